@@ -1,0 +1,2 @@
+//! lowp
+fn main() {}
