@@ -1,2 +1,55 @@
-//! xtask
-fn main() {}
+//! `cargo xtask`: the build and test commands of the workspace. `cargo xtask --help` lists them.
+
+mod bench;
+mod ci;
+mod command;
+mod features;
+mod snapshots;
+mod stages;
+mod suite;
+mod tidy;
+mod tree;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Build and test commands of the lowp workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Format check, tidy, clippy, tests, doctests, unreferenced snapshots.
+    Test(suite::Options),
+    /// Everything CI wants: lock file, the whole of `test`, documentation without warnings.
+    Ci,
+    /// Check the invariants of the source tree.
+    Tidy,
+    /// Run the benchmarks of every crate.
+    Bench {
+        /// Passed to the benchmarks: a name filter, or options such as `--save-baseline NAME`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().task {
+        Task::Test(options) => suite::test(&options),
+        Task::Ci => ci::ci(),
+        Task::Tidy => tidy::tidy(),
+        Task::Bench { args } => bench::bench(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! `cargo xtask ci`: the test run, and what else must hold before a change is merged.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result};
+
+use crate::command::{cargo, run};
+use crate::features::feature_args;
+use crate::stages::Stages;
+use crate::suite::{self, Options};
+
+/// Lock file, the whole test run, documentation.
+pub(crate) fn ci() -> Result<()> {
+    let mut stages = Stages::default();
+    let done = ci_stages(&mut stages);
+    stages.finish(done)
+}
+
+fn ci_stages(stages: &mut Stages) -> Result<()> {
+    // First: every later cargo call would quietly write a new lock file.
+    stages.run("lock", lock_file)?;
+    suite::test_stages(&Options::default(), stages)?;
+    stages.run("doc", documentation)
+}
+
+fn lock_file() -> Result<()> {
+    let mut command = cargo(&["metadata", "--locked", "--format-version", "1"])?;
+    // The metadata itself is of no interest here.
+    command.stdout(Stdio::null());
+    run(command)
+        .context("Cargo.lock does not fit the manifests; run `cargo check` and commit Cargo.lock")
+}
+
+fn documentation() -> Result<()> {
+    let mut command = cargo(&["doc", "--workspace", "--no-deps", "--locked"])?;
+    command
+        .args(feature_args()?)
+        .env("RUSTDOCFLAGS", "-Dwarnings");
+    run(command)
+}

@@ -1,0 +1,99 @@
+//! Running cargo from the workspace root.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The folder that holds the workspace `Cargo.toml`.
+///
+/// Cargo sets `CARGO_MANIFEST_DIR` when it runs xtask. The value from the build is the fallback for
+/// a binary that is started by hand.
+pub(crate) fn workspace_root() -> Result<PathBuf> {
+    let xtask = env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let root = xtask
+        .parent()
+        .with_context(|| format!("{} has no parent folder", xtask.display()))?;
+    ensure!(
+        root.join("Cargo.toml").is_file(),
+        "no Cargo.toml in {}, where the workspace root should be",
+        root.display()
+    );
+    Ok(root.to_path_buf())
+}
+
+/// The folder for build results: `CARGO_TARGET_DIR` if set, else `target` in the workspace root.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let root = workspace_root()?;
+    // `join` keeps an absolute path as it is.
+    Ok(root.join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| OsString::from("target"))))
+}
+
+/// The cargo that runs xtask, started in the workspace root.
+pub(crate) fn cargo(args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace_root()?).args(args);
+    Ok(command)
+}
+
+/// Runs `command` with its output shown, and fails with its command line if it fails.
+pub(crate) fn run(mut command: Command) -> Result<()> {
+    let line = display(&command);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed ({status})");
+    }
+    Ok(())
+}
+
+/// Whether `command` starts and succeeds. Its output is dropped.
+pub(crate) fn succeeds(mut command: Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// The command line as a person would type it.
+fn display(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let mut line = program
+        .file_stem()
+        .unwrap_or(program.as_os_str())
+        .to_string_lossy()
+        .into_owned();
+    for arg in command.get_args() {
+        line.push(' ');
+        line.push_str(&arg.to_string_lossy());
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_the_workspace() {
+        let root = workspace_root().unwrap();
+        assert!(root.join("xtask/Cargo.toml").is_file());
+    }
+
+    #[test]
+    fn a_failing_command_is_named() {
+        let error = run(cargo(&["no-such-subcommand-of-cargo"]).unwrap()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("cargo no-such-subcommand-of-cargo"),
+            "{error}"
+        );
+    }
+}

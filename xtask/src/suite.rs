@@ -1,0 +1,169 @@
+//! `cargo xtask test`: the stages of the test run, cheapest first.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use crate::command::{cargo, run, succeeds, target_dir};
+use crate::features::feature_args;
+use crate::snapshots::References;
+use crate::stages::Stages;
+use crate::tidy;
+
+/// What to test.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Options {
+    /// Walk whole value ranges where the normal run takes samples (sets `LOWP_EXHAUSTIVE=1`).
+    #[arg(long)]
+    exhaustive: bool,
+
+    /// Run only matching tests: names, or options of the test runner such as `-p lowp-format`.
+    ///
+    /// Doctests and the snapshot check need the whole suite and are skipped.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    filter: Vec<String>,
+}
+
+/// Runs the whole test command and prints its summary.
+pub(crate) fn test(options: &Options) -> Result<()> {
+    let mut stages = Stages::default();
+    let done = test_stages(options, &mut stages);
+    stages.finish(done)
+}
+
+/// The stages of `test`, for use in a longer run.
+pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> {
+    stages.run("fmt", || run(cargo(&["fmt", "--all", "--check"])?))?;
+    stages.run("tidy", tidy::tidy)?;
+    stages.run("clippy", clippy)?;
+
+    let references = References::new(&target_dir()?)?;
+    stages.run("tests", || tests(options, &references))?;
+
+    if options.filter.is_empty() {
+        stages.run("doctests", || {
+            let mut command = cargo(&["test", "--workspace", "--doc"])?;
+            set_test_environment(&mut command, options, &references);
+            run(command)
+        })?;
+        stages.run("snapshots", || references.reject_unreferenced())
+    } else {
+        for name in ["doctests", "snapshots"] {
+            stages.skip(name, "a filter was given");
+        }
+        Ok(())
+    }
+}
+
+fn clippy() -> Result<()> {
+    ensure!(
+        succeeds(cargo(&["clippy", "--version"])?),
+        "clippy is missing; install it with `rustup component add clippy`"
+    );
+    let mut command = cargo(&["clippy", "--workspace", "--all-targets"])?;
+    command.args(feature_args()?).args(["--", "-D", "warnings"]);
+    run(command)
+}
+
+fn tests(options: &Options, references: &References) -> Result<()> {
+    let mut command = if succeeds(cargo(&["nextest", "--version"])?) {
+        let profile = if options.exhaustive {
+            "exhaustive"
+        } else {
+            "default"
+        };
+        let mut nextest = cargo(&["nextest", "run", "--workspace", "--profile", profile])?;
+        nextest.args(&options.filter);
+        nextest
+    } else {
+        eprintln!(
+            "cargo-nextest is not installed; using cargo test, which has no time limit per test"
+        );
+        let mut test = cargo(&[
+            "test",
+            "--workspace",
+            "--lib",
+            "--bins",
+            "--tests",
+            "--no-fail-fast",
+        ])?;
+        test.args(libtest_args(&options.filter));
+        test
+    };
+    set_test_environment(&mut command, options, references);
+    run(command)
+}
+
+/// `cargo test` takes one test name; several go behind `--`. Options stay where cargo reads them.
+fn libtest_args(filter: &[String]) -> Vec<&str> {
+    let names_only = !filter.is_empty() && filter.iter().all(|arg| !arg.starts_with('-'));
+    let separator = names_only.then_some("--");
+    separator
+        .into_iter()
+        .chain(filter.iter().map(String::as_str))
+        .collect()
+}
+
+fn set_test_environment(command: &mut Command, options: &Options, references: &References) {
+    // A snapshot that differs fails its test and changes no file, whatever the caller's settings.
+    command
+        .env("INSTA_UPDATE", "no")
+        .env("INSTA_FORCE_PASS", "0");
+    references.record(command);
+    if options.exhaustive {
+        command.env("LOWP_EXHAUSTIVE", "1");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(args: &[&str]) -> Options {
+        Line::parse_from([&["test"], args].concat()).options
+    }
+
+    #[test]
+    fn exhaustive_is_ours_and_the_rest_goes_to_the_runner() {
+        let options = parse(&["--exhaustive", "gather", "-p", "lowp-shard"]);
+        assert!(options.exhaustive);
+        assert_eq!(options.filter, ["gather", "-p", "lowp-shard"]);
+        assert!(parse(&[]).filter.is_empty());
+    }
+
+    #[test]
+    fn names_go_behind_the_separator_and_options_do_not() {
+        let strings = |args: &[&str]| args.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(libtest_args(&strings(&["a", "b"])), ["--", "a", "b"]);
+        assert_eq!(
+            libtest_args(&strings(&["-p", "lowp-format"])),
+            ["-p", "lowp-format"]
+        );
+        assert!(libtest_args(&[]).is_empty());
+    }
+
+    #[test]
+    fn only_exhaustive_sets_the_variable() {
+        let references = References::new(&std::env::temp_dir()).unwrap();
+        for exhaustive in [false, true] {
+            let mut command = Command::new("true");
+            let options = Options {
+                exhaustive,
+                ..Options::default()
+            };
+            set_test_environment(&mut command, &options, &references);
+            let set = command
+                .get_envs()
+                .any(|(name, _)| name == "LOWP_EXHAUSTIVE");
+            assert_eq!(set, exhaustive);
+        }
+    }
+}
