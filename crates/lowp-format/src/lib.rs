@@ -1,1 +1,63 @@
-//! lowp-format
+//! What the bytes of a low-precision tensor mean: element codes, scale rules, recipes, buffer
+//! layouts and gather plans. Pure values and pure functions: no I/O, no threads, no device.
+//!
+//! A [`Recipe`] is a `Copy` value. It says which buffers a quantized tensor consists of
+//! ([`BufferSpec`]) and which arithmetic fills them ([`KernelKey`], [`ScaleSource`]). Shapes,
+//! padding, slicing, gathering and accounting follow from those answers and are written once.
+//!
+//! # Example
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, GatherPlan, Recipe, RecipeOptions, Shape, Usage};
+//!
+//! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+//! let shape = Shape::new(192, 64);
+//! for spec in recipe.buffers(Usage::ROWWISE) {
+//!     println!("{}: {} bytes", spec.key, spec.bytes(shape));
+//! }
+//! let plan = GatherPlan::new(&recipe, shape, 4, Usage::ROWWISE)?;
+//! assert_eq!(plan.wire_bytes(), 192 * 64 + 192 * 64 / 32);
+//! # Ok::<(), lowp_format::FormatError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod codec;
+
+mod buffer;
+mod code;
+mod cuts;
+mod error;
+mod gather;
+mod philox;
+mod recipe;
+mod scale_layout;
+mod scale_rule;
+mod shape;
+mod tensor;
+mod usage;
+
+pub use buffer::{Axis, BufferKey, BufferList, BufferSpec, Origin, PaddedForm, Part};
+pub use code::Code;
+pub use cuts::RowCuts;
+pub use error::FormatError;
+pub use gather::{GatherPlan, GatherStep, Phase, PhasePlans, Transport};
+pub use philox::Philox;
+pub use recipe::*;
+pub use scale_layout::{Form, ScaleLayout};
+pub use scale_rule::{
+    AmaxAlgorithm, KernelKey, MxScale, ScaleRule, ScaleSource, SourceRounding, history,
+    nvfp4_block_scale, nvfp4_decode_factor, nvfp4_encode_scale, nvfp4_multiplier, tensor_scale,
+};
+pub use shape::Shape;
+pub use tensor::{Buffer, QuantizedTensor};
+pub use usage::{Orientation, Usage};
+
+/// `ceil(a / b)`.
+pub const fn cdiv(a: usize, b: usize) -> usize {
+    a.div_ceil(b)
+}
+
+/// `a` rounded up to a multiple of `b`.
+pub const fn round_up(a: usize, b: usize) -> usize {
+    a.div_ceil(b) * b
+}

@@ -1,0 +1,262 @@
+//! [`BufferSpec`]: one physical buffer of a quantized tensor, described without a device.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::{Code, Orientation, Shape, Usage, round_up};
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// Element codes.
+    Data,
+    /// One scale per block.
+    BlockScale,
+    /// One f32 for the tensor: the decode scale, or the amax of a two-level scale.
+    TensorScale,
+}
+
+/// The name of a buffer within its tensor: which orientations it serves, and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferKey {
+    /// The orientations served; both where one copy serves both.
+    pub usage: Usage,
+    /// What it holds.
+    pub part: Part,
+}
+
+impl BufferKey {
+    /// A key.
+    pub const fn new(usage: Usage, part: Part) -> Self {
+        Self { usage, part }
+    }
+
+    /// Whether this is the buffer that holds `part` for `orientation`.
+    pub fn serves(self, orientation: Orientation, part: Part) -> bool {
+        self.part == part && self.usage.contains(orientation.usage())
+    }
+}
+
+impl fmt::Display for BufferKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = match self.part {
+            Part::Data => "data",
+            Part::BlockScale => "scale_inv",
+            Part::TensorScale => "tensor_scale",
+        };
+        let name = match (self.usage, self.part) {
+            (_, Part::TensorScale) => part.to_owned(),
+            (Usage::ROWWISE | Usage::COLUMNWISE, _) => format!("{}_{part}", self.usage),
+            _ => format!("shared_{part}"),
+        };
+        f.pad(&name)
+    }
+}
+
+/// A logical axis of the matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// M.
+    Rows,
+    /// K.
+    Cols,
+}
+
+impl Axis {
+    /// The length of this axis in `shape`.
+    pub const fn len(self, shape: Shape) -> usize {
+        match self {
+            Axis::Rows => shape.rows,
+            Axis::Cols => shape.cols,
+        }
+    }
+
+    /// The axis along which the outer GEMM index of `orientation` runs: the one that blocks do
+    /// not run along.
+    pub const fn outer(orientation: Orientation) -> Self {
+        match orientation {
+            Orientation::Rowwise => Axis::Rows,
+            Orientation::Columnwise => Axis::Cols,
+        }
+    }
+}
+
+/// How a block-scale buffer is padded for interchange and for GEMMs (docs/scale-layouts.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PaddedForm {
+    /// Padding multiple along the outer GEMM axis.
+    pub outer: usize,
+    /// Padding multiple along the axis that blocks run along.
+    pub block: usize,
+    /// Whether a 2-D scale is repeated for every index of the outer axis.
+    pub repeat: bool,
+}
+
+impl PaddedForm {
+    /// No padding and no repetition.
+    pub const NONE: PaddedForm = PaddedForm {
+        outer: 1,
+        block: 1,
+        repeat: false,
+    };
+    /// The padding of cuBLASLt's 128x4 scale tiles.
+    pub const TILES_128X4: PaddedForm = PaddedForm {
+        outer: 128,
+        block: 4,
+        repeat: true,
+    };
+}
+
+/// Where a buffer's content comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// Written by quantization; a shard of it travels.
+    Quantized,
+    /// The transpose of another buffer with the same values; derived locally, never sent.
+    TransposeOf(BufferKey),
+    /// Equal on all ranks after the scales were agreed; never sent.
+    Replicated,
+}
+
+/// One physical buffer. An *entry* is one code of [`BufferSpec::code`]; entries are stored densely
+/// in row-major order over the two physical axes, and each physical row begins on a byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferSpec {
+    /// Name within the tensor.
+    pub key: BufferKey,
+    /// Encoding of one entry.
+    pub code: Code,
+    /// The logical axis that each physical axis follows.
+    pub axes: [Axis; 2],
+    /// Logical elements per entry along each physical axis.
+    pub tile: [usize; 2],
+    /// Padding of the Padded form.
+    pub padded: PaddedForm,
+    /// Where the content comes from.
+    pub origin: Origin,
+}
+
+/// The buffers of a tensor, in a fixed order.
+pub type BufferList = SmallVec<[BufferSpec; 6]>;
+
+impl BufferSpec {
+    /// Element codes, one per element, in the order of `axes`.
+    pub const fn data(usage: Usage, code: Code, axes: [Axis; 2], origin: Origin) -> Self {
+        let key = BufferKey::new(usage, Part::Data);
+        Self {
+            key,
+            code,
+            axes,
+            tile: [1, 1],
+            padded: PaddedForm::NONE,
+            origin,
+        }
+    }
+
+    /// Block scales, one per `block` = rows x columns, in the order of `axes`.
+    pub const fn block_scale(
+        usage: Usage,
+        code: Code,
+        axes: [Axis; 2],
+        block: [usize; 2],
+        padded: PaddedForm,
+        origin: Origin,
+    ) -> Self {
+        let tile = match axes {
+            [Axis::Rows, _] => block,
+            _ => [block[1], block[0]],
+        };
+        let key = BufferKey::new(usage, Part::BlockScale);
+        Self {
+            key,
+            code,
+            axes,
+            tile,
+            padded,
+            origin,
+        }
+    }
+
+    /// One f32 for the tensor, shared by both orientations.
+    pub const fn tensor_scale() -> Self {
+        Self {
+            key: BufferKey::new(Usage::BOTH, Part::TensorScale),
+            code: Code::F32,
+            axes: [Axis::Rows, Axis::Cols],
+            tile: [1, 1],
+            padded: PaddedForm::NONE,
+            origin: Origin::Replicated,
+        }
+    }
+
+    /// Entries along each physical axis (Compact form: exactly one per tile, no padding).
+    pub const fn entries(&self, shape: Shape) -> [usize; 2] {
+        if matches!(self.key.part, Part::TensorScale) {
+            return [1, 1];
+        }
+        [
+            self.axes[0].len(shape).div_ceil(self.tile[0]),
+            self.axes[1].len(shape).div_ceil(self.tile[1]),
+        ]
+    }
+
+    /// Bytes of one physical row.
+    pub const fn row_bytes(&self, shape: Shape) -> usize {
+        self.code.bytes(self.entries(shape)[1])
+    }
+
+    /// Bytes of the whole buffer.
+    pub const fn bytes(&self, shape: Shape) -> usize {
+        self.entries(shape)[0] * self.row_bytes(shape)
+    }
+
+    /// Tile rows x columns in logical order.
+    pub const fn block(&self) -> [usize; 2] {
+        match self.axes[0] {
+            Axis::Rows => self.tile,
+            Axis::Cols => [self.tile[1], self.tile[0]],
+        }
+    }
+
+    /// Rows must be cut at multiples of this, so that no entry and no byte straddles a cut.
+    pub const fn row_quantum(&self) -> usize {
+        if matches!(self.key.part, Part::TensorScale) {
+            return 1;
+        }
+        match self.axes[0] {
+            Axis::Rows => self.tile[0],
+            Axis::Cols => self.tile[1] * self.code.entries_per_byte(),
+        }
+    }
+
+    /// Columns must be a multiple of this.
+    pub const fn col_quantum(&self) -> usize {
+        match self.axes[1] {
+            Axis::Cols => self.tile[1] * self.code.entries_per_byte(),
+            Axis::Rows => self.tile[0],
+        }
+    }
+}
+
+/// The row quantum of a set of buffers: the least common multiple of theirs.
+pub(crate) fn row_quantum<'a>(specs: impl IntoIterator<Item = &'a BufferSpec>) -> usize {
+    specs
+        .into_iter()
+        .fold(1, |q, spec| lcm(q, spec.row_quantum()))
+}
+
+/// The column quantum of a set of buffers: the least common multiple of theirs.
+pub(crate) fn col_quantum<'a>(specs: impl IntoIterator<Item = &'a BufferSpec>) -> usize {
+    specs
+        .into_iter()
+        .fold(1, |q, spec| lcm(q, spec.col_quantum()))
+}
+
+fn lcm(a: usize, b: usize) -> usize {
+    // A multiple of `b` within `a` steps always exists.
+    (1..=b)
+        .map(|i| a * i)
+        .find(|m| m % b == 0)
+        .unwrap_or(round_up(a, b))
+}

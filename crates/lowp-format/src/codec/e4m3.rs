@@ -1,0 +1,39 @@
+//! E4M3 (the "FN" variant): sign, 4 exponent bits (bias 7), 3 mantissa bits; largest value 448.
+
+use super::sign_byte;
+
+/// Largest finite value, code `0x7E`.
+pub const MAX: f32 = 448.0;
+
+/// Encodes one value.
+///
+/// Rounding: to nearest, ties to the even code, then saturating. `|x| <= 2^-10` gives zero,
+/// `|x| >= 448` and infinities give the largest code; the sign is kept, also of zero. NaN gives
+/// `0x7F`. Source: docs/numerics.md 1.2.
+#[inline(always)]
+pub const fn encode(x: f32) -> u8 {
+    let bits = x.to_bits();
+    let abs = bits & 0x7FFF_FFFF;
+    // Subnormal codes have a fixed step of 2^-9, which is the unit in the last place of 2^14.
+    let magic = f32::from_bits(0x4680_0000);
+    let small = (f32::from_bits(abs) + magic)
+        .to_bits()
+        .wrapping_sub(0x4680_0000);
+    // Normal codes: round the 23-bit fraction to 3 bits, rebias 127 -> 7.
+    let rounded = abs.wrapping_add(0x7_FFFF + ((abs >> 20) & 1)) >> 20;
+    let normal = rounded.wrapping_sub((127 - 7) << 3);
+    let magnitude = if abs < 0x3C80_0000 { small } else { normal };
+    let magnitude = if abs >= 0x43E0_0000 { 0x7E } else { magnitude };
+    let code = magnitude | sign_byte(bits);
+    (if abs > 0x7F80_0000 { 0x7F } else { code }) as u8
+}
+
+/// Decodes one code, exactly. `0x7F` and `0xFF` are NaN.
+#[inline(always)]
+pub const fn decode(code: u8) -> f32 {
+    let magnitude = (code & 0x7F) as u32;
+    // Place exponent and mantissa in a binary32 and correct the bias by an exact product.
+    let value = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 120) << 23);
+    let value = if magnitude == 0x7F { f32::NAN } else { value };
+    f32::from_bits(value.to_bits() | ((code as u32 & 0x80) << 24))
+}

@@ -1,0 +1,135 @@
+//! [`FormatError`]: every way in which a shape, recipe, layout or plan can be wrong.
+
+use thiserror::Error;
+
+use crate::{BufferKey, Orientation, Shape, Usage};
+
+/// What is wrong, with the numbers and the remedy.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum FormatError {
+    /// A tensor of fewer than two dimensions.
+    #[error(
+        "shape {dims:?} has fewer than two dimensions; a quantized tensor is a matrix (reshape it, or keep it in high precision)"
+    )]
+    NotAMatrix {
+        /// The dimensions given.
+        dims: Vec<usize>,
+    },
+    /// More bytes than can be addressed.
+    #[error("shape {dims:?} has more elements than this machine can address")]
+    TooLarge {
+        /// The dimensions given.
+        dims: Vec<usize>,
+    },
+    /// Text that is no shape.
+    #[error("'{text}' is no shape; write rows x columns, for example 4096x1024")]
+    BadShape {
+        /// The text given.
+        text: String,
+    },
+    /// A column count that the recipe cannot block.
+    #[error("{shape}: {recipe} needs columns (K) at a multiple of {multiple}, and {cols} is none (pad the last dimension to {padded}, or choose another recipe)", cols = shape.cols, padded = crate::round_up(shape.cols, *multiple))]
+    Columns {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// The shape given.
+        shape: Shape,
+        /// K must be a multiple of this.
+        multiple: usize,
+    },
+    /// No recipe of that name.
+    #[error("no recipe is called '{name}'; the recipes are {known}")]
+    UnknownRecipe {
+        /// The name given.
+        name: String,
+        /// The known names.
+        known: String,
+    },
+    /// An option that the recipe does not have.
+    #[error("{recipe} has no option {option}; leave it out, or choose a recipe that has it")]
+    UnusedOption {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// The option's name.
+        option: &'static str,
+    },
+    /// An option value outside its range.
+    #[error("{option} = {value} is out of range: {expected}")]
+    OptionValue {
+        /// The option's name.
+        option: &'static str,
+        /// The value given.
+        value: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// No ranks.
+    #[error("a world of 0 ranks holds nothing; the world size is at least 1")]
+    EmptyWorld,
+    /// Shards cut off the recipe's quantum.
+    #[error(
+        "{rows} rows over {world} ranks: {recipe} {usage} needs cuts at multiples of {quantum}, and rank {rank} begins at row {start} (let RowCuts::new place the cuts)"
+    )]
+    OffQuantum {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// The usages that are gathered.
+        usage: Usage,
+        /// Rows of the full tensor.
+        rows: usize,
+        /// Number of ranks.
+        world: usize,
+        /// Cuts must be multiples of this.
+        quantum: usize,
+        /// The first rank that begins off the quantum.
+        rank: usize,
+        /// Where it begins.
+        start: usize,
+    },
+    /// Shards that do not tile the tensor.
+    #[error(
+        "the shards do not cover {rows} rows in order: rank {rank} holds rows {start}..{end} where row {expected} comes next"
+    )]
+    NotATiling {
+        /// Rows of the full tensor.
+        rows: usize,
+        /// The first rank that is out of place.
+        rank: usize,
+        /// Its first row.
+        start: usize,
+        /// One past its last row.
+        end: usize,
+        /// Where it should begin.
+        expected: usize,
+    },
+    /// A buffer that the tensor does not hold.
+    #[error(
+        "the tensor holds no {key}: it was made for usage {usage}; quantize or gather it for that usage first"
+    )]
+    MissingBuffer {
+        /// The buffer asked for.
+        key: BufferKey,
+        /// What the tensor can serve.
+        usage: Usage,
+    },
+    /// An orientation that the tensor cannot serve.
+    #[error(
+        "the tensor has usage {usage} and cannot serve {orientation}; gather or quantize it for that usage"
+    )]
+    MissingUsage {
+        /// The orientation asked for.
+        orientation: Orientation,
+        /// What the tensor can serve.
+        usage: Usage,
+    },
+    /// A layout that the buffer does not have.
+    #[error("{key} has no {form} form: {why}")]
+    NoSuchForm {
+        /// The buffer.
+        key: BufferKey,
+        /// The form asked for.
+        form: &'static str,
+        /// Why not.
+        why: &'static str,
+    },
+}

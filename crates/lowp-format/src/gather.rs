@@ -1,0 +1,287 @@
+//! [`GatherPlan`]: what ranks exchange so that a full tensor comes to be. It follows from the
+//! buffer specs; no recipe has code of its own here.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::buffer::row_quantum;
+use crate::{Axis, BufferKey, BufferSpec, FormatError, Origin, Recipe, RowCuts, Shape, Usage};
+
+/// How the ranks' pieces of a buffer become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Pieces are concatenated in rank order straight into the destination.
+    Rows,
+    /// Rows lie along the inner axis: pieces arrive one after another in a scratch buffer, and
+    /// are then interleaved row by row.
+    Interleave,
+}
+
+/// One step of a gather.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GatherStep {
+    /// All-gather the ranks' pieces of a buffer.
+    Concat {
+        /// The buffer.
+        spec: BufferSpec,
+        /// How pieces become one.
+        transport: Transport,
+        /// Bytes of each rank's piece, in rank order.
+        pieces: Vec<usize>,
+        /// Whether the buffer stays in the gathered tensor, or is only a source of derivations.
+        keep: bool,
+    },
+    /// Transpose a gathered buffer, locally.
+    Derive {
+        /// The buffer to fill.
+        spec: BufferSpec,
+        /// Its source.
+        from: BufferKey,
+    },
+    /// Copy a buffer that is equal on all ranks from the rank's own shard.
+    Replicated {
+        /// The buffer.
+        spec: BufferSpec,
+    },
+}
+
+impl GatherStep {
+    /// The buffer that the step fills.
+    pub fn spec(&self) -> &BufferSpec {
+        match self {
+            GatherStep::Concat { spec, .. }
+            | GatherStep::Derive { spec, .. }
+            | GatherStep::Replicated { spec } => spec,
+        }
+    }
+
+    /// Bytes that all ranks together put on the wire.
+    pub fn wire_bytes(&self) -> usize {
+        match self {
+            GatherStep::Concat { pieces, .. } => pieces.iter().sum(),
+            GatherStep::Derive { .. } | GatherStep::Replicated { .. } => 0,
+        }
+    }
+
+    /// The byte ranges of the ranks' pieces in arrival order.
+    pub fn piece_ranges(&self) -> Vec<Range<usize>> {
+        let GatherStep::Concat { pieces, .. } = self else {
+            return Vec::new();
+        };
+        let mut end = 0;
+        pieces
+            .iter()
+            .map(|&bytes| {
+                end += bytes;
+                end - bytes..end
+            })
+            .collect()
+    }
+}
+
+/// The part of a training step that a weight is gathered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Uses the rowwise operand.
+    Forward,
+    /// Uses the columnwise operand.
+    Backward,
+}
+
+impl Phase {
+    /// Both phases, in the order of a step.
+    pub const ALL: [Phase; 2] = [Phase::Forward, Phase::Backward];
+
+    /// The usage that the phase needs.
+    pub const fn usage(self) -> Usage {
+        match self {
+            Phase::Forward => Usage::ROWWISE,
+            Phase::Backward => Usage::COLUMNWISE,
+        }
+    }
+
+    /// `forward` or `backward`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+        }
+    }
+}
+
+/// A gather of one tensor: an ordered list of steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatherPlan {
+    /// Shape of the full tensor.
+    pub full: Shape,
+    /// Where the rows are cut.
+    pub cuts: RowCuts,
+    /// What the gathered tensor can serve when the steps are done.
+    pub usage: Usage,
+    /// The steps.
+    pub steps: SmallVec<[GatherStep; 4]>,
+}
+
+impl GatherPlan {
+    /// Plans the gather of a tensor of shape `full`, cut for `world` ranks at the recipe's
+    /// quantum, into a tensor of `usage`.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or a world of no ranks.
+    pub fn new(
+        recipe: &impl Recipe,
+        full: Shape,
+        world: usize,
+        usage: Usage,
+    ) -> Result<Self, FormatError> {
+        let cuts = RowCuts::new(full.rows, world, recipe.row_quantum(usage))?;
+        Self::with_cuts(recipe, full, &cuts, usage, usage, &[])
+    }
+
+    /// Plans a gather for cuts that are given.
+    ///
+    /// Buffers for `fetch` are gathered, those for `need` are complete afterwards, and `held`
+    /// buffers are there already.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or cuts off the recipe's quantum.
+    pub fn with_cuts(
+        recipe: &impl Recipe,
+        full: Shape,
+        cuts: &RowCuts,
+        fetch: Usage,
+        need: Usage,
+        held: &[BufferKey],
+    ) -> Result<Self, FormatError> {
+        recipe.check(full)?;
+        let fetched = recipe.buffers(fetch);
+        let needed = recipe.buffers(need);
+        let sources = sources(recipe, &fetched);
+        let quantum = row_quantum(&sources);
+        if let Some((rank, start)) = cuts.off_quantum(quantum) {
+            return Err(FormatError::OffQuantum {
+                recipe: recipe.name(),
+                usage: fetch,
+                rows: full.rows,
+                world: cuts.world(),
+                quantum,
+                rank,
+                start,
+            });
+        }
+        let mut steps = SmallVec::new();
+        for &spec in sources.iter().filter(|spec| !held.contains(&spec.key)) {
+            steps.push(match spec.origin {
+                Origin::Replicated => GatherStep::Replicated { spec },
+                _ => GatherStep::Concat {
+                    spec,
+                    transport: match spec.axes[0] {
+                        Axis::Rows => Transport::Rows,
+                        Axis::Cols => Transport::Interleave,
+                    },
+                    pieces: cuts
+                        .ranges()
+                        .map(|r| spec.bytes(full.with_rows(r.len())))
+                        .collect(),
+                    keep: fetched.iter().any(|f| f.key == spec.key),
+                },
+            });
+        }
+        for &spec in &needed {
+            if let Origin::TransposeOf(from) = spec.origin {
+                steps.push(GatherStep::Derive { spec, from });
+            }
+        }
+        Ok(Self {
+            full,
+            cuts: cuts.clone(),
+            usage: need,
+            steps,
+        })
+    }
+
+    /// Bytes that all ranks together put on the wire.
+    pub fn wire_bytes(&self) -> usize {
+        self.steps.iter().map(GatherStep::wire_bytes).sum()
+    }
+
+    /// The specs of the buffers that stay in the gathered tensor after this plan ran.
+    pub fn kept(&self) -> impl Iterator<Item = &BufferSpec> {
+        self.steps
+            .iter()
+            .filter(|step| !matches!(step, GatherStep::Concat { keep: false, .. }))
+            .map(GatherStep::spec)
+    }
+}
+
+/// The buffers that are quantized or replicated, from which all of `specs` follow.
+fn sources(recipe: &impl Recipe, specs: &[BufferSpec]) -> SmallVec<[BufferSpec; 6]> {
+    let all = recipe.buffers(Usage::BOTH);
+    let mut found: SmallVec<[BufferSpec; 6]> = SmallVec::new();
+    for spec in specs {
+        let key = match spec.origin {
+            Origin::TransposeOf(from) => from,
+            Origin::Quantized | Origin::Replicated => spec.key,
+        };
+        let source = all.iter().find(|s| s.key == key).unwrap_or(spec);
+        if !found.iter().any(|s| s.key == key) {
+            found.push(*source);
+        }
+    }
+    found
+}
+
+/// The buffers that a rank stores of its shard so that `usage` can be gathered.
+pub(crate) fn stored(recipe: &impl Recipe, usage: Usage) -> SmallVec<[BufferSpec; 6]> {
+    sources(recipe, &recipe.buffers(usage))
+}
+
+/// The gathers of one training step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PhasePlans {
+    /// Before the forward GEMM.
+    pub forward: GatherPlan,
+    /// Before the backward GEMMs.
+    pub backward: GatherPlan,
+}
+
+impl PhasePlans {
+    /// Plans both phases. With `reshard_after_forward` the full tensor is dropped after forward
+    /// and each phase gathers only what it needs; without it forward gathers everything once and
+    /// backward only derives.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or cuts off the recipe's quantum.
+    pub fn new(
+        recipe: &impl Recipe,
+        full: Shape,
+        cuts: &RowCuts,
+        reshard_after_forward: bool,
+    ) -> Result<Self, FormatError> {
+        let [f, b] = Phase::ALL.map(Phase::usage);
+        if reshard_after_forward {
+            return Ok(Self {
+                forward: GatherPlan::with_cuts(recipe, full, cuts, f, f, &[])?,
+                backward: GatherPlan::with_cuts(recipe, full, cuts, b, b, &[])?,
+            });
+        }
+        let forward = GatherPlan::with_cuts(recipe, full, cuts, f | b, f, &[])?;
+        let held: SmallVec<[BufferKey; 6]> = forward.kept().map(|spec| spec.key).collect();
+        let backward = GatherPlan::with_cuts(recipe, full, cuts, f | b, b, &held)?;
+        Ok(Self { forward, backward })
+    }
+
+    /// The plan of `phase`.
+    pub fn phase(&self, phase: Phase) -> &GatherPlan {
+        match phase {
+            Phase::Forward => &self.forward,
+            Phase::Backward => &self.backward,
+        }
+    }
+
+    /// Bytes that all ranks together put on the wire in one step.
+    pub fn wire_bytes(&self) -> usize {
+        self.forward.wire_bytes() + self.backward.wire_bytes()
+    }
+}

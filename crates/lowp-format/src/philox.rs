@@ -1,0 +1,81 @@
+//! [`Philox`]: the counter-based random generator behind stochastic rounding and initialisation.
+
+/// Philox4x32-10 (Salmon et al., SC 2011). A value depends only on key and counter, so results do
+/// not depend on sharding, thread count or device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Philox {
+    key: [u32; 2],
+    stream: u64,
+}
+
+impl Philox {
+    /// A generator for `seed`; `stream` separates independent uses of the same seed.
+    pub const fn new(seed: u64, stream: u64) -> Self {
+        Self {
+            key: [seed as u32, (seed >> 32) as u32],
+            stream,
+        }
+    }
+
+    /// The four words of counter block `block`.
+    pub const fn block(&self, block: u64) -> [u32; 4] {
+        let mut counter = [
+            block as u32,
+            (block >> 32) as u32,
+            self.stream as u32,
+            (self.stream >> 32) as u32,
+        ];
+        let mut key = self.key;
+        let mut round = 0;
+        while round < 10 {
+            let a = counter[0] as u64 * 0xD251_1F53;
+            let b = counter[2] as u64 * 0xCD9E_8D57;
+            counter = [
+                (b >> 32) as u32 ^ counter[1] ^ key[0],
+                b as u32,
+                (a >> 32) as u32 ^ counter[3] ^ key[1],
+                a as u32,
+            ];
+            key = [
+                key[0].wrapping_add(0x9E37_79B9),
+                key[1].wrapping_add(0xBB67_AE85),
+            ];
+            round += 1;
+        }
+        counter
+    }
+
+    /// The random byte of element `index`: 16 elements share a counter block.
+    pub const fn byte(&self, index: u64) -> u8 {
+        let words = self.block(index / 16);
+        (words[(index / 4 % 4) as usize] >> (8 * (index % 4))) as u8
+    }
+
+    /// A value of the standard normal distribution for element `index` (Box-Muller in binary64,
+    /// rounded once to binary32).
+    pub fn normal(&self, index: u64) -> f32 {
+        let words = self.block(index);
+        // (0, 1]: the logarithm needs a positive argument.
+        let u = (f64::from(words[0]) + 1.0) / 4_294_967_296.0;
+        let v = f64::from(words[1]) / 4_294_967_296.0;
+        ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_answers_of_the_reference_implementation() {
+        assert_eq!(
+            Philox::new(0, 0).block(0),
+            [0x6627_E8D5, 0xE169_C58D, 0xBC57_AC4C, 0x9B00_DBD8]
+        );
+        let ones = Philox::new(u64::MAX, u64::MAX);
+        assert_eq!(
+            ones.block(u64::MAX),
+            [0x408F_276D, 0x41C8_3B0E, 0xA20B_C7C6, 0x6D54_51FD]
+        );
+    }
+}

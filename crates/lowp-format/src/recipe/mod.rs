@@ -1,0 +1,146 @@
+//! [`Recipe`]: the answers from which everything else follows, and [`AnyRecipe`], the list of
+//! recipes. A new recipe is one file in this folder and one line in the list below.
+
+use enum_dispatch::enum_dispatch;
+
+use crate::buffer::{col_quantum, row_quantum};
+use crate::{
+    BufferList, Code, FormatError, KernelKey, ScaleSource, Shape, SourceRounding, Usage, gather,
+};
+
+mod operand;
+mod options;
+
+pub use operand::{Operand, Role, Rounding};
+pub use options::{Fp8Format, RecipeOptions};
+
+/// Declares the modules, the enum and the list of all recipes.
+macro_rules! recipes {
+    ($($module:ident :: $Recipe:ident),* $(,)?) => {
+        $(mod $module; pub use $module::$Recipe;)*
+
+        /// Any recipe of this crate, as one `Copy` value.
+        #[enum_dispatch(Recipe)]
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum AnyRecipe {
+            $(
+                #[doc = concat!("See [`", stringify!($Recipe), "`].")]
+                $Recipe($Recipe),
+            )*
+        }
+
+        /// Makes each recipe from options, in the order of the list.
+        const FROM_OPTIONS: &[(&str, fn(&RecipeOptions) -> Result<AnyRecipe, FormatError>)] =
+            &[$(($Recipe::NAME, |options| Ok($Recipe::from_options(options)?.into()))),*];
+    };
+}
+
+recipes! {
+    plain_f32::PlainF32,
+    plain_bf16::PlainBf16,
+    fp8_delayed::Fp8Delayed,
+    fp8_current::Fp8Current,
+    mxfp8::Mxfp8,
+    nvfp4_1d::Nvfp4OneD,
+    nvfp4_2d::Nvfp4TwoD,
+}
+
+/// What a low-precision format answers about itself. Implementations are `Copy` values without
+/// state; amax histories and scales belong to the training loop.
+#[enum_dispatch]
+pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
+    /// The name in options, tables and file metadata.
+    fn name(&self) -> &'static str;
+
+    /// The ingredients of its kernels.
+    fn kernel(&self) -> KernelKey;
+
+    /// What its scales depend on.
+    fn scale_source(&self) -> ScaleSource;
+
+    /// The buffers of a tensor that serves `usage`, in a fixed order.
+    fn buffers(&self, usage: Usage) -> BufferList;
+
+    /// How a source value is rounded before it is quantized.
+    fn source_rounding(&self) -> SourceRounding {
+        SourceRounding::F32
+    }
+
+    /// How the operand of a GEMM is quantized while a weight lives in this recipe.
+    fn operand(&self, role: Role) -> Operand {
+        let _ = role;
+        Operand::of(self)
+    }
+
+    /// The options that make this value again; together with the name it is the file metadata.
+    fn options(&self) -> RecipeOptions {
+        RecipeOptions::default()
+    }
+
+    /// Rows of a shard must be cut at multiples of this to serve `usage`.
+    fn row_quantum(&self, usage: Usage) -> usize {
+        row_quantum(&self.stored(usage))
+    }
+
+    /// The buffers that a rank stores of its shard so that `usage` can be gathered.
+    fn stored(&self, usage: Usage) -> BufferList {
+        gather::stored(self, usage)
+    }
+
+    /// Accepts or refuses a shape.
+    ///
+    /// # Errors
+    /// Columns that are not a multiple of the block length, or odd columns of a 4-bit code.
+    fn check(&self, shape: Shape) -> Result<(), FormatError> {
+        let multiple = col_quantum(&self.buffers(Usage::BOTH));
+        if shape.cols % multiple == 0 {
+            Ok(())
+        } else {
+            Err(FormatError::Columns {
+                recipe: self.name(),
+                shape,
+                multiple,
+            })
+        }
+    }
+}
+
+impl AnyRecipe {
+    /// The recipe called `name`, with `options`.
+    ///
+    /// # Errors
+    /// An unknown name, an option that the recipe does not have, or a value out of range.
+    pub fn from_name(name: &str, options: &RecipeOptions) -> Result<Self, FormatError> {
+        let (_, make) = FROM_OPTIONS
+            .iter()
+            .find(|(n, _)| *n == name)
+            .ok_or_else(|| FormatError::UnknownRecipe {
+                name: name.to_owned(),
+                known: Self::names().join(", "),
+            })?;
+        make(options)
+    }
+
+    /// The names of all recipes, in the order of the list.
+    pub fn names() -> Vec<&'static str> {
+        FROM_OPTIONS.iter().map(|(name, _)| *name).collect()
+    }
+
+    /// Every recipe with its default options, in the order of the list.
+    pub fn all() -> Vec<Self> {
+        let defaults = RecipeOptions::default();
+        FROM_OPTIONS
+            .iter()
+            .filter_map(|(_, make)| make(&defaults).ok())
+            .collect()
+    }
+
+    /// Every recipe whose elements are narrower than 16 bits.
+    pub fn low_precision() -> Vec<Self> {
+        let narrow = |code: Code| code.bits() < 16;
+        Self::all()
+            .into_iter()
+            .filter(|r| narrow(r.kernel().element))
+            .collect()
+    }
+}
