@@ -68,11 +68,7 @@ pub(crate) fn tidy() -> Result<()> {
         eprintln!("{violation}");
     }
     if !violations.is_empty() {
-        bail!(
-            "tidy found {} violations in {} files",
-            violations.len(),
-            tree.files.len()
-        );
+        bail!("tidy found violations: {}", violations.len());
     }
     eprintln!(
         "{} checks, {} files, no violations",
