@@ -1,0 +1,59 @@
+//! [`KernelError`]: what can be wrong with work before and while it runs.
+
+use lowp_format::FormatError;
+use thiserror::Error;
+
+/// What is wrong, with the numbers and the remedy.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum KernelError {
+    /// A shape, layout or buffer is wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A buffer has another length than the work needs.
+    #[error("{what}: the buffer holds {found} entries and the work needs {needed}; allocate it for the shape of the job")]
+    Length {
+        /// Which buffer.
+        what: String,
+        /// Entries needed.
+        needed: usize,
+        /// Entries found.
+        found: usize,
+    },
+    /// Two parts of one plan would touch the same buffer while it is written.
+    #[error("{what}: the buffer is also used by job {other} of the same plan; give every output a buffer of its own, or plan the jobs apart")]
+    Aliased {
+        /// Which buffer.
+        what: String,
+        /// The other job.
+        other: usize,
+    },
+    /// No kernel is made of these ingredients.
+    #[error("no kernel for {what}")]
+    NoKernel {
+        /// The ingredients.
+        what: String,
+    },
+    /// A range outside a buffer.
+    #[error("{what}: {start}..{end} is outside a buffer of {len} entries")]
+    Range {
+        /// What was asked for.
+        what: &'static str,
+        /// First entry.
+        start: usize,
+        /// One past the last entry.
+        end: usize,
+        /// Entries of the buffer.
+        len: usize,
+    },
+    /// The plan needs scalars that the run did not give.
+    #[error("the plan uses {needed} parameter groups and the run gave scalars for {given}; pass one AdamScalars per group")]
+    Scalars {
+        /// Groups in the plan.
+        needed: usize,
+        /// Groups given.
+        given: usize,
+    },
+    /// Another thread panicked while it held a buffer.
+    #[error("a buffer was left half-written by a thread that failed; load the last checkpoint")]
+    Poisoned,
+}

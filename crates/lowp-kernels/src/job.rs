@@ -1,0 +1,313 @@
+//! Jobs: one operation on one tensor, with every decision already taken. [`Work`] is a list of
+//! jobs of one kind that a backend plans and runs together.
+
+use half::bf16;
+use lowp_format::{
+    BufferSpec, Code, KernelKey, Orientation, ScaleLayout, ScaleSource, Shape, SourceRounding,
+};
+use smallvec::SmallVec;
+
+use crate::Backend;
+
+/// High-precision input.
+#[derive(Clone, Debug)]
+pub enum Source<B: Backend> {
+    /// binary32 values.
+    F32(B::Buffer<f32>),
+    /// bfloat16 values, widened exactly.
+    Bf16(B::Buffer<bf16>),
+}
+
+/// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
+#[derive(Clone, Debug)]
+pub enum Moments<B: Backend> {
+    /// binary32.
+    F32 {
+        /// First moment.
+        exp_avg: B::Buffer<f32>,
+        /// Second moment.
+        exp_avg_sq: B::Buffer<f32>,
+    },
+    /// bfloat16, rounded to nearest even on store.
+    Bf16 {
+        /// First moment.
+        exp_avg: B::Buffer<bf16>,
+        /// Second moment.
+        exp_avg_sq: B::Buffer<bf16>,
+    },
+}
+
+/// One entry of an f32 vector that many tensors share.
+#[derive(Clone, Debug)]
+pub struct Slot<B: Backend> {
+    /// The vector.
+    pub buffer: B::Buffer<f32>,
+    /// The entry.
+    pub index: usize,
+}
+
+/// Where encoded bytes go: one buffer of a quantized tensor, Compact form.
+#[derive(Clone, Debug)]
+pub struct Target<B: Backend> {
+    /// What the buffer holds and how.
+    pub spec: BufferSpec,
+    /// Its bytes.
+    pub bytes: B::Buffer<u8>,
+}
+
+/// The amaxes of blocks of `block` rows x columns, written row-major from entry `start` of the
+/// job's output vector on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockAmax {
+    /// Block rows x columns.
+    pub block: [usize; 2],
+    /// First entry in the output vector; `cdiv(rows, block rows) * cdiv(cols, block cols)` follow.
+    pub start: usize,
+}
+
+/// Raises amax entries (docs/numerics.md 2.2): `out = max(out, amax)`, NaN elements ignored.
+#[derive(Clone, Debug)]
+pub struct AmaxJob<B: Backend> {
+    /// Shape of the full matrix that blocks are counted in.
+    pub shape: Shape,
+    /// Flat index of the first source element in that matrix; 0 for a whole tensor or row shard.
+    pub start: usize,
+    /// Consecutive elements from `start` on.
+    pub source: Source<B>,
+    /// Rounding of the source.
+    pub source_rounding: SourceRounding,
+    /// The output vector.
+    pub out: B::Buffer<f32>,
+    /// Entry of the tensor amax.
+    pub tensor: Option<usize>,
+    /// Block amaxes.
+    pub blocks: SmallVec<[BlockAmax; 2]>,
+}
+
+/// Turns the agreed tensor amax of one entry into what encoding needs, and clears the observation.
+///
+/// With `observed` the vector that amax jobs raised (and ranks agreed on), at `index`:
+/// `ScaleSource::History` rolls column `index` of `history` and replaces `scales[index]` by the
+/// next encode scale; `TensorAmax` sets `scales[index]` to the encode scale;
+/// `TensorAndBlockAmax` sets `scales[index]` to the amax itself. Then `observed[index] = 0`.
+#[derive(Clone, Debug)]
+pub struct ScaleJob<B: Backend> {
+    /// Agreed amaxes.
+    pub observed: B::Buffer<f32>,
+    /// What encoding reads.
+    pub scales: B::Buffer<f32>,
+    /// The entry in both.
+    pub index: usize,
+    /// Amax history of this tensor (length = window), for `History` only.
+    pub history: Option<B::Buffer<f32>>,
+    /// The rule.
+    pub rule: ScaleSource,
+    /// Element code whose largest value the scale aims at.
+    pub element: Code,
+}
+
+/// The seed of stochastic rounding: element `i` of the job uses random byte `first + i` of
+/// Philox(seed, stream + run's `random_step`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StochasticKey {
+    /// Seed.
+    pub seed: u64,
+    /// Stream: one per tensor; bits 32.. are combined with the step by addition `step << 32`.
+    pub stream: u64,
+    /// Global index of the job's first element.
+    pub first: u64,
+}
+
+/// Encodes a matrix into every buffer of `targets`: data and scales of one or both orientations.
+///
+/// Block amaxes are taken from the source. The content equals the scalar definition in
+/// `lowp-format` bit for bit.
+#[derive(Clone, Debug)]
+pub struct EncodeJob<B: Backend> {
+    /// Shape of the source.
+    pub shape: Shape,
+    /// Ingredients.
+    pub kernel: KernelKey,
+    /// Input, `shape.elements()` values in row-major order.
+    pub source: Source<B>,
+    /// Rounding of the source.
+    pub source_rounding: SourceRounding,
+    /// What [`ScaleJob`] made: the encode scale (per-tensor scales) or the tensor amax (two-level
+    /// scales). `None` where the kernel needs neither.
+    pub tensor: Option<Slot<B>>,
+    /// The buffers to fill.
+    pub targets: SmallVec<[Target<B>; 6]>,
+    /// Stochastic rounding of E2M1 elements; `None` rounds to nearest.
+    pub stochastic: Option<StochasticKey>,
+}
+
+/// Where a flat encode finds agreed block amaxes.
+#[derive(Clone, Debug)]
+pub struct FlatBlocks<B: Backend> {
+    /// The agreed vector.
+    pub amaxes: B::Buffer<f32>,
+    /// Its parts, one per distinct block shape of the kernel, as [`AmaxJob`] wrote them.
+    pub blocks: SmallVec<[BlockAmax; 2]>,
+}
+
+/// Encodes a contiguous range of a flattened matrix with agreed amaxes.
+///
+/// Data targets hold only the bytes that the range touches: byte `b` of the full buffer lies at
+/// `b - start_byte`. Only owned nibbles of boundary bytes change. Only targets whose data follow
+/// `[Rows, Cols]` are allowed (others are derived after the gather). Block-scale targets hold the
+/// full Compact array and are written whole.
+#[derive(Clone, Debug)]
+pub struct FlatEncodeJob<B: Backend> {
+    /// Shape of the full matrix.
+    pub shape: Shape,
+    /// Flat index of the first source element.
+    pub start: usize,
+    /// Number of source elements.
+    pub len: usize,
+    /// Ingredients.
+    pub kernel: KernelKey,
+    /// Consecutive elements from `start` on.
+    pub source: Source<B>,
+    /// Rounding of the source.
+    pub source_rounding: SourceRounding,
+    /// As in [`EncodeJob::tensor`].
+    pub tensor: Option<Slot<B>>,
+    /// Agreed block amaxes; `None` where no block has a scale.
+    pub blocks: Option<FlatBlocks<B>>,
+    /// The buffers to fill.
+    pub targets: SmallVec<[Target<B>; 6]>,
+}
+
+/// Decodes one orientation of a quantized matrix to f32 in row-major order.
+#[derive(Clone, Debug)]
+pub struct DecodeJob<B: Backend> {
+    /// Shape of the matrix.
+    pub shape: Shape,
+    /// Ingredients.
+    pub kernel: KernelKey,
+    /// Element codes of the orientation.
+    pub data: Target<B>,
+    /// Their block scales, Compact.
+    pub block_scale: Option<Target<B>>,
+    /// The tensor scale buffer (decode scale, or the amax of two-level scales).
+    pub tensor_scale: Option<B::Buffer<u8>>,
+    /// `shape.elements()` values.
+    pub out: B::Buffer<f32>,
+}
+
+/// Transposes a matrix of entries (4-, 8-, 16- or 32-bit codes): `to[j][i] = from[i][j]`.
+/// Physical rows of both sides begin on a byte; pad nibbles are written as 0.
+#[derive(Clone, Debug)]
+pub struct TransposeJob<B: Backend> {
+    /// Entry encoding.
+    pub code: Code,
+    /// Entries of `from`: outer x inner.
+    pub entries: [usize; 2],
+    /// Source.
+    pub from: B::Buffer<u8>,
+    /// Destination, of another buffer.
+    pub to: B::Buffer<u8>,
+}
+
+/// Converts a buffer between forms; padding is written as zero.
+#[derive(Clone, Debug)]
+pub struct RepackJob<B: Backend> {
+    /// Layout of `from`.
+    pub from_layout: ScaleLayout,
+    /// Layout of `to`.
+    pub to_layout: ScaleLayout,
+    /// Source.
+    pub from: B::Buffer<u8>,
+    /// Destination.
+    pub to: B::Buffer<u8>,
+}
+
+/// Interleaves pieces that arrived one after another: piece `p` is `outer` rows of `widths[p]`
+/// bytes; row `i` of the result is the concatenation of row `i` of all pieces.
+#[derive(Clone, Debug)]
+pub struct InterleaveJob<B: Backend> {
+    /// Rows of every piece.
+    pub outer: usize,
+    /// Bytes per row of each piece, in order.
+    pub widths: Vec<usize>,
+    /// The pieces.
+    pub from: B::Buffer<u8>,
+    /// The result.
+    pub to: B::Buffer<u8>,
+}
+
+/// Which algebra weight decay follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdamMode {
+    /// Decoupled weight decay.
+    #[default]
+    AdamW,
+    /// Weight decay added to the gradient (Adam with L2).
+    L2,
+}
+
+/// Updates one parameter (docs/numerics.md 12.2) and, in the same pass, raises its amax and
+/// encodes the new master.
+#[derive(Clone, Debug)]
+pub struct AdamwJob<B: Backend> {
+    /// fp32 master values, updated in place.
+    pub master: B::Buffer<f32>,
+    /// Moments, updated in place.
+    pub moments: Moments<B>,
+    /// Gradient.
+    pub grad: Source<B>,
+    /// Which entry of [`crate::StepScalars::adam`] applies.
+    pub group: usize,
+    /// Weight decay algebra.
+    pub mode: AdamMode,
+    /// Rounding of the master before amax and encode.
+    pub source_rounding: SourceRounding,
+    /// Raised to the amax of the new master.
+    pub amax: Option<Slot<B>>,
+    /// Encodes the new master: the shape, ingredients, tensor slot and targets of an encode whose
+    /// source is the master.
+    pub encode: Option<Box<EncodeJob<B>>>,
+}
+
+/// Adds the sum of squares of a gradient, in binary64, to one entry of the output, and counts its
+/// non-finite values. Deterministic: fixed chunks, added in order.
+#[derive(Clone, Debug)]
+pub struct SumSquaresJob<B: Backend> {
+    /// Input.
+    pub source: Source<B>,
+    /// Two f32 entries are not enough for a binary64: the sum's bits are written as 8 bytes, and
+    /// the count of non-finite values as 8 more (both little endian).
+    pub out: B::Buffer<u8>,
+}
+
+/// Jobs of one kind, planned and run together.
+#[derive(Clone, Debug)]
+pub enum Work<B: Backend> {
+    /// See [`AmaxJob`]. Jobs may share `out`.
+    Amax(Vec<AmaxJob<B>>),
+    /// See [`ScaleJob`]. Jobs may share `observed` and `scales`.
+    Scale(Vec<ScaleJob<B>>),
+    /// See [`EncodeJob`].
+    Encode(Vec<EncodeJob<B>>),
+    /// See [`FlatEncodeJob`].
+    FlatEncode(Vec<FlatEncodeJob<B>>),
+    /// See [`DecodeJob`].
+    Decode(Vec<DecodeJob<B>>),
+    /// See [`TransposeJob`].
+    Transpose(Vec<TransposeJob<B>>),
+    /// See [`RepackJob`].
+    Repack(Vec<RepackJob<B>>),
+    /// See [`InterleaveJob`].
+    Interleave(Vec<InterleaveJob<B>>),
+    /// See [`AdamwJob`].
+    Adamw(Vec<AdamwJob<B>>),
+    /// See [`SumSquaresJob`].
+    SumSquares(Vec<SumSquaresJob<B>>),
+}
+
+impl<B: Backend> EncodeJob<B> {
+    /// The target that holds `part` for `orientation`.
+    pub fn target(&self, orientation: Orientation, part: lowp_format::Part) -> Option<&Target<B>> {
+        self.targets.iter().find(|t| t.spec.key.serves(orientation, part))
+    }
+}
