@@ -1,1 +1,4 @@
-//! lowp-tests
+//! Shared parts of the cross-crate tests: the golden vectors and the value generators.
+
+pub mod golden;
+pub mod values;

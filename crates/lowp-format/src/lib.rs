@@ -46,7 +46,8 @@ pub use recipe::*;
 pub use scale_layout::{Form, ScaleLayout};
 pub use scale_rule::{
     AmaxAlgorithm, KernelKey, MxScale, ScaleRule, ScaleSource, SourceRounding, history,
-    nvfp4_block_scale, nvfp4_decode_factor, nvfp4_encode_scale, nvfp4_multiplier, tensor_scale,
+    tensor_scale, two_level_block_scale, two_level_decode_factor, two_level_encode_scale,
+    two_level_multiplier,
 };
 pub use shape::Shape;
 pub use tensor::{Buffer, QuantizedTensor};

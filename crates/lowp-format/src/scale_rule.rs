@@ -199,35 +199,37 @@ impl MxScale {
     }
 }
 
-/// `fl(1 / 6)`, the factor of the NVFP4 block scale.
+/// `fl(1 / 6)`, the factor of the two-level block scale.
 const SIXTH: f32 = 1.0 / 6.0;
 
-/// Tensor-level encode scale of NVFP4 (`S_enc`) from the tensor amax: `fl(2688 / amax)`, at most
-/// `f32::MAX`; 1 where the amax is 0 or infinite. Source: docs/numerics.md 7.1.
+/// Tensor-level encode scale of two-level scaling (NVFP4's `S_enc`) from the tensor amax: `fl(2688 / amax)`, at most
+/// `f32::MAX`; 1 where the amax is 0 or infinite. An amax is never NaN (2.2); should one be given,
+/// it counts as 1. Source: docs/numerics.md 7.1.
 #[inline]
-pub fn nvfp4_encode_scale(amax: f32) -> f32 {
+pub fn two_level_encode_scale(amax: f32) -> f32 {
     if amax == 0.0 {
         return 1.0;
     }
+    let amax = if amax.is_nan() { 1.0 } else { amax };
     let scale = (2688.0 / amax).min(f32::MAX);
     if scale == 0.0 { 1.0 } else { scale }
 }
 
-/// The E4M3 decode scale byte of an NVFP4 block. Source: docs/numerics.md 7.2.
+/// The E4M3 decode scale byte of a block under a tensor-level scale. Source: docs/numerics.md 7.2.
 #[inline(always)]
-pub fn nvfp4_block_scale(block_amax: f32, encode_scale: f32) -> u8 {
+pub fn two_level_block_scale(block_amax: f32, encode_scale: f32) -> u8 {
     e4m3::encode((block_amax * (encode_scale * SIXTH)).min(f32::MAX))
 }
 
 /// The multiplier of a block's values before E2M1 encoding. Source: docs/numerics.md 7.2.
 #[inline(always)]
-pub fn nvfp4_multiplier(block_scale: u8, encode_scale: f32) -> f32 {
+pub fn two_level_multiplier(block_scale: u8, encode_scale: f32) -> f32 {
     let decode_scale = 1.0 / encode_scale;
     (1.0 / (e4m3::decode(block_scale) * decode_scale)).min(f32::MAX)
 }
 
-/// The factor that decodes the elements of an NVFP4 block. Source: docs/numerics.md 7.4.
+/// The factor that decodes the elements of a two-level block. Source: docs/numerics.md 7.4.
 #[inline(always)]
-pub fn nvfp4_decode_factor(block_scale: u8, tensor_amax: f32) -> f32 {
+pub fn two_level_decode_factor(block_scale: u8, tensor_amax: f32) -> f32 {
     (e4m3::decode(block_scale) * tensor_amax) * (1.0 / 2688.0)
 }

@@ -22,12 +22,13 @@ pub const fn encode_ceil(v: f32) -> u8 {
     (if bits > 0x7F80_0000 { 0xFF } else { code }) as u8
 }
 
-/// The power of two of `v`'s exponent field lowered by `emax`, clamped to `0x00..=0xFE`
-/// (OCP MX 1.0, 6.3).
+/// The power of two of `v`'s exponent field lowered by `emax`, at least `0x00`; infinity and NaN
+/// give `0xFF` (OCP MX 1.0, 6.3).
 #[inline(always)]
 pub const fn encode_floor(v: f32, emax: i32) -> u8 {
     let exponent = ((v.to_bits() >> 23) & 0xFF) as i32 - emax;
-    (if exponent < 0 { 0 } else { exponent }) as u8
+    let code = if exponent < 0 { 0 } else { exponent };
+    (if v.is_finite() { code } else { 0xFF }) as u8
 }
 
 /// Decodes one code: `2^(code - 127)`. Code 0 is the subnormal `2^-127`, `0xFF` is NaN.
