@@ -1,0 +1,76 @@
+//! [`OptimError`]: what can be wrong with parameters and steps.
+
+use lowp_format::FormatError;
+use lowp_kernels::KernelError;
+use lowp_shard::ShardError;
+use thiserror::Error;
+
+/// What is wrong, with the numbers and the remedy.
+#[derive(Debug, Error)]
+pub enum OptimError {
+    /// A shape or recipe is wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A kernel refused its job.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A collective failed.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// Two parameters of one name.
+    #[error("two parameters are called '{name}'; every parameter is updated exactly once per step, so register it once")]
+    DuplicateParam {
+        /// The name.
+        name: String,
+    },
+    /// A parameter group that does not exist.
+    #[error("parameter '{name}' is in group {group}, and there are {groups} groups; add the group first")]
+    NoGroup {
+        /// The parameter.
+        name: String,
+        /// The group given.
+        group: usize,
+        /// Number of groups.
+        groups: usize,
+    },
+    /// Values of the wrong length.
+    #[error("parameter '{name}': {what} has {found} values where this rank's shard has {needed}")]
+    Length {
+        /// The parameter.
+        name: String,
+        /// What was given.
+        what: &'static str,
+        /// Values given.
+        found: usize,
+        /// Values needed.
+        needed: usize,
+    },
+    /// A gradient of another dtype.
+    #[error("parameter '{name}' takes {expected} gradients; register it with ParamSpec::grad set to the dtype you pass")]
+    GradDtype {
+        /// The parameter.
+        name: String,
+        /// The dtype it was registered with.
+        expected: &'static str,
+    },
+    /// A step without the gradient of a parameter.
+    #[error("parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or set the gradient to zero")]
+    MissingGradient {
+        /// The first parameter without one.
+        name: String,
+        /// How many lack one.
+        missing: usize,
+        /// How many there are.
+        total: usize,
+    },
+    /// A parameter that was not updated with the others.
+    #[error("parameter '{name}' was updated {found} times in {expected} steps; this is a defect in lowp: please report it")]
+    UpdateCount {
+        /// The parameter.
+        name: String,
+        /// Steps applied.
+        expected: u64,
+        /// Updates of this parameter.
+        found: u64,
+    },
+}

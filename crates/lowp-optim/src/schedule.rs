@@ -1,0 +1,49 @@
+//! [`Schedule`]: linear warm-up, then cosine decay of the learning rate.
+
+/// A learning-rate schedule as a factor of the base rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    /// Steps of linear warm-up; the first step already has a rate above zero.
+    pub warmup: u64,
+    /// Total steps; the factor stays at `floor` afterwards.
+    pub total: u64,
+    /// The factor at the end, 0 to 1.
+    pub floor: f32,
+}
+
+impl Schedule {
+    /// The factor of step `step`, which starts at 1.
+    ///
+    /// Evaluated in binary64 and rounded once: the same on every rank.
+    pub fn factor(&self, step: u64) -> f32 {
+        if step <= self.warmup {
+            return (step as f64 / self.warmup.max(1) as f64) as f32;
+        }
+        let span = self.total.saturating_sub(self.warmup).max(1);
+        let progress = ((step - self.warmup) as f64 / span as f64).min(1.0);
+        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+        let floor = f64::from(self.floor);
+        (floor + (1.0 - floor) * cosine) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warms_up_linearly_and_ends_at_the_floor() {
+        let schedule = Schedule { warmup: 4, total: 20, floor: 0.1 };
+        assert_eq!([1, 2, 4].map(|s| schedule.factor(s)), [0.25, 0.5, 1.0]);
+        assert_eq!(schedule.factor(20), 0.1);
+        assert_eq!(schedule.factor(99), 0.1);
+        let factors: Vec<f32> = (4..=20).map(|s| schedule.factor(s)).collect();
+        assert!(factors.windows(2).all(|w| w[1] < w[0]));
+    }
+
+    #[test]
+    fn no_warmup_starts_at_the_top() {
+        let schedule = Schedule { warmup: 0, total: 10, floor: 0.0 };
+        assert!(schedule.factor(1) > 0.97);
+    }
+}

@@ -1,0 +1,281 @@
+//! [`Requantize`]: observe, agree, encode. The same three phases for every recipe, for whole
+//! tensors, row shards and flat shards.
+
+use lowp_format::{
+    KernelKey, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, cdiv,
+};
+use lowp_kernels::{
+    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Slot, Source, StepScalars,
+    Target, Work,
+};
+use smallvec::SmallVec;
+
+use crate::{Communicator, ScaleBook, ScaleBookBuilder, ShardError};
+
+/// The part of a matrix that a cast covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All rows of `CastItem::shape` (a whole tensor or a row shard).
+    Rows,
+    /// Elements `start..start + len` of the flattened matrix of shape `CastItem::shape`.
+    Flat {
+        /// First element.
+        start: usize,
+        /// Number of elements.
+        len: usize,
+        /// Where its block amaxes were reserved, one entry per distinct block shape.
+        blocks: SmallVec<[BlockAmax; 2]>,
+    },
+}
+
+/// One tensor to cast: its source, its ingredients and the buffers to fill.
+#[derive(Clone, Debug)]
+pub struct CastItem<B: Backend> {
+    /// Shape of the source rows, or of the full matrix for a flat shard.
+    pub shape: Shape,
+    /// What is covered.
+    pub extent: Extent,
+    /// High-precision values.
+    pub source: Source<B>,
+    /// Kernel ingredients.
+    pub kernel: KernelKey,
+    /// What the scales depend on.
+    pub scale_source: ScaleSource,
+    /// Rounding of the source.
+    pub source_rounding: SourceRounding,
+    /// Entry in the scale book.
+    pub slot: Option<usize>,
+    /// The buffers to fill.
+    pub targets: SmallVec<[Target<B>; 6]>,
+}
+
+impl<B: Backend> CastItem<B> {
+    /// Casts `source` into every buffer of `tensor`, registering its scale in `book`.
+    pub fn rows<R: Recipe>(
+        tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+        source: Source<B>,
+        book: &mut ScaleBookBuilder,
+    ) -> Self {
+        let recipe = tensor.recipe();
+        Self {
+            shape: tensor.shape(),
+            extent: Extent::Rows,
+            source,
+            kernel: recipe.kernel(),
+            scale_source: recipe.scale_source(),
+            source_rounding: recipe.source_rounding(),
+            slot: book.register(&recipe),
+            targets: targets(tensor),
+        }
+    }
+
+    /// Casts elements `start..start + len` of the flattened matrix `shape` into `targets`, whose
+    /// data buffers hold only the touched bytes and whose block scales are whole.
+    pub fn flat<R: Recipe>(
+        recipe: &R,
+        shape: Shape,
+        (start, len): (usize, usize),
+        source: Source<B>,
+        targets: SmallVec<[Target<B>; 6]>,
+        book: &mut ScaleBookBuilder,
+    ) -> Self {
+        let kernel = recipe.kernel();
+        let mut blocks: SmallVec<[BlockAmax; 2]> = SmallVec::new();
+        for block in kernel.blocks.into_iter().flatten() {
+            if !blocks.iter().any(|b| b.block == block) {
+                let count = cdiv(shape.rows, block[0]) * cdiv(shape.cols, block[1]);
+                blocks.push(BlockAmax { block, start: book.reserve_blocks(count) });
+            }
+        }
+        Self {
+            shape,
+            extent: Extent::Flat { start, len, blocks },
+            source,
+            kernel,
+            scale_source: recipe.scale_source(),
+            source_rounding: recipe.source_rounding(),
+            slot: book.register(recipe),
+            targets,
+        }
+    }
+
+    /// Whether its codes depend on an amax that ranks must agree on first.
+    pub fn needs_agreement(&self) -> bool {
+        let flat_blocks = matches!(&self.extent, Extent::Flat { blocks, .. } if !blocks.is_empty());
+        self.scale_source.needs_tensor_amax() || flat_blocks
+    }
+
+    /// The observation of this tensor, if it needs one.
+    pub fn amax_job(&self, book: &ScaleBook<B>) -> Option<AmaxJob<B>> {
+        let (start, blocks) = match &self.extent {
+            Extent::Rows => (0, SmallVec::new()),
+            Extent::Flat { start, blocks, .. } => (*start, placed(blocks, book)),
+        };
+        if self.slot.is_none() && blocks.is_empty() {
+            return None;
+        }
+        Some(AmaxJob {
+            shape: self.shape,
+            start,
+            source: self.source.clone(),
+            source_rounding: self.source_rounding,
+            out: book.observed().clone(),
+            tensor: self.slot,
+            blocks,
+        })
+    }
+
+    /// The cast of a row extent.
+    pub fn encode_job(&self, book: &ScaleBook<B>) -> EncodeJob<B> {
+        EncodeJob {
+            shape: self.shape,
+            kernel: self.kernel,
+            source: self.source.clone(),
+            source_rounding: self.source_rounding,
+            tensor: self.scale_slot(book),
+            targets: self.targets.clone(),
+            stochastic: None,
+        }
+    }
+
+    fn scale_slot(&self, book: &ScaleBook<B>) -> Option<Slot<B>> {
+        self.slot.map(|index| book.scale_slot(index))
+    }
+
+    fn flat_job(&self, book: &ScaleBook<B>, start: usize, len: usize) -> FlatEncodeJob<B> {
+        let blocks = match &self.extent {
+            Extent::Flat { blocks, .. } if !blocks.is_empty() => {
+                Some(FlatBlocks { amaxes: book.observed().clone(), blocks: placed(blocks, book) })
+            }
+            _ => None,
+        };
+        FlatEncodeJob {
+            shape: self.shape,
+            start,
+            len,
+            kernel: self.kernel,
+            source: self.source.clone(),
+            source_rounding: self.source_rounding,
+            tensor: self.scale_slot(book),
+            blocks,
+            targets: self.targets.clone(),
+        }
+    }
+}
+
+/// The buffers of a tensor as encode targets.
+pub fn targets<B: Backend, R: Recipe>(
+    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+) -> SmallVec<[Target<B>; 6]> {
+    tensor
+        .buffers()
+        .iter()
+        .map(|b| Target { spec: b.spec, bytes: b.storage.clone() })
+        .collect()
+}
+
+/// Reserved blocks, placed in the observed vector of the built book.
+fn placed<B: Backend>(blocks: &[BlockAmax], book: &ScaleBook<B>) -> SmallVec<[BlockAmax; 2]> {
+    let shift = book.blocks_start();
+    blocks.iter().map(|b| BlockAmax { start: b.start + shift, ..*b }).collect()
+}
+
+/// A cast of many tensors, planned once.
+#[derive(Debug)]
+pub struct Requantize<B: Backend> {
+    backend: B,
+    observe: B::Plan,
+    /// Casts whose scales are known before the values: row shards, then flat shards.
+    early: [B::Plan; 2],
+    /// Casts that wait for agreement: row shards, then flat shards.
+    late: [B::Plan; 2],
+    flat_blocks: bool,
+}
+
+impl<B: Backend> Requantize<B> {
+    /// Plans the casts of `items`, whose slots are in `book`.
+    ///
+    /// # Errors
+    /// Buffers that do not fit their shapes, or outputs that alias.
+    pub fn new(
+        backend: &B,
+        book: &ScaleBook<B>,
+        items: &[CastItem<B>],
+    ) -> Result<Self, ShardError> {
+        let observe = items.iter().filter_map(|item| item.amax_job(book)).collect();
+        let casts = |late: bool| -> Result<[B::Plan; 2], ShardError> {
+            let mut rows = Vec::new();
+            let mut flats = Vec::new();
+            for item in items.iter().filter(|item| item.needs_agreement() == late) {
+                match item.extent {
+                    Extent::Rows => rows.push(item.encode_job(book)),
+                    Extent::Flat { start, len, .. } => flats.push(item.flat_job(book, start, len)),
+                }
+            }
+            Ok([backend.plan(Work::Encode(rows))?, backend.plan(Work::FlatEncode(flats))?])
+        };
+        Ok(Self {
+            backend: backend.clone(),
+            observe: backend.plan(Work::Amax(observe))?,
+            early: casts(false)?,
+            late: casts(true)?,
+            flat_blocks: items.iter().any(
+                |item| matches!(&item.extent, Extent::Flat { blocks, .. } if !blocks.is_empty()),
+            ),
+        })
+    }
+
+    /// Casts everything. Delayed scales are used as they are and take the new amaxes for the next
+    /// step; every other scale follows from the values.
+    ///
+    /// Every rank must call it with the same tensors, also one that holds no rows.
+    ///
+    /// # Errors
+    /// A rank failed, or called something else.
+    pub fn run(
+        &self,
+        book: &ScaleBook<B>,
+        comm: &dyn Communicator<B>,
+    ) -> Result<(), ShardError> {
+        self.cast(book, comm, false)
+    }
+
+    /// Casts everything with scales from the values themselves, delayed scales included: the
+    /// first cast of a model, when there is no history.
+    ///
+    /// # Errors
+    /// A rank failed, or called something else.
+    pub fn calibrate(
+        &self,
+        book: &ScaleBook<B>,
+        comm: &dyn Communicator<B>,
+    ) -> Result<(), ShardError> {
+        self.cast(book, comm, true)
+    }
+
+    fn cast(
+        &self,
+        book: &ScaleBook<B>,
+        comm: &dyn Communicator<B>,
+        agree_first: bool,
+    ) -> Result<(), ShardError> {
+        let run = |plans: &[B::Plan]| -> Result<(), ShardError> {
+            for plan in plans {
+                self.backend.run(plan, &StepScalars::default())?;
+            }
+            Ok(())
+        };
+        if self.flat_blocks {
+            book.clear_blocks()?;
+        }
+        run(std::slice::from_ref(&self.observe))?;
+        if agree_first {
+            book.agree(comm)?;
+            run(&self.early)?;
+        } else {
+            run(&self.early)?;
+            book.agree(comm)?;
+        }
+        run(&self.late)
+    }
+}

@@ -1,0 +1,176 @@
+//! [`ScaleBook`]: the amax observations, histories and scales of all tensors, owned by the
+//! training loop. Recipes and tensors hold no state.
+
+use std::ops::Range;
+
+use lowp_format::{Code, KernelKey, Recipe, ScaleSource};
+use lowp_kernels::{Backend, ScaleJob, Slot, StepScalars, Work};
+
+use crate::{Communicator, ShardError};
+
+/// What a tensor's scale depends on, as far as it needs an entry in the book.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Entry {
+    rule: ScaleSource,
+    element: Code,
+}
+
+/// Collects the tensors of a [`ScaleBook`]; sizes are fixed when it is built.
+#[derive(Clone, Debug, Default)]
+pub struct ScaleBookBuilder {
+    entries: Vec<Entry>,
+    blocks: usize,
+}
+
+impl ScaleBookBuilder {
+    /// Registers a tensor of `recipe`. Returns its entry, or `None` where no scale depends on a
+    /// tensor amax.
+    pub fn register(&mut self, recipe: &impl Recipe) -> Option<usize> {
+        self.register_kernel(recipe.kernel(), recipe.scale_source())
+    }
+
+    /// Registers a tensor by its kernel ingredients, as GEMM operands are described.
+    pub fn register_kernel(&mut self, kernel: KernelKey, rule: ScaleSource) -> Option<usize> {
+        rule.observes_tensor_amax().then(|| {
+            self.entries.push(Entry { rule, element: kernel.element });
+            self.entries.len() - 1
+        })
+    }
+
+    /// Reserves `count` block amaxes (flat shards only) and returns the index of the first,
+    /// counted from the first block amax; [`ScaleBook::blocks_start`] is added when the book is
+    /// built.
+    pub fn reserve_blocks(&mut self, count: usize) -> usize {
+        self.blocks += count;
+        self.blocks - count
+    }
+
+    /// Allocates the book. Every scale starts at 1, every history at zeros.
+    ///
+    /// # Errors
+    /// The backend has no room.
+    pub fn build<B: Backend>(self, backend: &B) -> Result<ScaleBook<B>, ShardError> {
+        let Self { entries, blocks } = self;
+        let observed = backend.alloc::<f32>(entries.len() + blocks)?;
+        let scales = backend.upload(&vec![1.0f32; entries.len()])?;
+        let mut histories = Vec::with_capacity(entries.len());
+        for entry in &entries {
+            histories.push(match entry.rule {
+                ScaleSource::History { window, .. } => Some(backend.alloc::<f32>(window)?),
+                _ => None,
+            });
+        }
+        let jobs = entries
+            .iter()
+            .zip(&histories)
+            .enumerate()
+            .map(|(index, (entry, history))| ScaleJob {
+                observed: observed.clone(),
+                scales: scales.clone(),
+                index,
+                history: history.clone(),
+                rule: entry.rule,
+                element: entry.element,
+            })
+            .collect();
+        let update = backend.plan(Work::Scale(jobs))?;
+        let tensors = entries.len();
+        Ok(ScaleBook { backend: backend.clone(), tensors, blocks, observed, scales, histories, update })
+    }
+}
+
+/// The scales of a model. A cast has three phases: *observe* raises entries of the observed vector,
+/// *agree* reduces that one vector over all ranks and turns amaxes into scales, *encode* reads the
+/// scales.
+#[derive(Debug)]
+pub struct ScaleBook<B: Backend> {
+    backend: B,
+    tensors: usize,
+    blocks: usize,
+    observed: B::Buffer<f32>,
+    scales: B::Buffer<f32>,
+    histories: Vec<Option<B::Buffer<f32>>>,
+    update: B::Plan,
+}
+
+impl<B: Backend> ScaleBook<B> {
+    /// Where amax jobs write: first the tensor amaxes by entry, then the block amaxes.
+    pub fn observed(&self) -> &B::Buffer<f32> {
+        &self.observed
+    }
+
+    /// The entry whose amax an observation raises.
+    pub fn observed_slot(&self, index: usize) -> Slot<B> {
+        Slot { buffer: self.observed.clone(), index }
+    }
+
+    /// What encoding reads for `index`: the encode scale, or the tensor amax of two-level scales.
+    pub fn scale_slot(&self, index: usize) -> Slot<B> {
+        Slot { buffer: self.scales.clone(), index }
+    }
+
+    /// Index of the first block amax in the observed vector.
+    pub fn blocks_start(&self) -> usize {
+        self.tensors
+    }
+
+    /// The values that encoding reads, by entry.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn scales(&self) -> Result<Vec<f32>, ShardError> {
+        Ok(self.backend.download(&self.scales)?)
+    }
+
+    /// Replaces the value that encoding reads for `index`, as loading a checkpoint does.
+    ///
+    /// # Errors
+    /// The entry does not exist.
+    pub fn set_scale(&self, index: usize, value: f32) -> Result<(), ShardError> {
+        Ok(self.backend.write(&self.scales, index, &[value])?)
+    }
+
+    /// The amax history of `index` (delayed scaling), slot 0 first.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn history(&self, index: usize) -> Result<Option<Vec<f32>>, ShardError> {
+        match self.histories.get(index) {
+            Some(Some(history)) => Ok(Some(self.backend.download(history)?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Agrees on all observations with one max-reduction over one vector, then turns tensor amaxes
+    /// into scales and clears them. Block amaxes stay until [`ScaleBook::clear_blocks`].
+    ///
+    /// Every rank must call it, also one that holds no rows.
+    ///
+    /// # Errors
+    /// A rank failed, or called something else.
+    pub fn agree(&self, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
+        if self.tensors + self.blocks == 0 {
+            return Ok(());
+        }
+        comm.all_reduce_max(&self.observed)?;
+        self.update()
+    }
+
+    /// Turns observed tensor amaxes into scales without a reduction: for tensors that one rank
+    /// holds whole.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn update(&self) -> Result<(), ShardError> {
+        Ok(self.backend.run(&self.update, &StepScalars::default())?)
+    }
+
+    /// Forgets the block amaxes of the last cast.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn clear_blocks(&self) -> Result<(), ShardError> {
+        let Range { start, end } = self.tensors..self.tensors + self.blocks;
+        Ok(self.backend.write(&self.observed, start, &vec![0.0; end - start])?)
+    }
+}
