@@ -102,6 +102,18 @@ pub enum FormatError {
         /// Where it should begin.
         expected: usize,
     },
+    /// Cuts that were made for a tensor with other rows.
+    #[error(
+        "the cuts for {world} ranks cover {rows} rows and the tensor is {full}; cut the tensor that is gathered"
+    )]
+    CutsOfOtherRows {
+        /// Shape of the full tensor.
+        full: Shape,
+        /// Rows that the cuts cover.
+        rows: usize,
+        /// Number of ranks.
+        world: usize,
+    },
     /// A buffer that the tensor does not hold.
     #[error(
         "the tensor holds no {key}: it was made for usage {usage}; quantize or gather it for that usage first"

@@ -145,7 +145,8 @@ impl GatherPlan {
     /// buffers are there already.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take, or cuts off the recipe's quantum.
+    /// A shape that the recipe cannot take, or cuts of another number of rows or off the recipe's
+    /// quantum.
     pub fn with_cuts(
         recipe: &impl Recipe,
         full: Shape,
@@ -155,6 +156,13 @@ impl GatherPlan {
         held: &[BufferKey],
     ) -> Result<Self, FormatError> {
         recipe.check(full)?;
+        if cuts.rows() != full.rows {
+            return Err(FormatError::CutsOfOtherRows {
+                full,
+                rows: cuts.rows(),
+                world: cuts.world(),
+            });
+        }
         let fetched = recipe.buffers(fetch);
         let needed = recipe.buffers(need);
         let sources = sources(recipe, &fetched);
@@ -252,7 +260,8 @@ impl PhasePlans {
     /// backward only derives.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take, or cuts off the recipe's quantum.
+    /// A shape that the recipe cannot take, or cuts of another number of rows or off the recipe's
+    /// quantum.
     pub fn new(
         recipe: &impl Recipe,
         full: Shape,

@@ -69,7 +69,9 @@ impl ScaleLayout {
             ..
         } = *spec;
         let compact = spec.entries(shape);
-        if form == Form::Compact || spec.key.part == Part::TensorScale {
+        // A scalar follows no axis: nothing to pad, nothing to repeat.
+        let scalar = spec.key.part == Part::TensorScale;
+        if form == Form::Compact || (scalar && form == Form::Padded) {
             return Ok(Self {
                 form,
                 code,

@@ -26,7 +26,7 @@ pub const fn encode_ceil(v: f32) -> u8 {
 /// give `0xFF` (OCP MX 1.0, 6.3).
 #[inline(always)]
 pub const fn encode_floor(v: f32, emax: i32) -> u8 {
-    let exponent = ((v.to_bits() >> 23) & 0xFF) as i32 - emax;
+    let exponent = ((v.to_bits() >> 23) & 0xFF).cast_signed() - emax;
     let code = if exponent < 0 { 0 } else { exponent };
     (if v.is_finite() { code } else { 0xFF }) as u8
 }

@@ -93,7 +93,7 @@ pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
     /// Columns that are not a multiple of the block length, or odd columns of a 4-bit code.
     fn check(&self, shape: Shape) -> Result<(), FormatError> {
         let multiple = col_quantum(&self.buffers(Usage::BOTH));
-        if shape.cols % multiple == 0 {
+        if shape.cols.is_multiple_of(multiple) {
             Ok(())
         } else {
             Err(FormatError::Columns {
