@@ -1,0 +1,426 @@
+//! [`LocalComm`]: ranks as threads of one process.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lowp_kernels::Backend;
+
+use super::hub::{Hub, Op, Payload, Post};
+use super::{Communicator, GatherItem, GradWire, ReduceItem, Traffic};
+use crate::ShardError;
+
+/// Elements that a reduction handles at a time; two chunks of f32 stay in a core's cache.
+const CHUNK: usize = 1 << 15;
+
+/// One rank of a group of threads. Data move between the ranks' buffers by the backend, without
+/// staging for gathers.
+///
+/// Results do not depend on timing: every sum is taken in rank order. A rank whose last
+/// communicator is dropped while others wait for it is an error on those.
+#[derive(Debug)]
+pub struct LocalComm<B: Backend> {
+    seat: Arc<Seat<B>>,
+    group: usize,
+    rank: usize,
+    size: usize,
+    /// Locked for the length of a call, so that two threads cannot mix their calls on one rank.
+    scratch: Mutex<Scratch>,
+    counters: Counters,
+}
+
+/// A rank's place in the world, shared by its communicators of all groups.
+#[derive(Debug)]
+struct Seat<B: Backend> {
+    hub: Arc<Hub<B>>,
+    world_rank: usize,
+}
+
+impl<B: Backend> Drop for Seat<B> {
+    fn drop(&mut self) {
+        self.hub.depart(self.world_rank, std::thread::panicking());
+    }
+}
+
+/// Host memory of reductions, reused.
+#[derive(Debug, Default)]
+struct Scratch {
+    sum: Vec<f32>,
+    piece: Vec<f32>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    all_gather: AtomicU64,
+    reduce_scatter: AtomicU64,
+    all_reduce: AtomicU64,
+    calls: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, bytes: usize) {
+    counter.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+impl<B: Backend> LocalComm<B> {
+    /// A world of `n` ranks, in rank order. Every wait ends after `timeout`.
+    pub fn world(backend: &B, n: usize, timeout: Duration) -> Vec<LocalComm<B>> {
+        let hub = Arc::new(Hub::new(backend.clone(), n, timeout));
+        (0..n)
+            .map(|rank| {
+                let seat = Arc::new(Seat {
+                    hub: Arc::clone(&hub),
+                    world_rank: rank,
+                });
+                Self::seated(seat, 0, rank, n)
+            })
+            .collect()
+    }
+
+    fn seated(seat: Arc<Seat<B>>, group: usize, rank: usize, size: usize) -> Self {
+        let (scratch, counters) = Default::default();
+        Self {
+            seat,
+            group,
+            rank,
+            size,
+            scratch,
+            counters,
+        }
+    }
+
+    fn backend(&self) -> &B {
+        &self.seat.hub.backend
+    }
+
+    fn begin(&self) -> MutexGuard<'_, Scratch> {
+        // Scratch holds no state between calls, so a thread that panicked leaves nothing behind.
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells all ranks that this one cannot go on, and returns its error.
+    fn reject(&self, error: ShardError) -> ShardError {
+        self.abort(&error.to_string());
+        error
+    }
+
+    /// One collective: posts, runs `work` on all ranks' posts, and waits for all to be done.
+    fn exchange<T>(
+        &self,
+        post: Post<B>,
+        work: impl FnOnce(&[Arc<Post<B>>]) -> Result<T, ShardError>,
+    ) -> Result<T, ShardError> {
+        let hub = &self.seat.hub;
+        // A world of one has nobody to meet.
+        if self.size == 1 && post.op != Op::Split {
+            hub.check()?;
+            return work(&[Arc::new(post)]).map_err(|e| self.reject(e));
+        }
+        let op = post.op;
+        let posts = hub.arrive(self.group, self.rank, post)?;
+        let result = work(&posts).map_err(|e| self.reject(e))?;
+        hub.finish(self.group, self.rank, op)?;
+        Ok(result)
+    }
+
+    /// Folds every rank's vector, in rank order, into the scratch sum.
+    fn all_reduce(
+        &self,
+        op: Op,
+        values: &B::Buffer<f32>,
+        fold: impl Fn(f32, f32) -> f32,
+    ) -> Result<(), ShardError> {
+        let scratch = &mut *self.begin();
+        let len = self.backend().len(values);
+        let post = Post {
+            op,
+            lengths: vec![len],
+            items: 1,
+            payload: Payload::Floats(vec![values.clone()]),
+        };
+        self.exchange(post, |posts| {
+            scratch.sum.resize(len, 0.0);
+            scratch.piece.resize(len, 0.0);
+            for (rank, peer) in floats(posts, 0).enumerate() {
+                if rank == 0 {
+                    self.backend().read(peer, 0, &mut scratch.sum)?;
+                    continue;
+                }
+                self.backend().read(peer, 0, &mut scratch.piece)?;
+                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
+                    *sum = fold(*sum, x);
+                }
+            }
+            Ok(())
+        })?;
+        // Everybody has read; only now may this rank's vector change.
+        self.backend()
+            .write(values, 0, &scratch.sum)
+            .map_err(|e| self.reject(e.into()))?;
+        count(&self.counters.all_reduce, 4 * len);
+        count(&self.counters.calls, 1);
+        Ok(())
+    }
+
+    /// The sum of one item's own range.
+    fn reduce_item(
+        &self,
+        posts: &[Arc<Post<B>>],
+        index: usize,
+        item: &ReduceItem<'_, B>,
+        wire: GradWire,
+        scratch: &mut Scratch,
+    ) -> Result<(), ShardError> {
+        let own = item.ranges[self.rank].clone();
+        for start in own.clone().step_by(CHUNK) {
+            let len = CHUNK.min(own.end - start);
+            scratch.sum.resize(len, 0.0);
+            scratch.piece.resize(len, 0.0);
+            for (rank, peer) in floats(posts, index).enumerate() {
+                self.backend().read(peer, start, &mut scratch.piece)?;
+                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
+                    let x = wire.apply(x);
+                    *sum = if rank == 0 { x } else { *sum + x };
+                }
+            }
+            let to = start - own.start;
+            if item.accumulate {
+                self.backend().read(item.out, to, &mut scratch.piece)?;
+                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
+                    *sum += x;
+                }
+            }
+            self.backend().write(item.out, to, &scratch.sum)?;
+            count(&self.counters.reduce_scatter, len * wire.bytes());
+        }
+        Ok(())
+    }
+
+    /// Refuses ranges for another number of ranks, and buffers of another length than they say.
+    fn check_item(
+        &self,
+        op: Op,
+        item: usize,
+        ranges: &[Range<usize>],
+        (what, found): (&'static str, usize),
+    ) -> Result<(), ShardError> {
+        if ranges.len() != self.size {
+            let what = format!("{}, item {item}", op.name());
+            let error = ShardError::World {
+                what,
+                found: ranges.len(),
+                world: self.size,
+            };
+            return Err(self.reject(error));
+        }
+        let needed = ranges[self.rank].len();
+        if found != needed {
+            let op = op.name();
+            return Err(self.reject(ShardError::ItemLength {
+                op,
+                item,
+                what,
+                needed,
+                found,
+            }));
+        }
+        Ok(())
+    }
+}
+
+/// Every rank's float buffer number `item`, in rank order. Posts were compared, so all have it.
+fn floats<B: Backend>(
+    posts: &[Arc<Post<B>>],
+    item: usize,
+) -> impl Iterator<Item = &B::Buffer<f32>> {
+    posts.iter().filter_map(move |post| match &post.payload {
+        Payload::Floats(buffers) => buffers.get(item),
+        _ => None,
+    })
+}
+
+/// The lengths of `ranges`, for comparing calls.
+fn lengths<'a>(ranges: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<usize> {
+    ranges.flatten().map(ExactSizeIterator::len).collect()
+}
+
+impl<B: Backend> Communicator<B> for LocalComm<B> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.size
+    }
+
+    fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {
+        let _call = self.begin();
+        let backend = self.backend();
+        for (i, item) in items.iter().enumerate() {
+            let source = ("the source", backend.len(item.source));
+            self.check_item(Op::AllGather, i, item.ranges, source)?;
+        }
+        let post = Post {
+            op: Op::AllGather,
+            lengths: lengths(items.iter().map(|i| i.ranges)),
+            items: items.len(),
+            payload: Payload::Bytes(items.iter().map(|i| i.source.clone()).collect()),
+        };
+        self.exchange(post, |posts| {
+            for (i, item) in items.iter().enumerate() {
+                // Starting at the own rank spreads the ranks over the sources.
+                for rank in (self.rank..self.size).chain(0..self.rank) {
+                    let range = &item.ranges[rank];
+                    if let (Payload::Bytes(sources), false) =
+                        (&posts[rank].payload, range.is_empty())
+                    {
+                        backend.copy(&sources[i], 0..range.len(), item.dest, range.start)?;
+                    }
+                    if rank == self.rank {
+                        count(&self.counters.all_gather, range.len());
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        count(&self.counters.calls, 1);
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        items: &[ReduceItem<'_, B>],
+        wire: GradWire,
+    ) -> Result<(), ShardError> {
+        let scratch = &mut *self.begin();
+        let op = Op::ReduceScatter(wire);
+        for (i, item) in items.iter().enumerate() {
+            self.check_item(
+                op,
+                i,
+                item.ranges,
+                ("the output", self.backend().len(item.out)),
+            )?;
+            let needed = item.ranges.iter().map(|r| r.end).max().unwrap_or(0);
+            let found = self.backend().len(item.grad);
+            if found < needed {
+                let (op, what) = (op.name(), "the gradient");
+                let error = ShardError::ItemLength {
+                    op,
+                    item: i,
+                    what,
+                    needed,
+                    found,
+                };
+                return Err(self.reject(error));
+            }
+        }
+        let post = Post {
+            op,
+            lengths: lengths(items.iter().map(|i| i.ranges)),
+            items: items.len(),
+            payload: Payload::Floats(items.iter().map(|i| i.grad.clone()).collect()),
+        };
+        self.exchange(post, |posts| {
+            for (i, item) in items.iter().enumerate() {
+                self.reduce_item(posts, i, item, wire, scratch)?;
+            }
+            Ok(())
+        })?;
+        count(&self.counters.calls, 1);
+        Ok(())
+    }
+
+    fn all_reduce_max(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
+        self.all_reduce(Op::AllReduceMax, values, f32::max)
+    }
+
+    fn all_reduce_sum(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
+        self.all_reduce(Op::AllReduceSum, values, |a, b| a + b)
+    }
+
+    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), ShardError> {
+        let _call = self.begin();
+        let post = Post {
+            op: Op::AllReduceSumF64,
+            lengths: vec![values.len()],
+            items: 1,
+            payload: Payload::Doubles(values.to_vec()),
+        };
+        self.exchange(post, |posts| {
+            for (rank, post) in posts.iter().enumerate() {
+                if let Payload::Doubles(theirs) = &post.payload {
+                    for (sum, &x) in values.iter_mut().zip(theirs) {
+                        *sum = if rank == 0 { x } else { *sum + x };
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        count(&self.counters.all_reduce, 8 * values.len());
+        count(&self.counters.calls, 1);
+        Ok(())
+    }
+
+    fn agree(&self, what: &str, description: &str) -> Result<(), ShardError> {
+        let _call = self.begin();
+        let (what, description) = (what.to_owned(), description.to_owned());
+        let payload = Payload::Text { what, description };
+        self.exchange(
+            Post {
+                op: Op::Agree,
+                lengths: Vec::new(),
+                items: 0,
+                payload,
+            },
+            |_| Ok(()),
+        )
+    }
+
+    fn barrier(&self) -> Result<(), ShardError> {
+        let _call = self.begin();
+        let payload = Payload::Nothing;
+        self.exchange(
+            Post {
+                op: Op::Barrier,
+                lengths: Vec::new(),
+                items: 0,
+                payload,
+            },
+            |_| Ok(()),
+        )
+    }
+
+    fn abort(&self, message: &str) {
+        let (rank, message) = (self.seat.world_rank, message.to_owned());
+        self.seat.hub.fail(ShardError::Failed { rank, message });
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, ShardError> {
+        let _call = self.begin();
+        let payload = Payload::Seat { color, key };
+        let post = Post {
+            op: Op::Split,
+            lengths: Vec::new(),
+            items: 0,
+            payload,
+        };
+        let comm = self.exchange(post, |_| {
+            let state = self.seat.hub.lock();
+            let (group, rank) = state.groups[self.group].seats[self.rank];
+            let size = state.groups[group].members.len();
+            Ok(Self::seated(Arc::clone(&self.seat), group, rank, size))
+        })?;
+        Ok(Arc::new(comm))
+    }
+
+    fn traffic(&self) -> Traffic {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Traffic {
+            all_gather_bytes: read(&self.counters.all_gather),
+            reduce_scatter_bytes: read(&self.counters.reduce_scatter),
+            all_reduce_bytes: read(&self.counters.all_reduce),
+            calls: read(&self.counters.calls),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! [`run_ranks`]: runs a function as every rank of a world of threads.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use lowp_kernels::Backend;
+
+use super::{Communicator, LocalComm};
+use crate::ShardError;
+
+/// What each rank returned, where at least one failed.
+#[derive(Debug)]
+pub struct RanksFailed<T, E> {
+    /// The rank that failed first: the root cause.
+    pub rank: usize,
+    /// Its error.
+    pub cause: E,
+    /// What the other ranks returned, with their numbers; failures first, in the order in which
+    /// they happened.
+    pub others: Vec<(usize, Result<T, E>)>,
+}
+
+impl<T, E: fmt::Display> fmt::Display for RanksFailed<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}: {}", self.rank, self.cause)
+    }
+}
+
+impl<T: fmt::Debug, E: std::error::Error + 'static> std::error::Error for RanksFailed<T, E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
+/// Runs `f(rank, communicator)` on `n` threads and returns their results in rank order.
+///
+/// A rank that returns an error or panics wakes all others, which then fail with its message.
+///
+/// # Errors
+/// The failures of all ranks, the root cause first.
+pub fn run_ranks<B, T, E, F>(
+    backend: &B,
+    n: usize,
+    timeout: Duration,
+    f: F,
+) -> Result<Vec<T>, RanksFailed<T, E>>
+where
+    B: Backend,
+    T: Send,
+    E: From<ShardError> + fmt::Display + Send,
+    F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
+{
+    let failures: Mutex<Vec<(usize, E)>> = Mutex::new(Vec::new());
+    let results: Vec<Option<T>> = thread::scope(|scope| {
+        let (f, failures) = (&f, &failures);
+        let threads: Vec<_> = LocalComm::world(backend, n, timeout)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, comm)| scope.spawn(move || run_rank(rank, comm, f, failures)))
+            .collect();
+        // `run_rank` catches panics of `f`, so a join cannot fail.
+        threads
+            .into_iter()
+            .map(|t| t.join().ok().flatten())
+            .collect()
+    });
+    let mut failures = failures
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .into_iter();
+    match failures.next() {
+        None => Ok(results.into_iter().flatten().collect()),
+        Some((rank, cause)) => {
+            let done = results.into_iter().enumerate();
+            let done = done.filter_map(|(rank, result)| Some((rank, Ok(result?))));
+            let others = failures
+                .map(|(rank, e)| (rank, Err(e)))
+                .chain(done)
+                .collect();
+            Err(RanksFailed {
+                rank,
+                cause,
+                others,
+            })
+        }
+    }
+}
+
+/// Runs one rank. Its communicator lives until the failure is recorded, so that other ranks hear
+/// the cause and not only that this rank is gone.
+fn run_rank<B, T, E, F>(
+    rank: usize,
+    comm: LocalComm<B>,
+    f: &F,
+    failures: &Mutex<Vec<(usize, E)>>,
+) -> Option<T>
+where
+    B: Backend,
+    E: From<ShardError> + fmt::Display,
+    F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
+{
+    let comm: Arc<dyn Communicator<B>> = Arc::new(comm);
+    let own = Arc::clone(&comm);
+    let (error, message) = match catch_unwind(AssertUnwindSafe(|| f(rank, own))) {
+        Ok(Ok(value)) => return Some(value),
+        Ok(Err(error)) => {
+            let message = error.to_string();
+            (error, message)
+        }
+        Err(panic) => {
+            let message = format!("panicked: {}", panic_message(&*panic));
+            (
+                ShardError::Failed {
+                    rank,
+                    message: message.clone(),
+                }
+                .into(),
+                message,
+            )
+        }
+    };
+    failures
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((rank, error));
+    comm.abort(&message);
+    None
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    if let Some(text) = panic.downcast_ref::<&str>() {
+        text
+    } else if let Some(text) = panic.downcast_ref::<String>() {
+        text
+    } else {
+        "no message"
+    }
+}

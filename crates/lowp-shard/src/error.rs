@@ -1,0 +1,217 @@
+//! [`ShardError`]: every way in which ranks, shards, meshes and gathers can go wrong.
+
+use lowp_format::{FormatError, Phase, Shape};
+use lowp_kernels::KernelError;
+use thiserror::Error;
+
+/// What is wrong, with the numbers and the remedy. Ranks are numbered in the world, also where
+/// the operation ran in a group of a split.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ShardError {
+    /// A shape, layout or plan is wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The backend refused or failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A rank failed; every other rank stops with its message.
+    #[error("rank {rank} failed: {message} (every rank stopped; mend the cause on rank {rank})")]
+    Failed {
+        /// The rank that failed first.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// Some ranks did not come in time.
+    #[error(
+        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not come (see where they are stuck, or raise the time limit)"
+    )]
+    Timeout {
+        /// The collective.
+        op: &'static str,
+        /// How long the first rank waited, in seconds.
+        waited_s: f64,
+        /// The ranks that did not arrive.
+        missing: Vec<usize>,
+    },
+    /// Ranks do different things.
+    #[error(
+        "the ranks disagree on {what}: {}; all ranks must make the same calls with the same plans in the same order",
+        descriptions.join("; ")
+    )]
+    Mismatch {
+        /// What they disagree on.
+        what: String,
+        /// What each set of ranks has, as `ranks [0, 2]: ...`.
+        descriptions: Vec<String>,
+    },
+    /// A rank is gone while others wait for it.
+    #[error(
+        "{op}: rank {rank} {how} and will not come (see its own error; every rank must make every collective call)",
+        how = if *panicked { "panicked" } else { "dropped its communicator" }
+    )]
+    Departed {
+        /// The collective that others wait in.
+        op: &'static str,
+        /// The rank that is gone.
+        rank: usize,
+        /// Whether it was unwinding from a panic.
+        panicked: bool,
+    },
+    /// A rank number outside its world.
+    #[error("rank {rank} is outside a world of {world} ranks; ranks count from 0 to world - 1")]
+    NoSuchRank {
+        /// The rank given.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// Two parts that must span the same ranks do not.
+    #[error(
+        "{what} is made for {found} ranks and the communicator has {world}; cut it for {world}"
+    )]
+    World {
+        /// Which part.
+        what: String,
+        /// Ranks it is made for.
+        found: usize,
+        /// Ranks of the communicator.
+        world: usize,
+    },
+    /// A buffer of a collective has another length than its ranges say.
+    #[error("{op}, item {item}: {what} holds {found} entries and the ranges say {needed}")]
+    ItemLength {
+        /// The collective.
+        op: &'static str,
+        /// Which item of the batch.
+        item: usize,
+        /// Which buffer of the item.
+        what: &'static str,
+        /// Entries needed.
+        needed: usize,
+        /// Entries found.
+        found: usize,
+    },
+    /// Text that is no mesh.
+    #[error(
+        "'{text}' is no mesh; write replicate x shard with both at least 1, for example 2x4 (1x4 shards over 4 ranks)"
+    )]
+    BadMesh {
+        /// The text given.
+        text: String,
+    },
+    /// A mesh of another size than the world.
+    #[error(
+        "a {replicate}x{shard} mesh needs {} ranks and the world has {world}; choose replicate x shard = {world}",
+        replicate * shard
+    )]
+    MeshWorld {
+        /// Number of replicas.
+        replicate: usize,
+        /// Number of shards.
+        shard: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// Cuts of another number of rows than the tensor has.
+    #[error("the cuts are made for {cut} rows and the tensor is {full}; cut it at its own rows")]
+    CutRows {
+        /// Rows that the cuts cover.
+        cut: usize,
+        /// The full tensor.
+        full: Shape,
+    },
+    /// A flat range outside its tensor.
+    #[error("flat shard {start}..{end} is outside a {shape} tensor of {} elements", shape.elements())]
+    FlatRange {
+        /// First element.
+        start: usize,
+        /// One past the last element.
+        end: usize,
+        /// The full tensor.
+        shape: Shape,
+    },
+    /// A flattened matrix whose rows do not begin on bytes.
+    #[error(
+        "{shape}: with {per_byte} elements per byte a flat shard needs columns at a multiple of {per_byte}, and {} is none (pad the last dimension)",
+        shape.cols
+    )]
+    FlatColumns {
+        /// The full tensor.
+        shape: Shape,
+        /// Elements that share a byte.
+        per_byte: usize,
+    },
+    /// A cut through a byte, where whole bytes travel.
+    #[error(
+        "flat shard {start}..{end} is cut through a byte at element {at}: casting allows it, gathering does not, because two ranks would each send half of that byte (cut at multiples of {per_byte}, as FlatShard::split does, or merge with FlatShard::merge)"
+    )]
+    CutThroughByte {
+        /// First element.
+        start: usize,
+        /// One past the last element.
+        end: usize,
+        /// The cut in question.
+        at: usize,
+        /// Elements that share a byte.
+        per_byte: usize,
+    },
+    /// Flat shards that do not cover the tensor in order.
+    #[error(
+        "the flat shards do not cover {shape} in order: rank {rank} begins at element {start} where {expected} comes next"
+    )]
+    FlatTiling {
+        /// The full tensor.
+        shape: Shape,
+        /// The first rank that is out of place (the number of ranks if the end is missing).
+        rank: usize,
+        /// Where it begins.
+        start: usize,
+        /// Where it should begin.
+        expected: usize,
+    },
+    /// A tensor asked for while it is not gathered.
+    #[error(
+        "parameter {param} is not gathered; call unshard(phase) before use and reshard() after"
+    )]
+    NotGathered {
+        /// Index in the group.
+        param: usize,
+    },
+    /// No such parameter.
+    #[error("the gather group has {len} parameters and no number {param}")]
+    NoSuchParam {
+        /// Index asked for.
+        param: usize,
+        /// Parameters in the group.
+        len: usize,
+    },
+    /// A phase that needs a usage which the shards do not have.
+    #[error(
+        "parameter {param} ({shape}) is sharded for usage {usage} and {} needs {}; shard it for both",
+        phase.name(),
+        phase.usage()
+    )]
+    MissingPhase {
+        /// Index in the group.
+        param: usize,
+        /// Its full shape.
+        shape: Shape,
+        /// What the shards can serve.
+        usage: lowp_format::Usage,
+        /// The phase asked for.
+        phase: Phase,
+    },
+    /// A recipe that calls a buffer a transpose of something it is no transpose of.
+    #[error("{recipe}: {buffer} cannot be the transpose of {from}: {why}")]
+    NotATranspose {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// The buffer to derive.
+        buffer: String,
+        /// Its source.
+        from: String,
+        /// Why not.
+        why: &'static str,
+    },
+}

@@ -1,0 +1,328 @@
+//! [`GatherPool`]: destination buffers and planned local work, shared by groups of equal geometry.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Transport};
+use lowp_kernels::{Backend, InterleaveJob, TransposeJob, Work};
+
+use crate::ShardError;
+
+/// The gathers of one parameter. A phase that the shards cannot serve has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ParamPlans {
+    pub(super) phases: [Option<GatherPlan>; 2],
+}
+
+impl ParamPlans {
+    pub(super) fn phase(&self, phase: Phase) -> Option<&GatherPlan> {
+        self.phases[phase as usize].as_ref()
+    }
+}
+
+/// Where one buffer of one parameter goes.
+#[derive(Debug)]
+pub(super) struct Move<B: Backend> {
+    pub(super) param: usize,
+    pub(super) key: BufferKey,
+    pub(super) dest: B::Buffer<u8>,
+    pub(super) ranges: Vec<Range<usize>>,
+}
+
+/// One phase of a group over one set of destination buffers.
+#[derive(Debug)]
+pub(super) struct PhaseWork<B: Backend> {
+    pub(super) moves: Vec<Move<B>>,
+    /// Local work after the gather, in order.
+    pub(super) local: Vec<B::Plan>,
+}
+
+/// Destination buffers of a whole group, for both phases.
+#[derive(Debug)]
+pub(super) struct DestinationSet<B: Backend> {
+    pub(super) id: u64,
+    /// Per parameter.
+    buffers: Vec<Vec<(BufferKey, B::Buffer<u8>)>>,
+    phases: [PhaseWork<B>; 2],
+}
+
+impl<B: Backend> DestinationSet<B> {
+    pub(super) fn phase(&self, phase: Phase) -> &PhaseWork<B> {
+        &self.phases[phase as usize]
+    }
+
+    pub(super) fn buffer(&self, param: usize, key: BufferKey) -> Option<&B::Buffer<u8>> {
+        self.buffers[param]
+            .iter()
+            .find(|(k, _)| *k == key)
+            .map(|(_, buffer)| buffer)
+    }
+}
+
+/// Arrival buffers of interleaved pieces, by parameter and buffer.
+type Scratch<B> = Vec<((usize, BufferKey), <B as Backend>::Buffer<u8>)>;
+
+/// Sets of one geometry that no group uses at the moment.
+#[derive(Debug)]
+struct Geometry<B: Backend> {
+    plans: Arc<[ParamPlans]>,
+    free: Vec<Arc<DestinationSet<B>>>,
+}
+
+#[derive(Debug)]
+struct Inner<B: Backend> {
+    geometries: Vec<Geometry<B>>,
+    allocations: u64,
+    bytes: usize,
+    sets: u64,
+}
+
+/// The memory that gathered weights of one rank live in.
+///
+/// A group borrows a set of destination buffers when it unshards and gives it back when it
+/// reshards, so layers of equal shapes take turns in the same memory and nothing is allocated
+/// from the second step on. Local work (interleave, transpose) is planned once per set.
+#[derive(Debug)]
+pub struct GatherPool<B: Backend> {
+    backend: B,
+    inner: Mutex<Inner<B>>,
+}
+
+impl<B: Backend> GatherPool<B> {
+    /// An empty pool.
+    pub fn new(backend: &B) -> Arc<Self> {
+        let inner = Inner {
+            geometries: Vec::new(),
+            allocations: 0,
+            bytes: 0,
+            sets: 0,
+        };
+        Arc::new(Self {
+            backend: backend.clone(),
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// Number of buffers allocated so far. Constant from the second step on.
+    pub fn allocations(&self) -> u64 {
+        self.lock().allocations
+    }
+
+    /// Bytes of all buffers of the pool, scratch included.
+    pub fn resident_bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
+    /// Number of destination sets made so far.
+    pub fn sets(&self) -> u64 {
+        self.lock().sets
+    }
+
+    /// Changes under this lock are whole even if a backend panicked in between.
+    fn lock(&self) -> MutexGuard<'_, Inner<B>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the geometry `plans`.
+    pub(super) fn geometry(&self, plans: &Arc<[ParamPlans]>) -> usize {
+        let mut inner = self.lock();
+        if let Some(found) = inner.geometries.iter().position(|g| g.plans == *plans) {
+            return found;
+        }
+        inner.geometries.push(Geometry {
+            plans: Arc::clone(plans),
+            free: Vec::new(),
+        });
+        inner.geometries.len() - 1
+    }
+
+    /// Borrows a set, made now if none is free.
+    pub(super) fn lease(self: &Arc<Self>, geometry: usize) -> Result<Lease<B>, ShardError> {
+        let mut inner = self.lock();
+        let set = match inner.geometries[geometry].free.pop() {
+            Some(set) => set,
+            None => {
+                let plans = Arc::clone(&inner.geometries[geometry].plans);
+                Arc::new(self.make(&mut inner, &plans)?)
+            }
+        };
+        Ok(Lease {
+            pool: Arc::clone(self),
+            geometry,
+            set,
+        })
+    }
+
+    fn alloc(&self, inner: &mut Inner<B>, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
+        let buffer = self.backend.alloc(bytes)?;
+        inner.allocations += 1;
+        inner.bytes += bytes;
+        Ok(buffer)
+    }
+
+    fn make(
+        &self,
+        inner: &mut Inner<B>,
+        plans: &[ParamPlans],
+    ) -> Result<DestinationSet<B>, ShardError> {
+        let mut buffers = Vec::with_capacity(plans.len());
+        for param in plans {
+            let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
+            for plan in param.phases.iter().flatten() {
+                for step in &plan.steps {
+                    let spec = step.spec();
+                    let replicated = matches!(step, GatherStep::Replicated { .. });
+                    if !replicated && own.iter().all(|(key, _)| *key != spec.key) {
+                        own.push((spec.key, self.alloc(inner, spec.bytes(plan.full))?));
+                    }
+                }
+            }
+            buffers.push(own);
+        }
+        let mut scratch = Vec::new();
+        let forward = self.phase_work(inner, plans, &buffers, &mut scratch, Phase::Forward)?;
+        let backward = self.phase_work(inner, plans, &buffers, &mut scratch, Phase::Backward)?;
+        inner.sets += 1;
+        Ok(DestinationSet {
+            id: inner.sets,
+            buffers,
+            phases: [forward, backward],
+        })
+    }
+
+    fn phase_work(
+        &self,
+        inner: &mut Inner<B>,
+        plans: &[ParamPlans],
+        buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
+        scratch: &mut Scratch<B>,
+        phase: Phase,
+    ) -> Result<PhaseWork<B>, ShardError> {
+        let mut moves = Vec::new();
+        let mut interleave = Vec::new();
+        let mut derive = Vec::new();
+        for (param, plan) in plans.iter().enumerate() {
+            let Some(plan) = plan.phase(phase) else {
+                continue;
+            };
+            let buffer = |key: BufferKey| {
+                let found = buffers[param].iter().find(|(k, _)| *k == key);
+                found
+                    .map(|(_, buffer)| buffer.clone())
+                    .ok_or_else(|| missing(plan, key))
+            };
+            for step in &plan.steps {
+                match step {
+                    GatherStep::Concat {
+                        spec,
+                        transport,
+                        pieces,
+                        ..
+                    } => {
+                        let mut dest = buffer(spec.key)?;
+                        let outer = spec.entries(plan.full)[0];
+                        // A single piece is whole; there is nothing to interleave.
+                        let several = pieces.iter().filter(|&&bytes| bytes > 0).count() > 1;
+                        if *transport == Transport::Interleave && several {
+                            let name = (param, spec.key);
+                            let from = match scratch.iter().find(|(n, _)| *n == name) {
+                                Some((_, from)) => from.clone(),
+                                None => {
+                                    let from = self.alloc(inner, step.wire_bytes())?;
+                                    scratch.push((name, from.clone()));
+                                    from
+                                }
+                            };
+                            let widths = pieces.iter().map(|bytes| bytes / outer).collect();
+                            let to = std::mem::replace(&mut dest, from.clone());
+                            interleave.push(InterleaveJob {
+                                outer,
+                                widths,
+                                from,
+                                to,
+                            });
+                        }
+                        let ranges = step.piece_ranges();
+                        moves.push(Move {
+                            param,
+                            key: spec.key,
+                            dest,
+                            ranges,
+                        });
+                    }
+                    GatherStep::Derive { spec, from } => {
+                        let entries = spec.entries(plan.full);
+                        if entries[0] * entries[1] == 0 {
+                            continue;
+                        }
+                        derive.push(TransposeJob {
+                            code: spec.code,
+                            entries: [entries[1], entries[0]],
+                            from: buffer(*from)?,
+                            to: buffer(spec.key)?,
+                        });
+                    }
+                    GatherStep::Replicated { .. } => {}
+                }
+            }
+        }
+        let mut local = Vec::new();
+        if !interleave.is_empty() {
+            local.push(self.backend.plan(Work::Interleave(interleave))?);
+        }
+        if !derive.is_empty() {
+            local.push(self.backend.plan(Work::Transpose(derive))?);
+        }
+        Ok(PhaseWork { moves, local })
+    }
+}
+
+fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
+    lowp_format::FormatError::MissingBuffer {
+        key,
+        usage: plan.usage,
+    }
+    .into()
+}
+
+/// Accepts buffers that are exact transposes of their sources.
+pub(super) fn check_transpose(
+    recipe: &'static str,
+    spec: &BufferSpec,
+    from: &BufferSpec,
+    plan: &GatherPlan,
+) -> Result<(), ShardError> {
+    let [outer, inner] = from.entries(plan.full);
+    let why = if spec.code != from.code {
+        "their entries are encoded differently"
+    } else if spec.axes == from.axes {
+        "both follow the same axes (give the buffer Usage::BOTH and let it serve both)"
+    } else if spec.entries(plan.full) != [inner, outer] {
+        "their entry counts are not exchanged"
+    } else {
+        return Ok(());
+    };
+    let (buffer, from) = (spec.key.to_string(), from.key.to_string());
+    Err(ShardError::NotATranspose {
+        recipe,
+        buffer,
+        from,
+        why,
+    })
+}
+
+/// A borrowed set; goes back to the pool when dropped.
+#[derive(Debug)]
+pub(super) struct Lease<B: Backend> {
+    pool: Arc<GatherPool<B>>,
+    geometry: usize,
+    pub(super) set: Arc<DestinationSet<B>>,
+}
+
+impl<B: Backend> Drop for Lease<B> {
+    fn drop(&mut self) {
+        self.pool.lock().geometries[self.geometry]
+            .free
+            .push(Arc::clone(&self.set));
+    }
+}

@@ -1,0 +1,186 @@
+//! [`ShardSpec`] and [`ShardedTensor`]: the rows of a quantized matrix that one rank owns.
+
+use std::ops::Range;
+
+use lowp_format::{AnyRecipe, BufferSpec, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
+use lowp_kernels::Backend;
+
+use crate::ShardError;
+
+/// Which rows of a matrix a rank owns (FSDP2's `Shard(0)`).
+///
+/// Rows are cut at multiples of the recipe's quantum, so no block and no byte straddles a cut:
+/// every rank but the last non-empty one gets `round_up(ceil(rows / world), quantum)` rows.
+/// Trailing ranks may get fewer, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardSpec {
+    full: Shape,
+    cuts: RowCuts,
+    usage: Usage,
+    rank: usize,
+}
+
+impl ShardSpec {
+    /// The shard of `rank` of a matrix of shape `full` that is gathered for both usages.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or a rank outside the world.
+    pub fn new(
+        recipe: &impl Recipe,
+        full: Shape,
+        world: usize,
+        rank: usize,
+    ) -> Result<Self, ShardError> {
+        Self::for_usage(recipe, full, world, rank, Usage::BOTH)
+    }
+
+    /// The same for a matrix that is gathered for `usage` only.
+    ///
+    /// # Errors
+    /// As [`ShardSpec::new`].
+    pub fn for_usage(
+        recipe: &impl Recipe,
+        full: Shape,
+        world: usize,
+        rank: usize,
+        usage: Usage,
+    ) -> Result<Self, ShardError> {
+        let cuts = RowCuts::new(full.rows, world, recipe.row_quantum(usage))?;
+        Self::from_cuts(recipe, full, cuts, rank, usage)
+    }
+
+    /// Takes cuts that a caller made.
+    ///
+    /// # Errors
+    /// Cuts of another number of rows, or off the recipe's quantum; a shape that the recipe cannot
+    /// take; a rank outside the world.
+    pub fn from_cuts(
+        recipe: &impl Recipe,
+        full: Shape,
+        cuts: RowCuts,
+        rank: usize,
+        usage: Usage,
+    ) -> Result<Self, ShardError> {
+        let world = cuts.world();
+        if rank >= world {
+            return Err(ShardError::NoSuchRank { rank, world });
+        }
+        if cuts.rows() != full.rows {
+            return Err(ShardError::CutRows {
+                cut: cuts.rows(),
+                full,
+            });
+        }
+        // The plan's own checks: the shape and the quantum.
+        lowp_format::GatherPlan::with_cuts(recipe, full, &cuts, usage, usage, &[])?;
+        Ok(Self {
+            full,
+            cuts,
+            usage,
+            rank,
+        })
+    }
+
+    /// Shape of the full matrix.
+    pub fn full(&self) -> Shape {
+        self.full
+    }
+
+    /// Where all ranks' rows are cut.
+    pub fn cuts(&self) -> &RowCuts {
+        &self.cuts
+    }
+
+    /// What the matrix can be gathered for.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The owner.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.cuts.world()
+    }
+
+    /// The rows owned.
+    pub fn rows(&self) -> Range<usize> {
+        self.cuts.range(self.rank)
+    }
+
+    /// Shape of the rows owned.
+    pub fn local_shape(&self) -> Shape {
+        self.full.with_rows(self.rows().len())
+    }
+
+    /// The elements owned, in the flattened full matrix.
+    pub fn elements(&self) -> Range<usize> {
+        self.elements_of(self.rank)
+    }
+
+    /// The elements that each rank owns, in rank order: the ranges of a reduce-scatter.
+    pub fn all_elements(&self) -> Vec<Range<usize>> {
+        (0..self.world())
+            .map(|rank| self.elements_of(rank))
+            .collect()
+    }
+
+    fn elements_of(&self, rank: usize) -> Range<usize> {
+        let Range { start, end } = self.cuts.range(rank);
+        start * self.full.cols..end * self.full.cols
+    }
+}
+
+/// The rows of a quantized matrix that one rank owns. Clones share the buffers.
+#[derive(Clone, Debug)]
+pub struct ShardedTensor<B: Backend, R: Recipe = AnyRecipe> {
+    spec: ShardSpec,
+    local: QuantizedTensor<B::Buffer<u8>, R>,
+}
+
+impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
+    /// A shard of zeros with the buffers that gathering for the spec's usage needs.
+    ///
+    /// # Errors
+    /// The backend has no room.
+    pub fn new(backend: &B, recipe: R, spec: ShardSpec) -> Result<Self, ShardError> {
+        Self::with_alloc(recipe, spec, |_, bytes| Ok(backend.alloc(bytes)?))
+    }
+
+    /// The same with buffers that `alloc(spec, bytes)` chooses.
+    ///
+    /// # Errors
+    /// Whatever `alloc` returns.
+    pub fn with_alloc(
+        recipe: R,
+        spec: ShardSpec,
+        alloc: impl FnMut(&BufferSpec, usize) -> Result<B::Buffer<u8>, ShardError>,
+    ) -> Result<Self, ShardError> {
+        let stored = recipe.stored(spec.usage);
+        let local = QuantizedTensor::with_buffers(recipe, spec.local_shape(), stored, alloc)?;
+        Ok(Self { spec, local })
+    }
+
+    /// Which rows these are.
+    pub fn spec(&self) -> &ShardSpec {
+        &self.spec
+    }
+
+    /// The rows, as a tensor of their own.
+    pub fn local(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {
+        &self.local
+    }
+
+    /// The recipe.
+    pub fn recipe(&self) -> R {
+        self.local.recipe()
+    }
+
+    /// Bytes that this rank holds.
+    pub fn resident_bytes(&self) -> usize {
+        self.local.bytes()
+    }
+}
