@@ -1,0 +1,181 @@
+//! The linear layer whose weight is fetched for each use, and the two traits it is built on.
+
+use crate::gemm::{MatRef, product};
+use crate::ops::{output, values, with_values};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+/// Which pass a weight is needed for; decides what is gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// `y = x W^T` reads the weight along its rows.
+    Forward,
+    /// `dx = dy W` reads the weight along its columns.
+    Backward,
+}
+
+/// Where a layer's weight comes from and where its gradient goes.
+///
+/// A sharded parameter gathers in [`with_weight`](Self::with_weight) and reduces and scatters in
+/// [`sink_gradient`](Self::sink_gradient). All ranks run the layers in the same order, so an implementation may
+/// communicate in both.
+pub trait WeightSource: fmt::Debug + Send + Sync {
+    /// Rows (output features) and columns (input features) of the full weight.
+    fn shape(&self) -> (usize, usize);
+
+    /// Makes the full weight available, decoded, row-major, calls `use_weight` with it once, and gives it back.
+    ///
+    /// # Errors
+    /// What gathering, decoding or `use_weight` reports.
+    fn with_weight(
+        &self,
+        phase: Phase,
+        use_weight: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()>;
+
+    /// Takes this rank's contribution to the gradient of the full weight, row-major.
+    ///
+    /// # Errors
+    /// What the reduction over the ranks reports.
+    fn sink_gradient(&self, gradient: Vec<f32>) -> Result<()>;
+}
+
+/// The operands of a layer's three products that are not the weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OperandRole {
+    /// `x` in `y = x W^T`: blocks along the features.
+    Input,
+    /// `x` in `dW = dy^T x`: blocks along the tokens.
+    InputForWeightGrad,
+    /// `dy` in `dx = dy W`: blocks along the features.
+    Gradient,
+    /// `dy` in `dW = dy^T x`: blocks along the tokens.
+    GradientForWeightGrad,
+}
+
+/// Quantizes an operand as the recipe says and returns what the product reads: the decoded values.
+pub trait OperandCast: fmt::Debug + Send + Sync {
+    /// `data` is row-major `[tokens, features]`; the result has the same shape.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take.
+    fn cast<'a>(
+        &self,
+        role: OperandRole,
+        data: &'a [f32],
+        tokens: usize,
+        features: usize,
+    ) -> Result<Cow<'a, [f32]>>;
+}
+
+/// Leaves operands as they are: the f32 baseline.
+#[derive(Clone, Copy, Debug)]
+pub struct Exact;
+
+impl OperandCast for Exact {
+    fn cast<'a>(
+        &self,
+        _role: OperandRole,
+        data: &'a [f32],
+        _tokens: usize,
+        _features: usize,
+    ) -> Result<Cow<'a, [f32]>> {
+        Ok(Cow::Borrowed(data))
+    }
+}
+
+/// A linear layer `[tokens, in] -> [tokens, out]` without bias.
+pub trait Linear: fmt::Debug + Send + Sync {
+    /// `x W^T`, differentiable by candle with respect to `x`.
+    ///
+    /// # Errors
+    /// A shape mismatch, or what the weight's source reports.
+    fn forward(&self, x: &Tensor) -> Result<Tensor>;
+}
+
+/// A linear layer over a [`WeightSource`], with its operands cast by an [`OperandCast`].
+#[derive(Clone, Debug)]
+pub struct QuantLinear {
+    weight: Arc<dyn WeightSource>,
+    cast: Arc<dyn OperandCast>,
+    threads: usize,
+}
+
+impl QuantLinear {
+    /// A layer with exact operands; each product runs on at most `threads` threads.
+    pub fn new(weight: Arc<dyn WeightSource>, threads: usize) -> Self {
+        Self::with_cast(weight, Arc::new(Exact), threads)
+    }
+
+    /// A layer whose operands are cast by `cast`.
+    pub fn with_cast(
+        weight: Arc<dyn WeightSource>,
+        cast: Arc<dyn OperandCast>,
+        threads: usize,
+    ) -> Self {
+        Self {
+            weight,
+            cast,
+            threads,
+        }
+    }
+}
+
+impl Linear for QuantLinear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.apply_op1(self.clone())
+    }
+}
+
+impl CustomOp1 for QuantLinear {
+    fn name(&self) -> &'static str {
+        "quant_linear"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (rows, cols) = self.weight.shape();
+        let (tokens, features) = layout.shape().dims2()?;
+        if features != cols {
+            candle_core::bail!(
+                "quant_linear: input {tokens}x{features} with a {rows}x{cols} weight"
+            );
+        }
+        let x = values(storage, layout, self.name())?;
+        let x = self.cast.cast(OperandRole::Input, x, tokens, cols)?;
+        let mut y = Vec::new();
+        self.weight.with_weight(Phase::Forward, &mut |w| {
+            let x = MatRef::new(&x, tokens, cols);
+            y = product(x, MatRef::new(w, rows, cols).t(), self.threads);
+            Ok(())
+        })?;
+        Ok(output(y, (tokens, rows)))
+    }
+
+    fn bwd(&self, arg: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let name = self.name();
+        let (rows, cols) = self.weight.shape();
+        let tokens = arg.dim(0)?;
+        let mut dx = Vec::new();
+        let dw = with_values(arg, name, |x| {
+            with_values(grad, name, |g| {
+                let dy = self.cast.cast(OperandRole::Gradient, g, tokens, rows)?;
+                self.weight.with_weight(Phase::Backward, &mut |w| {
+                    let dy = MatRef::new(&dy, tokens, rows);
+                    dx = product(dy, MatRef::new(w, rows, cols), self.threads);
+                    Ok(())
+                })?;
+                drop(dy);
+                let role = OperandRole::GradientForWeightGrad;
+                let dy = self.cast.cast(role, g, tokens, rows)?;
+                let role = OperandRole::InputForWeightGrad;
+                let x = self.cast.cast(role, x, tokens, cols)?;
+                let dy = MatRef::new(&dy, tokens, rows);
+                Ok(product(dy.t(), MatRef::new(&x, tokens, cols), self.threads))
+            })
+        })?;
+        self.weight.sink_gradient(dw)?;
+        Tensor::from_vec(dx, arg.shape(), arg.device()).map(Some)
+    }
+}

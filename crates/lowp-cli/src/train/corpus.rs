@@ -1,0 +1,112 @@
+//! The text, and the batches as a function of seed, step and sequence number.
+
+use crate::usage::UsageError;
+use anyhow::{Context, Result};
+use lowp_candle::{Batch, uniform_index};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// See data/README.md for source and licence.
+static BUNDLED: &[u8] = include_bytes!("../../../../data/moby-dick.txt");
+
+/// A text cut into training and validation split.
+#[derive(Debug)]
+pub(crate) struct Corpus {
+    text: Vec<u8>,
+    /// Where the validation split begins.
+    split: usize,
+    seq: usize,
+}
+
+impl Corpus {
+    /// The bundled book, or `file`, for sequences of `seq` bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is too short for one sequence in its last tenth.
+    pub(crate) fn load(file: Option<&Path>, seq: usize) -> Result<Self> {
+        let text = match file {
+            Some(path) => {
+                std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?
+            }
+            None => BUNDLED.to_vec(),
+        };
+        let split = text.len() - text.len() / 10;
+        if text.len() - split < seq + 1 || split < seq + 1 {
+            let message = format!(
+                "a text of {} bytes is too short for sequences of {seq}: at least {} bytes are needed",
+                text.len(),
+                10 * (seq + 1)
+            );
+            return Err(UsageError::new(message).into());
+        }
+        Ok(Self { text, split, seq })
+    }
+
+    /// Sequences `range` of the global batch of `step`: every split of a batch over ranks sees the same sequences.
+    pub(crate) fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Batch {
+        let starts = (self.split - self.seq) as u64;
+        self.batch(range.map(|i| {
+            let start = uniform_index(seed, step as u64, i as u64, starts);
+            usize::try_from(start).unwrap_or(0) // below the length of the text
+        }))
+    }
+
+    /// Sequences `range` out of `total` spread evenly over the validation split.
+    pub(crate) fn validation(&self, total: usize, range: Range<usize>) -> Batch {
+        let last = self.text.len() - self.split - self.seq - 1;
+        self.batch(range.map(|i| self.split + last * i / total.max(1)))
+    }
+
+    fn batch(&self, starts: impl Iterator<Item = usize>) -> Batch {
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for start in starts {
+            inputs.extend_from_slice(&self.text[start..start + self.seq]);
+            targets.extend_from_slice(&self.text[start + 1..start + 1 + self.seq]);
+        }
+        Batch {
+            inputs: Arc::from(inputs),
+            targets: Arc::from(targets),
+        }
+    }
+}
+
+/// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
+pub(crate) fn share(total: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let (each, extra) = (total / ranks, total % ranks);
+    let start = rank * each + rank.min(extra);
+    start..start + each + usize::from(rank < extra)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_batch() {
+        let sizes: Vec<_> = (0..3).map(|r| share(16, 3, r)).collect();
+        assert_eq!(sizes, [0..6, 6..11, 11..16]);
+    }
+
+    #[test]
+    fn a_split_batch_is_the_whole_batch() -> Result<()> {
+        let corpus = Corpus::load(None, 32)?;
+        let whole = corpus.train(1, 7, 0..16);
+        let parts: Vec<u8> = (0..3)
+            .flat_map(|r| corpus.train(1, 7, share(16, 3, r)).inputs.to_vec())
+            .collect();
+        assert_eq!(*whole.inputs, *parts);
+        assert_eq!(whole.inputs[1..32], whole.targets[..31]);
+        Ok(())
+    }
+
+    #[test]
+    fn the_bundled_text_is_clean_and_long_enough() {
+        assert!(BUNDLED.len() > 1_000_000);
+        assert!(
+            BUNDLED
+                .iter()
+                .all(|&b| b == b'\n' || (32..127).contains(&b))
+        );
+    }
+}
