@@ -15,7 +15,10 @@ mod sealed {
 }
 
 /// A plain value that buffers are made of: `u8`, `f32` or `bf16`.
-pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + sealed::Sealed + 'static {}
+pub trait Element:
+    Copy + Debug + Default + PartialEq + Send + Sync + sealed::Sealed + 'static
+{
+}
 impl Element for u8 {}
 impl Element for f32 {}
 impl Element for bf16 {}
@@ -166,6 +169,10 @@ pub struct StepScalars {
 
 impl Default for StepScalars {
     fn default() -> Self {
-        Self { adam: Vec::new(), grad_scale: 1.0, random_step: 0 }
+        Self {
+            adam: Vec::new(),
+            grad_scale: 1.0,
+            random_step: 0,
+        }
     }
 }

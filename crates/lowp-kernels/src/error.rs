@@ -10,7 +10,9 @@ pub enum KernelError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// A buffer has another length than the work needs.
-    #[error("{what}: the buffer holds {found} entries and the work needs {needed}; allocate it for the shape of the job")]
+    #[error(
+        "{what}: the buffer holds {found} entries and the work needs {needed}; allocate it for the shape of the job"
+    )]
     Length {
         /// Which buffer.
         what: String,
@@ -20,7 +22,9 @@ pub enum KernelError {
         found: usize,
     },
     /// Two parts of one plan would touch the same buffer while it is written.
-    #[error("{what}: the buffer is also used by job {other} of the same plan; give every output a buffer of its own, or plan the jobs apart")]
+    #[error(
+        "{what}: the buffer is also used by job {other} of the same plan; give every output a buffer of its own, or plan the jobs apart"
+    )]
     Aliased {
         /// Which buffer.
         what: String,
@@ -31,6 +35,12 @@ pub enum KernelError {
     #[error("no kernel for {what}")]
     NoKernel {
         /// The ingredients.
+        what: String,
+    },
+    /// A part that the ingredients need is not there.
+    #[error("{what} is missing; the kernel of the job needs it")]
+    Missing {
+        /// What is missing.
         what: String,
     },
     /// A range outside a buffer.
@@ -46,7 +56,9 @@ pub enum KernelError {
         len: usize,
     },
     /// The plan needs scalars that the run did not give.
-    #[error("the plan uses {needed} parameter groups and the run gave scalars for {given}; pass one AdamScalars per group")]
+    #[error(
+        "the plan uses {needed} parameter groups and the run gave scalars for {given}; pass one AdamScalars per group"
+    )]
     Scalars {
         /// Groups in the plan.
         needed: usize,

@@ -308,6 +308,8 @@ pub enum Work<B: Backend> {
 impl<B: Backend> EncodeJob<B> {
     /// The target that holds `part` for `orientation`.
     pub fn target(&self, orientation: Orientation, part: lowp_format::Part) -> Option<&Target<B>> {
-        self.targets.iter().find(|t| t.spec.key.serves(orientation, part))
+        self.targets
+            .iter()
+            .find(|t| t.spec.key.serves(orientation, part))
     }
 }

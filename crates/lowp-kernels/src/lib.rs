@@ -9,7 +9,7 @@ mod job;
 mod table;
 
 pub use backend::{AdamScalars, Backend, Element, StepScalars};
-pub use cpu::{Cpu, CpuBuffer, CpuPlan};
+pub use cpu::{Cpu, CpuBuffer, CpuPlan, CpuRead, CpuWrite};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,

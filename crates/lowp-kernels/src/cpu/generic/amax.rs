@@ -1,0 +1,228 @@
+//! Amaxes of tensors and blocks (docs/numerics.md 2.2).
+
+use lowp_format::SourceRounding;
+
+use super::convert::Values;
+use super::maxima::{Amax, magnitude};
+use super::{Context, map, source};
+use crate::cpu::Cpu;
+use crate::cpu::access::AllViews;
+use crate::cpu::isa::{Isa, Kernel};
+use crate::table::round_bf16;
+use crate::{AmaxJob, BlockAmax, KernelError};
+
+/// Elements of one task.
+const TASK: usize = 64 * 1024;
+/// Elements widened at a time.
+const CHUNK: usize = 4096;
+
+/// The amax of `values`, as bits. Rounding is monotonic, so it may follow the maximum.
+fn tensor_amax(isa: Isa, values: Values<'_>, rounding: SourceRounding) -> u32 {
+    let mut scratch = Vec::new();
+    let mut bits = 0;
+    for start in (0..values.len()).step_by(CHUNK) {
+        let cols = CHUNK.min(values.len() - start);
+        let rect = values.rect(
+            isa,
+            SourceRounding::F32,
+            start,
+            cols,
+            [1, cols],
+            &mut scratch,
+        );
+        bits = bits.max(isa.run(Amax(rect)));
+    }
+    round_bits(bits, rounding)
+}
+
+/// `bits`, an amax, as the amax of rounded values.
+pub(super) fn round_bits(bits: u32, rounding: SourceRounding) -> u32 {
+    match rounding {
+        SourceRounding::F32 => bits,
+        SourceRounding::ViaBf16 => round_bf16(f32::from_bits(bits)).to_bits(),
+    }
+}
+
+/// Block amaxes of the elements `start..start + values.len()` of a matrix of `cols` columns.
+struct Blocks<'a> {
+    values: &'a [f32],
+    start: usize,
+    cols: usize,
+    block: [usize; 2],
+    across: usize,
+    /// Maxima as bits, of block rows from `first_group` on.
+    first_group: usize,
+    out: &'a mut [u32],
+}
+
+impl Kernel for Blocks<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self {
+            mut values,
+            start,
+            cols,
+            block: [height, width],
+            across,
+            first_group,
+            out,
+        } = self;
+        let mut at = start;
+        while !values.is_empty() {
+            let (row, col) = (at / cols, at % cols);
+            let (line, rest) = values.split_at((cols - col).min(values.len()));
+            let out = &mut out[(row / height - first_group) * across..][..across];
+            if width == 1 {
+                for (out, &x) in out[col..].iter_mut().zip(line) {
+                    *out = (*out).max(magnitude(x));
+                }
+            } else {
+                let (mut left, mut col) = (line, col);
+                while !left.is_empty() {
+                    let (part, rest) = left.split_at((width - col % width).min(left.len()));
+                    let out = &mut out[col / width];
+                    *out = part.iter().fold(*out, |a, &x| a.max(magnitude(x)));
+                    col += part.len();
+                    left = rest;
+                }
+            }
+            at += line.len();
+            values = rest;
+        }
+    }
+}
+
+enum Task<'v> {
+    Tensor {
+        job: usize,
+        values: Values<'v>,
+    },
+    Blocks {
+        job: usize,
+        part: BlockAmax,
+        start: usize,
+        cols: usize,
+        values: Values<'v>,
+    },
+}
+
+enum Partial {
+    Tensor {
+        job: usize,
+        bits: u32,
+    },
+    Blocks {
+        job: usize,
+        start: usize,
+        bits: Vec<u32>,
+    },
+}
+
+fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
+    match task {
+        Task::Tensor { job, values } => {
+            let bits = tensor_amax(isa, values, jobs[job].source_rounding);
+            Partial::Tensor { job, bits }
+        }
+        Task::Blocks {
+            job,
+            part,
+            start,
+            cols,
+            values,
+        } => {
+            let [height, width] = part.block;
+            let across = cols.div_ceil(width);
+            let first_group = start / cols / height;
+            let groups = ((start + values.len() - 1) / cols / height) - first_group + 1;
+            let mut bits = vec![0; groups * across];
+            let mut scratch = Vec::new();
+            for from in (0..values.len()).step_by(CHUNK) {
+                let len = CHUNK.min(values.len() - from);
+                let rounding = SourceRounding::F32;
+                let rect = values.rect(isa, rounding, from, len, [1, len], &mut scratch);
+                isa.run(Blocks {
+                    values: rect.values,
+                    start: start + from,
+                    cols,
+                    block: part.block,
+                    across,
+                    first_group,
+                    out: &mut bits,
+                });
+            }
+            bits.iter_mut()
+                .for_each(|b| *b = round_bits(*b, jobs[job].source_rounding));
+            Partial::Blocks {
+                job,
+                start: part.start + first_group * across,
+                bits,
+            }
+        }
+    }
+}
+
+/// Runs every amax job of a plan.
+pub(crate) fn run(
+    jobs: &[AmaxJob<Cpu>],
+    context: &Context<'_>,
+    views: &mut AllViews<'_>,
+) -> Result<(), KernelError> {
+    let mut tasks = Vec::new();
+    for (index, job) in jobs.iter().enumerate() {
+        let values = source(&job.source, views)?;
+        if values.len() == 0 {
+            continue;
+        }
+        if job.tensor.is_some() {
+            for start in (0..values.len()).step_by(TASK) {
+                let end = (start + TASK).min(values.len());
+                tasks.push(Task::Tensor {
+                    job: index,
+                    values: values.slice(start..end),
+                });
+            }
+        }
+        let cols = job.shape.cols;
+        for &part in &job.blocks {
+            // Tasks are cut at block rows of the full matrix, so that no two share a block.
+            let unit = part.block[0] * cols;
+            let unit = unit * (TASK / unit).max(1);
+            let (mut at, end) = (job.start, job.start + values.len());
+            while at < end {
+                let next = ((at / unit + 1) * unit).min(end);
+                let values = values.slice(at - job.start..next - job.start);
+                tasks.push(Task::Blocks {
+                    job: index,
+                    part,
+                    start: at,
+                    cols,
+                    values,
+                });
+                at = next;
+            }
+        }
+    }
+    for partial in map(context, tasks, |task| run_task(context.isa, jobs, task)) {
+        match partial {
+            Partial::Tensor { job, bits } => {
+                if let Some(entry) = jobs[job].tensor {
+                    raise(&mut views.floats.shared(&jobs[job].out)?[entry], bits);
+                }
+            }
+            Partial::Blocks { job, start, bits } => {
+                let out = &mut views.floats.shared(&jobs[job].out)?[start..][..bits.len()];
+                out.iter_mut()
+                    .zip(bits)
+                    .for_each(|(out, bits)| raise(out, bits));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `out = max(out, amax)`.
+pub(super) fn raise(out: &mut f32, bits: u32) {
+    *out = out.max(f32::from_bits(bits));
+}

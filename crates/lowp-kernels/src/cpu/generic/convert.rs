@@ -1,0 +1,173 @@
+//! Loading values: widening bfloat16, rounding f32 through bfloat16, and 2-D views of f32.
+
+use half::bf16;
+use lowp_format::SourceRounding;
+
+use crate::cpu::isa::{Isa, Kernel};
+use crate::table::{bf16_bits, round_bf16};
+
+/// A rectangle of f32 values, `stride` apart from row to row.
+#[derive(Clone, Copy)]
+pub(crate) struct Rect<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+impl<'a> Rect<'a> {
+    /// Row `row`.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &'a [f32] {
+        &self.values[row * self.stride..][..self.cols]
+    }
+}
+
+/// High-precision input.
+#[derive(Clone, Copy)]
+pub(crate) enum Values<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Values<'a> {
+    /// Number of values.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Values::F32(values) => values.len(),
+            Values::Bf16(values) => values.len(),
+        }
+    }
+
+    /// The values of `range`.
+    pub(crate) fn slice(self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Values::F32(values) => Values::F32(&values[range]),
+            Values::Bf16(values) => Values::Bf16(&values[range]),
+        }
+    }
+
+    /// A rectangle of a matrix of `stride` columns whose first value is at `start`, rounded;
+    /// `scratch` holds what is not read in place.
+    pub(crate) fn rect<'s>(
+        self,
+        isa: Isa,
+        rounding: SourceRounding,
+        start: usize,
+        stride: usize,
+        [rows, cols]: [usize; 2],
+        scratch: &'s mut Vec<f32>,
+    ) -> Rect<'s>
+    where
+        'a: 's,
+    {
+        if rows == 0 || cols == 0 {
+            return Rect {
+                values: &[],
+                stride: 0,
+                rows: 0,
+                cols: 0,
+            };
+        }
+        let end = start + (rows - 1) * stride + cols;
+        match (self, rounding) {
+            (Values::F32(values), SourceRounding::F32) => Rect {
+                values: &values[start..end],
+                stride,
+                rows,
+                cols,
+            },
+            (Values::F32(values), SourceRounding::ViaBf16) => {
+                let values = &values[start..end];
+                round_rect(
+                    isa,
+                    Rect {
+                        values,
+                        stride,
+                        rows,
+                        cols,
+                    },
+                    scratch,
+                )
+            }
+            (Values::Bf16(values), _) => {
+                scratch.resize(rows * cols, 0.0);
+                isa.run(Widen {
+                    from: &values[start..end],
+                    stride,
+                    cols,
+                    to: scratch,
+                });
+                Rect {
+                    values: scratch,
+                    stride: cols,
+                    rows,
+                    cols,
+                }
+            }
+        }
+    }
+}
+
+/// `rect` rounded to bfloat16, in `scratch`.
+pub(crate) fn round_rect<'s>(isa: Isa, rect: Rect<'_>, scratch: &'s mut Vec<f32>) -> Rect<'s> {
+    scratch.resize(rect.rows * rect.cols, 0.0);
+    isa.run(Round { rect, to: scratch });
+    Rect {
+        values: scratch,
+        stride: rect.cols,
+        rows: rect.rows,
+        cols: rect.cols,
+    }
+}
+
+struct Widen<'a> {
+    from: &'a [bf16],
+    stride: usize,
+    cols: usize,
+    to: &'a mut [f32],
+}
+
+impl Kernel for Widen<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (row, to) in self.to.chunks_exact_mut(self.cols).enumerate() {
+            for (to, from) in to
+                .iter_mut()
+                .zip(&self.from[row * self.stride..][..self.cols])
+            {
+                *to = widen(*from);
+            }
+        }
+    }
+}
+
+struct Round<'a> {
+    rect: Rect<'a>,
+    to: &'a mut [f32],
+}
+
+impl Kernel for Round<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (row, to) in self.to.chunks_exact_mut(self.rect.cols.max(1)).enumerate() {
+            for (to, from) in to.iter_mut().zip(self.rect.row(row)) {
+                *to = round_bf16(*from);
+            }
+        }
+    }
+}
+
+/// The value of `x`, exactly.
+#[inline(always)]
+pub(crate) fn widen(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+/// `x` rounded to nearest even.
+#[inline(always)]
+pub(crate) fn narrow(x: f32) -> bf16 {
+    bf16::from_bits(bf16_bits(x))
+}

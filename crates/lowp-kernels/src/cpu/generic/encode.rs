@@ -1,0 +1,420 @@
+//! Encoding: row tiles run in parallel; within a tile, column chunks are quantized once per
+//! distinct block and stored to every buffer, in either orientation.
+
+use lowp_format::{KernelKey, Part, Philox, Shape, SourceRounding};
+use smallvec::SmallVec;
+
+use super::convert::{Rect, Values};
+use super::quantize::{Quantize, Random};
+use super::{Context, for_each, source};
+use crate::cpu::Cpu;
+use crate::cpu::access::AllViews;
+use crate::cpu::bands::{self, Band};
+use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::layout::{Layout, Output, Pass};
+use crate::table::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
+use crate::{EncodeJob, KernelError, StochasticKey, Target};
+
+/// What every tile of one encode shares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Encoder<'a> {
+    pub(crate) shape: Shape,
+    pub(crate) key: &'a KernelKey,
+    pub(crate) layout: &'a Layout,
+    /// Tensor-level scale or amax, where the rule has one.
+    pub(crate) tensor: f32,
+    pub(crate) random: Option<Random>,
+    pub(crate) isa: Isa,
+}
+
+/// One row tile of one encode, with its part of every output: per pass, in the order of outputs.
+#[derive(Debug)]
+pub(crate) struct Tile<'v> {
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+    bands: SmallVec<[Band<'v>; 4]>,
+}
+
+impl<'a> Encoder<'a> {
+    /// Reads the tensor slot of `job`.
+    pub(crate) fn new(
+        job: &'a EncodeJob<Cpu>,
+        layout: &'a Layout,
+        context: &Context<'_>,
+        views: &mut AllViews<'_>,
+    ) -> Result<Self, KernelError> {
+        let tensor = match &job.tensor {
+            Some(slot) => views.floats.read(&slot.buffer)?[slot.index],
+            None => 1.0,
+        };
+        let random = job.stochastic.map(
+            |StochasticKey {
+                 seed,
+                 stream,
+                 first,
+             }| Random {
+                philox: Philox::new(seed, stream.wrapping_add(context.scalars.random_step << 32)),
+                first,
+            },
+        );
+        let EncodeJob {
+            shape, kernel: key, ..
+        } = job;
+        Ok(Self {
+            shape: *shape,
+            key,
+            layout,
+            tensor,
+            random,
+            isa: context.isa,
+        })
+    }
+
+    /// Cuts the outputs of `targets` into row tiles and writes the tensor scale.
+    pub(crate) fn tiles<'v>(
+        &self,
+        targets: &[Target<Cpu>],
+        views: &mut AllViews<'v>,
+    ) -> Result<Vec<Tile<'v>>, KernelError> {
+        write_tensor_scale(self.key, self.tensor, targets, views)?;
+        let cuts: Vec<usize> = self.layout.row_cuts(self.shape.rows).collect();
+        let mut tiles: Vec<Tile<'v>> = cuts
+            .windows(2)
+            .map(|c| Tile {
+                first: c[0],
+                rows: c[1] - c[0],
+                bands: SmallVec::new(),
+            })
+            .collect();
+        for output in self.layout.passes.iter().flat_map(|pass| &pass.outputs) {
+            let bytes = views.bytes.take(&targets[output.target].bytes)?;
+            let cuts: Vec<usize> = cuts.iter().map(|&row| output.cut(row)).collect();
+            let bands = bands::split(bytes, output.band_rows(), &cuts);
+            for (tile, band) in tiles.iter_mut().zip(bands) {
+                tile.bands.push(band);
+            }
+        }
+        Ok(tiles)
+    }
+
+    /// Fills one tile from `load(first column, columns)`.
+    pub(crate) fn encode(&self, tile: Tile<'_>, load: &mut dyn Load) -> Result<(), KernelError> {
+        dispatch(
+            self.key,
+            self.tensor,
+            EncodeTile {
+                encoder: self,
+                tile,
+                load,
+            },
+        )
+    }
+}
+
+/// Writes the tensor-scale buffers among `targets`.
+pub(super) fn write_tensor_scale(
+    key: &KernelKey,
+    tensor: f32,
+    targets: &[Target<Cpu>],
+    views: &mut AllViews<'_>,
+) -> Result<(), KernelError> {
+    struct Entry;
+    impl Visit for Entry {
+        type Out = f32;
+        fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) -> f32 {
+            rule.tensor_entry()
+        }
+    }
+    for target in targets
+        .iter()
+        .filter(|t| t.spec.key.part == Part::TensorScale)
+    {
+        let entry = dispatch(key, tensor, Entry)?;
+        views
+            .bytes
+            .take(&target.bytes)?
+            .copy_from_slice(&entry.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Gives the values of a tile chunk by chunk, left to right, each once.
+pub(crate) trait Load {
+    /// The values of columns `col..col + cols` of the tile.
+    fn load(&mut self, col: usize, cols: usize) -> Rect<'_>;
+}
+
+struct EncodeTile<'a, 'v> {
+    encoder: &'a Encoder<'a>,
+    tile: Tile<'v>,
+    load: &'a mut dyn Load,
+}
+
+impl Visit for EncodeTile<'_, '_> {
+    type Out = ();
+
+    fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) {
+        let Self {
+            encoder,
+            mut tile,
+            load,
+        } = self;
+        let &Encoder {
+            shape,
+            layout,
+            random,
+            isa,
+            ..
+        } = encoder;
+        let rows = tile.rows;
+        let chunk = layout.chunk_cols.min(shape.cols);
+        let mut codes = vec![E::Bits::default(); rows * chunk];
+        let mut turned = Vec::new();
+        let mut entries: Vec<R::Entry> = Vec::new();
+        for col in (0..shape.cols).step_by(layout.chunk_cols) {
+            let cols = chunk.min(shape.cols - col);
+            let rect = load.load(col, cols);
+            let mut bands = tile.bands.iter_mut();
+            for pass in &layout.passes {
+                let block = pass.block.unwrap_or([1, 1]);
+                let [down, across] = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
+                entries.resize(
+                    if R::BLOCKS { down * across } else { 0 },
+                    R::Entry::default(),
+                );
+                let codes = &mut codes[..rows * cols];
+                isa.run(Quantize::<E, R> {
+                    rule,
+                    block,
+                    rect,
+                    random: random.map(|r| (r, tile.first * shape.cols + col, shape.cols)),
+                    codes,
+                    entries: &mut entries,
+                });
+                store::<E, R>(
+                    isa,
+                    pass,
+                    &mut bands,
+                    [col, rows, cols],
+                    codes,
+                    &entries,
+                    &mut turned,
+                );
+            }
+        }
+    }
+}
+
+/// Stores codes and scales of one chunk to all outputs of `pass`.
+fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
+    isa: Isa,
+    pass: &Pass,
+    bands: &mut impl Iterator<Item = &'b mut Band<'v>>,
+    [col, rows, cols]: [usize; 3],
+    codes: &[E::Bits],
+    entries: &[R::Entry],
+    turned: &mut Vec<E::Bits>,
+) {
+    for (output, band) in pass.outputs.iter().zip(bands) {
+        match (output.part, pass.block) {
+            (Part::Data, _) if output.transposed => {
+                turned.resize(rows * cols, E::Bits::default());
+                isa.run(Turn {
+                    from: codes,
+                    rows,
+                    cols,
+                    to: turned,
+                });
+                isa.run(StoreColumns::<E> {
+                    codes: turned,
+                    band,
+                    col,
+                    rows,
+                });
+            }
+            (Part::Data, _) => isa.run(StoreRows::<E> {
+                codes,
+                output,
+                band,
+                col,
+                cols,
+            }),
+            (_, Some(block)) => store_scales(output, band, block, [col, cols], entries),
+            (_, None) => {}
+        }
+    }
+}
+
+struct StoreRows<'a, 'v, E: ElementCode> {
+    codes: &'a [E::Bits],
+    output: &'a Output,
+    band: &'a mut Band<'v>,
+    col: usize,
+    cols: usize,
+}
+
+impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self {
+            codes,
+            output,
+            band,
+            col,
+            cols,
+        } = self;
+        let bytes = band.row_mut(0);
+        let [start, len] = [E::CODE.bytes(col), E::CODE.bytes(cols)];
+        for (row, codes) in codes.chunks_exact(cols).enumerate() {
+            E::pack(codes, &mut bytes[row * output.row_bytes + start..][..len]);
+        }
+    }
+}
+
+struct StoreColumns<'a, 'v, E: ElementCode> {
+    codes: &'a [E::Bits],
+    band: &'a mut Band<'v>,
+    col: usize,
+    rows: usize,
+}
+
+impl<E: ElementCode> Kernel for StoreColumns<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (i, codes) in self.codes.chunks_exact(self.rows).enumerate() {
+            E::pack(codes, self.band.row_mut(self.col + i));
+        }
+    }
+}
+
+/// Transposes a dense matrix of unpacked codes.
+pub(super) struct Turn<'a, T> {
+    pub(super) from: &'a [T],
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) to: &'a mut [T],
+}
+
+impl<T: Copy> Kernel for Turn<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        const SIDE: usize = 16;
+        let Self {
+            from,
+            rows,
+            cols,
+            to,
+        } = self;
+        let (full_rows, full_cols) = (rows / SIDE * SIDE, cols / SIDE * SIDE);
+        for col in (0..full_cols).step_by(SIDE) {
+            for row in (0..full_rows).step_by(SIDE) {
+                let mut block = [[from[0]; SIDE]; SIDE];
+                for (r, line) in block.iter_mut().enumerate() {
+                    line.copy_from_slice(&from[(row + r) * cols + col..][..SIDE]);
+                }
+                for c in 0..SIDE {
+                    let out = &mut to[(col + c) * rows + row..][..SIDE];
+                    for r in 0..SIDE {
+                        out[r] = block[r][c];
+                    }
+                }
+            }
+            for row in full_rows..rows {
+                for c in col..col + SIDE {
+                    to[c * rows + row] = from[row * cols + c];
+                }
+            }
+        }
+        for c in full_cols..cols {
+            for row in 0..rows {
+                to[c * rows + row] = from[row * cols + c];
+            }
+        }
+    }
+}
+
+fn store_scales<T: ScaleEntry>(
+    output: &Output,
+    band: &mut Band<'_>,
+    block: [usize; 2],
+    [col, cols]: [usize; 2],
+    entries: &[T],
+) {
+    let [first, across] = [col / block[1], cols.div_ceil(block[1])];
+    if across == 0 {
+        return;
+    }
+    let size = T::BYTES;
+    for (group, entries) in entries.chunks_exact(across).enumerate() {
+        if output.transposed {
+            for (i, entry) in entries.iter().enumerate() {
+                let bytes = &mut band.row_mut(first + i)[group * size..][..size];
+                T::store(std::slice::from_ref(entry), bytes);
+            }
+        } else {
+            let bytes = &mut band.row_mut(0)[group * output.row_bytes + first * size..];
+            T::store(entries, &mut bytes[..across * size]);
+        }
+    }
+}
+
+/// Values of a source matrix.
+struct SourceRows<'a> {
+    values: Values<'a>,
+    rounding: SourceRounding,
+    isa: Isa,
+    start: usize,
+    stride: usize,
+    rows: usize,
+    scratch: Vec<f32>,
+}
+
+impl Load for SourceRows<'_> {
+    fn load(&mut self, col: usize, cols: usize) -> Rect<'_> {
+        let Self {
+            values,
+            rounding,
+            isa,
+            start,
+            stride,
+            rows,
+            ref mut scratch,
+        } = *self;
+        values.rect(isa, rounding, start + col, stride, [rows, cols], scratch)
+    }
+}
+
+/// Runs every encode of a plan.
+pub(crate) fn run(
+    jobs: &[EncodeJob<Cpu>],
+    layouts: &[Layout],
+    context: &Context<'_>,
+    views: &mut AllViews<'_>,
+) -> Result<(), KernelError> {
+    let mut tasks = Vec::new();
+    for (job, layout) in jobs.iter().zip(layouts) {
+        let encoder = Encoder::new(job, layout, context, views)?;
+        let values = source(&job.source, views)?;
+        for tile in encoder.tiles(&job.targets, views)? {
+            tasks.push((encoder, values, job.source_rounding, tile));
+        }
+    }
+    for_each(context, tasks, |(encoder, values, rounding, tile)| {
+        let stride = encoder.shape.cols;
+        let (start, rows, isa) = (tile.first * stride, tile.rows, encoder.isa);
+        let scratch = Vec::new();
+        let mut load = SourceRows {
+            values,
+            rounding,
+            isa,
+            start,
+            stride,
+            rows,
+            scratch,
+        };
+        encoder.encode(tile, &mut load)
+    })
+}

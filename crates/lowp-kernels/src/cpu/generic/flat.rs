@@ -1,0 +1,302 @@
+//! Encoding a range of a flattened matrix with agreed amaxes (docs/numerics.md 11).
+
+use lowp_format::codec::e2m1;
+use lowp_format::{Axis, Code, Part, Shape};
+
+use super::convert::{Rect, Values};
+use super::encode::write_tensor_scale;
+use super::{Context, for_each, source};
+use crate::cpu::Cpu;
+use crate::cpu::access::AllViews;
+use crate::cpu::bands::{self, Band};
+use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::layout::block_of;
+use crate::table::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
+use crate::{FlatEncodeJob, KernelError};
+
+/// Elements of one task, about.
+const TASK: usize = 64 * 1024;
+
+/// Agreed amaxes of the blocks of `block`, row-major.
+#[derive(Clone, Copy)]
+struct Amaxes<'v> {
+    block: [usize; 2],
+    values: &'v [f32],
+    across: usize,
+}
+
+/// Elements `first..first + len` of the flattened matrix, into their bytes.
+struct Data<'v> {
+    isa: Isa,
+    job: &'v FlatEncodeJob<Cpu>,
+    amaxes: Option<Amaxes<'v>>,
+    values: Values<'v>,
+    first: usize,
+    len: usize,
+    band: Band<'v>,
+}
+
+impl Visit for Data<'_> {
+    type Out = ();
+
+    fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) {
+        let Self {
+            isa,
+            job,
+            amaxes,
+            values,
+            first,
+            len,
+            mut band,
+        } = self;
+        let cols = job.shape.cols;
+        let bytes = band.row_mut(0);
+        let bits = E::CODE.bits();
+        let first_byte = first * bits / 8;
+        let mut codes = vec![E::Bits::default(); cols.min(len)];
+        let mut multipliers = vec![0f32; codes.len()];
+        let mut scratch = Vec::new();
+        let (mut at, end) = (first, first + len);
+        while at < end {
+            let (row, col) = (at / cols, at % cols);
+            let count = (cols - col).min(end - at);
+            let start = at - job.start;
+            let rect = values.rect(
+                isa,
+                job.source_rounding,
+                start,
+                count,
+                [1, count],
+                &mut scratch,
+            );
+            let multipliers = &mut multipliers[..count];
+            match amaxes {
+                Some(amaxes) => fill_multipliers::<E, R>(rule, amaxes, row, col, multipliers),
+                None => multipliers.fill(rule.encode::<E>(0.0).1),
+            }
+            let codes = &mut codes[..count];
+            isa.run(Apply::<E> {
+                rect,
+                multipliers,
+                scaled: R::SCALED,
+                codes,
+            });
+            store::<E>(codes, at, at * bits / 8 - first_byte, bytes);
+            at += count;
+        }
+    }
+}
+
+/// The multipliers of row `row` from column `col` on.
+fn fill_multipliers<E: ElementCode, R: ScaleKernel>(
+    rule: R,
+    amaxes: Amaxes<'_>,
+    row: usize,
+    col: usize,
+    multipliers: &mut [f32],
+) {
+    let [height, width] = amaxes.block;
+    let line = &amaxes.values[row / height * amaxes.across..][..amaxes.across];
+    let (mut at, end) = (col, col + multipliers.len());
+    while at < end {
+        let next = ((at / width + 1) * width).min(end);
+        let (_, multiplier) = rule.encode::<E>(line[at / width]);
+        multipliers[at - col..next - col].fill(multiplier);
+        at = next;
+    }
+}
+
+/// Writes codes of elements from `at` on to `bytes` from `byte` on; half bytes of other elements
+/// keep their bits.
+fn store<E: ElementCode>(codes: &[E::Bits], at: usize, byte: usize, bytes: &mut [u8]) {
+    let mut nibble = [0u8];
+    let mut put = |code: &E::Bits, index: usize, bytes: &mut [u8]| {
+        E::pack(std::slice::from_ref(code), &mut nibble);
+        e2m1::set_nibble(bytes, index, nibble[0]);
+    };
+    if E::CODE.bits() >= 8 {
+        let len = E::CODE.bytes(codes.len());
+        E::pack(codes, &mut bytes[byte..byte + len]);
+        return;
+    }
+    let (mut codes, mut byte) = (codes, byte);
+    if at % 2 == 1 {
+        let Some((first, rest)) = codes.split_first() else {
+            return;
+        };
+        put(first, 1, &mut bytes[byte..]);
+        (codes, byte) = (rest, byte + 1);
+    }
+    let (whole, last) = codes.split_at(codes.len() / 2 * 2);
+    E::pack(whole, &mut bytes[byte..byte + whole.len() / 2]);
+    if let [last] = last {
+        put(last, 0, &mut bytes[byte + whole.len() / 2..]);
+    }
+}
+
+struct Apply<'a, E: ElementCode> {
+    rect: Rect<'a>,
+    multipliers: &'a [f32],
+    scaled: bool,
+    codes: &'a mut [E::Bits],
+}
+
+impl<E: ElementCode> Kernel for Apply<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let values = self.rect.row(0);
+        if self.scaled {
+            for ((code, &x), &m) in self.codes.iter_mut().zip(values).zip(self.multipliers) {
+                *code = E::encode(x * m);
+            }
+        } else {
+            for (code, &x) in self.codes.iter_mut().zip(values) {
+                *code = E::encode(x);
+            }
+        }
+    }
+}
+
+/// All scales of one Compact buffer, from agreed amaxes.
+struct Scales<'v> {
+    shape: Shape,
+    amaxes: Amaxes<'v>,
+    transposed: bool,
+    out: &'v mut [u8],
+}
+
+impl Visit for Scales<'_> {
+    type Out = ();
+
+    fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) {
+        let Amaxes {
+            block,
+            values,
+            across,
+        } = self.amaxes;
+        let down = self.shape.rows.div_ceil(block[0]);
+        let size = R::Entry::BYTES;
+        for i in 0..down {
+            for j in 0..across {
+                let (entry, _) = rule.encode::<E>(values[i * across + j]);
+                let at = if self.transposed {
+                    j * down + i
+                } else {
+                    i * across + j
+                };
+                R::Entry::store(&[entry], &mut self.out[at * size..][..size]);
+            }
+        }
+    }
+}
+
+enum Task<'v> {
+    Data(Data<'v>),
+    Scales(&'v FlatEncodeJob<Cpu>, Scales<'v>),
+}
+
+/// Where the range of `job` is cut: at its ends and at whole rows, which begin on a byte.
+fn cuts(job: &FlatEncodeJob<Cpu>) -> Vec<usize> {
+    let end = job.start + job.len;
+    let cols = job.shape.cols.max(1);
+    let unit = cols * (TASK / cols).max(1);
+    let mut cuts = vec![job.start];
+    let mut next = (job.start / unit + 1) * unit;
+    while next < end {
+        cuts.push(next);
+        next += unit;
+    }
+    cuts.push(end);
+    cuts
+}
+
+/// The bytes that elements `start..start + len` touch.
+pub(crate) fn touched(code: Code, start: usize, len: usize) -> std::ops::Range<usize> {
+    let bits = code.bits();
+    start * bits / 8..((start + len) * bits).div_ceil(8)
+}
+
+/// Runs every flat encode of a plan.
+pub(crate) fn run<'v>(
+    jobs: &'v [FlatEncodeJob<Cpu>],
+    context: &Context<'_>,
+    views: &mut AllViews<'v>,
+) -> Result<(), KernelError> {
+    let mut tasks = Vec::new();
+    for job in jobs {
+        let tensor = match &job.tensor {
+            Some(slot) => views.floats.read(&slot.buffer)?[slot.index],
+            None => 1.0,
+        };
+        write_tensor_scale(&job.kernel, tensor, &job.targets, views)?;
+        let values = source(&job.source, views)?;
+        for target in &job.targets {
+            let spec = &target.spec;
+            if spec.key.part == Part::TensorScale {
+                continue;
+            }
+            let block = block_of(&job.kernel, spec.key.usage)?;
+            let amaxes = match (block, &job.blocks) {
+                (Some(block), Some(flat)) => {
+                    let part = flat.blocks.iter().find(|part| part.block == block);
+                    let start = part.map_or(0, |part| part.start);
+                    let values = &views.floats.read(&flat.amaxes)?[start..];
+                    Some(Amaxes {
+                        block,
+                        values,
+                        across: job.shape.cols.div_ceil(block[1]),
+                    })
+                }
+                _ => None,
+            };
+            match (spec.key.part, amaxes) {
+                (Part::Data, _) if job.len == 0 => {}
+                (Part::Data, _) => {
+                    let cuts = cuts(job);
+                    let base = touched(job.kernel.element, job.start, job.len);
+                    let byte = |&at: &usize| {
+                        let at = if at == job.start + job.len {
+                            base.end
+                        } else {
+                            at * job.kernel.element.bits() / 8
+                        };
+                        at - base.start
+                    };
+                    let bytes = views.bytes.take(&target.bytes)?;
+                    let positions: Vec<usize> = cuts.iter().map(byte).collect();
+                    let bands = bands::split(bytes, 1, &positions);
+                    for (cut, band) in cuts.windows(2).zip(bands) {
+                        let (first, len, isa) = (cut[0], cut[1] - cut[0], context.isa);
+                        let data = Data {
+                            isa,
+                            job,
+                            amaxes,
+                            values,
+                            first,
+                            len,
+                            band,
+                        };
+                        tasks.push((tensor, Task::Data(data)));
+                    }
+                }
+                (_, Some(amaxes)) => {
+                    let out = views.bytes.take(&target.bytes)?;
+                    let transposed = spec.axes[0] == Axis::Cols;
+                    let scales = Scales {
+                        shape: job.shape,
+                        amaxes,
+                        transposed,
+                        out,
+                    };
+                    tasks.push((tensor, Task::Scales(job, scales)));
+                }
+                (_, None) => {}
+            }
+        }
+    }
+    for_each(context, tasks, |(tensor, task)| match task {
+        Task::Data(data) => dispatch(&data.job.kernel, tensor, data),
+        Task::Scales(job, scales) => dispatch(&job.kernel, tensor, scales),
+    })
+}

@@ -1,0 +1,69 @@
+//! The kernels on slices, written once for every instruction set.
+
+use rayon::prelude::*;
+
+use self::convert::Values;
+use super::Cpu;
+use super::access::AllViews;
+use super::isa::Isa;
+use crate::{KernelError, Source, StepScalars};
+
+pub(crate) mod adamw;
+pub(crate) mod amax;
+mod convert;
+pub(crate) mod decode;
+pub(crate) mod encode;
+pub(crate) mod flat;
+pub(crate) mod interleave;
+mod maxima;
+pub(crate) mod norm;
+mod quantize;
+pub(crate) mod repack;
+pub(crate) mod scale;
+pub(crate) mod transpose;
+
+/// Work on fewer elements than this runs on the calling thread: waking others costs more.
+const INLINE_ELEMENTS: usize = 16 * 1024;
+
+/// What a run fixes for all its tasks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) scalars: &'a StepScalars,
+    /// Elements of all jobs.
+    pub(crate) elements: usize,
+}
+
+/// Runs independent tasks, in parallel where that pays.
+fn for_each<T: Send>(
+    context: &Context<'_>,
+    tasks: Vec<T>,
+    run: impl Fn(T) -> Result<(), KernelError> + Sync + Send,
+) -> Result<(), KernelError> {
+    if context.elements < INLINE_ELEMENTS || tasks.len() < 2 {
+        tasks.into_iter().try_for_each(run)
+    } else {
+        tasks.into_par_iter().try_for_each(run)
+    }
+}
+
+/// Runs independent tasks and returns their results in order.
+fn map<T: Send, U: Send>(
+    context: &Context<'_>,
+    tasks: Vec<T>,
+    run: impl Fn(T) -> U + Sync + Send,
+) -> Vec<U> {
+    if context.elements < INLINE_ELEMENTS || tasks.len() < 2 {
+        tasks.into_iter().map(run).collect()
+    } else {
+        tasks.into_par_iter().map(run).collect()
+    }
+}
+
+/// The values of `source`.
+fn source<'v>(source: &Source<Cpu>, views: &mut AllViews<'v>) -> Result<Values<'v>, KernelError> {
+    match source {
+        Source::F32(buffer) => views.floats.read(buffer).map(Values::F32),
+        Source::Bf16(buffer) => views.halves.read(buffer).map(Values::Bf16),
+    }
+}
