@@ -1,9 +1,9 @@
 //! A decoder-only byte-level transformer: pre-norm blocks, learned positions, untied head.
 
-use crate::init::Init;
 use crate::linear::Linear;
 use crate::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
-use candle_core::{Device, Result, Tensor, Var, bail};
+use candle_core::{Result, Tensor, Var, bail};
+use lowp_shard::Init;
 use std::sync::Arc;
 
 /// Bytes are the tokens.
@@ -131,15 +131,15 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// Builds the model over `linears`, one per entry of [`GptConfig::linears`]; variables start from `seed`, numbered
-    /// after the linear layers. Products of the head use at most `threads` threads.
+    /// Builds the model over `linears`, one per entry of [`GptConfig::linears`], and `vars`, one per
+    /// entry of [`GptConfig::vars`]. Products of the head use at most `threads` threads.
     ///
     /// # Errors
-    /// If the number of layers is wrong or the heads do not divide the width.
+    /// If the number of layers or variables is wrong or the heads do not divide the width.
     pub fn new(
         config: GptConfig,
         linears: Vec<Box<dyn Linear>>,
-        seed: u64,
+        vars: Vec<Var>,
         threads: usize,
     ) -> Result<Self> {
         let expected = config.linears().len();
@@ -156,12 +156,12 @@ impl Gpt {
                 config.dim
             );
         }
-        let mut vars = Vec::new();
-        for (spec, number) in config.vars().into_iter().zip(expected..) {
-            let count = spec.shape.iter().product();
-            let number = u32::try_from(number).map_err(candle_core::Error::wrap)?;
-            let values = spec.init.values(seed, number, 0..count);
-            vars.push(Var::from_vec(values, spec.shape, &Device::Cpu)?);
+        if vars.len() != config.vars().len() {
+            bail!(
+                "{} variables for a model that has {}",
+                vars.len(),
+                config.vars().len()
+            );
         }
         Ok(Self {
             config,

@@ -23,15 +23,19 @@
 
 mod gemm;
 mod gpt;
-mod init;
+mod hadamard;
 mod linear;
 mod memory_weight;
+mod operand;
 pub mod ops;
-mod philox;
+mod sharded_model;
+mod sharded_weight;
 
 pub use gemm::{MatMut, MatRef, matmul, product};
 pub use gpt::{Batch, Gpt, GptConfig, LinearSpec, VOCABULARY, VarSpec};
-pub use init::{Init, normal};
-pub use linear::{Exact, Linear, OperandCast, OperandRole, Phase, QuantLinear, WeightSource};
+pub use hadamard::hadamard_rows;
+pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
 pub use memory_weight::MemoryWeight;
-pub use philox::{philox4x32, uniform_index};
+pub use operand::{OperandPlan, PassState, RecipeOperands};
+pub use sharded_model::{ModelOptions, ShardedModel, WeightBytes};
+pub use sharded_weight::ShardedWeight;

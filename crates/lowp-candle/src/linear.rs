@@ -3,18 +3,10 @@
 use crate::gemm::{MatRef, product};
 use crate::ops::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use lowp_format::Phase;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-
-/// Which pass a weight is needed for; decides what is gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// `y = x W^T` reads the weight along its rows.
-    Forward,
-    /// `dx = dy W` reads the weight along its columns.
-    Backward,
-}
 
 /// Where a layer's weight comes from and where its gradient goes.
 ///

@@ -1,7 +1,8 @@
 //! A weight held whole in f32 by one process: the baseline, and the reference of tests.
 
-use crate::linear::{Phase, WeightSource};
+use crate::linear::WeightSource;
 use candle_core::{Result, bail};
+use lowp_format::Phase;
 use std::sync::{Mutex, MutexGuard};
 
 /// An unsharded, unquantized [`WeightSource`]; gradients add up until they are taken.

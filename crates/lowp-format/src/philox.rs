@@ -51,6 +51,14 @@ impl Philox {
         (words[(index / 4 % 4) as usize] >> (8 * (index % 4))) as u8
     }
 
+    /// A value in `0..bound` for element `index`, by multiply-and-shift over 64 random bits; 0 where
+    /// the bound is 0.
+    pub const fn below(&self, index: u64, bound: u64) -> u64 {
+        let words = self.block(index);
+        let bits = words[0] as u128 | (words[1] as u128) << 32;
+        ((bits * bound as u128) >> 64) as u64
+    }
+
     /// A value of the standard normal distribution for element `index` (Box-Muller in binary64,
     /// rounded once to binary32).
     pub fn normal(&self, index: u64) -> f32 {

@@ -1,7 +1,7 @@
 //! [`AdamW`]: one optimizer step over all parameters of a rank.
 
 use half::bf16;
-use lowp_kernels::{Backend, Source, StepScalars};
+use lowp_kernels::{Backend, Moments, Source, StepScalars};
 use lowp_shard::{Communicator, Requantize, ScaleBook};
 
 use crate::clip::{NormPlan, clip_factor};
@@ -21,7 +21,11 @@ pub struct StepOptions {
 
 impl Default for StepOptions {
     fn default() -> Self {
-        Self { lr_factor: 1.0, grad_scale: 1.0, max_norm: None }
+        Self {
+            lr_factor: 1.0,
+            grad_scale: 1.0,
+            max_norm: None,
+        }
     }
 }
 
@@ -84,9 +88,14 @@ impl<B: Backend> AdamW<B> {
     ) -> Result<StepReport, OptimError> {
         self.check_ready(world)?;
         let raw = self.norm.measure(&self.backend, shards)?;
-        let grad = GradNorm { norm: raw.norm * f64::from(options.grad_scale.abs()), ..raw };
+        let grad = GradNorm {
+            norm: raw.norm * f64::from(options.grad_scale.abs()),
+            ..raw
+        };
         let applied = grad.non_finite == 0 && options.grad_scale.is_finite();
-        let clip = options.max_norm.map_or(1.0, |max_norm| clip_factor(grad.norm, max_norm));
+        let clip = options
+            .max_norm
+            .map_or(1.0, |max_norm| clip_factor(grad.norm, max_norm));
         let scalars = StepScalars {
             adam: self
                 .groups
@@ -106,8 +115,14 @@ impl<B: Backend> AdamW<B> {
         } else {
             self.skipped += 1;
         }
-        self.finish_step(applied)?;
-        Ok(StepReport { applied, grad, clip })
+        for param in &mut self.params {
+            param.ready = false;
+        }
+        Ok(StepReport {
+            applied,
+            grad,
+            clip,
+        })
     }
 
     /// Stores an f32 gradient of this rank's rows and marks it ready.
@@ -118,7 +133,10 @@ impl<B: Backend> AdamW<B> {
         let param = &mut self.params[id.0];
         check_len(param, values.len())?;
         let Source::F32(buffer) = &param.grad else {
-            return Err(OptimError::GradDtype { name: param.name.clone(), expected: "bf16" });
+            return Err(OptimError::GradDtype {
+                name: param.name.clone(),
+                expected: "bf16",
+            });
         };
         self.backend.write(buffer, 0, values)?;
         param.ready = true;
@@ -133,7 +151,10 @@ impl<B: Backend> AdamW<B> {
         let param = &mut self.params[id.0];
         check_len(param, values.len())?;
         let Source::Bf16(buffer) = &param.grad else {
-            return Err(OptimError::GradDtype { name: param.name.clone(), expected: "f32" });
+            return Err(OptimError::GradDtype {
+                name: param.name.clone(),
+                expected: "f32",
+            });
         };
         self.backend.write(buffer, 0, values)?;
         param.ready = true;
@@ -159,6 +180,28 @@ impl<B: Backend> AdamW<B> {
         Ok(self.backend.download(&self.params[id.0].master)?)
     }
 
+    /// The first and second moments of this rank's rows, widened to f32.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn moments(&self, id: ParamId) -> Result<[Vec<f32>; 2], OptimError> {
+        let backend = &self.backend;
+        let widen = |buffer| -> Result<Vec<f32>, OptimError> {
+            let values: Vec<bf16> = backend.download(buffer)?;
+            Ok(values.into_iter().map(bf16::to_f32).collect())
+        };
+        Ok(match &self.params[id.0].moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => [backend.download(exp_avg)?, backend.download(exp_avg_sq)?],
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => [widen(exp_avg)?, widen(exp_avg_sq)?],
+        })
+    }
+
     /// Number of parameters.
     pub fn len(&self) -> usize {
         self.params.len()
@@ -182,7 +225,9 @@ impl<B: Backend> AdamW<B> {
     /// A rank that lacks a gradient must not leave the others waiting in a collective.
     fn check_ready(&self, world: &dyn Communicator<B>) -> Result<(), OptimError> {
         let missing = self.params.iter().filter(|p| !p.ready).count();
-        let Some(first) = self.params.iter().find(|p| !p.ready) else { return Ok(()) };
+        let Some(first) = self.params.iter().find(|p| !p.ready) else {
+            return Ok(());
+        };
         let error = OptimError::MissingGradient {
             name: first.name.clone(),
             missing,
@@ -191,21 +236,6 @@ impl<B: Backend> AdamW<B> {
         world.abort(&error.to_string());
         Err(error)
     }
-
-    fn finish_step(&mut self, applied: bool) -> Result<(), OptimError> {
-        for param in &mut self.params {
-            param.ready = false;
-            param.updates += u64::from(applied);
-            if param.updates != self.steps {
-                return Err(OptimError::UpdateCount {
-                    name: param.name.clone(),
-                    expected: self.steps,
-                    found: param.updates,
-                });
-            }
-        }
-        Ok(())
-    }
 }
 
 fn check_len<B: Backend>(param: &Param<B>, found: usize) -> Result<(), OptimError> {
@@ -213,5 +243,10 @@ fn check_len<B: Backend>(param: &Param<B>, found: usize) -> Result<(), OptimErro
         return Ok(());
     }
     let (name, what, needed) = (param.name.clone(), "the gradient", param.len);
-    Err(OptimError::Length { name, what, found, needed })
+    Err(OptimError::Length {
+        name,
+        what,
+        found,
+        needed,
+    })
 }

@@ -32,10 +32,16 @@ impl<B: Backend> NormPlan<B> {
         let mut jobs = Vec::with_capacity(grads.len());
         for source in grads {
             let out = backend.alloc::<u8>(16)?;
-            jobs.push(SumSquaresJob { source: source.clone(), out: out.clone() });
+            jobs.push(SumSquaresJob {
+                source: source.clone(),
+                out: out.clone(),
+            });
             sums.push(out);
         }
-        Ok(Self { plan: backend.plan(Work::SumSquares(jobs))?, sums })
+        Ok(Self {
+            plan: backend.plan(Work::SumSquares(jobs))?,
+            sums,
+        })
     }
 
     /// Sums are added in parameter order on each rank, then in rank order.
@@ -56,8 +62,12 @@ impl<B: Backend> NormPlan<B> {
             totals[0] += f64::from_le_bytes(squares);
             totals[1] += u64::from_le_bytes(count) as f64;
         }
-        comm.all_reduce_sum_f64(&mut totals).map_err(ShardError::from)?;
-        Ok(GradNorm { norm: totals[0].sqrt(), non_finite: totals[1] as u64 })
+        comm.all_reduce_sum_f64(&mut totals)
+            .map_err(ShardError::from)?;
+        Ok(GradNorm {
+            norm: totals[0].sqrt(),
+            non_finite: totals[1] as u64,
+        })
     }
 }
 

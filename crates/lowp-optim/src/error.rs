@@ -18,13 +18,17 @@ pub enum OptimError {
     #[error(transparent)]
     Shard(#[from] ShardError),
     /// Two parameters of one name.
-    #[error("two parameters are called '{name}'; every parameter is updated exactly once per step, so register it once")]
+    #[error(
+        "two parameters are called '{name}'; every parameter is updated exactly once per step, so register it once"
+    )]
     DuplicateParam {
         /// The name.
         name: String,
     },
     /// A parameter group that does not exist.
-    #[error("parameter '{name}' is in group {group}, and there are {groups} groups; add the group first")]
+    #[error(
+        "parameter '{name}' is in group {group}, and there are {groups} groups; add the group first"
+    )]
     NoGroup {
         /// The parameter.
         name: String,
@@ -46,7 +50,9 @@ pub enum OptimError {
         needed: usize,
     },
     /// A gradient of another dtype.
-    #[error("parameter '{name}' takes {expected} gradients; register it with ParamSpec::grad set to the dtype you pass")]
+    #[error(
+        "parameter '{name}' takes {expected} gradients; register it with ParamSpec::grad set to the dtype you pass"
+    )]
     GradDtype {
         /// The parameter.
         name: String,
@@ -54,7 +60,9 @@ pub enum OptimError {
         expected: &'static str,
     },
     /// A step without the gradient of a parameter.
-    #[error("parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or set the gradient to zero")]
+    #[error(
+        "parameter '{name}' has no gradient in this step ({missing} of {total} lack one); run its backward, or set the gradient to zero"
+    )]
     MissingGradient {
         /// The first parameter without one.
         name: String,
@@ -62,15 +70,5 @@ pub enum OptimError {
         missing: usize,
         /// How many there are.
         total: usize,
-    },
-    /// A parameter that was not updated with the others.
-    #[error("parameter '{name}' was updated {found} times in {expected} steps; this is a defect in lowp: please report it")]
-    UpdateCount {
-        /// The parameter.
-        name: String,
-        /// Steps applied.
-        expected: u64,
-        /// Updates of this parameter.
-        found: u64,
     },
 }

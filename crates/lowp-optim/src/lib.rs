@@ -12,10 +12,9 @@
 //! use lowp_kernels::{Backend, Cpu};
 //! use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 //! use lowp_shard::{LocalComm, ScaleBookBuilder};
-//! use std::time::Duration;
 //!
 //! let cpu = Cpu::default();
-//! let comm = LocalComm::world(cpu.clone(), 1, Duration::from_secs(5)).remove(0);
+//! let comm = LocalComm::solo(&cpu);
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(32, 64);
 //! let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| cpu.alloc::<u8>(n))?;

@@ -5,9 +5,9 @@ use lowp_format::{QuantizedTensor, Recipe};
 use lowp_kernels::{AdamMode, AdamScalars, AdamwJob, Backend, Moments, Source, Work};
 use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
 
+use crate::OptimError;
 use crate::adamw::AdamW;
 use crate::clip::NormPlan;
-use crate::OptimError;
 
 /// Hyperparameters of a parameter group.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,11 @@ impl Group {
             correction1: 1.0,
             correction2: 1.0,
         };
-        if self.bias_correction { scalars.at_step(step) } else { scalars }
+        if self.bias_correction {
+            scalars.at_step(step)
+        } else {
+            scalars
+        }
     }
 }
 
@@ -108,7 +112,6 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) grad: Source<B>,
     pub(crate) item: CastItem<B>,
     pub(crate) ready: bool,
-    pub(crate) updates: u64,
 }
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
@@ -122,7 +125,11 @@ pub struct AdamWBuilder<B: Backend> {
 impl<B: Backend> AdamWBuilder<B> {
     /// An optimizer on `backend` with no groups and no parameters yet.
     pub fn new(backend: &B) -> Self {
-        Self { backend: backend.clone(), groups: Vec::new(), params: Vec::new() }
+        Self {
+            backend: backend.clone(),
+            groups: Vec::new(),
+            params: Vec::new(),
+        }
     }
 
     /// Adds a group and returns its index.
@@ -142,17 +149,32 @@ impl<B: Backend> AdamWBuilder<B> {
         tensor: &QuantizedTensor<B::Buffer<u8>, R>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
-        let ParamSpec { name, group, master, grad, moments } = spec;
+        let ParamSpec {
+            name,
+            group,
+            master,
+            grad,
+            moments,
+        } = spec;
         let (len, groups) = (tensor.shape().elements(), self.groups.len());
         if self.params.iter().any(|p| p.name == name) {
             return Err(OptimError::DuplicateParam { name });
         }
         if group >= groups {
-            return Err(OptimError::NoGroup { name, group, groups });
+            return Err(OptimError::NoGroup {
+                name,
+                group,
+                groups,
+            });
         }
         if master.len() != len {
             let (what, found) = ("the master", master.len());
-            return Err(OptimError::Length { name, what, found, needed: len });
+            return Err(OptimError::Length {
+                name,
+                what,
+                found,
+                needed: len,
+            });
         }
         let backend = &self.backend;
         let master = backend.upload(&master)?;
@@ -171,18 +193,32 @@ impl<B: Backend> AdamWBuilder<B> {
             FloatDtype::Bf16 => Source::Bf16(backend.alloc::<bf16>(len)?),
         };
         let item = CastItem::rows(tensor, Source::F32(master.clone()), book);
-        let param =
-            Param { name, group, len, master, moments, grad, item, ready: false, updates: 0 };
+        let param = Param {
+            name,
+            group,
+            len,
+            master,
+            moments,
+            grad,
+            item,
+            ready: false,
+        };
         self.params.push(param);
         Ok(ParamId(self.params.len() - 1))
     }
 
-    /// Plans the step. `book` is the built book that the parameters were registered in.
+    /// Plans the step: one job per parameter over buffers that no other job writes, so every
+    /// parameter is updated exactly once. `book` is the built book that the parameters were
+    /// registered in.
     ///
     /// # Errors
     /// Buffers that two parameters share, or ingredients without a kernel.
     pub fn finish(self, book: &ScaleBook<B>) -> Result<AdamW<B>, OptimError> {
-        let Self { backend, groups, params } = self;
+        let Self {
+            backend,
+            groups,
+            params,
+        } = self;
         let update = params
             .iter()
             .map(|p| AdamwJob {

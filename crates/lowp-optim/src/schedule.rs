@@ -33,7 +33,11 @@ mod tests {
 
     #[test]
     fn warms_up_linearly_and_ends_at_the_floor() {
-        let schedule = Schedule { warmup: 4, total: 20, floor: 0.1 };
+        let schedule = Schedule {
+            warmup: 4,
+            total: 20,
+            floor: 0.1,
+        };
         assert_eq!([1, 2, 4].map(|s| schedule.factor(s)), [0.25, 0.5, 1.0]);
         assert_eq!(schedule.factor(20), 0.1);
         assert_eq!(schedule.factor(99), 0.1);
@@ -43,7 +47,11 @@ mod tests {
 
     #[test]
     fn no_warmup_starts_at_the_top() {
-        let schedule = Schedule { warmup: 0, total: 10, floor: 0.0 };
+        let schedule = Schedule {
+            warmup: 0,
+            total: 10,
+            floor: 0.0,
+        };
         assert!(schedule.factor(1) > 0.97);
     }
 }

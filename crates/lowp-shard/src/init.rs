@@ -48,6 +48,9 @@ mod tests {
         let values = Init::Normal(2.0).rows(1, 0, 0..100, 100);
         let mean = values.iter().sum::<f32>() / 1e4;
         let var = values.iter().map(|v| v * v).sum::<f32>() / 1e4;
-        assert!(mean.abs() < 0.06 && (var - 4.0).abs() < 0.25, "mean {mean}, variance {var}");
+        assert!(
+            mean.abs() < 0.06 && (var - 4.0).abs() < 0.25,
+            "mean {mean}, variance {var}"
+        );
     }
 }

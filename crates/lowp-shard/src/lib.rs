@@ -68,6 +68,7 @@ mod mesh;
 mod requantize;
 mod scale_book;
 mod shard;
+mod whole;
 
 pub use comm::{
     Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, run_ranks,
@@ -75,8 +76,9 @@ pub use comm::{
 pub use error::ShardError;
 pub use flat_shard::FlatShard;
 pub use gather::{GatherAccount, GatherGroup, GatherPool, ParamAccount};
-pub use init::*;
+pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
-pub use requantize::*;
-pub use scale_book::*;
+pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
+pub use scale_book::{ScaleBook, ScaleBookBuilder};
 pub use shard::{ShardSpec, ShardedTensor};
+pub use whole::{decode_job, dequantize, quantize, scales_in_form};

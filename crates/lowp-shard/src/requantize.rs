@@ -2,7 +2,7 @@
 //! tensors, row shards and flat shards.
 
 use lowp_format::{
-    KernelKey, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, cdiv,
+    KernelKey, Part, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, Usage, cdiv,
 };
 use lowp_kernels::{
     AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Slot, Source, StepScalars,
@@ -10,7 +10,7 @@ use lowp_kernels::{
 };
 use smallvec::SmallVec;
 
-use crate::{Communicator, ScaleBook, ScaleBookBuilder, ShardError};
+use crate::{Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ShardError};
 
 /// The part of a matrix that a cast covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +84,10 @@ impl<B: Backend> CastItem<B> {
         for block in kernel.blocks.into_iter().flatten() {
             if !blocks.iter().any(|b| b.block == block) {
                 let count = cdiv(shape.rows, block[0]) * cdiv(shape.cols, block[1]);
-                blocks.push(BlockAmax { block, start: book.reserve_blocks(count) });
+                blocks.push(BlockAmax {
+                    block,
+                    start: book.reserve_blocks(count),
+                });
             }
         }
         Self {
@@ -144,9 +147,10 @@ impl<B: Backend> CastItem<B> {
 
     fn flat_job(&self, book: &ScaleBook<B>, start: usize, len: usize) -> FlatEncodeJob<B> {
         let blocks = match &self.extent {
-            Extent::Flat { blocks, .. } if !blocks.is_empty() => {
-                Some(FlatBlocks { amaxes: book.observed().clone(), blocks: placed(blocks, book) })
-            }
+            Extent::Flat { blocks, .. } if !blocks.is_empty() => Some(FlatBlocks {
+                amaxes: book.observed().clone(),
+                blocks: placed(blocks, book),
+            }),
             _ => None,
         };
         FlatEncodeJob {
@@ -170,14 +174,49 @@ pub fn targets<B: Backend, R: Recipe>(
     tensor
         .buffers()
         .iter()
-        .map(|b| Target { spec: b.spec, bytes: b.storage.clone() })
+        .map(|b| Target {
+            spec: b.spec,
+            bytes: b.storage.clone(),
+        })
         .collect()
+}
+
+/// Allocates what one rank's flat cast of `usage` fills: the bytes of its data that `shard`
+/// touches, and whole arrays of scales. Buffers that are derived after the gather are left out.
+///
+/// # Errors
+/// The backend has no room.
+pub fn flat_targets<B: Backend, R: Recipe>(
+    backend: &B,
+    recipe: &R,
+    shard: &FlatShard,
+    usage: Usage,
+) -> Result<SmallVec<[Target<B>; 6]>, ShardError> {
+    recipe.check(shard.shape())?;
+    let mut targets = SmallVec::new();
+    for spec in recipe.stored(usage) {
+        let bytes = match spec.key.part {
+            Part::Data => shard.bytes().len(),
+            Part::BlockScale | Part::TensorScale => spec.bytes(shard.shape()),
+        };
+        targets.push(Target {
+            spec,
+            bytes: backend.alloc::<u8>(bytes)?,
+        });
+    }
+    Ok(targets)
 }
 
 /// Reserved blocks, placed in the observed vector of the built book.
 fn placed<B: Backend>(blocks: &[BlockAmax], book: &ScaleBook<B>) -> SmallVec<[BlockAmax; 2]> {
     let shift = book.blocks_start();
-    blocks.iter().map(|b| BlockAmax { start: b.start + shift, ..*b }).collect()
+    blocks
+        .iter()
+        .map(|b| BlockAmax {
+            start: b.start + shift,
+            ..*b
+        })
+        .collect()
 }
 
 /// A cast of many tensors, planned once.
@@ -202,7 +241,10 @@ impl<B: Backend> Requantize<B> {
         book: &ScaleBook<B>,
         items: &[CastItem<B>],
     ) -> Result<Self, ShardError> {
-        let observe = items.iter().filter_map(|item| item.amax_job(book)).collect();
+        let observe = items
+            .iter()
+            .filter_map(|item| item.amax_job(book))
+            .collect();
         let casts = |late: bool| -> Result<[B::Plan; 2], ShardError> {
             let mut rows = Vec::new();
             let mut flats = Vec::new();
@@ -212,7 +254,10 @@ impl<B: Backend> Requantize<B> {
                     Extent::Flat { start, len, .. } => flats.push(item.flat_job(book, start, len)),
                 }
             }
-            Ok([backend.plan(Work::Encode(rows))?, backend.plan(Work::FlatEncode(flats))?])
+            Ok([
+                backend.plan(Work::Encode(rows))?,
+                backend.plan(Work::FlatEncode(flats))?,
+            ])
         };
         Ok(Self {
             backend: backend.clone(),
@@ -232,11 +277,7 @@ impl<B: Backend> Requantize<B> {
     ///
     /// # Errors
     /// A rank failed, or called something else.
-    pub fn run(
-        &self,
-        book: &ScaleBook<B>,
-        comm: &dyn Communicator<B>,
-    ) -> Result<(), ShardError> {
+    pub fn run(&self, book: &ScaleBook<B>, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
         self.cast(book, comm, false)
     }
 

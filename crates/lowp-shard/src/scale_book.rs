@@ -32,7 +32,10 @@ impl ScaleBookBuilder {
     /// Registers a tensor by its kernel ingredients, as GEMM operands are described.
     pub fn register_kernel(&mut self, kernel: KernelKey, rule: ScaleSource) -> Option<usize> {
         rule.observes_tensor_amax().then(|| {
-            self.entries.push(Entry { rule, element: kernel.element });
+            self.entries.push(Entry {
+                rule,
+                element: kernel.element,
+            });
             self.entries.len() - 1
         })
     }
@@ -75,7 +78,15 @@ impl ScaleBookBuilder {
             .collect();
         let update = backend.plan(Work::Scale(jobs))?;
         let tensors = entries.len();
-        Ok(ScaleBook { backend: backend.clone(), tensors, blocks, observed, scales, histories, update })
+        Ok(ScaleBook {
+            backend: backend.clone(),
+            tensors,
+            blocks,
+            observed,
+            scales,
+            histories,
+            update,
+        })
     }
 }
 
@@ -101,12 +112,18 @@ impl<B: Backend> ScaleBook<B> {
 
     /// The entry whose amax an observation raises.
     pub fn observed_slot(&self, index: usize) -> Slot<B> {
-        Slot { buffer: self.observed.clone(), index }
+        Slot {
+            buffer: self.observed.clone(),
+            index,
+        }
     }
 
     /// What encoding reads for `index`: the encode scale, or the tensor amax of two-level scales.
     pub fn scale_slot(&self, index: usize) -> Slot<B> {
-        Slot { buffer: self.scales.clone(), index }
+        Slot {
+            buffer: self.scales.clone(),
+            index,
+        }
     }
 
     /// Index of the first block amax in the observed vector.
@@ -171,6 +188,8 @@ impl<B: Backend> ScaleBook<B> {
     /// The backend failed.
     pub fn clear_blocks(&self) -> Result<(), ShardError> {
         let Range { start, end } = self.tensors..self.tensors + self.blocks;
-        Ok(self.backend.write(&self.observed, start, &vec![0.0; end - start])?)
+        Ok(self
+            .backend
+            .write(&self.observed, start, &vec![0.0; end - start])?)
     }
 }

@@ -2,8 +2,8 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
+use lowp_shard::Mesh;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Train a small byte-level transformer whose weights live in a low-precision format, sharded over ranks of this
 /// process, next to an fp32 baseline of the same seed and batches.
@@ -43,6 +43,10 @@ pub(crate) struct Args {
         value_parser = PossibleValuesParser::new(["true", "false"]).map(|v| v == "true")
     )]
     pub(crate) reshard_after_forward: bool,
+
+    /// How gradients travel; sums are accumulated in fp32 either way
+    #[arg(long, value_name = "f32|bf16", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
+    pub(crate) grad_wire: String,
 
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 200)]
@@ -118,52 +122,4 @@ pub(crate) struct Args {
     /// Write one self-contained HTML page with loss curves and byte bars
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     pub(crate) report: Option<PathBuf>,
-}
-
-/// Ranks as a grid: `replicate` copies, each sharded over `shard` ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mesh {
-    /// Groups that hold the same weights.
-    pub(crate) replicate: usize,
-    /// Ranks that share one copy.
-    pub(crate) shard: usize,
-}
-
-impl Mesh {
-    /// Ranks in all.
-    pub(crate) fn ranks(self) -> usize {
-        self.replicate * self.shard
-    }
-}
-
-impl FromStr for Mesh {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text
-            .split_once(['x', 'X'])
-            .and_then(|(r, s)| Some((r.parse().ok()?, s.parse().ok()?)));
-        match parsed {
-            Some((replicate, shard)) if replicate > 0 && shard > 0 => Ok(Self { replicate, shard }),
-            _ => Err("expected two positive numbers such as 2x4 (replicate x shard)".to_owned()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn meshes() {
-        let mesh = Mesh {
-            replicate: 2,
-            shard: 3,
-        };
-        assert_eq!("2x3".parse(), Ok(mesh));
-        assert_eq!(mesh.ranks(), 6);
-        for bad in ["", "2", "0x2", "2x0", "2x", "ax2", "2x2x2", "-1x2"] {
-            assert!(bad.parse::<Mesh>().is_err(), "{bad}");
-        }
-    }
 }

@@ -1,10 +1,11 @@
 //! What a run needs, checked once.
 
-use super::args::{Args, Mesh};
-use super::recipes;
-use super::schedule::Schedule;
+use super::args::Args;
+use super::recipes::{self, Run};
 use crate::usage::UsageError;
 use lowp_candle::GptConfig;
+use lowp_optim::{Group, Schedule};
+use lowp_shard::{GradWire, Mesh};
 use serde::Serialize;
 
 /// Most ranks that one process is asked to play.
@@ -20,11 +21,12 @@ pub(crate) struct Config {
     pub(crate) seed: u64,
     pub(crate) batch: usize,
     pub(crate) eval_batches: usize,
+    pub(crate) grad_wire: GradWire,
     pub(crate) schedule: Schedule,
-    pub(crate) weight_decay: f32,
+    pub(crate) group: Group,
     pub(crate) clip: f32,
-    /// Names to run, the baseline first.
-    pub(crate) runs: Vec<String>,
+    /// What to run, the baseline first.
+    pub(crate) runs: Vec<Run>,
 }
 
 /// The configuration as it stands in the JSON file and the report.
@@ -39,8 +41,8 @@ pub(crate) struct ConfigRecord {
     seed: u64,
     mesh: [usize; 2],
     reshard_after_forward: bool,
-    lr: f64,
-    warmup: usize,
+    lr: f32,
+    warmup: u64,
     weight_decay: f32,
     clip: f32,
     eval_batches: usize,
@@ -52,12 +54,9 @@ impl Config {
     /// # Errors
     /// A [`UsageError`] that names the option and a value that would work.
     pub(crate) fn new(args: &Args) -> Result<Self, UsageError> {
-        let mesh = args.mesh.unwrap_or(Mesh {
-            replicate: 1,
-            shard: args.ranks.unwrap_or(2),
-        });
+        let mesh = args.mesh.unwrap_or(Mesh::sharded(args.ranks.unwrap_or(2)));
         let counts = [
-            ("--ranks", mesh.ranks()),
+            ("--ranks", mesh.world()),
             ("--steps", args.steps),
             ("--batch", args.batch),
             ("--dim", args.dim),
@@ -69,17 +68,17 @@ impl Config {
         if let Some((option, _)) = counts.iter().find(|(_, value)| *value == 0) {
             return Err(UsageError::new(format!("{option} must be at least 1")));
         }
-        if mesh.ranks() > MAX_RANKS {
+        if mesh.world() > MAX_RANKS {
             return Err(UsageError::new(format!(
                 "{} ranks: one process plays at most {MAX_RANKS}",
-                mesh.ranks()
+                mesh.world()
             )));
         }
-        if args.batch < mesh.ranks() {
+        if args.batch < mesh.world() {
             return Err(UsageError::new(format!(
                 "--batch {} over {} ranks: every rank needs at least one sequence",
                 args.batch,
-                mesh.ranks()
+                mesh.world()
             )));
         }
         if !args.dim.is_multiple_of(args.heads) {
@@ -114,12 +113,20 @@ impl Config {
             seed: args.seed,
             batch: args.batch,
             eval_batches: args.eval_batches,
-            schedule: Schedule {
-                peak: args.lr,
-                warmup,
-                steps: args.steps,
+            grad_wire: match args.grad_wire.as_str() {
+                "bf16" => GradWire::Bf16,
+                _ => GradWire::F32,
             },
-            weight_decay: args.weight_decay as f32,
+            schedule: Schedule {
+                warmup: warmup as u64,
+                total: args.steps as u64,
+                floor: 0.1,
+            },
+            group: Group {
+                lr: args.lr as f32,
+                weight_decay: args.weight_decay as f32,
+                ..Group::default()
+            },
             clip: args.clip as f32,
             runs: recipes::select(&args.recipe, &args.compare)?,
         })
@@ -137,9 +144,9 @@ impl Config {
             seed: self.seed,
             mesh: [self.mesh.replicate, self.mesh.shard],
             reshard_after_forward: self.reshard_after_forward,
-            lr: self.schedule.peak,
+            lr: self.group.lr,
             warmup: self.schedule.warmup,
-            weight_decay: self.weight_decay,
+            weight_decay: self.group.weight_decay,
             clip: self.clip,
             eval_batches: self.eval_batches,
         }

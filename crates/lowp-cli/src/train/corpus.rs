@@ -2,7 +2,8 @@
 
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use lowp_candle::{Batch, uniform_index};
+use lowp_candle::Batch;
+use lowp_format::Philox;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -46,8 +47,10 @@ impl Corpus {
     /// Sequences `range` of the global batch of `step`: every split of a batch over ranks sees the same sequences.
     pub(crate) fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Batch {
         let starts = (self.split - self.seq) as u64;
+        // Bit 63 keeps batches apart from every other use of the seed.
+        let random = Philox::new(seed, (1 << 63) | step as u64);
         self.batch(range.map(|i| {
-            let start = uniform_index(seed, step as u64, i as u64, starts);
+            let start = random.below(i as u64, starts);
             usize::try_from(start).unwrap_or(0) // below the length of the text
         }))
     }

@@ -3,18 +3,15 @@
 mod args;
 mod config;
 mod corpus;
-mod engine;
-mod exchange;
 mod json;
-mod plain;
 mod progress;
 mod recipes;
 mod report;
 mod result;
 mod run;
-mod schedule;
 mod svg;
 mod table;
+mod variant;
 
 pub(crate) use args::Args;
 
@@ -22,9 +19,8 @@ use crate::files::write_atomically;
 use anyhow::Result;
 use config::Config;
 use corpus::Corpus;
-use exchange::Exchange;
-use plain::Plain;
 use progress::Progress;
+use recipes::Run;
 use result::RunResult;
 
 /// Runs the command.
@@ -35,8 +31,8 @@ pub(crate) fn main(args: Args) -> Result<()> {
     let config = Config::new(&args)?;
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
     let mut runs = Vec::new();
-    for name in &config.runs {
-        runs.push(train(name, &config, &corpus)?);
+    for run in &config.runs {
+        runs.push(train(run, &config, &corpus)?);
     }
     print!("{}", table::render(&runs));
     if let Some(path) = &args.json {
@@ -48,13 +44,9 @@ pub(crate) fn main(args: Args) -> Result<()> {
     Ok(())
 }
 
-fn train(name: &str, config: &Config, corpus: &Corpus) -> Result<RunResult> {
-    let progress = Progress::new(name, config.steps);
-    let connect = Exchange::group(config.mesh.ranks())
-        .into_iter()
-        .map(|exchange| move || Ok(Plain::new(config, exchange)))
-        .collect();
-    let result = run::run(name, config, corpus, connect, &progress)?;
+fn train(run: &Run, config: &Config, corpus: &Corpus) -> Result<RunResult> {
+    let progress = Progress::new(&run.name, config.steps);
+    let result = run::run(run, config, corpus, &progress)?;
     progress.finish();
     Ok(result)
 }

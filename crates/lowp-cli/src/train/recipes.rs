@@ -1,40 +1,50 @@
-//! Which runs there are: the baseline, and every recipe that has an engine.
+//! Which runs a command makes: the baseline, and what `--recipe` or `--compare` ask for.
 
+use super::variant::Variant;
 use crate::usage::UsageError;
+use lowp_format::{AnyRecipe, PlainF32};
 
 /// The name of the run that every gap is measured against.
-pub(crate) const BASELINE: &str = "fp32";
+pub(crate) const BASELINE: &str = PlainF32::NAME;
 
-/// Names of all recipes, in the order of the tables.
-pub(crate) fn names() -> Vec<String> {
-    Vec::new()
+/// One run: its name as the user wrote it, and its recipe.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Run {
+    pub(crate) name: String,
+    pub(crate) recipe: Variant,
 }
 
 /// The runs that `--recipe` and `--compare` ask for, the baseline first, each once.
 ///
 /// # Errors
 /// A name that is no recipe; the message lists those that are.
-pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<String>, UsageError> {
-    let known = names();
+pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, UsageError> {
     let one = [recipe.to_owned()];
     let asked = if compare.is_empty() { &one } else { compare };
-    let mut runs = vec![BASELINE.to_owned()];
+    let mut names = vec![BASELINE.to_owned()];
     for name in asked.iter().map(|name| name.trim()) {
-        let found = if name == "all" {
-            known.clone()
-        } else if name == BASELINE || known.iter().any(|k| k == name) {
-            vec![name.to_owned()]
+        if name == "all" {
+            names.extend(
+                AnyRecipe::low_precision()
+                    .iter()
+                    .map(|r| lowp_format::Recipe::name(r).to_owned()),
+            );
         } else {
-            return Err(UsageError::new(format!(
-                "unknown recipe '{name}'; there are: {BASELINE} {}",
-                known.join(" ")
-            )));
-        };
-        for name in found {
-            if !runs.contains(&name) {
-                runs.push(name);
-            }
+            names.push(name.to_owned());
         }
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    for name in names {
+        if runs.iter().any(|run| run.name == name) {
+            continue;
+        }
+        let recipe: Variant = name.parse().map_err(|e| UsageError::new(format!("{e}")))?;
+        if recipe.weights_lack_precision() {
+            return Err(UsageError::new(format!(
+                "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
+            )));
+        }
+        runs.push(Run { name, recipe });
     }
     Ok(runs)
 }
@@ -45,8 +55,11 @@ mod tests {
 
     #[test]
     fn baseline_comes_first_and_once() {
-        assert!(select(BASELINE, &[]).is_ok_and(|runs| runs == [BASELINE]));
-        assert!(select("", &["all".to_owned()]).is_ok_and(|runs| runs[0] == BASELINE));
+        let names = |runs: Vec<Run>| runs.into_iter().map(|r| r.name).collect::<Vec<_>>();
+        assert_eq!(names(select(BASELINE, &[]).expect("a run")), [BASELINE]);
+        let all = names(select("", &["all".to_owned()]).expect("runs"));
+        assert_eq!(all[0], BASELINE);
+        assert_eq!(all.len(), 1 + AnyRecipe::low_precision().len());
         let error = select("fp3", &[]).unwrap_err();
         assert!(error.to_string().contains("fp3"));
     }

@@ -39,7 +39,7 @@ pub(crate) fn render(config: &Config, runs: &[RunResult]) -> Result<String> {
             out,
             "<p>{} parameters ({} in linear layers), {} ranks as {} x {} (replicate x shard), {} steps, seed {}.</p>",
             run.parameters,
-            run.weight_parameters,
+            run.parameters,
             run.ranks,
             config.mesh.replicate,
             config.mesh.shard,

@@ -12,16 +12,18 @@ pub(crate) struct RunResult {
     pub(crate) train_loss: Vec<f32>,
     /// Loss on the validation split after the last step, nats per byte.
     pub(crate) val_loss: f64,
-    /// Bytes of gathered weights that one rank group sends per step, all ranks together.
+    /// Bytes of weights that the ranks of one replica put on the wire per step, as counted.
     pub(crate) wire_bytes_per_step: u64,
     /// The value of the gather plan's formula for the same.
     pub(crate) wire_bytes_formula: u64,
-    /// Bytes of weights that stay allocated between steps, all ranks together.
+    /// Bytes of weight shards that stay allocated between steps, all ranks of one replica together.
     pub(crate) resident_weight_bytes: u64,
-    /// Parameters of the whole model.
+    /// Weights of the linear layers, which the byte counts are about.
     pub(crate) parameters: usize,
-    /// Parameters of the linear layers, which the byte counts are about.
-    pub(crate) weight_parameters: usize,
+    /// Parameters of the whole model, those that stay in f32 included.
+    pub(crate) model_parameters: usize,
+    /// Steps that non-finite gradients skipped.
+    pub(crate) skipped_steps: u64,
     pub(crate) seconds_per_step: f64,
 }
 
@@ -33,6 +35,6 @@ impl RunResult {
 
     /// `bytes` per parameter of the linear layers.
     pub(crate) fn per_weight(&self, bytes: u64) -> f64 {
-        bytes as f64 / self.weight_parameters as f64
+        bytes as f64 / self.parameters as f64
     }
 }

@@ -2,68 +2,78 @@
 
 use super::config::Config;
 use super::corpus::{Corpus, share};
-use super::engine::{Accounting, Engine};
 use super::progress::Progress;
+use super::recipes::Run;
 use super::result::RunResult;
-use anyhow::{Context, Result, anyhow};
-use lowp_candle::Gpt;
+use super::variant::Variant;
+use anyhow::{Context, Result, anyhow, bail};
+use lowp_candle::{Gpt, ModelOptions, ShardedModel};
+use lowp_kernels::Cpu;
+use lowp_optim::StepOptions;
+use lowp_shard::{Communicator, MeshComm, run_ranks};
+use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Trains `recipe` with the engines that `connect` makes, one per rank, in that rank's thread.
+/// A rank that another waits for longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Trains one recipe on all ranks.
 ///
 /// # Errors
 /// What the first failing rank reports.
-pub(crate) fn run<E: Engine>(
-    recipe: &str,
+pub(crate) fn run(
+    run: &Run,
     config: &Config,
     corpus: &Corpus,
-    connect: Vec<impl FnOnce() -> Result<E> + Send>,
     progress: &Progress,
 ) -> Result<RunResult> {
-    let ranks = config.mesh.ranks();
-    let mut outcomes = thread::scope(|scope| {
-        let mut handles = Vec::new();
-        for (rank, connect) in connect.into_iter().enumerate() {
-            let progress = (rank == 0).then_some(progress);
-            let body = move || {
-                Rank {
-                    rank,
-                    config,
-                    corpus,
-                    progress,
-                }
-                .train(connect()?)
-            };
-            handles.push(scope.spawn(body));
+    let ranks = config.mesh.world();
+    let outcomes = run_ranks(&Cpu::default(), ranks, TIMEOUT, |rank, comm| {
+        // Only rank 0 reports.
+        let progress = (rank == 0).then_some(progress);
+        Rank {
+            rank,
+            config,
+            corpus,
+            progress,
         }
-        let join = |(rank, handle): (usize, thread::ScopedJoinHandle<'_, Result<Outcome>>)| {
-            let outcome = handle.join().unwrap_or_else(|_| Err(anyhow!("panicked")));
-            outcome.with_context(|| format!("{recipe}, rank {rank} of {ranks}"))
-        };
-        // Join every thread before looking at errors: one that panicked must not be left for the scope to find.
-        let joined: Vec<_> = handles.into_iter().enumerate().map(join).collect();
-        joined.into_iter().collect::<Result<Vec<_>>>()
+        .train(run.recipe, comm)
+    })
+    .map_err(|e| {
+        anyhow!("{:#}", e.cause).context(format!("{}, rank {} of {ranks}", run.name, e.rank))
     })?;
-    let outcome = outcomes.swap_remove(0);
+    let sent = |f: fn(&Outcome) -> u64| outcomes.iter().map(f).sum::<u64>();
+    // Every replica sends and stores the same.
+    let replicas = config.mesh.replicate as u64;
+    let counted = sent(|o| o.sent) / replicas;
+    let steps = config.steps as u64;
+    if counted % steps != 0 {
+        bail!(
+            "{}: {counted} bytes in {steps} steps: the steps sent unequal amounts",
+            run.name
+        );
+    }
     let linears = config.model.linears();
+    let first = outcomes.first().context("a world of no ranks")?;
     Ok(RunResult {
-        recipe: recipe.to_owned(),
+        recipe: run.name.clone(),
         ranks,
         steps: config.steps,
-        train_loss: outcome.train_loss,
-        val_loss: outcome.val_loss,
-        wire_bytes_per_step: outcome.bytes.wire_bytes_per_step,
-        wire_bytes_formula: outcome.bytes.wire_bytes_formula,
-        resident_weight_bytes: outcome.bytes.resident_weight_bytes,
-        parameters: config.model.parameters(),
-        weight_parameters: linears.iter().map(|l| l.rows * l.cols).sum(),
-        seconds_per_step: outcome.seconds / config.steps as f64,
+        train_loss: first.train_loss.clone(),
+        val_loss: first.val_loss,
+        wire_bytes_per_step: counted / steps,
+        wire_bytes_formula: sent(|o| o.sent_per_step) / replicas,
+        resident_weight_bytes: sent(|o| o.resident) / replicas,
+        parameters: linears.iter().map(|l| l.rows * l.cols).sum(),
+        model_parameters: config.model.parameters(),
+        skipped_steps: first.skipped,
+        seconds_per_step: first.seconds / config.steps as f64,
     })
 }
 
 /// Threads that the products of one rank may use, so that all ranks together use the machine once.
-pub(crate) fn threads_per_rank(ranks: usize) -> usize {
+fn threads_per_rank(ranks: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     (cores / ranks).max(1)
 }
@@ -71,7 +81,12 @@ pub(crate) fn threads_per_rank(ranks: usize) -> usize {
 struct Outcome {
     train_loss: Vec<f32>,
     val_loss: f64,
-    bytes: Accounting,
+    /// This rank's gathered weight bytes, counted over all training steps.
+    sent: u64,
+    /// The same for one step, by the gather plans.
+    sent_per_step: u64,
+    resident: u64,
+    skipped: u64,
     seconds: f64,
 }
 
@@ -79,28 +94,49 @@ struct Rank<'a> {
     rank: usize,
     config: &'a Config,
     corpus: &'a Corpus,
-    /// Only rank 0 reports.
     progress: Option<&'a Progress>,
 }
 
 impl Rank<'_> {
-    fn train(&self, mut engine: impl Engine) -> Result<Outcome> {
+    fn train(&self, recipe: Variant, comm: Arc<dyn Communicator<Cpu>>) -> Result<Outcome> {
         let config = self.config;
-        let ranks = config.mesh.ranks();
+        let ranks = config.mesh.world();
         let threads = threads_per_rank(ranks);
-        let model = Gpt::new(config.model, engine.linears()?, config.seed, threads)?;
+        let mesh = MeshComm::new(config.mesh, comm.clone())?;
+        let options = ModelOptions {
+            reshard_after_forward: config.reshard_after_forward,
+            grad_wire: config.grad_wire,
+            seed: config.seed,
+            group: config.group,
+            threads,
+        };
+        let (linears, vars) = (config.model.linears(), config.model.vars());
+        let backend = Cpu::default();
+        let mut sharded = ShardedModel::new(&backend, &mesh, recipe, &linears, &vars, options)?;
+        let model = Gpt::new(
+            config.model,
+            sharded.layers(),
+            sharded.vars().to_vec(),
+            threads,
+        )?;
         let mine = share(config.batch, ranks, self.rank);
+        let first_token = (mine.start * config.model.seq) as u64;
         let tokens = config.batch * config.model.seq;
         let mut train_loss = Vec::with_capacity(config.steps);
         let start = Instant::now();
         for step in 0..config.steps {
+            sharded.begin(step as u64, first_token, true);
             let batch = self.corpus.train(config.seed, step, mine.clone());
             let loss = model.loss(&batch, tokens)?;
             let gradients = loss.backward()?;
-            engine.finish_step(step, model.vars(), &gradients)?;
-            let loss = engine.sum(f64::from(loss.to_scalar::<f32>()?))?;
-            #[allow(clippy::cast_possible_truncation)]
-            // recorded with the precision it was computed in
+            let options = StepOptions {
+                lr_factor: config.schedule.factor(step as u64 + 1),
+                max_norm: Some(config.clip),
+                ..StepOptions::default()
+            };
+            sharded.finish_step(&gradients, &options)?;
+            let loss = sum(&*comm, f64::from(loss.to_scalar::<f32>()?))?;
+            // Recorded with the precision it was computed in.
             train_loss.push(loss as f32);
             if let Some(progress) = self.progress {
                 let rate = ((step + 1) * tokens) as f64 / start.elapsed().as_secs_f64();
@@ -108,27 +144,40 @@ impl Rank<'_> {
             }
         }
         let seconds = start.elapsed().as_secs_f64();
-        let bytes = engine.accounting()?;
+        let bytes = sharded.weight_bytes()?;
+        sharded.begin(config.steps as u64, first_token, false);
+        let val_loss = self.validate(&model, &*comm)?;
+        sharded.release()?;
         Ok(Outcome {
             train_loss,
-            val_loss: self.validate(&model, &mut engine)?,
-            bytes,
+            val_loss,
+            sent: bytes.sent,
+            sent_per_step: bytes.sent_per_step,
+            resident: bytes.resident,
+            skipped: sharded.optimizer().skipped(),
             seconds,
         })
     }
 
-    fn validate(&self, model: &Gpt, engine: &mut impl Engine) -> Result<f64> {
+    fn validate(&self, model: &Gpt, comm: &dyn Communicator<Cpu>) -> Result<f64> {
         let config = self.config;
-        let mine = share(config.batch, config.mesh.ranks(), self.rank);
+        let mine = share(config.batch, config.mesh.world(), self.rank);
         let tokens = config.batch * config.model.seq;
         let total = config.eval_batches * config.batch;
-        let mut sum = 0.0;
+        let mut loss_sum = 0.0;
         for index in 0..config.eval_batches {
             let first = index * config.batch;
             let range = first + mine.start..first + mine.end;
             let loss = model.loss(&self.corpus.validation(total, range), tokens)?;
-            sum += f64::from(loss.to_scalar::<f32>()?);
+            loss_sum += f64::from(loss.to_scalar::<f32>()?);
         }
-        Ok(engine.sum(sum)? / config.eval_batches as f64)
+        Ok(sum(comm, loss_sum)? / config.eval_batches as f64)
     }
+}
+
+/// Sum of one number over the ranks, the same on each.
+fn sum(comm: &dyn Communicator<Cpu>, value: f64) -> Result<f64> {
+    let mut values = [value];
+    comm.all_reduce_sum_f64(&mut values)?;
+    Ok(values[0])
 }

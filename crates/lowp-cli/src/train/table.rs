@@ -8,8 +8,8 @@ pub(crate) fn render(runs: &[RunResult]) -> String {
         "recipe",
         "val loss",
         "gap %",
-        "resident B/param",
-        "wire B/param",
+        "resident B/weight",
+        "wire B/weight/step",
         "formula",
         "ms/step",
     ];
@@ -52,8 +52,8 @@ pub(crate) fn render(runs: &[RunResult]) -> String {
     }
     if let Some(run) = runs.first() {
         out.push_str(&format!(
-            "{} parameters, {} of them in linear layers; bytes are those of the linear layers, all {} ranks together\n",
-            run.parameters, run.weight_parameters, run.ranks
+            "{} parameters, {} of them weights of linear layers; bytes are per such weight, all {} ranks together\n",
+            run.model_parameters, run.parameters, run.ranks
         ));
     }
     out

@@ -1,4 +1,4 @@
-//! `f32`: no quantization. The baseline, and the parameters that stay in high precision.
+//! `fp32`: no quantization. The baseline, and the parameters that stay in high precision.
 
 use smallvec::smallvec;
 
@@ -14,7 +14,7 @@ pub struct PlainF32;
 
 impl PlainF32 {
     /// The name of the recipe.
-    pub const NAME: &'static str = "f32";
+    pub const NAME: &'static str = "fp32";
 
     /// Takes no options.
     ///

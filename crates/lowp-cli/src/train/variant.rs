@@ -1,0 +1,191 @@
+//! [`Variant`]: a recipe with ingredients swapped, for controls that should train worse.
+//!
+//! It is a recipe that `lowp-format` does not list: `NAME+MODIFIER+MODIFIER`.
+
+use std::str::FromStr;
+
+use lowp_format::{
+    AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
+    Origin, Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding,
+    Usage,
+};
+
+/// The modifiers and what they do.
+pub(crate) const MODIFIERS: [(&str, &str); 8] = [
+    ("e4m3", "E4M3 codes for gradients too"),
+    ("hybrid", "E5M2 codes for gradients"),
+    ("pow2", "per-tensor scales rounded down to powers of two"),
+    (
+        "ocp-floor",
+        "E8M0 scales rounded down: block maxima saturate",
+    ),
+    ("via-bf16", "masters rounded to bf16 before the cast"),
+    (
+        "nearest",
+        "gradients rounded to nearest instead of stochastically",
+    ),
+    (
+        "no-hadamard",
+        "no Hadamard transform of the weight-gradient operands",
+    ),
+    (
+        "tensor-scale",
+        "weights cast to one scale for the tensor instead of one per block",
+    ),
+];
+
+/// A recipe of the list and what is changed about it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Variant {
+    recipe: AnyRecipe,
+    nearest: bool,
+    no_hadamard: bool,
+    tensor_scale: bool,
+}
+
+impl FromStr for Variant {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        let mut parts = text.split('+').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let mut options = RecipeOptions::default();
+        let [mut nearest, mut no_hadamard, mut tensor_scale] = [false; 3];
+        for modifier in parts {
+            match modifier {
+                "e4m3" => options.format = Some(Fp8Format::E4M3),
+                "hybrid" => options.format = Some(Fp8Format::Hybrid),
+                "pow2" => options.pow2 = Some(true),
+                "ocp-floor" => options.mx_scale = Some(MxScale::OcpFloor),
+                "via-bf16" => options.source_rounding = Some(SourceRounding::ViaBf16),
+                "nearest" => nearest = true,
+                "no-hadamard" => no_hadamard = true,
+                "tensor-scale" => tensor_scale = true,
+                other => {
+                    let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
+                    return Err(FormatError::UnknownRecipe {
+                        name: format!("{name}+{other}"),
+                        known: format!("NAME+MODIFIER with modifiers {}", known.join(", ")),
+                    });
+                }
+            }
+        }
+        let recipe = AnyRecipe::from_name(name, &options)?;
+        Ok(Self {
+            recipe,
+            nearest,
+            no_hadamard,
+            tensor_scale,
+        })
+    }
+}
+
+impl Recipe for Variant {
+    fn name(&self) -> &'static str {
+        self.recipe.name()
+    }
+
+    fn kernel(&self) -> KernelKey {
+        let kernel = self.recipe.kernel();
+        if self.tensor_scale {
+            return KernelKey {
+                scale: ScaleRule::Tensor,
+                blocks: None,
+                ..kernel
+            };
+        }
+        kernel
+    }
+
+    fn scale_source(&self) -> ScaleSource {
+        if self.tensor_scale {
+            return ScaleSource::TensorAmax {
+                pow2: false,
+                epsilon: 0.0,
+            };
+        }
+        self.recipe.scale_source()
+    }
+
+    fn buffers(&self, usage: Usage) -> BufferList {
+        let buffers = self.recipe.buffers(usage);
+        if !self.tensor_scale {
+            return buffers;
+        }
+        let keep = |spec: &BufferSpec| spec.key.part == Part::Data;
+        let mut kept: BufferList = buffers.into_iter().filter(keep).collect();
+        kept.push(BufferSpec {
+            origin: Origin::Replicated,
+            ..BufferSpec::tensor_scale()
+        });
+        kept
+    }
+
+    fn source_rounding(&self) -> SourceRounding {
+        self.recipe.source_rounding()
+    }
+
+    fn operand(&self, role: Role) -> Operand {
+        let operand = self.recipe.operand(role);
+        let rounding = if self.nearest {
+            Rounding::Nearest
+        } else {
+            operand.rounding
+        };
+        Operand {
+            rounding,
+            hadamard: operand.hadamard && !self.no_hadamard,
+            ..operand
+        }
+    }
+
+    fn options(&self) -> RecipeOptions {
+        self.recipe.options()
+    }
+}
+
+impl Variant {
+    /// Whether weights live in the code that gradients need more range for.
+    pub(crate) fn weights_lack_precision(&self) -> bool {
+        self.kernel().element == Code::E5M2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_modifier_changes_nothing() {
+        for recipe in AnyRecipe::all() {
+            let variant: Variant = recipe.name().parse().expect("a name of the list");
+            assert_eq!(variant.kernel(), recipe.kernel());
+            assert_eq!(variant.buffers(Usage::BOTH), recipe.buffers(Usage::BOTH));
+            for role in [Role::Activation, Role::Gradient] {
+                assert_eq!(variant.operand(role), recipe.operand(role));
+            }
+        }
+    }
+
+    #[test]
+    fn modifiers_reach_the_recipe() {
+        for recipe in AnyRecipe::low_precision() {
+            let text = format!("{}+tensor-scale+nearest+no-hadamard", recipe.name());
+            let variant: Variant = text.parse().expect("modifiers of every recipe");
+            assert_eq!(variant.kernel().scale, ScaleRule::Tensor);
+            let operand = variant.operand(Role::Gradient);
+            assert_eq!(
+                (operand.rounding, operand.hadamard),
+                (Rounding::Nearest, false)
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_modifiers_are_named() {
+        let error = "bf16+faster"
+            .parse::<Variant>()
+            .expect_err("no such modifier");
+        assert!(error.to_string().contains("bf16+faster"), "{error}");
+    }
+}

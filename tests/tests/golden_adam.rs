@@ -1,0 +1,134 @@
+//! Golden vectors of the optimizer: AdamW and L2 with the FMAs of docs/numerics.md 12.2, and the
+//! delayed-FP8 fused update.
+
+use lowp_format::Recipe;
+use lowp_format::{AnyRecipe, Fp8Format, QuantizedTensor, RecipeOptions, Shape, Usage};
+use lowp_kernels::{AdamMode, AdamScalars, AdamwJob, Backend, Cpu, EncodeJob, Moments, Slot};
+use lowp_kernels::{Source, StepScalars, Work};
+use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+use lowp_shard::{LocalComm, ScaleBookBuilder, targets};
+use lowp_tests::golden::{Golden, first_difference};
+
+fn group(golden: &Golden, mode: AdamMode) -> Group {
+    let number = |key: &str| golden.number(key) as f32;
+    Group {
+        lr: number("lr"),
+        betas: (number("beta1"), number("beta2")),
+        eps: number("eps"),
+        weight_decay: number("weight_decay"),
+        mode,
+        bias_correction: true,
+    }
+}
+
+#[test]
+fn three_steps_of_each_mode() {
+    let golden = Golden::open("adam");
+    let cpu = Cpu::default();
+    for (name, mode) in [("adamw_fma", AdamMode::AdamW), ("l2_fma", AdamMode::L2)] {
+        let comm = LocalComm::solo(&cpu);
+        let p0 = golden.f32(&format!("{name}.p0"));
+        let shape = Shape::new(1, p0.len());
+        let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default()).expect("f32");
+        let tensor =
+            QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| cpu.alloc::<u8>(n)).unwrap();
+        let mut book = ScaleBookBuilder::default();
+        let mut builder = AdamWBuilder::new(&cpu);
+        let group = builder.group(group(&golden, mode));
+        let id = builder
+            .param(&mut book, &tensor, ParamSpec::new("p", group, p0))
+            .unwrap();
+        let book = book.build(&cpu).unwrap();
+        let mut adamw = builder.finish(&book).unwrap();
+        for step in 1..=3 {
+            let grad = golden.f32(&format!("{name}.g{step}"));
+            adamw.set_grad(id, &grad).unwrap();
+            assert!(
+                adamw
+                    .step(&StepOptions::default(), &book, &comm, &comm)
+                    .unwrap()
+                    .applied
+            );
+            let expected = golden.f32(&format!("{name}.p{step}"));
+            assert_eq!(
+                first_difference(&adamw.master(id).unwrap(), &expected),
+                None,
+                "{name} p{step}"
+            );
+            let moments = adamw.moments(id).unwrap();
+            for (found, part) in moments.iter().zip(["m", "v"]) {
+                let expected = golden.f32(&format!("{name}.{part}{step}"));
+                assert_eq!(
+                    first_difference(found, &expected),
+                    None,
+                    "{name} {part}{step}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_delayed_fp8() {
+    let golden = Golden::open("adam");
+    let cpu = Cpu::default();
+    let options = RecipeOptions {
+        format: Some(Fp8Format::E4M3),
+        ..RecipeOptions::default()
+    };
+    let recipe = AnyRecipe::from_name("fp8-delayed", &options).unwrap();
+    let p0 = golden.f32("fp8.p0");
+    let shape = Shape::new(1, p0.len());
+    let usage = Usage::ROWWISE;
+    let tensor = QuantizedTensor::new(recipe, shape, usage, |_, n| cpu.alloc::<u8>(n)).unwrap();
+    let master = cpu.upload(&p0).unwrap();
+    let zeros = || cpu.alloc::<f32>(p0.len()).unwrap();
+    let (exp_avg, exp_avg_sq) = (zeros(), zeros());
+    let amax = cpu.upload(&golden.f32("fp8.amax_in")).unwrap();
+    let scale = cpu.upload(&golden.f32("fp8.scale")).unwrap();
+    let job = AdamwJob {
+        master: master.clone(),
+        moments: Moments::F32 {
+            exp_avg: exp_avg.clone(),
+            exp_avg_sq: exp_avg_sq.clone(),
+        },
+        grad: Source::F32(cpu.upload(&golden.f32("fp8.g")).unwrap()),
+        group: 0,
+        mode: AdamMode::AdamW,
+        source_rounding: recipe.source_rounding(),
+        amax: Some(Slot {
+            buffer: amax.clone(),
+            index: 0,
+        }),
+        encode: Some(Box::new(EncodeJob {
+            shape,
+            kernel: recipe.kernel(),
+            source: Source::F32(master.clone()),
+            source_rounding: recipe.source_rounding(),
+            tensor: Some(Slot {
+                buffer: scale,
+                index: 0,
+            }),
+            targets: targets(&tensor),
+            stochastic: None,
+        })),
+    };
+    let plan = cpu.plan(Work::Adamw(vec![job])).unwrap();
+    let adam: AdamScalars = group(&golden, AdamMode::AdamW).scalars(1, 1.0);
+    let scalars = StepScalars {
+        adam: vec![adam],
+        ..StepScalars::default()
+    };
+    cpu.run(&plan, &scalars).unwrap();
+    for (found, name) in [
+        (cpu.download(&master).unwrap(), "fp8.out_p"),
+        (cpu.download(&exp_avg).unwrap(), "fp8.out_m"),
+        (cpu.download(&exp_avg_sq).unwrap(), "fp8.out_v"),
+        (cpu.download(&amax).unwrap(), "fp8.out_amax"),
+    ] {
+        assert_eq!(first_difference(&found, &golden.f32(name)), None, "{name}");
+    }
+    let bytes = |i: usize| cpu.download(&tensor.buffers()[i].storage).unwrap();
+    assert_eq!(bytes(0), golden.bytes("fp8.out_p_fp8"));
+    assert_eq!(bytes(1), golden.bytes("fp8.out_scale_inv"));
+}

@@ -1,0 +1,158 @@
+//! Golden vectors of flat shards (ZeRO-1): any split casts to the bytes of the full cast.
+
+use lowp_format::{
+    AnyRecipe, Axis, Form, Fp8Format, Orientation, Part, Recipe, RecipeOptions, ScaleLayout, Shape,
+    Usage,
+};
+use lowp_kernels::{Backend, Cpu, Source, Target};
+use lowp_shard::{
+    CastItem, FlatShard, Requantize, ScaleBookBuilder, ShardError, flat_targets, run_ranks,
+};
+use lowp_tests::golden::{Golden, first_difference};
+use lowp_tests::world::TIMEOUT;
+
+const CASES: [(&str, &str); 5] = [
+    ("delayed", "fp8-delayed"),
+    ("current", "fp8-current"),
+    ("mxfp8", "mxfp8"),
+    ("mxfp8_2d", "mxfp8-2d"),
+    ("nvfp4_2d", "nvfp4-2d"),
+];
+
+/// The targets of one rank after the cast: what they hold and their bytes.
+type Cast = Vec<(Target<Cpu>, Vec<u8>)>;
+
+fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<Cast> {
+    let cpu = Cpu::default();
+    let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
+    let x = golden.f32("x");
+    let bounds = golden.usize("bounds");
+    run_ranks(
+        &cpu,
+        bounds.len() - 1,
+        TIMEOUT,
+        |rank, comm| -> Result<Cast, ShardError> {
+            let range = bounds[rank]..bounds[rank + 1];
+            let shard = FlatShard::new(shape, recipe.kernel().element, range.clone())?;
+            let targets = flat_targets(&cpu, &recipe, &shard, Usage::BOTH)?;
+            let source = Source::F32(cpu.upload(&x[range.clone()])?);
+            let mut book = ScaleBookBuilder::default();
+            let extent = (range.start, range.len());
+            let item = CastItem::flat(&recipe, shape, extent, source, targets.clone(), &mut book);
+            let slot = item.slot;
+            let book = book.build(&cpu)?;
+            let cast = Requantize::new(&cpu, &book, &[item])?;
+            match (scale, slot) {
+                (Some(scale), Some(slot)) => {
+                    book.set_scale(slot, scale)?;
+                    cast.run(&book, &*comm)?;
+                }
+                _ => cast.calibrate(&book, &*comm)?,
+            }
+            targets
+                .into_iter()
+                .map(|t| Ok((t.clone(), cpu.download(&t.bytes)?)))
+                .collect()
+        },
+    )
+    .unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn check_scales(golden: &Golden, prefix: &str, shape: Shape, target: &Target<Cpu>, bytes: &[u8]) {
+    if target.spec.key.part == Part::TensorScale {
+        let value = f32::from_le_bytes(bytes.try_into().expect("one f32"));
+        for name in ["scale_inv", "reduced_amax_amax"].map(|n| format!("{prefix}.{n}")) {
+            if golden.has(&name) {
+                assert_eq!(
+                    first_difference(&[value], &golden.f32(&name)),
+                    None,
+                    "{name}"
+                );
+                return;
+            }
+        }
+        return;
+    }
+    for o in Orientation::ALL {
+        let name = format!("{prefix}.{o}_scale_inv");
+        if !target.spec.key.usage.contains(o.usage()) || !golden.has(&name) {
+            continue;
+        }
+        let layout = |form| ScaleLayout::new(&target.spec, shape, o, form).expect("a form");
+        let (from, to) = (layout(Form::Compact), layout(Form::Padded));
+        let mut padded = vec![0; to.bytes()];
+        for i in 0..to.entries[0] {
+            for j in 0..to.entries[1] {
+                padded[to.offset(i, j)] = bytes[to.source(&from, i, j)];
+            }
+        }
+        assert_eq!(padded, golden.bytes(&name), "{name}");
+    }
+}
+
+#[test]
+fn any_split_casts_to_the_full_bytes() {
+    for file in ["partial_32x64", "partial_64x96"] {
+        let golden = Golden::open(file);
+        let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
+        let bounds = golden.usize("bounds");
+        for (prefix, name) in CASES {
+            let given = prefix == "delayed";
+            let e4m3 = RecipeOptions {
+                format: Some(Fp8Format::E4M3),
+                ..RecipeOptions::default()
+            };
+            let recipe = AnyRecipe::from_name(name, &e4m3)
+                .or_else(|_| AnyRecipe::from_name(name, &RecipeOptions::default()))
+                .expect("a recipe");
+            let scale = given.then(|| golden.number("delayed_scale") as f32);
+            let ranks = cast_on_ranks(recipe, &golden, scale);
+            for (rank, cast) in ranks.iter().enumerate() {
+                for (target, bytes) in cast {
+                    if target.spec.key.part != Part::Data {
+                        check_scales(&golden, prefix, shape, target, bytes);
+                        continue;
+                    }
+                    assert_eq!(target.spec.axes, [Axis::Rows, Axis::Cols]);
+                    for o in target.spec.key.usage.orientations() {
+                        let part = format!("{prefix}.rank{rank}.{o}");
+                        if golden.has(&part) {
+                            let mask = format!("{prefix}.rank{rank}.mask");
+                            let mask = golden.has(&mask).then(|| golden.bytes(&mask));
+                            let owned = |i: usize, b: u8| b & mask.map_or(0xFF, |m| m[i]);
+                            let expected = golden.bytes(&part);
+                            assert_eq!(bytes.len(), expected.len(), "{part}");
+                            for i in 0..bytes.len() {
+                                assert_eq!(owned(i, bytes[i]), owned(i, expected[i]), "{part} {i}");
+                                assert_eq!(bytes[i] & !owned(i, 0xFF), 0, "{part}: not owned");
+                            }
+                        }
+                    }
+                }
+            }
+            check_merge(&golden, prefix, recipe, &bounds, &ranks);
+        }
+    }
+}
+
+fn check_merge(golden: &Golden, prefix: &str, recipe: AnyRecipe, bounds: &[usize], ranks: &[Cast]) {
+    let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
+    let code = recipe.kernel().element;
+    let shards: Vec<FlatShard> = bounds
+        .windows(2)
+        .map(|w| FlatShard::new(shape, code, w[0]..w[1]).expect("a range"))
+        .collect();
+    for (index, (target, _)) in ranks[0].iter().enumerate() {
+        if target.spec.key.part != Part::Data {
+            continue;
+        }
+        let pieces: Vec<&[u8]> = ranks.iter().map(|cast| &cast[index].1[..]).collect();
+        let merged = FlatShard::merge(&shards, &pieces).expect("a tiling");
+        for o in target.spec.key.usage.orientations() {
+            let name = format!("{prefix}.full_{o}_data");
+            if golden.has(&name) {
+                assert_eq!(merged, golden.bytes(&name), "{name}");
+            }
+        }
+    }
+}
