@@ -41,6 +41,7 @@ recipes! {
     fp8_delayed::Fp8Delayed,
     fp8_current::Fp8Current,
     mxfp8::Mxfp8,
+    mxfp8_2d::Mxfp8TwoD,
     nvfp4_1d::Nvfp4OneD,
     nvfp4_2d::Nvfp4TwoD,
 }
