@@ -1,0 +1,315 @@
+//! The laws of shapes, cuts and layouts, over every recipe in the list.
+
+use std::collections::HashSet;
+
+use lowp_format::{
+    AnyRecipe, Code, Form, FormatError, Orientation, Origin, Part, QuantizedTensor, Recipe,
+    RowCuts, ScaleLayout, Shape, Usage, cdiv, round_up,
+};
+use proptest::prelude::*;
+
+fn recipes() -> impl Strategy<Value = AnyRecipe> {
+    proptest::sample::select(AnyRecipe::all())
+}
+
+fn usages() -> impl Strategy<Value = Usage> {
+    proptest::sample::select(vec![Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH])
+}
+
+/// The columns that a recipe can take are the multiples of this.
+fn col_quantum(recipe: AnyRecipe) -> usize {
+    (1..)
+        .find(|&cols| recipe.check(Shape::new(1, cols)).is_ok())
+        .expect("some width")
+}
+
+/// A recipe with a shape that it can take; no rows included.
+fn tensors() -> impl Strategy<Value = (AnyRecipe, Shape)> {
+    (recipes(), 0..300usize, 1..10usize)
+        .prop_map(|(recipe, rows, blocks)| (recipe, Shape::new(rows, blocks * col_quantum(recipe))))
+}
+
+proptest! {
+    #[test]
+    fn cuts_tile_the_rows(rows in 0..5000usize, world in 1..40usize, quantum in 1..200usize) {
+        let cuts = RowCuts::new(rows, world, quantum).unwrap();
+        prop_assert_eq!((cuts.world(), cuts.rows()), (world, rows));
+        let chunk = round_up(cdiv(rows, world), quantum);
+        let mut end = 0;
+        for range in cuts.ranges() {
+            prop_assert_eq!(range.start, end);
+            end = range.end;
+            // A short range is the last one with rows.
+            prop_assert!(range.len() == chunk || end == rows);
+            prop_assert!(range.is_empty() || range.start % quantum == 0);
+        }
+        prop_assert_eq!(end, rows);
+        prop_assert_eq!(cuts.off_quantum(quantum), None);
+        let ranges: Vec<_> = cuts.ranges().collect();
+        prop_assert_eq!(RowCuts::from_ranges(&ranges).unwrap(), cuts);
+    }
+
+    #[test]
+    fn shards_have_the_bytes_of_the_whole((recipe, shape) in tensors(), world in 1..10usize) {
+        let cuts = RowCuts::new(shape.rows, world, recipe.row_quantum(Usage::BOTH)).unwrap();
+        for spec in recipe.buffers(Usage::BOTH) {
+            if spec.origin == Origin::Quantized {
+                let shards = cuts.ranges().map(|range| spec.bytes(shape.with_rows(range.len())));
+                prop_assert_eq!(shards.sum::<usize>(), spec.bytes(shape), "{}", spec.key);
+            }
+        }
+    }
+
+    #[test]
+    fn a_tensor_serves_what_it_was_made_for((recipe, shape) in tensors(), usage in usages()) {
+        let tensor: QuantizedTensor<usize> =
+            QuantizedTensor::new(recipe, shape, usage, |_, bytes| Ok::<_, FormatError>(bytes)).unwrap();
+        prop_assert!(tensor.usage().contains(usage));
+        prop_assert_eq!(tensor.bytes(), tensor.buffers().iter().map(|b| b.storage).sum::<usize>());
+        for orientation in Orientation::ALL {
+            let served = tensor.usage().contains(orientation.usage());
+            prop_assert_eq!(tensor.data(orientation).is_ok(), served);
+        }
+        for buffer in tensor.buffers() {
+            prop_assert_eq!(tensor.buffer(buffer.spec.key), Ok(buffer));
+        }
+        let doubled = tensor.try_map(|b| Ok::<_, FormatError>(2 * b.storage)).unwrap();
+        prop_assert_eq!(doubled.buffers().iter().map(|b| b.storage).sum::<usize>(), 2 * tensor.bytes());
+    }
+
+    #[test]
+    fn only_multiples_of_the_column_quantum_are_taken(recipe in recipes(), cols in 1..200usize) {
+        let multiple = col_quantum(recipe);
+        let shape = Shape::new(3, cols);
+        let expected = if cols % multiple == 0 {
+            Ok(())
+        } else {
+            Err(FormatError::Columns { recipe: recipe.name(), shape, multiple })
+        };
+        prop_assert_eq!(recipe.check(shape), expected);
+    }
+}
+
+proptest! {
+    // Every entry of every buffer in nine conversions: each case is long.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_form_leads_back_to_every_other((recipe, shape) in tensors()) {
+        for spec in recipe.buffers(Usage::BOTH) {
+            for orientation in spec.key.usage.orientations() {
+                let layout = |form| ScaleLayout::new(&spec, shape, orientation, form).ok();
+                let compact = layout(Form::Compact).unwrap();
+                prop_assert_eq!(compact.bytes(), spec.bytes(shape));
+                let values: Vec<usize> = (0..slots(&compact)).collect();
+                for a in Form::ALL.into_iter().filter_map(layout) {
+                    let in_a = repack(&compact, &a, &values);
+                    prop_assert_eq!(&repack(&a, &compact, &in_a)[..], &kept(&compact, &values)[..]);
+                    for b in Form::ALL.into_iter().filter_map(layout) {
+                        let in_b = repack(&a, &b, &in_a);
+                        prop_assert_eq!(&in_b, &repack(&compact, &b, &values));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Positions in a buffer, padding included.
+fn slots(layout: &ScaleLayout) -> usize {
+    layout.bytes() * 8 / layout.code.bits()
+}
+
+const PADDING: usize = usize::MAX;
+
+/// Converts by the one rule of [`ScaleLayout::source`]; no two entries share a place.
+fn repack(from: &ScaleLayout, to: &ScaleLayout, values: &[usize]) -> Vec<usize> {
+    let mut result = vec![PADDING; slots(to)];
+    let mut used = HashSet::new();
+    for i in 0..to.entries[0] {
+        for j in 0..to.entries[1] {
+            let place = to.offset(i, j);
+            assert!(used.insert(place), "{i},{j} shares place {place} in {to:?}");
+            result[place] = values[to.source(from, i, j)];
+        }
+    }
+    result
+}
+
+/// `values` with the places that hold no entry (half a byte at the end of a row) as padding.
+fn kept(layout: &ScaleLayout, values: &[usize]) -> Vec<usize> {
+    repack(layout, layout, values)
+}
+
+#[test]
+fn an_orientation_is_a_part_of_both() {
+    for recipe in AnyRecipe::all() {
+        let both = recipe.buffers(Usage::BOTH);
+        let mut keys = HashSet::new();
+        assert!(
+            both.iter().all(|spec| keys.insert(spec.key)),
+            "{}",
+            recipe.name()
+        );
+        let one = Orientation::ALL.map(|o| recipe.buffers(o.usage()));
+        for spec in one.iter().flatten() {
+            assert!(both.contains(spec), "{} {}", recipe.name(), spec.key);
+            keys.remove(&spec.key);
+        }
+        assert!(
+            keys.is_empty(),
+            "{}: {keys:?} serve no orientation",
+            recipe.name()
+        );
+        for orientation in Orientation::ALL {
+            let data = one[orientation as usize].iter();
+            let data = data.filter(|s| s.key.serves(orientation, Part::Data));
+            assert_eq!(data.count(), 1, "{} {orientation}", recipe.name());
+        }
+    }
+}
+
+#[test]
+fn a_transpose_has_the_same_entries_the_other_way_round() {
+    for recipe in AnyRecipe::all() {
+        let both = recipe.buffers(Usage::BOTH);
+        for spec in &both {
+            if let Origin::TransposeOf(key) = spec.origin {
+                let from = both
+                    .iter()
+                    .find(|s| s.key == key)
+                    .expect("the source is a buffer");
+                assert_eq!(from.origin, Origin::Quantized);
+                assert_eq!((spec.code, spec.block()), (from.code, from.block()));
+                assert_eq!(spec.axes, [from.axes[1], from.axes[0]]);
+            }
+        }
+    }
+}
+
+#[test]
+fn cuts_that_do_not_tile_are_refused() {
+    assert_eq!(RowCuts::new(8, 0, 1), Err(FormatError::EmptyWorld));
+    assert_eq!(RowCuts::from_ranges(&[]), Err(FormatError::EmptyWorld));
+    for ranges in [[0..4, 5..8], [0..4, 3..8], [1..4, 4..8]] {
+        let error = RowCuts::from_ranges(&ranges).unwrap_err();
+        assert!(
+            matches!(error, FormatError::NotATiling { rows: 8, .. }),
+            "{error}"
+        );
+    }
+    let backwards = [0..4, std::ops::Range { start: 4, end: 2 }, 2..8];
+    let error = RowCuts::from_ranges(&backwards).unwrap_err();
+    assert!(
+        matches!(error, FormatError::NotATiling { rank: 1, .. }),
+        "{error}"
+    );
+    // Empty ranges anywhere are legal.
+    assert_eq!(RowCuts::from_ranges(&[0..0, 0..4, 4..4]).unwrap().rows(), 4);
+}
+
+#[test]
+fn shapes_flatten_and_parse() {
+    assert_eq!(Shape::from_dims(&[2, 3, 4]), Ok(Shape::new(6, 4)));
+    assert_eq!("2x3x4".parse(), Ok(Shape::new(6, 4)));
+    assert_eq!("4096X1024".parse(), Ok(Shape::new(4096, 1024)));
+    assert_eq!(
+        Shape::new(17, 32).to_string().parse(),
+        Ok(Shape::new(17, 32))
+    );
+    for text in ["", "x", "4", "4x", "4x-1", "4*4"] {
+        assert!(text.parse::<Shape>().is_err(), "{text}");
+    }
+    assert!(matches!(
+        Shape::from_dims(&[4]),
+        Err(FormatError::NotAMatrix { .. })
+    ));
+    assert!(matches!(
+        Shape::from_dims(&[usize::MAX, 2]),
+        Err(FormatError::TooLarge { .. })
+    ));
+}
+
+#[test]
+fn half_bytes_end_a_row() {
+    assert_eq!([0, 1, 2, 3].map(|n| Code::E2M1.bytes(n)), [0, 1, 1, 2]);
+    assert_eq!(Code::F32.bytes(3), 12);
+    for code in Code::ALL {
+        assert_eq!(
+            code.entries_per_byte(),
+            if code.bits() == 4 { 2 } else { 1 }
+        );
+    }
+}
+
+/// The definition of docs/scale-layouts.md, for a matrix of `inner` entries per outer index.
+fn swizzled_offset(i: usize, j: usize, inner: usize) -> usize {
+    ((i / 128) * cdiv(inner, 4) + j / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + j % 4
+}
+
+#[test]
+fn swizzled_scales_lie_in_128x4_tiles() {
+    for (i, j, inner, offset) in [
+        (37, 6, 8, 598),
+        (200, 6, 8, 1674),
+        (0, 0, 4, 0),
+        (0, 1, 4, 1),
+        (1, 0, 4, 16),
+        (32, 0, 4, 4),
+        (127, 3, 4, 511),
+    ] {
+        assert_eq!(swizzled_offset(i, j, inner), offset);
+    }
+    let shape = Shape::new(256, 288);
+    let mut checked = 0;
+    for recipe in AnyRecipe::all()
+        .into_iter()
+        .filter(|r| r.check(shape).is_ok())
+    {
+        for spec in recipe.buffers(Usage::BOTH) {
+            for orientation in spec.key.usage.orientations() {
+                let Ok(layout) = ScaleLayout::new(&spec, shape, orientation, Form::Swizzled) else {
+                    continue;
+                };
+                // Blocks run along the inner axis, whatever the order of the buffer is.
+                let [rows, cols] = spec.block();
+                let (along_rows, inner) = match orientation {
+                    Orientation::Rowwise => (false, cdiv(shape.cols, cols)),
+                    Orientation::Columnwise => (true, cdiv(shape.rows, rows)),
+                };
+                for row in 0..shape.rows {
+                    for col in 0..shape.cols {
+                        let (i, j) = if along_rows {
+                            (col, row / rows)
+                        } else {
+                            (row, col / cols)
+                        };
+                        let offset = swizzled_offset(i, j, inner);
+                        assert_eq!(
+                            layout.offset_of([row, col]),
+                            offset,
+                            "{} {row},{col}",
+                            spec.key
+                        );
+                    }
+                }
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 0);
+}
+
+#[test]
+fn only_block_scales_have_a_swizzled_form() {
+    for recipe in AnyRecipe::all() {
+        for spec in recipe.buffers(Usage::BOTH) {
+            let shape = Shape::new(32, 32);
+            for orientation in spec.key.usage.orientations() {
+                let swizzled = ScaleLayout::new(&spec, shape, orientation, Form::Swizzled);
+                let block_scale = spec.key.part == Part::BlockScale;
+                assert_eq!(swizzled.is_ok(), block_scale, "{}", spec.key);
+            }
+        }
+    }
+}
