@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lowp_format::{
     AnyRecipe, BufferSpec, FormatError, GatherPlan, GatherStep, Origin, Phase, PhasePlans, Recipe,
-    RowCuts, Shape, Transport, Usage,
+    RecipeOptions, RowCuts, Shape, Transport, Usage,
 };
 use proptest::prelude::*;
 
@@ -282,13 +282,9 @@ const fn per_tensor(recipe: &'static str) -> Contract {
 #[test]
 fn each_recipe_sends_what_it_promises() {
     let full = Shape::new(136, 160);
-    let mut checked = 0;
     for contract in CONTRACTS {
         let name = contract.recipe;
-        let Some(recipe) = AnyRecipe::all().into_iter().find(|r| r.name() == name) else {
-            continue;
-        };
-        checked += 1;
+        let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).unwrap();
         let quantum = [Usage::BOTH, Usage::ROWWISE].map(|usage| recipe.row_quantum(usage));
         assert_eq!(quantum, contract.quantum, "{name}");
 
@@ -327,10 +323,6 @@ fn each_recipe_sends_what_it_promises() {
             }
         }
     }
-    assert!(
-        checked >= 5,
-        "{checked} of the promises are of recipes in the list"
-    );
 }
 
 /// The tensor scale is agreed, so it is never on the wire.
