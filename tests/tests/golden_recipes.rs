@@ -1,7 +1,7 @@
 //! Golden vectors of whole tensors: every family, shape and recipe, through the public path.
 
 use lowp_format::{
-    AnyRecipe, Form, Fp8Format, MxScale, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions,
+    AnyRecipe, Form, Fp8Format, MxScale, Orientation, Part, QuantizedTensor, RecipeOptions,
     Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
