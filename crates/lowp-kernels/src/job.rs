@@ -85,11 +85,13 @@ pub struct AmaxJob<B: Backend> {
 }
 
 /// Turns the agreed tensor amax of one entry into what encoding needs, and clears the observation.
+/// Jobs of one plan must not share an entry.
 ///
 /// With `observed` the vector that amax jobs raised (and ranks agreed on), at `index`:
 /// `ScaleSource::History` rolls column `index` of `history` and replaces `scales[index]` by the
 /// next encode scale; `TensorAmax` sets `scales[index]` to the encode scale;
-/// `TensorAndBlockAmax` sets `scales[index]` to the amax itself. Then `observed[index] = 0`.
+/// `TensorAndBlockAmax` sets `scales[index]` to the amax itself; other sources leave it alone. Then
+/// `observed[index] = 0`.
 #[derive(Clone, Debug)]
 pub struct ScaleJob<B: Backend> {
     /// Agreed amaxes.
@@ -119,6 +121,7 @@ pub struct StochasticKey {
 }
 
 /// Encodes a matrix into every buffer of `targets`: data and scales of one or both orientations.
+/// Any number of rows is legal; columns must be a multiple of every block's columns.
 ///
 /// Block amaxes are taken from the source. The content equals the scalar definition in
 /// `lowp-format` bit for bit.
@@ -265,12 +268,18 @@ pub struct AdamwJob<B: Backend> {
     /// Raised to the amax of the new master.
     pub amax: Option<Slot<B>>,
     /// Encodes the new master: the shape, ingredients, tensor slot and targets of an encode whose
-    /// source is the master.
+    /// source is the master buffer and whose source rounding is that of the job. The tensor slot
+    /// is read before the update; `amax` is raised after it.
     pub encode: Option<Box<EncodeJob<B>>>,
 }
 
-/// Adds the sum of squares of a gradient, in binary64, to one entry of the output, and counts its
-/// non-finite values. Deterministic: fixed chunks, added in order.
+/// Adds the sum of squares of a gradient, in binary64, to the output, and counts its non-finite
+/// values. Jobs may share `out` (jobs add in order); clear it before the run.
+///
+/// Deterministic: the source is cut into chunks of 4096 elements. Within a chunk, lane `l` of 32
+/// adds the squares of elements `l`, `l + 32`, ... in order; then the upper half of the lanes is
+/// added to the lower half until one is left. The chunk sums of a job are added in order from 0,
+/// and the total to the output.
 #[derive(Clone, Debug)]
 pub struct SumSquaresJob<B: Backend> {
     /// Input.

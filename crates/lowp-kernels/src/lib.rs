@@ -1,11 +1,63 @@
 //! Arithmetic on jobs. A [`Backend`] never sees a recipe: every decision is taken before a job is
 //! made. Work over any number of tensors is planned once ([`Backend::plan`]) and run many times
 //! ([`Backend::run`]).
+//!
+//! The same work gives the same bits on every backend, for every number of threads and every
+//! instruction set: they all equal [`reference`], which writes docs/numerics.md out element by
+//! element.
+//!
+//! # Example
+//!
+//! Encode a matrix on the CPU for a recipe whose scales depend on blocks only, then decode it.
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, Orientation, Part, Recipe, ScaleSource, Shape, Usage};
+//! use lowp_kernels::{Backend, Cpu, DecodeJob, EncodeJob, KernelError, Source, Target, Work};
+//!
+//! let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
+//! let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
+//! let shape = Shape::new(4, 64);
+//! let values: Vec<f32> = (0..256u8).map(|i| f32::from(i) / 16.0 - 8.0).collect();
+//!
+//! let targets = recipe
+//!     .buffers(Usage::BOTH)
+//!     .into_iter()
+//!     .map(|spec| Ok(Target { spec, bytes: Cpu.alloc(spec.bytes(shape))? }))
+//!     .collect::<Result<_, KernelError>>()?;
+//! let encode = EncodeJob {
+//!     shape,
+//!     kernel: recipe.kernel(),
+//!     source: Source::F32(Cpu.upload(&values)?),
+//!     source_rounding: recipe.source_rounding(),
+//!     tensor: None,
+//!     targets,
+//!     stochastic: None,
+//! };
+//! Cpu.once(Work::Encode(vec![encode.clone()]))?;
+//!
+//! let target = |part| encode.target(Orientation::Rowwise, part).cloned();
+//! let out = Cpu.alloc(shape.elements())?;
+//! Cpu.once(Work::Decode(vec![DecodeJob {
+//!     shape,
+//!     kernel: recipe.kernel(),
+//!     data: target(Part::Data).ok_or("no rowwise data")?,
+//!     block_scale: target(Part::BlockScale),
+//!     tensor_scale: None,
+//!     out: out.clone(),
+//! }]))?;
+//! for (x, y) in values.iter().zip(Cpu.download(&out)?) {
+//!     assert!((x - y).abs() <= x.abs() / 16.0);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod backend;
 mod cpu;
+mod element;
 mod error;
 mod job;
+pub mod reference;
+mod scaling;
 mod table;
 
 pub use backend::{AdamScalars, Backend, Element, StepScalars};

@@ -209,7 +209,7 @@ pub(crate) fn check_target(
         .filter(|o| spec.key.usage.contains(o.usage()))
         .filter_map(|o| key.block(o))
         .fold(packed, |unit, block| lcm(unit, block[1]));
-    if shape.cols % multiple != 0 {
+    if !shape.cols.is_multiple_of(multiple) {
         let recipe = "the kernel";
         return Err(FormatError::Columns {
             recipe,

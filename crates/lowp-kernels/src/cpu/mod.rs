@@ -7,10 +7,13 @@ use crate::{Backend, Element, KernelError, StepScalars, Work};
 mod access;
 mod bands;
 mod buffer;
+mod check;
 mod generic;
 mod isa;
 mod layout;
 mod plan;
+#[cfg(test)]
+mod tests;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;

@@ -241,7 +241,11 @@ pub(crate) fn run<'v>(
                 (Some(block), Some(flat)) => {
                     let part = flat.blocks.iter().find(|part| part.block == block);
                     let start = part.map_or(0, |part| part.start);
-                    let values = &views.floats.read(&flat.amaxes)?[start..];
+                    // Without blocks the vector is not part of the plan.
+                    let values: &[f32] = match job.shape.elements() {
+                        0 => &[],
+                        _ => &views.floats.read(&flat.amaxes)?[start..],
+                    };
                     Some(Amaxes {
                         block,
                         values,

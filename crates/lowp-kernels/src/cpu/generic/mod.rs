@@ -20,6 +20,7 @@ pub(crate) mod norm;
 mod quantize;
 pub(crate) mod repack;
 pub(crate) mod scale;
+mod store;
 pub(crate) mod transpose;
 
 /// Work on fewer elements than this runs on the calling thread: waking others costs more.

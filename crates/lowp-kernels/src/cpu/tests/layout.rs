@@ -1,0 +1,138 @@
+//! Transpose, repack and interleave.
+
+use lowp_format::codec::e2m1;
+use lowp_format::{Form, Orientation, ScaleLayout};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{InterleaveJob, RepackJob, TransposeJob};
+
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let random = Philox::new(seed, 0);
+    (0..count as u64).map(|i| random.byte(i)).collect()
+}
+
+fn transpose(code: Code, entries: [usize; 2], from: &[u8]) -> Vec<u8> {
+    let to = CpuBuffer::from_vec(vec![0xA5; entries[1] * code.bytes(entries[0])]);
+    let from = CpuBuffer::from_vec(from.to_vec());
+    run(Work::Transpose(vec![TransposeJob {
+        code,
+        entries,
+        from,
+        to: to.clone(),
+    }]));
+    to.read().unwrap().to_vec()
+}
+
+const CODES: [Code; 4] = [Code::E2M1, Code::E4M3, Code::Bf16, Code::F32];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn transposing_twice_is_the_identity(
+        code in prop::sample::select(CODES.to_vec()),
+        outer in 0usize..300, inner in 0usize..150, seed: u64,
+    ) {
+        let row = code.bytes(inner);
+        let mut from = bytes(outer * row, seed);
+        if code == Code::E2M1 && inner % 2 == 1 {
+            from.chunks_mut(row).for_each(|line| line[row - 1] &= 0xF);
+        }
+        let turned = transpose(code, [outer, inner], &from);
+        prop_assert_eq!(transpose(code, [inner, outer], &turned), from.clone());
+        if code == Code::E2M1 {
+            let to_row = code.bytes(outer);
+            for i in 0..outer {
+                for j in 0..inner {
+                    let found = e2m1::nibble(&turned[j * to_row..], i);
+                    prop_assert_eq!(found, e2m1::nibble(&from[i * row..], j));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn forms_lead_back_to_compact(
+        rows in 0usize..300, width in 1usize..20, code in prop::sample::select(vec![Code::E8M0, Code::F32]),
+        square: bool, columnwise: bool, turned: bool, seed: u64,
+    ) {
+        let shape = Shape::new(rows, width * 16);
+        let block = match (square, columnwise) {
+            (true, _) => [16, 16],
+            (_, true) => [16, 1],
+            _ => [1, 16],
+        };
+        let axes = if turned { TRANSPOSED } else { ROW_MAJOR };
+        let pad = PaddedForm::TILES_128X4;
+        let orientation = Orientation::ALL[usize::from(columnwise)];
+        let usage = orientation.usage();
+        let spec = BufferSpec::block_scale(usage, code, axes, block, pad, Origin::Quantized);
+        let compact = ScaleLayout::new(&spec, shape, orientation, Form::Compact).unwrap();
+        let start = bytes(compact.bytes(), seed);
+        for form in Form::ALL {
+            let Ok(layout) = ScaleLayout::new(&spec, shape, orientation, form) else { continue };
+            let from = CpuBuffer::from_vec(start.clone());
+            let there = CpuBuffer::from_vec(vec![0xA5; layout.bytes()]);
+            let back = CpuBuffer::from_vec(vec![0xA5; compact.bytes()]);
+            let job = |from_layout, to_layout, from: &CpuBuffer<u8>, to: &CpuBuffer<u8>| {
+                let (from, to) = (from.clone(), to.clone());
+                run(Work::Repack(vec![RepackJob { from_layout, to_layout, from, to }]));
+            };
+            job(compact, layout, &from, &there);
+            job(layout, compact, &there, &back);
+            prop_assert_eq!(&*back.read().unwrap(), &start[..]);
+        }
+    }
+
+    #[test]
+    fn interleaving_concatenates_rows(
+        outer in 0usize..50, widths in prop::collection::vec(0usize..40, 0..5), seed: u64,
+    ) {
+        let total: usize = widths.iter().sum();
+        let from = bytes(outer * total, seed);
+        let to = CpuBuffer::from_vec(vec![0; outer * total]);
+        let mut expected = Vec::new();
+        for row in 0..outer {
+            let mut piece = 0;
+            for &width in &widths {
+                expected.extend(&from[piece + row * width..][..width]);
+                piece += outer * width;
+            }
+        }
+        let from = CpuBuffer::from_vec(from);
+        run(Work::Interleave(vec![InterleaveJob { outer, widths, from, to: to.clone() }]));
+        prop_assert_eq!(&*to.read().unwrap(), &expected[..]);
+    }
+}
+
+#[test]
+fn large_transposes_run_everywhere() {
+    everywhere(|isa| {
+        let entries = [130, 515];
+        for code in [Code::E2M1, Code::E4M3] {
+            let from = bytes(130 * code.bytes(515), 3);
+            let to = CpuBuffer::from_vec(vec![0; 515 * code.bytes(130)]);
+            let from = CpuBuffer::from_vec(from);
+            let job = TransposeJob {
+                code,
+                entries,
+                from: from.clone(),
+                to: to.clone(),
+            };
+            let plan = plan(Work::Transpose(vec![job])).unwrap().with_isa(isa);
+            plan.run(&StepScalars::default()).unwrap();
+            let (from, to) = (from.read().unwrap(), to.read().unwrap());
+            for i in 0..130 {
+                for j in 0..515 {
+                    if code == Code::E4M3 {
+                        assert_eq!(to[j * 130 + i], from[i * 515 + j]);
+                    } else {
+                        let found = e2m1::nibble(&to[j * 65..], i);
+                        assert_eq!(found, e2m1::nibble(&from[i * 258..], j));
+                    }
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,243 @@
+//! Conformance of the CPU kernels with the reference, and laws between them.
+
+use half::bf16;
+use lowp_format::{
+    Axis, BufferKey, BufferSpec, Code, KernelKey, MxScale, Origin, PaddedForm, Part, Philox,
+    ScaleRule, Shape, SourceRounding, Usage,
+};
+use smallvec::SmallVec;
+
+use super::isa::Isa;
+use super::{Cpu, CpuBuffer, CpuPlan};
+use crate::{Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, Work};
+
+mod adamw;
+mod amax;
+mod decode;
+mod encode;
+mod errors;
+mod flat;
+mod layout;
+mod scale;
+
+/// One kernel with the buffers that it may have to fill.
+#[derive(Clone, Debug)]
+struct Case {
+    kernel: KernelKey,
+    specs: Vec<BufferSpec>,
+}
+
+impl Case {
+    /// Columns must be a multiple of this.
+    fn columns(&self) -> usize {
+        self.specs
+            .iter()
+            .map(BufferSpec::col_quantum)
+            .max()
+            .unwrap_or(1)
+    }
+
+    fn of_usage(&self, usage: Usage) -> Vec<BufferSpec> {
+        let serves = |spec: &&BufferSpec| usage.contains(spec.key.usage);
+        self.specs.iter().filter(serves).copied().collect()
+    }
+}
+
+const ROW_MAJOR: [Axis; 2] = [Axis::Rows, Axis::Cols];
+const TRANSPOSED: [Axis; 2] = [Axis::Cols, Axis::Rows];
+
+fn entry_code(rule: ScaleRule) -> Code {
+    match rule {
+        ScaleRule::E8M0(_) => Code::E8M0,
+        ScaleRule::TwoLevel => Code::E4M3,
+        _ => Code::F32,
+    }
+}
+
+/// A kernel whose columnwise buffers follow `axes`; or, with `None`, one copy for both.
+fn case(
+    element: Code,
+    scale: ScaleRule,
+    blocks: Option<[[usize; 2]; 2]>,
+    axes: Option<[Axis; 2]>,
+) -> Case {
+    let kernel = KernelKey {
+        element,
+        scale,
+        blocks,
+    };
+    let code = entry_code(scale);
+    let mut specs = Vec::new();
+    let sides = match axes {
+        Some(axes) => vec![(Usage::ROWWISE, ROW_MAJOR, 0), (Usage::COLUMNWISE, axes, 1)],
+        None => vec![(Usage::BOTH, ROW_MAJOR, 0)],
+    };
+    for (usage, axes, side) in sides {
+        let origin = Origin::Quantized;
+        specs.push(BufferSpec::data(usage, element, axes, origin));
+        if let Some(blocks) = blocks {
+            let (block, pad) = (blocks[side], PaddedForm::NONE);
+            specs.push(BufferSpec::block_scale(
+                usage, code, axes, block, pad, origin,
+            ));
+        }
+    }
+    if matches!(scale, ScaleRule::Tensor | ScaleRule::TwoLevel) {
+        specs.push(BufferSpec::tensor_scale());
+    }
+    Case { kernel, specs }
+}
+
+/// Every ingredient of the table, with 1-D, 2-D and odd blocks, in every orientation.
+fn cases() -> Vec<Case> {
+    let lines = |n| Some([[1, n], [n, 1]]);
+    let square = |n| Some([[n, n]; 2]);
+    let (both, turned, plain) = (None, Some(TRANSPOSED), Some(ROW_MAJOR));
+    let te = ScaleRule::E8M0(MxScale::Te);
+    let floor = ScaleRule::E8M0(MxScale::OcpFloor);
+    let float = |pow2, epsilon| ScaleRule::BlockF32 { pow2, epsilon };
+    let mut cases = vec![];
+    for element in [Code::F32, Code::Bf16] {
+        cases.push(case(element, ScaleRule::None, None, both));
+        cases.push(case(element, ScaleRule::None, None, turned));
+    }
+    for element in [Code::E4M3, Code::E5M2] {
+        cases.push(case(element, ScaleRule::Tensor, None, turned));
+        cases.push(case(element, te, lines(32), plain));
+        cases.push(case(element, floor, lines(32), turned));
+        cases.push(case(element, te, square(32), both));
+        cases.push(case(element, floor, square(32), turned));
+        cases.push(case(element, te, Some([[6, 8], [4, 2]]), turned));
+        cases.push(case(element, float(true, 0.0), lines(128), turned));
+        cases.push(case(element, float(false, 1e-3), square(128), turned));
+    }
+    cases.push(case(Code::E2M1, te, lines(32), turned));
+    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, lines(16), turned));
+    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, lines(16), plain));
+    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, square(16), turned));
+    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, square(16), both));
+    cases
+}
+
+/// Row counts around every boundary; the last is large enough for threads.
+const ROWS: [usize; 9] = [0, 1, 16, 17, 33, 64, 65, 136, 200];
+
+/// Shapes that `case` takes.
+fn shapes(case: &Case) -> Vec<Shape> {
+    let unit = case.columns();
+    let mut shapes: Vec<Shape> = ROWS.iter().map(|&rows| Shape::new(rows, unit)).collect();
+    shapes.push(Shape::new(136, 288usize.next_multiple_of(unit)));
+    shapes.push(Shape::new(17, 640usize.next_multiple_of(unit)));
+    shapes.push(Shape::new(3, 0));
+    shapes
+}
+
+/// Values of every kind: ordinary ones, wide exponents, any bit pattern, ties, zeros, NaN and Inf.
+fn values(count: usize, seed: u64, special: bool) -> Vec<f32> {
+    let random = Philox::new(seed, 7);
+    (0..count as u64)
+        .map(|i| {
+            let [kind, bits, ..] = random.block(i);
+            let normal = random.normal(i);
+            match kind % 32 {
+                0 => normal * 2f32.powi((bits % 80).cast_signed() - 40),
+                1 => (bits % 97) as f32 * 0.25 - 12.0,
+                2 => {
+                    if bits % 2 == 0 {
+                        0.0
+                    } else {
+                        -0.0
+                    }
+                }
+                3 if special && bits % 16 == 0 => f32::NAN,
+                3 if special && bits % 16 == 1 => f32::NEG_INFINITY,
+                3 if special && bits % 16 == 2 => f32::from_bits(bits),
+                3 => f32::from_bits(bits % 0x0080_0000),
+                _ => normal,
+            }
+        })
+        .collect()
+}
+
+fn source(values: &[f32], half: bool) -> (Source<Cpu>, Vec<f32>) {
+    if half {
+        let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+        let widened = values.iter().map(|x| x.to_f32()).collect();
+        (Source::Bf16(CpuBuffer::from_vec(values)), widened)
+    } else {
+        (
+            Source::F32(CpuBuffer::from_vec(values.to_vec())),
+            values.to_vec(),
+        )
+    }
+}
+
+/// An encode of `source` into fresh buffers for `specs`, filled with garbage.
+fn encode_job(
+    kernel: KernelKey,
+    specs: &[BufferSpec],
+    shape: Shape,
+    source: Source<Cpu>,
+    tensor: f32,
+) -> EncodeJob<Cpu> {
+    let target = |spec: &BufferSpec| Target {
+        spec: *spec,
+        bytes: CpuBuffer::from_vec(vec![0xA5; spec.bytes(shape)]),
+    };
+    EncodeJob {
+        shape,
+        kernel,
+        source,
+        source_rounding: SourceRounding::F32,
+        tensor: Some(Slot {
+            buffer: CpuBuffer::from_vec(vec![0.0, tensor]),
+            index: 1,
+        }),
+        targets: specs.iter().map(target).collect(),
+        stochastic: None,
+    }
+}
+
+fn contents(targets: &SmallVec<[Target<Cpu>; 6]>) -> Vec<(BufferKey, Vec<u8>)> {
+    let content = |t: &Target<Cpu>| (t.spec.key, t.bytes.read().unwrap().to_vec());
+    targets.iter().map(content).collect()
+}
+
+fn plan(work: Work<Cpu>) -> Result<CpuPlan, KernelError> {
+    Cpu.plan(work)
+}
+
+fn run(work: Work<Cpu>) {
+    plan(work).unwrap().run(&StepScalars::default()).unwrap();
+}
+
+/// Runs `test` for every instruction set, with one thread and with two.
+fn everywhere(test: impl Fn(Isa) + Sync) {
+    for isa in Isa::all() {
+        for threads in [1, 2] {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap();
+            pool.install(|| test(isa));
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    // One bit pattern for every NaN: arithmetic may choose any.
+    values
+        .iter()
+        .map(|x| {
+            if x.is_nan() {
+                f32::NAN.to_bits()
+            } else {
+                x.to_bits()
+            }
+        })
+        .collect()
+}
+
+fn key(usage: Usage, part: Part) -> BufferKey {
+    BufferKey::new(usage, part)
+}

@@ -1,0 +1,241 @@
+//! The naive reference: every definition of docs/numerics.md written out element by element over
+//! buffer geometry, with the scalar functions of `lowp-format`. No tiles, no threads, no tables.
+//!
+//! It is the oracle of every conformance suite.
+
+use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
+use lowp_format::{
+    Axis, BufferSpec, Code, KernelKey, Part, Philox, ScaleRule, Shape, SourceRounding,
+    tensor_scale, two_level_block_scale, two_level_decode_factor, two_level_encode_scale,
+    two_level_multiplier,
+};
+
+use crate::{AdamMode, AdamScalars, KernelError};
+
+/// A matrix and how it is quantized.
+#[derive(Clone, Copy, Debug)]
+pub struct Reference<'a> {
+    /// Rows x columns.
+    pub shape: Shape,
+    /// Ingredients.
+    pub kernel: KernelKey,
+    /// `shape.elements()` source values, row-major, not yet rounded.
+    pub values: &'a [f32],
+    /// Rounding of the source.
+    pub source_rounding: SourceRounding,
+    /// The encode scale (per-tensor scales) or tensor amax (two-level scales); otherwise unused.
+    pub tensor: f32,
+    /// Stochastic rounding: the generator, its step included, and the random byte of element 0.
+    pub random: Option<(Philox, u64)>,
+}
+
+/// The amax of `values`: NaN ignored, infinity kept, 0 for no values (docs/numerics.md 2.2).
+pub fn amax(values: impl IntoIterator<Item = f32>) -> f32 {
+    values.into_iter().fold(0.0, |a, x| a.max(x.abs()))
+}
+
+impl Reference<'_> {
+    fn value(&self, row: usize, col: usize) -> f32 {
+        self.source_rounding
+            .apply(self.values[row * self.shape.cols + col])
+    }
+
+    /// The amax of the whole matrix.
+    pub fn tensor_amax(&self) -> f32 {
+        amax(self.values.iter().map(|&x| self.source_rounding.apply(x)))
+    }
+
+    /// The amax of the block that holds element (row, col).
+    fn block_amax(&self, [height, width]: [usize; 2], row: usize, col: usize) -> f32 {
+        let (top, left) = (row / height * height, col / width * width);
+        let rows = top..(top + height).min(self.shape.rows);
+        let cols = left..(left + width).min(self.shape.cols);
+        amax(
+            rows.flat_map(|r| cols.clone().map(move |c| (r, c)))
+                .map(|(r, c)| self.value(r, c)),
+        )
+    }
+
+    /// All block amaxes, row-major.
+    pub fn block_amaxes(&self, block: [usize; 2]) -> Vec<f32> {
+        let rows = (0..self.shape.rows).step_by(block[0]);
+        rows.flat_map(|r| (0..self.shape.cols).step_by(block[1]).map(move |c| (r, c)))
+            .map(|(r, c)| self.block_amax(block, r, c))
+            .collect()
+    }
+
+    /// The content of the buffer `spec`, Compact form.
+    ///
+    /// # Errors
+    /// Ingredients outside the definition.
+    pub fn encode(&self, spec: &BufferSpec) -> Result<Vec<u8>, KernelError> {
+        let mut bytes = vec![0; spec.bytes(self.shape)];
+        if spec.key.part == Part::TensorScale {
+            let entry = match self.kernel.scale {
+                ScaleRule::Tensor => 1.0 / self.tensor,
+                _ => self.tensor,
+            };
+            bytes.copy_from_slice(&entry.to_le_bytes());
+            return Ok(bytes);
+        }
+        let block = spec
+            .key
+            .usage
+            .orientations()
+            .find_map(|o| self.kernel.block(o));
+        let amaxes = block.map(|block| (block, self.block_amaxes(block)));
+        let [outer, inner] = spec.entries(self.shape);
+        for i in 0..outer {
+            for j in 0..inner {
+                let [a, b] = [i * spec.tile[0], j * spec.tile[1]];
+                let (row, col) = if spec.axes[0] == Axis::Rows {
+                    (a, b)
+                } else {
+                    (b, a)
+                };
+                let amax = amaxes.as_ref().map_or(0.0, |([height, width], amaxes)| {
+                    amaxes[row / height * self.shape.cols.div_ceil(*width) + col / width]
+                });
+                let (scale, multiplier) = self.scale(amax)?;
+                let entry = match spec.key.part {
+                    Part::BlockScale => scale,
+                    _ => self.element(row, col, multiplier),
+                };
+                put(
+                    &mut bytes[i * spec.row_bytes(self.shape)..],
+                    spec.code,
+                    j,
+                    entry,
+                );
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The stored entry and the multiplier of a block with this amax.
+    fn scale(&self, amax: f32) -> Result<(u32, Option<f32>), KernelError> {
+        let element = self.kernel.element;
+        Ok(match self.kernel.scale {
+            ScaleRule::None => (0, None),
+            ScaleRule::Tensor => (0, Some(self.tensor)),
+            ScaleRule::E8M0(mode) => {
+                let entry = mode.block_scale(amax, element);
+                (u32::from(entry), Some(e8m0::inverse(entry)))
+            }
+            ScaleRule::TwoLevel => {
+                let encode_scale = two_level_encode_scale(self.tensor);
+                let entry = two_level_block_scale(amax, encode_scale);
+                (
+                    u32::from(entry),
+                    Some(two_level_multiplier(entry, encode_scale)),
+                )
+            }
+            ScaleRule::BlockF32 { pow2, epsilon } => {
+                let scale = tensor_scale(amax, element, pow2, epsilon);
+                ((1.0 / scale).to_bits(), Some(scale))
+            }
+        })
+    }
+
+    fn element(&self, row: usize, col: usize, multiplier: Option<f32>) -> u32 {
+        let x = self.value(row, col);
+        let x = multiplier.map_or(x, |m| x * m);
+        match (self.kernel.element, self.random) {
+            (Code::E2M1, Some((philox, first))) => {
+                let index = first.wrapping_add((row * self.shape.cols + col) as u64);
+                u32::from(e2m1::encode_stochastic(x, philox.byte(index)))
+            }
+            (Code::E2M1, None) => u32::from(e2m1::encode(x)),
+            (Code::E4M3, _) => u32::from(e4m3::encode(x)),
+            (Code::E5M2, _) => u32::from(e5m2::encode(x)),
+            (Code::E8M0, _) => u32::from(e8m0::encode_ceil(x)),
+            (Code::Bf16, _) => u32::from(half::bf16::from_f32(x).to_bits()),
+            (Code::F32, _) => x.to_bits(),
+        }
+    }
+}
+
+/// Decodes one orientation to f32, row-major. `tensor` is the tensor decode scale, or the tensor
+/// amax of two-level scales.
+pub fn decode(
+    shape: Shape,
+    kernel: &KernelKey,
+    (data, codes): (&BufferSpec, &[u8]),
+    scales: Option<(&BufferSpec, &[u8])>,
+    tensor: f32,
+) -> Vec<f32> {
+    let entry = |spec: &BufferSpec, bytes: &[u8], row: usize, col: usize| {
+        let [a, b] = if spec.axes[0] == Axis::Rows {
+            [row, col]
+        } else {
+            [col, row]
+        };
+        let line = &bytes[a / spec.tile[0] * spec.row_bytes(shape)..];
+        get(line, spec.code, b / spec.tile[1])
+    };
+    let value = |row, col| {
+        let code = entry(data, codes, row, col);
+        let byte = code as u8;
+        let x = match kernel.element {
+            Code::E4M3 => e4m3::decode(byte),
+            Code::E5M2 => e5m2::decode(byte),
+            Code::E2M1 => e2m1::decode(byte),
+            Code::E8M0 => e8m0::decode(byte),
+            Code::Bf16 => f32::from_bits(code << 16),
+            Code::F32 => f32::from_bits(code),
+        };
+        let scale = scales.map_or(0, |(spec, bytes)| entry(spec, bytes, row, col));
+        match kernel.scale {
+            ScaleRule::None => x,
+            ScaleRule::Tensor => x * tensor,
+            ScaleRule::E8M0(_) => e8m0::decode(scale as u8) * x,
+            ScaleRule::TwoLevel => x * two_level_decode_factor(scale as u8, tensor),
+            ScaleRule::BlockF32 { .. } => x * f32::from_bits(scale),
+        }
+    };
+    (0..shape.rows)
+        .flat_map(|r| (0..shape.cols).map(move |c| (r, c)))
+        .map(|(r, c)| value(r, c))
+        .collect()
+}
+
+/// One element of AdamW: `[master, exp_avg, exp_avg_sq]` after the step (docs/numerics.md 12.2).
+pub fn adamw([p, m, v]: [f32; 3], g: f32, mode: AdamMode, s: &AdamScalars) -> [f32; 3] {
+    let g = match mode {
+        AdamMode::L2 => s.weight_decay.mul_add(p, g),
+        AdamMode::AdamW => g,
+    };
+    let m = s.beta1.mul_add(m, (1.0 - s.beta1) * g);
+    let v = s.beta2.mul_add(v, ((1.0 - s.beta2) * g) * g);
+    let (mh, vh) = (m / s.correction1, v / s.correction2);
+    let u = mh / (vh.sqrt() + s.eps);
+    let u = match mode {
+        AdamMode::AdamW => s.weight_decay.mul_add(p, u),
+        AdamMode::L2 => u,
+    };
+    [(-s.lr).mul_add(u, p), m, v]
+}
+
+/// Writes entry `index` of a physical row.
+fn put(line: &mut [u8], code: Code, index: usize, entry: u32) {
+    match code.bits() {
+        4 => e2m1::set_nibble(line, index, entry as u8),
+        bits => {
+            let size = bits / 8;
+            line[index * size..][..size].copy_from_slice(&entry.to_le_bytes()[..size]);
+        }
+    }
+}
+
+/// Reads entry `index` of a physical row.
+fn get(line: &[u8], code: Code, index: usize) -> u32 {
+    match code.bits() {
+        4 => u32::from(e2m1::nibble(line, index)),
+        bits => {
+            let size = bits / 8;
+            let mut entry = [0; 4];
+            entry[..size].copy_from_slice(&line[index * size..][..size]);
+            u32::from_le_bytes(entry)
+        }
+    }
+}
