@@ -24,7 +24,8 @@ pub enum ShardError {
     },
     /// Some ranks did not come in time.
     #[error(
-        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not come (see where they are stuck, or raise the time limit)"
+        "{op}: waited {waited_s:.1} s for ranks {missing:?}, which did not come ({}; or raise the time limit)",
+        if elsewhere.is_empty() { "see where they are stuck".to_owned() } else { elsewhere.join(", ") }
     )]
     Timeout {
         /// The collective.
@@ -33,6 +34,8 @@ pub enum ShardError {
         waited_s: f64,
         /// The ranks that did not arrive.
         missing: Vec<usize>,
+        /// Collectives of other groups that missing ranks wait in, in words.
+        elsewhere: Vec<String>,
     },
     /// Ranks do different things.
     #[error(

@@ -9,48 +9,33 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
-//! use lowp_kernels::{Backend, Cpu, EncodeJob, Source, Target, Work};
-//! use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor, run_ranks};
+//! use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape, Usage};
+//! use lowp_kernels::{Backend, Cpu, Source};
+//! use lowp_shard::{
+//!     CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
+//!     ShardedTensor, quantize, run_ranks,
+//! };
 //!
-//! fn quantize(
-//!     cpu: &Cpu,
-//!     values: &[f32],
-//!     to: &QuantizedTensor<<Cpu as Backend>::Buffer<u8>>,
-//! ) -> Result<(), ShardError> {
-//!     let (recipe, shape) = (to.recipe(), to.shape());
-//!     let targets = to.buffers().iter();
-//!     let targets = targets.map(|b| Target { spec: b.spec, bytes: b.storage.clone() });
-//!     cpu.once(Work::Encode(vec![EncodeJob {
-//!         shape,
-//!         kernel: recipe.kernel(),
-//!         source: Source::F32(cpu.upload(values)?),
-//!         source_rounding: recipe.source_rounding(),
-//!         tensor: None,
-//!         targets: targets.collect(),
-//!         stochastic: None,
-//!     }]))?;
-//!     Ok(())
-//! }
-//!
-//! let cpu = Cpu::new();
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(96, 64);
 //! let weights: Vec<f32> = (0..shape.elements()).map(|i| (i as f32).sin()).collect();
+//! let source = Source::F32(Cpu.upload(&weights)?);
+//! let whole = quantize(&Cpu, recipe, shape, Usage::ROWWISE, source, None)?;
 //!
-//! let whole = QuantizedTensor::new(recipe, shape, Usage::ROWWISE, |_, n| cpu.alloc(n))?;
-//! quantize(&cpu, &weights, &whole)?;
-//!
-//! run_ranks(&cpu, 2, Duration::from_secs(10), |rank, comm| {
+//! run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {
 //!     let spec = ShardSpec::new(&recipe, shape, 2, rank)?;
-//!     let shard = ShardedTensor::new(&cpu, recipe, spec)?;
-//!     quantize(&cpu, &weights[shard.spec().elements()], shard.local())?;
+//!     let master = Source::F32(Cpu.upload(&weights[spec.elements()])?);
+//!     let shard = ShardedTensor::new(&Cpu, recipe, spec)?;
+//!     let mut book = ScaleBookBuilder::default();
+//!     let item = CastItem::rows(shard.local(), master, &mut book);
+//!     let book = book.build(&Cpu)?;
+//!     Requantize::new(&Cpu, &book, &[item])?.run(&book, &*comm)?;
 //!
-//!     let pool = GatherPool::new(&cpu);
-//!     let mut layer = GatherGroup::new(&cpu, comm, &pool, vec![shard], true)?;
+//!     let pool = GatherPool::new(&Cpu);
+//!     let mut layer = GatherGroup::new(&Cpu, comm, &pool, vec![shard], true)?;
 //!     layer.unshard(Phase::Forward)?;
 //!     for (full, expected) in layer.tensor(0)?.buffers().iter().zip(whole.buffers()) {
-//!         assert_eq!(cpu.download(&full.storage)?, cpu.download(&expected.storage)?);
+//!         assert_eq!(Cpu.download(&full.storage)?, Cpu.download(&expected.storage)?);
 //!     }
 //!     layer.reshard();
 //!     Ok::<(), ShardError>(())

@@ -9,83 +9,8 @@ use std::time::{Duration, Instant};
 
 use lowp_kernels::Backend;
 
-use super::GradWire;
+use super::post::{Op, Payload, Post, excerpts};
 use crate::ShardError;
-
-/// The kind of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Op {
-    AllGather,
-    ReduceScatter(GradWire),
-    AllReduceMax,
-    AllReduceSum,
-    AllReduceSumF64,
-    Agree,
-    Barrier,
-    Split,
-}
-
-impl Op {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Op::AllGather => "all_gather",
-            Op::ReduceScatter(GradWire::F32) => "reduce_scatter (f32 wire)",
-            Op::ReduceScatter(GradWire::Bf16) => "reduce_scatter (bf16 wire)",
-            Op::AllReduceMax => "all_reduce_max",
-            Op::AllReduceSum => "all_reduce_sum",
-            Op::AllReduceSumF64 => "all_reduce_sum_f64",
-            Op::Agree => "agree",
-            Op::Barrier => "barrier",
-            Op::Split => "split",
-        }
-    }
-}
-
-/// What a rank brings to a collective.
-#[derive(Debug)]
-pub(super) enum Payload<B: Backend> {
-    Nothing,
-    Bytes(Vec<B::Buffer<u8>>),
-    Floats(Vec<B::Buffer<f32>>),
-    Doubles(Vec<f64>),
-    Text { what: String, description: String },
-    Seat { color: usize, key: usize },
-}
-
-/// A rank's part in one collective. Ranks must have equal `op` and `lengths`.
-#[derive(Debug)]
-pub(super) struct Post<B: Backend> {
-    pub(super) op: Op,
-    /// Lengths of all pieces, item by item.
-    pub(super) lengths: Vec<usize>,
-    /// Number of items.
-    pub(super) items: usize,
-    pub(super) payload: Payload<B>,
-}
-
-impl<B: Backend> Post<B> {
-    /// The call in words; long lists are cut around `near`.
-    fn describe(&self, near: usize) -> String {
-        let name = match &self.payload {
-            Payload::Text { what, .. } => format!("agree on {what}"),
-            _ => self.op.name().to_owned(),
-        };
-        if self.lengths.is_empty() && self.items == 0 {
-            return name;
-        }
-        let from = near.saturating_sub(4).min(self.lengths.len());
-        let to = (near + 5).min(self.lengths.len());
-        let dots = |cut: bool| if cut { ".. " } else { "" };
-        format!(
-            "{name} of {} items, {} piece lengths {}{:?}{}",
-            self.items,
-            self.lengths.len(),
-            dots(from > 0),
-            &self.lengths[from..to],
-            dots(to < self.lengths.len()).trim_end(),
-        )
-    }
-}
 
 /// One group of ranks.
 #[derive(Debug)]
@@ -190,32 +115,6 @@ impl<B: Backend> Group<B> {
     }
 }
 
-/// Descriptions cut to the neighbourhood of their first difference.
-fn excerpts(texts: &[&str]) -> Vec<String> {
-    const BEFORE: usize = 40;
-    const AFTER: usize = 160;
-    let common = |text: &str| {
-        let pairs = texts[0].chars().zip(text.chars());
-        pairs.take_while(|(a, b)| a == b).count()
-    };
-    let shortest = texts.iter().map(|text| common(text)).min().unwrap_or(0);
-    let from = shortest.saturating_sub(BEFORE);
-    texts
-        .iter()
-        .map(|text| {
-            let end = text.chars().count();
-            let lead = if from > 0 { ".." } else { "" };
-            let trail = if end > from + BEFORE + AFTER {
-                ".."
-            } else {
-                ""
-            };
-            let middle: String = text.chars().skip(from).take(BEFORE + AFTER).collect();
-            format!("{lead}{middle}{trail}")
-        })
-        .collect()
-}
-
 /// Everything that ranks share, under one lock.
 #[derive(Debug)]
 pub(super) struct HubState<B: Backend> {
@@ -223,6 +122,22 @@ pub(super) struct HubState<B: Backend> {
     /// Per world rank: gone, and whether in a panic.
     departed: Vec<Option<bool>>,
     pub(super) groups: Vec<Group<B>>,
+}
+
+impl<B: Backend> HubState<B> {
+    /// Where `ranks` wait for others, in words.
+    fn elsewhere(&self, ranks: &[usize]) -> Vec<String> {
+        let mut found = Vec::new();
+        for group in &self.groups {
+            for (rank, post) in group.members.iter().zip(&group.posts) {
+                if let (Some(post), true) = (post, ranks.contains(rank)) {
+                    let (op, with) = (post.op.name(), &group.members);
+                    found.push(format!("rank {rank} waits in {op} with ranks {with:?}"));
+                }
+            }
+        }
+        found
+    }
 }
 
 /// The meeting point of one world. Group 0 is the world itself.
@@ -373,15 +288,13 @@ impl<B: Backend> Hub<B> {
                 .checked_sub(waited)
                 .filter(|left| !left.is_zero())
             else {
-                let waited_s = waited.as_secs_f64();
-                return Err(self.fail_locked(
-                    state,
-                    ShardError::Timeout {
-                        op,
-                        waited_s,
-                        missing,
-                    },
-                ));
+                let error = ShardError::Timeout {
+                    op,
+                    waited_s: waited.as_secs_f64(),
+                    elsewhere: state.elsewhere(&missing),
+                    missing,
+                };
+                return Err(self.fail_locked(state, error));
             };
             let woken = self.wake.wait_timeout(guard, left);
             guard = woken.unwrap_or_else(PoisonError::into_inner).0;

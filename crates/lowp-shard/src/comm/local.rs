@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use lowp_kernels::Backend;
 
-use super::hub::{Hub, Op, Payload, Post};
+use super::hub::Hub;
+use super::post::{Op, Payload, Post};
 use super::{Communicator, GatherItem, GradWire, ReduceItem, Traffic};
 use crate::ShardError;
 
-/// Elements that a reduction handles at a time; two chunks of f32 stay in a core's cache.
-const CHUNK: usize = 1 << 15;
+mod reduce;
+
+use reduce::Scratch;
 
 /// One rank of a group of threads. Data move between the ranks' buffers by the backend, without
 /// staging for gathers.
@@ -43,13 +45,6 @@ impl<B: Backend> Drop for Seat<B> {
     }
 }
 
-/// Host memory of reductions, reused.
-#[derive(Debug, Default)]
-struct Scratch {
-    sum: Vec<f32>,
-    piece: Vec<f32>,
-}
-
 #[derive(Debug, Default)]
 struct Counters {
     all_gather: AtomicU64,
@@ -63,6 +58,12 @@ fn count(counter: &AtomicU64, bytes: usize) {
 }
 
 impl<B: Backend> LocalComm<B> {
+    /// A world of one rank: collectives return at once.
+    pub fn solo(backend: &B) -> Self {
+        let hub = Arc::new(Hub::new(backend.clone(), 1, Duration::MAX));
+        Self::seated(Arc::new(Seat { hub, world_rank: 0 }), 0, 0, 1)
+    }
+
     /// A world of `n` ranks, in rank order. Every wait ends after `timeout`.
     pub fn world(backend: &B, n: usize, timeout: Duration) -> Vec<LocalComm<B>> {
         let hub = Arc::new(Hub::new(backend.clone(), n, timeout));
@@ -123,79 +124,6 @@ impl<B: Backend> LocalComm<B> {
         Ok(result)
     }
 
-    /// Folds every rank's vector, in rank order, into the scratch sum.
-    fn all_reduce(
-        &self,
-        op: Op,
-        values: &B::Buffer<f32>,
-        fold: impl Fn(f32, f32) -> f32,
-    ) -> Result<(), ShardError> {
-        let scratch = &mut *self.begin();
-        let len = self.backend().len(values);
-        let post = Post {
-            op,
-            lengths: vec![len],
-            items: 1,
-            payload: Payload::Floats(vec![values.clone()]),
-        };
-        self.exchange(post, |posts| {
-            scratch.sum.resize(len, 0.0);
-            scratch.piece.resize(len, 0.0);
-            for (rank, peer) in floats(posts, 0).enumerate() {
-                if rank == 0 {
-                    self.backend().read(peer, 0, &mut scratch.sum)?;
-                    continue;
-                }
-                self.backend().read(peer, 0, &mut scratch.piece)?;
-                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
-                    *sum = fold(*sum, x);
-                }
-            }
-            Ok(())
-        })?;
-        // Everybody has read; only now may this rank's vector change.
-        self.backend()
-            .write(values, 0, &scratch.sum)
-            .map_err(|e| self.reject(e.into()))?;
-        count(&self.counters.all_reduce, 4 * len);
-        count(&self.counters.calls, 1);
-        Ok(())
-    }
-
-    /// The sum of one item's own range.
-    fn reduce_item(
-        &self,
-        posts: &[Arc<Post<B>>],
-        index: usize,
-        item: &ReduceItem<'_, B>,
-        wire: GradWire,
-        scratch: &mut Scratch,
-    ) -> Result<(), ShardError> {
-        let own = item.ranges[self.rank].clone();
-        for start in own.clone().step_by(CHUNK) {
-            let len = CHUNK.min(own.end - start);
-            scratch.sum.resize(len, 0.0);
-            scratch.piece.resize(len, 0.0);
-            for (rank, peer) in floats(posts, index).enumerate() {
-                self.backend().read(peer, start, &mut scratch.piece)?;
-                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
-                    let x = wire.apply(x);
-                    *sum = if rank == 0 { x } else { *sum + x };
-                }
-            }
-            let to = start - own.start;
-            if item.accumulate {
-                self.backend().read(item.out, to, &mut scratch.piece)?;
-                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
-                    *sum += x;
-                }
-            }
-            self.backend().write(item.out, to, &scratch.sum)?;
-            count(&self.counters.reduce_scatter, len * wire.bytes());
-        }
-        Ok(())
-    }
-
     /// Refuses ranges for another number of ranks, and buffers of another length than they say.
     fn check_item(
         &self,
@@ -226,17 +154,6 @@ impl<B: Backend> LocalComm<B> {
         }
         Ok(())
     }
-}
-
-/// Every rank's float buffer number `item`, in rank order. Posts were compared, so all have it.
-fn floats<B: Backend>(
-    posts: &[Arc<Post<B>>],
-    item: usize,
-) -> impl Iterator<Item = &B::Buffer<f32>> {
-    posts.iter().filter_map(move |post| match &post.payload {
-        Payload::Floats(buffers) => buffers.get(item),
-        _ => None,
-    })
 }
 
 /// The lengths of `ranges`, for comparing calls.

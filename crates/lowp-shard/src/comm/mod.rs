@@ -10,6 +10,7 @@ use crate::ShardError;
 
 mod hub;
 mod local;
+mod post;
 mod ranks;
 
 pub use local::LocalComm;

@@ -1,0 +1,200 @@
+//! The collectives against their definition: content, order, determinism, accounting.
+
+mod common;
+
+use common::{bytes, ranks, tiling, values};
+use half::bf16;
+use lowp_kernels::{Backend, Cpu};
+use lowp_shard::{GatherItem, GradWire, ReduceItem, Traffic};
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn all_gather_concatenates_uneven_and_empty_pieces(
+        world in 1usize..=9,
+        lens in prop::collection::vec(prop::collection::vec(0usize..50, 9), 0..4),
+    ) {
+        let full = |item: usize| bytes(item as u64, lens[item][..world].iter().sum());
+        let results = ranks(world, |rank, comm| {
+            let cpu = Cpu;
+            let mut items = Vec::new();
+            for (item, lens) in lens.iter().enumerate() {
+                let ranges = tiling(&lens[..world]);
+                let source = cpu.upload(&full(item)[ranges[rank].clone()])?;
+                let dest = cpu.alloc::<u8>(full(item).len())?;
+                items.push((source, dest, ranges));
+            }
+            for _ in 0..2 {
+                let batch: Vec<GatherItem<'_, Cpu>> = items
+                    .iter()
+                    .map(|(source, dest, ranges)| GatherItem { source, dest, ranges })
+                    .collect();
+                comm.all_gather(&batch)?;
+            }
+            let got: Result<Vec<_>, _> = items.iter().map(|(_, d, _)| cpu.download(d)).collect();
+            Ok((got?, comm.traffic()))
+        });
+        for (rank, (got, traffic)) in results.iter().enumerate() {
+            for (item, got) in got.iter().enumerate() {
+                prop_assert_eq!(got, &full(item));
+            }
+            let own: usize = lens.iter().map(|lens| lens[rank]).sum();
+            let all_gather_bytes = 2 * own as u64;
+            prop_assert_eq!(*traffic, Traffic { all_gather_bytes, calls: 2, ..Traffic::default() });
+        }
+    }
+
+    #[test]
+    fn reduce_scatter_is_the_sum_in_rank_order(
+        world in 1usize..=9,
+        lens in prop::collection::vec(0usize..40, 9),
+        bf16_wire: bool,
+        accumulate: bool,
+    ) {
+        check_reduce_scatter(&lens[..world], bf16_wire, accumulate)?;
+    }
+}
+
+#[test]
+fn reduce_scatter_crosses_chunks() {
+    check_reduce_scatter(&[70_000, 3], true, true).expect("the sums");
+}
+
+fn check_reduce_scatter(
+    lens: &[usize],
+    bf16_wire: bool,
+    accumulate: bool,
+) -> Result<(), TestCaseError> {
+    let wire = if bf16_wire {
+        GradWire::Bf16
+    } else {
+        GradWire::F32
+    };
+    let ranges = tiling(lens);
+    let n: usize = lens.iter().sum();
+    let grad = |rank: usize| values(rank as u64, n);
+    let before = |rank: usize| values(100 + rank as u64, lens[rank]);
+    let results = ranks(lens.len(), |rank, comm| {
+        let cpu = Cpu;
+        let (full, out) = (cpu.upload(&grad(rank))?, cpu.upload(&before(rank))?);
+        let item = ReduceItem {
+            grad: &full,
+            ranges: &ranges,
+            out: &out,
+            accumulate,
+        };
+        comm.reduce_scatter(&[item], wire)?;
+        Ok((cpu.download(&out)?, comm.traffic().reduce_scatter_bytes))
+    });
+    for (rank, (got, sent)) in results.iter().enumerate() {
+        for (j, i) in ranges[rank].clone().enumerate() {
+            let wired = |r: usize| match wire {
+                GradWire::F32 => grad(r)[i],
+                GradWire::Bf16 => bf16::from_f32(grad(r)[i]).to_f32(),
+            };
+            // The naive sum of a long vector is quadratic; a sample is enough there.
+            if j % (1 + lens[rank] / 50) != 0 {
+                continue;
+            }
+            let sum = (1..lens.len()).fold(wired(0), |sum, r| sum + wired(r));
+            let expected = if accumulate {
+                before(rank)[j] + sum
+            } else {
+                sum
+            };
+            prop_assert_eq!(got[j].to_bits(), expected.to_bits());
+        }
+        prop_assert_eq!(*sent, (lens[rank] * wire.bytes()) as u64);
+    }
+    Ok(())
+}
+
+#[test]
+fn all_reduce_max_ignores_nan_and_keeps_infinity() {
+    for got in ranks(3, |rank, comm| {
+        let cpu = Cpu;
+        let mine = [
+            [f32::NAN, 1.0, 0.0, -4.0],
+            [2.0, f32::INFINITY, 0.0, -3.0],
+            [f32::NAN, 3.0, 0.0, -5.0],
+        ];
+        let buffer = cpu.upload(&mine[rank])?;
+        comm.all_reduce_max(&buffer)?;
+        assert_eq!(comm.traffic().all_reduce_bytes, 16);
+        Ok(cpu.download(&buffer)?)
+    }) {
+        assert_eq!(got, [2.0, f32::INFINITY, 0.0, -3.0]);
+    }
+}
+
+#[test]
+fn sums_are_in_rank_order_and_equal_everywhere() {
+    for world in 1..=9 {
+        let results = ranks(world, |rank, comm| {
+            let cpu = Cpu;
+            let buffer = cpu.upload(&values(rank as u64, 33))?;
+            comm.all_reduce_sum(&buffer)?;
+            let mut host: Vec<f64> = values(rank as u64, 33).iter().map(|&x| x.into()).collect();
+            comm.all_reduce_sum_f64(&mut host)?;
+            assert_eq!(comm.traffic().all_reduce_bytes, 33 * 4 + 33 * 8);
+            Ok((cpu.download(&buffer)?, host))
+        });
+        for i in 0..33 {
+            let sum = (1..world).fold(values(0, 33)[i], |s, r| s + values(r as u64, 33)[i]);
+            let first = f64::from(values(0, 33)[i]);
+            let wide = (1..world).fold(first, |s, r| s + f64::from(values(r as u64, 33)[i]));
+            for (got, host) in &results {
+                assert_eq!(
+                    (got[i].to_bits(), host[i].to_bits()),
+                    (sum.to_bits(), wide.to_bits())
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_batches_and_vectors_are_calls_too() {
+    for traffic in ranks(2, |_, comm| {
+        let cpu = Cpu;
+        comm.all_gather(&[])?;
+        comm.reduce_scatter(&[], GradWire::F32)?;
+        comm.all_reduce_max(&cpu.alloc(0)?)?;
+        comm.all_reduce_sum_f64(&mut [])?;
+        comm.barrier()?;
+        Ok(comm.traffic())
+    }) {
+        assert_eq!(
+            traffic,
+            Traffic {
+                calls: 4,
+                ..Traffic::default()
+            }
+        );
+    }
+}
+
+#[test]
+fn split_orders_by_key_and_counts_apart() {
+    let results = ranks(5, |rank, comm| {
+        // Even ranks in reverse order, odd ranks in order.
+        let group = comm.split(rank % 2, if rank % 2 == 0 { 10 - rank } else { rank })?;
+        let mut sum = [rank as f64];
+        group.all_reduce_sum_f64(&mut sum)?;
+        assert_eq!(comm.traffic(), Traffic::default());
+        assert_eq!(group.traffic().all_reduce_bytes, 8);
+        Ok((group.rank(), group.world_size(), sum[0]))
+    });
+    assert_eq!(
+        results,
+        [
+            (2, 3, 6.0),
+            (0, 2, 4.0),
+            (1, 3, 6.0),
+            (1, 2, 4.0),
+            (0, 3, 6.0)
+        ]
+    );
+}

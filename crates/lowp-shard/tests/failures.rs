@@ -1,0 +1,436 @@
+//! A rank that fails, departs, differs or does not come is an error on every rank, never a hang.
+
+mod common;
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Comm, PATIENCE, failing};
+use lowp_kernels::{Backend, Cpu};
+use lowp_shard::{
+    Communicator, GatherItem, GradWire, LocalComm, ReduceItem, ShardError, run_ranks,
+};
+use proptest::prelude::*;
+
+/// Runs `f` on every rank without the harness; returns what each rank got.
+fn bare<T: Send>(
+    world: usize,
+    timeout: Duration,
+    f: impl Fn(usize, LocalComm<Cpu>) -> T + Sync,
+) -> Vec<Option<T>> {
+    thread::scope(|scope| {
+        let f = &f;
+        let threads: Vec<_> = LocalComm::world(&Cpu, world, timeout)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, comm)| scope.spawn(move || f(rank, comm)))
+            .collect();
+        threads.into_iter().map(|t| t.join().ok()).collect()
+    })
+}
+
+/// Expects the same mismatch on every rank, now and ever after.
+fn mismatch(f: impl Fn(usize, &LocalComm<Cpu>) -> Result<(), ShardError> + Sync) -> String {
+    let errors = bare(3, PATIENCE, |rank, comm| {
+        let first = f(rank, &comm).expect_err("the ranks differ");
+        let later = comm.barrier().expect_err("the world has failed");
+        assert_eq!(first, later);
+        first
+    });
+    let errors: Vec<ShardError> = errors.into_iter().flatten().collect();
+    assert_eq!(errors.len(), 3);
+    assert!(errors.iter().all(|e| *e == errors[0]), "{errors:?}");
+    assert!(
+        matches!(errors[0], ShardError::Mismatch { .. }),
+        "{:?}",
+        errors[0]
+    );
+    errors[0].to_string()
+}
+
+#[test]
+fn different_calls_are_named() {
+    let text = mismatch(|rank, comm| match rank {
+        1 => comm.all_reduce_sum_f64(&mut [1.0]),
+        _ => comm.barrier(),
+    });
+    assert!(text.contains("ranks [0, 2]: barrier"), "{text}");
+    assert!(
+        text.contains("ranks [1]: all_reduce_sum_f64 of 1 items"),
+        "{text}"
+    );
+}
+
+#[test]
+fn different_lengths_are_named() {
+    let cpu = Cpu;
+    let text = mismatch(|rank, comm| {
+        let lens = if rank == 2 { [4, 5, 7] } else { [4, 5, 6] };
+        let source = cpu.alloc(lens[rank])?;
+        let dest = cpu.alloc(20)?;
+        let ranges = common::tiling(&lens);
+        comm.all_gather(&[GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &ranges,
+        }])
+    });
+    assert!(
+        text.contains("[4, 5, 7]") && text.contains("[4, 5, 6]"),
+        "{text}"
+    );
+}
+
+#[test]
+fn different_wires_batches_and_texts_are_named() {
+    let cpu = Cpu;
+    let text = mismatch(|rank, comm| {
+        let wire = if rank == 0 {
+            GradWire::F32
+        } else {
+            GradWire::Bf16
+        };
+        comm.reduce_scatter(&[], wire)
+    });
+    assert!(
+        text.contains("f32 wire") && text.contains("bf16 wire"),
+        "{text}"
+    );
+    let text = mismatch(|rank, comm| {
+        let (grad, out) = (cpu.alloc(3)?, cpu.alloc(1)?);
+        let ranges = common::tiling(&[1, 1, 1]);
+        let item = ReduceItem {
+            grad: &grad,
+            ranges: &ranges,
+            out: &out,
+            accumulate: false,
+        };
+        comm.reduce_scatter(&vec![item; 1 + rank], GradWire::F32)
+    });
+    assert!(
+        text.contains("of 1 items") && text.contains("of 3 items"),
+        "{text}"
+    );
+    let text = mismatch(|rank, comm| comm.agree(["plan", "plan", "mesh"][rank], "same"));
+    assert!(
+        text.contains("agree on plan") && text.contains("agree on mesh"),
+        "{text}"
+    );
+    let common = "x".repeat(500);
+    let text = mismatch(|rank, comm| comm.agree("the plan", &format!("{common} {}", rank / 2)));
+    assert!(text.contains("disagree on the plan"), "{text}");
+    assert!(
+        text.contains("x 0; ranks [2]: ..x") && text.len() < 400,
+        "{text}"
+    );
+}
+
+#[test]
+fn equal_descriptions_agree() {
+    common::ranks(4, |_, comm| comm.agree("the plan", "same"));
+}
+
+#[test]
+fn a_panic_is_the_root_cause_on_every_rank() {
+    let failed = failing(4, |rank, comm| {
+        comm.barrier()?;
+        assert!(rank != 2, "planted");
+        comm.barrier()
+    });
+    assert_eq!(failed.rank, 2);
+    assert!(
+        failed.cause.to_string().contains("planted"),
+        "{}",
+        failed.cause
+    );
+    assert_eq!(failed.others.len(), 3);
+    for (rank, result) in failed.others {
+        let message = match result {
+            Err(ShardError::Failed { rank: 2, message }) => message,
+            other => panic!("rank {rank}: {other:?}"),
+        };
+        assert_eq!(message, "panicked: planted");
+    }
+}
+
+#[test]
+fn an_error_of_one_rank_reaches_all_and_stays() {
+    let failed = failing(3, |rank, comm| {
+        comm.barrier()?;
+        if rank == 1 {
+            return Err(ShardError::BadMesh {
+                text: "planted".into(),
+            });
+        }
+        let first = comm.barrier();
+        assert_eq!(first, comm.all_reduce_sum_f64(&mut [0.0]));
+        first
+    });
+    assert_eq!(
+        (
+            failed.rank,
+            matches!(failed.cause, ShardError::BadMesh { .. })
+        ),
+        (1, true)
+    );
+    for (_, result) in failed.others {
+        assert!(
+            matches!(result, Err(ShardError::Failed { rank: 1, .. })),
+            "{result:?}"
+        );
+    }
+}
+
+#[test]
+fn an_early_return_is_a_departure() {
+    let failed = failing(
+        3,
+        |rank, comm| if rank == 0 { Ok(()) } else { comm.barrier() },
+    );
+    assert!(matches!(
+        failed.cause,
+        ShardError::Departed {
+            rank: 0,
+            panicked: false,
+            ..
+        }
+    ));
+    assert!(
+        failed
+            .cause
+            .to_string()
+            .contains("barrier: rank 0 dropped its communicator")
+    );
+}
+
+#[test]
+fn a_bare_thread_that_panics_is_a_departure() {
+    let results = bare(3, PATIENCE, |rank, comm| {
+        assert!(rank != 1, "planted");
+        comm.barrier()
+    });
+    for rank in [0, 2] {
+        let gone = Some(Err(ShardError::Departed {
+            op: "barrier",
+            rank: 1,
+            panicked: true,
+        }));
+        assert_eq!(results[rank], gone);
+    }
+}
+
+#[test]
+fn finishing_last_calls_is_no_departure() {
+    for _ in 0..200 {
+        let results = bare(4, PATIENCE, |_, comm| comm.barrier());
+        assert!(results.iter().all(|r| *r == Some(Ok(()))), "{results:?}");
+    }
+}
+
+#[test]
+fn abort_wakes_ranks_that_wait() {
+    let results = bare(3, PATIENCE, |rank, comm| {
+        if rank == 2 {
+            thread::sleep(Duration::from_millis(20));
+            comm.abort("out of memory");
+        }
+        comm.barrier()
+    });
+    for result in results {
+        let failed = ShardError::Failed {
+            rank: 2,
+            message: "out of memory".into(),
+        };
+        assert_eq!(result, Some(Err(failed)));
+    }
+}
+
+#[test]
+fn a_stuck_rank_is_a_timeout_that_names_it() {
+    let stuck = Barrier::new(3);
+    let results = bare(3, Duration::from_millis(50), |rank, comm| {
+        let result = if rank == 1 { Ok(()) } else { comm.barrier() };
+        // Rank 1 stays alive until the others gave up, and hears of it then.
+        stuck.wait();
+        if rank == 1 { comm.barrier() } else { result }
+    });
+    let mut timeouts = 0;
+    for result in results.into_iter().flatten() {
+        match result {
+            Err(ShardError::Timeout {
+                op: "barrier",
+                waited_s,
+                missing,
+                elsewhere,
+            }) => {
+                assert!(elsewhere.is_empty());
+                assert!(waited_s >= 0.05);
+                assert_eq!(missing, [1]);
+                timeouts += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(timeouts, 3);
+}
+
+#[test]
+fn a_failure_reaches_ranks_that_wait_in_another_group() {
+    let failed = failing(4, |rank, comm| {
+        let group = comm.split(rank / 2, rank)?;
+        match rank {
+            // Ranks 0 and 1 wait in their group, rank 2 in its own, rank 3 fails.
+            3 => Err(ShardError::BadMesh {
+                text: "planted".into(),
+            }),
+            0 => comm.barrier(),
+            _ => group.barrier().and_then(|()| comm.barrier()),
+        }
+    });
+    assert_eq!(failed.rank, 3);
+    assert!(failed.others.iter().all(|(_, r)| r.is_err()));
+}
+
+#[test]
+fn wrong_items_are_refused_and_reach_the_others() {
+    let failed = failing(2, |rank, comm| {
+        let cpu = Cpu;
+        let (source, dest) = (cpu.alloc(if rank == 0 { 4 } else { 3 })?, cpu.alloc(8)?);
+        let ranges = [0..4, 4..8];
+        comm.all_gather(&[GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &ranges,
+        }])
+    });
+    assert_eq!(failed.rank, 1);
+    let text = failed.cause.to_string();
+    assert_eq!(
+        text,
+        "all_gather, item 0: the source holds 3 entries and the ranges say 4"
+    );
+    let failed = failing(2, |_, comm| {
+        let cpu = Cpu;
+        let buffer = cpu.alloc(4)?;
+        comm.all_gather(&[GatherItem {
+            source: &buffer,
+            dest: &buffer,
+            ranges: &[0..4],
+        }])
+    });
+    assert!(matches!(
+        failed.cause,
+        ShardError::World {
+            found: 1,
+            world: 2,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn a_destination_that_is_too_short_fails_everywhere() {
+    let failed = failing(2, |rank, comm| {
+        let cpu = Cpu;
+        let (source, dest) = (cpu.alloc(4)?, cpu.alloc(if rank == 0 { 7 } else { 8 })?);
+        comm.all_gather(&[GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &[0..4, 4..8],
+        }])
+    });
+    assert_eq!(failed.rank, 0);
+    assert!(
+        matches!(failed.cause, ShardError::Kernel(_)),
+        "{}",
+        failed.cause
+    );
+    assert!(failed.others.iter().all(|(_, r)| r.is_err()));
+}
+
+#[test]
+fn a_timeout_says_where_the_missing_ranks_wait() {
+    let results = bare(4, Duration::from_millis(50), |rank, comm| {
+        let pair = comm.split(rank / 2, rank)?;
+        if rank == 0 {
+            comm.barrier()
+        } else {
+            pair.barrier().and_then(|()| comm.barrier())
+        }
+    });
+    let errors: Vec<String> = results
+        .into_iter()
+        .flatten()
+        .filter_map(|r| Some(r.err()?.to_string()))
+        .collect();
+    assert_eq!(errors.len(), 4);
+    let crossed = errors[0].contains("rank 0 waits in barrier with ranks [0, 1, 2, 3]")
+        || errors[0].contains("rank 1 waits in barrier with ranks [0, 1]");
+    assert!(crossed, "{}", errors[0]);
+}
+
+/// How a rank misbehaves.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Panic,
+    Error,
+    Return,
+    Abort,
+    OtherCall,
+}
+
+fn one_call(comm: &Comm, call: usize) -> Result<(), ShardError> {
+    match call % 4 {
+        0 => comm.barrier(),
+        1 => comm.agree("it", "same"),
+        2 => comm.all_reduce_sum_f64(&mut [1.0, 2.0]),
+        _ => comm.all_reduce_max(&Cpu.upload(&[1.0])?),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn no_fault_hangs_and_none_goes_unnoticed(
+        world in 2usize..=6,
+        culprit in 0usize..6,
+        at in 0usize..8,
+        grouped: bool,
+        fault in prop::sample::select(vec![
+            Fault::Panic, Fault::Error, Fault::Return, Fault::Abort, Fault::OtherCall,
+        ]),
+    ) {
+        let culprit = culprit % world;
+        let started = Instant::now();
+        // Ranks that wait for each other in different groups are found by the time limit only.
+        let crossed = grouped && matches!(fault, Fault::OtherCall);
+        let limit = if crossed { PATIENCE / 300 } else { PATIENCE };
+        let result = run_ranks(&Cpu, world, limit, |rank, comm| {
+            let group = if grouped { comm.split(rank % 2, rank)? } else { Arc::clone(&comm) };
+            for call in 0..8 {
+                if (rank, call) == (culprit, at) {
+                    match fault {
+                        Fault::Panic => panic!("planted"),
+                        Fault::Error => return Err(ShardError::BadMesh { text: "planted".into() }),
+                        Fault::Return => return Ok(()),
+                        Fault::Abort => comm.abort("planted"),
+                        Fault::OtherCall => one_call(&comm, call + 1)?,
+                    }
+                }
+                one_call(if call % 2 == 0 { &comm } else { &group }, call)?;
+            }
+            comm.barrier()
+        });
+        prop_assert!(started.elapsed() < PATIENCE / 2);
+        let failed = result.expect_err("a fault was planted");
+        // Whoever came through did so only because it was the one that left early.
+        for (rank, result) in &failed.others {
+            prop_assert!(result.is_err() || *rank == culprit, "rank {} {:?}", rank, result);
+        }
+        if matches!(fault, Fault::Panic | Fault::Error) {
+            prop_assert_eq!(failed.rank, culprit);
+        }
+    }
+}
