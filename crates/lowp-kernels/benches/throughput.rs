@@ -13,6 +13,14 @@ use lowp_kernels::{
 const SHAPE: Shape = Shape::new(4096, 2048);
 
 fn time(label: &str, mut run: impl FnMut()) {
+    // `cargo bench -- mx` runs what contains `mx`.
+    let mut filters = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with("--"))
+        .peekable();
+    if filters.peek().is_some() && !filters.any(|filter| label.contains(&filter)) {
+        return;
+    }
     run();
     let best = (0..7)
         .map(|_| {
@@ -60,7 +68,8 @@ fn measure() -> Result<(), KernelError> {
     let values: Vec<f32> = (0..n as u64).map(|i| random.normal(i)).collect();
     let mut copy = vec![0f32; n];
     time("memcpy", || {
-        copy.copy_from_slice(std::hint::black_box(&values))
+        copy.copy_from_slice(std::hint::black_box(&values));
+        std::hint::black_box(&mut copy);
     });
     let halves: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
     let (master, halves) = (CpuBuffer::from_vec(values), CpuBuffer::from_vec(halves));

@@ -3,6 +3,8 @@
 use lowp_format::Code;
 use lowp_format::codec::{e2m1, e4m3, e5m2};
 
+use crate::cpu::Turnable;
+
 /// How one element is encoded, and how its codes lie in bytes.
 pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
     /// The code.
@@ -10,7 +12,7 @@ pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
     /// Whether stochastic rounding exists.
     const STOCHASTIC: bool = false;
     /// One code, unpacked.
-    type Bits: Copy + Default + Send + Sync + 'static;
+    type Bits: Turnable;
 
     /// The code of `x`, rounded to nearest.
     fn encode(x: f32) -> Self::Bits;

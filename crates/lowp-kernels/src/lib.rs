@@ -17,7 +17,7 @@
 //! let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
 //! let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
 //! let shape = Shape::new(4, 64);
-//! let values: Vec<f32> = (0..256u8).map(|i| f32::from(i) / 16.0 - 8.0).collect();
+//! let values: Vec<f32> = (0..256u16).map(|i| f32::from(i) / 16.0 - 8.0).collect();
 //!
 //! let targets = recipe
 //!     .buffers(Usage::BOTH)

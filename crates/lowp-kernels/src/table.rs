@@ -49,7 +49,7 @@ ingredients! {
     Bf16: Unscaled;
     E4M3: PerTensor, PowerOfTwo, BlockFloat;
     E5M2: PerTensor, PowerOfTwo, BlockFloat;
-    E2M1: PowerOfTwo, TwoLevel;
+    E2M1: PerTensor, PowerOfTwo, TwoLevel;
 }
 
 fn no_kernel(key: &KernelKey) -> KernelError {

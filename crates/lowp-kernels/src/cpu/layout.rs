@@ -9,8 +9,12 @@ use crate::{KernelError, Target};
 
 /// Rows of a tile, at least: a tile of a transposed 8-bit output fills whole cache lines.
 const TILE_ROWS: usize = 64;
-/// Columns of a chunk, at least: tile and codes stay in the first-level caches.
-const CHUNK_COLS: usize = 256;
+/// Columns of a chunk with a transposed output: a chunk of a tile stays in the second-level cache.
+const TURNED_COLS: usize = 512;
+/// Columns of a chunk without: long runs, which the hardware prefetches.
+const CHUNK_COLS: usize = 4096;
+/// Elements of a chunk without a transposed output, about.
+const CHUNK: usize = 16 * 1024;
 /// Longest side of a block.
 const MAX_BLOCK: usize = 4096;
 
@@ -82,6 +86,8 @@ pub(crate) struct Layout {
     pub(crate) passes: SmallVec<[Pass; 2]>,
     /// Rows of a tile: a multiple of every block's rows, and even.
     pub(crate) tile_rows: usize,
+    /// Rows of a chunk: a divisor of the tile's rows and a multiple of every block's rows.
+    pub(crate) chunk_rows: usize,
     /// Columns of a chunk: a multiple of every block's columns, and even.
     pub(crate) chunk_cols: usize,
 }
@@ -117,10 +123,25 @@ impl Layout {
         let blocks = || passes.iter().filter_map(|pass| pass.block);
         let rows = blocks().fold(2, |unit, block| lcm(unit, block[0]));
         let cols = blocks().fold(2, |unit, block| lcm(unit, block[1]));
+        let tile_rows = TILE_ROWS.next_multiple_of(rows);
+        let turned = passes
+            .iter()
+            .flat_map(|pass| &pass.outputs)
+            .any(|output| output.transposed);
+        let (chunk_rows, chunk_cols) = if turned {
+            (tile_rows, TURNED_COLS.next_multiple_of(cols))
+        } else {
+            let unit = blocks().fold(1, |unit, block| lcm(unit, block[0]));
+            let chunk_cols = CHUNK_COLS.min(shape.cols).max(1).next_multiple_of(cols);
+            // The largest divisor of the tile that keeps a chunk small.
+            let fits = |n: &usize| tile_rows % n == 0 && n % unit == 0 && n * chunk_cols <= CHUNK;
+            ((1..=tile_rows).rev().find(fits).unwrap_or(unit), chunk_cols)
+        };
         Ok(Self {
-            tile_rows: TILE_ROWS.next_multiple_of(rows),
-            chunk_cols: CHUNK_COLS.next_multiple_of(cols),
             passes,
+            tile_rows,
+            chunk_rows,
+            chunk_cols,
         })
     }
 

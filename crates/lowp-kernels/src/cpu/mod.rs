@@ -15,6 +15,8 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use generic::turn::Turnable;
+
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;
 

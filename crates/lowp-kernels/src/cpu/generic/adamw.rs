@@ -186,24 +186,23 @@ impl Part<'_> {
     fn update_all(&mut self) {
         let len = self.master.len();
         for start in (0..len).step_by(CHUNK) {
-            let _ = self.load_range(start, CHUNK.min(len - start));
+            let _ = self.load([0, start], [1, CHUNK.min(len - start)]);
         }
     }
+}
 
-    fn load_range(&mut self, start: usize, cols: usize) -> Rect<'_> {
-        let rows = if self.stride == self.master.len() {
-            1
-        } else {
-            self.master.len() / self.stride
-        };
-        for row in 0..rows {
-            self.update(row * self.stride + start, row * self.stride + start + cols);
+impl Load for Part<'_> {
+    /// Updates a rectangle and returns the new master values.
+    fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
+        let stride = self.stride;
+        let first = row * stride + col;
+        for i in 0..rows {
+            self.update(first + i * stride, first + i * stride + cols);
         }
-        let end = (rows - 1) * self.stride + start + cols;
-        let values = &self.master[start..end];
+        let values = &self.master[first..first + (rows - 1) * stride + cols];
         let rect = Rect {
             values,
-            stride: self.stride,
+            stride,
             rows,
             cols,
         };
@@ -215,12 +214,6 @@ impl Part<'_> {
             SourceRounding::F32 => rect,
             SourceRounding::ViaBf16 => round_rect(self.isa, rect, &mut self.scratch),
         }
-    }
-}
-
-impl Load for Part<'_> {
-    fn load(&mut self, col: usize, cols: usize) -> Rect<'_> {
-        self.load_range(col, cols)
     }
 }
 

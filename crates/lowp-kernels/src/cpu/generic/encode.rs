@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::convert::{Rect, Values};
 use super::quantize::{Quantize, Random};
-use super::store::store;
+use super::store::{Chunk, store};
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -139,10 +139,10 @@ pub(super) fn write_tensor_scale(
     Ok(())
 }
 
-/// Gives the values of a tile chunk by chunk, left to right, each once.
+/// Gives the values of a tile chunk by chunk, each once.
 pub(crate) trait Load {
-    /// The values of columns `col..col + cols` of the tile.
-    fn load(&mut self, col: usize, cols: usize) -> Rect<'_>;
+    /// The `rows x cols` values from row `row` (of the tile) and column `col` on.
+    fn load(&mut self, at: [usize; 2], size: [usize; 2]) -> Rect<'_>;
 }
 
 struct EncodeTile<'a, 'v> {
@@ -167,40 +167,42 @@ impl Visit for EncodeTile<'_, '_> {
             isa,
             ..
         } = encoder;
-        let rows = tile.rows;
-        let chunk = layout.chunk_cols.min(shape.cols);
-        let mut codes = vec![E::Bits::default(); rows * chunk];
+        let widest = layout.chunk_cols.min(shape.cols);
+        let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * widest];
         let mut turned = Vec::new();
         let mut entries: Vec<R::Entry> = Vec::new();
-        for col in (0..shape.cols).step_by(layout.chunk_cols) {
-            let cols = chunk.min(shape.cols - col);
-            let rect = load.load(col, cols);
-            let mut bands = tile.bands.iter_mut();
-            for pass in &layout.passes {
-                let block = pass.block.unwrap_or([1, 1]);
-                let [down, across] = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
-                entries.resize(
-                    if R::BLOCKS { down * across } else { 0 },
-                    R::Entry::default(),
-                );
+        for row in (0..tile.rows).step_by(layout.chunk_rows) {
+            let rows = layout.chunk_rows.min(tile.rows - row);
+            for col in (0..shape.cols).step_by(layout.chunk_cols) {
+                let cols = widest.min(shape.cols - col);
+                let (at, size) = ([row, col], [rows, cols]);
+                let rect = load.load(at, size);
+                let start = (tile.first + row) * shape.cols + col;
                 let codes = &mut codes[..rows * cols];
-                isa.run(Quantize::<E, R> {
-                    rule,
-                    block,
-                    rect,
-                    random: random.map(|r| (r, tile.first * shape.cols + col, shape.cols)),
-                    codes,
-                    entries: &mut entries,
-                });
-                store::<E, R>(
-                    isa,
-                    pass,
-                    &mut bands,
-                    [col, rows, cols],
-                    codes,
-                    &entries,
-                    &mut turned,
-                );
+                let mut bands = tile.bands.iter_mut();
+                for pass in &layout.passes {
+                    let block = pass.block.unwrap_or([1, 1]);
+                    let [down, across] = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
+                    entries.resize(
+                        if R::BLOCKS { down * across } else { 0 },
+                        R::Entry::default(),
+                    );
+                    isa.run(Quantize::<E, R> {
+                        rule,
+                        block,
+                        rect,
+                        random: random.map(|random| (random, start, shape.cols)),
+                        codes,
+                        entries: &mut entries,
+                    });
+                    let chunk = Chunk {
+                        at,
+                        size,
+                        codes,
+                        entries: &entries,
+                    };
+                    store::<E, R>(isa, pass, &mut bands, chunk, &mut turned);
+                }
             }
         }
     }
@@ -213,22 +215,27 @@ struct SourceRows<'a> {
     isa: Isa,
     start: usize,
     stride: usize,
-    rows: usize,
     scratch: Vec<f32>,
 }
 
 impl Load for SourceRows<'_> {
-    fn load(&mut self, col: usize, cols: usize) -> Rect<'_> {
+    fn load(&mut self, [row, col]: [usize; 2], size: [usize; 2]) -> Rect<'_> {
         let Self {
             values,
             rounding,
             isa,
             start,
             stride,
-            rows,
             ref mut scratch,
         } = *self;
-        values.rect(isa, rounding, start + col, stride, [rows, cols], scratch)
+        values.rect(
+            isa,
+            rounding,
+            start + row * stride + col,
+            stride,
+            size,
+            scratch,
+        )
     }
 }
 
@@ -249,15 +256,13 @@ pub(crate) fn run(
     }
     for_each(context, tasks, |(encoder, values, rounding, tile)| {
         let stride = encoder.shape.cols;
-        let (start, rows, isa) = (tile.first * stride, tile.rows, encoder.isa);
-        let scratch = Vec::new();
+        let (start, isa, scratch) = (tile.first * stride, encoder.isa, Vec::new());
         let mut load = SourceRows {
             values,
             rounding,
             isa,
             start,
             stride,
-            rows,
             scratch,
         };
         encoder.encode(tile, &mut load)

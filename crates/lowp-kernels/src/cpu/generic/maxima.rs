@@ -68,15 +68,31 @@ pub(crate) fn block_maxima(
     }
 }
 
+/// Maxima of `N` consecutive values. Many blocks are folded together, pairs of neighbours at a
+/// time, so that no step leaves the vector registers' width.
 #[inline(always)]
 fn fold<const N: usize>(columns: &[u32], out: &mut [u32]) {
-    for (out, chunk) in out.iter_mut().zip(columns.as_chunks::<N>().0) {
-        let mut lanes = [0; 16];
-        for part in chunk.as_chunks::<16>().0 {
-            for lane in 0..16 {
-                lanes[lane] = lanes[lane].max(part[lane]);
+    /// Blocks folded together.
+    const GROUP: usize = 16;
+    let mut lanes = [0u32; 16 * GROUP];
+    for (out, group) in out.chunks_mut(GROUP).zip(columns.chunks(N * GROUP)) {
+        for (lanes, block) in lanes
+            .as_chunks_mut::<16>()
+            .0
+            .iter_mut()
+            .zip(group.chunks_exact(N))
+        {
+            *lanes = [0; 16];
+            for part in block.as_chunks::<16>().0 {
+                for lane in 0..16 {
+                    lanes[lane] = lanes[lane].max(part[lane]);
+                }
             }
         }
-        *out = lanes.iter().fold(0, |a, &b| a.max(b));
+        let a: [u32; 8 * GROUP] = std::array::from_fn(|i| lanes[2 * i].max(lanes[2 * i + 1]));
+        let b: [u32; 4 * GROUP] = std::array::from_fn(|i| a[2 * i].max(a[2 * i + 1]));
+        let c: [u32; 2 * GROUP] = std::array::from_fn(|i| b[2 * i].max(b[2 * i + 1]));
+        let d: [u32; GROUP] = std::array::from_fn(|i| c[2 * i].max(c[2 * i + 1]));
+        out.copy_from_slice(&d[..out.len()]);
     }
 }

@@ -22,6 +22,7 @@ pub(crate) mod repack;
 pub(crate) mod scale;
 mod store;
 pub(crate) mod transpose;
+pub(crate) mod turn;
 
 /// Work on fewer elements than this runs on the calling thread: waking others costs more.
 const INLINE_ELEMENTS: usize = 16 * 1024;

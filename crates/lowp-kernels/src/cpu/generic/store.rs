@@ -2,21 +2,35 @@
 
 use lowp_format::Part;
 
+use super::turn::Turn;
 use crate::cpu::bands::Band;
 use crate::cpu::isa::{Isa, Kernel};
 use crate::cpu::layout::{Output, Pass};
 use crate::table::{ElementCode, ScaleEntry, ScaleKernel};
 
-/// Stores codes and scales of one chunk to all outputs of `pass`.
+/// Codes and scales of `size` = rows x columns from row `at[0]` of the tile and column `at[1]` on.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk<'a, T, S> {
+    pub(super) at: [usize; 2],
+    pub(super) size: [usize; 2],
+    pub(super) codes: &'a [T],
+    pub(super) entries: &'a [S],
+}
+
+/// Stores one chunk to all outputs of `pass`.
 pub(super) fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
     isa: Isa,
     pass: &Pass,
     bands: &mut impl Iterator<Item = &'b mut Band<'v>>,
-    [col, rows, cols]: [usize; 3],
-    codes: &[E::Bits],
-    entries: &[R::Entry],
+    chunk: Chunk<'_, E::Bits, R::Entry>,
     turned: &mut Vec<E::Bits>,
 ) {
+    let Chunk {
+        at,
+        size: [rows, cols],
+        codes,
+        entries,
+    } = chunk;
     for (output, band) in pass.outputs.iter().zip(bands) {
         match (output.part, pass.block) {
             (Part::Data, _) if output.transposed => {
@@ -30,7 +44,7 @@ pub(super) fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
                 isa.run(StoreColumns::<E> {
                     codes: turned,
                     band,
-                    col,
+                    at,
                     rows,
                 });
             }
@@ -38,10 +52,10 @@ pub(super) fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
                 codes,
                 output,
                 band,
-                col,
+                at,
                 cols,
             }),
-            (_, Some(block)) => store_scales(output, band, block, [col, cols], entries),
+            (_, Some(block)) => store_scales(output, band, block, at, cols, entries),
             (_, None) => {}
         }
     }
@@ -51,7 +65,7 @@ struct StoreRows<'a, 'v, E: ElementCode> {
     codes: &'a [E::Bits],
     output: &'a Output,
     band: &'a mut Band<'v>,
-    col: usize,
+    at: [usize; 2],
     cols: usize,
 }
 
@@ -63,13 +77,13 @@ impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
             codes,
             output,
             band,
-            col,
+            at: [row, col],
             cols,
         } = self;
-        let bytes = band.row_mut(0);
         let [start, len] = [E::CODE.bytes(col), E::CODE.bytes(cols)];
-        for (row, codes) in codes.chunks_exact(cols).enumerate() {
-            E::pack(codes, &mut bytes[row * output.row_bytes + start..][..len]);
+        let bytes = &mut band.row_mut(0)[row * output.row_bytes + start..];
+        for (i, codes) in codes.chunks_exact(cols).enumerate() {
+            E::pack(codes, &mut bytes[i * output.row_bytes..][..len]);
         }
     }
 }
@@ -77,7 +91,7 @@ impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
 struct StoreColumns<'a, 'v, E: ElementCode> {
     codes: &'a [E::Bits],
     band: &'a mut Band<'v>,
-    col: usize,
+    at: [usize; 2],
     rows: usize,
 }
 
@@ -85,55 +99,15 @@ impl<E: ElementCode> Kernel for StoreColumns<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        for (i, codes) in self.codes.chunks_exact(self.rows).enumerate() {
-            E::pack(codes, self.band.row_mut(self.col + i));
-        }
-    }
-}
-
-/// Transposes a dense matrix of unpacked codes.
-pub(super) struct Turn<'a, T> {
-    pub(super) from: &'a [T],
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) to: &'a mut [T],
-}
-
-impl<T: Copy> Kernel for Turn<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        const SIDE: usize = 16;
         let Self {
-            from,
+            codes,
+            band,
+            at: [row, col],
             rows,
-            cols,
-            to,
         } = self;
-        let (full_rows, full_cols) = (rows / SIDE * SIDE, cols / SIDE * SIDE);
-        for col in (0..full_cols).step_by(SIDE) {
-            for row in (0..full_rows).step_by(SIDE) {
-                let mut block = [[from[0]; SIDE]; SIDE];
-                for (r, line) in block.iter_mut().enumerate() {
-                    line.copy_from_slice(&from[(row + r) * cols + col..][..SIDE]);
-                }
-                for c in 0..SIDE {
-                    let out = &mut to[(col + c) * rows + row..][..SIDE];
-                    for r in 0..SIDE {
-                        out[r] = block[r][c];
-                    }
-                }
-            }
-            for row in full_rows..rows {
-                for c in col..col + SIDE {
-                    to[c * rows + row] = from[row * cols + c];
-                }
-            }
-        }
-        for c in full_cols..cols {
-            for row in 0..rows {
-                to[c * rows + row] = from[row * cols + c];
-            }
+        let [start, len] = [E::CODE.bytes(row), E::CODE.bytes(rows)];
+        for (i, codes) in codes.chunks_exact(rows).enumerate() {
+            E::pack(codes, &mut band.row_mut(col + i)[start..start + len]);
         }
     }
 }
@@ -142,22 +116,21 @@ fn store_scales<T: ScaleEntry>(
     output: &Output,
     band: &mut Band<'_>,
     block: [usize; 2],
-    [col, cols]: [usize; 2],
+    [row, col]: [usize; 2],
+    cols: usize,
     entries: &[T],
 ) {
-    let [first, across] = [col / block[1], cols.div_ceil(block[1])];
-    if across == 0 {
-        return;
-    }
+    let [top, left, across] = [row / block[0], col / block[1], cols.div_ceil(block[1])];
     let size = T::BYTES;
-    for (group, entries) in entries.chunks_exact(across).enumerate() {
+    for (i, entries) in entries.chunks_exact(across).enumerate() {
+        let group = top + i;
         if output.transposed {
-            for (i, entry) in entries.iter().enumerate() {
-                let bytes = &mut band.row_mut(first + i)[group * size..][..size];
+            for (j, entry) in entries.iter().enumerate() {
+                let bytes = &mut band.row_mut(left + j)[group * size..][..size];
                 T::store(std::slice::from_ref(entry), bytes);
             }
         } else {
-            let bytes = &mut band.row_mut(0)[group * output.row_bytes + first * size..];
+            let bytes = &mut band.row_mut(0)[group * output.row_bytes + left * size..];
             T::store(entries, &mut bytes[..across * size]);
         }
     }

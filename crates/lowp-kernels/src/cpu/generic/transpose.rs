@@ -2,7 +2,7 @@
 
 use lowp_format::Code;
 
-use super::store::Turn;
+use super::turn::Turn;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
