@@ -312,11 +312,11 @@ fn wrong_items_are_refused_and_reach_the_others() {
     );
     let failed = failing(2, |_, comm| {
         let cpu = Cpu;
-        let buffer = cpu.alloc(4)?;
+        let (buffer, ranges) = (cpu.alloc(4)?, common::tiling(&[4]));
         comm.all_gather(&[GatherItem {
             source: &buffer,
             dest: &buffer,
-            ranges: &[0..4],
+            ranges: &ranges,
         }])
     });
     assert!(matches!(

@@ -1,10 +1,15 @@
-//! Flat shards: byte positions, even splits, nibble-exact merges, refused cuts.
+//! Flat shards: byte positions, even splits, nibble-exact merges, refused cuts, and the cast of
+//! each rank's range that equals the full quantize.
 
 mod common;
 
 use common::{bytes, tiling};
-use lowp_format::{Code, Shape};
-use lowp_shard::{FlatShard, ShardError};
+use lowp_format::{AnyRecipe, Axis, Code, Part, Recipe, Shape, Usage};
+use lowp_kernels::{Backend, Cpu, Source};
+use lowp_shard::{
+    CastItem, FlatShard, GatherItem, Requantize, ScaleBookBuilder, ShardError, flat_targets,
+    quantize,
+};
 use proptest::prelude::*;
 
 #[test]
@@ -114,5 +119,91 @@ proptest! {
         prop_assert_eq!(FlatShard::merge(&shards, &slices), Ok(full));
         let odd = code == Code::E2M1 && at.windows(2).any(|w| w[0] < w[1] && w[1] % 2 == 1);
         prop_assert_eq!(FlatShard::gather_ranges(&shards).is_err(), odd);
+    }
+}
+
+/// ZeRO-1: every rank casts its flat range with agreed scales, data bytes are gathered, and the
+/// result is the full quantize.
+fn cast_and_gather(
+    recipe: AnyRecipe,
+    shape: Shape,
+    cuts: impl Fn(Code) -> Vec<FlatShard> + Sync,
+    merge: bool,
+) {
+    let all = common::values(7, shape.elements());
+    let source = || Ok::<_, ShardError>(Source::F32(Cpu.upload(&all)?));
+    let whole = source()
+        .and_then(|source| quantize(&Cpu, recipe, shape, Usage::BOTH, source, None))
+        .expect("quantized");
+    let shards = cuts(recipe.kernel().element);
+    let results = common::ranks(shards.len(), |rank, comm| {
+        let own = shards[rank];
+        let targets = flat_targets(&Cpu, &recipe, &own, Usage::BOTH)?;
+        let master = Source::F32(Cpu.upload(&all[own.elements()])?);
+        let mut book = ScaleBookBuilder::default();
+        let range = (own.elements().start, own.len());
+        let item = CastItem::flat(&recipe, shape, range, master, targets.clone(), &mut book);
+        let book = book.build(&Cpu)?;
+        Requantize::new(&Cpu, &book, &[item])?.calibrate(&book, &*comm)?;
+        let mut pieces = Vec::new();
+        for target in &targets {
+            let expected = Cpu.download(&whole.buffer(target.spec.key)?.storage)?;
+            if target.spec.key.part != Part::Data {
+                assert_eq!(Cpu.download(&target.bytes)?, expected, "{}", recipe.name());
+            } else if merge {
+                pieces.push((expected, Cpu.download(&target.bytes)?));
+            } else {
+                let ranges = FlatShard::gather_ranges(&shards)?;
+                let dest = Cpu.alloc(expected.len())?;
+                comm.all_gather(&[GatherItem {
+                    source: &target.bytes,
+                    dest: &dest,
+                    ranges: &ranges,
+                }])?;
+                assert_eq!(Cpu.download(&dest)?, expected, "{}", recipe.name());
+            }
+        }
+        Ok(pieces)
+    });
+    for buffer in 0..results[0].len() {
+        let pieces: Vec<&[u8]> = results.iter().map(|r| r[buffer].1.as_slice()).collect();
+        let merged = FlatShard::merge(&shards, &pieces).expect("a tiling");
+        assert_eq!(merged, results[0][buffer].0, "{}", recipe.name());
+    }
+}
+
+/// Recipes whose data all lie in the order of the flattened matrix.
+fn flat_recipes() -> Vec<AnyRecipe> {
+    let straight = |r: &AnyRecipe| {
+        let stored = r.stored(Usage::BOTH);
+        stored.iter().all(|s| s.axes[0] == Axis::Rows)
+    };
+    AnyRecipe::all().into_iter().filter(straight).collect()
+}
+
+#[test]
+fn even_splits_gather_to_the_full_quantize() {
+    for recipe in flat_recipes() {
+        for world in [1, 2, 3, 7, 9] {
+            for rows in [1, 17, 48] {
+                let shape = Shape::new(rows, 64);
+                let split = |code| FlatShard::split(shape, code, world).expect("a split");
+                cast_and_gather(recipe, shape, split, false);
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_splits_merge_to_the_full_quantize() {
+    for recipe in flat_recipes() {
+        let shape = Shape::new(17, 64);
+        let at = [0, 0, 1, 63, 64, 515, 1088, 1088];
+        let cut = |code| {
+            let pairs = at.windows(2);
+            let shard = |w: &[usize]| FlatShard::new(shape, code, w[0]..w[1]).expect("a shard");
+            pairs.map(shard).collect::<Vec<_>>()
+        };
+        cast_and_gather(recipe, shape, cut, true);
     }
 }

@@ -169,9 +169,9 @@ impl<B: Backend> Hub<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails once something has failed.
-    pub(super) fn check(&self) -> Result<(), ShardError> {
-        self.lock().failure.clone().map_or(Ok(()), Err)
+    /// The cause of failure.
+    pub(super) fn failure(&self) -> Option<ShardError> {
+        self.lock().failure.clone()
     }
 
     /// Makes `error` the cause of failure, unless there is one, and wakes everybody. Returns the

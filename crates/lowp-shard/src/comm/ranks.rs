@@ -55,9 +55,11 @@ where
     F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
 {
     let failures: Mutex<Vec<(usize, E)>> = Mutex::new(Vec::new());
+    let world = LocalComm::world(backend, n, timeout);
+    let hub = world.first().map(LocalComm::hub);
     let results: Vec<Option<T>> = thread::scope(|scope| {
         let (f, failures) = (&f, &failures);
-        let threads: Vec<_> = LocalComm::world(backend, n, timeout)
+        let threads: Vec<_> = world
             .into_iter()
             .enumerate()
             .map(|(rank, comm)| scope.spawn(move || run_rank(rank, comm, f, failures)))
@@ -70,8 +72,13 @@ where
     });
     let mut failures = failures
         .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-        .into_iter();
+        .unwrap_or_else(PoisonError::into_inner);
+    // A rank that fails inside a collective wakes the others before it returns, so one of those
+    // may have been recorded first.
+    if let Some(ShardError::Failed { rank: culprit, .. }) = hub.and_then(|hub| hub.failure()) {
+        failures.sort_by_key(|(rank, _)| *rank != culprit);
+    }
+    let mut failures = failures.into_iter();
     match failures.next() {
         None => Ok(results.into_iter().flatten().collect()),
         Some((rank, cause)) => {
