@@ -64,3 +64,8 @@ pub const fn cdiv(a: usize, b: usize) -> usize {
 pub const fn round_up(a: usize, b: usize) -> usize {
     a.div_ceil(b) * b
 }
+
+/// Runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExample;
