@@ -21,6 +21,7 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+mod error;
 mod gemm;
 mod gpt;
 mod hadamard;
@@ -28,9 +29,11 @@ mod linear;
 mod memory_weight;
 mod operand;
 pub mod ops;
+mod plain_vars;
 mod sharded_model;
 mod sharded_weight;
 
+pub use error::ModelError;
 pub use gemm::{MatMut, MatRef, matmul, product};
 pub use gpt::{Batch, Gpt, GptConfig, LinearSpec, VOCABULARY, VarSpec};
 pub use hadamard::hadamard_rows;

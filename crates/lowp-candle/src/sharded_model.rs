@@ -3,20 +3,21 @@
 
 use std::sync::Arc;
 
+use candle_core::Var;
 use candle_core::backprop::GradStore;
-use candle_core::{Device, Error, Result, Tensor, Var, bail};
-use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
+use lowp_format::{PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ScaleBook, ScaleBookBuilder,
-    ShardSpec, ShardedTensor, dequantize,
+    GatherPool, GradWire, MeshComm, ScaleBook, ScaleBookBuilder, ShardSpec, ShardedTensor,
 };
 
+use crate::error::ModelError;
 use crate::gpt::{LinearSpec, VarSpec};
 use crate::linear::{Linear, QuantLinear};
 use crate::operand::{OperandPlan, PassState, RecipeOperands};
+use crate::plain_vars::{PlainVars, shape_of};
 use crate::sharded_weight::ShardedWeight;
 
 /// How a [`ShardedModel`] is trained.
@@ -48,7 +49,6 @@ pub struct WeightBytes {
 /// One rank of a model.
 #[derive(Debug)]
 pub struct ShardedModel<B: Backend, R: Recipe> {
-    backend: B,
     mesh: MeshComm<B>,
     options: ModelOptions,
     book: Arc<ScaleBook<B>>,
@@ -56,16 +56,8 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     adamw: AdamW<B>,
     weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
     operands: Vec<Arc<RecipeOperands<B>>>,
-    vars: Vars<B>,
-}
-
-/// The parameters that stay in f32: gathered once per step into candle variables.
-#[derive(Debug)]
-struct Vars<B: Backend> {
-    ids: Vec<ParamId>,
-    vars: Vec<Var>,
-    group: GatherGroup<B, PlainF32>,
-    full_grads: Vec<B::Buffer<f32>>,
+    var_ids: Vec<ParamId>,
+    vars: PlainVars<B>,
 }
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
@@ -82,7 +74,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         linears: &[LinearSpec],
         vars: &[VarSpec],
         options: ModelOptions,
-    ) -> Result<Self> {
+    ) -> Result<Self, ModelError> {
         Builder {
             backend,
             mesh,
@@ -103,7 +95,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     /// The candle variables of the parameters that stay in f32.
     pub fn vars(&self) -> &[Var] {
-        &self.vars.vars
+        self.vars.vars()
     }
 
     /// Begins a pass: its step and the index of this rank's first token in the global batch;
@@ -112,25 +104,37 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.pass.begin(step, first_token, training);
     }
 
-    /// Ends a step: reduces the gradients of the variables, updates and casts all parameters, and
-    /// gives the variables their new values. Collective.
+    /// Reduces the gradients of the variables that a backward pass left in `store`, adding to what
+    /// arrived before in this step; those of the linear layers went their way during the pass.
+    /// Several calls before [`ShardedModel::finish_step`] accumulate. Collective.
+    ///
+    /// # Errors
+    /// A variable without a gradient, or a rank that failed.
+    pub fn add_gradients(&mut self, store: &GradStore) -> Result<(), ModelError> {
+        self.vars
+            .add_gradients(&self.mesh, self.options.grad_wire, store)
+    }
+
+    /// Ends a step: updates and casts all parameters, and gives the variables their new values.
+    /// Collective.
     ///
     /// # Errors
     /// A parameter without a gradient, or a rank that failed.
-    pub fn finish_step(&mut self, grads: &GradStore, options: &StepOptions) -> Result<StepReport> {
+    pub fn finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
         for (id, weight) in &self.weights {
             if weight.finish_gradient()? > 0 {
                 self.adamw.mark_ready(*id);
             }
             weight.release()?;
         }
-        self.reduce_vars(grads)?;
+        if self.vars.finish_gradients(&self.mesh)? > 0 {
+            self.var_ids
+                .iter()
+                .for_each(|id| self.adamw.mark_ready(*id));
+        }
         let (shard, world) = (&*self.mesh.shard, &*self.mesh.world);
-        let report = self
-            .adamw
-            .step(options, &self.book, shard, world)
-            .map_err(Error::wrap)?;
-        self.vars.refresh(&self.backend)?;
+        let report = self.adamw.step(options, &self.book, shard, world)?;
+        self.vars.refresh()?;
         Ok(report)
     }
 
@@ -138,17 +142,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used a weight.
-    pub fn release(&self) -> Result<()> {
-        self.weights
-            .iter()
-            .try_for_each(|(_, weight)| weight.release())
+    pub fn release(&self) -> Result<(), ModelError> {
+        for (_, weight) in &self.weights {
+            weight.release()?;
+        }
+        Ok(())
     }
 
     /// What this rank sends and stores of the linear weights.
     ///
     /// # Errors
     /// A thread failed while it used a weight.
-    pub fn weight_bytes(&self) -> Result<WeightBytes> {
+    pub fn weight_bytes(&self) -> Result<WeightBytes, ModelError> {
         let mut bytes = WeightBytes::default();
         for (_, weight) in &self.weights {
             let account = weight.account()?;
@@ -168,76 +173,6 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     pub fn weight(&self, index: usize) -> Option<&Arc<ShardedWeight<B, R>>> {
         self.weights.get(index).map(|(_, weight)| weight)
     }
-
-    fn reduce_vars(&mut self, grads: &GradStore) -> Result<()> {
-        let mut outs = Vec::with_capacity(self.vars.vars.len());
-        for ((var, full), id) in self
-            .vars
-            .vars
-            .iter()
-            .zip(&self.vars.full_grads)
-            .zip(&self.vars.ids)
-        {
-            let Some(grad) = grads.get(var) else {
-                bail!("a variable of shape {:?} has no gradient", var.shape())
-            };
-            let values = grad.flatten_all()?.to_vec1::<f32>()?;
-            self.backend.write(full, 0, &values).map_err(Error::wrap)?;
-            let Source::F32(out) = self.adamw.grad(*id) else {
-                bail!("gradients are f32")
-            };
-            outs.push(out.clone());
-        }
-        let ranges: Vec<_> = self
-            .vars
-            .group
-            .params()
-            .iter()
-            .map(|p| p.spec().all_elements())
-            .collect();
-        let items: Vec<_> = self
-            .vars
-            .full_grads
-            .iter()
-            .zip(&ranges)
-            .zip(&outs)
-            .map(|((grad, ranges), out)| ReduceItem {
-                grad,
-                ranges,
-                out,
-                accumulate: false,
-            })
-            .collect();
-        let wire = self.options.grad_wire;
-        self.mesh
-            .shard
-            .reduce_scatter(&items, wire)
-            .map_err(Error::wrap)?;
-        for (out, id) in outs.iter().zip(&self.vars.ids) {
-            if self.mesh.mesh.replicate > 1 {
-                self.mesh
-                    .replicate
-                    .all_reduce_sum(out)
-                    .map_err(Error::wrap)?;
-            }
-            self.adamw.mark_ready(*id);
-        }
-        Ok(())
-    }
-}
-
-impl<B: Backend> Vars<B> {
-    /// Gathers the f32 shards and sets the candle variables.
-    fn refresh(&mut self, backend: &B) -> Result<()> {
-        self.group.unshard(Phase::Forward).map_err(Error::wrap)?;
-        for (index, var) in self.vars.iter().enumerate() {
-            let tensor = self.group.tensor(index).map_err(Error::wrap)?;
-            let values = dequantize(backend, tensor, Orientation::Rowwise).map_err(Error::wrap)?;
-            var.set(&Tensor::from_vec(values, var.shape(), var.device())?)?;
-        }
-        self.group.release();
-        Ok(())
-    }
 }
 
 /// What building needs throughout.
@@ -253,7 +188,7 @@ impl<B: Backend> Builder<'_, B> {
         recipe: R,
         linears: &[LinearSpec],
         vars: &[VarSpec],
-    ) -> Result<ShardedModel<B, R>> {
+    ) -> Result<ShardedModel<B, R>, ModelError> {
         let Self {
             backend,
             mesh,
@@ -278,10 +213,12 @@ impl<B: Backend> Builder<'_, B> {
                         .rows(options.seed, number as u64, s.rows(), spec.cols);
                     ParamSpec::new(&spec.name, decay, init)
                 })
-                .map_err(|e| Error::wrap(e).context(spec.name.clone()))?;
+                .map_err(|source| ModelError::Param {
+                    name: spec.name.clone(),
+                    source,
+                })?;
             let (reshard, wire) = (options.reshard_after_forward, options.grad_wire);
-            let weight = ShardedWeight::new(backend, mesh, &pool, tensor, reshard, wire)
-                .map_err(Error::wrap)?;
+            let weight = ShardedWeight::new(backend, mesh, &pool, tensor, reshard, wire)?;
             weights.push((id, Arc::new(weight)));
             plans.push(OperandPlan::new(
                 &recipe,
@@ -293,7 +230,7 @@ impl<B: Backend> Builder<'_, B> {
         let mut ids = Vec::new();
         let mut shards = Vec::new();
         for (number, spec) in (linears.len()..).zip(vars) {
-            let shape = var_shape(spec)?;
+            let shape = shape_of(spec)?;
             let group = if spec.decay { decay } else { no_decay };
             let (tensor, id) = self
                 .param(PlainF32, shape, &mut adamw, &mut book, |s| {
@@ -302,15 +239,18 @@ impl<B: Backend> Builder<'_, B> {
                         .rows(options.seed, number as u64, s.rows(), shape.cols);
                     ParamSpec::new(&spec.name, group, init)
                 })
-                .map_err(|e| Error::wrap(e).context(spec.name.clone()))?;
+                .map_err(|source| ModelError::Param {
+                    name: spec.name.clone(),
+                    source,
+                })?;
             ids.push(id);
             shards.push(tensor);
         }
-        let book = Arc::new(book.build(backend).map_err(Error::wrap)?);
-        let adamw = adamw.finish(&book).map_err(Error::wrap)?;
-        adamw.calibrate(&book, &*mesh.world).map_err(Error::wrap)?;
+        let book = Arc::new(book.build(backend)?);
+        let adamw = adamw.finish(&book)?;
+        adamw.calibrate(&book, &*mesh.world)?;
         for (id, weight) in &weights {
-            weight.connect(adamw.grad(*id))?;
+            weight.connect(f32_buffer(adamw.grad(*id))?)?;
         }
         let pass = Arc::new(PassState::default());
         let operands = plans
@@ -324,17 +264,21 @@ impl<B: Backend> Builder<'_, B> {
                 ))
             })
             .collect();
-        let vars = self.vars(vars, ids, shards, &pool)?;
-        let (backend, mesh, options) = (backend.clone(), mesh.clone(), options);
+        let grads = ids
+            .iter()
+            .map(|id| f32_buffer(adamw.grad(*id)))
+            .collect::<Result<_, _>>()?;
+        let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, grads)?;
+        vars.refresh()?;
         Ok(ShardedModel {
-            backend,
-            mesh,
+            mesh: mesh.clone(),
             options,
             book,
             pass,
             adamw,
             weights,
             operands,
+            var_ids: ids,
             vars,
         })
     }
@@ -347,7 +291,7 @@ impl<B: Backend> Builder<'_, B> {
         adamw: &mut AdamWBuilder<B>,
         book: &mut ScaleBookBuilder,
         spec: impl FnOnce(&ShardSpec) -> ParamSpec,
-    ) -> std::result::Result<(ShardedTensor<B, R>, ParamId), OptimError> {
+    ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
         let comm = &self.mesh.shard;
         let shard = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
         let spec = spec(&shard);
@@ -355,43 +299,15 @@ impl<B: Backend> Builder<'_, B> {
         let id = adamw.param(book, tensor.local(), spec)?;
         Ok((tensor, id))
     }
-
-    fn vars(
-        &self,
-        specs: &[VarSpec],
-        ids: Vec<ParamId>,
-        shards: Vec<ShardedTensor<B, PlainF32>>,
-        pool: &Arc<GatherPool<B>>,
-    ) -> Result<Vars<B>> {
-        let mut full_grads = Vec::new();
-        let mut vars = Vec::new();
-        for spec in specs {
-            let len = var_shape(spec)?.elements();
-            full_grads.push(self.backend.alloc::<f32>(len).map_err(Error::wrap)?);
-            vars.push(Var::from_vec(
-                vec![0f32; len],
-                spec.shape.as_slice(),
-                &Device::Cpu,
-            )?);
-        }
-        let comm = self.mesh.shard.clone();
-        let group =
-            GatherGroup::new(self.backend, comm, pool, shards, true).map_err(Error::wrap)?;
-        let mut vars = Vars {
-            ids,
-            vars,
-            group,
-            full_grads,
-        };
-        vars.refresh(self.backend)?;
-        Ok(vars)
-    }
 }
 
-/// A vector is one row, so that any length can be sharded beside matrices.
-fn var_shape(spec: &VarSpec) -> Result<Shape> {
-    match spec.shape.as_slice() {
-        [cols] => Ok(Shape::new(1, *cols)),
-        dims => Shape::from_dims(dims).map_err(Error::wrap),
+/// The reduce-scatter accumulates in fp32, so the optimizer's gradients are f32.
+fn f32_buffer<B: Backend>(grad: &Source<B>) -> Result<B::Buffer<f32>, OptimError> {
+    match grad {
+        Source::F32(buffer) => Ok(buffer.clone()),
+        Source::Bf16(_) => Err(OptimError::GradDtype {
+            name: "a reduced gradient".to_owned(),
+            expected: "f32",
+        }),
     }
 }

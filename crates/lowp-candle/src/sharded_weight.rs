@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{Error, Result, bail};
 use lowp_format::{Orientation, Phase, Recipe, Shape};
-use lowp_kernels::{Backend, Source, Work};
+use lowp_kernels::{Backend, Work};
 use lowp_shard::{
     GatherAccount, GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardError,
     ShardedTensor, decode_job,
@@ -79,12 +79,9 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// Connects the optimizer's gradient buffer of this rank's rows.
     ///
     /// # Errors
-    /// A bf16 gradient buffer: reductions accumulate in fp32.
-    pub fn connect(&self, grad: &Source<B>) -> Result<()> {
-        let Source::F32(grad) = grad else {
-            bail!("the reduce-scatter accumulates in fp32: register the weight with f32 gradients")
-        };
-        self.lock()?.grad = Some(grad.clone());
+    /// A thread failed while it used the weight.
+    pub fn connect(&self, grad: B::Buffer<f32>) -> Result<()> {
+        self.lock()?.grad = Some(grad);
         Ok(())
     }
 

@@ -134,7 +134,8 @@ impl Rank<'_> {
                 max_norm: Some(config.clip),
                 ..StepOptions::default()
             };
-            sharded.finish_step(&gradients, &options)?;
+            sharded.add_gradients(&gradients)?;
+            sharded.finish_step(&options)?;
             let loss = sum(&*comm, f64::from(loss.to_scalar::<f32>()?))?;
             // Recorded with the precision it was computed in.
             train_loss.push(loss as f32);

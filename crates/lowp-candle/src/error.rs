@@ -1,0 +1,41 @@
+//! [`ModelError`]: what can be wrong with a sharded model.
+
+use lowp_format::FormatError;
+use lowp_kernels::KernelError;
+use lowp_optim::OptimError;
+use lowp_shard::ShardError;
+use thiserror::Error;
+
+/// What is wrong, with the layer where one layer is the cause.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// A parameter that cannot be made.
+    #[error("{name}: {source}")]
+    Param {
+        /// The parameter's name.
+        name: String,
+        /// What is wrong with it.
+        source: OptimError,
+    },
+    /// A variable that the loss does not depend on.
+    #[error("variable '{name}' has no gradient; use it in the loss, or leave it out of the model")]
+    NoGradient {
+        /// Its name.
+        name: String,
+    },
+    /// The optimizer failed.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    /// A collective or a gather failed.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// A kernel refused its job.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A shape is wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
