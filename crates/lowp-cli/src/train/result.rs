@@ -6,6 +6,8 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RunResult {
     pub(crate) recipe: String,
+    /// Seed of the initial weights, the batches and stochastic rounding.
+    pub(crate) seed: u64,
     pub(crate) ranks: usize,
     pub(crate) steps: usize,
     /// Loss of each step's batch before its update, nats per byte.

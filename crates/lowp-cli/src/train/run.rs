@@ -58,6 +58,7 @@ pub(crate) fn run(
     let first = outcomes.first().context("a world of no ranks")?;
     Ok(RunResult {
         recipe: run.name.clone(),
+        seed: config.seed,
         ranks,
         steps: config.steps,
         train_loss: first.train_loss.clone(),
@@ -146,6 +147,10 @@ impl Rank<'_> {
         }
         let seconds = start.elapsed().as_secs_f64();
         let bytes = sharded.weight_bytes()?;
+        if let Some((layer, phase, divergence)) = sharded.audit()?.first() {
+            let (name, phase) = (&linears[*layer].name, phase.name());
+            bail!("{name}, as {phase} gathers it: {divergence}; this is a defect in lowp: please report it");
+        }
         sharded.begin(config.steps as u64, first_token, false);
         let val_loss = self.validate(&model, &*comm)?;
         sharded.release()?;
