@@ -1,16 +1,18 @@
 //! [`ShardedModel`]: one rank's parameters, optimizer and communication. Linear layers live in a
 //! recipe; everything else lives in f32, sharded the same way.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Var;
 use candle_core::backprop::GradStore;
-use lowp_format::{PlainF32, Recipe, Shape};
+use lowp_format::{Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    GatherPool, GradWire, MeshComm, ScaleBook, ScaleBookBuilder, ShardSpec, ShardedTensor,
+    Divergence, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ScaleBookBuilder, ShardSpec,
+    ShardedTensor,
 };
 
 use crate::error::ModelError;
@@ -49,6 +51,7 @@ pub struct WeightBytes {
 /// One rank of a model.
 #[derive(Debug)]
 pub struct ShardedModel<B: Backend, R: Recipe> {
+    backend: B,
     mesh: MeshComm<B>,
     options: ModelOptions,
     book: Arc<ScaleBook<B>>,
@@ -164,6 +167,51 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(bytes)
     }
 
+    /// Compares every linear weight, as each phase gathers it, with a full cast of its fp32
+    /// masters. Returns the differences with the number of their layer. Collective.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub fn audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
+        let mut found = Vec::new();
+        for (layer, (id, weight)) in self.weights.iter().enumerate() {
+            let master = self.adamw.master(*id)?;
+            let full = self.gather_master(weight, master)?;
+            let divergences = weight.audit(&full)?;
+            found.extend(divergences.into_iter().map(|(phase, d)| (layer, phase, d)));
+        }
+        Ok(found)
+    }
+
+    fn gather_master(
+        &self,
+        weight: &ShardedWeight<B, R>,
+        master: Vec<f32>,
+    ) -> Result<B::Buffer<f32>, ModelError> {
+        let ranges = weight.element_ranges();
+        let to_bytes = |range: &Range<usize>| 4 * range.start..4 * range.end;
+        let ranges: Vec<Range<usize>> = ranges.iter().map(to_bytes).collect();
+        let bytes: Vec<u8> = master.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let source = self.backend.upload(&bytes)?;
+        let dest = self
+            .backend
+            .alloc::<u8>(ranges.last().map_or(0, |r| r.end))?;
+        let item = GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &ranges,
+        };
+        self.mesh.shard.all_gather(&[item])?;
+        let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        let values: Vec<f32> = self
+            .backend
+            .download(&dest)?
+            .chunks_exact(4)
+            .map(word)
+            .collect();
+        Ok(self.backend.upload(&values)?)
+    }
+
     /// The optimizer.
     pub fn optimizer(&self) -> &AdamW<B> {
         &self.adamw
@@ -271,6 +319,7 @@ impl<B: Backend> Builder<'_, B> {
         let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, grads)?;
         vars.refresh()?;
         Ok(ShardedModel {
+            backend: backend.clone(),
             mesh: mesh.clone(),
             options,
             book,

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{Error, Result, bail};
 use lowp_format::{Orientation, Phase, Recipe, Shape};
-use lowp_kernels::{Backend, Work};
+use lowp_kernels::{Backend, KernelError, Work};
 use lowp_shard::{
-    GatherAccount, GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardError,
-    ShardedTensor, decode_job,
+    Divergence, GatherAccount, GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardError,
+    ShardedTensor, audit, decode_job,
 };
 
 use crate::linear::WeightSource;
@@ -102,6 +102,11 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(arrived)
     }
 
+    /// The elements of the flattened weight that each rank owns, in rank order.
+    pub fn element_ranges(&self) -> &[Range<usize>] {
+        &self.ranges
+    }
+
     /// Frees the gathered weight whatever the policy: after an evaluation, and after every
     /// optimizer step.
     ///
@@ -120,6 +125,29 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(self.lock()?.group.account())
     }
 
+    /// Gathers the weight for each phase and compares it with a full cast of `master`, the f32
+    /// values of the whole matrix. Collective over the shard group.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub fn audit(
+        &self,
+        master: &B::Buffer<f32>,
+    ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
+        let Ok(mut state) = self.state.lock() else {
+            return Err(KernelError::Poisoned.into());
+        };
+        let mut found = Vec::new();
+        for phase in Phase::ALL {
+            state.group.unshard(phase)?;
+            let tensor = state.group.tensor(0)?;
+            let divergence = audit(&self.backend, tensor, orientation(phase), master)?;
+            found.extend(divergence.map(|d| (phase, d)));
+        }
+        state.group.release();
+        Ok(found)
+    }
+
     fn lock(&self) -> Result<MutexGuard<'_, State<B, R>>> {
         match self.state.lock() {
             Ok(state) => Ok(state),
@@ -131,13 +159,18 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 impl<B: Backend, R: Recipe> State<B, R> {
     fn gather(&mut self, backend: &B, phase: Phase) -> std::result::Result<(), ShardError> {
         self.group.unshard(phase)?;
-        let orientation = match phase {
-            Phase::Forward => Orientation::Rowwise,
-            Phase::Backward => Orientation::Columnwise,
-        };
-        let job = decode_job(self.group.tensor(0)?, orientation, self.decoded.clone())?;
+        let tensor = self.group.tensor(0)?;
+        let job = decode_job(tensor, orientation(phase), self.decoded.clone())?;
         backend.once(Work::Decode(vec![job]))?;
         Ok(backend.read(&self.decoded, 0, &mut self.values)?)
+    }
+}
+
+/// The operand that a phase multiplies by.
+fn orientation(phase: Phase) -> Orientation {
+    match phase {
+        Phase::Forward => Orientation::Rowwise,
+        Phase::Backward => Orientation::Columnwise,
     }
 }
 

@@ -44,6 +44,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod audit;
 mod comm;
 mod error;
 mod flat_shard;
@@ -55,6 +56,7 @@ mod scale_book;
 mod shard;
 mod whole;
 
+pub use audit::{Divergence, audit};
 pub use comm::{
     Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, run_ranks,
 };

@@ -1,0 +1,173 @@
+//! The audit has teeth: defects that no shape check sees are planted, and each is caught.
+
+use std::sync::Arc;
+
+use lowp_format::{AnyRecipe, Code, Orientation, Part, Phase, Recipe, Shape};
+use lowp_kernels::{Backend, Cpu, Source};
+use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
+use lowp_shard::{
+    CastItem, Divergence, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder,
+    ShardError, ShardSpec, ShardedTensor, audit, run_ranks,
+};
+use lowp_tests::values::Family;
+use lowp_tests::world::{TIMEOUT, orientation};
+
+const SHAPE: Shape = Shape::new(96, 128);
+const RANKS: usize = 3;
+
+/// What is done to the model before it is audited.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Defect {
+    None,
+    /// One scale is twice what its codes were written with.
+    ScaleOffByOneBinade,
+    /// The full columnwise tensor of before the update is used after it.
+    StaleColumnwise,
+    /// The last rank casts its rows with the amax of its rows alone.
+    OwnTensorScale,
+}
+
+/// Values whose last rows are small, so that ranks see different amaxes.
+fn values() -> Vec<f32> {
+    let mut values = Family::Normal.values(11, SHAPE.elements());
+    let small = SHAPE.elements() * 2 / 3;
+    values[small..].iter_mut().for_each(|v| *v *= 0.3);
+    values
+}
+
+/// Trains two steps on every rank, plants the defect, and audits what each rank gathers.
+fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
+    let cpu = Cpu::default();
+    run_ranks(
+        &cpu,
+        RANKS,
+        TIMEOUT,
+        |rank, comm| -> Result<_, OptimError> {
+            let spec = ShardSpec::new(&recipe, SHAPE, RANKS, rank)?;
+            let (own, all) = (spec.elements(), spec.all_elements());
+            let shard = ShardedTensor::new(&cpu, recipe, spec)?;
+            let mut book = ScaleBookBuilder::default();
+            let mut builder = AdamWBuilder::new(&cpu);
+            let group = builder.group(Group {
+                lr: 0.05,
+                ..Group::default()
+            });
+            let param = ParamSpec::new("weight", group, values()[own.clone()].to_vec());
+            let id = builder.param(&mut book, shard.local(), param)?;
+            let book = book.build(&cpu)?;
+            let mut adamw = builder.finish(&book)?;
+            adamw.calibrate(&book, &*comm)?;
+            let pool = Arc::new(GatherPool::new(&cpu));
+            let keep = defect != Defect::StaleColumnwise;
+            let mut gathered =
+                GatherGroup::new(&cpu, comm.clone(), &pool, vec![shard.clone()], keep)?;
+            for step in 0..2 {
+                if defect == Defect::StaleColumnwise {
+                    gathered.unshard(Phase::Forward)?;
+                    gathered.unshard(Phase::Backward)?;
+                }
+                let grad = Family::Normal.values(20 + step, SHAPE.elements());
+                adamw.set_grad(id, &grad[own.clone()])?;
+                adamw.step(&StepOptions::default(), &book, &*comm, &*comm)?;
+            }
+            let master = adamw.master(id)?;
+            match defect {
+                Defect::ScaleOffByOneBinade => double_a_scale(&cpu, &shard),
+                Defect::OwnTensorScale if rank + 1 == RANKS => cast_alone(&cpu, &shard, &master)?,
+                _ => {}
+            }
+            let mut sums = vec![0.0f64; SHAPE.elements()];
+            for (sum, value) in sums[all[rank].clone()].iter_mut().zip(&master) {
+                *sum = f64::from(*value);
+            }
+            comm.all_reduce_sum_f64(&mut sums)?;
+            let full: Vec<f32> = sums.iter().map(|&v| v as f32).collect();
+            let full = cpu.upload(&full)?;
+            let mut found = None;
+            for phase in Phase::ALL.into_iter().rev() {
+                gathered.unshard(phase)?;
+                let divergence = audit(&cpu, gathered.tensor(0)?, orientation(phase), &full)?;
+                found = found.or(divergence);
+                gathered.release();
+            }
+            Ok(found)
+        },
+    )
+    .unwrap_or_else(|e| panic!("{} {defect:?}: {e}", recipe.name()))
+}
+
+/// Doubles the first scale of the shard, whatever its code is.
+fn double_a_scale(cpu: &Cpu, shard: &ShardedTensor<Cpu>) {
+    let local = shard.local();
+    let scale = local
+        .part(Orientation::Rowwise, Part::BlockScale)
+        .or_else(|| local.part(Orientation::Rowwise, Part::TensorScale))
+        .expect("a scale");
+    let mut bytes = cpu.download(&scale.storage).expect("bytes");
+    match scale.spec.code {
+        Code::E8M0 => bytes[0] += 1,
+        Code::E4M3 => {
+            bytes[0] = if bytes[0] >= 0x78 {
+                bytes[0] - 8
+            } else {
+                bytes[0] + 8
+            }
+        }
+        Code::F32 => {
+            let value = f32::from_le_bytes(bytes[..4].try_into().expect("one f32"));
+            bytes[..4].copy_from_slice(&(2.0 * value).to_le_bytes());
+        }
+        other => panic!("no scale is stored as {other}"),
+    }
+    cpu.write(&scale.storage, 0, &bytes).expect("room");
+}
+
+/// Casts a shard with scales from its own rows.
+fn cast_alone(cpu: &Cpu, shard: &ShardedTensor<Cpu>, rows: &[f32]) -> Result<(), ShardError> {
+    let mut book = ScaleBookBuilder::default();
+    let item = CastItem::rows(shard.local(), Source::F32(cpu.upload(rows)?), &mut book);
+    let book = book.build(cpu)?;
+    Requantize::new(cpu, &book, &[item])?.calibrate(&book, &LocalComm::solo(cpu))
+}
+
+#[test]
+fn a_sound_model_passes() {
+    for recipe in AnyRecipe::all() {
+        assert_eq!(
+            audited(recipe, Defect::None),
+            [None; RANKS],
+            "{}",
+            recipe.name()
+        );
+    }
+}
+
+#[test]
+fn a_scale_off_by_one_binade_is_caught() {
+    for recipe in AnyRecipe::low_precision() {
+        for found in audited(recipe, Defect::ScaleOffByOneBinade) {
+            assert!(found.is_some(), "{}", recipe.name());
+        }
+    }
+}
+
+#[test]
+fn a_stale_columnwise_copy_is_caught() {
+    for recipe in AnyRecipe::all() {
+        for found in audited(recipe, Defect::StaleColumnwise) {
+            assert!(found.is_some(), "{}", recipe.name());
+        }
+    }
+}
+
+#[test]
+fn a_shard_with_its_own_tensor_scale_is_caught() {
+    let scaled = |r: &AnyRecipe| r.scale_source().observes_tensor_amax();
+    let recipes: Vec<AnyRecipe> = AnyRecipe::all().into_iter().filter(scaled).collect();
+    assert!(recipes.len() >= 4, "recipes with a tensor scale");
+    for recipe in recipes {
+        for found in audited(recipe, Defect::OwnTensorScale) {
+            assert!(found.is_some(), "{}", recipe.name());
+        }
+    }
+}
