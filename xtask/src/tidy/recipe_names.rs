@@ -21,7 +21,28 @@ struct Allowed {
 }
 
 /// Keep this short: each entry is a place to visit when a recipe is added.
-const ALLOWED: &[Allowed] = &[];
+const ALLOWED: &[Allowed] = &[
+    Allowed {
+        path: "crates/lowp-candle/src/plain_vars.rs",
+        word: "PlainF32",
+        reason: "parameters that stay in high precision",
+    },
+    Allowed {
+        path: "crates/lowp-candle/src/sharded_model.rs",
+        word: "PlainF32",
+        reason: "parameters that stay in high precision",
+    },
+    Allowed {
+        path: "crates/lowp-cli/src/train/recipes.rs",
+        word: "PlainF32",
+        reason: "the baseline that gaps are measured against",
+    },
+    Allowed {
+        path: "crates/lowp-cli/src/train/args.rs",
+        word: "mxfp8",
+        reason: "the default of --recipe, and an example of its help",
+    },
+];
 
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     check_with(tree, ALLOWED)
