@@ -4,47 +4,57 @@
 use std::time::Instant;
 
 use half::bf16;
-use lowp_format::{AnyRecipe, Orientation, Part, Philox, Recipe, ScaleSource, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, BufferSpec, Code, Orientation, Part, Philox, Recipe, Shape, SourceRounding, Usage,
+};
 use lowp_kernels::{
     AdamMode, AdamScalars, AdamwJob, AmaxJob, Backend, Cpu, CpuBuffer, DecodeJob, EncodeJob,
     KernelError, Moments, Slot, Source, StepScalars, SumSquaresJob, Target, TransposeJob, Work,
 };
+use smallvec::SmallVec;
 
 const SHAPE: Shape = Shape::new(4096, 2048);
 
-fn time(label: &str, mut run: impl FnMut()) {
-    // `cargo bench -- mx` runs what contains `mx`.
+/// `cargo bench -- block` runs what contains `block`.
+fn wanted(label: &str) -> bool {
     let mut filters = std::env::args()
         .skip(1)
         .filter(|arg| !arg.starts_with("--"))
         .peekable();
-    if filters.peek().is_some() && !filters.any(|filter| label.contains(&filter)) {
-        return;
-    }
+    filters.peek().is_none() || filters.any(|filter| label.contains(&filter))
+}
+
+fn time(label: &str, mut run: impl FnMut()) {
     run();
-    let best = (0..7)
-        .map(|_| {
-            let start = Instant::now();
-            run();
-            start.elapsed().as_secs_f64()
-        })
-        .fold(f64::INFINITY, f64::min);
+    let begin = Instant::now();
+    let mut best = f64::INFINITY;
+    while begin.elapsed().as_secs_f64() < 0.3 {
+        let start = Instant::now();
+        run();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
     println!(
         "{label:44} {:7.2} GB/s",
         SHAPE.elements() as f64 * 4.0 / best / 1e9
     );
 }
 
-fn time_work(label: &str, work: Work<Cpu>, scalars: &StepScalars) -> Result<(), KernelError> {
-    let plan = Cpu.plan(work)?;
-    time(label, || {
-        Cpu.run(&plan, scalars).expect("planned work runs")
-    });
+fn time_work(
+    label: &str,
+    scalars: &StepScalars,
+    work: impl FnOnce() -> Result<Work<Cpu>, KernelError>,
+) -> Result<(), KernelError> {
+    if wanted(label) {
+        let plan = Cpu.plan(work()?)?;
+        time(label, || {
+            Cpu.run(&plan, scalars).expect("planned work runs")
+        });
+    }
     Ok(())
 }
 
 fn encode_job(recipe: &AnyRecipe, usage: Usage, source: Source<Cpu>) -> EncodeJob<Cpu> {
-    let target = |spec: lowp_format::BufferSpec| Target {
+    let target = |spec: BufferSpec| Target {
         spec,
         bytes: CpuBuffer::from_vec(vec![0; spec.bytes(SHAPE)]),
     };
@@ -65,98 +75,95 @@ fn encode_job(recipe: &AnyRecipe, usage: Usage, source: Source<Cpu>) -> EncodeJo
 fn measure() -> Result<(), KernelError> {
     let n = SHAPE.elements();
     let random = Philox::new(1, 0);
-    let values: Vec<f32> = (0..n as u64).map(|i| random.normal(i)).collect();
-    let mut copy = vec![0f32; n];
-    time("memcpy", || {
-        copy.copy_from_slice(std::hint::black_box(&values));
-        std::hint::black_box(&mut copy);
-    });
+    let value = |i: u64| {
+        let words = random.block(i / 4);
+        f32::from_bits(0x3F80_0000 | (words[(i % 4) as usize] >> 9)) - 1.5
+    };
+    let values: Vec<f32> = (0..n as u64).map(value).collect();
+    if wanted("memcpy") {
+        let mut copy = vec![0f32; n];
+        time("memcpy", || {
+            copy.copy_from_slice(std::hint::black_box(&values));
+            std::hint::black_box(&mut copy);
+        });
+    }
     let halves: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
     let (master, halves) = (CpuBuffer::from_vec(values), CpuBuffer::from_vec(halves));
-    let none = StepScalars::default();
-    for recipe in AnyRecipe::all() {
+    let source = || Source::F32(master.clone());
+    let none = &StepScalars::default();
+    for recipe in &AnyRecipe::all() {
         let name = recipe.name();
+        let encode = |usage, source| encode_job(recipe, usage, source);
         for usage in [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH] {
-            let job = encode_job(&recipe, usage, Source::F32(master.clone()));
-            time_work(
-                &format!("encode {name} {usage}"),
-                Work::Encode(vec![job]),
-                &none,
-            )?;
+            time_work(&format!("encode {name} {usage}"), none, || {
+                Ok(Work::Encode(vec![encode(usage, source())]))
+            })?;
         }
-        let job = encode_job(&recipe, Usage::BOTH, Source::Bf16(halves.clone()));
-        time_work(
-            &format!("encode {name} both, bf16 source"),
-            Work::Encode(vec![job]),
-            &none,
-        )?;
-        let job = encode_job(&recipe, Usage::BOTH, Source::F32(master.clone()));
-        Cpu.once(Work::Encode(vec![job.clone()]))?;
-        for orientation in Orientation::ALL {
-            let part = |part| job.target(orientation, part).cloned();
-            let Some(data) = part(Part::Data) else {
-                continue;
-            };
-            let decode = DecodeJob {
-                shape: SHAPE,
-                kernel: job.kernel,
-                data,
-                block_scale: part(Part::BlockScale),
-                tensor_scale: part(Part::TensorScale).map(|t| t.bytes),
-                out: Cpu.alloc(n)?,
-            };
-            let label = format!("decode {name} {orientation}");
-            time_work(&label, Work::Decode(vec![decode]), &none)?;
-        }
-        let label = format!("adamw + encode {name} both");
-        let fused = adamw(
-            &master,
-            Some(encode_job(
-                &recipe,
+        time_work(&format!("encode {name} both, bf16 source"), none, || {
+            Ok(Work::Encode(vec![encode(
                 Usage::BOTH,
-                Source::F32(master.clone()),
-            )),
-        )?;
-        if recipe.scale_source() != ScaleSource::None || name.len() > 3 {
-            time_work(&label, Work::Adamw(vec![fused]), &adam_scalars())?;
+                Source::Bf16(halves.clone()),
+            )]))
+        })?;
+        for orientation in Orientation::ALL {
+            time_work(&format!("decode {name} {orientation}"), none, || {
+                let job = encode(orientation.usage(), source());
+                Cpu.once(Work::Encode(vec![job.clone()]))?;
+                let part = |part| job.target(orientation, part).cloned();
+                let what = "data of an orientation".to_owned();
+                Ok(Work::Decode(vec![DecodeJob {
+                    shape: SHAPE,
+                    kernel: job.kernel,
+                    data: part(Part::Data).ok_or(KernelError::Missing { what })?,
+                    block_scale: part(Part::BlockScale),
+                    tensor_scale: part(Part::TensorScale).map(|t| t.bytes),
+                    out: Cpu.alloc(n)?,
+                }]))
+            })?;
         }
-    }
-    time_work(
-        "adamw",
-        Work::Adamw(vec![adamw(&master, None)?]),
-        &adam_scalars(),
-    )?;
-    let source = Source::F32(master.clone());
-    let amax = AmaxJob {
-        shape: SHAPE,
-        start: 0,
-        source: source.clone(),
-        source_rounding: lowp_format::SourceRounding::F32,
-        out: Cpu.alloc(1)?,
-        tensor: Some(0),
-        blocks: Default::default(),
-    };
-    time_work("amax", Work::Amax(vec![amax]), &none)?;
-    let sum = SumSquaresJob {
-        source,
-        out: Cpu.alloc(16)?,
-    };
-    time_work("sum of squares", Work::SumSquares(vec![sum]), &none)?;
-    for code in [lowp_format::Code::E4M3, lowp_format::Code::E2M1] {
-        let entries = [SHAPE.rows, SHAPE.cols];
-        let bytes = code.bytes(n);
-        let (from, to) = (Cpu.alloc(bytes)?, Cpu.alloc(bytes)?);
-        let job = TransposeJob {
-            code,
-            entries,
-            from,
-            to,
-        };
         time_work(
-            &format!("transpose {code} (4 B/element)"),
-            Work::Transpose(vec![job]),
-            &none,
+            &format!("adamw + encode {name} both"),
+            &adam_scalars(),
+            || {
+                Ok(Work::Adamw(vec![adamw(
+                    &master,
+                    Some(encode(Usage::BOTH, source())),
+                )?]))
+            },
         )?;
+    }
+    time_work("adamw", &adam_scalars(), || {
+        Ok(Work::Adamw(vec![adamw(&master, None)?]))
+    })?;
+    time_work("amax", none, || {
+        Ok(Work::Amax(vec![AmaxJob {
+            shape: SHAPE,
+            start: 0,
+            source: source(),
+            source_rounding: SourceRounding::F32,
+            out: Cpu.alloc(1)?,
+            tensor: Some(0),
+            blocks: SmallVec::new(),
+        }]))
+    })?;
+    time_work("sum of squares", none, || {
+        Ok(Work::SumSquares(vec![SumSquaresJob {
+            source: source(),
+            out: Cpu.alloc(16)?,
+        }]))
+    })?;
+    for code in [Code::E4M3, Code::E2M1] {
+        time_work(&format!("transpose {code} (4 B/element)"), none, || {
+            let bytes = code.bytes(n);
+            let (from, to) = (Cpu.alloc(bytes)?, Cpu.alloc(bytes)?);
+            let entries = [SHAPE.rows, SHAPE.cols];
+            Ok(Work::Transpose(vec![TransposeJob {
+                code,
+                entries,
+                from,
+                to,
+            }]))
+        })?;
     }
     Ok(())
 }
@@ -191,7 +198,7 @@ fn adamw(
         grad: Source::F32(Cpu.upload(&vec![0.01; n])?),
         group: 0,
         mode: AdamMode::AdamW,
-        source_rounding: lowp_format::SourceRounding::F32,
+        source_rounding: SourceRounding::F32,
         amax: Some(Slot {
             buffer: Cpu.alloc(1)?,
             index: 0,

@@ -2,6 +2,7 @@
 
 use lowp_format::{Axis, Shape};
 
+use super::maxima::one_by_one;
 use super::turn::Turn;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
@@ -75,21 +76,36 @@ impl Visit for Task<'_> {
                     codes,
                 });
             }
+            let Some((scales, [height, width])) = scales.filter(|_| R::BLOCKS) else {
+                factors[..cols].fill(rule.decode(R::Entry::default()));
+                let (factors, out) = (&factors[..cols], &mut out[col..]);
+                isa.run(Apply::<E> {
+                    codes,
+                    factors,
+                    scaled: R::SCALED,
+                    stride: shape.cols,
+                    out,
+                });
+                continue;
+            };
             let mut row = 0;
             while row < rows {
                 // Rows up to the next block row share their factors.
-                let mut end = rows;
-                if let Some((scales, [height, width])) = scales.filter(|_| R::BLOCKS) {
-                    let group = (first + row) / height;
-                    end = ((group + 1) * height - first).min(rows);
-                    fill_factors(rule, scales, group, width, col, &mut factors[..cols]);
-                } else if row == 0 {
-                    factors[..cols].fill(rule.decode(R::Entry::default()));
-                }
+                let group = (first + row) / height;
+                let end = ((group + 1) * height - first).min(rows);
+                let factors = &mut factors[..cols];
+                isa.run(Factors {
+                    rule,
+                    scales,
+                    group,
+                    width,
+                    col,
+                    factors,
+                });
                 isa.run(Apply::<E> {
                     codes: &codes[row * cols..end * cols],
-                    factors: &factors[..cols],
-                    scaled: R::SCALED,
+                    factors,
+                    scaled: true,
                     stride: shape.cols,
                     out: &mut out[row * shape.cols + col..],
                 });
@@ -100,30 +116,81 @@ impl Visit for Task<'_> {
 }
 
 /// The factors of columns `col..col + factors.len()` of block row `group`.
-fn fill_factors<R: ScaleKernel>(
+struct Factors<'a, R> {
     rule: R,
-    scales: Codes<'_>,
+    scales: Codes<'a>,
     group: usize,
     width: usize,
     col: usize,
-    factors: &mut [f32],
-) {
-    let entry = |across: usize| {
+    factors: &'a mut [f32],
+}
+
+impl<R: ScaleKernel> Factors<'_, R> {
+    /// The factor of block column `across`.
+    #[inline(always)]
+    fn factor(rule: R, scales: Codes<'_>, group: usize, across: usize) -> f32 {
         let (row, index) = if scales.transposed {
             (across, group)
         } else {
             (group, across)
         };
-        R::Entry::load(
-            &scales.bytes[row * scales.row_bytes..][..scales.row_bytes],
-            index,
-        )
-    };
-    let (mut at, end) = (col, col + factors.len());
-    while at < end {
-        let next = ((at / width + 1) * width).min(end);
-        factors[at - col..next - col].fill(rule.decode(entry(at / width)));
-        at = next;
+        let line = &scales.bytes[row * scales.row_bytes..][..scales.row_bytes];
+        rule.decode(R::Entry::load(line, index))
+    }
+
+    /// Factors of blocks of `N` columns, from block column `first` on.
+    #[inline(always)]
+    fn fill<const N: usize>(
+        rule: R,
+        scales: Codes<'_>,
+        group: usize,
+        first: usize,
+        out: &mut [f32],
+    ) {
+        let (blocks, rest) = out.as_chunks_mut::<N>();
+        one_by_one!(i in blocks.len() => {
+            blocks[i] = [Self::factor(rule, scales, group, first + i); N];
+        });
+        if !rest.is_empty() {
+            rest.fill(Self::factor(rule, scales, group, first + blocks.len()));
+        }
+    }
+}
+
+impl<R: ScaleKernel> Kernel for Factors<'_, R> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self {
+            rule,
+            scales,
+            group,
+            width,
+            col,
+            factors,
+        } = self;
+        // A chunk may begin within a block.
+        let before = col.next_multiple_of(width) - col;
+        let (head, tail) = factors.split_at_mut(before.min(factors.len()));
+        if !head.is_empty() {
+            head.fill(Self::factor(rule, scales, group, col / width));
+        }
+        let first = col.div_ceil(width);
+        match width {
+            1 if !scales.transposed => {
+                let line = &scales.bytes[group * scales.row_bytes..][..scales.row_bytes];
+                for (i, factor) in tail.iter_mut().enumerate() {
+                    *factor = rule.decode(R::Entry::load(line, first + i));
+                }
+            }
+            16 => Self::fill::<16>(rule, scales, group, first, tail),
+            32 => Self::fill::<32>(rule, scales, group, first, tail),
+            _ => {
+                for (i, part) in tail.chunks_mut(width).enumerate() {
+                    part.fill(Self::factor(rule, scales, group, first + i));
+                }
+            }
+        }
     }
 }
 

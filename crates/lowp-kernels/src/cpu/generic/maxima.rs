@@ -4,6 +4,21 @@
 use super::convert::Rect;
 use crate::cpu::isa::Kernel;
 
+/// Runs a body for each index below a count. The compiler cannot see how the index advances, so it
+/// vectorises within the body: across blocks it would gather, which is several times slower.
+macro_rules! one_by_one {
+    ($index:ident in $count:expr => $body:block) => {
+        let count = $count;
+        let mut next = 0;
+        while next < count {
+            let $index = next;
+            $body
+            next = std::hint::black_box(next + 1);
+        }
+    };
+}
+pub(super) use one_by_one;
+
 /// The bits of `|x|`; 0 for NaN.
 #[inline(always)]
 pub(crate) fn magnitude(x: f32) -> u32 {
@@ -47,7 +62,11 @@ pub(crate) fn block_maxima(
     columns: &mut [u32],
     out: &mut [u32],
 ) {
-    for (column, &x) in columns.iter_mut().zip(rect.row(first)) {
+    let row = rect.row(first);
+    if end - first == 1 {
+        return fold_any(row, width, out, magnitude);
+    }
+    for (column, &x) in columns.iter_mut().zip(row) {
         *column = magnitude(x);
     }
     for row in first + 1..end {
@@ -55,44 +74,40 @@ pub(crate) fn block_maxima(
             *column = (*column).max(magnitude(x));
         }
     }
+    fold_any(columns, width, out, |bits| bits);
+}
+
+/// Maxima of `width` consecutive magnitudes.
+#[inline(always)]
+fn fold_any<T: Copy>(row: &[T], width: usize, out: &mut [u32], bits: impl Fn(T) -> u32 + Copy) {
     match width {
-        1 => out.copy_from_slice(columns),
-        16 => fold::<16>(columns, out),
-        32 => fold::<32>(columns, out),
-        128 => fold::<128>(columns, out),
+        1 => out.iter_mut().zip(row).for_each(|(out, &x)| *out = bits(x)),
+        16 => fold::<16, T>(row, out, bits),
+        32 => fold::<32, T>(row, out, bits),
+        128 => fold::<128, T>(row, out, bits),
         _ => {
-            for (out, chunk) in out.iter_mut().zip(columns.chunks(width)) {
-                *out = chunk.iter().fold(0, |a, &b| a.max(b));
+            for (out, chunk) in out.iter_mut().zip(row.chunks(width)) {
+                *out = chunk.iter().fold(0, |a, &x| a.max(bits(x)));
             }
         }
     }
 }
 
-/// Maxima of `N` consecutive values. Many blocks are folded together, pairs of neighbours at a
-/// time, so that no step leaves the vector registers' width.
+/// Maxima of `N` consecutive magnitudes; 16 lanes are halved until one is left, which compiles to
+/// shuffles within registers.
 #[inline(always)]
-fn fold<const N: usize>(columns: &[u32], out: &mut [u32]) {
-    /// Blocks folded together.
-    const GROUP: usize = 16;
-    let mut lanes = [0u32; 16 * GROUP];
-    for (out, group) in out.chunks_mut(GROUP).zip(columns.chunks(N * GROUP)) {
-        for (lanes, block) in lanes
-            .as_chunks_mut::<16>()
-            .0
-            .iter_mut()
-            .zip(group.chunks_exact(N))
-        {
-            *lanes = [0; 16];
-            for part in block.as_chunks::<16>().0 {
-                for lane in 0..16 {
-                    lanes[lane] = lanes[lane].max(part[lane]);
-                }
+fn fold<const N: usize, T: Copy>(row: &[T], out: &mut [u32], bits: impl Fn(T) -> u32) {
+    let blocks = row.as_chunks::<N>().0;
+    one_by_one!(block in out.len().min(blocks.len()) => {
+        let mut lanes = [0u32; 16];
+        for part in blocks[block].as_chunks::<16>().0 {
+            for lane in 0..16 {
+                lanes[lane] = lanes[lane].max(bits(part[lane]));
             }
         }
-        let a: [u32; 8 * GROUP] = std::array::from_fn(|i| lanes[2 * i].max(lanes[2 * i + 1]));
-        let b: [u32; 4 * GROUP] = std::array::from_fn(|i| a[2 * i].max(a[2 * i + 1]));
-        let c: [u32; 2 * GROUP] = std::array::from_fn(|i| b[2 * i].max(b[2 * i + 1]));
-        let d: [u32; GROUP] = std::array::from_fn(|i| c[2 * i].max(c[2 * i + 1]));
-        out.copy_from_slice(&d[..out.len()]);
-    }
+        let a: [u32; 8] = std::array::from_fn(|i| lanes[i].max(lanes[i + 8]));
+        let b: [u32; 4] = std::array::from_fn(|i| a[i].max(a[i + 4]));
+        let c: [u32; 2] = std::array::from_fn(|i| b[i].max(b[i + 2]));
+        out[block] = c[0].max(c[1]);
+    });
 }

@@ -3,7 +3,7 @@
 use lowp_format::Philox;
 
 use super::convert::Rect;
-use super::maxima::block_maxima;
+use super::maxima::{block_maxima, one_by_one};
 use crate::cpu::isa::Kernel;
 use crate::table::{ElementCode, ScaleKernel};
 
@@ -113,6 +113,18 @@ fn quantize_blocks<E: ElementCode, R: ScaleKernel>(
         for i in 0..across {
             (entries[i], scales[i]) = rule.encode::<E>(f32::from_bits(maxima[i]));
         }
+        if random.is_none() && end - first == 1 {
+            let (values, codes) = (rect.row(first), &mut codes[first * cols..][..cols]);
+            let done = match width {
+                16 => encode_line::<16, E>(values, &scales, codes),
+                32 => encode_line::<32, E>(values, &scales, codes),
+                128 => encode_line::<128, E>(values, &scales, codes),
+                _ => false,
+            };
+            if done {
+                continue;
+            }
+        }
         if width == 1 {
             multipliers.copy_from_slice(&scales);
         } else {
@@ -143,4 +155,21 @@ fn quantize_blocks<E: ElementCode, R: ScaleKernel>(
             }
         }
     }
+}
+
+/// Encodes a row of blocks of `N` columns, each with its own scale.
+#[inline(always)]
+fn encode_line<const N: usize, E: ElementCode>(
+    values: &[f32],
+    scales: &[f32],
+    codes: &mut [E::Bits],
+) -> bool {
+    let (codes, values) = (codes.as_chunks_mut::<N>().0, values.as_chunks::<N>().0);
+    one_by_one!(block in codes.len().min(values.len()).min(scales.len()) => {
+        let (codes, values, scale) = (&mut codes[block], &values[block], scales[block]);
+        for i in 0..N {
+            codes[i] = E::encode(values[i] * scale);
+        }
+    });
+    true
 }
