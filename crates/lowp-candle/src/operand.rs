@@ -14,7 +14,7 @@ use lowp_format::{
 use lowp_kernels::{
     AmaxJob, Backend, DecodeJob, EncodeJob, Source, StepScalars, StochasticKey, Target, Work,
 };
-use lowp_shard::{ScaleBook, ScaleBookBuilder};
+use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder};
 use smallvec::SmallVec;
 
 use crate::hadamard::hadamard_rows;
@@ -79,12 +79,16 @@ impl OperandPlan {
 
 /// Quantizes a layer's operands through a backend and returns the decoded values, which is what a
 /// GEMM over the codes multiplies.
+///
+/// Tensor amaxes of operands are agreed over all ranks, so a batch gives the same codes however it
+/// is split: casts are collective where a scale depends on the whole tensor.
 #[derive(Debug)]
 pub struct RecipeOperands<B: Backend> {
     backend: B,
     plan: OperandPlan,
     book: Arc<ScaleBook<B>>,
     pass: Arc<PassState>,
+    world: Arc<dyn Communicator<B>>,
     casts: Mutex<HashMap<CastKey, Arc<Mutex<Cast<B>>>>>,
 }
 
@@ -109,18 +113,21 @@ struct Cast<B: Backend> {
 }
 
 impl<B: Backend> RecipeOperands<B> {
-    /// Operands over the built `book` that `plan` was registered in.
+    /// Operands over the built `book` that `plan` was registered in; `world` are the ranks that
+    /// share a batch.
     pub fn new(
         backend: &B,
         plan: OperandPlan,
         book: Arc<ScaleBook<B>>,
         pass: Arc<PassState>,
+        world: Arc<dyn Communicator<B>>,
     ) -> Self {
         Self {
             backend: backend.clone(),
             plan,
             book,
             pass,
+            world,
             casts: Mutex::default(),
         }
     }
@@ -236,7 +243,7 @@ impl<B: Backend> RecipeOperands<B> {
             backend.run(&cast.amax, &scalars)?;
         }
         if let Some(local) = &cast.local {
-            local.update()?;
+            local.agree(&*self.world)?;
         }
         backend.run(&cast.encode, &scalars)?;
         backend.run(&cast.decode, &scalars)?;

@@ -309,6 +309,7 @@ impl<B: Backend> Builder<'_, B> {
                     plan,
                     book.clone(),
                     pass.clone(),
+                    mesh.world.clone(),
                 ))
             })
             .collect();

@@ -2,12 +2,13 @@
 
 use candle_core::{Device, Result, Tensor, Var};
 use lowp_candle::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
-use lowp_candle::{Batch, Gpt, GptConfig, Linear, MemoryWeight, QuantLinear, normal};
+use lowp_candle::{Batch, Gpt, GptConfig, Linear, MemoryWeight, QuantLinear};
+use lowp_shard::Init;
 use std::sync::Arc;
 
-fn var(shape: &[usize], number: u32) -> Result<Var> {
+fn var(shape: &[usize], number: u64) -> Result<Var> {
     let count: usize = shape.iter().product();
-    let values = (0..count as u64).map(|i| normal(9, number, i)).collect();
+    let values = Init::Normal(1.0).rows(9, number, 0..1, count);
     Var::from_vec(values, shape, &Device::Cpu)
 }
 
@@ -143,11 +144,17 @@ fn parts_of_a_batch_sum_to_the_whole() -> Result<()> {
     };
     let mut layers: Vec<Box<dyn Linear>> = Vec::new();
     for (spec, number) in config.linears().iter().zip(0..) {
-        let values = spec.init.values(1, number, 0..spec.rows * spec.cols);
+        let values = spec.init.rows(1, number, 0..spec.rows, spec.cols);
         let weight = Arc::new(MemoryWeight::new(spec.rows, spec.cols, values)?);
         layers.push(Box::new(QuantLinear::new(weight, 1)));
     }
-    let model = Gpt::new(config, layers, 1, 1)?;
+    let mut vars = Vec::new();
+    for (spec, number) in config.vars().iter().zip(100..) {
+        let count = spec.shape.iter().product();
+        let values = spec.init.rows(1, number, 0..1, count);
+        vars.push(Var::from_vec(values, spec.shape.as_slice(), &Device::Cpu)?);
+    }
+    let model = Gpt::new(config, layers, vars, 1)?;
     let text: Vec<u8> = (0..=3 * 8u8).map(|i| i.wrapping_mul(37)).collect();
     let loss = |from: usize, to: usize| -> Result<f64> {
         let batch = Batch {
