@@ -3,7 +3,7 @@
 //! ([`Backend::run`]).
 //!
 //! The same work gives the same bits on every backend, for every number of threads and every
-//! instruction set: they all equal [`reference`], which writes docs/numerics.md out element by
+//! instruction set: they all equal [`mod@reference`], which writes docs/numerics.md out element by
 //! element.
 //!
 //! # Example

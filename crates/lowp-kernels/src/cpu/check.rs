@@ -6,7 +6,7 @@ use lowp_format::{Axis, FormatError, Part, ScaleLayout, ScaleSource, Shape, cdiv
 
 use super::access::{Access, Mode};
 use super::generic::flat::touched;
-use super::layout::{Layout, block_of, check_target};
+use super::layout::{Layout, block_of, check_target, covers};
 use super::{Cpu, range};
 use crate::table::{Traits, traits};
 use crate::{
@@ -388,24 +388,4 @@ fn block_entries(shape: Shape, [rows, cols]: [usize; 2]) -> Result<usize, Kernel
         });
     }
     Ok(cdiv(shape.rows, rows) * cdiv(shape.cols, cols))
-}
-
-/// Whether `from` has an entry for every entry of `to`.
-fn covers(from: &ScaleLayout, to: &ScaleLayout) -> bool {
-    let sides = from.tile.into_iter().chain(to.tile);
-    if sides.into_iter().any(|side| side == 0) {
-        return false;
-    }
-    let Some(last) = to.entries[0]
-        .checked_sub(1)
-        .zip(to.entries[1].checked_sub(1))
-    else {
-        return true;
-    };
-    let [row, col] = to.element(last.0, last.1);
-    let at = match from.axes[0] {
-        Axis::Rows => [row / from.tile[0], col / from.tile[1]],
-        Axis::Cols => [col / from.tile[0], row / from.tile[1]],
-    };
-    at[0] < from.entries[0] && at[1] < from.entries[1]
 }

@@ -63,6 +63,7 @@ impl Visit for Task<'_> {
                 });
                 isa.run(Turn {
                     from: columns,
+                    stride: rows,
                     rows: cols,
                     cols: rows,
                     to: codes,

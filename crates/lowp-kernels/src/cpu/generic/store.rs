@@ -17,6 +17,9 @@ pub(super) struct Chunk<'a, T, S> {
     pub(super) entries: &'a [S],
 }
 
+/// Columns transposed at a time: both sides stay in the first-level cache.
+const TURNED: usize = 256;
+
 /// Stores one chunk to all outputs of `pass`.
 pub(super) fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
     isa: Isa,
@@ -34,19 +37,25 @@ pub(super) fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
     for (output, band) in pass.outputs.iter().zip(bands) {
         match (output.part, pass.block) {
             (Part::Data, _) if output.transposed => {
-                turned.resize(rows * cols, E::Bits::default());
-                isa.run(Turn {
-                    from: codes,
-                    rows,
-                    cols,
-                    to: turned,
-                });
-                isa.run(StoreColumns::<E> {
-                    codes: turned,
-                    band,
-                    at,
-                    rows,
-                });
+                for sub in (0..cols).step_by(TURNED) {
+                    let width = TURNED.min(cols - sub);
+                    turned.resize(rows * width, E::Bits::default());
+                    let from = &codes[sub..];
+                    isa.run(Turn {
+                        from,
+                        stride: cols,
+                        rows,
+                        cols: width,
+                        to: turned,
+                    });
+                    let at = [at[0], at[1] + sub];
+                    isa.run(StoreColumns::<E> {
+                        codes: turned,
+                        band,
+                        at,
+                        rows,
+                    });
+                }
             }
             (Part::Data, _) => isa.run(StoreRows::<E> {
                 codes,

@@ -82,6 +82,7 @@ fn transpose<E: ElementCode>(isa: Isa, part: Part<'_>) {
         });
         isa.run(Turn {
             from: codes,
+            stride: rows,
             rows: cols,
             cols: rows,
             to: turned,

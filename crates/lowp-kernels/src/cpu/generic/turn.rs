@@ -4,16 +4,17 @@ use crate::cpu::isa::Kernel;
 
 /// An unpacked code that matrices are made of.
 pub(crate) trait Turnable: Copy + Default + Send + Sync + 'static {
-    /// `to[c][r] = from[r][c]` for the top left `full[0] x full[1]` elements; the rest is left to
+    /// `to[c][r] = from[r][c]`, rows of both sides `strides` apart, for the top left `full[0] x full[1]` elements; the rest is left to
     /// the caller.
-    fn turn_blocks(from: &[Self], shape: [usize; 2], full: [usize; 2], to: &mut [Self]);
+    fn turn_blocks(from: &[Self], strides: [usize; 2], full: [usize; 2], to: &mut [Self]);
     /// `full` is a multiple of this.
     const SIDES: [usize; 2];
 }
 
-/// Transposes `from`, `rows x cols`, into `to`.
+/// Transposes `rows x cols` codes of `from`, whose rows are `stride` apart, into `to`, dense.
 pub(crate) struct Turn<'a, T> {
     pub(crate) from: &'a [T],
+    pub(crate) stride: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) to: &'a mut [T],
@@ -25,6 +26,7 @@ impl<T: Turnable> Kernel for Turn<'_, T> {
     fn run(self) {
         let Self {
             from,
+            stride,
             rows,
             cols,
             to,
@@ -33,11 +35,11 @@ impl<T: Turnable> Kernel for Turn<'_, T> {
             rows / T::SIDES[0] * T::SIDES[0],
             cols / T::SIDES[1] * T::SIDES[1],
         ];
-        T::turn_blocks(from, [rows, cols], full, to);
+        T::turn_blocks(from, [stride, rows], full, to);
         for col in 0..cols {
             let first = if col < full[1] { full[0] } else { 0 };
             for row in first..rows {
-                to[col * rows + row] = from[row * cols + col];
+                to[col * rows + row] = from[row * stride + col];
             }
         }
     }
@@ -53,12 +55,12 @@ impl Turnable for u8 {
     /// exchanged between words. Eight such blocks lie side by side, so every step is one vector
     /// operation.
     #[inline(always)]
-    fn turn_blocks(from: &[u8], [rows, cols]: [usize; 2], full: [usize; 2], to: &mut [u8]) {
+    fn turn_blocks(from: &[u8], [stride, rows]: [usize; 2], full: [usize; 2], to: &mut [u8]) {
         for row in (0..full[0]).step_by(8) {
             for col in (0..full[1]).step_by(8 * LANES) {
                 let mut words = [[0u64; LANES]; 8];
                 for (r, words) in words.iter_mut().enumerate() {
-                    let line = &from[(row + r) * cols + col..][..8 * LANES];
+                    let line = &from[(row + r) * stride + col..][..8 * LANES];
                     for (word, bytes) in words.iter_mut().zip(line.as_chunks::<8>().0) {
                         *word = u64::from_le_bytes(*bytes);
                     }
@@ -101,7 +103,7 @@ macro_rules! turn_simply {
             #[inline(always)]
             fn turn_blocks(
                 from: &[$Word],
-                [rows, cols]: [usize; 2],
+                [stride, rows]: [usize; 2],
                 full: [usize; 2],
                 to: &mut [$Word],
             ) {
@@ -110,7 +112,7 @@ macro_rules! turn_simply {
                         for c in col..col + 16 {
                             let line = &mut to[c * rows + row..][..16];
                             for (r, word) in line.iter_mut().enumerate() {
-                                *word = from[(row + r) * cols + c];
+                                *word = from[(row + r) * stride + c];
                             }
                         }
                     }
