@@ -3,10 +3,11 @@
 //! Everything is rendered from the same specs and plans that run; no recipe has text of its own.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use crate::{
     Axis, BufferSpec, Form, FormatError, GatherPlan, GatherStep, Orientation, Origin, Recipe,
-    ScaleLayout, Shape, Transport, Usage,
+    RowCuts, ScaleLayout, Shape, Transport, Usage,
 };
 
 /// The buffers of a tensor of `shape` that serves `usage`, one line each: code, origin, physical
@@ -96,14 +97,73 @@ pub fn gather_table(plans: &[(&str, &GatherPlan)]) -> String {
     let Some((_, first)) = plans.first() else {
         return totals;
     };
-    let rows: Vec<String> = first.cuts.ranges().map(|r| r.len().to_string()).collect();
     let each = per_weight(sum, first.full);
     format!(
         "{} over {} ranks, rows {}\n{table}{totals}total: {sum} bytes on the wire, {each} per weight\n",
         first.full,
         first.cuts.world(),
-        rows.join(" + "),
+        rows_of_ranks(&first.cuts),
     )
+}
+
+/// What each rank stores, and what it sends for each plan, one line per run of equal ranks. The
+/// plans are labelled, begin from the same cuts, and together serve `usage`.
+pub fn ranks_table(recipe: &impl Recipe, usage: Usage, plans: &[(&str, &GatherPlan)]) -> String {
+    let Some((_, first)) = plans.first() else {
+        return String::new();
+    };
+    let stored = recipe.stored(usage);
+    let mut header = vec!["ranks".to_owned(), "rows".into(), "stores bytes".into()];
+    header.extend(plans.iter().map(|(label, _)| format!("sends {label}")));
+    let mut table = Table { rows: vec![header] };
+    for (ranks, rows) in equal_ranks(&first.cuts) {
+        let shard = first.full.with_rows(rows);
+        let bytes: usize = stored.iter().map(|spec| spec.bytes(shard)).sum();
+        let sends = plans.iter().map(|(_, plan)| sent(plan, ranks.start));
+        let name = match ranks.len() {
+            1 => format!("{}", ranks.start),
+            _ => format!("{}-{}", ranks.start, ranks.end - 1),
+        };
+        let numbers = [rows, bytes].into_iter().chain(sends);
+        table.row([name].into_iter().chain(numbers.map(|n| n.to_string())));
+    }
+    table.to_string()
+}
+
+/// Bytes that `rank` puts on the wire.
+fn sent(plan: &GatherPlan, rank: usize) -> usize {
+    let of_step = |step: &GatherStep| match step {
+        GatherStep::Concat { pieces, .. } => pieces[rank],
+        GatherStep::Derive { .. } | GatherStep::Replicated { .. } => 0,
+    };
+    plan.steps.iter().map(of_step).sum()
+}
+
+/// Runs of consecutive ranks with the same number of rows.
+fn equal_ranks(cuts: &RowCuts) -> Vec<(Range<usize>, usize)> {
+    let mut runs: Vec<(Range<usize>, usize)> = Vec::new();
+    for (rank, rows) in cuts.ranges().map(|r| r.len()).enumerate() {
+        match runs.last_mut() {
+            Some((ranks, len)) if *len == rows => ranks.end = rank + 1,
+            _ => runs.push((rank..rank + 1, rows)),
+        }
+    }
+    runs
+}
+
+/// `80 + 56`, one number per rank; runs of equal ranks as `960 x 32` where there are many ranks.
+fn rows_of_ranks(cuts: &RowCuts) -> String {
+    const SPELLED: usize = 16;
+    let text: Vec<String> = if cuts.world() <= SPELLED {
+        cuts.ranges().map(|r| r.len().to_string()).collect()
+    } else {
+        let run = |(ranks, rows): (Range<usize>, usize)| match ranks.len() {
+            1 => rows.to_string(),
+            many => format!("{many} x {rows}"),
+        };
+        equal_ranks(cuts).into_iter().map(run).collect()
+    };
+    text.join(" + ")
 }
 
 /// Which entry lies where: the buffer in memory order, 16 entries a line, each cell the entry's

@@ -40,7 +40,7 @@ mod usage;
 pub use buffer::{Axis, BufferKey, BufferList, BufferSpec, Origin, PaddedForm, Part};
 pub use code::Code;
 pub use cuts::RowCuts;
-pub use describe::{buffers_table, gather_table, layout_map};
+pub use describe::{buffers_table, gather_table, layout_map, ranks_table};
 pub use error::FormatError;
 pub use gather::{GatherPlan, GatherStep, Phase, PhasePlans, Transport};
 pub use philox::Philox;

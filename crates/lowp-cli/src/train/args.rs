@@ -1,23 +1,58 @@
 //! The options of `lowp train`.
 
-use clap::builder::PossibleValuesParser;
-use clap::builder::TypedValueParser;
+use super::list;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_shard::Mesh;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Train a small byte-level transformer whose weights live in a low-precision format, sharded over ranks of this
-/// process, next to an fp32 baseline of the same seed and batches.
-#[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:
+/// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
+pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
+
+/// Examples of the help text.
+fn examples() -> String {
+    format!(
+        "Examples:
   lowp train
-  lowp train --compare all --ranks 2 --report train.html
-  lowp train --recipe mxfp8 --mesh 2x2 --steps 1000 --json train.json")]
+  lowp train --compare all --report train.html
+  lowp train --recipe {DEFAULT_RECIPE} --mesh 2x2 --steps 1000 --json train.json
+  lowp train --compare {DEFAULT_RECIPE},{DEFAULT_RECIPE}+ocp-floor --seeds 3
+  lowp train --ranks 4 --data my.txt --dim 256 --layers 6"
+    )
+}
+
+const JSON: &str = "\
+JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
+  recipe                 the name as given
+  seed                   of initial weights, batches and stochastic rounding
+  ranks, steps           numbers
+  train_loss             array: loss of each step's batch before its update, nats per byte
+  val_loss               loss on the validation split after the last step, nats per byte
+  gap_percent            val_loss above that of fp32 with the same seed
+  wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted
+  wire_bytes_formula     the same by the gather plans; if they differ, the command fails
+  resident_weight_bytes  bytes of linear weights that one replica holds between steps
+  parameters             weights of the linear layers, which the bytes are of
+  model_parameters       all; embeddings, norms and the head stay in f32
+  skipped_steps          steps whose gradients were not finite
+  seconds_per_step       wall time
+Losses that are not finite are null.";
+
+/// Train a small transformer on sharded low-precision weights, next to fp32
+///
+/// The model reads bytes of text. The weights of its linear layers live in a low-precision format, sharded over ranks
+/// of this process: they are gathered before a layer runs, freed after it, and cast again after each update. An fp32
+/// baseline of the same seed and batches runs first.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = examples(),
+    after_long_help = format!("{}\n\n{}\n{JSON}", examples(), list::names())
+)]
 pub(crate) struct Args {
-    /// Format of the sharded weights; the fp32 baseline runs beside it
+    /// Format of the sharded weights, as NAME or NAME+MODIFIER; the fp32 baseline runs beside it
     #[arg(
         long,
         value_name = "NAME",
-        default_value = "mxfp8",
+        default_value = DEFAULT_RECIPE,
         conflicts_with = "compare"
     )]
     pub(crate) recipe: String,
@@ -25,6 +60,10 @@ pub(crate) struct Args {
     /// Train several recipes one after the other: `all`, or names separated by commas
     #[arg(long, value_name = "all|NAME,NAME", value_delimiter = ',')]
     pub(crate) compare: Vec<String>,
+
+    /// Show all recipes and modifiers, and what they cost
+    #[arg(long, exclusive = true)]
+    pub(crate) list: bool,
 
     /// Number of ranks that the weights are sharded over [default: 2]
     #[arg(long, value_name = "N", conflicts_with = "mesh")]
@@ -45,7 +84,7 @@ pub(crate) struct Args {
     pub(crate) reshard_after_forward: bool,
 
     /// How gradients travel; sums are accumulated in fp32 either way
-    #[arg(long, value_name = "f32|bf16", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
+    #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
 
     /// Optimizer steps
@@ -56,6 +95,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 
+    /// Repeat every run for this many seeds, from --seed up; the table shows means
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seeds: usize,
+
     /// Text to train on instead of the bundled book; its last 10% is the validation split
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
@@ -63,6 +106,10 @@ pub(crate) struct Args {
     /// Sequences per step, over all ranks
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) batch: usize,
+
+    /// Batches of the validation split that the final loss is averaged over
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) eval_batches: usize,
 
     /// Width of the model
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Model")]
@@ -85,6 +132,7 @@ pub(crate) struct Args {
         long,
         value_name = "LR",
         default_value_t = 3e-3,
+        allow_negative_numbers = true,
         help_heading = "Optimizer"
     )]
     pub(crate) lr: f64,
@@ -98,6 +146,7 @@ pub(crate) struct Args {
         long,
         value_name = "X",
         default_value_t = 0.1,
+        allow_negative_numbers = true,
         help_heading = "Optimizer"
     )]
     pub(crate) weight_decay: f64,
@@ -107,19 +156,26 @@ pub(crate) struct Args {
         long,
         value_name = "X",
         default_value_t = 1.0,
+        allow_negative_numbers = true,
         help_heading = "Optimizer"
     )]
     pub(crate) clip: f64,
 
-    /// Batches of the validation split that the final loss is averaged over
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub(crate) eval_batches: usize,
-
-    /// Write the runs as JSON
+    /// Write the runs as JSON; `--help` describes it
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,
 
     /// Write one self-contained HTML page with loss curves and byte bars
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     pub(crate) report: Option<PathBuf>,
+}
+
+impl Args {
+    /// The files to write, each with its option.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let files = [("--json", &self.json), ("--report", &self.report)];
+        files
+            .into_iter()
+            .filter_map(|(option, path)| Some((option, path.as_deref()?)))
+    }
 }

@@ -1,17 +1,22 @@
-//! What a run needs, checked once.
+//! What a run needs, checked once, before anything is read or allocated.
 
 use super::args::Args;
 use super::recipes::{self, Run};
 use crate::usage::UsageError;
 use lowp_candle::GptConfig;
+use lowp_format::{FormatError, Recipe, Shape};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh};
 use serde::Serialize;
 
 /// Most ranks that one process is asked to play.
 const MAX_RANKS: usize = 64;
+/// Most parameters of a model; each takes over 16 bytes in masters, moments and gradients.
+const MAX_PARAMETERS: usize = 1 << 31;
+/// Most tokens of one batch.
+const MAX_TOKENS: usize = 1 << 24;
 
-/// The same for every run of one command.
+/// The same for every run of one command, but for the seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) model: GptConfig,
@@ -19,6 +24,8 @@ pub(crate) struct Config {
     pub(crate) reshard_after_forward: bool,
     pub(crate) steps: usize,
     pub(crate) seed: u64,
+    /// Number of seeds, from `seed` up.
+    pub(crate) seeds: usize,
     pub(crate) batch: usize,
     pub(crate) eval_batches: usize,
     pub(crate) grad_wire: GradWire,
@@ -39,8 +46,10 @@ pub(crate) struct ConfigRecord {
     batch: usize,
     steps: usize,
     seed: u64,
+    seeds: usize,
     mesh: [usize; 2],
     reshard_after_forward: bool,
+    grad_wire: &'static str,
     lr: f32,
     warmup: u64,
     weight_decay: f32,
@@ -55,62 +64,41 @@ impl Config {
     /// A [`UsageError`] that names the option and a value that would work.
     pub(crate) fn new(args: &Args) -> Result<Self, UsageError> {
         let mesh = args.mesh.unwrap_or(Mesh::sharded(args.ranks.unwrap_or(2)));
-        let counts = [
-            ("--ranks", mesh.world()),
-            ("--steps", args.steps),
-            ("--batch", args.batch),
-            ("--dim", args.dim),
-            ("--layers", args.layers),
-            ("--heads", args.heads),
-            ("--seq", args.seq),
-            ("--eval-batches", args.eval_batches),
-        ];
-        if let Some((option, _)) = counts.iter().find(|(_, value)| *value == 0) {
-            return Err(UsageError::new(format!("{option} must be at least 1")));
-        }
-        if mesh.world() > MAX_RANKS {
-            return Err(UsageError::new(format!(
-                "{} ranks: one process plays at most {MAX_RANKS}",
-                mesh.world()
-            )));
-        }
-        if args.batch < mesh.world() {
-            return Err(UsageError::new(format!(
-                "--batch {} over {} ranks: every rank needs at least one sequence",
-                args.batch,
-                mesh.world()
-            )));
-        }
-        if !args.dim.is_multiple_of(args.heads) {
-            return Err(UsageError::new(format!(
-                "--dim {} is not divisible by --heads {}",
-                args.dim, args.heads
-            )));
-        }
-        for (option, value, above_zero) in [
-            ("--lr", args.lr, true),
-            ("--weight-decay", args.weight_decay, false),
-            ("--clip", args.clip, true),
-        ] {
-            if !value.is_finite() || value < 0.0 || (above_zero && value == 0.0) {
-                return Err(UsageError::new(format!(
-                    "{option} {value}: expected a positive number"
-                )));
-            }
-        }
+        let model = GptConfig {
+            dim: args.dim,
+            layers: args.layers,
+            heads: args.heads,
+            seq: args.seq,
+        };
+        check_counts(args, mesh)?;
+        check_sizes(args, model)?;
         let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
-        #[allow(clippy::cast_possible_truncation)] // options are f32 in the optimizer
+        if warmup > args.steps {
+            return Err(UsageError::new(format!(
+                "--warmup {warmup} is longer than --steps {}: the learning rate would never be reached",
+                args.steps
+            )));
+        }
+        if args.seed.checked_add(args.seeds as u64).is_none() {
+            return Err(UsageError::new(format!(
+                "--seed {} with --seeds {}: the last seed is beyond 64 bits",
+                args.seed, args.seeds
+            )));
+        }
+        if args.json.is_some() && args.json == args.report {
+            return Err(UsageError::new("--json and --report name the same file"));
+        }
+        let runs = recipes::select(&args.recipe, &args.compare)?;
+        for run in &runs {
+            check_shapes(run, model)?;
+        }
         Ok(Self {
-            model: GptConfig {
-                dim: args.dim,
-                layers: args.layers,
-                heads: args.heads,
-                seq: args.seq,
-            },
+            model,
             mesh,
             reshard_after_forward: args.reshard_after_forward,
             steps: args.steps,
             seed: args.seed,
+            seeds: args.seeds,
             batch: args.batch,
             eval_batches: args.eval_batches,
             grad_wire: match args.grad_wire.as_str() {
@@ -123,13 +111,34 @@ impl Config {
                 floor: 0.1,
             },
             group: Group {
-                lr: args.lr as f32,
-                weight_decay: args.weight_decay as f32,
+                lr: positive("--lr", args.lr, false)?,
+                weight_decay: positive("--weight-decay", args.weight_decay, true)?,
                 ..Group::default()
             },
-            clip: args.clip as f32,
-            runs: recipes::select(&args.recipe, &args.compare)?,
+            clip: positive("--clip", args.clip, false)?,
+            runs,
         })
+    }
+
+    /// The configuration of each seed, in order.
+    pub(crate) fn each_seed(&self) -> impl Iterator<Item = Self> {
+        (self.seed..=self.last_seed()).map(|seed| Self {
+            seed,
+            ..self.clone()
+        })
+    }
+
+    /// The last of the seeds.
+    pub(crate) fn last_seed(&self) -> u64 {
+        self.seed + (self.seeds as u64).saturating_sub(1)
+    }
+
+    /// How gradients travel, as the option says it.
+    pub(crate) fn grad_wire_name(&self) -> &'static str {
+        match self.grad_wire {
+            GradWire::F32 => "f32",
+            GradWire::Bf16 => "bf16",
+        }
     }
 
     /// The part of it that goes into result files.
@@ -142,8 +151,10 @@ impl Config {
             batch: self.batch,
             steps: self.steps,
             seed: self.seed,
+            seeds: self.seeds,
             mesh: [self.mesh.replicate, self.mesh.shard],
             reshard_after_forward: self.reshard_after_forward,
+            grad_wire: self.grad_wire_name(),
             lr: self.group.lr,
             warmup: self.schedule.warmup,
             weight_decay: self.group.weight_decay,
@@ -151,4 +162,126 @@ impl Config {
             eval_batches: self.eval_batches,
         }
     }
+}
+
+/// Every count by itself.
+fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
+    let ranks = if args.mesh.is_some() {
+        "--mesh: its number of ranks"
+    } else {
+        "--ranks"
+    };
+    let counts = [
+        (ranks, mesh.world(), MAX_RANKS),
+        ("--steps", args.steps, 10_000_000),
+        ("--seeds", args.seeds, 1000),
+        ("--batch", args.batch, 1 << 16),
+        ("--eval-batches", args.eval_batches, 1 << 16),
+        ("--dim", args.dim, 1 << 14),
+        ("--layers", args.layers, 1 << 10),
+        ("--heads", args.heads, 1 << 14),
+        ("--seq", args.seq, 1 << 16),
+    ];
+    for (option, value, most) in counts {
+        if !(1..=most).contains(&value) {
+            return Err(UsageError::new(format!(
+                "{option} must be from 1 to {most}, not {value}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The sizes of model and batch against each other.
+fn check_sizes(args: &Args, model: GptConfig) -> Result<(), UsageError> {
+    let ranks = args.mesh.map_or(args.ranks.unwrap_or(2), Mesh::world);
+    if args.batch < ranks {
+        return Err(UsageError::new(format!(
+            "--batch {} over {ranks} ranks: every rank needs at least one sequence; choose --batch {ranks} or more, \
+             or fewer ranks",
+            args.batch
+        )));
+    }
+    if args.batch * args.seq > MAX_TOKENS {
+        return Err(UsageError::new(format!(
+            "--batch {} of --seq {} is {} tokens a step; at most {MAX_TOKENS} are possible",
+            args.batch,
+            args.seq,
+            args.batch * args.seq
+        )));
+    }
+    if !args.dim.is_multiple_of(args.heads) {
+        return Err(UsageError::new(format!(
+            "--dim {} is not divisible by --heads {}; choose --dim {} or other heads",
+            args.dim,
+            args.heads,
+            args.dim.next_multiple_of(args.heads)
+        )));
+    }
+    if model.parameters() > MAX_PARAMETERS {
+        return Err(UsageError::new(format!(
+            "--dim {} and --layers {} make {} parameters; at most {MAX_PARAMETERS} are possible",
+            args.dim,
+            args.layers,
+            model.parameters()
+        )));
+    }
+    Ok(())
+}
+
+/// Every linear layer against what the recipe can block.
+fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
+    let fits = |dim: usize| {
+        let linears = GptConfig {
+            dim,
+            layers: 1,
+            ..model
+        }
+        .linears();
+        linears
+            .iter()
+            .all(|l| run.recipe.check(Shape::new(l.rows, l.cols)).is_ok())
+    };
+    for linear in model.linears() {
+        let shape = Shape::new(linear.rows, linear.cols);
+        let Err(error) = run.recipe.check(shape) else {
+            continue;
+        };
+        let cause = match error {
+            FormatError::Columns { multiple, .. } => format!(
+                "layer {} is {shape}, and {} needs columns at a multiple of {multiple}",
+                linear.name, run.name
+            ),
+            other => format!("layer {}: {other}", linear.name),
+        };
+        let next = (1..)
+            .map(|n| n * model.heads)
+            .skip_while(|&dim| dim <= model.dim);
+        let remedy = next.take(1 << 10).find(|&dim| fits(dim)).map_or_else(
+            || "choose another recipe".to_owned(),
+            |dim| format!("choose --dim {dim}, or another recipe"),
+        );
+        return Err(UsageError::new(format!(
+            "--dim {}: {cause}; {remedy}",
+            model.dim
+        )));
+    }
+    Ok(())
+}
+
+/// `value` as the optimizer holds it: finite, and above zero unless `zero` is fine.
+#[allow(clippy::cast_possible_truncation)] // the check is made on the narrow value
+fn positive(option: &str, value: f64, zero: bool) -> Result<f32, UsageError> {
+    let narrow = value as f32;
+    if narrow.is_finite() && (narrow > 0.0 || (zero && value == 0.0)) {
+        return Ok(narrow);
+    }
+    let expected = if zero {
+        "0 or a positive number"
+    } else {
+        "a positive number"
+    };
+    Err(UsageError::new(format!(
+        "{option} {value}: expected {expected} in the range of f32"
+    )))
 }

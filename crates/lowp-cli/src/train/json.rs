@@ -1,23 +1,35 @@
-//! The result file of `--json`.
+//! The result file of `--json`; `lowp train --help` describes it.
 
 use super::config::{Config, ConfigRecord};
-use super::result::RunResult;
+use super::result::{RunResult, baseline};
 use anyhow::Result;
 use serde::Serialize;
 
 #[derive(Serialize)]
 struct Document<'a> {
-    runs: &'a [RunResult],
+    runs: Vec<Run<'a>>,
     config: ConfigRecord,
 }
 
-/// The whole file as text.
+#[derive(Serialize)]
+struct Run<'a> {
+    #[serde(flatten)]
+    result: &'a RunResult,
+    /// To the baseline of the same seed.
+    gap_percent: Option<f64>,
+}
+
+/// The whole file as text. Losses that are not finite have no JSON form and become null.
 ///
 /// # Errors
 /// If a value has no JSON form.
 pub(crate) fn render(config: &Config, runs: &[RunResult]) -> Result<String> {
+    let record = |result| Run {
+        result,
+        gap_percent: baseline(runs, result).map(|base| result.gap_percent(base)),
+    };
     let document = Document {
-        runs,
+        runs: runs.iter().map(record).collect(),
         config: config.record(),
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")

@@ -4,8 +4,10 @@ mod args;
 mod config;
 mod corpus;
 mod json;
+mod list;
 mod progress;
 mod recipes;
+mod reference;
 mod report;
 mod result;
 mod run;
@@ -13,40 +15,77 @@ mod svg;
 mod table;
 mod variant;
 
-pub(crate) use args::Args;
+pub(crate) use args::{Args, DEFAULT_RECIPE};
+pub(crate) use reference::bf16_recipe;
+pub(crate) use variant::Variant;
 
-use crate::files::write_atomically;
-use anyhow::Result;
+use crate::files::{check_writable, write_atomically};
+use crate::output;
+use anyhow::{Context, Result};
 use config::Config;
 use corpus::Corpus;
 use progress::Progress;
-use recipes::Run;
-use result::RunResult;
+use result::{RunResult, summaries};
 
 /// Runs the command.
 ///
 /// # Errors
-/// Bad arguments, unreadable data, a failing rank, or a result file that cannot be written.
-pub(crate) fn main(args: Args) -> Result<()> {
-    let config = Config::new(&args)?;
+/// Bad arguments, unreadable data and result files that cannot be written, all before training; a failing rank; byte
+/// counts that are not what the plans say.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    if args.list {
+        return output::print(&list::render()?);
+    }
+    let config = Config::new(args)?;
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
+    for (option, path) in args.outputs() {
+        check_writable(option, path)?;
+    }
+    let total = config.seeds * config.runs.len();
     let mut runs = Vec::new();
-    for run in &config.runs {
-        runs.push(train(run, &config, &corpus)?);
-    }
-    print!("{}", table::render(&runs));
-    if let Some(path) = &args.json {
-        write_atomically(path, &json::render(&config, &runs)?)?;
-    }
-    if let Some(path) = &args.report {
-        write_atomically(path, &report::render(&config, &runs)?)?;
+    let trained = train_all(&config, &corpus, &mut runs);
+    let finished = runs.len();
+    // What is finished is worth having, whatever happened to the rest.
+    let reported = if runs.is_empty() {
+        Ok(())
+    } else {
+        report(args, &config, &runs)
+    };
+    trained.with_context(|| format!("{finished} of {total} runs finished"))?;
+    reported?;
+    runs.iter().try_for_each(RunResult::check_wire)
+}
+
+fn train_all(config: &Config, corpus: &Corpus, runs: &mut Vec<RunResult>) -> Result<()> {
+    let label = |name: &str, seed: u64| match config.seeds {
+        1 => name.to_owned(),
+        _ => format!("{name} seed {seed}"),
+    };
+    let labels = config
+        .runs
+        .iter()
+        .map(|run| label(&run.name, config.last_seed()));
+    let width = labels.map(|text| text.chars().count()).max().unwrap_or(0);
+    for config in config.each_seed() {
+        for run in &config.runs {
+            let label = format!("{:width$}", label(&run.name, config.seed));
+            let progress = Progress::new(&label, config.steps);
+            runs.push(run::run(run, &config, corpus, &progress)?);
+            progress.finish();
+        }
     }
     Ok(())
 }
 
-fn train(run: &Run, config: &Config, corpus: &Corpus) -> Result<RunResult> {
-    let progress = Progress::new(&run.name, config.steps);
-    let result = run::run(run, config, corpus, &progress)?;
-    progress.finish();
-    Ok(result)
+/// The table, and the files asked for. A file that cannot be written does not keep the other from being written.
+fn report(args: &Args, config: &Config, runs: &[RunResult]) -> Result<()> {
+    let summaries = summaries(runs);
+    let printed = output::print(&table::render(config, &summaries));
+    let json = args.json.as_ref().map_or(Ok(()), |path| {
+        write_atomically(path, &json::render(config, runs)?)
+    });
+    let page = args.report.as_ref().map_or(Ok(()), |path| {
+        write_atomically(path, &report::render(config, &summaries)?)
+    });
+    printed.and(json).and(page)
 }

@@ -6,6 +6,10 @@ use std::io::IsTerminal;
 /// Lines that a run prints where there is no terminal.
 const LINES: usize = 10;
 
+/// While steps are left, and after the last one.
+const RUNNING: &str = "{prefix} {wide_bar} {pos:>5}/{len}  {msg}  {eta} left";
+const DONE: &str = "{prefix} {wide_bar} {pos:>5}/{len}  {msg}  in {elapsed}";
+
 /// Shows the steps of one run on standard error.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -18,12 +22,8 @@ impl Progress {
     /// A run of `steps` steps, `label` at the front of its line.
     pub(crate) fn new(label: &str, steps: usize) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let template = "{prefix:14} {bar:30} {pos:>5}/{len} {msg} {eta}";
-            // The template is a constant; a bar in the default style is the worst a typo could do.
-            let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(steps as u64)
-                .with_style(style)
+                .with_style(style(RUNNING))
                 .with_prefix(label.to_owned())
         });
         Self {
@@ -35,23 +35,31 @@ impl Progress {
 
     /// Step `step`, counted from zero, is done.
     pub(crate) fn step(&self, step: usize, loss: f64, tokens_per_second: f64) {
-        let rate = tokens_per_second / 1000.0;
+        let done = step + 1;
+        let text = format!(
+            "loss {loss:.4}  {:.1}k tokens/s",
+            tokens_per_second / 1000.0
+        );
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("loss {loss:.4}  {rate:.1}k tokens/s"));
-            bar.set_position(step as u64 + 1);
-        } else if (step + 1).is_multiple_of(self.steps.div_ceil(LINES)) || step + 1 == self.steps {
+            bar.set_message(text);
+            bar.set_position(done as u64);
+        } else if done.is_multiple_of(self.steps.div_ceil(LINES)) || done == self.steps {
             let (label, steps) = (&self.label, self.steps);
-            eprintln!(
-                "{label} step {}/{steps} loss {loss:.4} {rate:.1}k tokens/s",
-                step + 1
-            );
+            let width = steps.to_string().len();
+            eprintln!("{label}  step {done:width$}/{steps}  {text}");
         }
     }
 
     /// Leaves the finished line in place.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
+            bar.set_style(style(DONE));
             bar.finish();
         }
     }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    // The templates are constants; a bar in the default style is the worst a typo could do.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

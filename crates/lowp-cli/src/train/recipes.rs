@@ -2,7 +2,7 @@
 
 use super::variant::Variant;
 use crate::usage::UsageError;
-use lowp_format::{AnyRecipe, PlainF32};
+use lowp_format::{AnyRecipe, PlainF32, Recipe, ScaleRule};
 
 /// The name of the run that every gap is measured against.
 pub(crate) const BASELINE: &str = PlainF32::NAME;
@@ -27,7 +27,7 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
             names.extend(
                 AnyRecipe::low_precision()
                     .iter()
-                    .map(|r| lowp_format::Recipe::name(r).to_owned()),
+                    .map(|recipe| recipe.name().to_owned()),
             );
         } else {
             names.push(name.to_owned());
@@ -38,10 +38,17 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
         if runs.iter().any(|run| run.name == name) {
             continue;
         }
-        let recipe: Variant = name.parse().map_err(|e| UsageError::new(format!("{e}")))?;
+        let recipe: Variant = name.parse().map_err(UsageError::from)?;
         if recipe.weights_lack_precision() {
             return Err(UsageError::new(format!(
                 "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
+            )));
+        }
+        let kernel = recipe.kernel();
+        if kernel.element.bits() >= 16 && kernel.scale != ScaleRule::None {
+            return Err(UsageError::new(format!(
+                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp train --list` shows them)",
+                kernel.element
             )));
         }
         runs.push(Run { name, recipe });

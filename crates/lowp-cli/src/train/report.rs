@@ -1,108 +1,221 @@
 //! The page of `--report`: one HTML file, everything inside it.
 
 use super::config::Config;
-use super::result::RunResult;
-use super::svg::{bars, colour, escape, loss_curves};
+use super::reference;
+use super::result::{RunResult, Summary, percent};
+use super::svg::{Series, bars, curves, escape, key, smooth};
 use anyhow::Result;
 use std::fmt::Write;
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:800px;\
-margin:2em auto;padding:0 1em}h1{font-size:1.5em}h2{font-size:1.1em;margin:1.8em 0 .4em}\
-table{border-collapse:collapse;width:100%}td,th{padding:.25em .6em;text-align:right;border-bottom:1px solid #ddd}\
-td:first-child,th:first-child{text-align:left}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
-fill:#444}.grid{stroke:#e4e4e4}.key{display:inline-block;width:.8em;height:.8em;margin-right:.4em}.note{color:#666}";
+const STYLE: &str = include_str!("report.css");
 
 /// The whole page as text.
 ///
 /// # Errors
 /// If the configuration has no JSON form.
-pub(crate) fn render(config: &Config, runs: &[RunResult]) -> Result<String> {
-    let window = (config.steps / 50).max(1);
-    let curves: Vec<_> = runs
-        .iter()
-        .map(|run| (run.recipe.as_str(), run.train_loss.as_slice()))
-        .collect();
-    let bytes = |of: fn(&RunResult) -> u64| -> Vec<(&str, f64)> {
-        runs.iter()
-            .map(|run| (run.recipe.as_str(), run.per_weight(of(run))))
-            .collect()
-    };
-    let mut page = String::new();
-    let out = &mut page;
-    let _ = write!(
-        out,
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>lowp train</title>\
-         <style>{STYLE}</style><h1>Training with low-precision sharded weights</h1>"
+pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<String> {
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>lowp train</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>Training with low-precision sharded weights</h1>\n"
     );
-    if let Some(run) = runs.first() {
-        let _ = write!(
+    let out = &mut page;
+    if let Some(run) = summaries.first().map(|summary| summary.first) {
+        let seeds = match config.seeds {
+            1 => format!("seed {}", config.seed),
+            _ => format!("means over seeds {} to {}", config.seed, config.last_seed()),
+        };
+        let _ = writeln!(
             out,
-            "<p>{} parameters ({} in linear layers), {} ranks as {} x {} (replicate x shard), {} steps, seed {}.</p>",
-            run.parameters,
+            "<p>{} parameters, {} of them in linear layers; {} ranks as {} (replicate x shard); {} steps of {} \
+             sequences of {} bytes; {seeds}.</p>",
+            run.model_parameters,
             run.parameters,
             run.ranks,
-            config.mesh.replicate,
-            config.mesh.shard,
+            config.mesh,
             run.steps,
-            config.seed
+            config.batch,
+            config.model.seq
         );
     }
-    out.push_str(&table(runs));
-    let _ = write!(
-        out,
-        "<h2>Training loss</h2><p class=\"note\">Nats per byte, mean of {window} steps.</p>{}",
-        loss_curves(&curves, window)
-    );
-    let _ = write!(
-        out,
-        "<h2>Weights resident between steps</h2>\
-         <p class=\"note\">Bytes per parameter of the linear layers, all ranks together.</p>{}",
-        bars(
-            "Resident weight bytes",
-            &bytes(|run| run.resident_weight_bytes),
-            "B"
-        )
-    );
-    let _ = write!(
-        out,
-        "<h2>Weights on the wire per step</h2>\
-         <p class=\"note\">Bytes per parameter of the linear layers, all ranks together.</p>{}",
-        bars(
-            "Wire bytes per step",
-            &bytes(|run| run.wire_bytes_per_step),
-            "B"
-        )
-    );
+    out.push_str(&table(config, summaries));
+    loss(out, summaries);
+    bytes(out, config, summaries);
     let record = serde_json::to_string_pretty(&config.record())?;
     let _ = write!(
         out,
-        "<h2>Configuration</h2><pre>{}</pre></html>",
+        "<h2>Configuration</h2>\n<pre>{}</pre>\n</body>\n</html>\n",
         escape(&record)
     );
-    out.push('\n');
     Ok(page)
 }
 
-fn table(runs: &[RunResult]) -> String {
-    let mut out =
-        "<table><tr><th>recipe<th>validation loss<th>gap<th>resident B/param<th>wire B/param\
-                   <th>formula<th>ms/step</tr>"
-            .to_owned();
-    for (index, run) in runs.iter().enumerate() {
-        let _ = write!(
-            out,
-            "<tr><td><span class=\"key\" style=\"background:{}\"></span>{}<td>{:.4}<td>{:+.2}%<td>{:.3}<td>{:.3}\
-             <td>{:.3}<td>{:.1}</tr>",
-            colour(index),
-            escape(&run.recipe),
-            run.val_loss,
-            run.gap_percent(&runs[0]),
-            run.per_weight(run.resident_weight_bytes),
-            run.per_weight(run.wire_bytes_per_step),
-            run.per_weight(run.wire_bytes_formula),
-            run.seconds_per_step * 1e3
-        );
+/// One row per recipe.
+fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
+    let mut header = vec!["recipe", "validation loss", "gap"];
+    header.extend((config.seeds > 1).then_some("range"));
+    header.extend(["resident", "wire/step", "formula", "ms/step"]);
+    let mut out = "<div class=\"wide\"><table>\n<thead><tr>".to_owned();
+    for cell in header {
+        let _ = write!(out, "<th>{cell}</th>");
     }
-    out.push_str("</table>");
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for (index, summary) in summaries.iter().enumerate() {
+        let run = summary.first;
+        let dash = || "-".to_owned();
+        let mut cells = vec![
+            format!("{}{}", key(index), escape(&run.recipe)),
+            format!("{:.4}", summary.mean(|run| run.val_loss)),
+            summary.gap().map_or_else(dash, |gap| percent(gap) + "%"),
+        ];
+        if config.seeds > 1 {
+            let range = summary.gap_range();
+            cells.push(range.map_or_else(dash, |[low, high]| {
+                format!("{} to {}%", percent(low), percent(high))
+            }));
+        }
+        cells.extend([
+            format!("{:.3}", run.per_weight(run.resident_weight_bytes)),
+            format!("{:.3}", run.per_weight(run.wire_bytes_per_step)),
+            format!("{:.3}", run.per_weight(run.wire_bytes_formula)),
+            format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
+        ]);
+        out.push_str("<tr>");
+        for cell in cells {
+            let _ = write!(out, "<td>{cell}</td>");
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str(
+        "</tbody>\n</table></div>\n<p class=\"note\">Gap: validation loss above the baseline of the same seed. Resident, wire \
+         and formula: bytes per weight of the linear layers, all ranks of a replica together, as counted and as the \
+         gather plans say.</p>\n",
+    );
     out
+}
+
+/// The loss curves, and how far each is above the baseline's.
+fn loss(out: &mut String, summaries: &[Summary<'_>]) {
+    let steps = summaries.iter().map(|s| s.first.steps).max().unwrap_or(0);
+    let legend = |from: usize| {
+        let items = summaries
+            .iter()
+            .enumerate()
+            .skip(from)
+            .map(|(index, summary)| {
+                format!(
+                    "<span>{}{}</span>",
+                    key(index),
+                    escape(&summary.first.recipe)
+                )
+            });
+        items.collect::<Vec<_>>().join(" ")
+    };
+    let smoothed = |window: usize| -> Vec<Series<'_, Vec<f64>>> {
+        let series = |(style, summary): (usize, &Summary<'_>)| {
+            (style, smooth(&summary.train_loss(), window))
+        };
+        let named = summaries
+            .iter()
+            .map(|summary| summary.first.recipe.as_str());
+        let lines = summaries.iter().enumerate().map(series);
+        lines
+            .zip(named)
+            .map(|((style, values), name)| Series {
+                name,
+                style,
+                values,
+            })
+            .collect()
+    };
+    let window = (steps / 50).max(1);
+    let _ = writeln!(
+        out,
+        "<h2>Training loss</h2>\n<p class=\"note\">{}.</p>\n{}\n<p class=\"legend\">{}</p>",
+        means(window),
+        curves(
+            "Training loss over steps",
+            "nats per byte",
+            &smoothed(window)
+        ),
+        legend(0)
+    );
+    let window = (steps / 20).max(1);
+    let lines = smoothed(window);
+    let Some((base, others)) = lines.split_first().filter(|(_, others)| !others.is_empty()) else {
+        return;
+    };
+    let above = |line: &Series<'_, Vec<f64>>| {
+        let percent = |(&loss, &base): (&f64, &f64)| (loss / base - 1.0) * 100.0;
+        line.values.iter().zip(&base.values).map(percent).collect()
+    };
+    let gaps: Vec<_> = others
+        .iter()
+        .map(|line| Series {
+            name: line.name,
+            style: line.style,
+            values: above(line),
+        })
+        .collect();
+    let unit = format!("% above {}", base.name);
+    let _ = writeln!(
+        out,
+        "<h2>Gap of the training loss</h2>\n<p class=\"note\">Same seed and batches. {}.</p>\n{}\n\
+         <p class=\"legend\">{}</p>",
+        means(window),
+        curves("Gap of the training loss over steps", &unit, &gaps),
+        legend(1)
+    );
+}
+
+fn means(window: usize) -> String {
+    match window {
+        1 => "Each step".to_owned(),
+        _ => format!("Each point is the mean of {window} steps"),
+    }
+}
+
+/// The bars of bytes, marked with what bf16 would take.
+fn bytes(out: &mut String, config: &Config, summaries: &[Summary<'_>]) {
+    let bf16 = reference::bf16(config);
+    let bars_of = |title: &str, of: fn(&RunResult) -> u64, mark: Option<u64>| {
+        let entry = |(style, summary): (usize, &Summary<'_>)| {
+            (style, summary.first.per_weight(of(summary.first)))
+        };
+        let names = summaries
+            .iter()
+            .map(|summary| summary.first.recipe.as_str());
+        let entries: Vec<_> = summaries
+            .iter()
+            .enumerate()
+            .map(entry)
+            .zip(names)
+            .map(|((style, values), name)| Series {
+                name,
+                style,
+                values,
+            })
+            .collect();
+        let first = summaries.first().map(|summary| summary.first);
+        let mark = mark
+            .zip(first)
+            .map(|(bytes, run)| ("bf16", run.per_weight(bytes)));
+        bars(title, &entries, mark)
+    };
+    let _ = writeln!(
+        out,
+        "<h2>Weights resident between steps</h2>\n<p class=\"note\">Bytes per weight of the linear layers.</p>\n{}\n\
+         <h2>Weights on the wire per step</h2>\n<p class=\"note\">Bytes per weight of the linear layers, gathered for \
+         forward and for backward.</p>\n{}",
+        bars_of(
+            "Resident bytes per weight",
+            |run| run.resident_weight_bytes,
+            bf16.map(|b| b.resident)
+        ),
+        bars_of(
+            "Bytes on the wire per weight and step",
+            |run| run.wire_bytes_per_step,
+            bf16.map(|b| b.wire_per_step)
+        )
+    );
 }

@@ -1,20 +1,34 @@
-//! Inline SVG charts without any external asset.
+//! Inline SVG charts without any external asset. Colours are the CSS variables `--s0` to `--s7` of the page.
 
 use std::fmt::Write;
 
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 56.0;
 const RIGHT: f64 = 16.0;
-const TOP: f64 = 12.0;
+const TOP: f64 = 28.0;
+const BOTTOM: f64 = 40.0;
+const HEIGHT: f64 = 340.0;
 
-/// One colour per run, readable on white.
-const COLOURS: [&str; 8] = [
-    "#444444", "#0b6fb8", "#c8501e", "#2a8a4a", "#8a4fb0", "#b08a00", "#c2397a", "#008a8a",
-];
+/// Number of colours; further lines repeat them with other dashes.
+pub(crate) const COLOURS: usize = 8;
+const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 
-/// The colour of run number `index`.
-pub(crate) fn colour(index: usize) -> &'static str {
-    COLOURS[index % COLOURS.len()]
+/// One line of a chart, or one bar.
+#[derive(Clone, Debug)]
+pub(crate) struct Series<'a, T> {
+    pub(crate) name: &'a str,
+    /// Which colour and dashes, the same for a name on the whole page.
+    pub(crate) style: usize,
+    pub(crate) values: T,
+}
+
+/// The CSS of a line or area of style `index`.
+pub(crate) fn stroke(index: usize) -> String {
+    let dashes = DASHES[(index / COLOURS).min(DASHES.len() - 1)];
+    format!(
+        "stroke:var(--s{});stroke-dasharray:{dashes}",
+        index % COLOURS
+    )
 }
 
 /// Text with the characters that HTML gives a meaning escaped.
@@ -25,121 +39,281 @@ pub(crate) fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// Loss over steps, one line per run, smoothed over `window` steps.
-pub(crate) fn loss_curves(runs: &[(&str, &[f32])], window: usize) -> String {
-    const HEIGHT: f64 = 340.0;
-    const BOTTOM: f64 = 34.0;
-    let curves: Vec<(&str, Vec<f64>)> = runs
-        .iter()
-        .map(|(name, losses)| (*name, smooth(losses, window)))
-        .collect();
+/// Values over steps, one line per series; `unit` stands above the vertical axis.
+pub(crate) fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -> String {
     let all = || {
-        curves
+        series
             .iter()
-            .flat_map(|(_, c)| c.iter().copied())
+            .flat_map(|s| s.values.iter().copied())
             .filter(|v| v.is_finite())
     };
-    let low = (all().fold(f64::INFINITY, f64::min) * 4.0).floor() / 4.0;
-    let high = (all().fold(f64::NEG_INFINITY, f64::max) * 4.0).ceil() / 4.0;
-    let steps = curves.iter().map(|(_, c)| c.len()).max().unwrap_or(0);
-    if steps == 0 || !low.is_finite() || !high.is_finite() {
-        return "<p>No finite losses.</p>".to_owned();
-    }
-    let span = (high - low).max(0.25);
-    let x = |step: f64| LEFT + step / (steps.max(2) - 1) as f64 * (WIDTH - LEFT - RIGHT);
-    let y = |loss: f64| TOP + (low + span - loss) / span * (HEIGHT - TOP - BOTTOM);
-    let mut out = open(HEIGHT, "Training loss over steps");
-    for i in 0..=5 {
-        let loss = low + span * f64::from(i) / 5.0;
-        let step = (steps - 1) as f64 * f64::from(i) / 5.0;
-        let (gx, gy, right, base) = (x(step), y(loss), WIDTH - RIGHT, HEIGHT - BOTTOM);
+    let steps = series.iter().map(|s| s.values.len()).max().unwrap_or(0);
+    let range = all().fold(None, |range: Option<[f64; 2]>, v| {
+        Some(range.map_or([v, v], |[low, high]| [low.min(v), high.max(v)]))
+    });
+    let Some([low, high]) = range else {
+        return "<p>No finite values.</p>".to_owned();
+    };
+    let grid = Grid::new(low, high, 6.0);
+    let ([bottom, top], [first, last]) = (grid.range(), [1.0, steps.max(2) as f64]);
+    let x = |step: f64| LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT);
+    let y = |value: f64| TOP + (top - value) / (top - bottom) * (HEIGHT - TOP - BOTTOM);
+    let (right, base) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+    let mut out = open(HEIGHT, title);
+    for value in grid.lines() {
+        let (gy, class) = (y(value), if value == 0.0 { "grid zero" } else { "grid" });
         let _ = write!(
             out,
-            "<line class=\"grid\" x1=\"{LEFT}\" y1=\"{gy:.1}\" x2=\"{right}\" y2=\"{gy:.1}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{loss:.2}</text>\
-             <text x=\"{gx:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{:.0}</text>",
+            "<line class=\"{class}\" x1=\"{LEFT}\" y1=\"{gy:.1}\" x2=\"{right}\" y2=\"{gy:.1}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value:.*}</text>",
             LEFT - 8.0,
             gy + 4.0,
-            base + 18.0,
-            step + 1.0
+            grid.decimals()
         );
     }
-    for (index, (name, curve)) in curves.iter().enumerate() {
-        let mut points = String::new();
-        for (step, &loss) in curve.iter().enumerate().filter(|(_, v)| v.is_finite()) {
-            let _ = write!(points, "{:.1},{:.1} ", x(step as f64), y(loss));
-        }
-        let stroke = colour(index);
+    for step in step_labels(steps) {
+        let gx = x(step as f64);
         let _ = write!(
             out,
-            "<polyline fill=\"none\" stroke=\"{stroke}\" stroke-width=\"1.6\" points=\"{}\">\
-             <title>{}</title></polyline>",
+            "<line class=\"tick\" x1=\"{gx:.1}\" y1=\"{base}\" x2=\"{gx:.1}\" y2=\"{:.1}\"/>\
+             <text x=\"{gx:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{step}</text>",
+            base + 5.0,
+            base + 18.0
+        );
+    }
+    let _ = write!(
+        out,
+        "<text x=\"{LEFT}\" y=\"{:.1}\">{}</text><text x=\"{right}\" y=\"{:.1}\" text-anchor=\"end\">step</text>",
+        TOP - 14.0,
+        escape(unit),
+        HEIGHT - 6.0
+    );
+    // The first series is the one to compare with: it lies on top.
+    for s in series.iter().rev() {
+        let mut points = String::new();
+        for (index, &value) in s.values.iter().enumerate().filter(|(_, v)| v.is_finite()) {
+            let _ = write!(points, "{:.1},{:.1} ", x(index as f64 + 1.0), y(value));
+        }
+        let _ = write!(
+            out,
+            "<polyline style=\"{}\" points=\"{}\"><title>{}</title></polyline>",
+            stroke(s.style),
             points.trim_end(),
-            escape(name)
+            escape(s.name)
         );
     }
     out.push_str("</svg>");
     out
 }
 
-/// One horizontal bar per entry; the label says the value.
-pub(crate) fn bars(title: &str, entries: &[(&str, f64)], unit: &str) -> String {
-    const BAR: f64 = 26.0;
-    const NAMES: f64 = 130.0;
-    const VALUES: f64 = 110.0;
-    let largest = entries
+/// One horizontal bar per entry with its value behind it, and a marked value to compare with.
+pub(crate) fn bars(title: &str, entries: &[Series<'_, f64>], mark: Option<(&str, f64)>) -> String {
+    const BAR: f64 = 28.0;
+    const VALUES: f64 = 64.0;
+    // Names are 13 pixels high; 8.2 a letter is enough in wide fonts too.
+    let longest = entries
         .iter()
-        .fold(f64::MIN_POSITIVE, |m, (_, v)| m.max(*v));
-    let mut out = open(TOP + BAR * entries.len() as f64 + 4.0, title);
-    for (index, (name, value)) in entries.iter().enumerate() {
+        .map(|e| e.name.chars().count())
+        .max()
+        .unwrap_or(0);
+    let names = (longest as f64 * 8.2 + 12.0).min(WIDTH / 2.0);
+    let values = entries
+        .iter()
+        .map(|e| e.values)
+        .chain(mark.map(|(_, value)| value));
+    let largest = values
+        .filter(|v| v.is_finite())
+        .fold(f64::MIN_POSITIVE, f64::max);
+    let x = |value: f64| names + value / largest * (WIDTH - names - VALUES);
+    let height = TOP + BAR * entries.len() as f64;
+    let mut out = open(height, title);
+    if let Some((label, value)) = mark {
+        let gx = x(value);
+        let _ = write!(
+            out,
+            "<line class=\"mark\" x1=\"{gx:.1}\" y1=\"{:.1}\" x2=\"{gx:.1}\" y2=\"{height:.1}\"/>\
+             <text x=\"{gx:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} {value:.3}</text>",
+            TOP - 8.0,
+            TOP - 13.0,
+            escape(label)
+        );
+    }
+    for (index, entry) in entries.iter().enumerate() {
         let y = TOP + BAR * index as f64;
-        let width = value / largest * (WIDTH - NAMES - VALUES);
+        let end = if entry.values.is_finite() {
+            x(entry.values)
+        } else {
+            names
+        };
         let _ = write!(
             out,
             "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\
-             <rect x=\"{NAMES}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\" fill=\"{}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">{value:.3} {}</text>",
-            NAMES - 8.0,
-            y + 14.0,
-            escape(name),
-            BAR - 7.0,
-            colour(index),
-            NAMES + width + 8.0,
-            y + 14.0,
-            escape(unit)
+             <rect x=\"{names:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" style=\"fill:var(--s{})\"/>\
+             <text class=\"value\" x=\"{:.1}\" y=\"{:.1}\">{:.3}</text>",
+            names - 8.0,
+            y + 15.0,
+            escape(entry.name),
+            end - names,
+            BAR - 8.0,
+            entry.style % COLOURS,
+            end + 7.0,
+            y + 15.0,
+            entry.values
         );
     }
     out.push_str("</svg>");
     out
 }
 
-fn open(height: f64, title: &str) -> String {
+/// A short line of style `index`, for legends.
+pub(crate) fn key(index: usize) -> String {
     format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" xmlns=\"http://www.w3.org/2000/svg\"><title>{}</title>",
-        escape(title)
+        "<svg class=\"key\" viewBox=\"0 0 26 10\" aria-hidden=\"true\"><line x1=\"0\" y1=\"5\" x2=\"26\" y2=\"5\" style=\"{}\"/></svg>",
+        stroke(index)
     )
 }
 
 /// Mean of each value and up to `window - 1` before it.
-fn smooth(losses: &[f32], window: usize) -> Vec<f64> {
+pub(crate) fn smooth(values: &[f64], window: usize) -> Vec<f64> {
     let mean = |i: usize| {
-        let part = &losses[(i + 1).saturating_sub(window.max(1))..=i];
-        part.iter().map(|&v| f64::from(v)).sum::<f64>() / part.len() as f64
+        let part = &values[(i + 1).saturating_sub(window.max(1))..=i];
+        part.iter().sum::<f64>() / part.len() as f64
     };
-    (0..losses.len()).map(mean).collect()
+    (0..values.len()).map(mean).collect()
+}
+
+fn open(height: f64, title: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\" xmlns=\"http://www.w3.org/2000/svg\">"
+    )
+}
+
+/// Round numbers that enclose a range: multiples of 1, 2 or 5 times a power of ten.
+struct Grid {
+    step: f64,
+    /// First and last line in units of `step`.
+    lines: [f64; 2],
+}
+
+impl Grid {
+    fn new(low: f64, high: f64, wanted: f64) -> Self {
+        let span = if high > low {
+            high - low
+        } else {
+            low.abs().max(1.0) * 0.1
+        };
+        let power = 10f64.powf((span / wanted).log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .map(|m| m * power)
+            .into_iter()
+            .find(|step| span / step <= wanted)
+            .unwrap_or(10.0 * power);
+        let first = (low / step).floor();
+        let last = (high / step).ceil().max(first + 1.0);
+        Self {
+            step,
+            lines: [first, last],
+        }
+    }
+
+    fn range(&self) -> [f64; 2] {
+        self.lines.map(|line| line * self.step)
+    }
+
+    fn lines(&self) -> impl Iterator<Item = f64> {
+        let [first, last] = self.lines;
+        let step = self.step;
+        std::iter::successors(Some(first), |line| Some(line + 1.0))
+            .take_while(move |line| *line <= last)
+            .map(move |line| line * step)
+    }
+
+    /// Decimals that tell two lines apart.
+    fn decimals(&self) -> usize {
+        (0..9)
+            .find(|&d| self.step * 10f64.powi(d) >= 0.999)
+            .map_or(0, |d| d.unsigned_abs() as usize)
+    }
+}
+
+/// The first step, and round steps up to the last.
+fn step_labels(steps: usize) -> Vec<usize> {
+    let grid = Grid::new(0.0, steps as f64, 8.0);
+    let round = grid.lines().map(|step| step.round());
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // between 0 and the number of steps
+    let mut labels: Vec<usize> = round
+        .map(|step| step as usize)
+        .filter(|s| (1..=steps).contains(s))
+        .collect();
+    labels.dedup();
+    if labels.first().is_none_or(|&first| first > 1) {
+        labels.insert(0, 1);
+    }
+    labels
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn series(name: &str, values: Vec<f64>) -> Series<'_, Vec<f64>> {
+        Series {
+            name,
+            style: 0,
+            values,
+        }
+    }
+
     #[test]
     fn charts_survive_odd_input() {
-        assert!(loss_curves(&[], 5).contains("No finite"));
-        assert!(loss_curves(&[("a", &[f32::NAN])], 5).contains("No finite"));
-        let one = loss_curves(&[("a<b", &[2.0])], 5);
-        assert!(one.contains("a&lt;b") && !one.contains("NaN"));
-        assert!(!bars("t", &[("a", 0.0)], "B").contains("NaN"));
+        assert!(curves("t", "u", &[]).contains("No finite"));
+        assert!(curves("t", "u", &[series("a", vec![f64::NAN])]).contains("No finite"));
+        for values in [
+            vec![2.0],
+            vec![0.0; 3],
+            vec![1e-12, 5e30],
+            vec![-3.0, f64::INFINITY, 2.0],
+        ] {
+            let one = curves("t", "u", &[series("a<b", values)]);
+            assert!(
+                one.contains("a&lt;b") && !one.contains("NaN") && !one.contains("inf"),
+                "{one}"
+            );
+        }
+        let bar = |values| {
+            [Series {
+                name: "a",
+                style: 9,
+                values,
+            }]
+        };
+        assert!(!bars("t", &bar(0.0), None).contains("NaN"));
+        assert!(bars("t", &bar(f64::NAN), Some(("m", 1.0))).contains("width=\"0.0\""));
+    }
+
+    #[test]
+    fn grids_are_round_and_enclose() {
+        for (low, high, step, decimals) in [
+            (2.31, 5.52, 1.0, 0),
+            (-0.4, 1.3, 0.5, 1),
+            (0.0, 0.011, 0.002, 3),
+            (3.0, 3.0, 0.05, 2),
+        ] {
+            let grid = Grid::new(low, high, 6.0);
+            let [bottom, top] = grid.range();
+            assert!(bottom <= low && top >= high && top > bottom);
+            assert!(
+                (grid.step - step).abs() < 1e-12,
+                "{} for {low}..{high}",
+                grid.step
+            );
+            assert_eq!(grid.decimals(), decimals, "{low}..{high}");
+        }
+        assert_eq!(step_labels(200), [1, 50, 100, 150, 200]);
+        assert_eq!(step_labels(3), [1, 2, 3]);
+        assert_eq!(step_labels(1), [1]);
     }
 
     #[test]

@@ -1,60 +1,92 @@
 //! The table at the end of `lowp train`.
 
-use super::result::RunResult;
+use super::config::Config;
+use super::reference;
+use super::result::{Summary, percent};
+use crate::columns::Columns;
+use std::fmt::Write;
 
-/// One line per run; the first run is the baseline that gaps refer to.
-pub(crate) fn render(runs: &[RunResult]) -> String {
-    let header = [
-        "recipe",
-        "val loss",
-        "gap %",
-        "resident B/weight",
-        "wire B/weight/step",
-        "formula",
-        "ms/step",
-    ];
-    let mut rows = vec![header.map(str::to_owned)];
-    for run in runs {
-        rows.push([
+/// One line per recipe and what the numbers mean.
+pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> String {
+    let several = config.seeds > 1;
+    let mut header = vec!["recipe", "val loss", "gap %"];
+    header.extend(several.then_some("range"));
+    header.extend(["resident", "wire/step", "formula", "ms/step"]);
+    let mut table = Columns::new(&header, &[0]);
+    for summary in summaries {
+        let run = summary.first;
+        let range = || {
+            summary.gap_range().map_or_else(
+                || "-".to_owned(),
+                |[low, high]| format!("{} to {}", percent(low), percent(high)),
+            )
+        };
+        let mut cells = vec![
             run.recipe.clone(),
-            format!("{:.4}", run.val_loss),
-            runs.first()
-                .map_or_else(String::new, |base| format!("{:+.2}", run.gap_percent(base))),
+            format!("{:.4}", summary.mean(|run| run.val_loss)),
+            summary.gap().map_or_else(|| "-".to_owned(), percent),
+        ];
+        cells.extend(several.then(range));
+        cells.extend([
             format!("{:.3}", run.per_weight(run.resident_weight_bytes)),
             format!("{:.3}", run.per_weight(run.wire_bytes_per_step)),
             format!("{:.3}", run.per_weight(run.wire_bytes_formula)),
-            format!("{:.1}", run.seconds_per_step * 1e3),
+            format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
         ]);
+        table.row(cells);
     }
-    let width = |col: usize| {
-        rows.iter()
-            .map(|row| row[col].chars().count())
-            .max()
-            .unwrap_or(0)
+    table.render() + &notes(config, summaries)
+}
+
+/// What the columns are about.
+fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
+    let mut notes = String::new();
+    let out = &mut notes;
+    let Some(run) = summaries.first().map(|summary| summary.first) else {
+        return notes;
     };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let mut out = String::new();
-    for row in &rows {
-        let line: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(col, (cell, &w))| {
-                if col == 0 {
-                    format!("{cell:<w$}")
-                } else {
-                    format!("{cell:>w$}")
-                }
-            })
-            .collect();
-        out.push_str(line.join("  ").trim_end());
-        out.push('\n');
+    let _ = write!(
+        out,
+        "gap: validation loss above {} of the same seed",
+        run.recipe
+    );
+    let seeds = summaries.iter().map(|s| s.runs.len()).min().unwrap_or(1);
+    if config.seeds > 1 {
+        let _ = write!(
+            out,
+            "; means over seeds {} to {}",
+            config.seed,
+            config.last_seed()
+        );
+        if seeds < config.seeds {
+            let _ = write!(out, ", of which {seeds} finished with every recipe");
+        }
     }
-    if let Some(run) = runs.first() {
-        out.push_str(&format!(
-            "{} parameters, {} of them weights of linear layers; bytes are per such weight, all {} ranks together\n",
-            run.model_parameters, run.parameters, run.ranks
-        ));
+    let ranks = match config.mesh.replicate {
+        1 => format!("all {} ranks", config.mesh.shard),
+        n => format!("{} ranks of one of {n} replicas", config.mesh.shard),
+    };
+    let _ = writeln!(
+        out,
+        "\nresident, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks} together",
+        run.parameters, run.model_parameters
+    );
+    if let Some(bf16) = reference::bf16(config) {
+        let [resident, wire] = [bf16.resident, bf16.wire_per_step].map(|b| run.per_weight(b));
+        let _ = write!(
+            out,
+            "bf16 would take {resident:.3} resident and {wire:.3} on the wire; "
+        );
     }
-    out
+    let _ = writeln!(out, "gradients travel in {}", config.grad_wire_name());
+    for run in summaries.iter().flat_map(|summary| &summary.runs) {
+        if run.skipped_steps > 0 {
+            let _ = writeln!(
+                out,
+                "{} seed {}: {} of {} steps skipped, their gradients were not finite",
+                run.recipe, run.seed, run.skipped_steps, run.steps
+            );
+        }
+    }
+    notes
 }
