@@ -1,6 +1,10 @@
-//! Shared parts of the cross-crate tests: the golden vectors and the value generators.
+//! Shared parts of the cross-crate tests: golden vectors, value generators, a recipe of the
+//! tests' own, models on several ranks, and references that share no code with what they check.
 
+pub mod adamw;
 pub mod golden;
+pub mod model;
+pub mod spy;
 pub mod toy;
 pub mod values;
 pub mod world;

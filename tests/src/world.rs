@@ -1,6 +1,5 @@
 //! Runs a model of one or more matrices on several ranks and returns what they gathered.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
@@ -32,7 +31,7 @@ pub fn bytes_of<R: Recipe>(
         .map(|b| {
             (
                 b.spec.key.to_string(),
-                Cpu::default().download(&b.storage).expect("bytes"),
+                Cpu.download(&b.storage).expect("bytes"),
             )
         })
         .collect();
@@ -45,7 +44,7 @@ pub fn bytes_of<R: Recipe>(
 /// # Panics
 /// If the recipe cannot take the shape.
 pub fn whole<R: Recipe>(recipe: R, shape: Shape, values: &[f32], o: Orientation) -> Bytes {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let source = Source::F32(cpu.upload(values).expect("room"));
     let tensor = quantize(&cpu, recipe, shape, o.usage(), source, None).expect("a tensor");
     bytes_of(&tensor, o)
@@ -88,7 +87,7 @@ pub struct Seen {
 /// # Panics
 /// If a rank fails.
 pub fn train<R: Recipe>(recipe: R, run: &Run<'_>) -> Vec<Seen> {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     run_ranks(
         &cpu,
         run.world,
@@ -116,7 +115,7 @@ pub fn train<R: Recipe>(recipe: R, run: &Run<'_>) -> Vec<Seen> {
                         .applied
                 );
             }
-            let pool = Arc::new(GatherPool::new(&cpu));
+            let pool = GatherPool::new(&cpu);
             let reshard = run.reshard_after_forward;
             let mut group = GatherGroup::new(&cpu, comm.clone(), &pool, vec![shard], reshard)?;
             let mut phases = [Bytes::new(), Bytes::new()];

@@ -24,7 +24,7 @@ fn group(golden: &Golden, mode: AdamMode) -> Group {
 #[test]
 fn three_steps_of_each_mode() {
     let golden = Golden::open("adam");
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     for (name, mode) in [("adamw_fma", AdamMode::AdamW), ("l2_fma", AdamMode::L2)] {
         let comm = LocalComm::solo(&cpu);
         let p0 = golden.f32(&format!("{name}.p0"));
@@ -71,7 +71,7 @@ fn three_steps_of_each_mode() {
 #[test]
 fn fused_delayed_fp8() {
     let golden = Golden::open("adam");
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let options = RecipeOptions {
         format: Some(Fp8Format::E4M3),
         ..RecipeOptions::default()

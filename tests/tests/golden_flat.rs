@@ -23,7 +23,7 @@ const CASES: [(&str, &str); 5] = [
 type Cast = Vec<(Target<Cpu>, Vec<u8>)>;
 
 fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<Cast> {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
     let x = golden.f32("x");
     let bounds = golden.usize("bounds");

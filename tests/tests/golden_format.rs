@@ -9,9 +9,10 @@ use lowp_tests::golden::{Golden, first_difference};
 
 #[test]
 fn element_casts() {
+    type Encode = fn(f32) -> u8;
     let golden = Golden::open("casts");
     let x = golden.f32("x");
-    let encoders: [(&str, fn(f32) -> u8); 3] = [
+    let encoders: [(&str, Encode); 3] = [
         ("e4m3", e4m3::encode),
         ("e5m2", e5m2::encode),
         ("e2m1", e2m1::encode),
@@ -39,8 +40,9 @@ fn element_casts() {
 
 #[test]
 fn decodes() {
+    type Decode = fn(u8) -> f32;
     let golden = Golden::open("casts");
-    let decoders: [(&str, fn(u8) -> f32); 5] = [
+    let decoders: [(&str, Decode); 5] = [
         ("decode_e4m3", e4m3::decode),
         ("decode_e5m2", e5m2::decode),
         ("decode_e2m1", e2m1::decode),

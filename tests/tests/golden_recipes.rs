@@ -1,8 +1,8 @@
 //! Golden vectors of whole tensors: every family, shape and recipe, through the public path.
 
 use lowp_format::{
-    AnyRecipe, Form, Fp8Format, MxScale, Orientation, Part, QuantizedTensor, RecipeOptions,
-    Shape, Usage,
+    AnyRecipe, Form, Fp8Format, MxScale, Orientation, Part, QuantizedTensor, RecipeOptions, Shape,
+    Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{dequantize, quantize, scales_in_form};
@@ -48,7 +48,7 @@ fn recipes() -> Vec<(&'static str, AnyRecipe, bool)> {
 fn part(tensor: &QuantizedTensor<CpuBuffer<u8>>, o: Orientation, part: Part) -> Option<Vec<u8>> {
     tensor
         .part(o, part)
-        .map(|b| Cpu::default().download(&b.storage).expect("bytes"))
+        .map(|b| Cpu.download(&b.storage).expect("bytes"))
 }
 
 fn word(bytes: &[u8]) -> f32 {
@@ -76,7 +76,7 @@ fn compare(golden: &Golden, prefix: &str, tensor: &QuantizedTensor<CpuBuffer<u8>
             ("scale_inv_swizzled", Form::Swizzled),
         ] {
             if golden.has(&name(suffix)) {
-                let (_, found) = scales_in_form(&Cpu::default(), tensor, o, form)
+                let (_, found) = scales_in_form(&Cpu, tensor, o, form)
                     .expect("a form")
                     .expect("block scales");
                 assert_same(&found, golden.bytes(&name(suffix)), &name(suffix));
@@ -102,7 +102,7 @@ fn compare(golden: &Golden, prefix: &str, tensor: &QuantizedTensor<CpuBuffer<u8>
     }
     let name = format!("{prefix}.dequantized");
     if golden.has(&name) {
-        let found = dequantize(&Cpu::default(), tensor, Orientation::Rowwise).expect("values");
+        let found = dequantize(&Cpu, tensor, Orientation::Rowwise).expect("values");
         assert_eq!(first_difference(&found, &golden.f32(&name)), None, "{name}");
         compared += 1;
     }
@@ -111,7 +111,7 @@ fn compare(golden: &Golden, prefix: &str, tensor: &QuantizedTensor<CpuBuffer<u8>
 
 #[test]
 fn every_family_and_shape() {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let mut compared = 0;
     for name in Golden::names() {
         let golden = Golden::open(&name);
@@ -142,7 +142,7 @@ fn every_family_and_shape() {
 
 #[test]
 fn each_usage_alone_gives_the_same_bytes() {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let golden = Golden::open("96x160_normal_bf16");
     let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
     let source = cpu.upload(&golden.f32("x")).expect("room");
@@ -160,7 +160,7 @@ fn each_usage_alone_gives_the_same_bytes() {
 
 #[test]
 fn a_bf16_source_gives_the_same_bytes() {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let golden = Golden::open("64x96_normal_bf16");
     let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
     let values: Vec<half::bf16> = golden

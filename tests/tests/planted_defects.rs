@@ -37,7 +37,7 @@ fn values() -> Vec<f32> {
 
 /// Trains two steps on every rank, plants the defect, and audits what each rank gathers.
 fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     run_ranks(
         &cpu,
         RANKS,

@@ -1,22 +1,47 @@
 //! [`AdamW`]: one optimizer step over all parameters of a rank.
 
+use std::fmt::Write as _;
+
 use half::bf16;
-use lowp_kernels::{Backend, Moments, Source, StepScalars};
+use lowp_kernels::{Backend, Moments, StepScalars};
 use lowp_shard::{Communicator, Requantize, ScaleBook};
 
 use crate::clip::{NormPlan, clip_factor};
+use crate::consensus::Consensus;
 use crate::param::Param;
 use crate::{GradNorm, Group, OptimError, ParamId};
 
-/// What changes from step to step.
+/// What changes from step to step; the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOptions {
-    /// Multiplies the rate of every group (see [`crate::Schedule`]).
+    /// Multiplies the rate of every group (see [`crate::Schedule`]); at least 0. Default 1.
     pub lr_factor: f32,
-    /// Multiplies gradients first: the inverse of a loss scale.
+    /// Multiplies gradients first: the inverse of a loss scale, or of the number of micro-batches
+    /// that were added up. If it is not finite the step is skipped. Default 1.
     pub grad_scale: f32,
-    /// Clips the global gradient norm to this.
+    /// Clips the global gradient norm to this; above 0. Default `None`.
     pub max_norm: Option<f32>,
+}
+
+impl StepOptions {
+    fn check(&self) -> Result<(), OptimError> {
+        let bad = |option: &str, value, expected| {
+            let option = option.to_owned();
+            Err(OptimError::OptionValue {
+                option,
+                value,
+                expected,
+            })
+        };
+        if !(self.lr_factor.is_finite() && self.lr_factor >= 0.0) {
+            return bad("lr_factor", self.lr_factor, "a finite number of at least 0");
+        }
+        match self.max_norm {
+            // NaN as well: it would mean no clipping.
+            Some(norm) if norm.is_nan() || norm <= 0.0 => bad("max_norm", norm, "above 0"),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Default for StepOptions {
@@ -32,7 +57,8 @@ impl Default for StepOptions {
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Whether parameters were updated; false where a gradient of any rank was not finite.
+    /// Whether parameters were updated; false where a gradient of any rank was not finite, or
+    /// would leave the range of f32 when scaled.
     pub applied: bool,
     /// Global norm (after `grad_scale`, before clipping) and non-finite count.
     pub grad: GradNorm,
@@ -44,15 +70,22 @@ pub struct StepReport {
 /// [`AdamWBuilder`](crate::AdamWBuilder).
 #[derive(Debug)]
 pub struct AdamW<B: Backend> {
+    pub(crate) id: u64,
+    /// The book that the plans below read and write.
+    pub(crate) book: u64,
     pub(crate) backend: B,
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
     pub(crate) update: B::Plan,
     pub(crate) second: B::Plan,
+    /// Observes what `second` casts, where a step changes nothing.
+    pub(crate) observe: B::Plan,
     pub(crate) norm: NormPlan<B>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) steps: u64,
     pub(crate) skipped: u64,
+    /// Whether the ranks have compared their parameters.
+    pub(crate) compared: bool,
 }
 
 impl<B: Backend> AdamW<B> {
@@ -61,12 +94,15 @@ impl<B: Backend> AdamW<B> {
     /// Every rank must call it.
     ///
     /// # Errors
-    /// A rank failed, or called something else.
+    /// Ranks with other parameters or groups, another book than that of `finish`, a rank that
+    /// failed or called something else.
     pub fn calibrate(
         &self,
         book: &ScaleBook<B>,
         comm: &dyn Communicator<B>,
     ) -> Result<(), OptimError> {
+        self.check_book(book).map_err(|e| fail(comm, e))?;
+        comm.agree("the parameters of the optimizer", &self.describe())?;
         Ok(self.requantize.calibrate(book, comm)?)
     }
 
@@ -74,11 +110,17 @@ impl<B: Backend> AdamW<B> {
     ///
     /// `shards` are the ranks that hold the other rows of the parameters (the gradient norm is
     /// taken over them); `world` are all ranks that share `book` (amaxes are agreed among them).
-    /// Without replication both are the same. A non-finite gradient on any rank skips the update
-    /// on all ranks and is counted; scales still advance. Afterwards no gradient is ready.
+    /// Without replication both are the same; with it, replicas must have equal gradients, which
+    /// is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
+    /// and is counted: masters, moments, codes and their scales stay, and scales of other tensors
+    /// in the book advance. Afterwards no gradient is ready.
+    ///
+    /// Two collectives, whatever the number of parameters: a sum for the norm (with replication a
+    /// second one), and the maximum of all amaxes.
     ///
     /// # Errors
-    /// A parameter without a gradient, or a rank that failed.
+    /// A parameter without a gradient, options out of range or not the same on all ranks, another
+    /// book than that of `finish`, or a rank that failed. Every rank gets an error.
     pub fn step(
         &mut self,
         options: &StepOptions,
@@ -86,16 +128,22 @@ impl<B: Backend> AdamW<B> {
         shards: &dyn Communicator<B>,
         world: &dyn Communicator<B>,
     ) -> Result<StepReport, OptimError> {
-        self.check_ready(world)?;
-        let raw = self.norm.measure(&self.backend, shards)?;
-        let grad = GradNorm {
-            norm: raw.norm * f64::from(options.grad_scale.abs()),
-            ..raw
-        };
-        let applied = grad.non_finite == 0 && options.grad_scale.is_finite();
+        let ready = self.check_book(book);
+        let ready = ready.and_then(|()| options.check());
+        ready
+            .and_then(|()| self.check_ready())
+            .map_err(|e| fail(world, e))?;
+        if !self.compared {
+            world.agree("the parameters of the optimizer", &self.describe())?;
+            self.compared = true;
+        }
+        let grad = self.measure(options, shards, world)?;
         let clip = options
             .max_norm
             .map_or(1.0, |max_norm| clip_factor(grad.norm, max_norm));
+        // No element is larger than the norm, so none overflows when it is scaled.
+        let fits = grad.norm * f64::from(clip) <= f64::from(f32::MAX);
+        let applied = grad.non_finite == 0 && options.grad_scale.is_finite() && fits;
         let scalars = StepScalars {
             adam: self
                 .groups
@@ -107,6 +155,9 @@ impl<B: Backend> AdamW<B> {
         };
         if applied {
             self.backend.run(&self.update, &scalars)?;
+        } else {
+            // Or the book would take "not observed" for "all zeros".
+            self.backend.run(&self.observe, &scalars)?;
         }
         book.agree(world)?;
         if applied {
@@ -115,9 +166,7 @@ impl<B: Backend> AdamW<B> {
         } else {
             self.skipped += 1;
         }
-        for param in &mut self.params {
-            param.ready = false;
-        }
+        self.clear_grads();
         Ok(StepReport {
             applied,
             grad,
@@ -125,72 +174,71 @@ impl<B: Backend> AdamW<B> {
         })
     }
 
-    /// Stores an f32 gradient of this rank's rows and marks it ready.
-    ///
-    /// # Errors
-    /// A wrong length, or a parameter with bf16 gradients.
-    pub fn set_grad(&mut self, id: ParamId, values: &[f32]) -> Result<(), OptimError> {
-        let param = &mut self.params[id.0];
-        check_len(param, values.len())?;
-        let Source::F32(buffer) = &param.grad else {
-            return Err(OptimError::GradDtype {
-                name: param.name.clone(),
-                expected: "bf16",
-            });
-        };
-        self.backend.write(buffer, 0, values)?;
-        param.ready = true;
-        Ok(())
-    }
-
-    /// Stores a bf16 gradient of this rank's rows and marks it ready.
-    ///
-    /// # Errors
-    /// A wrong length, or a parameter with f32 gradients.
-    pub fn set_grad_bf16(&mut self, id: ParamId, values: &[bf16]) -> Result<(), OptimError> {
-        let param = &mut self.params[id.0];
-        check_len(param, values.len())?;
-        let Source::Bf16(buffer) = &param.grad else {
-            return Err(OptimError::GradDtype {
-                name: param.name.clone(),
-                expected: "f32",
-            });
-        };
-        self.backend.write(buffer, 0, values)?;
-        param.ready = true;
-        Ok(())
-    }
-
-    /// The gradient buffer of this rank's rows: a reduce-scatter writes or accumulates into it.
-    /// Call [`AdamW::mark_ready`] when it is complete.
-    pub fn grad(&self, id: ParamId) -> &Source<B> {
-        &self.params[id.0].grad
-    }
-
-    /// Says that the gradient of `id` is complete.
-    pub fn mark_ready(&mut self, id: ParamId) {
-        self.params[id.0].ready = true;
+    /// The global norm, after `grad_scale`. The same sums tell whether all ranks do the same step.
+    fn measure(
+        &self,
+        options: &StepOptions,
+        shards: &dyn Communicator<B>,
+        world: &dyn Communicator<B>,
+    ) -> Result<GradNorm, OptimError> {
+        let [mut squares, count] = self.norm.local(&self.backend)?;
+        let replicated = shards.world_size() != world.world_size();
+        if replicated {
+            let mut sums = [squares];
+            shards.all_reduce_sum_f64(&mut sums)?;
+            [squares] = sums;
+        }
+        let (mut common, mut replicas) = (Consensus::default(), Consensus::default());
+        common.add("the number of applied steps", self.steps);
+        common.add("lr_factor", options.lr_factor.to_bits().into());
+        common.add("grad_scale", options.grad_scale.to_bits().into());
+        let max_norm = options.max_norm.map_or(u64::MAX, |x| x.to_bits().into());
+        common.add("max_norm", max_norm);
+        if replicated {
+            replicas.add("the gradient norm of their replica", squares.to_bits());
+        }
+        let mut sums = vec![squares, count];
+        sums.extend(common.halves().chain(replicas.halves()));
+        world.all_reduce_sum_f64(&mut sums)?;
+        if !replicated {
+            squares = sums[0];
+        }
+        let non_finite = sums[1] as u64;
+        let (size, rank) = (world.world_size(), world.rank());
+        let (ours, theirs) = sums[2..].split_at(common.halves().count());
+        let mut checked = common.check(ours, size, rank);
+        // One replica's NaN may be spelled unlike another's; that step is skipped by all.
+        if non_finite == 0 {
+            checked = checked.and_then(|()| replicas.check(theirs, size, rank));
+        }
+        checked.map_err(|e| fail(world, e))?;
+        Ok(GradNorm {
+            norm: squares.sqrt() * f64::from(options.grad_scale.abs()),
+            non_finite,
+        })
     }
 
     /// The fp32 master values of this rank's rows.
     ///
     /// # Errors
-    /// The backend failed.
+    /// An id of another optimizer, or the backend failed.
     pub fn master(&self, id: ParamId) -> Result<Vec<f32>, OptimError> {
-        Ok(self.backend.download(&self.params[id.0].master)?)
+        Ok(self
+            .backend
+            .download(&self.params[self.index(id)?].master)?)
     }
 
     /// The first and second moments of this rank's rows, widened to f32.
     ///
     /// # Errors
-    /// The backend failed.
+    /// An id of another optimizer, or the backend failed.
     pub fn moments(&self, id: ParamId) -> Result<[Vec<f32>; 2], OptimError> {
         let backend = &self.backend;
         let widen = |buffer| -> Result<Vec<f32>, OptimError> {
             let values: Vec<bf16> = backend.download(buffer)?;
             Ok(values.into_iter().map(bf16::to_f32).collect())
         };
-        Ok(match &self.params[id.0].moments {
+        Ok(match &self.params[self.index(id)?].moments {
             Moments::F32 {
                 exp_avg,
                 exp_avg_sq,
@@ -222,31 +270,53 @@ impl<B: Backend> AdamW<B> {
         self.skipped
     }
 
-    /// A rank that lacks a gradient must not leave the others waiting in a collective.
-    fn check_ready(&self, world: &dyn Communicator<B>) -> Result<(), OptimError> {
+    pub(crate) fn index(&self, id: ParamId) -> Result<usize, OptimError> {
+        if id.optimizer == self.id {
+            return Ok(id.index);
+        }
+        let len = self.len();
+        Err(OptimError::OtherOptimizer { len })
+    }
+
+    fn check_book(&self, book: &ScaleBook<B>) -> Result<(), OptimError> {
+        if book.id() == self.book {
+            return Ok(());
+        }
+        let what = "the optimizer".to_owned();
+        Err(OptimError::OtherBook { what })
+    }
+
+    fn check_ready(&self) -> Result<(), OptimError> {
         let missing = self.params.iter().filter(|p| !p.ready).count();
         let Some(first) = self.params.iter().find(|p| !p.ready) else {
             return Ok(());
         };
-        let error = OptimError::MissingGradient {
+        Err(OptimError::MissingGradient {
             name: first.name.clone(),
             missing,
             total: self.params.len(),
-        };
-        world.abort(&error.to_string());
-        Err(error)
+        })
+    }
+
+    /// Everything that ranks must have in common, as text: not the rows, which they share out.
+    fn describe(&self) -> String {
+        let mut text = format!("{} parameters", self.params.len());
+        for param in &self.params {
+            let (name, group, item) = (&param.name, param.group, &param.item);
+            // Writing to a String cannot fail.
+            let _ = write!(text, "; {name}: group {group}, {} columns", item.shape.cols);
+            let _ = write!(text, ", {:?}, {:?}", item.kernel, item.scale_source);
+            let _ = write!(text, ", {:?}", item.source_rounding);
+        }
+        let _ = write!(text, "; {:?}", self.groups);
+        text
     }
 }
 
-fn check_len<B: Backend>(param: &Param<B>, found: usize) -> Result<(), OptimError> {
-    if found == param.len {
-        return Ok(());
+/// A rank that stops must not leave the others waiting in a collective. Alone it may try again.
+fn fail<B: Backend>(world: &dyn Communicator<B>, error: OptimError) -> OptimError {
+    if world.world_size() > 1 {
+        world.abort(&error.to_string());
     }
-    let (name, what, needed) = (param.name.clone(), "the gradient", param.len);
-    Err(OptimError::Length {
-        name,
-        what,
-        found,
-        needed,
-    })
+    error
 }

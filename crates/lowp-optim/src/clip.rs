@@ -1,20 +1,21 @@
 //! Global gradient norm over shards, and the factor that clips it.
 
 use lowp_kernels::{Backend, Source, StepScalars, SumSquaresJob, Work};
-use lowp_shard::{Communicator, ShardError};
 
 use crate::OptimError;
 
 /// Euclidean norm and count of non-finite values of all gradients of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradNorm {
-    /// The norm; not finite if a gradient is not.
+    /// The norm over the shards; not finite if a gradient of this replica is not. Squares are
+    /// exact and sums are taken in binary64: on each rank in parameter order, then in rank order.
     pub norm: f64,
-    /// Non-finite gradient values.
+    /// Non-finite gradient values of all ranks; one that every replica holds counts in each.
     pub non_finite: u64,
 }
 
 /// The factor that brings `norm` down to `max_norm`: `max_norm / (norm + 1e-6)`, at most 1.
+/// Evaluated in binary64 and rounded once.
 pub fn clip_factor(norm: f64, max_norm: f32) -> f32 {
     (f64::from(max_norm) / (norm + 1e-6)).min(1.0) as f32
 }
@@ -44,12 +45,8 @@ impl<B: Backend> NormPlan<B> {
         })
     }
 
-    /// Sums are added in parameter order on each rank, then in rank order.
-    pub(crate) fn measure(
-        &self,
-        backend: &B,
-        comm: &dyn Communicator<B>,
-    ) -> Result<GradNorm, OptimError> {
+    /// This rank's sum of squares and number of non-finite values, added in parameter order.
+    pub(crate) fn local(&self, backend: &B) -> Result<[f64; 2], OptimError> {
         for sum in &self.sums {
             backend.clear(sum)?;
         }
@@ -62,12 +59,7 @@ impl<B: Backend> NormPlan<B> {
             totals[0] += f64::from_le_bytes(squares);
             totals[1] += u64::from_le_bytes(count) as f64;
         }
-        comm.all_reduce_sum_f64(&mut totals)
-            .map_err(ShardError::from)?;
-        Ok(GradNorm {
-            norm: totals[0].sqrt(),
-            non_finite: totals[1] as u64,
-        })
+        Ok(totals)
     }
 }
 

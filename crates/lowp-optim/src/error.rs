@@ -71,4 +71,52 @@ pub enum OptimError {
         /// How many there are.
         total: usize,
     },
+    /// A hyperparameter or step option outside its range.
+    #[error("{option} is {value}; it must be {expected}")]
+    OptionValue {
+        /// Which one.
+        option: String,
+        /// The value given.
+        value: f32,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// Entries of one scale book used with another.
+    #[error(
+        "{what} belongs to another ScaleBook than the one given; register all parameters in one ScaleBookBuilder, build the book from it, and pass that book to finish, calibrate and step"
+    )]
+    OtherBook {
+        /// What does not belong.
+        what: String,
+    },
+    /// A parameter id of another optimizer.
+    #[error(
+        "the parameter id was given by another optimizer (this one has {len} parameters); use the ids that its own builder returned"
+    )]
+    OtherOptimizer {
+        /// Number of parameters of this optimizer.
+        len: usize,
+    },
+    /// A buffer that two parameters would both write.
+    #[error(
+        "parameters '{first}' and '{second}' write the same buffer; give each a tensor of its own, or register a shared weight once"
+    )]
+    SharedBuffer {
+        /// The first parameter.
+        first: String,
+        /// The second (the same name where one tensor holds a buffer twice).
+        second: String,
+    },
+    /// Ranks that step with different options or from different states.
+    #[error(
+        "the ranks disagree on {what} (seen on rank {rank} of {world}); give every rank the same groups and options, the same restored state, and gradients reduced over replicas"
+    )]
+    Disagree {
+        /// What differs.
+        what: &'static str,
+        /// The rank that found out.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+    },
 }

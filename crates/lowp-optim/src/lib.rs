@@ -3,7 +3,11 @@
 //! The optimizer owns fp32 master weights, sharded over ranks. One step is one pass over all
 //! parameters that updates them and, where the scale is known before the values, casts them too;
 //! a second pass casts the rest once the ranks have agreed on the tensor amaxes. The result equals
-//! AdamW followed by a full quantize, bit for bit.
+//! AdamW followed by a full quantize, bit for bit, for every number of ranks.
+//!
+//! A gradient that is not finite on one rank skips the step on all. What ranks must have in common
+//! (parameters, groups, options, gradients of replicas) is compared: ranks never drift apart in
+//! silence.
 //!
 //! # Example
 //!
@@ -13,7 +17,7 @@
 //! use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 //! use lowp_shard::{LocalComm, ScaleBookBuilder};
 //!
-//! let cpu = Cpu::default();
+//! let cpu = Cpu;
 //! let comm = LocalComm::solo(&cpu);
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(32, 64);
@@ -33,15 +37,76 @@
 //! assert!(report.applied);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Example: groups that mix recipes
+//!
+//! Two ranks hold the rows of two matrices in different formats and of a norm that stays in f32.
+//! Groups say how parameters are updated, tensors say how they are stored, in any combination.
+//! Gradients of two micro-batches are added up and averaged.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use lowp_format::{AnyRecipe, RecipeOptions, Shape};
+//! use lowp_kernels::Cpu;
+//! use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, Schedule, StepOptions};
+//! use lowp_shard::{Init, ScaleBookBuilder, ShardSpec, ShardedTensor, run_ranks};
+//!
+//! let cpu = Cpu;
+//! let schedule = Schedule { warmup: 10, total: 1000, floor: 0.1 };
+//! run_ranks(&cpu, 2, Duration::from_secs(10), |rank, comm| {
+//!     let mut book = ScaleBookBuilder::default();
+//!     let mut builder = AdamWBuilder::new(&cpu);
+//!     let decay = builder.group(Group { lr: 3e-4, ..Group::default() });
+//!     let no_decay = builder.group(Group { lr: 3e-4, weight_decay: 0.0, ..Group::default() });
+//!
+//!     let mut params = Vec::new();
+//!     for (number, (name, recipe, group, shape)) in (0..).zip([
+//!         ("up", "mxfp8", decay, Shape::new(96, 64)),
+//!         ("down", "nvfp4-2d", decay, Shape::new(64, 96)),
+//!         ("norm", "fp32", no_decay, Shape::new(1, 64)),
+//!     ]) {
+//!         let recipe = AnyRecipe::from_name(recipe, &RecipeOptions::default())?;
+//!         let spec = ShardSpec::new(&recipe, shape, 2, rank)?;
+//!         let master = Init::Normal(0.02).rows(1, number, spec.rows(), shape.cols);
+//!         let shard = ShardedTensor::new(&cpu, recipe, spec)?;
+//!         let id = builder.param(&mut book, shard.local(), ParamSpec::new(name, group, master))?;
+//!         params.push((id, shard));
+//!     }
+//!     let book = book.build(&cpu)?;
+//!     let mut adamw = builder.finish(&book)?;
+//!     adamw.calibrate(&book, &*comm)?;
+//!
+//!     for step in 1..=3 {
+//!         for _micro_batch in 0..2 {
+//!             for (id, shard) in &params {
+//!                 adamw.add_grad(*id, &vec![0.1; shard.spec().elements().len()])?;
+//!             }
+//!         }
+//!         let options = StepOptions {
+//!             lr_factor: schedule.factor(step),
+//!             grad_scale: 0.5, // the mean of two micro-batches
+//!             max_norm: Some(1.0),
+//!         };
+//!         assert!(adamw.step(&options, &book, &*comm, &*comm)?.applied);
+//!     }
+//!     Ok::<(), OptimError>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod adamw;
 mod clip;
+mod consensus;
 mod error;
+mod grads;
+mod group;
 mod param;
 mod schedule;
 
 pub use adamw::{AdamW, StepOptions, StepReport};
 pub use clip::{GradNorm, clip_factor};
 pub use error::OptimError;
-pub use param::{AdamWBuilder, FloatDtype, Group, ParamId, ParamSpec};
+pub use group::Group;
+pub use param::{AdamWBuilder, FloatDtype, ParamId, ParamSpec};
 pub use schedule::Schedule;

@@ -1,63 +1,15 @@
-//! Parameters and groups: what an [`AdamW`] is built from.
+//! Parameters and their builder: what an [`AdamW`] is made from.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 use lowp_format::{QuantizedTensor, Recipe};
-use lowp_kernels::{AdamMode, AdamScalars, AdamwJob, Backend, Moments, Source, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder};
+use lowp_kernels::{AdamwJob, Backend, KernelError, Moments, Source, Work};
+use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder, ShardError};
 
-use crate::OptimError;
 use crate::adamw::AdamW;
 use crate::clip::NormPlan;
-
-/// Hyperparameters of a parameter group.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Group {
-    /// Base learning rate.
-    pub lr: f32,
-    /// Decay of the first and second moment.
-    pub betas: (f32, f32),
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Weight decay.
-    pub weight_decay: f32,
-    /// Decoupled (AdamW) or added to the gradient (L2).
-    pub mode: AdamMode,
-    /// Divide moments by `1 - beta^step`.
-    pub bias_correction: bool,
-}
-
-impl Default for Group {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            betas: (0.9, 0.95),
-            eps: 1e-8,
-            weight_decay: 0.1,
-            mode: AdamMode::AdamW,
-            bias_correction: true,
-        }
-    }
-}
-
-impl Group {
-    /// The scalars of `step`, which starts at 1, with the rate multiplied by `lr_factor`.
-    pub fn scalars(&self, step: u64, lr_factor: f32) -> AdamScalars {
-        let scalars = AdamScalars {
-            lr: self.lr * lr_factor,
-            beta1: self.betas.0,
-            beta2: self.betas.1,
-            eps: self.eps,
-            weight_decay: self.weight_decay,
-            correction1: 1.0,
-            correction2: 1.0,
-        };
-        if self.bias_correction {
-            scalars.at_step(step)
-        } else {
-            scalars
-        }
-    }
-}
+use crate::{Group, OptimError};
 
 /// Storage of gradients and moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,9 +49,12 @@ impl ParamSpec {
     }
 }
 
-/// The index of a parameter in its optimizer.
+/// The name of a parameter in its optimizer. Other optimizers refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId(pub(crate) usize);
+pub struct ParamId {
+    pub(crate) optimizer: u64,
+    pub(crate) index: usize,
+}
 
 /// A registered parameter: its buffers on the device.
 #[derive(Debug)]
@@ -117,6 +72,9 @@ pub(crate) struct Param<B: Backend> {
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
 pub struct AdamWBuilder<B: Backend> {
+    id: u64,
+    /// The builder of the scales, from the first parameter that has one.
+    book: Option<u64>,
     backend: B,
     groups: Vec<Group>,
     params: Vec<Param<B>>,
@@ -125,7 +83,10 @@ pub struct AdamWBuilder<B: Backend> {
 impl<B: Backend> AdamWBuilder<B> {
     /// An optimizer on `backend` with no groups and no parameters yet.
     pub fn new(backend: &B) -> Self {
+        static OPTIMIZERS: AtomicU64 = AtomicU64::new(0);
         Self {
+            id: OPTIMIZERS.fetch_add(1, Ordering::Relaxed),
+            book: None,
             backend: backend.clone(),
             groups: Vec::new(),
             params: Vec::new(),
@@ -142,7 +103,8 @@ impl<B: Backend> AdamWBuilder<B> {
     /// plain recipes keep it in high precision). Its scale is registered in `book`.
     ///
     /// # Errors
-    /// A name twice, an unknown group, or master values that do not fit the shard.
+    /// A name twice, an unknown group, master values that do not fit the shard, or another `book`
+    /// than that of earlier parameters.
     pub fn param<R: Recipe>(
         &mut self,
         book: &mut ScaleBookBuilder,
@@ -176,6 +138,12 @@ impl<B: Backend> AdamWBuilder<B> {
                 needed: len,
             });
         }
+        if tensor.recipe().scale_source().observes_tensor_amax()
+            && *self.book.get_or_insert(book.id()) != book.id()
+        {
+            let what = format!("parameter '{name}'");
+            return Err(OptimError::OtherBook { what });
+        }
         let backend = &self.backend;
         let master = backend.upload(&master)?;
         let moments = match moments {
@@ -204,7 +172,10 @@ impl<B: Backend> AdamWBuilder<B> {
             ready: false,
         };
         self.params.push(param);
-        Ok(ParamId(self.params.len() - 1))
+        Ok(ParamId {
+            optimizer: self.id,
+            index: self.params.len() - 1,
+        })
     }
 
     /// Plans the step: one job per parameter over buffers that no other job writes, so every
@@ -212,13 +183,30 @@ impl<B: Backend> AdamWBuilder<B> {
     /// registered in.
     ///
     /// # Errors
-    /// Buffers that two parameters share, or ingredients without a kernel.
+    /// Hyperparameters out of range, another book, buffers that two parameters share, or
+    /// ingredients without a kernel.
     pub fn finish(self, book: &ScaleBook<B>) -> Result<AdamW<B>, OptimError> {
         let Self {
+            id,
+            book: registered,
             backend,
             groups,
             params,
         } = self;
+        for (index, group) in groups.iter().enumerate() {
+            group.check(index)?;
+        }
+        if registered.is_some_and(|id| id != book.id()) {
+            let what = "the scales of the parameters".to_owned();
+            return Err(OptimError::OtherBook { what });
+        }
+        let items: Vec<CastItem<B>> = params.iter().map(|p| p.item.clone()).collect();
+        let requantize = Requantize::new(&backend, book, &items).map_err(|error| match error {
+            ShardError::Kernel(KernelError::Aliased { .. }) => {
+                shared_buffer(&backend, book, &params).unwrap_or(error.into())
+            }
+            error => error.into(),
+        })?;
         let update = params
             .iter()
             .map(|p| AdamwJob {
@@ -232,23 +220,51 @@ impl<B: Backend> AdamWBuilder<B> {
                 encode: (!p.item.needs_agreement()).then(|| Box::new(p.item.encode_job(book))),
             })
             .collect();
-        let second = params
-            .iter()
-            .filter(|p| p.item.needs_agreement())
-            .map(|p| p.item.encode_job(book))
-            .collect();
+        let late = || params.iter().filter(|p| p.item.needs_agreement());
+        let second = late().map(|p| p.item.encode_job(book)).collect();
+        let observe = late().filter_map(|p| p.item.amax_job(book)).collect();
         let grads: Vec<Source<B>> = params.iter().map(|p| p.grad.clone()).collect();
-        let items: Vec<CastItem<B>> = params.iter().map(|p| p.item.clone()).collect();
         Ok(AdamW {
+            id,
+            book: book.id(),
             update: backend.plan(Work::Adamw(update))?,
             second: backend.plan(Work::Encode(second))?,
+            observe: backend.plan(Work::Amax(observe))?,
             norm: NormPlan::new(&backend, &grads)?,
-            requantize: Requantize::new(&backend, book, &items)?,
+            requantize,
             backend,
             groups,
             params,
             steps: 0,
             skipped: 0,
+            compared: false,
         })
     }
+}
+
+/// The first two parameters that write the same buffer.
+fn shared_buffer<B: Backend>(
+    backend: &B,
+    book: &ScaleBook<B>,
+    params: &[Param<B>],
+) -> Option<OptimError> {
+    let clash = |of: &[&Param<B>]| {
+        let casts = of.iter().map(|p| p.item.encode_job(book)).collect();
+        let planned = backend.plan(Work::Encode(casts));
+        matches!(planned, Err(KernelError::Aliased { .. }))
+    };
+    for (index, second) in params.iter().enumerate() {
+        let first = if clash(&[second]) {
+            Some(second)
+        } else {
+            params[..index].iter().find(|first| clash(&[first, second]))
+        };
+        if let Some(first) = first {
+            return Some(OptimError::SharedBuffer {
+                first: first.name.clone(),
+                second: second.name.clone(),
+            });
+        }
+    }
+    None
 }

@@ -1,6 +1,8 @@
 //! [`Schedule`]: linear warm-up, then cosine decay of the learning rate.
 
-/// A learning-rate schedule as a factor of the base rate.
+/// A learning-rate schedule as a factor of the base rate: `step / warmup` up to step `warmup`, then
+/// half a cosine from 1 down to `floor` at step `total`. Pass its factor as
+/// [`StepOptions::lr_factor`](crate::StepOptions::lr_factor).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// Steps of linear warm-up; the first step already has a rate above zero.
@@ -43,6 +45,19 @@ mod tests {
         assert_eq!(schedule.factor(99), 0.1);
         let factors: Vec<f32> = (4..=20).map(|s| schedule.factor(s)).collect();
         assert!(factors.windows(2).all(|w| w[1] < w[0]));
+    }
+
+    #[test]
+    fn a_run_shorter_than_its_warmup_ends_at_the_floor() {
+        for total in 0..=4 {
+            let schedule = Schedule {
+                warmup: 4,
+                total,
+                floor: 0.25,
+            };
+            let factors = [3, 4, 5, 6].map(|step| schedule.factor(step));
+            assert_eq!(factors, [0.75, 1.0, 0.25, 0.25], "total {total}");
+        }
     }
 
     #[test]

@@ -245,10 +245,10 @@ impl<B: Backend> Requantize<B> {
             .iter()
             .filter_map(|item| item.amax_job(book))
             .collect();
-        let casts = |late: bool| -> Result<[B::Plan; 2], ShardError> {
+        let casts = |of: &dyn Fn(&CastItem<B>) -> bool| -> Result<[B::Plan; 2], ShardError> {
             let mut rows = Vec::new();
             let mut flats = Vec::new();
-            for item in items.iter().filter(|item| item.needs_agreement() == late) {
+            for item in items.iter().filter(|item| of(item)) {
                 match item.extent {
                     Extent::Rows => rows.push(item.encode_job(book)),
                     Extent::Flat { start, len, .. } => flats.push(item.flat_job(book, start, len)),
@@ -259,11 +259,14 @@ impl<B: Backend> Requantize<B> {
                 backend.plan(Work::FlatEncode(flats))?,
             ])
         };
+        // Each of the plans below sees one half of the items. Planning them together first finds
+        // a buffer that an early and a late cast would both write.
+        casts(&|_| true)?;
         Ok(Self {
             backend: backend.clone(),
             observe: backend.plan(Work::Amax(observe))?,
-            early: casts(false)?,
-            late: casts(true)?,
+            early: casts(&|item| !item.needs_agreement())?,
+            late: casts(&CastItem::needs_agreement)?,
             flat_blocks: items.iter().any(
                 |item| matches!(&item.extent, Extent::Flat { blocks, .. } if !blocks.is_empty()),
             ),

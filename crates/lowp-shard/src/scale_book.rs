@@ -2,6 +2,7 @@
 //! training loop. Recipes and tensors hold no state.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_format::{Code, KernelKey, Recipe, ScaleSource};
 use lowp_kernels::{Backend, ScaleJob, Slot, StepScalars, Work};
@@ -16,13 +17,32 @@ struct Entry {
 }
 
 /// Collects the tensors of a [`ScaleBook`]; sizes are fixed when it is built.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub struct ScaleBookBuilder {
+    id: u64,
     entries: Vec<Entry>,
     blocks: usize,
 }
 
+impl Default for ScaleBookBuilder {
+    /// A builder of its own: no entries yet, and a new [`ScaleBookBuilder::id`].
+    fn default() -> Self {
+        static BUILDERS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            id: BUILDERS.fetch_add(1, Ordering::Relaxed),
+            entries: Vec::new(),
+            blocks: 0,
+        }
+    }
+}
+
 impl ScaleBookBuilder {
+    /// A number that this builder and the book made from it share with no others of the process.
+    /// An entry means nothing in another book; who keeps entries can check with this.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Registers a tensor of `recipe`. Returns its entry, or `None` where no scale depends on a
     /// tensor amax.
     pub fn register(&mut self, recipe: &impl Recipe) -> Option<usize> {
@@ -53,7 +73,11 @@ impl ScaleBookBuilder {
     /// # Errors
     /// The backend has no room.
     pub fn build<B: Backend>(self, backend: &B) -> Result<ScaleBook<B>, ShardError> {
-        let Self { entries, blocks } = self;
+        let Self {
+            id,
+            entries,
+            blocks,
+        } = self;
         let observed = backend.alloc::<f32>(entries.len() + blocks)?;
         let scales = backend.upload(&vec![1.0f32; entries.len()])?;
         let mut histories = Vec::with_capacity(entries.len());
@@ -79,6 +103,7 @@ impl ScaleBookBuilder {
         let update = backend.plan(Work::Scale(jobs))?;
         let tensors = entries.len();
         Ok(ScaleBook {
+            id,
             backend: backend.clone(),
             tensors,
             blocks,
@@ -95,6 +120,7 @@ impl ScaleBookBuilder {
 /// scales.
 #[derive(Debug)]
 pub struct ScaleBook<B: Backend> {
+    id: u64,
     backend: B,
     tensors: usize,
     blocks: usize,
@@ -105,6 +131,11 @@ pub struct ScaleBook<B: Backend> {
 }
 
 impl<B: Backend> ScaleBook<B> {
+    /// The number of the builder that it was made from ([`ScaleBookBuilder::id`]).
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Where amax jobs write: first the tensor amaxes by entry, then the block amaxes.
     pub fn observed(&self) -> &B::Buffer<f32> {
         &self.observed

@@ -1,0 +1,167 @@
+//! Gradients of an [`AdamW`]: set or added from the host, or reduced on the device.
+
+use half::bf16;
+use lowp_kernels::{Backend, Element, Source};
+
+use crate::adamw::AdamW;
+use crate::{OptimError, ParamId};
+
+/// A dtype that gradients are stored in.
+trait GradElement: Element {
+    /// The other dtype, for errors.
+    const OTHER: &'static str;
+
+    /// The buffer, if gradients are of this dtype.
+    fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<Self>>;
+
+    /// The sum, rounded once.
+    fn sum(self, other: Self) -> Self;
+}
+
+impl GradElement for f32 {
+    const OTHER: &'static str = "bf16";
+
+    fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<f32>> {
+        match source {
+            Source::F32(buffer) => Some(buffer),
+            Source::Bf16(_) => None,
+        }
+    }
+
+    fn sum(self, other: f32) -> f32 {
+        self + other
+    }
+}
+
+impl GradElement for bf16 {
+    const OTHER: &'static str = "f32";
+
+    fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<bf16>> {
+        match source {
+            Source::F32(_) => None,
+            Source::Bf16(buffer) => Some(buffer),
+        }
+    }
+
+    fn sum(self, other: bf16) -> bf16 {
+        bf16::from_f32(self.to_f32() + other.to_f32())
+    }
+}
+
+/// # Gradients
+///
+/// Every parameter needs a gradient before each step. From the host: [`AdamW::set_grad`] for one
+/// batch, [`AdamW::add_grad`] once per micro-batch. On the device: a reduce-scatter into
+/// [`AdamW::grad`] with `accumulate` set to [`AdamW::has_grad`], then [`AdamW::mark_ready`]. Either
+/// way gradients of micro-batches are summed; for their mean pass
+/// `StepOptions { grad_scale: 1.0 / micro_batches, .. }`.
+impl<B: Backend> AdamW<B> {
+    /// Stores an f32 gradient of this rank's rows, in place of any that this step has, and marks
+    /// it ready.
+    ///
+    /// # Errors
+    /// A wrong length, a parameter with bf16 gradients, or an id of another optimizer.
+    pub fn set_grad(&mut self, id: ParamId, values: &[f32]) -> Result<(), OptimError> {
+        self.store(id, values, false)
+    }
+
+    /// Stores a bf16 gradient of this rank's rows, in place of any that this step has, and marks
+    /// it ready.
+    ///
+    /// # Errors
+    /// A wrong length, a parameter with f32 gradients, or an id of another optimizer.
+    pub fn set_grad_bf16(&mut self, id: ParamId, values: &[bf16]) -> Result<(), OptimError> {
+        self.store(id, values, false)
+    }
+
+    /// Adds an f32 gradient of this rank's rows to those that this step has already, and marks it
+    /// ready: call it once per micro-batch. The first call of a step stores the values.
+    ///
+    /// # Errors
+    /// As [`AdamW::set_grad`].
+    pub fn add_grad(&mut self, id: ParamId, values: &[f32]) -> Result<(), OptimError> {
+        self.store(id, values, true)
+    }
+
+    /// Adds a bf16 gradient of this rank's rows as [`AdamW::add_grad`] does. Each sum is taken in
+    /// f32 and rounded to bf16 (to nearest even), so many micro-batches lose bits; f32 gradients do
+    /// not.
+    ///
+    /// # Errors
+    /// As [`AdamW::set_grad_bf16`].
+    pub fn add_grad_bf16(&mut self, id: ParamId, values: &[bf16]) -> Result<(), OptimError> {
+        self.store(id, values, true)
+    }
+
+    /// Whether this step has a gradient of `id` already. In a reduce-scatter per micro-batch this
+    /// is `accumulate` of its item.
+    ///
+    /// # Panics
+    /// If `id` was given by another optimizer.
+    pub fn has_grad(&self, id: ParamId) -> bool {
+        self.params[self.own(id)].ready
+    }
+
+    /// Drops the gradients of this step, for example after a micro-batch that failed.
+    pub fn clear_grads(&mut self) {
+        self.params.iter_mut().for_each(|p| p.ready = false);
+    }
+
+    /// The gradient buffer of this rank's rows: a reduce-scatter writes or accumulates into it.
+    /// Call [`AdamW::mark_ready`] when it is complete. It is not cleared after a step.
+    ///
+    /// # Panics
+    /// If `id` was given by another optimizer.
+    pub fn grad(&self, id: ParamId) -> &Source<B> {
+        &self.params[self.own(id)].grad
+    }
+
+    /// Says that the gradient of `id` is complete, or complete up to this micro-batch.
+    ///
+    /// # Panics
+    /// If `id` was given by another optimizer.
+    pub fn mark_ready(&mut self, id: ParamId) {
+        let index = self.own(id);
+        self.params[index].ready = true;
+    }
+
+    fn own(&self, id: ParamId) -> usize {
+        match self.index(id) {
+            Ok(index) => index,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn store<T: GradElement>(
+        &mut self,
+        id: ParamId,
+        values: &[T],
+        add: bool,
+    ) -> Result<(), OptimError> {
+        let index = self.index(id)?;
+        let param = &mut self.params[index];
+        let Some(buffer) = T::buffer(&param.grad) else {
+            let (name, expected) = (param.name.clone(), T::OTHER);
+            return Err(OptimError::GradDtype { name, expected });
+        };
+        if values.len() != param.len {
+            return Err(OptimError::Length {
+                name: param.name.clone(),
+                what: "the gradient",
+                found: values.len(),
+                needed: param.len,
+            });
+        }
+        if add && param.ready {
+            let mut sums = self.backend.download(buffer)?;
+            for (sum, &value) in sums.iter_mut().zip(values) {
+                *sum = sum.sum(value);
+            }
+            self.backend.write(buffer, 0, &sums)?;
+        } else {
+            self.backend.write(buffer, 0, values)?;
+        }
+        param.ready = true;
+        Ok(())
+    }
+}

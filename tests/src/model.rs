@@ -1,0 +1,310 @@
+//! Models of many matrices, each with its own recipe, shape, group and dtypes, as one rank of a
+//! world or a mesh holds them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use half::bf16;
+use lowp_format::{
+    AmaxAlgorithm, AnyRecipe, MxScale, Orientation, Phase, RecipeOptions, Shape, SourceRounding,
+};
+use lowp_kernels::{Backend, Cpu, Source};
+use lowp_optim::{
+    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
+};
+use lowp_shard::{
+    Communicator, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardSpec, ShardedTensor,
+    quantize,
+};
+
+use crate::world::{Bytes, bytes_of, orientation};
+
+/// One matrix of a model.
+#[derive(Clone)]
+pub struct Case {
+    /// Its low-precision form.
+    pub recipe: AnyRecipe,
+    /// Its full shape.
+    pub shape: Shape,
+    /// Index of its group.
+    pub group: usize,
+    /// Gradient storage.
+    pub grad: FloatDtype,
+    /// Moment storage.
+    pub moments: FloatDtype,
+    /// Initial values, full.
+    pub values: Vec<f32>,
+}
+
+/// Without the values, which a failing test would print by the thousand.
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            recipe,
+            shape,
+            group,
+            grad,
+            moments,
+            ..
+        } = self;
+        write!(f, "{recipe:?} {shape} in group {group}, ")?;
+        write!(f, "{grad:?} gradients, {moments:?} moments")
+    }
+}
+
+impl Case {
+    /// A matrix with f32 gradients and moments in group 0.
+    pub fn new(recipe: AnyRecipe, shape: Shape, values: Vec<f32>) -> Self {
+        Self {
+            recipe,
+            shape,
+            group: 0,
+            grad: FloatDtype::F32,
+            moments: FloatDtype::F32,
+            values,
+        }
+    }
+
+    /// The values that arrive in the optimizer for gradient values `grad`.
+    pub fn stored(&self, grad: &[f32]) -> Vec<f32> {
+        let round = |&x: &f32| match self.grad {
+            FloatDtype::F32 => x,
+            FloatDtype::Bf16 => bf16::from_f32(x).to_f32(),
+        };
+        grad.iter().map(round).collect()
+    }
+
+    /// What casting all of `master` gives for `o`; `encode_scale` is for delayed scales.
+    ///
+    /// # Panics
+    /// If the recipe cannot take the shape.
+    pub fn cast(&self, master: &[f32], encode_scale: Option<f32>, o: Orientation) -> Bytes {
+        let source = Source::F32(Cpu.upload(master).expect("room"));
+        let tensor = quantize(
+            &Cpu,
+            self.recipe,
+            self.shape,
+            o.usage(),
+            source,
+            encode_scale,
+        )
+        .unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        bytes_of(&tensor, o)
+    }
+}
+
+/// Every recipe, with its default options and with each option that it has set to something else.
+pub fn recipe_variants() -> Vec<AnyRecipe> {
+    let none = RecipeOptions::default();
+    let options = [
+        none,
+        RecipeOptions {
+            source_rounding: Some(SourceRounding::ViaBf16),
+            ..none
+        },
+        RecipeOptions {
+            history: Some(3),
+            margin: Some(1),
+            ..none
+        },
+        RecipeOptions {
+            history: Some(1),
+            amax_algorithm: Some(AmaxAlgorithm::MostRecent),
+            ..none
+        },
+        RecipeOptions {
+            pow2: Some(true),
+            epsilon: Some(2.0),
+            ..none
+        },
+        RecipeOptions {
+            mx_scale: Some(MxScale::OcpFloor),
+            ..none
+        },
+    ];
+    let all = AnyRecipe::names().into_iter().flat_map(|name| {
+        let make = move |options| AnyRecipe::from_name(name, options).ok();
+        options.iter().filter_map(make).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// A model as one rank holds it.
+#[derive(Debug)]
+pub struct Rank {
+    /// The ranks that hold the other rows.
+    pub shards: Arc<dyn Communicator<Cpu>>,
+    /// All ranks.
+    pub world: Arc<dyn Communicator<Cpu>>,
+    /// The scales.
+    pub book: ScaleBook<Cpu>,
+    /// The optimizer.
+    pub adamw: AdamW<Cpu>,
+    /// The parameters, in the order of the cases.
+    pub ids: Vec<ParamId>,
+    /// This rank's rows of each.
+    pub tensors: Vec<ShardedTensor<Cpu>>,
+    cases: Vec<Case>,
+}
+
+impl Rank {
+    /// Builds this rank's part of a model and casts it for the first time. Collective.
+    ///
+    /// # Errors
+    /// Whatever a rank fails with.
+    pub fn new(
+        cases: &[Case],
+        groups: &[Group],
+        shards: &Arc<dyn Communicator<Cpu>>,
+        world: &Arc<dyn Communicator<Cpu>>,
+    ) -> Result<Self, OptimError> {
+        let mut book = ScaleBookBuilder::default();
+        let mut builder = AdamWBuilder::new(&Cpu);
+        for &group in groups {
+            builder.group(group);
+        }
+        let (mut ids, mut tensors) = (Vec::new(), Vec::new());
+        for (index, case) in cases.iter().enumerate() {
+            let (size, rank) = (shards.world_size(), shards.rank());
+            let spec = ShardSpec::new(&case.recipe, case.shape, size, rank)?;
+            let own = case.values[spec.elements()].to_vec();
+            let tensor = ShardedTensor::new(&Cpu, case.recipe, spec)?;
+            let param = ParamSpec {
+                grad: case.grad,
+                moments: case.moments,
+                ..ParamSpec::new(format!("param {index}"), case.group, own)
+            };
+            ids.push(builder.param(&mut book, tensor.local(), param)?);
+            tensors.push(tensor);
+        }
+        let book = book.build(&Cpu)?;
+        let adamw = builder.finish(&book)?;
+        adamw.calibrate(&book, &**world)?;
+        Ok(Self {
+            shards: shards.clone(),
+            world: world.clone(),
+            book,
+            adamw,
+            ids,
+            tensors,
+            cases: cases.to_vec(),
+        })
+    }
+
+    /// Gives every parameter this rank's rows of its full gradient.
+    ///
+    /// # Errors
+    /// Whatever the optimizer refuses.
+    pub fn set_grads(&mut self, grads: &[Vec<f32>]) -> Result<(), OptimError> {
+        for (index, grad) in grads.iter().enumerate() {
+            let own = &grad[self.tensors[index].spec().elements()];
+            match self.cases[index].grad {
+                FloatDtype::F32 => self.adamw.set_grad(self.ids[index], own)?,
+                FloatDtype::Bf16 => {
+                    let own: Vec<bf16> = own.iter().map(|&x| bf16::from_f32(x)).collect();
+                    self.adamw.set_grad_bf16(self.ids[index], &own)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One step with full gradients. Collective.
+    ///
+    /// # Errors
+    /// Whatever a rank fails with.
+    pub fn step(
+        &mut self,
+        grads: &[Vec<f32>],
+        options: &StepOptions,
+    ) -> Result<StepReport, OptimError> {
+        self.set_grads(grads)?;
+        self.finish(options)
+    }
+
+    /// One step with the gradients that are there. Collective.
+    ///
+    /// # Errors
+    /// Whatever a rank fails with.
+    pub fn finish(&mut self, options: &StepOptions) -> Result<StepReport, OptimError> {
+        self.adamw
+            .step(options, &self.book, &*self.shards, &*self.world)
+    }
+
+    /// The gathered bytes of every parameter, for forward and backward. Collective.
+    ///
+    /// # Errors
+    /// Whatever a rank fails with.
+    pub fn gather(&self, reshard_after_forward: bool) -> Result<Vec<[Bytes; 2]>, OptimError> {
+        let pool = GatherPool::new(&Cpu);
+        let (comm, tensors) = (self.shards.clone(), self.tensors.clone());
+        let mut group = GatherGroup::new(&Cpu, comm, &pool, tensors, reshard_after_forward)?;
+        let mut gathered = vec![[Bytes::new(), Bytes::new()]; self.tensors.len()];
+        for phase in Phase::ALL {
+            group.unshard(phase)?;
+            for (index, phases) in gathered.iter_mut().enumerate() {
+                phases[phase as usize] = bytes_of(group.tensor(index)?, orientation(phase));
+            }
+            group.reshard();
+        }
+        Ok(gathered)
+    }
+
+    /// This rank's own state: master, moments and shard bytes of every parameter, and the scales
+    /// and histories of the book.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn state(&self) -> Result<State, OptimError> {
+        let mut params = Vec::new();
+        for (&id, tensor) in self.ids.iter().zip(&self.tensors) {
+            let [exp_avg, exp_avg_sq] = self.adamw.moments(id)?;
+            let buffers = tensor.local().buffers().iter();
+            let bytes = buffers.map(|b| Cpu.download(&b.storage));
+            params.push(ParamState {
+                master: bits(&self.adamw.master(id)?),
+                exp_avg: bits(&exp_avg),
+                exp_avg_sq: bits(&exp_avg_sq),
+                bytes: bytes.collect::<Result<_, _>>()?,
+            });
+        }
+        let scales = bits(&self.book.scales()?);
+        let mut histories = Vec::new();
+        for index in 0..scales.len() {
+            histories.push(bits(&self.book.history(index)?.unwrap_or_default()));
+        }
+        Ok(State {
+            params,
+            scales,
+            histories,
+        })
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Everything that a rank owns of one parameter, as bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamState {
+    /// Master values.
+    pub master: Vec<u32>,
+    /// First moment.
+    pub exp_avg: Vec<u32>,
+    /// Second moment.
+    pub exp_avg_sq: Vec<u32>,
+    /// The shard's buffers.
+    pub bytes: Vec<Vec<u8>>,
+}
+
+/// Everything that a rank owns, as bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Per parameter.
+    pub params: Vec<ParamState>,
+    /// What encoding reads, by entry of the book.
+    pub scales: Vec<u32>,
+    /// Amax histories, by entry of the book; empty where there is none.
+    pub histories: Vec<Vec<u32>>,
+}

@@ -1,0 +1,298 @@
+//! What a user of the optimizer can get wrong on one rank: every mistake is an error that names it.
+
+use std::sync::Arc;
+
+use half::bf16;
+use lowp_format::{AnyRecipe, Buffer, QuantizedTensor, Recipe, ScaleSource, Shape, Usage};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
+use lowp_optim::{AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_shard::{CastItem, Communicator, LocalComm, Requantize, ScaleBookBuilder, ShardError};
+use lowp_tests::model::{Case, Rank};
+
+const SHAPE: Shape = Shape::new(32, 32);
+
+type Tensor = QuantizedTensor<CpuBuffer<u8>>;
+
+fn tensor(recipe: AnyRecipe) -> Tensor {
+    QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, |_, bytes| {
+        Cpu.alloc::<u8>(bytes)
+    })
+    .expect("a tensor")
+}
+
+fn spec(name: &str) -> ParamSpec {
+    ParamSpec::new(name, 0, vec![1.0; SHAPE.elements()])
+}
+
+/// A builder with one group.
+fn builder() -> AdamWBuilder<Cpu> {
+    let mut builder = AdamWBuilder::new(&Cpu);
+    builder.group(Group::default());
+    builder
+}
+
+/// A recipe without scales.
+fn plain() -> AnyRecipe {
+    let plain = |r: &AnyRecipe| r.scale_source() == ScaleSource::None;
+    AnyRecipe::all().into_iter().find(plain).expect("a recipe")
+}
+
+/// A recipe that has an entry in the book.
+fn observing() -> AnyRecipe {
+    let observes = |r: &AnyRecipe| r.scale_source().observes_tensor_amax();
+    AnyRecipe::all()
+        .into_iter()
+        .find(observes)
+        .expect("a recipe")
+}
+
+fn assert_says(error: &impl ToString, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "'{word}' is missing in: {text}");
+    }
+}
+
+#[test]
+fn registration_mistakes_are_named() {
+    for recipe in AnyRecipe::all() {
+        let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
+        let mut register = |spec: ParamSpec| builder.param(&mut book, &tensor(recipe), spec);
+        register(spec("first")).expect("a parameter");
+        let error = register(spec("first")).expect_err("the name is taken");
+        assert_says(&error, &["'first'", "exactly once"]);
+        let error = register(ParamSpec {
+            group: 4,
+            ..spec("second")
+        });
+        assert_says(
+            &error.expect_err("no such group"),
+            &["'second'", "group 4", "1 groups"],
+        );
+        let short = ParamSpec::new("third", 0, vec![0.0; 7]);
+        let error = register(short).expect_err("too few values");
+        assert_says(&error, &["'third'", "master", "7", "1024"]);
+    }
+}
+
+#[test]
+fn hyperparameters_out_of_range_are_refused() {
+    let mut builder = builder();
+    builder.group(Group {
+        betas: (0.9, 1.0),
+        ..Group::default()
+    });
+    let book = ScaleBookBuilder::default().build(&Cpu).expect("a book");
+    let error = builder.finish(&book).expect_err("beta2 of 1");
+    assert_says(&error, &["beta2 of group 1", "is 1", "below 1"]);
+}
+
+#[test]
+fn another_scale_book_is_refused_everywhere() {
+    let (mut book, mut other) = (ScaleBookBuilder::default(), ScaleBookBuilder::default());
+    let mut builder = builder();
+    let first = tensor(observing());
+    let id = builder
+        .param(&mut book, &first, spec("first"))
+        .expect("a parameter");
+    let error = builder.param(&mut other, &tensor(observing()), spec("second"));
+    assert_says(
+        &error.expect_err("a second builder"),
+        &["'second'", "ScaleBookBuilder"],
+    );
+    // As large as the right one, so that no index is out of range.
+    other.register(&observing());
+    let (book, other) = (
+        book.build(&Cpu).expect("a book"),
+        other.build(&Cpu).expect("a book"),
+    );
+    let again = || {
+        let mut again = self::builder();
+        let mut book = ScaleBookBuilder::default();
+        again
+            .param(&mut book, &first, spec("first"))
+            .expect("a parameter");
+        again
+    };
+    let error = again().finish(&other).expect_err("another book");
+    assert_says(&error, &["another ScaleBook"]);
+    let mut adamw = builder.finish(&book).expect("its own book");
+    let comm = LocalComm::solo(&Cpu);
+    let error = adamw.calibrate(&other, &comm).expect_err("another book");
+    assert_says(&error, &["another ScaleBook"]);
+    adamw
+        .set_grad(id, &[1.0; SHAPE.elements()])
+        .expect("a gradient");
+    let error = adamw.step(&StepOptions::default(), &other, &comm, &comm);
+    assert_says(&error.expect_err("another book"), &["another ScaleBook"]);
+    let report = adamw.step(&StepOptions::default(), &book, &comm, &comm);
+    assert!(report.expect("its own book").applied);
+}
+
+#[test]
+fn gradient_mistakes_are_named() {
+    let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
+    let wide = builder.param(&mut book, &tensor(plain()), spec("wide"));
+    let wide = wide.expect("a parameter");
+    let narrow = ParamSpec {
+        grad: FloatDtype::Bf16,
+        ..spec("narrow")
+    };
+    let narrow = builder.param(&mut book, &tensor(plain()), narrow);
+    let narrow = narrow.expect("a parameter");
+    let book = book.build(&Cpu).expect("a book");
+    let mut adamw = builder.finish(&book).expect("an optimizer");
+    let (f32s, bf16s) = ([1.0f32; 1024], [bf16::ONE; 1024]);
+
+    let error = adamw.set_grad(narrow, &f32s).expect_err("bf16 gradients");
+    assert_says(&error, &["'narrow'", "bf16"]);
+    let error = adamw.add_grad_bf16(wide, &bf16s).expect_err("f32");
+    assert_says(&error, &["'wide'", "f32"]);
+    let error = adamw.add_grad(wide, &f32s[1..]).expect_err("too short");
+    assert_says(&error, &["'wide'", "the gradient", "1023", "1024"]);
+    assert!(!adamw.has_grad(wide) && !adamw.has_grad(narrow));
+
+    adamw.set_grad(wide, &f32s).expect("a gradient");
+    let comm = LocalComm::solo(&Cpu);
+    let options = StepOptions::default();
+    let error = adamw.step(&options, &book, &comm, &comm);
+    let error = error.expect_err("one of two gradients");
+    assert_says(&error, &["'narrow'", "1 of 2"]);
+    // A rank of its own mends it and goes on.
+    adamw.set_grad_bf16(narrow, &bf16s).expect("a gradient");
+    assert!(
+        adamw
+            .step(&options, &book, &comm, &comm)
+            .expect("a step")
+            .applied
+    );
+    // Gradients are used once.
+    let error = adamw.step(&options, &book, &comm, &comm);
+    assert_says(&error.expect_err("no gradients"), &["2 of 2"]);
+    adamw.set_grad(wide, &f32s).expect("a gradient");
+    adamw.clear_grads();
+    assert!(!adamw.has_grad(wide));
+}
+
+#[test]
+fn ids_of_another_optimizer_are_refused() {
+    let optimizer = || {
+        let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
+        let id = builder.param(&mut book, &tensor(plain()), spec("weight"));
+        let book = book.build(&Cpu).expect("a book");
+        let adamw = builder.finish(&book).expect("an optimizer");
+        (adamw, id.expect("a parameter"))
+    };
+    let ((mut adamw, own), (_, foreign)) = (optimizer(), optimizer());
+    let refused = |error: OptimError| assert_says(&error, &["another optimizer"]);
+    let values = [0.0; SHAPE.elements()];
+    refused(adamw.set_grad(foreign, &values).expect_err("foreign"));
+    refused(adamw.master(foreign).expect_err("foreign"));
+    refused(adamw.moments(foreign).expect_err("foreign"));
+    adamw.set_grad(own, &values).expect("its own");
+}
+
+#[test]
+fn step_options_out_of_range_are_refused() {
+    let plain = Case::new(plain(), SHAPE, vec![1.0; 1024]);
+    let comm: Arc<dyn Communicator<Cpu>> = Arc::new(LocalComm::solo(&Cpu));
+    let mut rank = Rank::new(&[plain], &[Group::default()], &comm, &comm).expect("a model");
+    let good = StepOptions::default();
+    let with = |max_norm| StepOptions { max_norm, ..good };
+    let rate = |lr_factor| StepOptions { lr_factor, ..good };
+    for (options, word) in [
+        (rate(f32::NAN), "lr_factor"),
+        (rate(-1.0), "lr_factor"),
+        (with(Some(f32::NAN)), "max_norm"),
+        (with(Some(0.0)), "max_norm"),
+        (with(Some(-1.0)), "max_norm"),
+    ] {
+        let before = rank.state().expect("a state");
+        let error = rank
+            .step(&[vec![1.0; 1024]], &options)
+            .expect_err("out of range");
+        assert_says(&error, &[word]);
+        assert!(rank.state().expect("a state") == before);
+    }
+    assert!(
+        rank.step(&[vec![1.0; 1024]], &with(Some(f32::INFINITY)))
+            .is_ok()
+    );
+}
+
+/// Tensors of `a` and `b` that share a buffer, if they have buffers of one length.
+fn sharing(a: AnyRecipe, b: AnyRecipe) -> Option<[Tensor; 2]> {
+    let first = tensor(a);
+    let mut shared = None;
+    let second = QuantizedTensor::new(b, SHAPE, Usage::BOTH, |_, bytes| {
+        let fits = |b: &&Buffer<CpuBuffer<u8>>| b.storage.len() == bytes;
+        if shared.is_none() {
+            shared = first.buffers().iter().find(fits).map(|b| b.storage.clone());
+            if let Some(buffer) = &shared {
+                return Ok(buffer.clone());
+            }
+        }
+        Cpu.alloc::<u8>(bytes)
+    });
+    shared.as_ref()?;
+    Some([first.clone(), second.expect("a tensor")])
+}
+
+/// Whatever the two recipes are: also if one is cast in the first pass and one in the second.
+#[test]
+fn a_buffer_of_two_parameters_is_refused() {
+    let (mut pairs, mut mixed) = (0, 0);
+    for a in AnyRecipe::all() {
+        for b in AnyRecipe::all() {
+            let Some([first, second]) = sharing(a, b) else {
+                continue;
+            };
+            let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
+            for (name, tensor) in [
+                ("a", &first),
+                ("other", &tensor(a)),
+                ("b", &second),
+                ("last", &tensor(b)),
+            ] {
+                let registered = builder.param(&mut book, tensor, spec(name));
+                registered.expect("not known before finish");
+            }
+            let book = book.build(&Cpu).expect("a book");
+            let error = builder.finish(&book).expect_err("a shared buffer");
+            assert_says(&error, &["'a'", "'b'", "same buffer"]);
+
+            // The cast by itself refuses it too.
+            let mut book = ScaleBookBuilder::default();
+            let source = || Source::F32(Cpu.alloc(SHAPE.elements()).expect("room"));
+            let items = [&first, &second].map(|t| CastItem::rows(t, source(), &mut book));
+            let book = book.build(&Cpu).expect("a book");
+            let error = Requantize::new(&Cpu, &book, &items).expect_err("a shared buffer");
+            let aliased = matches!(error, ShardError::Kernel(KernelError::Aliased { .. }));
+            assert!(aliased, "{error}");
+            pairs += 1;
+            mixed += usize::from(
+                a.scale_source().needs_tensor_amax() != b.scale_source().needs_tensor_amax(),
+            );
+        }
+    }
+    assert!(pairs > 20 && mixed > 5, "{pairs} pairs, {mixed} mixed");
+}
+
+/// A foreign id where no error can be returned.
+#[test]
+#[should_panic(expected = "another optimizer")]
+fn the_gradient_of_a_foreign_id_panics_with_the_reason() {
+    let comm: Arc<dyn Communicator<Cpu>> = Arc::new(LocalComm::solo(&Cpu));
+    let case = Case::new(plain(), SHAPE, vec![1.0; 1024]);
+    let rank = || {
+        Rank::new(
+            std::slice::from_ref(&case),
+            &[Group::default()],
+            &comm,
+            &comm,
+        )
+    };
+    let (own, other) = (rank().expect("a model"), rank().expect("a model"));
+    let foreign: ParamId = other.ids[0];
+    let _ = own.adamw.grad(foreign);
+}

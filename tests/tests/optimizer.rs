@@ -1,0 +1,285 @@
+//! Steps of the optimizer over shards: clipping, skipped steps, gradient accumulation, and what a
+//! step sends.
+
+use half::bf16;
+use lowp_format::{AnyRecipe, Recipe, Shape};
+use lowp_kernels::{Backend, Cpu, Source};
+use lowp_optim::{FloatDtype, Group, OptimError, StepOptions, StepReport};
+use lowp_shard::{GradWire, ReduceItem, run_ranks};
+use lowp_tests::model::{Case, Rank, State};
+use lowp_tests::spy::{Call, Spy};
+use lowp_tests::values::Family;
+use lowp_tests::world::TIMEOUT;
+use proptest::prelude::*;
+
+/// One matrix of every recipe; most have fewer blocks of rows than ranks.
+fn cases(seed: u64) -> Vec<Case> {
+    (seed..)
+        .zip(AnyRecipe::all())
+        .map(|(seed, recipe)| {
+            let shape = Shape::new([17, 1, 40, 33][(seed % 4) as usize], 32);
+            Case::new(recipe, shape, Family::Normal.values(seed, shape.elements()))
+        })
+        .collect()
+}
+
+fn grads(cases: &[Case], seed: u64, family: Family) -> Vec<Vec<f32>> {
+    let grad = |case: &Case| family.values(seed, case.shape.elements());
+    cases.iter().map(grad).collect()
+}
+
+/// Runs every rank of a model of `cases`.
+fn ranks<T: Send>(
+    cases: &[Case],
+    world: usize,
+    f: impl Fn(&mut Rank) -> Result<T, OptimError> + Sync,
+) -> Vec<T> {
+    let run = run_ranks(&Cpu, world, TIMEOUT, |_, comm| {
+        f(&mut Rank::new(cases, &[Group::default()], &comm, &comm)?)
+    });
+    run.unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The masters of all ranks, put together.
+fn masters(states: &[State], param: usize) -> Vec<u32> {
+    let rows = states.iter().flat_map(|s| &s.params[param].master);
+    rows.copied().collect()
+}
+
+/// Squares of multiples of 1/8 up to 4 add up without rounding in any order.
+fn exact_grads(cases: &[Case], seed: u64) -> Vec<Vec<f32>> {
+    let snap = |x: f32| (x.clamp(-4.0, 4.0) * 8.0).round() / 8.0;
+    let mut grads = grads(cases, seed, Family::Normal);
+    grads.iter_mut().flatten().for_each(|x| *x = snap(*x));
+    grads
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn clipping_over_shards_is_clipping_of_the_whole(
+        seed in 0u64..1 << 32, world in 2usize..7, max_norm in 0.01f32..50.0, grad_scale in 0.1f32..4.0,
+    ) {
+        let cases = cases(seed);
+        let grads = exact_grads(&cases, seed);
+        let options = StepOptions { max_norm: Some(max_norm), grad_scale, lr_factor: 1.0 };
+        let run = |world| -> (Vec<StepReport>, Vec<State>) {
+            let run = |rank: &mut Rank| Ok((rank.step(&grads, &options)?, rank.state()?));
+            ranks(&cases, world, run).into_iter().unzip()
+        };
+        let ((one, whole), (many, parts)) = (run(1), run(world));
+        let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g).powi(2)).sum();
+        prop_assert_eq!(one[0].grad.norm, squares.sqrt() * f64::from(grad_scale));
+        for report in many {
+            prop_assert_eq!(report, one[0]);
+        }
+        for param in 0..cases.len() {
+            prop_assert_eq!(masters(&parts, param), masters(&whole, param));
+        }
+    }
+
+    /// Any number of micro-batches, from the host or by reduce-scatter, f32 or bf16, gives the step
+    /// of their sum; for the mean `grad_scale` divides.
+    #[test]
+    fn accumulated_micro_batches_are_their_sum(
+        seed in 0u64..1 << 32, world in 1usize..6, count in 1u64..5, bf16_grads: bool, bf16_wire: bool,
+    ) {
+        let mut cases = cases(seed);
+        if bf16_grads {
+            cases.iter_mut().for_each(|case| case.grad = FloatDtype::Bf16);
+        }
+        // Small integers: exact in bf16, as are the sums of at most 4 x 5 of them.
+        let integers = |seed| {
+            let mut grads = grads(&cases, seed, Family::Normal);
+            grads.iter_mut().flatten().for_each(|x| *x = x.clamp(-6.0, 6.0).round());
+            grads
+        };
+        // Rank r of the world computed micro(r, m) for micro-batch m.
+        let micro = |rank: usize, m: u64| integers(seed + 100 * m + rank as u64);
+        let total = |m: u64| {
+            let mut sum = integers(seed + 100 * m);
+            for rank in 1..world {
+                for (sum, grad) in sum.iter_mut().zip(micro(rank, m)) {
+                    sum.iter_mut().zip(grad).for_each(|(s, g)| *s += g);
+                }
+            }
+            sum
+        };
+        let mut whole = total(0);
+        for m in 1..count {
+            for (sum, grad) in whole.iter_mut().zip(total(m)) {
+                sum.iter_mut().zip(grad).for_each(|(s, g)| *s += g);
+            }
+        }
+        let options = StepOptions { grad_scale: 1.0 / count as f32, ..StepOptions::default() };
+        let wire = if bf16_wire { GradWire::Bf16 } else { GradWire::F32 };
+        // The first step leaves gradients behind, which the second must not add to.
+        let expected = ranks(&cases, world, |rank| {
+            rank.step(&grads(&cases, seed, Family::Outliers), &options)?;
+            Ok((rank.step(&whole, &options)?, rank.state()?))
+        });
+        let on_host = ranks(&cases, world, |rank| {
+            rank.step(&grads(&cases, seed, Family::Outliers), &options)?;
+            for m in 0..count {
+                let full = total(m);
+                for (index, grad) in full.iter().enumerate() {
+                    let own = &grad[rank.tensors[index].spec().elements()];
+                    if bf16_grads {
+                        let own: Vec<bf16> = own.iter().map(|&x| bf16::from_f32(x)).collect();
+                        rank.adamw.add_grad_bf16(rank.ids[index], &own)?;
+                    } else {
+                        rank.adamw.add_grad(rank.ids[index], own)?;
+                    }
+                }
+            }
+            Ok((rank.finish(&options)?, rank.state()?))
+        });
+        prop_assert_eq!(&on_host, &expected);
+        if bf16_grads {
+            return Ok(());
+        }
+        let reduced = ranks(&cases, world, |rank| {
+            rank.step(&grads(&cases, seed, Family::Outliers), &options)?;
+            for m in 0..count {
+                reduce(rank, &micro(rank.world.rank(), m), wire)?;
+            }
+            Ok((rank.finish(&options)?, rank.state()?))
+        });
+        prop_assert_eq!(&reduced, &expected);
+    }
+}
+
+/// One micro-batch: this rank's full gradients, reduce-scattered into the optimizer.
+fn reduce(rank: &mut Rank, grads: &[Vec<f32>], wire: GradWire) -> Result<(), OptimError> {
+    let mut parts = Vec::new();
+    for (index, grad) in grads.iter().enumerate() {
+        let ranges = rank.tensors[index].spec().all_elements();
+        parts.push((rank.ids[index], Cpu.upload(grad)?, ranges));
+    }
+    let mut items = Vec::new();
+    for (id, grad, ranges) in &parts {
+        let Source::F32(out) = rank.adamw.grad(*id) else {
+            panic!("an f32 gradient");
+        };
+        items.push(ReduceItem {
+            grad,
+            ranges,
+            out,
+            accumulate: rank.adamw.has_grad(*id),
+        });
+    }
+    rank.shards.reduce_scatter(&items, wire)?;
+    for &id in &rank.ids {
+        rank.adamw.mark_ready(id);
+    }
+    Ok(())
+}
+
+/// A gradient that is not finite on one rank leaves every rank where it was.
+#[test]
+fn one_bad_value_skips_the_step_everywhere() {
+    for (bad, world) in [(f32::NAN, 4), (f32::INFINITY, 3), (f32::NEG_INFINITY, 1)] {
+        let cases = cases(3);
+        let good: Vec<_> = (0..3).map(|s| grads(&cases, s, Family::Normal)).collect();
+        let mut poisoned = good[1].clone();
+        // The last element of the last matrix: one rank holds it.
+        *poisoned
+            .last_mut()
+            .expect("a matrix")
+            .last_mut()
+            .expect("an element") = bad;
+        let options = StepOptions {
+            max_norm: Some(1.0),
+            ..StepOptions::default()
+        };
+        let skipping = ranks(&cases, world, |rank| {
+            rank.step(&good[0], &options)?;
+            let before = rank.state()?;
+            let report = rank.step(&poisoned, &options)?;
+            assert!(!report.applied && report.grad.non_finite == 1, "{report:?}");
+            assert_eq!((rank.adamw.steps(), rank.adamw.skipped()), (1, 1));
+            assert!(rank.state()? == before, "a skipped step changed something");
+            let report = rank.step(&good[2], &options)?;
+            assert!(report.applied);
+            assert_eq!((rank.adamw.steps(), rank.adamw.skipped()), (2, 1));
+            rank.state()
+        });
+        // Bias corrections count applied steps only, so the skipped step leaves no trace.
+        let plain = ranks(&cases, world, |rank| {
+            rank.step(&good[0], &options)?;
+            rank.step(&good[2], &options)?;
+            rank.state()
+        });
+        assert!(skipping == plain, "a skipped step left a trace");
+    }
+}
+
+#[test]
+fn scaled_gradients_out_of_range_skip_the_step() {
+    let cases = cases(5);
+    let large: Vec<Vec<f32>> = cases
+        .iter()
+        .map(|case| vec![1e30; case.shape.elements()])
+        .collect();
+    for (grad_scale, max_norm, applied) in [
+        (1e-30, None, true),
+        (f32::INFINITY, None, false),
+        (f32::NAN, Some(1.0), false),
+        (1e10, None, false),
+        (1e10, Some(1.0), true),
+    ] {
+        let options = StepOptions {
+            grad_scale,
+            max_norm,
+            ..StepOptions::default()
+        };
+        let finite = |rank: &mut Rank| {
+            let before = rank.state()?;
+            let report = rank.step(&large, &options)?;
+            assert_eq!(report.applied, applied, "{options:?} {report:?}");
+            assert_eq!(rank.state()? == before, !applied);
+            for &id in &rank.ids {
+                assert!(rank.adamw.master(id)?.iter().all(|x| x.is_finite()));
+            }
+            Ok(())
+        };
+        ranks(&cases, 2, finite);
+    }
+}
+
+/// Whatever the number of parameters: one sum for the norm and one maximum over one vector, on
+/// ranks without rows too.
+#[test]
+fn a_step_is_two_collectives() {
+    let many: Vec<Case> = (0..5).flat_map(cases).collect();
+    let observed = |cases: &[Case]| {
+        let observes = |case: &&Case| case.recipe.scale_source().observes_tensor_amax();
+        cases.iter().filter(observes).count()
+    };
+    assert!(observed(&many) > 10 && many.len() > observed(&many));
+    let run = run_ranks(&Cpu, 50, TIMEOUT, |_, comm| -> Result<bool, OptimError> {
+        let spy = Spy::new(comm.clone());
+        let mut rank = Rank::new(&many, &[Group::default()], &comm, &comm)?;
+        rank.shards = spy.clone();
+        rank.world = spy.clone();
+        for step in 0..3 {
+            let report = rank.step(&grads(&many, step, Family::Normal), &StepOptions::default())?;
+            assert!(report.applied);
+            let mut calls = spy.take();
+            if step == 0 {
+                let compared = calls.remove(0);
+                assert!(matches!(compared, Call::Agree(_)), "{compared:?}");
+            }
+            match calls[..] {
+                [Call::AllReduceSumF64(sums), Call::AllReduceMax(amaxes)] => {
+                    assert!(sums < 20 && amaxes == observed(&many), "{sums} {amaxes}");
+                }
+                _ => panic!("{calls:?}"),
+            }
+        }
+        Ok(rank.tensors.iter().all(|t| t.spec().rows().is_empty()))
+    });
+    let without_rows = run.unwrap_or_else(|e| panic!("{e}"));
+    assert!(without_rows[49] && !without_rows[0]);
+}
