@@ -6,12 +6,11 @@ use std::str::FromStr;
 
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
-    Origin, Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding,
-    Usage,
+    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding, Usage,
 };
 
 /// The modifiers and what they do.
-pub(crate) const MODIFIERS: [(&str, &str); 8] = [
+pub(crate) const MODIFIERS: [(&str, &str); 9] = [
     ("e4m3", "E4M3 codes for gradients too"),
     ("hybrid", "E5M2 codes for gradients"),
     ("pow2", "per-tensor scales rounded down to powers of two"),
@@ -32,6 +31,10 @@ pub(crate) const MODIFIERS: [(&str, &str); 8] = [
         "tensor-scale",
         "weights cast to one scale for the tensor instead of one per block",
     ),
+    (
+        "operand-tensor-scale",
+        "activations and gradients cast to one scale for the tensor",
+    ),
 ];
 
 /// A recipe of the list and what is changed about it.
@@ -41,6 +44,7 @@ pub(crate) struct Variant {
     nearest: bool,
     no_hadamard: bool,
     tensor_scale: bool,
+    operand_tensor_scale: bool,
 }
 
 impl FromStr for Variant {
@@ -50,7 +54,12 @@ impl FromStr for Variant {
         let mut parts = text.split('+').map(str::trim);
         let name = parts.next().unwrap_or_default();
         let mut options = RecipeOptions::default();
-        let [mut nearest, mut no_hadamard, mut tensor_scale] = [false; 3];
+        let [
+            mut nearest,
+            mut no_hadamard,
+            mut tensor_scale,
+            mut operand_tensor_scale,
+        ] = [false; 4];
         for modifier in parts {
             match modifier {
                 "e4m3" => options.format = Some(Fp8Format::E4M3),
@@ -61,6 +70,7 @@ impl FromStr for Variant {
                 "nearest" => nearest = true,
                 "no-hadamard" => no_hadamard = true,
                 "tensor-scale" => tensor_scale = true,
+                "operand-tensor-scale" => operand_tensor_scale = true,
                 other => {
                     let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
                     return Err(FormatError::UnknownRecipe {
@@ -76,8 +86,32 @@ impl FromStr for Variant {
             nearest,
             no_hadamard,
             tensor_scale,
+            operand_tensor_scale,
         })
     }
+}
+
+/// Scales that follow from the amax of the whole tensor.
+const TENSOR_AMAX: ScaleSource = ScaleSource::TensorAmax {
+    pow2: false,
+    epsilon: 0.0,
+};
+
+/// The same elements under one scale.
+fn per_tensor(kernel: KernelKey) -> KernelKey {
+    KernelKey {
+        scale: ScaleRule::Tensor,
+        blocks: None,
+        ..kernel
+    }
+}
+
+/// The data buffers, and one tensor scale.
+fn without_blocks(buffers: BufferList) -> BufferList {
+    let data = |spec: &BufferSpec| spec.key.part == Part::Data;
+    let mut kept: BufferList = buffers.into_iter().filter(data).collect();
+    kept.push(BufferSpec::tensor_scale());
+    kept
 }
 
 impl Recipe for Variant {
@@ -88,37 +122,27 @@ impl Recipe for Variant {
     fn kernel(&self) -> KernelKey {
         let kernel = self.recipe.kernel();
         if self.tensor_scale {
-            return KernelKey {
-                scale: ScaleRule::Tensor,
-                blocks: None,
-                ..kernel
-            };
+            per_tensor(kernel)
+        } else {
+            kernel
         }
-        kernel
     }
 
     fn scale_source(&self) -> ScaleSource {
         if self.tensor_scale {
-            return ScaleSource::TensorAmax {
-                pow2: false,
-                epsilon: 0.0,
-            };
+            TENSOR_AMAX
+        } else {
+            self.recipe.scale_source()
         }
-        self.recipe.scale_source()
     }
 
     fn buffers(&self, usage: Usage) -> BufferList {
         let buffers = self.recipe.buffers(usage);
-        if !self.tensor_scale {
-            return buffers;
+        if self.tensor_scale {
+            without_blocks(buffers)
+        } else {
+            buffers
         }
-        let keep = |spec: &BufferSpec| spec.key.part == Part::Data;
-        let mut kept: BufferList = buffers.into_iter().filter(keep).collect();
-        kept.push(BufferSpec {
-            origin: Origin::Replicated,
-            ..BufferSpec::tensor_scale()
-        });
-        kept
     }
 
     fn source_rounding(&self) -> SourceRounding {
@@ -126,17 +150,17 @@ impl Recipe for Variant {
     }
 
     fn operand(&self, role: Role) -> Operand {
-        let operand = self.recipe.operand(role);
-        let rounding = if self.nearest {
-            Rounding::Nearest
-        } else {
-            operand.rounding
-        };
-        Operand {
-            rounding,
-            hadamard: operand.hadamard && !self.no_hadamard,
-            ..operand
+        let mut operand = self.recipe.operand(role);
+        if self.nearest {
+            operand.rounding = Rounding::Nearest;
         }
+        operand.hadamard &= !self.no_hadamard;
+        if self.operand_tensor_scale {
+            operand.kernel = per_tensor(operand.kernel);
+            operand.scale_source = TENSOR_AMAX;
+            operand.buffers = without_blocks(operand.buffers);
+        }
+        operand
     }
 
     fn options(&self) -> RecipeOptions {
@@ -170,10 +194,14 @@ mod tests {
     #[test]
     fn modifiers_reach_the_recipe() {
         for recipe in AnyRecipe::low_precision() {
-            let text = format!("{}+tensor-scale+nearest+no-hadamard", recipe.name());
+            let text = format!(
+                "{}+tensor-scale+operand-tensor-scale+nearest+no-hadamard",
+                recipe.name()
+            );
             let variant: Variant = text.parse().expect("modifiers of every recipe");
             assert_eq!(variant.kernel().scale, ScaleRule::Tensor);
             let operand = variant.operand(Role::Gradient);
+            assert_eq!(operand.kernel.scale, ScaleRule::Tensor);
             assert_eq!(
                 (operand.rounding, operand.hadamard),
                 (Rounding::Nearest, false)
