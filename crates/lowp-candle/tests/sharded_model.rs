@@ -214,10 +214,13 @@ fn policy_changes_no_bit() {
 fn ranks_and_micro_batches_agree() {
     for recipe in AnyRecipe::all() {
         let one = train(recipe, 1, true, 1, 3);
-        for (world, micro_batches) in [(2, 1), (1, 2), (2, 2), (4, 1)] {
+        // However a batch is split over ranks, codes are the same; micro-batches have amaxes of
+        // their own, so tensor scales differ.
+        for (world, micro_batches, bound) in [(2, 1, 2e-3), (4, 1, 2e-3), (1, 2, 0.1), (2, 2, 0.1)]
+        {
             let other = train(recipe, world, true, micro_batches, 3);
             for (a, b) in one.iter().zip(&other) {
-                let (name, close) = (recipe.name(), (a - b).abs() < 2e-2);
+                let (name, close) = (recipe.name(), (a - b).abs() < bound);
                 assert!(
                     close,
                     "{name} {world} ranks, {micro_batches} micro-batches: {a} {b}"
