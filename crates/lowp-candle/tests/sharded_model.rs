@@ -51,7 +51,7 @@ fn mesh(comm: &Arc<dyn Communicator<Cpu>>) -> Result<MeshComm<Cpu>, ModelError> 
 
 /// The values that a GEMM over `values` reads: quantized and decoded by `recipe`.
 fn round_trip(recipe: AnyRecipe, shape: Shape, values: &[f32]) -> Vec<f32> {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let source = Source::F32(cpu.upload(values).expect("room"));
     let tensor = quantize(&cpu, recipe, shape, Usage::ROWWISE, source, None).expect("a tensor");
     dequantize(&cpu, &tensor, lowp_format::Orientation::Rowwise).expect("values")
@@ -73,19 +73,14 @@ fn the_plain_recipe_is_the_plain_layer() {
         .to_vec2::<f32>();
     let expected = expected.expect("values");
     for world in 1..=5 {
-        run_ranks(
-            &Cpu::default(),
-            world,
-            TIMEOUT,
-            |_, comm| -> Result<(), ModelError> {
-                let specs = layer(rows, cols);
-                let cpu = Cpu::default();
-                let model =
-                    ShardedModel::new(&cpu, &mesh(&comm)?, recipe("fp32"), &specs, &[], options())?;
-                assert_eq!(model.layers()[0].forward(&x)?.to_vec2::<f32>()?, expected);
-                Ok(())
-            },
-        )
+        run_ranks(&Cpu, world, TIMEOUT, |_, comm| -> Result<(), ModelError> {
+            let specs = layer(rows, cols);
+            let cpu = Cpu;
+            let model =
+                ShardedModel::new(&cpu, &mesh(&comm)?, recipe("fp32"), &specs, &[], options())?;
+            assert_eq!(model.layers()[0].forward(&x)?.to_vec2::<f32>()?, expected);
+            Ok(())
+        })
         .unwrap_or_else(|e| panic!("{world} ranks: {e}"));
     }
 }
@@ -113,24 +108,19 @@ fn forward_multiplies_decoded_operands() {
             MatRef::new(&wq, rows, cols).t(),
             1,
         );
-        run_ranks(
-            &Cpu::default(),
-            2,
-            TIMEOUT,
-            |_, comm| -> Result<(), ModelError> {
-                let cpu = Cpu::default();
-                let specs = layer(rows, cols);
-                let model = ShardedModel::new(&cpu, &mesh(&comm)?, recipe, &specs, &[], options())?;
-                model.begin(0, 0, true);
-                let x = Tensor::from_slice(&x, (tokens, cols), &Device::Cpu)?;
-                let y = model.layers()[0]
-                    .forward(&x)?
-                    .flatten_all()?
-                    .to_vec1::<f32>()?;
-                assert_eq!(y, expected, "{}", recipe.name());
-                Ok(())
-            },
-        )
+        run_ranks(&Cpu, 2, TIMEOUT, |_, comm| -> Result<(), ModelError> {
+            let cpu = Cpu;
+            let specs = layer(rows, cols);
+            let model = ShardedModel::new(&cpu, &mesh(&comm)?, recipe, &specs, &[], options())?;
+            model.begin(0, 0, true);
+            let x = Tensor::from_slice(&x, (tokens, cols), &Device::Cpu)?;
+            let y = model.layers()[0]
+                .forward(&x)?
+                .flatten_all()?
+                .to_vec1::<f32>()?;
+            assert_eq!(y, expected, "{}", recipe.name());
+            Ok(())
+        })
         .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
     }
 }
@@ -160,8 +150,8 @@ fn train(
         seq: 32,
     };
     let text: Vec<u8> = (0..4 * 33u32).map(|i| (i * i % 251) as u8).collect();
-    let mut losses = run_ranks(&Cpu::default(), world, TIMEOUT, |rank, comm| {
-        let cpu = Cpu::default();
+    let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
+        let cpu = Cpu;
         let options = ModelOptions {
             reshard_after_forward: reshard,
             ..options()
@@ -244,7 +234,7 @@ fn delayed_operands_learn_their_scale() {
 
 #[test]
 fn a_layer_that_does_not_fit_is_named() {
-    let cpu = Cpu::default();
+    let cpu = Cpu;
     let comm: Arc<dyn Communicator<Cpu>> = Arc::new(lowp_shard::LocalComm::solo(&cpu));
     let mesh = mesh(&comm).expect("one rank");
     let narrow = AnyRecipe::low_precision()

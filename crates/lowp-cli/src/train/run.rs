@@ -29,7 +29,7 @@ pub(crate) fn run(
     progress: &Progress,
 ) -> Result<RunResult> {
     let ranks = config.mesh.world();
-    let outcomes = run_ranks(&Cpu::default(), ranks, TIMEOUT, |rank, comm| {
+    let outcomes = run_ranks(&Cpu, ranks, TIMEOUT, |rank, comm| {
         // Only rank 0 reports.
         let progress = (rank == 0).then_some(progress);
         Rank {
@@ -48,7 +48,7 @@ pub(crate) fn run(
     let replicas = config.mesh.replicate as u64;
     let counted = sent(|o| o.sent) / replicas;
     let steps = config.steps as u64;
-    if counted % steps != 0 {
+    if !counted.is_multiple_of(steps) {
         bail!(
             "{}: {counted} bytes in {steps} steps: the steps sent unequal amounts",
             run.name
@@ -112,7 +112,7 @@ impl Rank<'_> {
             threads,
         };
         let (linears, vars) = (config.model.linears(), config.model.vars());
-        let backend = Cpu::default();
+        let backend = Cpu;
         let mut sharded = ShardedModel::new(&backend, &mesh, recipe, &linears, &vars, options)?;
         let model = Gpt::new(
             config.model,
@@ -149,7 +149,9 @@ impl Rank<'_> {
         let bytes = sharded.weight_bytes()?;
         if let Some((layer, phase, divergence)) = sharded.audit()?.first() {
             let (name, phase) = (&linears[*layer].name, phase.name());
-            bail!("{name}, as {phase} gathers it: {divergence}; this is a defect in lowp: please report it");
+            bail!(
+                "{name}, as {phase} gathers it: {divergence}; this is a defect in lowp: please report it"
+            );
         }
         sharded.begin(config.steps as u64, first_token, false);
         let val_loss = self.validate(&model, &*comm)?;
