@@ -20,8 +20,10 @@ struct Document<'a> {
     /// Rows of each rank.
     rows: Vec<usize>,
     buffers: Vec<Buffer>,
-    /// Bytes that all ranks store together.
+    /// Bytes that the shards of one copy of the weight take, a replicated scale counted once.
     stored_bytes: usize,
+    /// Bytes that each rank stores, its own copy of a replicated scale included.
+    rank_stored_bytes: Vec<usize>,
     phases: Vec<PhaseRecord>,
     wire_bytes: usize,
     wire_bytes_per_weight: f64,
@@ -82,13 +84,12 @@ pub(super) fn render(
     let Args { shape, usage, .. } = *args;
     let buffers = recipe.buffers(usage);
     let wire_bytes = plans.iter().map(|(_, plan)| plan.wire_bytes()).sum();
-    let rows = |plan: &GatherPlan| plan.cuts.ranges().map(|r| r.len()).collect::<Vec<_>>();
-    // A replicated scale is stored by every rank; like the gather tables, this counts it once.
-    let stored_bytes = recipe
-        .stored(usage)
-        .iter()
-        .map(|spec| spec.bytes(shape))
-        .sum();
+    let rows: Vec<usize> = plans
+        .first()
+        .map(|(_, plan)| plan.cuts.ranges().map(|r| r.len()).collect())
+        .unwrap_or_default();
+    let stored = recipe.stored(usage);
+    let stored = |shape: Shape| stored.iter().map(|spec| spec.bytes(shape)).sum();
     let document = Document {
         recipe: &args.recipe,
         shape: [shape.rows, shape.cols],
@@ -96,15 +97,16 @@ pub(super) fn render(
         usage: usage.label(),
         reshard_after_forward: (usage == Usage::BOTH)
             .then_some(args.reshard_after_forward.unwrap_or(true)),
-        rows: plans
-            .first()
-            .map(|(_, plan)| rows(plan))
-            .unwrap_or_default(),
         buffers: buffers
             .iter()
             .map(|spec| buffer(spec, shape, usage))
             .collect::<Result<_>>()?,
-        stored_bytes,
+        stored_bytes: stored(shape),
+        rank_stored_bytes: rows
+            .iter()
+            .map(|&rows| stored(shape.with_rows(rows)))
+            .collect(),
+        rows,
         phases: plans
             .iter()
             .map(|(phase, plan)| phase_record(*phase, plan))

@@ -282,6 +282,6 @@ fn positive(option: &str, value: f64, zero: bool) -> Result<f32, UsageError> {
         "a positive number"
     };
     Err(UsageError::new(format!(
-        "{option} {value}: expected {expected} in the range of f32"
+        "{option} {value:?}: expected {expected} in the range of f32"
     )))
 }

@@ -1,7 +1,6 @@
 //! The text, and the batches as a function of seed, step and sequence number.
 
 use crate::usage::UsageError;
-use anyhow::{Context, Result};
 use lowp_candle::Batch;
 use lowp_format::Philox;
 use std::ops::Range;
@@ -25,21 +24,21 @@ impl Corpus {
     ///
     /// # Errors
     /// A file that cannot be read, or is too short for one sequence in its last tenth.
-    pub(crate) fn load(file: Option<&Path>, seq: usize) -> Result<Self> {
+    pub(crate) fn load(file: Option<&Path>, seq: usize) -> Result<Self, UsageError> {
         let text = match file {
-            Some(path) => {
-                std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?
-            }
+            Some(path) => std::fs::read(path).map_err(|e| {
+                UsageError::new(format!("--data: cannot read {}: {e}", path.display()))
+            })?,
             None => BUNDLED.to_vec(),
         };
         let split = text.len() - text.len() / 10;
         if text.len() - split < seq + 1 || split < seq + 1 {
             let message = format!(
-                "a text of {} bytes is too short for sequences of {seq}: at least {} bytes are needed",
+                "a text of {} bytes is too short for --seq {seq}: at least {} bytes are needed, or shorter sequences",
                 text.len(),
                 10 * (seq + 1)
             );
-            return Err(UsageError::new(message).into());
+            return Err(UsageError::new(message));
         }
         Ok(Self { text, split, seq })
     }
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_batch_is_the_whole_batch() -> Result<()> {
+    fn a_split_batch_is_the_whole_batch() -> Result<(), UsageError> {
         let corpus = Corpus::load(None, 32)?;
         let whole = corpus.train(1, 7, 0..16);
         let parts: Vec<u8> = (0..3)

@@ -63,3 +63,15 @@ fn style(template: &str) -> ProgressStyle {
     // The templates are constants; a bar in the default style is the worst a typo could do.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_templates_parse() {
+        for template in [RUNNING, DONE] {
+            ProgressStyle::with_template(template).expect(template);
+        }
+    }
+}

@@ -52,7 +52,7 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<Strin
 
 /// One row per recipe.
 fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
-    let mut header = vec!["recipe", "validation loss", "gap"];
+    let mut header = vec!["recipe", "val loss", "gap %"];
     header.extend((config.seeds > 1).then_some("range"));
     header.extend(["resident", "wire/step", "formula", "ms/step"]);
     let mut out = "<div class=\"wide\"><table>\n<thead><tr>".to_owned();
@@ -66,12 +66,12 @@ fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
         let mut cells = vec![
             format!("{}{}", key(index), escape(&run.recipe)),
             format!("{:.4}", summary.mean(|run| run.val_loss)),
-            summary.gap().map_or_else(dash, |gap| percent(gap) + "%"),
+            summary.gap().map_or_else(dash, percent),
         ];
         if config.seeds > 1 {
             let range = summary.gap_range();
             cells.push(range.map_or_else(dash, |[low, high]| {
-                format!("{} to {}%", percent(low), percent(high))
+                format!("{} to {}", percent(low), percent(high))
             }));
         }
         cells.extend([

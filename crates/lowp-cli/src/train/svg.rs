@@ -207,7 +207,7 @@ impl Grid {
         let step = [1.0, 2.0, 5.0, 10.0]
             .map(|m| m * power)
             .into_iter()
-            .find(|step| span / step <= wanted)
+            .find(|step| span / step <= wanted + 1e-9)
             .unwrap_or(10.0 * power);
         let first = (low / step).floor();
         let last = (high / step).ceil().max(first + 1.0);

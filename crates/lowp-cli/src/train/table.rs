@@ -62,13 +62,15 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
             let _ = write!(out, ", of which {seeds} finished with every recipe");
         }
     }
-    let ranks = match config.mesh.replicate {
-        1 => format!("all {} ranks", config.mesh.shard),
-        n => format!("{} ranks of one of {n} replicas", config.mesh.shard),
+    let ranks = match (config.mesh.replicate, config.mesh.shard) {
+        (1, 1) => "on the one rank".to_owned(),
+        (1, shards) => format!("all {shards} ranks together"),
+        (replicas, 1) => format!("on each of {replicas} replicas"),
+        (replicas, shards) => format!("the {shards} ranks of each of {replicas} replicas together"),
     };
     let _ = writeln!(
         out,
-        "\nresident, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks} together",
+        "\nresident, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks}",
         run.parameters, run.model_parameters
     );
     if let Some(bf16) = reference::bf16(config) {

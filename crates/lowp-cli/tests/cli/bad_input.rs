@@ -1,0 +1,116 @@
+//! Arguments of `lowp train` that cannot work: exit code 2, one message with the remedy, and no training.
+
+use super::{lowp, path, tiny};
+use std::fs;
+
+/// Runs `lowp train` with arguments that must be refused, and gives its message.
+fn refused(args: &[&str]) -> String {
+    let outcome = lowp(&tiny(args));
+    assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.stderr);
+    assert_eq!(outcome.stdout, "", "{args:?}");
+    assert!(
+        outcome.stderr.starts_with("error: "),
+        "{args:?}: {}",
+        outcome.stderr
+    );
+    assert!(
+        !outcome.stderr.contains(" step "),
+        "{args:?} trained: {}",
+        outcome.stderr
+    );
+    outcome.stderr
+}
+
+#[test]
+fn messages() {
+    let mut text = String::new();
+    for args in [
+        "--ranks 0",
+        "--ranks 65 --batch 65",
+        "--ranks two",
+        "--ranks 2 --mesh 1x2",
+        "--mesh 2",
+        "--mesh 0x2",
+        "--mesh axb",
+        "--mesh 9x9",
+        "--ranks 5",
+        "--mesh 5x1",
+        "--recipe nope",
+        "--recipe mxfp8+nope",
+        "--recipe fp32+tensor-scale",
+        "--recipe mxfp8 --compare all",
+        "--compare mxfp8,nope",
+        "--dim 24",
+        "--dim 40 --recipe nvfp4-1d",
+        "--dim 40 --heads 4 --compare fp8-current,mxfp8-2d",
+        "--heads 3",
+        "--heads 0",
+        "--steps 0",
+        "--steps -1",
+        "--steps 99999999999999",
+        "--seeds 0",
+        "--seed 18446744073709551615 --seeds 2",
+        "--layers 0",
+        "--dim 16384 --layers 1024",
+        "--batch 65536 --seq 65536",
+        "--eval-batches 0",
+        "--lr NaN",
+        "--lr -1",
+        "--lr 0",
+        "--lr 1e-60",
+        "--lr 1e60",
+        "--lr fast",
+        "--clip 0",
+        "--clip inf",
+        "--weight-decay -0.1",
+        "--warmup 4 --steps 3",
+        "--grad-wire fp8",
+        "--reshard-after-forward maybe",
+        "--data /no/such/file",
+        "--data /",
+        "--json /no/such/folder/out.json",
+        "--json /",
+        "--json ..",
+        "--json /dev/null",
+        "--report /no/such/folder/out.html",
+        "--json same --report same",
+        "--list --ranks 2",
+    ] {
+        let message = refused(&args.split(' ').collect::<Vec<_>>());
+        text += &format!("$ lowp train {args}\n{message}\n");
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_shape_that_does_not_fit_names_layer_numbers_and_remedy() {
+    let message = refused(&["--dim", "24", "--recipe", "mxfp8"]);
+    for part in ["block0.qkv", "72x24", "mxfp8", "multiple of 32", "--dim 32"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn short_data_is_refused_and_long_enough_data_is_not() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("text");
+    // Ten times the sequence and the byte that follows it.
+    for (bytes, fits) in [(0, false), (329, false), (330, true)] {
+        fs::write(&file, vec![b'a'; bytes]).expect("a written file");
+        let args = ["--data", &path(&file), "--recipe", "fp32", "--steps", "1"];
+        if fits {
+            assert_eq!(lowp(&tiny(&args)).code, Some(0));
+        } else {
+            let message = refused(&args);
+            assert!(message.contains("at least 330 bytes"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_run_leaves_no_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let json = path(&dir.path().join("out.json"));
+    refused(&["--json", &json, "--report", "/no/such/folder/out.html"]);
+    assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 0);
+}

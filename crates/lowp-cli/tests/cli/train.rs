@@ -1,0 +1,271 @@
+//! `lowp train` on a model that trains in milliseconds.
+
+use super::{lowp, path, recipes, stdout, tiny, train_json};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+
+fn runs(document: &Value) -> &[Value] {
+    document["runs"].as_array().expect("runs")
+}
+
+fn text<'a>(run: &'a Value, key: &str) -> &'a str {
+    run[key]
+        .as_str()
+        .unwrap_or_else(|| panic!("{key} of {run}"))
+}
+
+fn number(run: &Value, key: &str) -> f64 {
+    run[key]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{key} of {run}"))
+}
+
+#[test]
+fn json_has_the_promised_keys() {
+    let document = train_json(&["--steps", "3"]);
+    let [baseline, run] = runs(&document) else {
+        panic!("the baseline and one recipe: {document}")
+    };
+    assert_eq!(
+        (text(baseline, "recipe"), text(run, "recipe")),
+        ("fp32", "mxfp8")
+    );
+    for run in [baseline, run] {
+        assert_eq!(
+            (
+                number(run, "ranks"),
+                number(run, "steps"),
+                number(run, "seed")
+            ),
+            (2.0, 3.0, 0.0)
+        );
+        let losses = run["train_loss"].as_array().expect("an array");
+        assert_eq!(losses.len(), 3);
+        assert!(
+            losses
+                .iter()
+                .all(|loss| loss.as_f64().is_some_and(|loss| loss > 0.0))
+        );
+        assert!(number(run, "val_loss") > 0.0);
+        assert_eq!(number(run, "parameters"), (12 * 64 * 64) as f64);
+        assert!(number(run, "resident_weight_bytes") > 0.0);
+        assert_eq!(run["wire_bytes_per_step"], run["wire_bytes_formula"]);
+    }
+    assert_eq!(number(baseline, "gap_percent"), 0.0);
+    assert_eq!(
+        number(baseline, "resident_weight_bytes"),
+        4.0 * number(baseline, "parameters")
+    );
+    assert_eq!(
+        number(baseline, "wire_bytes_per_step"),
+        8.0 * number(baseline, "parameters")
+    );
+    assert_eq!(document["config"]["mesh"], serde_json::json!([1, 2]));
+}
+
+#[test]
+fn the_table() {
+    let table = stdout(&tiny(&[
+        "--compare",
+        "all",
+        "--steps",
+        "2",
+        "--seeds",
+        "2",
+        "--mesh",
+        "2x1",
+    ]));
+    let filters = [
+        (r" \d\.\d{4} ", " [loss] "),
+        (r"[+-]\d\.\d\d to [+-]\d\.\d\d", "[low] to [high]"),
+        (r"[+-]\d\.\d\d", "[gap]"),
+        (r"(?m) +\d+\.\d$", "  [ms]"),
+    ];
+    insta::with_settings!({ filters => filters }, {
+        insta::assert_snapshot!(table);
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits() {
+    let args = ["--compare", "all", "--steps", "3"];
+    let [first, second] = [train_json(&args), train_json(&args)];
+    assert_eq!(runs(&first).len(), recipes().len() - 1, "all but bf16");
+    for (one, other) in runs(&first).iter().zip(runs(&second)) {
+        for key in ["recipe", "train_loss", "val_loss"] {
+            assert_eq!(one[key], other[key], "{key}");
+        }
+    }
+    let other = train_json(&["--steps", "3", "--seed", "1"]);
+    assert_ne!(runs(&other)[0]["train_loss"], runs(&first)[0]["train_loss"]);
+}
+
+#[test]
+fn ranks_agree() {
+    let mut losses: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    // A sum in another order can turn the rounding of a code, so a mean over few tokens would tell the ranks apart.
+    let args = "--compare all --steps 10 --batch 8 --eval-batches 16 --ranks";
+    for ranks in ["1", "2", "3", "4"] {
+        let document = train_json(&args.split(' ').chain([ranks]).collect::<Vec<_>>());
+        for run in runs(&document) {
+            let recipe = text(run, "recipe").to_owned();
+            losses
+                .entry(recipe)
+                .or_default()
+                .push(number(run, "val_loss"));
+        }
+    }
+    for (recipe, losses) in losses {
+        let spread = losses
+            .iter()
+            .fold(0f64, |m, loss| m.max((loss - losses[0]).abs()));
+        assert!(spread < 1e-3, "{recipe}: {losses:?}");
+    }
+}
+
+#[test]
+fn gradients_in_bf16_change_little() {
+    let [f32, bf16] = ["f32", "bf16"].map(|wire| {
+        let document = train_json(&["--steps", "10", "--grad-wire", wire]);
+        number(&runs(&document)[1], "val_loss")
+    });
+    assert!(f32 != bf16 && (f32 - bf16).abs() < 0.01, "{f32} {bf16}");
+}
+
+/// Bytes of the linear layers of the tiny model by `lowp plan`: on the wire per step, and resident.
+fn planned(recipe: &str, shards: usize, reshard: &str) -> [u64; 2] {
+    let mut bytes = [0; 2];
+    for shape in ["192x64", "64x64", "256x64", "64x256"] {
+        let world = shards.to_string();
+        let args = [
+            "plan", "--recipe", recipe, "--shape", shape, "--world", &world,
+        ];
+        let args = [&args[..], &["--reshard-after-forward", reshard, "--json"]].concat();
+        let plan: Value = serde_json::from_str(&stdout(&args)).expect("JSON");
+        bytes[0] += plan["wire_bytes"].as_u64().expect("bytes");
+        let ranks = plan["rank_stored_bytes"]
+            .as_array()
+            .expect("one number per rank");
+        bytes[1] += ranks.iter().filter_map(Value::as_u64).sum::<u64>();
+    }
+    bytes
+}
+
+#[test]
+fn bytes_are_those_of_the_plan() {
+    for (mesh, shards) in [("2x2", 2), ("1x3", 3)] {
+        for reshard in ["true", "false"] {
+            let args = [
+                "--compare",
+                "all",
+                "--steps",
+                "2",
+                "--mesh",
+                mesh,
+                "--reshard-after-forward",
+                reshard,
+            ];
+            for run in runs(&train_json(&args)) {
+                let recipe = text(run, "recipe");
+                let counted = ["wire_bytes_per_step", "resident_weight_bytes"]
+                    .map(|key| run[key].as_u64().expect("bytes"));
+                let planned = planned(recipe, shards, reshard);
+                assert_eq!(counted, planned, "{recipe} on {mesh}, reshard {reshard}");
+            }
+        }
+    }
+}
+
+#[test]
+fn resharding_does_not_change_the_result() {
+    let [one, other] = ["true", "false"].map(|reshard| {
+        train_json(&[
+            "--compare",
+            "all",
+            "--steps",
+            "3",
+            "--mesh",
+            "1x3",
+            "--reshard-after-forward",
+            reshard,
+        ])
+    });
+    for (one, other) in runs(&one).iter().zip(runs(&other)) {
+        for key in ["recipe", "train_loss", "val_loss"] {
+            assert_eq!(one[key], other[key], "{key}");
+        }
+    }
+}
+
+#[test]
+fn seeds_repeat_every_run() {
+    let document = train_json(&["--steps", "2", "--seeds", "2", "--seed", "5"]);
+    let made: Vec<_> = runs(&document)
+        .iter()
+        .map(|run| (text(run, "recipe"), number(run, "seed")))
+        .collect();
+    assert_eq!(
+        made,
+        [("fp32", 5.0), ("mxfp8", 5.0), ("fp32", 6.0), ("mxfp8", 6.0)]
+    );
+    for pair in runs(&document).chunks(2) {
+        let gap = (number(&pair[1], "val_loss") / number(&pair[0], "val_loss") - 1.0) * 100.0;
+        // JSON keeps all digits, but reading them may round.
+        assert!((number(&pair[1], "gap_percent") - gap).abs() < 1e-9);
+    }
+    let alone = train_json(&["--steps", "2", "--seed", "6"]);
+    assert_eq!(
+        runs(&alone)[1]["train_loss"],
+        runs(&document)[3]["train_loss"]
+    );
+}
+
+#[test]
+fn own_text() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("text");
+    fs::write(
+        &file,
+        "all work and no play makes jack a dull boy\n".repeat(50),
+    )
+    .expect("a written file");
+    let document = train_json(&["--steps", "40", "--lr", "0.01", "--data", &path(&file)]);
+    for run in runs(&document) {
+        assert!(number(run, "val_loss") < 2.5, "{run}");
+    }
+}
+
+#[test]
+fn progress_without_a_terminal_is_plain_lines() {
+    let outcome = lowp(&tiny(&["--recipe", "fp32", "--steps", "25"]));
+    let lines: Vec<_> = outcome.stderr.lines().collect();
+    assert!((5..=11).contains(&lines.len()), "{}", outcome.stderr);
+    let last = lines.last().expect("a line");
+    assert!(
+        last.starts_with("fp32  step 25/25  loss ") && last.ends_with("k tokens/s"),
+        "{last}"
+    );
+    assert!(!outcome.stderr.contains('\u{1b}'), "no escape codes");
+}
+
+#[test]
+fn a_run_that_diverges_says_so() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let [json, page] = ["out.json", "out.html"].map(|name| path(&dir.path().join(name)));
+    let args = [
+        "--steps", "4", "--lr", "1e30", "--warmup", "0", "--clip", "1e30", "--json", &json,
+        "--report", &page,
+    ];
+    let outcome = lowp(&tiny(&args));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let document: Value =
+        serde_json::from_str(&fs::read_to_string(json).expect("JSON")).expect("JSON");
+    let run = &runs(&document)[1];
+    assert!(
+        run["val_loss"].is_null() || number(run, "val_loss") > 10.0,
+        "{run}"
+    );
+    let page = fs::read_to_string(page).expect("HTML");
+    assert!(!page.contains("points=\"NaN") && !page.contains(",NaN") && !page.contains(",inf"));
+}
