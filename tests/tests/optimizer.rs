@@ -23,6 +23,9 @@ fn cases(seed: u64) -> Vec<Case> {
         .collect()
 }
 
+/// One full gradient per case.
+type Grads = Vec<Vec<f32>>;
+
 fn grads(cases: &[Case], seed: u64, family: Family) -> Vec<Vec<f32>> {
     let grad = |case: &Case| family.values(seed, case.shape.elements());
     cases.iter().map(grad).collect()
@@ -174,6 +177,42 @@ fn reduce(rank: &mut Rank, grads: &[Vec<f32>], wire: GradWire) -> Result<(), Opt
         rank.adamw.mark_ready(id);
     }
     Ok(())
+}
+
+/// `set_grad` starts over, `add_grad` goes on from whatever is there.
+#[test]
+fn set_replaces_and_add_adds() {
+    let cases = cases(2);
+    let run = |f: fn(&mut Rank, &[Grads; 3]) -> Result<(), OptimError>| {
+        let three = [7, 8, 9].map(|seed| exact_grads(&cases, seed));
+        ranks(&cases, 1, |rank| {
+            f(rank, &three)?;
+            rank.finish(&StepOptions::default())?;
+            rank.state()
+        })
+    };
+    let last = run(|rank, [_, _, c]| rank.set_grads(c));
+    let replaced = run(|rank, [a, b, c]| {
+        rank.set_grads(a)?;
+        rank.set_grads(b)?;
+        rank.set_grads(c)
+    });
+    assert!(replaced == last, "set_grad added");
+    let added = run(|rank, [a, b, c]| {
+        rank.set_grads(a)?;
+        rank.set_grads(b)?;
+        for index in 0..rank.ids.len() {
+            rank.adamw.add_grad(rank.ids[index], &c[index])?;
+        }
+        Ok(())
+    });
+    let sum = run(|rank, [_, b, c]| {
+        let mut sum = b.clone();
+        let pairs = sum.iter_mut().flatten().zip(c.iter().flatten());
+        pairs.for_each(|(b, c)| *b += c);
+        rank.set_grads(&sum)
+    });
+    assert!(added == sum, "add_grad after set_grad is no sum");
 }
 
 /// A gradient that is not finite on one rank leaves every rank where it was.
