@@ -1,6 +1,9 @@
 //! The `lowp` command.
 
+mod columns;
+mod file;
 mod files;
+mod output;
 mod train;
 mod usage;
 
@@ -23,12 +26,15 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Train(train::Args),
+    #[command(flatten)]
+    File(file::Command),
 }
 
 fn main() -> ExitCode {
     one_candle_thread();
     let result = match Cli::parse().command {
         Command::Train(args) => train::main(args),
+        Command::File(command) => file::main(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

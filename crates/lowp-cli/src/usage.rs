@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Arguments that parse but make no sense together.
+/// Arguments that parse but cannot work: found before any work begins.
 #[derive(Debug)]
 pub(crate) struct UsageError(String);
 
@@ -20,6 +20,12 @@ impl fmt::Display for UsageError {
 }
 
 impl std::error::Error for UsageError {}
+
+impl From<lowp_format::FormatError> for UsageError {
+    fn from(error: lowp_format::FormatError) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// 2 for bad arguments, as clap does, 1 for everything else.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {

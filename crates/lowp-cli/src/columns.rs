@@ -1,0 +1,59 @@
+//! Aligned columns of text: words to the left, numbers to the right.
+
+/// Rows of cells below a header. Every row has as many cells as the header.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    rows: Vec<Vec<String>>,
+    /// Columns of words; the others are aligned to the right.
+    words: &'static [usize],
+}
+
+impl Columns {
+    /// A table with this header; `words` are the columns aligned to the left.
+    pub(crate) fn new(header: &[&str], words: &'static [usize]) -> Self {
+        let header = header.iter().map(|&cell| cell.to_owned()).collect();
+        Self {
+            rows: vec![header],
+            words,
+        }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// One line per row.
+    pub(crate) fn render(&self) -> String {
+        let columns = self.rows.first().map_or(0, Vec::len);
+        let width = |col: usize| self.rows.iter().map(|row| row[col].chars().count()).max();
+        let widths: Vec<usize> = (0..columns).filter_map(width).collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (col, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+                if self.words.contains(&col) {
+                    line += &format!("{cell:<width$}  ");
+                } else {
+                    line += &format!("{cell:>width$}  ");
+                }
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_left_numbers_right_nothing_trailing() {
+        let mut table = Columns::new(&["name", "n"], &[0]);
+        table.row(["a".to_owned(), "1".to_owned()]);
+        table.row(["longer".to_owned(), "100".to_owned()]);
+        assert_eq!(table.render(), "name      n\na         1\nlonger  100\n");
+    }
+}

@@ -1,0 +1,44 @@
+//! A quantized tensor as the bytes of its fields.
+
+use super::cast::Tensor;
+use super::fields::{Content, Field};
+use anyhow::{Result, ensure};
+use lowp_format::{Form, Part};
+use lowp_kernels::{Backend, Cpu};
+use lowp_shard::scales_in_form;
+
+/// The bytes of `fields`, in order.
+///
+/// # Errors
+/// A buffer that the tensor does not hold.
+pub(super) fn pack(tensor: &Tensor, amax: Option<f32>, fields: &[Field]) -> Result<Vec<Vec<u8>>> {
+    fields
+        .iter()
+        .map(|field| {
+            let bytes = match field.content {
+                Content::Amax => amax.map(|amax| amax.to_le_bytes().to_vec()).unwrap_or_default(),
+                Content::Buffer { key, orientation } => {
+                    let form = field.layout.map_or(Form::Compact, |layout| layout.form);
+                    let repacked = match (key.part, form) {
+                        (Part::BlockScale, Form::Padded | Form::Swizzled) => {
+                            scales_in_form(&Cpu, tensor, orientation, form)?
+                        }
+                        _ => None,
+                    };
+                    match repacked {
+                        Some((_, bytes)) => bytes,
+                        None => Cpu.download(&tensor.buffer(key)?.storage)?,
+                    }
+                }
+            };
+            ensure!(
+                bytes.len() == field.bytes(),
+                "{}: {} bytes were made where {} were announced",
+                field.suffix,
+                bytes.len(),
+                field.bytes()
+            );
+            Ok(bytes)
+        })
+        .collect()
+}
