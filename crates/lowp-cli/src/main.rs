@@ -17,7 +17,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Low-precision sharded training weights: see what they cost and what they save.
 #[derive(Debug, Parser)]
-#[command(name = "lowp", version)]
+#[command(name = "lowp", version, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -138,9 +138,7 @@ pub(super) struct Quantized {
     pub(super) full: Shape,
     /// The rows in this file.
     pub(super) shape: Shape,
-    pub(super) dtype: Dtype,
     pub(super) usage: Usage,
-    pub(super) form: Form,
     pub(super) specs: BufferList,
     pub(super) fields: Vec<Field>,
     pub(super) shard: Option<Shard>,
@@ -170,10 +168,9 @@ impl Quantized {
         let usage = usage(&text.usage)?;
         let fields =
             fields::fields(&recipe, &specs, shape, usage, stored).map_err(problem)?;
-        let dtype = Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
+        Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
         let name = name.to_owned();
-        let form = stored;
-        Ok(Self { name, text, recipe, full, shape, dtype, usage, form, specs, fields, shard })
+        Ok(Self { name, text, recipe, full, shape, usage, specs, fields, shard })
     }
 }
 

@@ -163,7 +163,7 @@ impl Named for Usage {
     const ALL: &'static [Self] = &[Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
 
     fn label(self) -> &'static str {
-        Usage::label(&self)
+        Usage::label(self)
     }
 }
 

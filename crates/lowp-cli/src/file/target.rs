@@ -69,12 +69,11 @@ impl FolderTarget {
     pub(super) fn new(path: &Path) -> Result<Self> {
         let refused = |why: &dyn std::fmt::Display| refuse(format!("-o: cannot write {}: {why}", path.display()));
         let folder = resolve(path).map_err(|e| refused(&e))?;
-        match fs::read_dir(&folder) {
-            Ok(mut entries) if entries.next().is_some() => {
-                return Err(refused(&"the folder is not empty; give another name or empty it"));
-            }
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(refused(&error)),
-            _ => {}
+        match fs::read_dir(&folder).map(|entries| entries.count()) {
+            Ok(0) => {}
+            Ok(_) => return Err(refused(&"the folder is not empty; give another name or empty it")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(refused(&error)),
         }
         let temporary = beside(&folder).ok_or_else(|| refused(&"it is no folder name"))?;
         fs::create_dir(&temporary)

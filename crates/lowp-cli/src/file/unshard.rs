@@ -104,11 +104,16 @@ impl World {
         Ok(())
     }
 
-    /// A buffer that must be the same in every rank file: one number.
-    fn agreed(&self, name: &str, field: impl Fn(&Quantized) -> Option<&Field>) -> Result<Vec<u8>> {
+    /// A number that must be the same in every rank file: a buffer, or the amax that is in none.
+    fn agreed(&self, name: &str, key: Option<BufferKey>) -> Result<Vec<u8>> {
         let mut agreed: Option<Vec<u8>> = None;
         for (model, tensors) in self.models.iter().zip(&self.tensors) {
-            let field = field(&tensors[name]).with_context(|| format!("'{name}' lacks a scale"))?;
+            let tensor = &tensors[name];
+            let field = match key {
+                Some(key) => holding(&tensor.fields, key, Orientation::Rowwise),
+                None => amax_field(tensor),
+            };
+            let field = field.with_context(|| format!("'{name}' lacks a scale"))?;
             let full = field.name(name);
             let bytes = model.expect(&full, field.dtype, &field.shape)?.bytes()?.to_vec();
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
@@ -175,8 +180,7 @@ impl World {
                     to
                 }
                 GatherStep::Replicated { .. } => {
-                    let number = |tensor| holding_number(tensor, spec.key);
-                    Cpu.upload(&self.agreed(name, number)?)?
+                    Cpu.upload(&self.agreed(name, Some(spec.key))?)?
                 }
             };
             buffers.push((spec.key, buffer));
@@ -184,11 +188,6 @@ impl World {
         let specs = tensor.recipe.buffers(*usage);
         QuantizedTensor::with_buffers(tensor.recipe, tensor.full, specs, |spec, _| find(&buffers, spec.key))
     }
-}
-
-/// The field of a buffer of one number.
-fn holding_number(tensor: &Quantized, key: BufferKey) -> Option<&Field> {
-    holding(&tensor.fields, key, Orientation::Rowwise)
 }
 
 fn find(buffers: &[(BufferKey, CpuBuffer<u8>)], key: BufferKey) -> Result<CpuBuffer<u8>> {
@@ -229,11 +228,10 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
     }
     let make = Box::new(move |job: usize| {
         let (tensor, fields) = &jobs[job];
-        let observed = |tensor| amax_field(tensor);
         let amax = match amax_field(tensor) {
             None => None,
             Some(_) => {
-                let bytes = world.agreed(&tensor.name, observed)?;
+                let bytes = world.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
         };
