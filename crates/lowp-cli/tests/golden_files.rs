@@ -8,13 +8,22 @@ use support::{Bench, Contents, tensor};
 /// The golden name of each recipe, and the options that make it.
 const RECIPES: [(&str, &[&str]); 11] = [
     ("delayed_e4m3", &["--recipe", "fp8-delayed"]),
-    ("delayed_e5m2", &["--recipe", "fp8-delayed", "--format", "e5m2"]),
+    (
+        "delayed_e5m2",
+        &["--recipe", "fp8-delayed", "--format", "e5m2"],
+    ),
     ("current_e4m3", &["--recipe", "fp8-current"]),
-    ("current_e5m2", &["--recipe", "fp8-current", "--format", "e5m2"]),
+    (
+        "current_e5m2",
+        &["--recipe", "fp8-current", "--format", "e5m2"],
+    ),
     ("current_e4m3_pow2", &["--recipe", "fp8-current", "--pow2"]),
     ("mxfp8_e4m3", &["--recipe", "mxfp8"]),
     ("mxfp8_e5m2", &["--recipe", "mxfp8", "--format", "e5m2"]),
-    ("mxfp8_e4m3_floor", &["--recipe", "mxfp8", "--scale-mode", "ocp-floor"]),
+    (
+        "mxfp8_e4m3_floor",
+        &["--recipe", "mxfp8", "--scale-mode", "ocp-floor"],
+    ),
     ("mxfp8_2d_e4m3", &["--recipe", "mxfp8-2d"]),
     ("nvfp4_1d", &["--recipe", "nvfp4-1d"]),
     ("nvfp4_2d", &["--recipe", "nvfp4-2d"]),
@@ -38,7 +47,10 @@ fn golden_files() -> Vec<PathBuf> {
 fn compare(golden: &Contents, prefix: &str, found: &Contents, swizzled: bool, what: &str) -> usize {
     let mut compared = 0;
     for (name, (dtype, shape, bytes)) in &golden.tensors {
-        let Some(part) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.')) else {
+        let Some(part) = name
+            .strip_prefix(prefix)
+            .and_then(|rest| rest.strip_prefix('.'))
+        else {
             continue;
         };
         let fields: &[&str] = match (part, swizzled) {
@@ -68,15 +80,28 @@ fn every_golden_vector() {
     for path in golden_files() {
         let golden = Contents::read(&path);
         let (dtype, shape, bytes) = &golden.tensors["x"];
-        bench.write("in.safetensors", &[tensor("T", *dtype, shape, bytes.clone())]);
+        bench.write(
+            "in.safetensors",
+            &[tensor("T", *dtype, shape, bytes.clone())],
+        );
         let given = golden.metadata["delayed_scale"].clone();
         for (prefix, options) in RECIPES {
-            if !golden.tensors.contains_key(&format!("{prefix}.rowwise_data")) {
+            if !golden
+                .tensors
+                .contains_key(&format!("{prefix}.rowwise_data"))
+            {
                 continue;
             }
             let what = format!("{} {prefix}", path.display());
             for form in ["padded", "swizzled"] {
-                let mut args = vec!["quantize", "in.safetensors", "-o", "out.safetensors", "--scales", form];
+                let mut args = vec![
+                    "quantize",
+                    "in.safetensors",
+                    "-o",
+                    "out.safetensors",
+                    "--scales",
+                    form,
+                ];
                 args.extend(options);
                 if prefix.starts_with("delayed") {
                     args.extend(["--delayed-scale", &given]);
@@ -88,13 +113,23 @@ fn every_golden_vector() {
                 compared += same;
             }
             if let Some((_, shape, bytes)) = golden.tensors.get(&format!("{prefix}.dequantized")) {
-                bench.done(&["dequantize", "out.safetensors", "-o", "back.safetensors", "--usage", "rowwise"]);
+                bench.done(&[
+                    "dequantize",
+                    "out.safetensors",
+                    "-o",
+                    "back.safetensors",
+                    "--usage",
+                    "rowwise",
+                ]);
                 let back = bench.read("back.safetensors");
                 assert_eq!(&back.tensors["T"].1, shape, "{what}");
                 let word = |b: &[u8]| f32::from_le_bytes(b.try_into().expect("4 bytes"));
                 for (i, (x, y)) in back.bytes("T").chunks(4).zip(bytes.chunks(4)).enumerate() {
                     let (x, y) = (word(x), word(y));
-                    assert!(x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()), "{what} {i}: {x} {y}");
+                    assert!(
+                        x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()),
+                        "{what} {i}: {x} {y}"
+                    );
                 }
                 compared += 1;
             }

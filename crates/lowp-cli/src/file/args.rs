@@ -5,7 +5,9 @@ use super::refuse::refuse;
 use super::select::Select;
 use anyhow::Result;
 use globset::Glob;
-use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, ScaleSource, Usage};
+use lowp_format::{
+    AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, ScaleSource, Usage,
+};
 
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
@@ -74,7 +76,9 @@ impl RecipeArgs {
         let wanted = self.format.map_or(Fp8Format::E4M3, Into::into);
         let recipe = match make(Some(wanted)) {
             // A default is no request.
-            Err(FormatError::UnusedOption { option: "format", .. }) if self.format.is_none() => make(None),
+            Err(FormatError::UnusedOption {
+                option: "format", ..
+            }) if self.format.is_none() => make(None),
             made => made,
         };
         let recipe = recipe.map_err(|e| match e {
@@ -116,4 +120,9 @@ impl RecipeArgs {
         });
         Ok(Select::new(globs.collect::<Result<_>>()?, self.keep_unfit))
     }
+}
+
+/// A recipe that examples in help texts name: the last of the list.
+pub(super) fn example() -> &'static str {
+    AnyRecipe::names().last().copied().unwrap_or("NAME")
 }

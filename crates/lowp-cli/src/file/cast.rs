@@ -28,7 +28,11 @@ pub(super) fn cast(
         None => None,
         Some(job) => {
             let out = Cpu.alloc::<f32>(1)?;
-            Cpu.once(Work::Amax(vec![AmaxJob { out: out.clone(), tensor: Some(0), ..job }]))?;
+            Cpu.once(Work::Amax(vec![AmaxJob {
+                out: out.clone(),
+                tensor: Some(0),
+                ..job
+            }]))?;
             comm.all_reduce_max(&out)?;
             Some(Cpu.download(&out)?[0])
         }
@@ -53,5 +57,7 @@ pub(super) fn empty(
     shape: lowp_format::Shape,
     specs: &[lowp_format::BufferSpec],
 ) -> Result<Tensor, ShardError> {
-    QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |_, bytes| Ok(Cpu.alloc(bytes)?))
+    QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |_, bytes| {
+        Ok(Cpu.alloc(bytes)?)
+    })
 }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
   lowp dequantize q.safetensors -o back.safetensors
   lowp dequantize q.safetensors -o back.safetensors --usage columnwise
 
-Every quantized tensor T comes back under its own name with its own shape; tensors that were passed
+Every quantized tensor T comes back under its own name with its own shape. Tensors that passed
 through stay as they are.")]
 pub(crate) struct Args {
     /// A file that `lowp quantize`, `lowp unshard` or `lowp shard` wrote
@@ -58,7 +58,9 @@ pub(super) fn main(args: &Args) -> Result<()> {
         .values()
         .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
         .collect();
-    let passed = model.tensors().filter(|tensor| !fields.contains(tensor.name));
+    let passed = model
+        .tensors()
+        .filter(|tensor| !fields.contains(tensor.name));
     let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
     let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
     for tensor in tensors.values() {
@@ -68,7 +70,11 @@ pub(super) fn main(args: &Args) -> Result<()> {
             dtype: Dtype::F32,
             shape: dims(tensor),
             bytes: tensor.shape.elements() * size_of::<f32>(),
-            from: From::Made { job: jobs.len(), part: 0, number: false },
+            from: From::Made {
+                job: jobs.len(),
+                part: 0,
+                number: false,
+            },
         });
         jobs.push((tensor, orientation));
     }
@@ -76,7 +82,11 @@ pub(super) fn main(args: &Args) -> Result<()> {
         let (tensor, orientation) = jobs[job];
         let out = Cpu.alloc::<f32>(tensor.shape.elements())?;
         let codes = unpack(&model, tensor, Some(orientation))?;
-        Cpu.once(Work::Decode(vec![decode_job(&codes, orientation, out.clone())?]))?;
+        Cpu.once(Work::Decode(vec![decode_job(
+            &codes,
+            orientation,
+            out.clone(),
+        )?]))?;
         drop(codes);
         let values = out.read()?;
         let mut bytes = Vec::with_capacity(values.len() * size_of::<f32>());
@@ -87,7 +97,11 @@ pub(super) fn main(args: &Args) -> Result<()> {
     });
     let mut metadata = copied_metadata(&model);
     metadata.remove(meta::FORMAT_KEY);
-    let outputs = Outputs { items, metadata, make };
+    let outputs = Outputs {
+        items,
+        metadata,
+        make,
+    };
     outputs.check()?;
     let progress = Progress::new("dequantize", outputs.bytes());
     target.fill(|path| outputs.write(path, &progress))
@@ -109,9 +123,14 @@ pub(super) fn orientation(
 ) -> Result<Orientation> {
     // A buffer for both orientations may have been asked for and written for one of them only.
     let there = |o: &Orientation| {
-        let serving = tensor.specs.iter().filter(|spec| spec.key.usage.contains(o.usage()));
+        let serving = tensor
+            .specs
+            .iter()
+            .filter(|spec| spec.key.usage.contains(o.usage()));
         served(tensor).contains(o.usage())
-            && serving.into_iter().all(|spec| holding(&tensor.fields, spec.key, *o).is_some())
+            && serving
+                .into_iter()
+                .all(|spec| holding(&tensor.fields, spec.key, *o).is_some())
     };
     match wanted {
         Some(wanted) if !there(&wanted) => {
@@ -119,12 +138,17 @@ pub(super) fn orientation(
             let usage = served(tensor) & tensor.usage;
             Err(refuse_file(
                 model.path(),
-                format!("'{name}' was quantized for {usage} and cannot be decoded {wanted}; leave out --usage, or quantize it for both"),
+                format!(
+                    "'{name}' was quantized for {usage} and cannot be decoded {wanted}; leave out --usage, or quantize it for both"
+                ),
             ))
         }
         Some(wanted) => Ok(wanted),
         None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
-            refuse_file(model.path(), format!("'{}' has no usage {}", tensor.name, Usage::BOTH))
+            refuse_file(
+                model.path(),
+                format!("'{}' has no usage {}", tensor.name, Usage::BOTH),
+            )
         }),
     }
 }

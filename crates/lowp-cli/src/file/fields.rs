@@ -14,7 +14,10 @@ const MAX_ELEMENTS: usize = 1 << 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// A buffer, as `orientation` uses it.
-    Buffer { key: BufferKey, orientation: Orientation },
+    Buffer {
+        key: BufferKey,
+        orientation: Orientation,
+    },
     /// The amax of the source that a scale was, or will be, made from.
     Amax,
 }
@@ -38,15 +41,26 @@ impl Field {
 
     /// Bytes in the file.
     pub(super) fn bytes(&self) -> usize {
-        self.layout.map_or(size_of::<f32>(), |layout| layout.bytes())
+        self.layout
+            .map_or(size_of::<f32>(), |layout| layout.bytes())
     }
 
     fn number(suffix: String, content: Content) -> Self {
-        Self { suffix, content, dtype: Dtype::F32, shape: vec![1], layout: None }
+        Self {
+            suffix,
+            content,
+            dtype: Dtype::F32,
+            shape: vec![1],
+            layout: None,
+        }
     }
 
     fn array(suffix: String, content: Content, layout: ScaleLayout) -> Self {
-        let ScaleLayout { code, padded: [outer, inner], .. } = layout;
+        let ScaleLayout {
+            code,
+            padded: [outer, inner],
+            ..
+        } = layout;
         let (dtype, inner) = match code {
             Code::F32 => (Dtype::F32, inner),
             Code::Bf16 => (Dtype::BF16, inner),
@@ -56,7 +70,13 @@ impl Field {
             Form::Swizzled => vec![outer * inner],
             Form::Compact | Form::Padded => vec![outer, inner],
         };
-        Self { suffix, content, dtype, shape, layout: Some(layout) }
+        Self {
+            suffix,
+            content,
+            dtype,
+            shape,
+            layout: Some(layout),
+        }
     }
 }
 
@@ -69,7 +89,9 @@ pub(super) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     let most = shape.rows.max(1).checked_mul(shape.cols.max(1));
     match most {
         Some(most) if most <= MAX_ELEMENTS => Ok(shape),
-        _ => Err(FormatError::TooLarge { dims: dims.to_vec() }),
+        _ => Err(FormatError::TooLarge {
+            dims: dims.to_vec(),
+        }),
     }
 }
 
@@ -96,15 +118,25 @@ pub(super) fn fields(
             Part::TensorScale => continue,
         };
         for orientation in written(spec, usage, form) {
-            let content = Content::Buffer { key: spec.key, orientation };
+            let content = Content::Buffer {
+                key: spec.key,
+                orientation,
+            };
             let layout = ScaleLayout::new(spec, shape, orientation, layout)?;
-            fields.push(Field::array(format!("{orientation}_{what}"), content, layout));
+            fields.push(Field::array(
+                format!("{orientation}_{what}"),
+                content,
+                layout,
+            ));
         }
     }
     let scale = specs.iter().find(|spec| spec.key.part == Part::TensorScale);
     match scale {
         Some(spec) if blocks => {
-            let content = Content::Buffer { key: spec.key, orientation: Orientation::Rowwise };
+            let content = Content::Buffer {
+                key: spec.key,
+                orientation: Orientation::Rowwise,
+            };
             fields.push(Field::number("amax".to_owned(), content));
             return Ok(fields);
         }
@@ -112,7 +144,10 @@ pub(super) fn fields(
             for orientation in Orientation::ALL {
                 let data = format!("{orientation}_data");
                 if fields.iter().any(|field| field.suffix == data) {
-                    let content = Content::Buffer { key: spec.key, orientation };
+                    let content = Content::Buffer {
+                        key: spec.key,
+                        orientation,
+                    };
                     fields.push(Field::number(format!("{orientation}_scale_inv"), content));
                 }
             }
@@ -134,8 +169,18 @@ fn written(spec: &BufferSpec, usage: Usage, form: Form) -> Vec<Orientation> {
 }
 
 /// The field that holds `key` for `orientation`.
-pub(super) fn holding(fields: &[Field], key: BufferKey, orientation: Orientation) -> Option<&Field> {
-    let holds = |field: &&Field, o| field.content == Content::Buffer { key, orientation: o };
+pub(super) fn holding(
+    fields: &[Field],
+    key: BufferKey,
+    orientation: Orientation,
+) -> Option<&Field> {
+    let holds = |field: &&Field, o| {
+        field.content
+            == Content::Buffer {
+                key,
+                orientation: o,
+            }
+    };
     let by = |o| fields.iter().find(|field| holds(field, o));
     by(orientation).or_else(|| Orientation::ALL.into_iter().find_map(by))
 }

@@ -74,7 +74,9 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let mut places: Vec<(u64, u64, String)> = entries
         .into_iter()
         .filter_map(|(name, entry)| match entry {
-            Entry::Tensor(Place { data_offsets: (start, end) }) => Some((start, end, name)),
+            Entry::Tensor(Place {
+                data_offsets: (start, end),
+            }) => Some((start, end, name)),
             Entry::Other(_) => None,
         })
         .collect();
@@ -87,7 +89,9 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
             ));
         }
         if start < reached {
-            return Err(format!("'{before}' and '{name}' overlap; write the file again"));
+            return Err(format!(
+                "'{before}' and '{name}' overlap; write the file again"
+            ));
         }
         if start > reached {
             return Err(format!(

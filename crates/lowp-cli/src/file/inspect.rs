@@ -22,10 +22,10 @@ use std::path::PathBuf;
   lowp inspect q.safetensors --reference model.safetensors
   lowp inspect ranks
 
-Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales (of the
-tensor's scale where there are none); `zeros` and `saturated` count elements that are 0, and elements at the
-largest magnitude of their code. With --reference: `rel error` is the root of the squared error over the
-squared reference, `max error` the largest absolute error.")]
+Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales
+(of the tensor's scale where there are none). `zeros` and `saturated` count elements that are 0,
+and elements at the largest magnitude of their code. With --reference, `rel error` is the root
+of the squared error over the squared reference, `max error` the largest absolute error.")]
 pub(crate) struct Args {
     /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder of rank files
     input: PathBuf,
@@ -45,7 +45,11 @@ pub(super) fn main(args: &Args) -> Result<()> {
     } else {
         vec![Model::open(&args.input)?]
     };
-    let reference = args.reference.as_ref().map(|path| Model::open(path)).transpose()?;
+    let reference = args
+        .reference
+        .as_ref()
+        .map(|path| Model::open(path))
+        .transpose()?;
     let mut text = String::new();
     for model in &models {
         if !text.is_empty() {
@@ -65,12 +69,23 @@ fn describe(model: &Model, reference: Option<&Model>) -> Result<String> {
         .collect();
     let mut rows: BTreeMap<&str, [String; 7]> = BTreeMap::new();
     let (mut bytes, mut elements) = (0, 0);
-    for tensor in model.tensors().filter(|tensor| !fields.contains(tensor.name)) {
+    for tensor in model
+        .tensors()
+        .filter(|tensor| !fields.contains(tensor.name))
+    {
         let count: usize = tensor.shape.iter().product();
         (bytes, elements) = (bytes + tensor.len(), elements + count);
         let dash = || "-".to_owned();
         let (dtype, shape) = (tensor.dtype.to_string(), shape_text(tensor.shape));
-        let cells = [dash(), dtype, shape, dash(), dash(), tensor.len().to_string(), per(tensor.len(), count)];
+        let cells = [
+            dash(),
+            dtype,
+            shape,
+            dash(),
+            dash(),
+            tensor.len().to_string(),
+            per(tensor.len(), count),
+        ];
         rows.insert(tensor.name, cells);
     }
     for tensor in tensors.values() {
@@ -94,7 +109,16 @@ fn describe(model: &Model, reference: Option<&Model>) -> Result<String> {
         ];
         rows.insert(&tensor.name, cells);
     }
-    let header = ["tensor", "recipe", "source", "shape", "usage", "scales", "bytes", "bits each"];
+    let header = [
+        "tensor",
+        "recipe",
+        "source",
+        "shape",
+        "usage",
+        "scales",
+        "bytes",
+        "bits each",
+    ];
     let mut table = Columns::new(&header, &[0, 1, 2, 3, 4, 5]);
     let count = rows.len();
     for (name, cells) in rows {
@@ -120,7 +144,15 @@ fn statistics(
     tensors: &BTreeMap<String, Quantized>,
     reference: Option<&Model>,
 ) -> Result<Columns> {
-    let mut header = vec!["tensor", "used", "scales", "min", "max", "zeros", "saturated"];
+    let mut header = vec![
+        "tensor",
+        "used",
+        "scales",
+        "min",
+        "max",
+        "zeros",
+        "saturated",
+    ];
     if reference.is_some() {
         header.extend(["rel error", "max error"]);
     }
@@ -156,15 +188,22 @@ fn statistics(
 fn sides(model: &Model, tensor: &Quantized) -> Result<Vec<Orientation>> {
     let first = orientation(model, tensor, None)?;
     let data = |o: Orientation| {
-        let mut specs = tensor.specs.iter().filter(|spec| spec.key.part == Part::Data);
+        let mut specs = tensor
+            .specs
+            .iter()
+            .filter(|spec| spec.key.part == Part::Data);
         let spec = specs.find(|spec| spec.key.usage.contains(o.usage()))?;
         holding(&tensor.fields, spec.key, o).map(|field| (spec.key, field))
     };
-    let shared = data(Orientation::Rowwise).map(|d| d.0) == data(Orientation::Columnwise).map(|d| d.0);
+    let shared =
+        data(Orientation::Rowwise).map(|d| d.0) == data(Orientation::Columnwise).map(|d| d.0);
     if shared {
         return Ok(vec![first]);
     }
-    Ok(Orientation::ALL.into_iter().filter(|o| data(*o).is_some()).collect())
+    Ok(Orientation::ALL
+        .into_iter()
+        .filter(|o| data(*o).is_some())
+        .collect())
 }
 
 /// The values that a tensor was quantized from.
@@ -179,7 +218,10 @@ fn referred(reference: &Model, tensor: &Quantized) -> Result<Vec<f32>> {
     if found.shape != tensor.text.shape {
         return Err(refuse_file(
             reference.path(),
-            format!("'{name}' is {:?} and was quantized as {:?}; give the model that was quantized", found.shape, tensor.text.shape),
+            format!(
+                "'{name}' is {:?} and was quantized as {:?}; give the model that was quantized",
+                found.shape, tensor.text.shape
+            ),
         ));
     }
     let start = tensor.text.shard.as_ref().map_or(0, |shard| shard.rows[0]) * tensor.full.cols;
@@ -188,13 +230,21 @@ fn referred(reference: &Model, tensor: &Quantized) -> Result<Vec<f32>> {
 
 /// The recipe with its element code where that is a choice.
 fn recipe_text(tensor: &Quantized) -> String {
-    format!("{} {}", tensor.recipe.name(), tensor.recipe.kernel().element)
+    format!(
+        "{} {}",
+        tensor.recipe.name(),
+        tensor.recipe.kernel().element
+    )
 }
 
 fn shape_text(dims: &[usize]) -> String {
     match dims {
         [] => "scalar".to_owned(),
-        dims => dims.iter().map(usize::to_string).collect::<Vec<_>>().join("x"),
+        dims => dims
+            .iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join("x"),
     }
 }
 

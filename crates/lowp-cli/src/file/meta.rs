@@ -159,18 +159,35 @@ impl Quantized {
             Some(shard) => Some(read_shard(shard, &recipe, full, usage(&shard.usage)?)?),
         };
         let (shape, specs, stored) = match &shard {
-            None => (full, recipe.buffers(usage(&text.usage)?), form(&text.scales)?),
+            None => (
+                full,
+                recipe.buffers(usage(&text.usage)?),
+                form(&text.scales)?,
+            ),
             Some(shard) => {
                 let rows = shard.cuts.range(shard.rank).len();
-                (full.with_rows(rows), recipe.stored(shard.usage), Form::Compact)
+                (
+                    full.with_rows(rows),
+                    recipe.stored(shard.usage),
+                    Form::Compact,
+                )
             }
         };
         let usage = usage(&text.usage)?;
-        let fields =
-            fields::fields(&recipe, &specs, shape, usage, stored).map_err(problem)?;
+        let fields = fields::fields(&recipe, &specs, shape, usage, stored).map_err(problem)?;
         Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
         let name = name.to_owned();
-        Ok(Self { name, text, recipe, full, shape, usage, specs, fields, shard })
+        Ok(Self {
+            name,
+            text,
+            recipe,
+            full,
+            shape,
+            usage,
+            specs,
+            fields,
+            shard,
+        })
     }
 }
 
@@ -183,13 +200,19 @@ fn read_shard(
     full: Shape,
     usage: Usage,
 ) -> Result<Shard, String> {
-    let ShardText { rank, world, rows: [start, end], ref scales, .. } = *text;
+    let ShardText {
+        rank,
+        world,
+        rows: [start, end],
+        ref scales,
+        ..
+    } = *text;
     if world > MAX_WORLD || rank >= world {
         return Err(format!("rank {rank} of {world} is out of range"));
     }
     let form = Form::named(scales).ok_or_else(|| format!("it has no scales '{scales}'"))?;
-    let cuts = RowCuts::new(full.rows, world, recipe.row_quantum(usage))
-        .map_err(|e| e.to_string())?;
+    let cuts =
+        RowCuts::new(full.rows, world, recipe.row_quantum(usage)).map_err(|e| e.to_string())?;
     let range = cuts.range(rank);
     if (range.start, range.end) != (start, end) {
         return Err(format!(
@@ -197,7 +220,12 @@ fn read_shard(
             range.start, range.end
         ));
     }
-    Ok(Shard { rank, cuts, usage, form })
+    Ok(Shard {
+        rank,
+        cuts,
+        usage,
+        form,
+    })
 }
 
 /// The quantized tensors of `model`, by name; every field is there with the dtype and shape that it must have.
@@ -206,15 +234,22 @@ fn read_shard(
 /// Metadata of another version, that say nothing sensible, or that the tensors do not fit.
 pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
     let metadata = model.metadata();
-    if let Some(version) = metadata.get(FORMAT_KEY).filter(|version| *version != FORMAT) {
+    if let Some(version) = metadata
+        .get(FORMAT_KEY)
+        .filter(|version| *version != FORMAT)
+    {
         return Err(refuse_file(
             model.path(),
-            format!("{FORMAT_KEY} is '{version}' and this program reads '{FORMAT}'; use the lowp that wrote it"),
+            format!(
+                "{FORMAT_KEY} is '{version}' and this program reads '{FORMAT}'; use the lowp that wrote it"
+            ),
         ));
     }
     let mut tensors = BTreeMap::new();
     for (key, json) in metadata {
-        let Some(name) = key.strip_prefix(TENSOR_PREFIX) else { continue };
+        let Some(name) = key.strip_prefix(TENSOR_PREFIX) else {
+            continue;
+        };
         let tensor = Quantized::read(name, json).map_err(|why| {
             refuse_file(
                 model.path(),

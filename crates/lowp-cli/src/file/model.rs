@@ -102,26 +102,37 @@ impl Model {
             weight_map: Unique<String>,
         }
         let text = fs::read(path).map_err(|e| cannot_read(path, &e))?;
-        let Index { weight_map: Unique(mut places) } =
-            serde_json::from_slice(&text).map_err(|e| {
-                refuse_file(path, format!("no index of a sharded model: {e}; write it again"))
-            })?;
+        let Index {
+            weight_map: Unique(mut places),
+        } = serde_json::from_slice(&text).map_err(|e| {
+            refuse_file(
+                path,
+                format!("no index of a sharded model: {e}; write it again"),
+            )
+        })?;
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
         let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
         for (name, file) in &places {
             if !opened.contains_key(file.as_str()) {
                 let mut parts = Path::new(file).components();
-                if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+                if !matches!(
+                    (parts.next(), parts.next()),
+                    (Some(Component::Normal(_)), None)
+                ) {
                     return Err(refuse_file(
                         path,
-                        format!("it puts '{name}' into '{file}', which is no file name beside the index"),
+                        format!(
+                            "it puts '{name}' into '{file}', which is no file name beside the index"
+                        ),
                     ));
                 }
                 let full = path.with_file_name(file);
                 if !full.is_file() {
                     return Err(refuse_file(
                         path,
-                        format!("it puts '{name}' into {file}, which is missing; put that file beside the index"),
+                        format!(
+                            "it puts '{name}' into {file}, which is missing; put that file beside the index"
+                        ),
                     ));
                 }
                 opened.insert(file, self.files.len());
@@ -131,12 +142,17 @@ impl Model {
             if found != opened.get(file.as_str()).copied() {
                 return Err(refuse_file(
                     path,
-                    format!("it puts '{name}' into {file}, which does not hold it; mend the index or the file"),
+                    format!(
+                        "it puts '{name}' into {file}, which does not hold it; mend the index or the file"
+                    ),
                 ));
             }
         }
         let named: BTreeSet<&str> = places.iter().map(|(name, _)| name.as_str()).collect();
-        let unnamed = self.tensors.iter().find(|(name, _)| !named.contains(name.as_str()));
+        let unnamed = self
+            .tensors
+            .iter()
+            .find(|(name, _)| !named.contains(name.as_str()));
         if let Some((name, entry)) = unnamed {
             let file = self.files[entry.file].path.display();
             return Err(refuse_file(
@@ -151,7 +167,10 @@ impl Model {
         let file = File::open(path).map_err(|e| cannot_read(path, &e))?;
         let data = file.metadata().map_err(|e| cannot_read(path, &e))?;
         if !data.is_file() {
-            return Err(refuse_file(path, "no regular file; give a .safetensors file"));
+            return Err(refuse_file(
+                path,
+                "no regular file; give a .safetensors file",
+            ));
         }
         let length = usize::try_from(data.len())
             .map_err(|_| refuse_file(path, "larger than this machine can address"))?;
@@ -160,8 +179,14 @@ impl Model {
         let index = self.files.len();
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
-            let (dtype, shape, place) = (info.dtype, info.shape.clone(), begin + start..begin + end);
-            let entry = Entry { file: index, dtype, shape, place };
+            let (dtype, shape, place) =
+                (info.dtype, info.shape.clone(), begin + start..begin + end);
+            let entry = Entry {
+                file: index,
+                dtype,
+                shape,
+                place,
+            };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 let other = self.files[other.file].path.display();
                 return Err(refuse_file(
@@ -171,9 +196,14 @@ impl Model {
             }
         }
         for (key, value) in header.metadata().iter().flatten() {
-            self.metadata.entry(key.clone()).or_insert_with(|| value.clone());
+            self.metadata
+                .entry(key.clone())
+                .or_insert_with(|| value.clone());
         }
-        self.files.push(Opened { path: path.to_owned(), file });
+        self.files.push(Opened {
+            path: path.to_owned(),
+            file,
+        });
         Ok(())
     }
 
@@ -184,7 +214,10 @@ impl Model {
 
     /// The files that it consists of.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(|file| file.path.as_path()).chain([self.path.as_path()])
+        self.files
+            .iter()
+            .map(|file| file.path.as_path())
+            .chain([self.path.as_path()])
     }
 
     /// The string metadata of all files.
@@ -194,7 +227,9 @@ impl Model {
 
     /// The tensors, sorted by name.
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
-        self.tensors.iter().map(|(name, entry)| self.view(name, entry))
+        self.tensors
+            .iter()
+            .map(|(name, entry)| self.view(name, entry))
     }
 
     /// The tensor of that name.
@@ -211,7 +246,9 @@ impl Model {
         let Some(tensor) = self.get(name) else {
             return Err(refuse_file(
                 &self.path,
-                format!("'{name}' is missing, though the metadata says that it is there; quantize the model again"),
+                format!(
+                    "'{name}' is missing, though the metadata says that it is there; quantize the model again"
+                ),
             ));
         };
         if (tensor.dtype, tensor.shape) != (dtype, shape) {

@@ -110,7 +110,10 @@ pub(super) trait Named: Copy + 'static {
 
     /// The value of that name.
     fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|value| value.label() == name)
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|value| value.label() == name)
     }
 }
 

@@ -16,7 +16,9 @@ pub(super) fn pack(tensor: &Tensor, amax: Option<f32>, fields: &[Field]) -> Resu
         .iter()
         .map(|field| {
             let bytes = match field.content {
-                Content::Amax => amax.map(|amax| amax.to_le_bytes().to_vec()).unwrap_or_default(),
+                Content::Amax => amax
+                    .map(|amax| amax.to_le_bytes().to_vec())
+                    .unwrap_or_default(),
                 Content::Buffer { key, orientation } => {
                     let form = field.layout.map_or(Form::Compact, |layout| layout.form);
                     let repacked = match (key.part, form) {

@@ -19,7 +19,9 @@ impl Progress {
             // The template is a constant; a bar in the default style is the worst a typo could do.
             let style = ProgressStyle::with_template(template)
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(bytes as u64).with_style(style).with_prefix(label)
+            ProgressBar::new(bytes as u64)
+                .with_style(style)
+                .with_prefix(label)
         }))
     }
 

@@ -1,6 +1,6 @@
 //! `lowp quantize`: a model with its matrices in a low-precision recipe.
 
-use super::args::{RecipeArgs, Setup};
+use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field};
 use super::meta::{self, Text};
@@ -22,15 +22,15 @@ use std::path::PathBuf;
 
 /// Quantize the matrices of a safetensors model
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:
-  lowp quantize model.safetensors -o q.safetensors --recipe NAME
-  lowp quantize model.safetensors.index.json -o q.safetensors --recipe NAME --tensors '*.weight' --keep-unfit
-  lowp quantize model.safetensors -o q.safetensors --recipe NAME --usage rowwise --scales swizzled
+#[command(after_help = format!("Examples:
+  lowp quantize model.safetensors -o q.safetensors --recipe {recipe}
+  lowp quantize model.safetensors.index.json -o q.safetensors --recipe {recipe} --keep-unfit
+  lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --tensors '*.weight'
 
 A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
-T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the recipe
-looks at the tensor's amax, T.amax. Others pass through unchanged. The file's metadata say under
-lowp.tensor.T what T was and how it was quantized.")]
+T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
+recipe looks at the tensor's amax, T.amax. Others pass through unchanged. The file's metadata
+say under lowp.tensor.T what T was and how it was quantized.", recipe = example()))]
 pub(crate) struct Args {
     /// A .safetensors file, or the .safetensors.index.json of a sharded model
     input: PathBuf,
@@ -90,7 +90,11 @@ fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Ou
         let amax = cast(&LocalComm::solo(&Cpu), &full, source, setup.delayed_scale)?;
         pack(&full, amax, fields)
     });
-    Ok(Outputs { items, metadata, make })
+    Ok(Outputs {
+        items,
+        metadata,
+        make,
+    })
 }
 
 /// The items of one job's fields.
@@ -100,16 +104,26 @@ pub(super) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<It
         dtype: field.dtype,
         shape: field.shape.clone(),
         bytes: field.bytes(),
-        from: From::Made { job, part, number: field.layout.is_none() },
+        from: From::Made {
+            job,
+            part,
+            number: field.layout.is_none(),
+        },
     };
     fields.iter().enumerate().map(item).collect()
 }
 
 /// The metadata of the input that are not about quantized tensors, and the version of ours.
 pub(super) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
-    let foreign = model.metadata().iter().filter(|(key, _)| !meta::is_ours(key));
+    let foreign = model
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !meta::is_ours(key));
     let ours = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
-    foreign.map(|(key, value)| (key.clone(), value.clone())).chain([ours]).collect()
+    foreign
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .chain([ours])
+        .collect()
 }
 
 /// What the metadata say of `tensor`, stored for `usage`.

@@ -15,8 +15,15 @@ pub(super) fn file_name(rank: usize, world: usize) -> String {
 
 /// Rank and world of a file name.
 fn parse(name: &str) -> Option<(usize, usize)> {
-    let (rank, world) = name.strip_prefix("rank-")?.strip_suffix(".safetensors")?.split_once("-of-")?;
-    let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
+    let (rank, world) = name
+        .strip_prefix("rank-")?
+        .strip_suffix(".safetensors")?
+        .split_once("-of-")?;
+    let number = |text: &str| {
+        text.parse()
+            .ok()
+            .filter(|_| text.bytes().all(|b| b.is_ascii_digit()))
+    };
     Some((number(rank)?, number(world)?))
 }
 
@@ -25,12 +32,16 @@ fn parse(name: &str) -> Option<(usize, usize)> {
 /// # Errors
 /// A folder without rank files, of more than one world, or in which a rank is missing; a file that cannot be read.
 pub(super) fn open(folder: &Path) -> Result<Vec<Model>> {
-    let entries = fs::read_dir(folder).map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
+    let entries = fs::read_dir(folder)
+        .map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
     let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
     let mut worlds = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
-        let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else { continue };
+        let entry =
+            entry.map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
+        let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else {
+            continue;
+        };
         found.insert(rank, (world, entry.path()));
         worlds.push(world);
     }
@@ -40,29 +51,43 @@ pub(super) fn open(folder: &Path) -> Result<Vec<Model>> {
         [] => {
             return Err(refuse_file(
                 folder,
-                format!("no rank files; give a folder that `lowp shard` wrote ({}, ..)", file_name(0, 2)),
+                format!(
+                    "no rank files; give a folder that `lowp shard` wrote ({}, ..)",
+                    file_name(0, 2)
+                ),
             ));
         }
         [world] if (1..=MAX_WORLD).contains(&world) => world,
         [world] => {
-            return Err(refuse_file(folder, format!("rank files of {world} ranks; 1 to {MAX_WORLD} are possible")));
+            return Err(refuse_file(
+                folder,
+                format!("rank files of {world} ranks; 1 to {MAX_WORLD} are possible"),
+            ));
         }
         _ => {
             return Err(refuse_file(
                 folder,
-                format!("rank files of different worlds ({worlds:?} ranks); keep those of one `lowp shard`"),
+                format!(
+                    "rank files of different worlds ({worlds:?} ranks); keep those of one `lowp shard`"
+                ),
             ));
         }
     };
     if let Some((rank, _)) = found.last_key_value().filter(|(rank, _)| **rank >= world) {
-        return Err(refuse_file(folder, format!("rank {rank} is outside a world of {world}; remove its file")));
+        return Err(refuse_file(
+            folder,
+            format!("rank {rank} is outside a world of {world}; remove its file"),
+        ));
     }
     (0..world)
         .map(|rank| match found.get(&rank) {
             Some((_, path)) => Model::open(path),
             None => Err(refuse_file(
                 folder,
-                format!("{} is missing; put it back, or shard the model again", file_name(rank, world)),
+                format!(
+                    "{} is missing; put it back, or shard the model again",
+                    file_name(rank, world)
+                ),
             )),
         })
         .collect()

@@ -1,6 +1,6 @@
 //! `lowp shard`: one file per rank, each with its own rows, quantized by itself with agreed scales.
 
-use super::args::{RecipeArgs, Setup};
+use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field};
 use super::meta::{self, MAX_WORLD, ShardText};
@@ -28,14 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Cut a model into one quantized file per rank
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:
-  lowp shard model.safetensors -o ranks --world-size 4 --recipe NAME
+#[command(after_help = format!("Examples:
+  lowp shard model.safetensors -o ranks --world-size 4 --recipe {recipe}
   lowp unshard ranks -o q.safetensors
 
-Every rank quantizes its own rows; scales that depend on more than those are agreed by all ranks, so that
-`lowp unshard` gives what `lowp quantize` with the same options gives, byte for byte. Rank files hold scales in
-the compact form and no buffer that follows from another; --usage and --scales say what unshard writes. Tensors
-that pass through are in the file of rank 0.")]
+Every rank quantizes its own rows. Scales that depend on more than those are agreed by all
+ranks, so that `lowp unshard` gives what `lowp quantize` with the same options gives, byte for
+byte. Rank files hold scales in the compact form, and no buffer that follows from another;
+--usage and --scales say what unshard writes. Tensors that pass through are in the file of
+rank 0.", recipe = example()))]
 pub(crate) struct Args {
     /// A .safetensors file, or the .safetensors.index.json of a sharded model
     input: PathBuf,
@@ -61,7 +62,9 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let select = args.recipe.select()?;
     let world = args.world_size;
     if !(1..=MAX_WORLD).contains(&world) {
-        return Err(refuse(format!("--world-size {world}: give a number from 1 to {MAX_WORLD}")));
+        return Err(refuse(format!(
+            "--world-size {world}: give a number from 1 to {MAX_WORLD}"
+        )));
     }
     let model = Model::open(&args.input)?;
     let choices = select.choose(&model, &setup)?;
@@ -74,12 +77,17 @@ pub(super) fn main(args: &Args) -> Result<()> {
         }
     }
     let target = FolderTarget::new(&args.output)?;
-    let progress = Progress::new("shard", choices.iter().map(|choice| choice.tensor.len()).sum());
+    let progress = Progress::new(
+        "shard",
+        choices.iter().map(|choice| choice.tensor.len()).sum(),
+    );
     target.fill(|folder| {
         let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
             let outputs = outputs(&model, &choices, setup, rank, &comm)?;
             outputs.check()?;
-            fill_file(&folder.join(file_name(rank, world)), |path| outputs.write(path, &progress))
+            fill_file(&folder.join(file_name(rank, world)), |path| {
+                outputs.write(path, &progress)
+            })
         });
         ranks.map(|_| ()).map_err(|failed| failed.cause)
     })
@@ -109,8 +117,14 @@ fn outputs<'a>(
         };
         let world = comm.world_size();
         let spec = ShardSpec::for_usage(&setup.recipe, full, world, rank, setup.usage)?;
-        let fields = fields::fields(&setup.recipe, &stored, spec.local_shape(), held, Form::Compact)
-            .map_err(|e| refuse(format!("'{}': {e}", tensor.name)))?;
+        let fields = fields::fields(
+            &setup.recipe,
+            &stored,
+            spec.local_shape(),
+            held,
+            Form::Compact,
+        )
+        .map_err(|e| refuse(format!("'{}': {e}", tensor.name)))?;
         items.extend(made_items(jobs.len(), tensor.name, &fields));
         let rows = spec.rows();
         let shard = ShardText {
@@ -120,7 +134,10 @@ fn outputs<'a>(
             usage: setup.usage.label().to_owned(),
             scales: Named::label(setup.form).to_owned(),
         };
-        let compact = Setup { form: Form::Compact, ..setup };
+        let compact = Setup {
+            form: Form::Compact,
+            ..setup
+        };
         let mut text = text(&compact, tensor, held);
         text.shard = Some(shard);
         metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
@@ -133,5 +150,9 @@ fn outputs<'a>(
         let amax = cast(&*comm, &local, source, setup.delayed_scale)?;
         pack(&local, amax, fields)
     });
-    Ok(Outputs { items, metadata, make })
+    Ok(Outputs {
+        items,
+        metadata,
+        make,
+    })
 }

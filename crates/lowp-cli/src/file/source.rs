@@ -20,11 +20,18 @@ pub(super) fn load(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Source<Cp
     let word = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     Ok(match tensor.dtype {
         Dtype::F32 => Source::F32(convert::<4, _>(tensor, range, f32_of)?),
-        Dtype::F16 => {
-            Source::F32(convert::<2, _>(tensor, range, |b| f16::from_bits(word(b)).to_f32())?)
+        Dtype::F16 => Source::F32(convert::<2, _>(tensor, range, |b| {
+            f16::from_bits(word(b)).to_f32()
+        })?),
+        Dtype::BF16 => Source::Bf16(convert::<2, _>(tensor, range, |b| {
+            bf16::from_bits(word(b))
+        })?),
+        other => {
+            return Err(refuse(format!(
+                "'{}' has dtype {other}, which holds no values to quantize",
+                tensor.name
+            )));
         }
-        Dtype::BF16 => Source::Bf16(convert::<2, _>(tensor, range, |b| bf16::from_bits(word(b)))?),
-        other => return Err(refuse(format!("'{}' has dtype {other}, which holds no values to quantize", tensor.name))),
     })
 }
 
@@ -52,6 +59,10 @@ fn convert<const N: usize, T: Element>(
 pub(super) fn values(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Vec<f32>> {
     Ok(match load(tensor, range)? {
         Source::F32(values) => Cpu.download(&values)?,
-        Source::Bf16(values) => Cpu.download(&values)?.into_iter().map(bf16::to_f32).collect(),
+        Source::Bf16(values) => Cpu
+            .download(&values)?
+            .into_iter()
+            .map(bf16::to_f32)
+            .collect(),
     })
 }

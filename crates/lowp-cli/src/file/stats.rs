@@ -40,7 +40,9 @@ impl Stats {
         let code = data.spec.code;
         let count = |holds: &dyn Fn(f32) -> bool| {
             let codes = codes.as_ref()?;
-            let matching = (0u8..=255).zip(codes).filter(|(bits, _)| holds(decode(code, *bits)));
+            let matching = (0u8..=255)
+                .zip(codes)
+                .filter(|(bits, _)| holds(decode(code, *bits)));
             Some(matching.map(|(_, n)| n).sum())
         };
         let zeros = count(&|value| value == 0.0);
@@ -65,7 +67,12 @@ impl Stats {
                 }
             }
         }
-        Ok(Self { scales, range, zeros, saturated })
+        Ok(Self {
+            scales,
+            range,
+            zeros,
+            saturated,
+        })
     }
 }
 
@@ -73,7 +80,9 @@ impl Stats {
 fn histogram(spec: &BufferSpec, shape: Shape, bytes: &[u8]) -> Option<[usize; 256]> {
     let mut counts = [0; 256];
     match spec.code.bits() {
-        8 => bytes.iter().for_each(|&bits| counts[usize::from(bits)] += 1),
+        8 => bytes
+            .iter()
+            .for_each(|&bits| counts[usize::from(bits)] += 1),
         4 => {
             for &byte in bytes {
                 counts[usize::from(byte & 0xF)] += 1;
@@ -114,7 +123,11 @@ impl Distance {
                 largest = largest.max(off.abs());
             }
         }
-        let relative = if error == 0.0 { 0.0 } else { (error / total).sqrt() };
+        let relative = if error == 0.0 {
+            0.0
+        } else {
+            (error / total).sqrt()
+        };
         Ok(Self { relative, largest })
     }
 }

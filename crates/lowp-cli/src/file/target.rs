@@ -20,19 +20,29 @@ impl FileTarget {
     /// # Errors
     /// It cannot be written, or it is an input.
     pub(super) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        let refused = |why: &dyn std::fmt::Display| refuse(format!("-o: cannot write {}: {why}", path.display()));
+        let refused = |why: &dyn std::fmt::Display| {
+            refuse(format!("-o: cannot write {}: {why}", path.display()))
+        };
         let file = resolve(path).map_err(|e| refused(&e))?;
-        if inputs.into_iter().any(|input| fs::canonicalize(input).is_ok_and(|input| input == file)) {
+        if inputs
+            .into_iter()
+            .any(|input| fs::canonicalize(input).is_ok_and(|input| input == file))
+        {
             return Err(refused(&"it is the input; give another name"));
         }
         if fs::metadata(&file).is_ok_and(|data| !data.is_file()) {
-            return Err(refused(&"it exists and is no regular file; give another name"));
+            return Err(refused(
+                &"it exists and is no regular file; give another name",
+            ));
         }
         let temporary = beside(&file).ok_or_else(|| refused(&"it is no file name"))?;
         File::create(&temporary)
             .and_then(|_| fs::remove_file(&temporary))
             .map_err(|e| refused(&e))?;
-        Ok(Self { path: file, temporary })
+        Ok(Self {
+            path: file,
+            temporary,
+        })
     }
 
     /// Lets `write` fill a file under a temporary name, then gives it its own.
@@ -67,11 +77,17 @@ impl FolderTarget {
     /// # Errors
     /// It cannot be written, or holds something.
     pub(super) fn new(path: &Path) -> Result<Self> {
-        let refused = |why: &dyn std::fmt::Display| refuse(format!("-o: cannot write {}: {why}", path.display()));
+        let refused = |why: &dyn std::fmt::Display| {
+            refuse(format!("-o: cannot write {}: {why}", path.display()))
+        };
         let folder = resolve(path).map_err(|e| refused(&e))?;
         match fs::read_dir(&folder).map(|entries| entries.count()) {
             Ok(0) => {}
-            Ok(_) => return Err(refused(&"the folder is not empty; give another name or empty it")),
+            Ok(_) => {
+                return Err(refused(
+                    &"the folder is not empty; give another name or empty it",
+                ));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(refused(&error)),
         }
@@ -79,7 +95,10 @@ impl FolderTarget {
         fs::create_dir(&temporary)
             .and_then(|()| fs::remove_dir(&temporary))
             .map_err(|e| refused(&e))?;
-        Ok(Self { path: folder, temporary })
+        Ok(Self {
+            path: folder,
+            temporary,
+        })
     }
 
     /// Lets `write` fill a folder under a temporary name, then gives it its own.
@@ -118,15 +137,21 @@ pub(super) fn fill_file(path: &Path, write: impl FnOnce(&Path) -> Result<()>) ->
         .permissions();
     write(path)?;
     let file = File::open(path).with_context(cannot)?;
-    file.set_permissions(permissions).and_then(|()| file.sync_all()).with_context(cannot)
+    file.set_permissions(permissions)
+        .and_then(|()| file.sync_all())
+        .with_context(cannot)
 }
 
 /// The path behind links; its parent must exist.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let name = path.file_name().ok_or_else(|| io::Error::other("it is no file name"))?;
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let name = path
+                .file_name()
+                .ok_or_else(|| io::Error::other("it is no file name"))?;
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty());
             Ok(fs::canonicalize(parent.unwrap_or(Path::new(".")))?.join(name))
         }
         other => other,

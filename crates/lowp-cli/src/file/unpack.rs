@@ -26,7 +26,8 @@ pub(super) fn unpack(
     tensor: &Quantized,
     orientation: Option<Orientation>,
 ) -> Result<Tensor> {
-    let wanted = |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
+    let wanted =
+        |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
     let specs = tensor.specs.iter().filter(wanted).copied();
     QuantizedTensor::with_buffers(tensor.recipe, tensor.shape, specs, |spec, _| {
         read(model, tensor, spec, orientation)
@@ -52,6 +53,11 @@ fn read(
     };
     let to_layout = ScaleLayout::new(spec, tensor.shape, orientation, Form::Compact)?;
     let to = Cpu.alloc(to_layout.bytes())?;
-    Cpu.once(Work::Repack(vec![RepackJob { from_layout, to_layout, from: bytes, to: to.clone() }]))?;
+    Cpu.once(Work::Repack(vec![RepackJob {
+        from_layout,
+        to_layout,
+        from: bytes,
+        to: to.clone(),
+    }]))?;
     Ok(to)
 }

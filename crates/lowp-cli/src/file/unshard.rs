@@ -1,5 +1,6 @@
 //! `lowp unshard`: rank files gathered into the file that `lowp quantize` would have written.
 
+use super::args::example;
 use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding};
 use super::meta::{self, Quantized, Shard, Text};
@@ -21,11 +22,11 @@ use std::path::PathBuf;
 
 /// Gather rank files into one quantized model
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:
-  lowp shard model.safetensors -o ranks --world-size 4 --recipe NAME
+#[command(after_help = format!("Examples:
+  lowp shard model.safetensors -o ranks --world-size 4 --recipe {recipe}
   lowp unshard ranks -o q.safetensors
 
-Every tensor of the result equals that of `lowp quantize` with the same options, byte for byte.")]
+Every tensor of the result equals that of `lowp quantize` with the same options, byte for byte.", recipe = example()))]
 pub(crate) struct Args {
     /// The folder that `lowp shard` wrote
     input: PathBuf,
@@ -60,7 +61,10 @@ pub(super) fn main(args: &Args) -> Result<()> {
 
 /// The shard of a tensor of a rank file.
 fn shard(tensor: &Quantized) -> Result<&Shard> {
-    tensor.shard.as_ref().with_context(|| format!("'{}' is no shard", tensor.name))
+    tensor
+        .shard
+        .as_ref()
+        .with_context(|| format!("'{}' is no shard", tensor.name))
 }
 
 impl World {
@@ -80,7 +84,9 @@ impl World {
                 let Some(shard) = &tensor.shard else {
                     return Err(refuse_file(
                         model.path(),
-                        format!("'{name}' is a whole tensor; give the files that `lowp shard` wrote"),
+                        format!(
+                            "'{name}' is a whole tensor; give the files that `lowp shard` wrote"
+                        ),
                     ));
                 };
                 if (shard.rank, shard.cuts.world()) != (rank, self.models.len()) {
@@ -96,7 +102,9 @@ impl World {
                 if common(&tensor.text) != common(&first[name].text) {
                     return Err(refuse_file(
                         model.path(),
-                        format!("'{name}' was sharded with other options than on rank 0; shard the model again"),
+                        format!(
+                            "'{name}' was sharded with other options than on rank 0; shard the model again"
+                        ),
                     ));
                 }
             }
@@ -115,7 +123,10 @@ impl World {
             };
             let field = field.with_context(|| format!("'{name}' lacks a scale"))?;
             let full = field.name(name);
-            let bytes = model.expect(&full, field.dtype, &field.shape)?.bytes()?.to_vec();
+            let bytes = model
+                .expect(&full, field.dtype, &field.shape)?
+                .bytes()?
+                .to_vec();
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
                 return Err(refuse_file(
                     model.path(),
@@ -134,11 +145,17 @@ impl World {
         for ((model, tensors), &piece) in self.models.iter().zip(&self.tensors).zip(pieces) {
             let field = holding(&tensors[name].fields, spec.key, Orientation::Rowwise)
                 .with_context(|| format!("'{name}' lacks {}", spec.key))?;
-            let bytes = model.expect(&field.name(name), field.dtype, &field.shape)?.bytes()?;
+            let bytes = model
+                .expect(&field.name(name), field.dtype, &field.shape)?
+                .bytes()?;
             if bytes.len() != piece {
                 return Err(refuse_file(
                     model.path(),
-                    format!("'{}' has {} bytes, not {piece}; shard the model again", field.name(name), bytes.len()),
+                    format!(
+                        "'{}' has {} bytes, not {piece}; shard the model again",
+                        field.name(name),
+                        bytes.len()
+                    ),
                 ));
             }
             Cpu.write(&all, start, &bytes)?;
@@ -156,7 +173,9 @@ impl World {
         for step in &plan.steps {
             let spec = step.spec();
             let buffer = match step {
-                GatherStep::Concat { transport, pieces, .. } => {
+                GatherStep::Concat {
+                    transport, pieces, ..
+                } => {
                     let from = self.pieces(name, spec, pieces)?;
                     let [outer, _] = spec.entries(plan.full);
                     if *transport == Transport::Rows || outer == 0 {
@@ -164,7 +183,12 @@ impl World {
                     } else {
                         let to = Cpu.alloc(spec.bytes(plan.full))?;
                         let widths = pieces.iter().map(|bytes| bytes / outer).collect();
-                        let job = InterleaveJob { outer, widths, from, to: to.clone() };
+                        let job = InterleaveJob {
+                            outer,
+                            widths,
+                            from,
+                            to: to.clone(),
+                        };
                         Cpu.once(Work::Interleave(vec![job]))?;
                         to
                     }
@@ -174,25 +198,33 @@ impl World {
                     let [inner, outer] = spec.entries(plan.full);
                     if inner * outer > 0 {
                         let (from, to) = (find(&buffers, *from)?, to.clone());
-                        let job = TransposeJob { code: spec.code, entries: [outer, inner], from, to };
+                        let job = TransposeJob {
+                            code: spec.code,
+                            entries: [outer, inner],
+                            from,
+                            to,
+                        };
                         Cpu.once(Work::Transpose(vec![job]))?;
                     }
                     to
                 }
-                GatherStep::Replicated { .. } => {
-                    Cpu.upload(&self.agreed(name, Some(spec.key))?)?
-                }
+                GatherStep::Replicated { .. } => Cpu.upload(&self.agreed(name, Some(spec.key))?)?,
             };
             buffers.push((spec.key, buffer));
         }
         let specs = tensor.recipe.buffers(*usage);
-        QuantizedTensor::with_buffers(tensor.recipe, tensor.full, specs, |spec, _| find(&buffers, spec.key))
+        QuantizedTensor::with_buffers(tensor.recipe, tensor.full, specs, |spec, _| {
+            find(&buffers, spec.key)
+        })
     }
 }
 
 fn find(buffers: &[(BufferKey, CpuBuffer<u8>)], key: BufferKey) -> Result<CpuBuffer<u8>> {
     let found = buffers.iter().find(|(known, _)| *known == key);
-    Ok(found.with_context(|| format!("{key} was not gathered"))?.1.clone())
+    Ok(found
+        .with_context(|| format!("{key} was not gathered"))?
+        .1
+        .clone())
 }
 
 /// What the texts of all ranks have in common, with what the whole tensor serves in the place of what a rank holds.
@@ -211,10 +243,16 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
     for (model, tensors) in world.models.iter().zip(&world.tensors) {
         let field_names = |tensor: &Quantized| -> Vec<String> {
-            tensor.fields.iter().map(|field| field.name(&tensor.name)).collect()
+            tensor
+                .fields
+                .iter()
+                .map(|field| field.name(&tensor.name))
+                .collect()
         };
         let fields: BTreeSet<String> = tensors.values().flat_map(field_names).collect();
-        let passed = model.tensors().filter(|tensor| !fields.contains(tensor.name));
+        let passed = model
+            .tensors()
+            .filter(|tensor| !fields.contains(tensor.name));
         items.extend(passed.map(Item::input));
     }
     for (name, tensor) in &world.tensors[0] {
@@ -223,7 +261,10 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| refuse(format!("'{name}': {e}")))?;
         items.extend(made_items(jobs.len(), name, &fields));
-        metadata.insert(meta::key(name), serde_json::to_string(&common(&tensor.text))?);
+        metadata.insert(
+            meta::key(name),
+            serde_json::to_string(&common(&tensor.text))?,
+        );
         jobs.push((tensor, fields));
     }
     let make = Box::new(move |job: usize| {
@@ -237,10 +278,17 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
         };
         pack(&world.gather(&tensor.name)?, amax, fields)
     });
-    Ok(Outputs { items, metadata, make })
+    Ok(Outputs {
+        items,
+        metadata,
+        make,
+    })
 }
 
 /// The field of an amax that is in no buffer.
 fn amax_field(tensor: &Quantized) -> Option<&Field> {
-    tensor.fields.iter().find(|field| field.content == Content::Amax)
+    tensor
+        .fields
+        .iter()
+        .find(|field| field.content == Content::Amax)
 }

@@ -17,7 +17,11 @@ pub(super) enum From<'a> {
     /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
     /// Part `part` of what [`Outputs::make`] returns for `job`; a part that is one number is kept until its turn.
-    Made { job: usize, part: usize, number: bool },
+    Made {
+        job: usize,
+        part: usize,
+        number: bool,
+    },
 }
 
 /// One output tensor.
@@ -64,7 +68,11 @@ impl Outputs<'_> {
     /// Names the first such tensor.
     pub(super) fn check(&self) -> Result<()> {
         let mut seen = BTreeSet::new();
-        match self.items.iter().find(|item| !seen.insert(item.name.as_str())) {
+        match self
+            .items
+            .iter()
+            .find(|item| !seen.insert(item.name.as_str()))
+        {
             None => Ok(()),
             Some(item) => Err(refuse(format!(
                 "two output tensors would be called '{}'; rename one in the input, or leave it out",
@@ -85,9 +93,18 @@ impl Outputs<'_> {
             numbers: RefCell::new(BTreeMap::new()),
             failure: RefCell::new(None),
         };
-        let views = self.items.iter().map(|item| (item.name.as_str(), Lazy { item, state: &state }));
+        let views = self.items.iter().map(|item| {
+            (
+                item.name.as_str(),
+                Lazy {
+                    item,
+                    state: &state,
+                },
+            )
+        });
         let metadata: HashMap<String, String> = self.metadata.clone().into_iter().collect();
-        let written = serialize_to_file(views, Some(metadata), path);
+        let metadata = (!metadata.is_empty()).then_some(metadata);
+        let written = serialize_to_file(views, metadata, path);
         if let Some(failure) = state.failure.into_inner() {
             return Err(failure);
         }
@@ -95,12 +112,15 @@ impl Outputs<'_> {
     }
 }
 
+/// A job and those of its parts that are not written yet.
+type Made = (usize, Vec<Option<Vec<u8>>>);
+
 /// What one file's tensors share while it is written.
 struct State<'a> {
     outputs: &'a Outputs<'a>,
     progress: &'a Progress,
-    /// The job made last, with the parts that are not written yet.
-    made: RefCell<Option<(usize, Vec<Option<Vec<u8>>>)>>,
+    /// The job made last.
+    made: RefCell<Option<Made>>,
     /// Numbers by job and part, until their turn.
     numbers: RefCell<BTreeMap<(usize, usize), Vec<u8>>>,
     /// What went wrong first; nothing is made after it.
@@ -113,15 +133,24 @@ impl State<'_> {
             return Ok(number);
         }
         let mut made = self.made.borrow_mut();
-        if made.as_ref().is_none_or(|(last, parts)| *last != job || parts[part].is_none()) {
+        if made
+            .as_ref()
+            .is_none_or(|(last, parts)| *last != job || parts[part].is_none())
+        {
             // Room for the next job first.
             *made = None;
             let parts = (self.outputs.make)(job)?;
             for item in &self.outputs.items {
-                if let From::Made { job: of, part, number: true } = item.from
+                if let From::Made {
+                    job: of,
+                    part,
+                    number: true,
+                } = item.from
                     && of == job
                 {
-                    self.numbers.borrow_mut().insert((job, part), parts[part].clone());
+                    self.numbers
+                        .borrow_mut()
+                        .insert((job, part), parts[part].clone());
                 }
             }
             *made = Some((job, parts.into_iter().map(Some).collect()));
@@ -165,7 +194,8 @@ impl View for Lazy<'_> {
                 Cow::Owned(bytes)
             }
             Err(error) => {
-                *self.state.failure.borrow_mut() = Some(error.context(format!("'{}'", self.item.name)));
+                *self.state.failure.borrow_mut() =
+                    Some(error.context(format!("'{}'", self.item.name)));
                 Cow::Borrowed(&[])
             }
         }

@@ -16,7 +16,9 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        Self { dir: tempfile::tempdir().expect("a folder") }
+        Self {
+            dir: tempfile::tempdir().expect("a folder"),
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -35,7 +37,11 @@ impl Bench {
     /// Runs `lowp`, which must succeed, and returns what it printed.
     pub(crate) fn done(&self, args: &[&str]) -> String {
         let output = self.lowp(args);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            text(&output.stderr)
+        );
         text(&output.stdout)
     }
 
@@ -46,7 +52,10 @@ impl Bench {
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
         assert_eq!(self.listing(), before, "{args:?}: left something behind");
-        assert!(message.starts_with("error: ") && message.lines().count() == 1, "{args:?}: {message}");
+        assert!(
+            message.starts_with("error: ") && message.lines().count() == 1,
+            "{args:?}: {message}"
+        );
         message
     }
 
@@ -54,7 +63,13 @@ impl Bench {
     pub(crate) fn listing(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path()).expect("a folder");
         let mut names: Vec<String> = entries
-            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .map(|entry| {
+                entry
+                    .expect("an entry")
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned()
+            })
             .collect();
         names.sort();
         names
@@ -66,10 +81,15 @@ impl Bench {
 
     pub(crate) fn write_with(&self, name: &str, tensors: &[Tensor], metadata: &[(&str, &str)]) {
         let views = tensors.iter().map(|t| {
-            (t.name.as_str(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes).expect("a tensor"))
+            (
+                t.name.as_str(),
+                TensorView::new(t.dtype, t.shape.clone(), &t.bytes).expect("a tensor"),
+            )
         });
-        let metadata: HashMap<String, String> =
-            metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let metadata: HashMap<String, String> = metadata
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
         serialize_to_file(views, Some(metadata), &self.path(name)).expect("a file");
     }
 
@@ -91,20 +111,34 @@ pub(crate) struct Tensor {
 }
 
 pub(crate) fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> Tensor {
-    Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
+    Tensor {
+        name: name.to_owned(),
+        dtype,
+        shape: shape.to_vec(),
+        bytes,
+    }
 }
 
 pub(crate) fn f32s(name: &str, shape: &[usize], values: &[f32]) -> Tensor {
-    tensor(name, Dtype::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    tensor(
+        name,
+        Dtype::F32,
+        shape,
+        values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    )
 }
 
 pub(crate) fn bf16s(name: &str, shape: &[usize], values: &[f32]) -> Tensor {
-    let bytes = values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes());
+    let bytes = values
+        .iter()
+        .flat_map(|&v| half::bf16::from_f32(v).to_le_bytes());
     tensor(name, Dtype::BF16, shape, bytes.collect())
 }
 
 pub(crate) fn f16s(name: &str, shape: &[usize], values: &[f32]) -> Tensor {
-    let bytes = values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes());
+    let bytes = values
+        .iter()
+        .flat_map(|&v| half::f16::from_f32(v).to_le_bytes());
     tensor(name, Dtype::F16, shape, bytes.collect())
 }
 
@@ -131,9 +165,15 @@ impl Contents {
         let (_, header) = SafeTensors::read_metadata(&bytes).expect("a header");
         let file = SafeTensors::deserialize(&bytes).expect("safetensors");
         let tensors = file.tensors().into_iter().map(|(name, view)| {
-            (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+            (
+                name,
+                (view.dtype(), view.shape().to_vec(), view.data().to_vec()),
+            )
         });
-        Self { tensors: tensors.collect(), metadata: header.metadata().clone().unwrap_or_default() }
+        Self {
+            tensors: tensors.collect(),
+            metadata: header.metadata().clone().unwrap_or_default(),
+        }
     }
 
     pub(crate) fn names(&self) -> Vec<&str> {
@@ -143,10 +183,20 @@ impl Contents {
     }
 
     pub(crate) fn bytes(&self, name: &str) -> &[u8] {
-        &self.tensors.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.names())).2
+        &self
+            .tensors
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name} in {:?}", self.names()))
+            .2
     }
 }
 
 /// Every quantizing recipe by name.
-pub(crate) const RECIPES: [&str; 6] =
-    ["fp8-delayed", "fp8-current", "mxfp8", "mxfp8-2d", "nvfp4-1d", "nvfp4-2d"];
+pub(crate) const RECIPES: [&str; 6] = [
+    "fp8-delayed",
+    "fp8-current",
+    "mxfp8",
+    "mxfp8-2d",
+    "nvfp4-1d",
+    "nvfp4-2d",
+];
