@@ -1,5 +1,6 @@
 //! The cast of one matrix, or of one rank's rows of it.
 
+use super::write::Want;
 use anyhow::Result;
 use lowp_format::QuantizedTensor;
 use lowp_kernels::{AmaxJob, Backend, Cpu, CpuBuffer, Source, Work};
@@ -9,7 +10,7 @@ use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ShardErro
 pub(super) type Tensor = QuantizedTensor<CpuBuffer<u8>>;
 
 /// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows.
-/// Returns the amax of the whole source where the recipe observes it.
+/// Returns the amax of the whole source where numbers are wanted and the recipe observes it.
 ///
 /// # Errors
 /// A source of another length, or the failure of another rank.
@@ -18,6 +19,7 @@ pub(super) fn cast(
     tensor: &Tensor,
     source: Source<Cpu>,
     delayed_scale: Option<f32>,
+    want: Want,
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
@@ -25,8 +27,7 @@ pub(super) fn cast(
     let book = book.build(&Cpu)?;
     // The book clears its observations when scales are made from them, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book) {
-        None => None,
-        Some(job) => {
+        Some(job) if want == Want::Numbers => {
             let out = Cpu.alloc::<f32>(1)?;
             Cpu.once(Work::Amax(vec![AmaxJob {
                 out: out.clone(),
@@ -36,6 +37,7 @@ pub(super) fn cast(
             comm.all_reduce_max(&out)?;
             Some(Cpu.download(&out)?[0])
         }
+        _ => None,
     };
     let cast = Requantize::new(&Cpu, &book, &[item])?;
     match (delayed_scale, slot) {

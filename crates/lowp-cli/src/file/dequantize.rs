@@ -78,7 +78,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
         });
         jobs.push((tensor, orientation));
     }
-    let make = Box::new(|job: usize| {
+    let make = Box::new(|job: usize, _| {
         let (tensor, orientation) = jobs[job];
         let out = Cpu.alloc::<f32>(tensor.shape.elements())?;
         let codes = unpack(&model, tensor, Some(orientation))?;

@@ -10,6 +10,9 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
+/// Bytes that are mapped at a time; a multiple of every element's size.
+pub(super) const PIECE: usize = 4 << 20;
+
 /// One open file.
 #[derive(Debug)]
 struct Opened {
@@ -41,15 +44,7 @@ impl Tensor<'_> {
         self.place.len()
     }
 
-    /// The bytes. Memory is used only while they live.
-    ///
-    /// # Errors
-    /// The system refuses to map them.
-    pub(super) fn bytes(&self) -> Result<Bytes> {
-        self.bytes_at(0..self.len())
-    }
-
-    /// Bytes `range` of the tensor.
+    /// Bytes `range` of the tensor. Memory is used only while they live.
     ///
     /// # Errors
     /// The system refuses to map them.
@@ -57,6 +52,35 @@ impl Tensor<'_> {
         let start = self.place.start;
         Bytes::map(&self.file.file, &(start + range.start..start + range.end))
             .map_err(|e| cannot_read(&self.file.path, &e))
+    }
+
+    /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
+    ///
+    /// # Errors
+    /// The system refuses to map them, or whatever `take` returns.
+    pub(super) fn pieces(
+        &self,
+        range: Range<usize>,
+        mut take: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        for start in range.clone().step_by(PIECE) {
+            let bytes = self.bytes_at(start..range.end.min(start + PIECE))?;
+            take(start - range.start, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// All bytes.
+    ///
+    /// # Errors
+    /// The system refuses to map them.
+    pub(super) fn to_vec(self) -> Result<Vec<u8>> {
+        let mut all = Vec::with_capacity(self.len());
+        self.pieces(0..self.len(), |_, bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
     }
 }
 

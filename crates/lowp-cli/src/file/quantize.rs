@@ -6,13 +6,13 @@ use super::fields::{self, Field};
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::pack;
+use super::pack::{pack, wanted};
 use super::progress::Progress;
 use super::refuse::refuse_file;
 use super::select::Choice;
 use super::source::load;
 use super::target::FileTarget;
-use super::write::{From, Item, Outputs};
+use super::write::{From, Item, Outputs, Want};
 use anyhow::Result;
 use lowp_format::{Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
@@ -83,12 +83,19 @@ fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Ou
         metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
         jobs.push((Matrix { tensor, shape }, fields));
     }
-    let make = Box::new(move |job: usize| {
+    let make = Box::new(move |job: usize, want: Want| {
         let (Matrix { tensor, shape }, fields) = &jobs[job];
         let source = load(tensor, 0..shape.elements())?;
-        let full = empty(setup.recipe, *shape, &setup.recipe.buffers(setup.usage))?;
-        let amax = cast(&LocalComm::solo(&Cpu), &full, source, setup.delayed_scale)?;
-        pack(&full, amax, fields)
+        let specs = wanted(&setup.recipe.buffers(setup.usage), want);
+        let full = empty(setup.recipe, *shape, &specs)?;
+        let amax = cast(
+            &LocalComm::solo(&Cpu),
+            &full,
+            source,
+            setup.delayed_scale,
+            want,
+        )?;
+        pack(&full, amax, fields, want)
     });
     Ok(Outputs {
         items,

@@ -6,7 +6,7 @@ use super::fields::{self, Field};
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::pack;
+use super::pack::{pack, wanted};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items, text};
 use super::ranks::file_name;
@@ -14,7 +14,7 @@ use super::refuse::refuse;
 use super::select::Choice;
 use super::source::load;
 use super::target::{FolderTarget, fill_file};
-use super::write::{Item, Outputs};
+use super::write::{Item, Outputs, Want};
 use anyhow::Result;
 use lowp_format::{Form, Part, Recipe, Usage};
 use lowp_kernels::Cpu;
@@ -143,12 +143,12 @@ fn outputs<'a>(
         metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
         jobs.push((tensor, spec, fields));
     }
-    let make = Box::new(move |job: usize| {
+    let make = Box::new(move |job: usize, want: Want| {
         let (tensor, spec, fields) = &jobs[job];
         let source = load(tensor, spec.elements())?;
-        let local = empty(setup.recipe, spec.local_shape(), &stored)?;
-        let amax = cast(&*comm, &local, source, setup.delayed_scale)?;
-        pack(&local, amax, fields)
+        let local = empty(setup.recipe, spec.local_shape(), &wanted(&stored, want))?;
+        let amax = cast(&*comm, &local, source, setup.delayed_scale, want)?;
+        pack(&local, amax, fields, want)
     });
     Ok(Outputs {
         items,

@@ -41,14 +41,16 @@ fn convert<const N: usize, T: Element>(
     range: Range<usize>,
     value: impl Fn(&[u8]) -> T,
 ) -> Result<CpuBuffer<T>> {
-    let bytes = tensor.bytes_at(range.start * N..range.end * N)?;
     let buffer = Cpu.alloc::<T>(range.len())?;
     let mut values = Vec::with_capacity(CHUNK.min(range.len()));
-    for (chunk, bytes) in bytes.chunks(CHUNK * N).enumerate() {
-        values.clear();
-        values.extend(bytes.chunks_exact(N).map(&value));
-        Cpu.write(&buffer, chunk * CHUNK, &values)?;
-    }
+    tensor.pieces(range.start * N..range.end * N, |start, bytes| {
+        for (chunk, bytes) in bytes.chunks(CHUNK * N).enumerate() {
+            values.clear();
+            values.extend(bytes.chunks_exact(N).map(&value));
+            Cpu.write(&buffer, start / N + chunk * CHUNK, &values)?;
+        }
+        Ok(())
+    })?;
     Ok(buffer)
 }
 

@@ -47,7 +47,10 @@ fn read(
     let field = holding(&tensor.fields, spec.key, orientation)
         .with_context(|| format!("'{}' has no field for {}", tensor.name, spec.key))?;
     let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
-    let bytes = Cpu.upload(&found.bytes()?)?;
+    let bytes = Cpu.alloc::<u8>(found.len())?;
+    found.pieces(0..found.len(), |start, piece| {
+        Ok(Cpu.write(&bytes, start, piece)?)
+    })?;
     let Some(from_layout) = field.layout.filter(|layout| layout.form != Form::Compact) else {
         return Ok(bytes);
     };

@@ -5,13 +5,13 @@ use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::pack;
+use super::pack::{pack, wanted};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
 use super::refuse::{refuse, refuse_file};
 use super::target::FileTarget;
-use super::write::{Item, Outputs};
+use super::write::{Item, Outputs, Want};
 use anyhow::{Context, Result};
 use lowp_format::{
     BufferKey, BufferSpec, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe, Transport,
@@ -123,10 +123,7 @@ impl World {
             };
             let field = field.with_context(|| format!("'{name}' lacks a scale"))?;
             let full = field.name(name);
-            let bytes = model
-                .expect(&full, field.dtype, &field.shape)?
-                .bytes()?
-                .to_vec();
+            let bytes = model.expect(&full, field.dtype, &field.shape)?.to_vec()?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
                 return Err(refuse_file(
                     model.path(),
@@ -145,33 +142,36 @@ impl World {
         for ((model, tensors), &piece) in self.models.iter().zip(&self.tensors).zip(pieces) {
             let field = holding(&tensors[name].fields, spec.key, Orientation::Rowwise)
                 .with_context(|| format!("'{name}' lacks {}", spec.key))?;
-            let bytes = model
-                .expect(&field.name(name), field.dtype, &field.shape)?
-                .bytes()?;
-            if bytes.len() != piece {
+            let found = model.expect(&field.name(name), field.dtype, &field.shape)?;
+            if found.len() != piece {
                 return Err(refuse_file(
                     model.path(),
                     format!(
                         "'{}' has {} bytes, not {piece}; shard the model again",
                         field.name(name),
-                        bytes.len()
+                        found.len()
                     ),
                 ));
             }
-            Cpu.write(&all, start, &bytes)?;
+            found.pieces(0..piece, |at, bytes| {
+                Ok(Cpu.write(&all, start + at, bytes)?)
+            })?;
             start += piece;
         }
         Ok(all)
     }
 
     /// Runs the gather plan of one tensor.
-    fn gather(&self, name: &str) -> Result<Tensor> {
+    fn gather(&self, name: &str, want: Want) -> Result<Tensor> {
         let tensor = &self.tensors[0][name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
         let plan = GatherPlan::with_cuts(&tensor.recipe, tensor.full, cuts, *usage, *usage, &[])?;
         let mut buffers: Vec<(BufferKey, CpuBuffer<u8>)> = Vec::new();
         for step in &plan.steps {
             let spec = step.spec();
+            if want == Want::Numbers && !matches!(step, GatherStep::Replicated { .. }) {
+                continue;
+            }
             let buffer = match step {
                 GatherStep::Concat {
                     transport, pieces, ..
@@ -212,7 +212,7 @@ impl World {
             };
             buffers.push((spec.key, buffer));
         }
-        let specs = tensor.recipe.buffers(*usage);
+        let specs = wanted(&tensor.recipe.buffers(*usage), want);
         QuantizedTensor::with_buffers(tensor.recipe, tensor.full, specs, |spec, _| {
             find(&buffers, spec.key)
         })
@@ -267,16 +267,16 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
         );
         jobs.push((tensor, fields));
     }
-    let make = Box::new(move |job: usize| {
+    let make = Box::new(move |job: usize, want: Want| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            None => None,
-            Some(_) => {
+            Some(_) if want == Want::Numbers => {
                 let bytes = world.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
+            _ => None,
         };
-        pack(&world.gather(&tensor.name)?, amax, fields)
+        pack(&world.gather(&tensor.name, want)?, amax, fields, want)
     });
     Ok(Outputs {
         items,

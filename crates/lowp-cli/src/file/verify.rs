@@ -2,7 +2,7 @@
 
 use super::fields::{Content, Field};
 use super::meta::{self, Quantized};
-use super::model::{Model, Tensor};
+use super::model::{Model, PIECE, Tensor};
 use super::progress::Progress;
 use super::ranks;
 use super::refuse::refuse;
@@ -10,9 +10,6 @@ use anyhow::{Result, bail};
 use lowp_format::{Code, Form, Recipe, ScaleLayout};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-
-/// Bytes that are compared at a time.
-const CHUNK: usize = 1 << 20;
 
 /// Compare two models byte by byte
 #[derive(Clone, Debug, clap::Args)]
@@ -124,14 +121,15 @@ fn first_difference(
     b: &Tensor<'_>,
     progress: &Progress,
 ) -> Result<Option<(usize, u8, u8)>> {
-    let (x, y) = (a.bytes()?, b.bytes()?);
-    for (chunk, (p, q)) in x.chunks(CHUNK).zip(y.chunks(CHUNK)).enumerate() {
-        if p != q
-            && let Some(at) = p.iter().zip(q).position(|(p, q)| p != q)
+    for start in (0..a.len()).step_by(PIECE) {
+        let range = start..a.len().min(start + PIECE);
+        let (x, y) = (a.bytes_at(range.clone())?, b.bytes_at(range)?);
+        if *x != *y
+            && let Some(at) = x.iter().zip(y.iter()).position(|(x, y)| x != y)
         {
-            return Ok(Some((chunk * CHUNK + at, p[at], q[at])));
+            return Ok(Some((start + at, x[at], y[at])));
         }
-        progress.add(p.len());
+        progress.add(x.len());
     }
     Ok(None)
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 pub(super) enum From<'a> {
     /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
-    /// Part `part` of what [`Outputs::make`] returns for `job`; a part that is one number is kept until its turn.
+    /// Part `part` of what [`Outputs::make`] returns for `job`.
     Made {
         job: usize,
         part: usize,
@@ -47,13 +47,25 @@ impl<'a> Item<'a> {
     }
 }
 
+/// Which parts of a job are made. The format sorts tensors by dtype, so that the numbers of all jobs come before the
+/// arrays of any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Parts of one number; the others stay empty.
+    Numbers,
+    /// All others; the numbers stay empty.
+    Arrays,
+}
+
+/// Makes the wanted parts of a job.
+pub(super) type Make<'a> = Box<dyn Fn(usize, Want) -> Result<Vec<Vec<u8>>> + 'a>;
+
 /// Everything that goes into one file.
 pub(super) struct Outputs<'a> {
     pub(super) items: Vec<Item<'a>>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// Makes all parts of a job. It may be called twice for a job: numbers come first in a file, and a job's arrays are
-    /// not kept until their turn. The order of the calls follows from names and dtypes alone, never from sizes.
-    pub(super) make: Box<dyn Fn(usize) -> Result<Vec<Vec<u8>>> + 'a>,
+    /// Makes tensors. The order of the calls follows from names and dtypes alone, never from sizes.
+    pub(super) make: Make<'a>,
 }
 
 impl Outputs<'_> {
@@ -128,35 +140,29 @@ struct State<'a> {
 }
 
 impl State<'_> {
-    fn part(&self, job: usize, part: usize) -> Result<Vec<u8>> {
-        if let Some(number) = self.numbers.borrow_mut().remove(&(job, part)) {
-            return Ok(number);
+    fn number(&self, job: usize, part: usize) -> Result<Vec<u8>> {
+        let mut numbers = self.numbers.borrow_mut();
+        if !numbers.contains_key(&(job, part)) {
+            let parts = (self.outputs.make)(job, Want::Numbers)?;
+            let parts = parts.into_iter().enumerate();
+            numbers.extend(parts.map(|(part, bytes)| ((job, part), bytes)));
         }
+        numbers
+            .remove(&(job, part))
+            .context("there is no such part")
+    }
+
+    fn array(&self, job: usize, part: usize) -> Result<Vec<u8>> {
         let mut made = self.made.borrow_mut();
-        if made
-            .as_ref()
-            .is_none_or(|(last, parts)| *last != job || parts[part].is_none())
-        {
+        let there = |(last, parts): &Made| *last == job && parts[part].is_some();
+        if !made.as_ref().is_some_and(there) {
             // Room for the next job first.
             *made = None;
-            let parts = (self.outputs.make)(job)?;
-            for item in &self.outputs.items {
-                if let From::Made {
-                    job: of,
-                    part,
-                    number: true,
-                } = item.from
-                    && of == job
-                {
-                    self.numbers
-                        .borrow_mut()
-                        .insert((job, part), parts[part].clone());
-                }
-            }
+            let parts = (self.outputs.make)(job, Want::Arrays)?;
             *made = Some((job, parts.into_iter().map(Some).collect()));
         }
-        let (_, parts) = made.as_mut().context("nothing was made")?;
-        parts[part].take().context("a part was asked for twice")
+        let part = made.as_mut().and_then(|(_, parts)| parts[part].take());
+        part.context("there is no such part")
     }
 }
 
@@ -185,8 +191,13 @@ impl View for Lazy<'_> {
             return Cow::Borrowed(&[]);
         }
         let bytes = match self.item.from {
-            From::Input(tensor) => tensor.bytes().map(|bytes| bytes.to_vec()),
-            From::Made { job, part, .. } => self.state.part(job, part),
+            From::Input(tensor) => tensor.to_vec(),
+            From::Made {
+                job,
+                part,
+                number: true,
+            } => self.state.number(job, part),
+            From::Made { job, part, .. } => self.state.array(job, part),
         };
         match bytes {
             Ok(bytes) => {
