@@ -2,6 +2,7 @@
 
 mod columns;
 mod completions;
+mod file;
 mod files;
 mod output;
 mod plan;
@@ -27,6 +28,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
   lowp train                                   train a small transformer next to fp32
   lowp train --list                            what --recipe takes
   lowp plan --shape 4096x1024 --world 8        what the ranks store and send of one weight
+  lowp quantize model.safetensors -o q.safetensors --recipe NAME
   lowp completions bash > ~/.local/share/bash-completion/completions/lowp
 
 Exit code: 0 done, 1 the work failed, 2 arguments that cannot work, found before it began."
@@ -41,6 +43,8 @@ enum Command {
     Train(Box<train::Args>),
     Plan(plan::Args),
     Completions(completions::Args),
+    #[command(flatten)]
+    File(file::Command),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::main(&args),
         Command::Plan(args) => plan::main(&args),
         Command::Completions(args) => completions::main(&args, &mut Cli::command()),
+        Command::File(command) => file::main(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -18,6 +18,7 @@ const LISTED: &[(&str, &str)] = &[
         "crates/lowp-candle/src/gemm.rs",
         "the gemm crate takes pointers and strides",
     ),
+    ("crates/lowp-cli/src/file/map.rs", "maps input files"),
     (
         "crates/lowp-cli/src/main.rs",
         "sets an environment variable before any thread exists",

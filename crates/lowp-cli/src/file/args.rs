@@ -1,0 +1,128 @@
+//! The options that `quantize` and `shard` have in common.
+
+use super::names::{FormatName, ScaleModeName, ScalesName, UsageName};
+use super::refuse::refuse;
+use super::select::Select;
+use anyhow::Result;
+use globset::Glob;
+use lowp_format::{
+    AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, ScaleSource, Usage,
+};
+
+/// How tensors are quantized, and which.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct RecipeArgs {
+    /// Recipe of the quantized tensors; `lowp train --list` shows all
+    #[arg(long, value_name = "NAME")]
+    recipe: String,
+
+    /// FP8 codes, of a recipe that has the choice [default: e4m3]
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<FormatName>,
+
+    /// Orientations to write
+    #[arg(long, value_name = "USAGE", default_value = "both")]
+    usage: UsageName,
+
+    /// Form of the block scales
+    #[arg(long, value_name = "FORM", default_value = "padded")]
+    scales: ScalesName,
+
+    /// Rounding of E8M0 block scales [default: te]
+    #[arg(long, value_name = "MODE")]
+    scale_mode: Option<ScaleModeName>,
+
+    /// Round per-tensor scales down to a power of two
+    #[arg(long)]
+    pow2: bool,
+
+    /// Encode scale of delayed scaling [default: from each tensor's own amax]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    delayed_scale: Option<f32>,
+
+    /// Quantize only tensors whose name matches; `*` matches any characters. May be repeated
+    #[arg(long, value_name = "GLOB")]
+    tensors: Vec<String>,
+
+    /// Pass through what the recipe cannot take, instead of stopping
+    #[arg(long)]
+    keep_unfit: bool,
+}
+
+/// How one tensor is quantized.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) recipe: AnyRecipe,
+    pub(super) usage: Usage,
+    pub(super) form: Form,
+    pub(super) delayed_scale: Option<f32>,
+}
+
+impl RecipeArgs {
+    /// The recipe and how it is written.
+    ///
+    /// # Errors
+    /// No such recipe, or an option that it does not have.
+    pub(super) fn setup(&self) -> Result<Setup> {
+        let make = |format: Option<Fp8Format>| {
+            let options = RecipeOptions {
+                format,
+                pow2: self.pow2.then_some(true),
+                mx_scale: self.scale_mode.map(Into::into),
+                ..RecipeOptions::default()
+            };
+            AnyRecipe::from_name(&self.recipe, &options)
+        };
+        let wanted = self.format.map_or(Fp8Format::E4M3, Into::into);
+        let recipe = match make(Some(wanted)) {
+            // A default is no request.
+            Err(FormatError::UnusedOption {
+                option: "format", ..
+            }) if self.format.is_none() => make(None),
+            made => made,
+        };
+        let recipe = recipe.map_err(|e| match e {
+            FormatError::UnusedOption { recipe, option } => {
+                let option = if option == "mx_scale" { "scale-mode" } else { option };
+                refuse(format!("{recipe} has no option --{option}; leave it out, or choose a recipe that has it"))
+            }
+            e => refuse(format!("--recipe: {e}")),
+        })?;
+        if let Some(scale) = self.delayed_scale {
+            if !matches!(recipe.scale_source(), ScaleSource::History { .. }) {
+                return Err(refuse(format!(
+                    "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
+                    recipe.name()
+                )));
+            }
+            if !scale.is_finite() || scale <= 0.0 {
+                return Err(refuse(format!(
+                    "--delayed-scale {scale} is no scale; give a positive finite number"
+                )));
+            }
+        }
+        Ok(Setup {
+            recipe,
+            usage: self.usage.into(),
+            form: self.scales.into(),
+            delayed_scale: self.delayed_scale,
+        })
+    }
+
+    /// Which tensors are quantized.
+    ///
+    /// # Errors
+    /// A pattern that makes no sense.
+    pub(super) fn select(&self) -> Result<Select> {
+        let globs = self.tensors.iter().map(|text| {
+            let glob = Glob::new(text).map_err(|e| refuse(format!("--tensors: {e}")))?;
+            Ok((text.clone(), glob.compile_matcher()))
+        });
+        Ok(Select::new(globs.collect::<Result<_>>()?, self.keep_unfit))
+    }
+}
+
+/// A recipe that examples in help texts name: the last of the list.
+pub(super) fn example() -> &'static str {
+    AnyRecipe::names().last().copied().unwrap_or("NAME")
+}

@@ -1,0 +1,65 @@
+//! The cast of one matrix, or of one rank's rows of it.
+
+use super::write::Want;
+use anyhow::Result;
+use lowp_format::QuantizedTensor;
+use lowp_kernels::{AmaxJob, Backend, Cpu, CpuBuffer, Source, Work};
+use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ShardError};
+
+/// A quantized tensor in memory.
+pub(super) type Tensor = QuantizedTensor<CpuBuffer<u8>>;
+
+/// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows.
+/// Returns the amax of the whole source where numbers are wanted and the recipe observes it.
+///
+/// # Errors
+/// A source of another length, or the failure of another rank.
+pub(super) fn cast(
+    comm: &dyn Communicator<Cpu>,
+    tensor: &Tensor,
+    source: Source<Cpu>,
+    delayed_scale: Option<f32>,
+    want: Want,
+) -> Result<Option<f32>, ShardError> {
+    let mut book = ScaleBookBuilder::default();
+    let item = CastItem::rows(tensor, source, &mut book);
+    let slot = item.slot;
+    let book = book.build(&Cpu)?;
+    // The book clears its observations when scales are made from them, so the file's amax has a vector of its own.
+    let amax = match item.amax_job(&book) {
+        Some(job) if want == Want::Numbers => {
+            let out = Cpu.alloc::<f32>(1)?;
+            Cpu.once(Work::Amax(vec![AmaxJob {
+                out: out.clone(),
+                tensor: Some(0),
+                ..job
+            }]))?;
+            comm.all_reduce_max(&out)?;
+            Some(Cpu.download(&out)?[0])
+        }
+        _ => None,
+    };
+    let cast = Requantize::new(&Cpu, &book, &[item])?;
+    match (delayed_scale, slot) {
+        (Some(scale), Some(slot)) => {
+            book.set_scale(slot, scale)?;
+            cast.run(&book, comm)?;
+        }
+        _ => cast.calibrate(&book, comm)?,
+    }
+    Ok(amax)
+}
+
+/// A tensor of zeros with the buffers `specs`.
+///
+/// # Errors
+/// A shape that the recipe cannot take.
+pub(super) fn empty(
+    recipe: lowp_format::AnyRecipe,
+    shape: lowp_format::Shape,
+    specs: &[lowp_format::BufferSpec],
+) -> Result<Tensor, ShardError> {
+    QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |_, bytes| {
+        Ok(Cpu.alloc(bytes)?)
+    })
+}

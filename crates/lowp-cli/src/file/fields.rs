@@ -1,0 +1,186 @@
+//! Which tensors of a file make up one quantized tensor: names, dtypes and shapes, from the recipe's buffer specs.
+
+use anyhow::Result;
+use lowp_format::{
+    BufferKey, BufferSpec, Code, Form, FormatError, Orientation, Part, Recipe, ScaleLayout, Shape,
+    Usage,
+};
+use safetensors::Dtype;
+
+/// Most elements of a tensor, so that no padded size overflows.
+const MAX_ELEMENTS: usize = 1 << 48;
+
+/// What a field holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A buffer, as `orientation` uses it.
+    Buffer {
+        key: BufferKey,
+        orientation: Orientation,
+    },
+    /// The amax of the source that a scale was, or will be, made from.
+    Amax,
+}
+
+/// One tensor of the file, named `T.suffix`.
+#[derive(Clone, Debug)]
+pub(super) struct Field {
+    pub(super) suffix: String,
+    pub(super) content: Content,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    /// Where its entries lie; `None` for one number.
+    pub(super) layout: Option<ScaleLayout>,
+}
+
+impl Field {
+    /// The name in the file of the field of tensor `name`.
+    pub(super) fn name(&self, name: &str) -> String {
+        format!("{name}.{}", self.suffix)
+    }
+
+    /// Bytes in the file.
+    pub(super) fn bytes(&self) -> usize {
+        self.layout
+            .map_or(size_of::<f32>(), |layout| layout.bytes())
+    }
+
+    fn number(suffix: String, content: Content) -> Self {
+        Self {
+            suffix,
+            content,
+            dtype: Dtype::F32,
+            shape: vec![1],
+            layout: None,
+        }
+    }
+
+    fn array(suffix: String, content: Content, layout: ScaleLayout) -> Self {
+        let ScaleLayout {
+            code,
+            padded: [outer, inner],
+            ..
+        } = layout;
+        let (dtype, inner) = match code {
+            Code::F32 => (Dtype::F32, inner),
+            Code::Bf16 => (Dtype::BF16, inner),
+            Code::E4M3 | Code::E5M2 | Code::E2M1 | Code::E8M0 => (Dtype::U8, code.bytes(inner)),
+        };
+        let shape = match layout.form {
+            Form::Swizzled => vec![outer * inner],
+            Form::Compact | Form::Padded => vec![outer, inner],
+        };
+        Self {
+            suffix,
+            content,
+            dtype,
+            shape,
+            layout: Some(layout),
+        }
+    }
+}
+
+/// The matrix that `dims` flatten to.
+///
+/// # Errors
+/// Fewer than two dimensions, or more elements than can be laid out.
+pub(super) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
+    let shape = Shape::from_dims(dims)?;
+    let most = shape.rows.max(1).checked_mul(shape.cols.max(1));
+    match most {
+        Some(most) if most <= MAX_ELEMENTS => Ok(shape),
+        _ => Err(FormatError::TooLarge {
+            dims: dims.to_vec(),
+        }),
+    }
+}
+
+/// The fields of a tensor of `shape` that holds `specs` and serves `usage`, block scales in `form`.
+///
+/// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form
+/// it is stored once, under the rowwise names.
+///
+/// # Errors
+/// Block scales that do not have that form.
+pub(super) fn fields(
+    recipe: &impl Recipe,
+    specs: &[BufferSpec],
+    shape: Shape,
+    usage: Usage,
+    form: Form,
+) -> Result<Vec<Field>, FormatError> {
+    let mut fields = Vec::new();
+    let blocks = specs.iter().any(|spec| spec.key.part == Part::BlockScale);
+    for spec in specs {
+        let (layout, what) = match spec.key.part {
+            Part::Data => (Form::Compact, "data"),
+            Part::BlockScale => (form, "scale_inv"),
+            Part::TensorScale => continue,
+        };
+        for orientation in written(spec, usage, form) {
+            let content = Content::Buffer {
+                key: spec.key,
+                orientation,
+            };
+            let layout = ScaleLayout::new(spec, shape, orientation, layout)?;
+            fields.push(Field::array(
+                format!("{orientation}_{what}"),
+                content,
+                layout,
+            ));
+        }
+    }
+    let scale = specs.iter().find(|spec| spec.key.part == Part::TensorScale);
+    match scale {
+        Some(spec) if blocks => {
+            let content = Content::Buffer {
+                key: spec.key,
+                orientation: Orientation::Rowwise,
+            };
+            fields.push(Field::number("amax".to_owned(), content));
+            return Ok(fields);
+        }
+        Some(spec) => {
+            for orientation in Orientation::ALL {
+                let data = format!("{orientation}_data");
+                if fields.iter().any(|field| field.suffix == data) {
+                    let content = Content::Buffer {
+                        key: spec.key,
+                        orientation,
+                    };
+                    fields.push(Field::number(format!("{orientation}_scale_inv"), content));
+                }
+            }
+        }
+        None => {}
+    }
+    if recipe.scale_source().observes_tensor_amax() {
+        fields.push(Field::number("amax".to_owned(), Content::Amax));
+    }
+    Ok(fields)
+}
+
+/// The orientations under whose names a buffer is written.
+fn written(spec: &BufferSpec, usage: Usage, form: Form) -> Vec<Orientation> {
+    match form {
+        Form::Compact => spec.key.usage.orientations().take(1).collect(),
+        Form::Padded | Form::Swizzled => (spec.key.usage & usage).orientations().collect(),
+    }
+}
+
+/// The field that holds `key` for `orientation`.
+pub(super) fn holding(
+    fields: &[Field],
+    key: BufferKey,
+    orientation: Orientation,
+) -> Option<&Field> {
+    let holds = |field: &&Field, o| {
+        field.content
+            == Content::Buffer {
+                key,
+                orientation: o,
+            }
+    };
+    let by = |o| fields.iter().find(|field| holds(field, o));
+    by(orientation).or_else(|| Orientation::ALL.into_iter().find_map(by))
+}

@@ -1,0 +1,265 @@
+//! What the file's metadata say of each quantized tensor: enough to read it back without any option.
+
+use super::fields::{self, Field};
+use super::model::Model;
+use super::names::Named;
+use super::refuse::refuse_file;
+use anyhow::Result;
+use lowp_format::{
+    AnyRecipe, BufferList, Form, FormatError, Recipe, RecipeOptions, RowCuts, Shape, Usage,
+};
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The key of the contract's version.
+pub(super) const FORMAT_KEY: &str = "lowp.format";
+/// The version that is written and read.
+pub(super) const FORMAT: &str = "1";
+/// What the key of a tensor begins with; its name follows.
+const TENSOR_PREFIX: &str = "lowp.tensor.";
+
+/// The key of tensor `name`.
+pub(super) fn key(name: &str) -> String {
+    format!("{TENSOR_PREFIX}{name}")
+}
+
+/// Whether a key is one of ours, to be left out when metadata are copied.
+pub(super) fn is_ours(key: &str) -> bool {
+    key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX)
+}
+
+/// Recipe options by name; those at a recipe's disposal are all there.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Options {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    margin: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    amax_algorithm: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pow2: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epsilon: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mx_scale: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_rounding: Option<String>,
+}
+
+impl From<RecipeOptions> for Options {
+    fn from(options: RecipeOptions) -> Self {
+        fn label(value: Option<impl Named>) -> Option<String> {
+            value.map(|value| value.label().to_owned())
+        }
+        Self {
+            format: label(options.format),
+            margin: options.margin,
+            history: options.history,
+            amax_algorithm: label(options.amax_algorithm),
+            pow2: options.pow2,
+            epsilon: options.epsilon,
+            mx_scale: label(options.mx_scale),
+            source_rounding: label(options.source_rounding),
+        }
+    }
+}
+
+impl Options {
+    fn read(&self) -> Result<RecipeOptions, String> {
+        fn value<T: Named>(what: &str, name: Option<&String>) -> Result<Option<T>, String> {
+            name.map(|name| T::named(name).ok_or_else(|| format!("it has no {what} '{name}'")))
+                .transpose()
+        }
+        Ok(RecipeOptions {
+            format: value("format", self.format.as_ref())?,
+            margin: self.margin,
+            history: self.history,
+            amax_algorithm: value("amax_algorithm", self.amax_algorithm.as_ref())?,
+            pow2: self.pow2,
+            epsilon: self.epsilon,
+            mx_scale: value("mx_scale", self.mx_scale.as_ref())?,
+            source_rounding: value("source_rounding", self.source_rounding.as_ref())?,
+        })
+    }
+}
+
+/// The part of a tensor that a rank file holds.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ShardText {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    /// First row, and the one after the last.
+    pub(super) rows: [usize; 2],
+    /// What the whole tensor serves.
+    pub(super) usage: String,
+    /// The form in which `lowp unshard` writes its block scales.
+    pub(super) scales: String,
+}
+
+/// The JSON object of one tensor.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Text {
+    pub(super) recipe: String,
+    pub(super) options: Options,
+    /// The dimensions of the source, before leading ones are flattened to rows.
+    pub(super) shape: Vec<usize>,
+    /// The dtype of the source.
+    pub(super) dtype: String,
+    pub(super) usage: String,
+    pub(super) scales: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) delayed_scale: Option<f32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) shard: Option<ShardText>,
+}
+
+/// The part of a tensor that a rank file holds, checked.
+#[derive(Clone, Debug)]
+pub(super) struct Shard {
+    pub(super) rank: usize,
+    pub(super) cuts: RowCuts,
+    pub(super) usage: Usage,
+    pub(super) form: Form,
+}
+
+/// A quantized tensor of a file: what it is, and where its fields are.
+#[derive(Clone, Debug)]
+pub(super) struct Quantized {
+    pub(super) name: String,
+    pub(super) text: Text,
+    pub(super) recipe: AnyRecipe,
+    pub(super) full: Shape,
+    /// The rows in this file.
+    pub(super) shape: Shape,
+    pub(super) usage: Usage,
+    pub(super) specs: BufferList,
+    pub(super) fields: Vec<Field>,
+    pub(super) shard: Option<Shard>,
+}
+
+impl Quantized {
+    fn read(name: &str, json: &str) -> Result<Self, String> {
+        let text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        let named = |what: &str, name: &str| format!("it has no {what} '{name}'");
+        let usage = |name: &str| Usage::named(name).ok_or_else(|| named("usage", name));
+        let form = |name: &str| Form::named(name).ok_or_else(|| named("scales", name));
+        let problem = |e: FormatError| e.to_string();
+        let recipe = AnyRecipe::from_name(&text.recipe, &text.options.read()?).map_err(problem)?;
+        let full = fields::matrix(&text.shape).map_err(problem)?;
+        recipe.check(full).map_err(problem)?;
+        let shard = match &text.shard {
+            None => None,
+            Some(shard) => Some(read_shard(shard, &recipe, full, usage(&shard.usage)?)?),
+        };
+        let (shape, specs, stored) = match &shard {
+            None => (
+                full,
+                recipe.buffers(usage(&text.usage)?),
+                form(&text.scales)?,
+            ),
+            Some(shard) => {
+                let rows = shard.cuts.range(shard.rank).len();
+                (
+                    full.with_rows(rows),
+                    recipe.stored(shard.usage),
+                    Form::Compact,
+                )
+            }
+        };
+        let usage = usage(&text.usage)?;
+        let fields = fields::fields(&recipe, &specs, shape, usage, stored).map_err(problem)?;
+        Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
+        let name = name.to_owned();
+        Ok(Self {
+            name,
+            text,
+            recipe,
+            full,
+            shape,
+            usage,
+            specs,
+            fields,
+            shard,
+        })
+    }
+}
+
+/// A world that no file of ours exceeds.
+pub(super) const MAX_WORLD: usize = 1024;
+
+fn read_shard(
+    text: &ShardText,
+    recipe: &AnyRecipe,
+    full: Shape,
+    usage: Usage,
+) -> Result<Shard, String> {
+    let ShardText {
+        rank,
+        world,
+        rows: [start, end],
+        ref scales,
+        ..
+    } = *text;
+    if world > MAX_WORLD || rank >= world {
+        return Err(format!("rank {rank} of {world} is out of range"));
+    }
+    let form = Form::named(scales).ok_or_else(|| format!("it has no scales '{scales}'"))?;
+    let cuts =
+        RowCuts::new(full.rows, world, recipe.row_quantum(usage)).map_err(|e| e.to_string())?;
+    let range = cuts.range(rank);
+    if (range.start, range.end) != (start, end) {
+        return Err(format!(
+            "rows {start}..{end} are not those of rank {rank}: {}..{}",
+            range.start, range.end
+        ));
+    }
+    Ok(Shard {
+        rank,
+        cuts,
+        usage,
+        form,
+    })
+}
+
+/// The quantized tensors of `model`, by name; every field is there with the dtype and shape that it must have.
+///
+/// # Errors
+/// Metadata of another version, that say nothing sensible, or that the tensors do not fit.
+pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
+    let metadata = model.metadata();
+    if let Some(version) = metadata
+        .get(FORMAT_KEY)
+        .filter(|version| *version != FORMAT)
+    {
+        return Err(refuse_file(
+            model.path(),
+            format!(
+                "{FORMAT_KEY} is '{version}' and this program reads '{FORMAT}'; use the lowp that wrote it"
+            ),
+        ));
+    }
+    let mut tensors = BTreeMap::new();
+    for (key, json) in metadata {
+        let Some(name) = key.strip_prefix(TENSOR_PREFIX) else {
+            continue;
+        };
+        let tensor = Quantized::read(name, json).map_err(|why| {
+            refuse_file(
+                model.path(),
+                format!("the metadata of '{name}' make no sense: {why}; quantize the model again"),
+            )
+        })?;
+        for field in &tensor.fields {
+            model.expect(&field.name(name), field.dtype, &field.shape)?;
+        }
+        tensors.insert(name.to_owned(), tensor);
+    }
+    Ok(tensors)
+}

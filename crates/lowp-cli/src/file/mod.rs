@@ -1,0 +1,56 @@
+//! The file commands: quantize, shard, inspect and compare safetensors files (docs/decisions/0005-files.md).
+
+mod args;
+mod cast;
+mod dequantize;
+
+mod fields;
+mod header;
+mod inspect;
+mod map;
+mod meta;
+mod model;
+mod names;
+mod pack;
+mod progress;
+mod quantize;
+mod ranks;
+mod refuse;
+mod select;
+mod shard;
+mod source;
+mod stats;
+mod target;
+mod unpack;
+mod unshard;
+mod verify;
+mod write;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// The file commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Quantize(quantize::Args),
+    Dequantize(dequantize::Args),
+    Shard(shard::Args),
+    Unshard(unshard::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+}
+
+/// Runs one file command.
+///
+/// # Errors
+/// Input that cannot be read or taken, output that cannot be written, or files that differ.
+pub(crate) fn main(command: &Command) -> Result<()> {
+    match command {
+        Command::Quantize(args) => quantize::main(args),
+        Command::Dequantize(args) => dequantize::main(args),
+        Command::Shard(args) => shard::main(args),
+        Command::Unshard(args) => unshard::main(args),
+        Command::Inspect(args) => inspect::main(args),
+        Command::Verify(args) => verify::main(args),
+    }
+}

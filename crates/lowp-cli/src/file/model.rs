@@ -1,0 +1,303 @@
+//! [`Model`]: the tensors of one safetensors file, or of all files of a sharded model.
+
+use super::header::{self, Unique};
+use super::map::Bytes;
+use super::refuse::{refuse, refuse_file};
+use anyhow::Result;
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+/// Bytes that are mapped at a time; a multiple of every element's size.
+pub(super) const PIECE: usize = 4 << 20;
+
+/// One open file.
+#[derive(Debug)]
+struct Opened {
+    path: PathBuf,
+    file: File,
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    place: Range<usize>,
+}
+
+/// One tensor; its bytes are still in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [usize],
+    place: &'a Range<usize>,
+    file: &'a Opened,
+}
+
+impl Tensor<'_> {
+    /// Number of bytes.
+    pub(super) fn len(&self) -> usize {
+        self.place.len()
+    }
+
+    /// Bytes `range` of the tensor. Memory is used only while they live.
+    ///
+    /// # Errors
+    /// The system refuses to map them.
+    pub(super) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
+        let start = self.place.start;
+        Bytes::map(&self.file.file, &(start + range.start..start + range.end))
+            .map_err(|e| cannot_read(&self.file.path, &e))
+    }
+
+    /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
+    ///
+    /// # Errors
+    /// The system refuses to map them, or whatever `take` returns.
+    pub(super) fn pieces(
+        &self,
+        range: Range<usize>,
+        mut take: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        for start in range.clone().step_by(PIECE) {
+            let bytes = self.bytes_at(start..range.end.min(start + PIECE))?;
+            take(start - range.start, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// All bytes.
+    ///
+    /// # Errors
+    /// The system refuses to map them.
+    pub(super) fn to_vec(self) -> Result<Vec<u8>> {
+        let mut all = Vec::with_capacity(self.len());
+        self.pieces(0..self.len(), |_, bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+}
+
+/// Tensors by name, and the string metadata of their files.
+#[derive(Debug)]
+pub(super) struct Model {
+    path: PathBuf,
+    files: Vec<Opened>,
+    tensors: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Model {
+    /// Opens a safetensors file, or a sharded model by its `*.safetensors.index.json`.
+    ///
+    /// # Errors
+    /// A file that is missing, cut off or malformed, or an index that its files do not fit.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Err(refuse_file(
+                path,
+                "a folder; give a .safetensors file or a sharded model's .safetensors.index.json \
+                 (`lowp unshard` and `lowp inspect` take a folder of rank files)",
+            ));
+        }
+        let mut model = Self {
+            path: path.to_owned(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+        };
+        if path.extension().is_some_and(|e| e == "json") {
+            model.add_index(path)?;
+        } else {
+            model.add_file(path)?;
+        }
+        Ok(model)
+    }
+
+    fn add_index(&mut self, path: &Path) -> Result<()> {
+        #[derive(serde::Deserialize)]
+        struct Index {
+            weight_map: Unique<String>,
+        }
+        let text = fs::read(path).map_err(|e| cannot_read(path, &e))?;
+        let Index {
+            weight_map: Unique(mut places),
+        } = serde_json::from_slice(&text).map_err(|e| {
+            refuse_file(
+                path,
+                format!("no index of a sharded model: {e}; write it again"),
+            )
+        })?;
+        places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+        let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
+        for (name, file) in &places {
+            if !opened.contains_key(file.as_str()) {
+                let mut parts = Path::new(file).components();
+                if !matches!(
+                    (parts.next(), parts.next()),
+                    (Some(Component::Normal(_)), None)
+                ) {
+                    return Err(refuse_file(
+                        path,
+                        format!(
+                            "it puts '{name}' into '{file}', which is no file name beside the index"
+                        ),
+                    ));
+                }
+                let full = path.with_file_name(file);
+                if !full.is_file() {
+                    return Err(refuse_file(
+                        path,
+                        format!(
+                            "it puts '{name}' into {file}, which is missing; put that file beside the index"
+                        ),
+                    ));
+                }
+                opened.insert(file, self.files.len());
+                self.add_file(&full)?;
+            }
+            let found = self.tensors.get(name).map(|entry| entry.file);
+            if found != opened.get(file.as_str()).copied() {
+                return Err(refuse_file(
+                    path,
+                    format!(
+                        "it puts '{name}' into {file}, which does not hold it; mend the index or the file"
+                    ),
+                ));
+            }
+        }
+        let named: BTreeSet<&str> = places.iter().map(|(name, _)| name.as_str()).collect();
+        let unnamed = self
+            .tensors
+            .iter()
+            .find(|(name, _)| !named.contains(name.as_str()));
+        if let Some((name, entry)) = unnamed {
+            let file = self.files[entry.file].path.display();
+            return Err(refuse_file(
+                path,
+                format!("{file} holds '{name}', which the index does not name; mend the index"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(|e| cannot_read(path, &e))?;
+        let data = file.metadata().map_err(|e| cannot_read(path, &e))?;
+        if !data.is_file() {
+            return Err(refuse_file(
+                path,
+                "no regular file; give a .safetensors file",
+            ));
+        }
+        let length = usize::try_from(data.len())
+            .map_err(|_| refuse_file(path, "larger than this machine can address"))?;
+        let bytes = Bytes::map(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
+        let (begin, header) = header::read(path, &bytes)?;
+        let index = self.files.len();
+        for (name, info) in header.tensors() {
+            let (start, end) = info.data_offsets;
+            let (dtype, shape, place) =
+                (info.dtype, info.shape.clone(), begin + start..begin + end);
+            let entry = Entry {
+                file: index,
+                dtype,
+                shape,
+                place,
+            };
+            if let Some(other) = self.tensors.insert(name.clone(), entry) {
+                let other = self.files[other.file].path.display();
+                return Err(refuse_file(
+                    path,
+                    format!("it holds '{name}', which {other} holds too; keep one of them"),
+                ));
+            }
+        }
+        for (key, value) in header.metadata().iter().flatten() {
+            self.metadata
+                .entry(key.clone())
+                .or_insert_with(|| value.clone());
+        }
+        self.files.push(Opened {
+            path: path.to_owned(),
+            file,
+        });
+        Ok(())
+    }
+
+    /// What the user called it.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files that it consists of.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files
+            .iter()
+            .map(|file| file.path.as_path())
+            .chain([self.path.as_path()])
+    }
+
+    /// The string metadata of all files.
+    pub(super) fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The tensors, sorted by name.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.tensors
+            .iter()
+            .map(|(name, entry)| self.view(name, entry))
+    }
+
+    /// The tensor of that name.
+    pub(super) fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        let (name, entry) = self.tensors.get_key_value(name)?;
+        Some(self.view(name, entry))
+    }
+
+    /// The tensor of that name and no other dtype or shape.
+    ///
+    /// # Errors
+    /// It is absent or something else.
+    pub(super) fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor<'_>> {
+        let Some(tensor) = self.get(name) else {
+            return Err(refuse_file(
+                &self.path,
+                format!(
+                    "'{name}' is missing, though the metadata says that it is there; quantize the model again"
+                ),
+            ));
+        };
+        if (tensor.dtype, tensor.shape) != (dtype, shape) {
+            return Err(refuse_file(
+                &self.path,
+                format!(
+                    "'{name}' is {} {:?} where the metadata asks for {dtype} {shape:?}; quantize the model again",
+                    tensor.dtype, tensor.shape
+                ),
+            ));
+        }
+        Ok(tensor)
+    }
+
+    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> Tensor<'a> {
+        Tensor {
+            name,
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            place: &entry.place,
+            file: &self.files[entry.file],
+        }
+    }
+}
+
+fn cannot_read(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    refuse(format!("cannot read {}: {error}", path.display()))
+}

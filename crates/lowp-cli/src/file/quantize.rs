@@ -1,0 +1,148 @@
+//! `lowp quantize`: a model with its matrices in a low-precision recipe.
+
+use super::args::{RecipeArgs, Setup, example};
+use super::cast::{cast, empty};
+use super::fields::{self, Field};
+use super::meta::{self, Text};
+use super::model::{Model, Tensor};
+use super::names::Named;
+use super::pack::{pack, wanted};
+use super::progress::Progress;
+use super::refuse::refuse_file;
+use super::select::Choice;
+use super::source::load;
+use super::target::FileTarget;
+use super::write::{From, Item, Outputs, Want};
+use anyhow::Result;
+use lowp_format::{Recipe, Shape, Usage};
+use lowp_kernels::Cpu;
+use lowp_shard::LocalComm;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Quantize the matrices of a safetensors model
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("Examples:
+  lowp quantize model.safetensors -o q.safetensors --recipe {recipe}
+  lowp quantize model.safetensors.index.json -o q.safetensors --recipe {recipe} --keep-unfit
+  lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --tensors '*.weight'
+
+A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
+T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
+recipe looks at the tensor's amax, T.amax. Others pass through unchanged. The file's metadata
+say under lowp.tensor.T what T was and how it was quantized.", recipe = example()))]
+pub(crate) struct Args {
+    /// A .safetensors file, or the .safetensors.index.json of a sharded model
+    input: PathBuf,
+
+    /// The file to write
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+
+    #[command(flatten)]
+    recipe: RecipeArgs,
+}
+
+/// One matrix to quantize.
+pub(super) struct Matrix<'a> {
+    pub(super) tensor: Tensor<'a>,
+    pub(super) shape: Shape,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Input that cannot be read or taken, or an output that cannot be written.
+pub(super) fn main(args: &Args) -> Result<()> {
+    let setup = args.recipe.setup()?;
+    let select = args.recipe.select()?;
+    let model = Model::open(&args.input)?;
+    let choices = select.choose(&model, &setup)?;
+    let target = FileTarget::new(&args.output, model.files())?;
+    let outputs = outputs(&model, &choices, setup)?;
+    outputs.check()?;
+    let progress = Progress::new("quantize", outputs.bytes());
+    target.fill(|path| outputs.write(path, &progress))
+}
+
+/// The tensors of the output file.
+fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Outputs<'a>> {
+    let mut metadata = copied_metadata(model);
+    let mut items = Vec::new();
+    let mut jobs: Vec<(Matrix<'a>, Vec<Field>)> = Vec::new();
+    for &Choice { tensor, matrix } in choices {
+        let Some(shape) = matrix else {
+            items.push(Item::input(tensor));
+            continue;
+        };
+        let specs = setup.recipe.buffers(setup.usage);
+        let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+            .map_err(|e| refuse_file(model.path(), format!("'{}': {e}", tensor.name)))?;
+        items.extend(made_items(jobs.len(), tensor.name, &fields));
+        let text = text(&setup, tensor, setup.usage);
+        metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
+        jobs.push((Matrix { tensor, shape }, fields));
+    }
+    let make = Box::new(move |job: usize, want: Want| {
+        let (Matrix { tensor, shape }, fields) = &jobs[job];
+        let source = load(tensor, 0..shape.elements())?;
+        let specs = wanted(&setup.recipe.buffers(setup.usage), want);
+        let full = empty(setup.recipe, *shape, &specs)?;
+        let amax = cast(
+            &LocalComm::solo(&Cpu),
+            &full,
+            source,
+            setup.delayed_scale,
+            want,
+        )?;
+        pack(&full, amax, fields, want)
+    });
+    Ok(Outputs {
+        items,
+        metadata,
+        make,
+    })
+}
+
+/// The items of one job's fields.
+pub(super) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<Item<'a>> {
+    let item = |(part, field): (usize, &Field)| Item {
+        name: field.name(name),
+        dtype: field.dtype,
+        shape: field.shape.clone(),
+        bytes: field.bytes(),
+        from: From::Made {
+            job,
+            part,
+            number: field.layout.is_none(),
+        },
+    };
+    fields.iter().enumerate().map(item).collect()
+}
+
+/// The metadata of the input that are not about quantized tensors, and the version of ours.
+pub(super) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
+    let foreign = model
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !meta::is_ours(key));
+    let ours = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+    foreign
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .chain([ours])
+        .collect()
+}
+
+/// What the metadata say of `tensor`, stored for `usage`.
+pub(super) fn text(setup: &Setup, tensor: Tensor<'_>, usage: Usage) -> Text {
+    Text {
+        recipe: setup.recipe.name().to_owned(),
+        options: setup.recipe.options().into(),
+        shape: tensor.shape.to_vec(),
+        dtype: Named::label(tensor.dtype).to_owned(),
+        usage: usage.label().to_owned(),
+        scales: Named::label(setup.form).to_owned(),
+        delayed_scale: setup.delayed_scale,
+        shard: None,
+    }
+}

@@ -1,0 +1,94 @@
+//! A folder of rank files, as `lowp shard` writes it.
+
+use super::meta::MAX_WORLD;
+use super::model::Model;
+use super::refuse::refuse_file;
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The file of `rank` in a world of `world`.
+pub(super) fn file_name(rank: usize, world: usize) -> String {
+    format!("rank-{rank:05}-of-{world:05}.safetensors")
+}
+
+/// Rank and world of a file name.
+fn parse(name: &str) -> Option<(usize, usize)> {
+    let (rank, world) = name
+        .strip_prefix("rank-")?
+        .strip_suffix(".safetensors")?
+        .split_once("-of-")?;
+    let number = |text: &str| {
+        text.parse()
+            .ok()
+            .filter(|_| text.bytes().all(|b| b.is_ascii_digit()))
+    };
+    Some((number(rank)?, number(world)?))
+}
+
+/// The models of all ranks, in rank order.
+///
+/// # Errors
+/// A folder without rank files, of more than one world, or in which a rank is missing; a file that cannot be read.
+pub(super) fn open(folder: &Path) -> Result<Vec<Model>> {
+    let entries = fs::read_dir(folder)
+        .map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
+    let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
+    let mut worlds = Vec::new();
+    for entry in entries {
+        let entry =
+            entry.map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
+        let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else {
+            continue;
+        };
+        found.insert(rank, (world, entry.path()));
+        worlds.push(world);
+    }
+    worlds.sort_unstable();
+    worlds.dedup();
+    let world = match worlds[..] {
+        [] => {
+            return Err(refuse_file(
+                folder,
+                format!(
+                    "no rank files; give a folder that `lowp shard` wrote ({}, ..)",
+                    file_name(0, 2)
+                ),
+            ));
+        }
+        [world] if (1..=MAX_WORLD).contains(&world) => world,
+        [world] => {
+            return Err(refuse_file(
+                folder,
+                format!("rank files of {world} ranks; 1 to {MAX_WORLD} are possible"),
+            ));
+        }
+        _ => {
+            return Err(refuse_file(
+                folder,
+                format!(
+                    "rank files of different worlds ({worlds:?} ranks); keep those of one `lowp shard`"
+                ),
+            ));
+        }
+    };
+    if let Some((rank, _)) = found.last_key_value().filter(|(rank, _)| **rank >= world) {
+        return Err(refuse_file(
+            folder,
+            format!("rank {rank} is outside a world of {world}; remove its file"),
+        ));
+    }
+    (0..world)
+        .map(|rank| match found.get(&rank) {
+            Some((_, path)) => Model::open(path),
+            None => Err(refuse_file(
+                folder,
+                format!(
+                    "{} is missing; put it back, or shard the model again",
+                    file_name(rank, world)
+                ),
+            )),
+        })
+        .collect()
+}

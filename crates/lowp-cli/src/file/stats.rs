@@ -1,0 +1,133 @@
+//! Statistics of the codes and scales of one orientation, and its error against a reference.
+
+use super::cast::Tensor;
+use anyhow::Result;
+use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
+use lowp_kernels::Cpu;
+
+/// The value of an 8-bit or narrower code.
+fn decode(code: Code, bits: u8) -> f32 {
+    match code {
+        Code::E4M3 => codec::e4m3::decode(bits),
+        Code::E5M2 => codec::e5m2::decode(bits),
+        Code::E2M1 => codec::e2m1::decode(bits),
+        Code::E8M0 => codec::e8m0::decode(bits),
+        Code::Bf16 | Code::F32 => f32::NAN,
+    }
+}
+
+/// What the codes and scales of one orientation look like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Stats {
+    /// Number of scales.
+    pub(super) scales: usize,
+    /// Smallest and largest scale as stored; NaN scales are left out.
+    pub(super) range: Option<[f32; 2]>,
+    /// Elements that are +-0; `None` where elements are not coded.
+    pub(super) zeros: Option<usize>,
+    /// Elements at the largest finite magnitude or above.
+    pub(super) saturated: Option<usize>,
+}
+
+impl Stats {
+    /// Looks at what serves `orientation`.
+    ///
+    /// # Errors
+    /// The tensor cannot serve it.
+    pub(super) fn of(tensor: &Tensor, orientation: Orientation) -> Result<Self> {
+        let data = tensor.data(orientation)?;
+        let codes = histogram(&data.spec, tensor.shape(), &data.storage.read()?);
+        let code = data.spec.code;
+        let count = |holds: &dyn Fn(f32) -> bool| {
+            let codes = codes.as_ref()?;
+            let matching = (0u8..=255)
+                .zip(codes)
+                .filter(|(bits, _)| holds(decode(code, *bits)));
+            Some(matching.map(|(_, n)| n).sum())
+        };
+        let zeros = count(&|value| value == 0.0);
+        let saturated = count(&|value| value.abs() >= code.max_finite());
+        let part = tensor
+            .part(orientation, Part::BlockScale)
+            .or_else(|| tensor.part(orientation, Part::TensorScale));
+        let (mut scales, mut range) = (0, None);
+        if let Some(scale) = part {
+            let bytes = scale.storage.read()?;
+            let width = scale.spec.code.bytes(1);
+            for bytes in bytes.chunks_exact(width) {
+                let value = match bytes {
+                    [bits] => decode(scale.spec.code, *bits),
+                    [a, b, c, d] => f32::from_le_bytes([*a, *b, *c, *d]),
+                    _ => f32::NAN,
+                };
+                scales += 1;
+                if !value.is_nan() {
+                    let [low, high] = range.unwrap_or([value, value]);
+                    range = Some([value.min(low), value.max(high)]);
+                }
+            }
+        }
+        Ok(Self {
+            scales,
+            range,
+            zeros,
+            saturated,
+        })
+    }
+}
+
+/// How often each code occurs among the elements.
+fn histogram(spec: &BufferSpec, shape: Shape, bytes: &[u8]) -> Option<[usize; 256]> {
+    let mut counts = [0; 256];
+    match spec.code.bits() {
+        8 => bytes
+            .iter()
+            .for_each(|&bits| counts[usize::from(bits)] += 1),
+        4 => {
+            for &byte in bytes {
+                counts[usize::from(byte & 0xF)] += 1;
+                counts[usize::from(byte >> 4)] += 1;
+            }
+            // Nibbles that pad a physical row are no elements.
+            let [outer, inner] = spec.entries(shape);
+            counts[0] -= outer * (inner % 2);
+        }
+        _ => return None,
+    }
+    Some(counts)
+}
+
+/// How far decoded values are from the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Distance {
+    /// Root of the squared error over the squared reference.
+    pub(super) relative: f64,
+    /// Largest absolute error.
+    pub(super) largest: f64,
+}
+
+impl Distance {
+    /// Decodes `orientation` and compares it with `reference`; elements that are not finite in the reference are left out.
+    ///
+    /// # Errors
+    /// The tensor cannot serve that orientation.
+    pub(super) fn of(tensor: &Tensor, orientation: Orientation, reference: &[f32]) -> Result<Self> {
+        let values = lowp_shard::dequantize(&Cpu, tensor, orientation)?;
+        let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
+        for (value, reference) in values.into_iter().zip(reference) {
+            if reference.is_finite() {
+                let reference = f64::from(*reference);
+                let off = f64::from(value) - reference;
+                error += off * off;
+                total += reference * reference;
+                largest = largest.max(off.abs());
+            }
+        }
+        let relative = if error == 0.0 {
+            0.0
+        } else {
+            (error / total).sqrt()
+        };
+        Ok(Self { relative, largest })
+    }
+}

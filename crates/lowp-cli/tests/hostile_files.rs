@@ -1,0 +1,276 @@
+//! Files that are cut off, malformed or made to harm: exit code 2, one message, nothing written.
+
+mod support;
+
+use support::{Bench, f32s, values};
+
+/// A file with this header and `data` bytes of zeros after it.
+fn file(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    bytes
+}
+
+/// A tensor of a header.
+fn entry(name: &str, dtype: &str, shape: &str, start: u64, end: u64) -> String {
+    format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
+}
+
+fn refused(bytes: &[u8], expected: &str) {
+    let bench = Bench::new();
+    std::fs::write(bench.path("in.safetensors"), bytes).expect("a file");
+    std::fs::write(bench.path("good.safetensors"), file("{}", 0)).expect("a file");
+    for args in [
+        &[
+            "quantize",
+            "in.safetensors",
+            "-o",
+            "out",
+            "--recipe",
+            "mxfp8",
+        ][..],
+        &["dequantize", "in.safetensors", "-o", "out"],
+        &[
+            "shard",
+            "in.safetensors",
+            "-o",
+            "out",
+            "--recipe",
+            "mxfp8",
+            "--world-size",
+            "2",
+        ],
+        &["inspect", "in.safetensors"],
+        &["verify", "good.safetensors", "in.safetensors"],
+    ] {
+        let message = bench.refused(2, args);
+        assert!(
+            message.contains(expected),
+            "{args:?}: '{expected}' is not in: {message}"
+        );
+    }
+}
+
+#[test]
+fn headers() {
+    let two = |a: &str, b: &str| format!("{{{a},{b}}}");
+    let one = |e: String| format!("{{{e}}}");
+    let w = |start, end| entry("w", "F32", "[2,2]", start, end);
+    let v = |start, end| entry("v", "F32", "[2,2]", start, end);
+    let deep = format!("{{\"w\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    for (bytes, expected) in [
+        (Vec::new(), "too few"),
+        (vec![1, 2, 3], "too few"),
+        (
+            u64::MAX.to_le_bytes().to_vec(),
+            "longer than the format allows",
+        ),
+        (vec![9, 0, 0, 0, 0, 0, 0, 0, b'{'], "cut off"),
+        (file("not json", 0), "no valid JSON object"),
+        (file("[]", 0), "no valid JSON object"),
+        (file(&deep, 0), "no valid JSON object"),
+        (file(&one(w(0, 16)), 15), "1 bytes are missing at the end"),
+        (file(&one(w(0, 16)), 17), "1 bytes after the last tensor"),
+        (file(&one(w(0, u64::MAX)), 16), "missing at the end"),
+        (file(&one(w(16, 0)), 16), "before it begins"),
+        (file(&two(&w(0, 16), &v(8, 24)), 24), "'w' and 'v' overlap"),
+        (file(&two(&w(0, 16), &v(24, 40)), 40), "belong to no tensor"),
+        (file(&two(&w(0, 16), &w(16, 32)), 32), "'w' is there twice"),
+        (
+            file(&one(entry("w", "F32", "[2,3]", 0, 16)), 16),
+            "more or fewer bytes",
+        ),
+        (
+            file(
+                &one(entry(
+                    "w",
+                    "F32",
+                    "[4294967296,4294967296,4294967296]",
+                    0,
+                    16,
+                )),
+                16,
+            ),
+            "address",
+        ),
+        (
+            file(&one(entry("w", "F99", "[2,2]", 0, 16)), 16),
+            "no safetensors header",
+        ),
+        (
+            file(&one(entry("w", "F32", "[-2,-2]", 0, 16)), 16),
+            "no safetensors header",
+        ),
+        (
+            file(r#"{"__metadata__":{"a":1}}"#, 0),
+            "no safetensors header",
+        ),
+        (file(r#"{"w":{"dtype":"F32","shape":[2,2]}}"#, 0), "header"),
+    ] {
+        refused(&bytes, expected);
+    }
+}
+
+#[test]
+fn every_truncation_of_a_real_file() {
+    let bench = Bench::new();
+    bench.write("whole.safetensors", &[f32s("w", &[4, 32], &values(128, 1))]);
+    let whole = std::fs::read(bench.path("whole.safetensors")).expect("a file");
+    for length in (0..whole.len()).step_by(7).chain([whole.len() - 1]) {
+        std::fs::write(bench.path("in.safetensors"), &whole[..length]).expect("a file");
+        bench.refused(
+            2,
+            &[
+                "quantize",
+                "in.safetensors",
+                "-o",
+                "out",
+                "--recipe",
+                "mxfp8",
+            ],
+        );
+    }
+}
+
+#[test]
+fn indexes() {
+    let bench = Bench::new();
+    bench.write("a.safetensors", &[f32s("w", &[1, 32], &values(32, 1))]);
+    bench.write("same.safetensors", &[f32s("w", &[1, 32], &values(32, 1))]);
+    for (index, expected) in [
+        ("", "no index of a sharded model"),
+        ("{}", "no index of a sharded model"),
+        (r#"{"weight_map": {"w": 1}}"#, "no index of a sharded model"),
+        (
+            r#"{"weight_map": {"w": "a.safetensors", "w": "a.safetensors"}}"#,
+            "'w' is there twice",
+        ),
+        (
+            r#"{"weight_map": {"w": "b.safetensors"}}"#,
+            "b.safetensors, which is missing",
+        ),
+        (
+            r#"{"weight_map": {"w": "a.safetensors", "v": "a.safetensors"}}"#,
+            "does not hold it",
+        ),
+        (
+            r#"{"weight_map": {"w": "../a.safetensors"}}"#,
+            "no file name beside the index",
+        ),
+        (
+            r#"{"weight_map": {"w": "/etc/passwd"}}"#,
+            "no file name beside the index",
+        ),
+        (
+            r#"{"weight_map": {"w": "."}}"#,
+            "no file name beside the index",
+        ),
+        (
+            r#"{"weight_map": {"w": "a.safetensors", "x": "same.safetensors"}}"#,
+            "holds too",
+        ),
+    ] {
+        std::fs::write(bench.path("m.index.json"), index).expect("an index");
+        let message = bench.refused(
+            2,
+            &["quantize", "m.index.json", "-o", "out", "--recipe", "mxfp8"],
+        );
+        assert!(message.contains(expected), "{index}: {message}");
+    }
+    bench.write(
+        "a.safetensors",
+        &[f32s("w", &[1, 32], &values(32, 1)), f32s("v", &[1], &[1.0])],
+    );
+    std::fs::write(
+        bench.path("m.index.json"),
+        r#"{"weight_map": {"w": "a.safetensors"}}"#,
+    )
+    .expect("an index");
+    let message = bench.refused(2, &["inspect", "m.index.json"]);
+    assert!(
+        message.contains("'v', which the index does not name"),
+        "{message}"
+    );
+}
+
+#[test]
+fn metadata() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[f32s("w", &[32, 32], &values(1024, 1))]);
+    bench.done(&[
+        "quantize",
+        "in.safetensors",
+        "-o",
+        "q.safetensors",
+        "--recipe",
+        "mxfp8",
+    ]);
+    let found = bench.read("q.safetensors");
+    let good = found.metadata["lowp.tensor.w"].clone();
+    let key = "lowp.tensor.w";
+    let change = |from: &str, to: &str| {
+        assert!(good.contains(from), "{good}");
+        good.replace(from, to)
+    };
+    for (key, value, expected) in [
+        ("lowp.format", "2".to_owned(), "reads '1'"),
+        (key, "{".to_owned(), "make no sense"),
+        (key, change("mxfp8", "mxfp0"), "no recipe is called"),
+        (key, change("e4m3", "e9m9"), "no format 'e9m9'"),
+        (key, change("\"both\"", "\"all\""), "no usage 'all'"),
+        (key, change("padded", "folded"), "no scales 'folded'"),
+        (key, change("[32,32]", "[64,32]"), "the metadata asks for"),
+        (key, change("[32,32]", "[32,33]"), "multiple of 32"),
+        (key, change("[32,32]", "[32]"), "fewer than two dimensions"),
+        (
+            key,
+            change("[32,32]", "[18446744073709551615,0]"),
+            "more elements",
+        ),
+        (
+            key,
+            change("[32,32]", "[4611686018427387904,32]"),
+            "more elements",
+        ),
+        (key, change("mxfp8", "nvfp4-1d"), "make no sense"),
+        (
+            key,
+            change("\"usage\"", "\"extra\":1,\"usage\""),
+            "unknown field",
+        ),
+        ("lowp.tensor.v", good.clone(), "'v.rowwise_data' is missing"),
+    ] {
+        let tensors: Vec<support::Tensor> = found
+            .names()
+            .into_iter()
+            .map(|name| {
+                let (dtype, shape, bytes) = found.tensors[name].clone();
+                support::tensor(name, dtype, &shape, bytes)
+            })
+            .collect();
+        let mut metadata = found.metadata.clone();
+        metadata.insert(key.to_owned(), value.clone());
+        let metadata: Vec<(&str, &str)> = metadata
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.as_str()))
+            .collect();
+        bench.write_with("bad.safetensors", &tensors, &metadata);
+        for args in [
+            &["dequantize", "bad.safetensors", "-o", "out"][..],
+            &["inspect", "bad.safetensors"],
+        ] {
+            let message = bench.refused(2, args);
+            assert!(message.contains(expected), "{value}: {message}");
+        }
+    }
+}
+
+#[test]
+fn paths_that_are_no_files() {
+    let bench = Bench::new();
+    std::fs::create_dir(bench.path("folder")).expect("a folder");
+    for input in ["absent.safetensors", "folder", "/dev/null"] {
+        bench.refused(2, &["quantize", input, "-o", "out", "--recipe", "mxfp8"]);
+    }
+}
