@@ -127,7 +127,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Model")]
     pub(crate) seq: usize,
 
-    /// Highest learning rate: linear warm-up, then a cosine down to a tenth of it
+    /// Highest learning rate: linear warm-up, then a cosine down to --final-lr of it
     #[arg(
         long,
         value_name = "LR",
@@ -136,6 +136,16 @@ pub(crate) struct Args {
         help_heading = "Optimizer"
     )]
     pub(crate) lr: f64,
+
+    /// Learning rate of the last step, as a fraction of the highest
+    #[arg(
+        long,
+        value_name = "FRACTION",
+        default_value_t = 0.1,
+        allow_negative_numbers = true,
+        help_heading = "Optimizer"
+    )]
+    pub(crate) final_lr: f64,
 
     /// Warm-up steps [default: a tenth of the steps, at most 100]
     #[arg(long, value_name = "N", help_heading = "Optimizer")]

@@ -52,6 +52,7 @@ pub(crate) struct ConfigRecord {
     grad_wire: &'static str,
     lr: f32,
     warmup: u64,
+    final_lr: f32,
     weight_decay: f32,
     clip: f32,
     eval_batches: usize,
@@ -77,6 +78,12 @@ impl Config {
             return Err(UsageError::new(format!(
                 "--warmup {warmup} is longer than --steps {}: the learning rate would never be reached",
                 args.steps
+            )));
+        }
+        let final_lr = positive("--final-lr", args.final_lr, true)?;
+        if final_lr > 1.0 {
+            return Err(UsageError::new(format!(
+                "--final-lr {final_lr} is above 1: the rate falls after warm-up"
             )));
         }
         if args.seed.checked_add(args.seeds as u64).is_none() {
@@ -108,7 +115,7 @@ impl Config {
             schedule: Schedule {
                 warmup: warmup as u64,
                 total: args.steps as u64,
-                floor: 0.1,
+                floor: final_lr,
             },
             group: Group {
                 lr: positive("--lr", args.lr, false)?,
@@ -157,6 +164,7 @@ impl Config {
             grad_wire: self.grad_wire_name(),
             lr: self.group.lr,
             warmup: self.schedule.warmup,
+            final_lr: self.schedule.floor,
             weight_decay: self.group.weight_decay,
             clip: self.clip,
             eval_batches: self.eval_batches,

@@ -1,6 +1,7 @@
 //! The `lowp` binary as its user sees it.
 
 mod bad_input;
+mod fidelity;
 mod help;
 mod plan;
 mod report;
