@@ -1,6 +1,5 @@
 //! The fidelity bars of docs/fidelity.md, in a reduced form that every test run takes. With
-//! `LOWP_EXHAUSTIVE=1` the default model runs its 200 steps over three seeds, which takes an hour
-//! of two cores in the dev profile.
+//! `LOWP_EXHAUSTIVE=1` the default model runs its 200 steps over three seeds.
 
 use super::{stdout, tiny};
 use serde_json::Value;
