@@ -1,5 +1,6 @@
 //! The fidelity bars of docs/fidelity.md, in a reduced form that every test run takes. With
-//! `LOWP_EXHAUSTIVE=1` the default model runs its 200 steps over three seeds.
+//! `LOWP_EXHAUSTIVE=1` the default model runs its 200 steps; one seed must meet
+//! the bar that docs/fidelity.md states for the mean of three.
 
 use super::{stdout, tiny};
 use serde_json::Value;
@@ -26,7 +27,7 @@ fn every_recipe_stays_close_to_fp32() {
     let json = json.to_str().expect("UTF-8");
     let whole = std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|v| v == "1");
     let args: Vec<String> = if whole {
-        let args = ["train", "--compare", "all", "--seeds", "3", "--json", json];
+        let args = ["train", "--compare", "all", "--json", json];
         args.map(str::to_owned).to_vec()
     } else {
         tiny(&[
