@@ -10,12 +10,14 @@ mod buffer;
 mod check;
 mod generic;
 mod isa;
+mod lanes;
 mod layout;
 mod plan;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use generic::turn::Turnable;
+pub(crate) use lanes::{LANES, Lanes};
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;
