@@ -120,13 +120,23 @@ byte_code!(
     E4M3,
     e4m3,
     20,
-    Minifloat { max: 0x7E, normal: 0x3C80_0000, magic: 0x4680_0000, nan: 0x7F }
+    Minifloat {
+        max: 0x7E,
+        normal: 0x3C80_0000,
+        magic: 0x4680_0000,
+        nan: 0x7F
+    }
 );
 byte_code!(
     E5M2,
     e5m2,
     21,
-    Minifloat { max: 0x7B, normal: 0x3880_0000, magic: 0x4300_0000, nan: 0x7F }
+    Minifloat {
+        max: 0x7B,
+        normal: 0x3880_0000,
+        magic: 0x4300_0000,
+        nan: 0x7F
+    }
 );
 
 #[derive(Clone, Copy, Debug)]

@@ -4,13 +4,14 @@
 
 use std::str::FromStr;
 
+use super::bf16_recipe;
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
     Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding, Usage,
 };
 
 /// The modifiers and what they do.
-pub(crate) const MODIFIERS: [(&str, &str); 9] = [
+pub(crate) const MODIFIERS: [(&str, &str); 10] = [
     ("e4m3", "E4M3 codes for gradients too"),
     ("hybrid", "E5M2 codes for gradients"),
     ("pow2", "per-tensor scales rounded down to powers of two"),
@@ -35,6 +36,10 @@ pub(crate) const MODIFIERS: [(&str, &str); 9] = [
         "operand-tensor-scale",
         "activations and gradients cast to one scale for the tensor",
     ),
+    (
+        "bf16-ends",
+        "weights and operands of the first and the last block in bf16",
+    ),
 ];
 
 /// A recipe of the list and what is changed about it.
@@ -45,6 +50,7 @@ pub(crate) struct Variant {
     no_hadamard: bool,
     tensor_scale: bool,
     operand_tensor_scale: bool,
+    bf16_ends: bool,
 }
 
 impl FromStr for Variant {
@@ -59,7 +65,8 @@ impl FromStr for Variant {
             mut no_hadamard,
             mut tensor_scale,
             mut operand_tensor_scale,
-        ] = [false; 4];
+            mut bf16_ends,
+        ] = [false; 5];
         for modifier in parts {
             match modifier {
                 "e4m3" => options.format = Some(Fp8Format::E4M3),
@@ -71,6 +78,7 @@ impl FromStr for Variant {
                 "no-hadamard" => no_hadamard = true,
                 "tensor-scale" => tensor_scale = true,
                 "operand-tensor-scale" => operand_tensor_scale = true,
+                "bf16-ends" => bf16_ends = true,
                 other => {
                     let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
                     return Err(FormatError::UnknownRecipe {
@@ -87,6 +95,7 @@ impl FromStr for Variant {
             no_hadamard,
             tensor_scale,
             operand_tensor_scale,
+            bf16_ends,
         })
     }
 }
@@ -169,6 +178,20 @@ impl Recipe for Variant {
 }
 
 impl Variant {
+    /// The variant in which weights of block `block` of `blocks` live.
+    pub(crate) fn of_block(self, block: usize, blocks: usize) -> Self {
+        let plain = match bf16_recipe() {
+            Some(recipe) if self.bf16_ends && (block == 0 || block + 1 == blocks) => recipe,
+            _ => return self,
+        };
+        Self {
+            recipe: plain,
+            tensor_scale: false,
+            operand_tensor_scale: false,
+            ..self
+        }
+    }
+
     /// Whether weights live in the code that gradients need more range for.
     pub(crate) fn weights_lack_precision(&self) -> bool {
         self.kernel().element == Code::E5M2
@@ -207,6 +230,16 @@ mod tests {
                 (Rounding::Nearest, false)
             );
         }
+    }
+
+    #[test]
+    fn ends_stay_in_bf16() {
+        let variant: Variant = "mxfp8+bf16-ends+tensor-scale".parse().expect("a variant");
+        let of = |block| variant.of_block(block, 4).kernel().element;
+        assert_eq!([of(0), of(3)], [Code::Bf16; 2]);
+        assert_eq!([of(1), of(2)], [Code::E4M3; 2]);
+        let plain: Variant = "mxfp8".parse().expect("a recipe");
+        assert_eq!(plain.of_block(0, 4), plain);
     }
 
     #[test]

@@ -14,7 +14,11 @@ const SPARE: usize = 16 << 10;
 /// `len` default values, in huge pages where the system gives them on request.
 pub(super) fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
     let size = size_of::<T>();
-    let spare = if len.saturating_mul(size) < LARGE { 0 } else { SPARE / size };
+    let spare = if len.saturating_mul(size) < LARGE {
+        0
+    } else {
+        SPARE / size
+    };
     let mut values = Vec::with_capacity(len + spare);
     advise(values.spare_capacity_mut());
     values.resize(len, T::default());

@@ -57,9 +57,7 @@ impl Kernel for Amax<'_> {
     type Out = f32;
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> f32 {
-        (0..self.0.rows).fold(0.0, |a, row| {
-            raise(a, row_maximum(lanes, self.0.row(row)))
-        })
+        (0..self.0.rows).fold(0.0, |a, row| raise(a, row_maximum(lanes, self.0.row(row))))
     }
 }
 

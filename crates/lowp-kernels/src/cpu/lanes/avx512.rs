@@ -150,7 +150,11 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn if_above(self, a: __m512i, b: __m512i, yes: __m512i, no: __m512i) -> __m512i {
-        proven!(_mm512_mask_mov_epi32(no, _mm512_cmpgt_epu32_mask(a, b), yes))
+        proven!(_mm512_mask_mov_epi32(
+            no,
+            _mm512_cmpgt_epu32_mask(a, b),
+            yes
+        ))
     }
 
     #[inline(always)]

@@ -87,8 +87,16 @@ fn every_operation_equals_the_portable_one() {
     let word = |n: u64, i: usize| {
         let [bits, kind, ..] = random.block(n * LANES as u64 + i as u64);
         match kind % 8 {
-            0 => [0, 1 << 31, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000, 1, 0x0080_0000, 0x7F7F_FFFF]
-                [bits as usize % 8],
+            0 => [
+                0,
+                1 << 31,
+                0x7F80_0000,
+                0xFF80_0000,
+                0x7FC0_0000,
+                1,
+                0x0080_0000,
+                0x7F7F_FFFF,
+            ][bits as usize % 8],
             1..4 => (random.normal(n * 64 + i as u64)).to_bits(),
             _ => bits,
         }
