@@ -209,6 +209,8 @@ struct Part<'v> {
     /// Whether the amax of the new master is wanted.
     observe: bool,
     amax: u32,
+    /// Updated values of several rows, without gaps.
+    packed: Vec<f32>,
     scratch: Vec<f32>,
 }
 
@@ -260,15 +262,26 @@ impl Load for Part<'_> {
     fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
         let stride = self.stride;
         let first = row * stride + col;
-        // A narrow chunk is followed by the one on its right, a wide one by its own next values.
-        let ahead = if rows > 1 { cols } else { AHEAD };
+        // The row below is next, or what follows.
+        let ahead = if rows > 1 { stride } else { AHEAD };
+        let mut packed = std::mem::take(&mut self.packed);
+        packed.clear();
         for i in 0..rows {
-            self.update(first + i * stride, first + i * stride + cols, ahead);
+            let (start, end) = (first + i * stride, first + i * stride + cols);
+            self.update(start, end, ahead);
+            if rows > 1 {
+                packed.extend_from_slice(&self.master[start..end]);
+            }
         }
-        let values = &self.master[first..first + (rows - 1) * stride + cols];
+        self.packed = packed;
+        let values = if rows > 1 {
+            &self.packed[..]
+        } else {
+            &self.master[first..first + cols]
+        };
         let rect = Rect {
             values,
-            stride,
+            stride: cols,
             rows,
             cols,
         };
@@ -326,6 +339,7 @@ fn tasks<'v>(
             stride,
             observe: job.amax.is_some(),
             amax: 0,
+            packed: Vec::new(),
             scratch: Vec::new(),
         }
     };

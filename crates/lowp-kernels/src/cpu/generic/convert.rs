@@ -23,6 +23,43 @@ impl<'a> Rect<'a> {
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.stride..][..self.cols]
     }
+
+    /// The same values without gaps, in `scratch`.
+    fn pack<'s>(self, isa: Isa, scratch: &'s mut Vec<f32>) -> Rect<'s> {
+        scratch.resize(self.rows * self.cols, 0.0);
+        isa.run(Pack {
+            rect: self,
+            to: scratch,
+        });
+        Rect {
+            values: scratch,
+            stride: self.cols,
+            ..self
+        }
+    }
+}
+
+struct Pack<'a> {
+    rect: Rect<'a>,
+    to: &'a mut [f32],
+}
+
+impl Kernel for Pack<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Rect { stride, cols, .. } = self.rect;
+        for (row, to) in self.to.chunks_exact_mut(cols).enumerate() {
+            let (from, last) = self.rect.row(row).as_chunks::<LANES>();
+            let (to, rest) = to.as_chunks_mut::<LANES>();
+            for (to, from) in to.iter_mut().zip(from) {
+                // The row below is next.
+                lanes.prefetch(from, stride);
+                lanes.store(lanes.load(from), to);
+            }
+            rest.copy_from_slice(last);
+        }
+    }
 }
 
 /// High-precision input.
@@ -73,12 +110,20 @@ impl<'a> Values<'a> {
         }
         let end = start + (rows - 1) * stride + cols;
         match (self, rounding) {
-            (Values::F32(values), SourceRounding::F32) => Rect {
-                values: &values[start..end],
-                stride,
-                rows,
-                cols,
-            },
+            (Values::F32(values), SourceRounding::F32) => {
+                let values = &values[start..end];
+                let rect = Rect {
+                    values,
+                    stride,
+                    rows,
+                    cols,
+                };
+                if rows == 1 || stride == cols {
+                    rect
+                } else {
+                    rect.pack(isa, scratch)
+                }
+            }
             (Values::F32(values), SourceRounding::ViaBf16) => {
                 let values = &values[start..end];
                 round_rect(

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::convert::{Rect, Values};
 use super::quantize::{Quantize, Random, Scratch};
-use super::store::Chunk;
+use super::store::{Chunk, GAP};
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -168,7 +168,7 @@ impl Visit for EncodeTile<'_, '_> {
             ..
         } = encoder;
         let widest = layout.chunk_cols.min(shape.cols);
-        let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * widest];
+        let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * (widest + GAP)];
         let mut turned = Vec::new();
         let mut entries: Vec<R::Entry> = Vec::new();
         let mut scratch = Scratch::default();
@@ -190,7 +190,7 @@ impl Visit for EncodeTile<'_, '_> {
                         R::Entry::default(),
                     );
                     let chunk = Chunk { at, size };
-                    let codes = &mut codes[..rows * cols];
+                    let codes = &mut codes[..rows * (cols + GAP)];
                     isa.run(Quantize::<E, R> {
                         rule,
                         block,
