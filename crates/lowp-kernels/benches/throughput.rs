@@ -28,7 +28,7 @@ fn time(label: &str, mut run: impl FnMut()) {
     run();
     let begin = Instant::now();
     let mut best = f64::INFINITY;
-    while begin.elapsed().as_secs_f64() < 2.0 {
+    while begin.elapsed().as_secs_f64() < 0.4 {
         let start = Instant::now();
         run();
         best = best.min(start.elapsed().as_secs_f64());
@@ -125,16 +125,18 @@ fn measure() -> Result<(), KernelError> {
                 }]))
             })?;
         }
-        time_work(
-            &format!("adamw + encode {name} both"),
-            &adam_scalars(),
-            || {
-                Ok(Work::Adamw(vec![adamw(
-                    &master,
-                    Some(encode(Usage::BOTH, source())),
-                )?]))
-            },
-        )?;
+        for usage in [Usage::ROWWISE, Usage::BOTH] {
+            time_work(
+                &format!("adamw + encode {name} {usage}"),
+                &adam_scalars(),
+                || {
+                    Ok(Work::Adamw(vec![adamw(
+                        &master,
+                        Some(encode(usage, source())),
+                    )?]))
+                },
+            )?;
+        }
     }
     time_work("adamw alone", &adam_scalars(), || {
         Ok(Work::Adamw(vec![adamw(&master, None)?]))

@@ -14,7 +14,7 @@ const TILE_BYTES: usize = 64;
 /// Elements of a chunk of many rows, about: its values are packed without gaps, and stay in the
 /// second-level cache from the amax to the last store. Long rows stream; short ones, a power of two
 /// apart in the source, would evict each other.
-const PACKED: usize = 64 * 1024;
+const PACKED: usize = 512 * 1024;
 /// Elements of a chunk of single rows: its values stay in the first-level cache.
 const CHUNK: usize = 2048;
 /// Longest side of a block.

@@ -5,9 +5,9 @@ use half::bf16;
 use lowp_format::SourceRounding;
 
 use super::amax::{raise, round_bits};
-use super::convert::{Rect, Values, narrow, round_rect};
+use super::convert::{Rect, Stream, Values, narrow, round_rect};
 use super::encode::{Encoder, Load, Tile};
-use super::maxima::{AHEAD, Amax};
+use super::maxima::Amax;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -58,8 +58,6 @@ struct Update<'a, M, G> {
     scalars: AdamScalars,
     grad_scale: f32,
     mode: AdamMode,
-    /// Entries from what is updated now to what is updated next.
-    ahead: usize,
     master: &'a mut [f32],
     exp_avg: &'a mut [M],
     exp_avg_sq: &'a mut [M],
@@ -86,10 +84,6 @@ impl<M: Stored, G: Stored> Update<'_, M, G> {
         let (vs, v) = self.exp_avg_sq.as_chunks_mut::<LANES>();
         let (gs, g) = self.grad.as_chunks::<LANES>();
         for (((master, m), v), g) in masters.iter_mut().zip(ms).zip(vs).zip(gs) {
-            lanes.prefetch(master, self.ahead);
-            lanes.prefetch(m, self.ahead);
-            lanes.prefetch(v, self.ahead);
-            lanes.prefetch(g, self.ahead);
             step.line::<L2, M, G>(master, m, v, g);
         }
         if !master.is_empty() {
@@ -215,7 +209,7 @@ struct Part<'v> {
 }
 
 impl Part<'_> {
-    fn update(&mut self, start: usize, end: usize, ahead: usize) {
+    fn update(&mut self, start: usize, end: usize) {
         let Self {
             isa,
             scalars,
@@ -233,7 +227,6 @@ impl Part<'_> {
                     scalars,
                     grad_scale,
                     mode,
-                    ahead,
                     master,
                     exp_avg,
                     exp_avg_sq,
@@ -258,17 +251,20 @@ impl Part<'_> {
 }
 
 impl Load for Part<'_> {
+    /// Nothing: prefetching four arrays costs more than it hides (docs/performance.md).
+    fn ahead(&self, _: [usize; 2], _: [usize; 2]) -> Option<Stream> {
+        None
+    }
+
     /// Updates a rectangle and returns the new master values.
     fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
         let stride = self.stride;
         let first = row * stride + col;
-        // The row below is next, or what follows.
-        let ahead = if rows > 1 { stride } else { AHEAD };
         let mut packed = std::mem::take(&mut self.packed);
         packed.clear();
         for i in 0..rows {
             let (start, end) = (first + i * stride, first + i * stride + cols);
-            self.update(start, end, ahead);
+            self.update(start, end);
             if rows > 1 {
                 packed.extend_from_slice(&self.master[start..end]);
             }

@@ -149,7 +149,13 @@ impl<E: ElementCode> Kernel for Apply<'_, E> {
     fn run<L: Lanes>(self, lanes: L) {
         let values = self.rect.row(0);
         if self.scaled {
-            encode_row::<E, L>(lanes, values, Columns(self.multipliers), self.codes);
+            encode_row::<E, L>(
+                lanes,
+                values,
+                Columns(self.multipliers),
+                (None, 0),
+                self.codes,
+            );
         } else {
             for (code, &x) in self.codes.iter_mut().zip(values) {
                 *code = E::encode(x);

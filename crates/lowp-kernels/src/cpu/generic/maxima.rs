@@ -42,7 +42,7 @@ fn row_maximum<L: Lanes>(lanes: L, values: &[f32]) -> f32 {
     let mut acc = [lanes.splat(0.0); 4];
     for chunk in chunks {
         for (part, acc) in chunk.as_chunks::<LANES>().0.iter().zip(&mut acc) {
-            lanes.prefetch(part, AHEAD);
+            lanes.prefetch(part.as_ptr().wrapping_add(AHEAD) as usize);
             *acc = lanes.raise(*acc, lanes.load(part));
         }
     }
@@ -81,7 +81,6 @@ pub(crate) fn block_maxima<L: Lanes>(
         let (lines, rest) = values.as_chunks::<LANES>();
         let (accs, rest_accs) = columns.as_chunks_mut::<LANES>();
         for (acc, line) in accs.iter_mut().zip(lines) {
-            lanes.prefetch(line, AHEAD);
             lanes.store(lanes.raise(lanes.load(acc), lanes.load(line)), acc);
         }
         for (acc, &x) in rest_accs.iter_mut().zip(rest) {
@@ -137,7 +136,6 @@ fn one<const N: usize, L: Lanes>(lanes: L, block: &[f32; N]) -> L::F {
     let lines: &[Line] = block.as_chunks::<LANES>().0;
     let mut acc = lanes.splat(0.0);
     for line in lines {
-        lanes.prefetch(line, AHEAD);
         acc = lanes.raise(acc, lanes.load(line));
     }
     acc

@@ -2,8 +2,8 @@
 
 use lowp_format::Philox;
 
-use super::convert::Rect;
-use super::maxima::{AHEAD, block_maxima};
+use super::convert::{FOUR, Rect, Stream};
+use super::maxima::block_maxima;
 use crate::cpu::isa::Kernel;
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::table::{ElementCode, ScaleKernel};
@@ -75,6 +75,8 @@ pub(crate) struct Quantize<'a, E: ElementCode, R: ScaleKernel> {
     /// Output: one entry per block, dense.
     pub(crate) entries: &'a mut [R::Entry],
     pub(crate) scratch: &'a mut Scratch,
+    /// What is read next.
+    pub(crate) ahead: Option<Stream>,
 }
 
 /// Columns that share one set of random bytes on the stack.
@@ -96,7 +98,13 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
         for row in 0..rect.rows {
             let codes = self.codes.row(row, rect.cols);
             if R::SCALED {
-                encode_row::<E, L>(lanes, rect.row(row), One(multiplier), codes);
+                encode_row::<E, L>(
+                    lanes,
+                    rect.row(row),
+                    One(multiplier),
+                    (self.ahead, row),
+                    codes,
+                );
             } else {
                 for (code, &x) in codes.iter_mut().zip(rect.row(row)) {
                     *code = E::encode(x);
@@ -117,6 +125,7 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
             mut codes,
             entries,
             scratch,
+            ahead,
         } = self;
         let cols = rect.cols;
         let across = cols.div_ceil(width);
@@ -160,16 +169,30 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                         encode_stochastic::<E>(values, multipliers, random, start, codes);
                     }
                     _ if lines => match width {
-                        16 => encode_row::<E, L>(lanes, values, Blocks::<16>(scales), codes),
-                        32 => encode_row::<E, L>(lanes, values, Blocks::<32>(scales), codes),
+                        16 => encode_row::<E, L>(
+                            lanes,
+                            values,
+                            Blocks::<16>(scales),
+                            (ahead, row),
+                            codes,
+                        ),
+                        32 => encode_row::<E, L>(
+                            lanes,
+                            values,
+                            Blocks::<32>(scales),
+                            (ahead, row),
+                            codes,
+                        ),
                         _ => {
                             let blocks = values.chunks(width).zip(codes.chunks_mut(width));
                             for ((values, codes), &scale) in blocks.zip(scales) {
-                                encode_row::<E, L>(lanes, values, One(scale), codes);
+                                encode_row::<E, L>(lanes, values, One(scale), (None, 0), codes);
                             }
                         }
                     },
-                    _ => encode_row::<E, L>(lanes, values, Columns(multipliers), codes),
+                    _ => {
+                        encode_row::<E, L>(lanes, values, Columns(multipliers), (ahead, row), codes)
+                    }
                 }
             }
         }
@@ -250,26 +273,29 @@ impl<L: Lanes> Multipliers<L> for Columns<'_> {
     }
 }
 
-/// Encodes a row.
+/// Encodes a row, and asks for row `row` of what is read next.
 #[inline(always)]
 pub(super) fn encode_row<E: ElementCode, L: Lanes>(
     lanes: L,
     values: &[f32],
     multipliers: impl Multipliers<L>,
+    (ahead, row): (Option<Stream>, usize),
     codes: &mut [E::Bits],
 ) {
-    let (fours, values) = values.as_chunks::<{ 4 * LANES }>();
-    let (code_fours, codes) = codes.as_chunks_mut::<{ 4 * LANES }>();
+    let (fours, values) = values.as_chunks::<FOUR>();
+    let (code_fours, codes) = codes.as_chunks_mut::<FOUR>();
     for (i, (four, codes)) in fours.iter().zip(code_fours).enumerate() {
+        if let Some(stream) = ahead {
+            stream.prefetch(lanes, row, i * FOUR);
+        }
         let mut x = [lanes.splat(0.0); 4];
         for (j, line) in four.as_chunks::<LANES>().0.iter().enumerate() {
-            lanes.prefetch(line, AHEAD);
             let multiplier = multipliers.line(lanes, (4 * i + j) * LANES);
             x[j] = lanes.mul(lanes.load(line), multiplier);
         }
         E::encode_four(lanes, x, codes);
     }
-    let col = fours.len() * 4 * LANES;
+    let col = fours.len() * FOUR;
     let (lines, values) = values.as_chunks::<LANES>();
     let (code_lines, codes) = codes.as_chunks_mut::<LANES>();
     for (i, (line, codes)) in lines.iter().zip(code_lines).enumerate() {

@@ -52,11 +52,11 @@ impl Lanes for Avx512 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, from: &[T], ahead: usize) {
+    fn prefetch(self, address: usize) {
         // A prefetch of any address is harmless.
-        proven!(_mm_prefetch::<_MM_HINT_T0>(
-            from.as_ptr().wrapping_add(ahead).cast()
-        ));
+        proven!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(
+            address
+        )));
     }
 
     #[inline(always)]

@@ -42,9 +42,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn store(self, x: Self::F, line: &mut Line);
     /// The values of `line`, widened exactly.
     fn load_bf16(self, line: &[bf16; LANES]) -> Self::F;
-    /// Asks for the cache line that is `ahead` entries after the first of `from`; it may lie
-    /// outside the slice, and even outside memory.
-    fn prefetch<T>(self, from: &[T], ahead: usize);
+    /// Asks for the cache line of an address, which may lie outside memory.
+    fn prefetch(self, address: usize);
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F;

@@ -36,7 +36,7 @@ impl Lanes for Portable {
         each!(i => bf16_value(line[i]))
     }
     #[inline(always)]
-    fn prefetch<T>(self, _: &[T], _: usize) {}
+    fn prefetch(self, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
