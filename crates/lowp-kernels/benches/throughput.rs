@@ -130,8 +130,10 @@ fn measure() -> Result<(), KernelError> {
                 &format!("adamw + encode {name} {usage}"),
                 &adam_scalars(),
                 || {
+                    let observe = recipe.scale_source().observes_tensor_amax();
                     Ok(Work::Adamw(vec![adamw(
                         &master,
+                        observe,
                         Some(encode(usage, source())),
                     )?]))
                 },
@@ -139,7 +141,7 @@ fn measure() -> Result<(), KernelError> {
         }
     }
     time_work("adamw alone", &adam_scalars(), || {
-        Ok(Work::Adamw(vec![adamw(&master, None)?]))
+        Ok(Work::Adamw(vec![adamw(&master, true, None)?]))
     })?;
     time_work("amax", none, || {
         Ok(Work::Amax(vec![AmaxJob {
@@ -192,6 +194,7 @@ fn adam_scalars() -> StepScalars {
 
 fn adamw(
     master: &CpuBuffer<f32>,
+    observe: bool,
     encode: Option<EncodeJob<Cpu>>,
 ) -> Result<AdamwJob<Cpu>, KernelError> {
     let n = SHAPE.elements();
@@ -205,7 +208,7 @@ fn adamw(
         group: 0,
         mode: AdamMode::AdamW,
         source_rounding: SourceRounding::F32,
-        amax: Some(Slot {
+        amax: observe.then_some(Slot {
             buffer: Cpu.alloc(1)?,
             index: 0,
         }),
