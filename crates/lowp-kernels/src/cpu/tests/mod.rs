@@ -19,6 +19,7 @@ mod errors;
 mod flat;
 mod layout;
 mod scale;
+mod values;
 
 /// One kernel with the buffers that it may have to fill.
 #[derive(Clone, Debug)]
