@@ -4,6 +4,7 @@ mod bench;
 mod ci;
 mod command;
 mod features;
+mod python;
 mod snapshots;
 mod stages;
 mod suite;
@@ -24,7 +25,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Format check, tidy, clippy, tests, doctests, unreferenced snapshots.
+    /// Format check, tidy, clippy, tests, doctests, unreferenced snapshots, files from Python.
     Test(suite::Options),
     /// Everything CI wants: lock file, the whole of `test`, documentation without warnings.
     Ci,

@@ -8,12 +8,11 @@ use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::refuse::refuse_file;
 use super::target::FileTarget;
-use super::unpack::{served, unpack};
-use super::write::{From, Item, Outputs};
+use super::unpack::{decode, served, unpack};
+use super::write::{From, Item, Outputs, Parts, Sink};
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
-use lowp_kernels::{Backend, Cpu, Work};
-use lowp_shard::decode_job;
+use lowp_kernels::CpuBuffer;
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -80,20 +79,8 @@ pub(super) fn main(args: &Args) -> Result<()> {
     }
     let make = Box::new(|job: usize, _| {
         let (tensor, orientation) = jobs[job];
-        let out = Cpu.alloc::<f32>(tensor.shape.elements())?;
         let codes = unpack(&model, tensor, Some(orientation))?;
-        Cpu.once(Work::Decode(vec![decode_job(
-            &codes,
-            orientation,
-            out.clone(),
-        )?]))?;
-        drop(codes);
-        let values = out.read()?;
-        let mut bytes = Vec::with_capacity(values.len() * size_of::<f32>());
-        for value in values.iter() {
-            bytes.extend_from_slice(&value.to_le_bytes());
-        }
-        Ok(vec![bytes])
+        Ok(Box::new(Decoded(decode(&codes, orientation)?)) as Box<dyn Parts>)
     });
     let mut metadata = copied_metadata(&model);
     metadata.remove(meta::FORMAT_KEY);
@@ -104,7 +91,25 @@ pub(super) fn main(args: &Args) -> Result<()> {
     };
     outputs.check()?;
     let progress = Progress::new("dequantize", outputs.bytes());
-    target.fill(|path| outputs.write(path, &progress))
+    target.fill(|draft| outputs.write(draft, &progress))
+}
+
+/// Values that become bytes at a time.
+const CHUNK: usize = 1 << 16;
+
+/// The values of a tensor, its only part.
+struct Decoded(CpuBuffer<f32>);
+
+impl Parts for Decoded {
+    fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let mut bytes = Vec::new();
+        for values in self.0.read()?.chunks(CHUNK) {
+            bytes.clear();
+            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            sink(&bytes)?;
+        }
+        Ok(())
+    }
 }
 
 /// The dimensions of what this file holds of the tensor.

@@ -2,10 +2,10 @@
 
 use super::cast::Tensor;
 use super::fields::{Content, Field};
-use super::write::Want;
-use anyhow::{Result, ensure};
+use super::write::{Parts, Sink, Want};
+use anyhow::{Context, Result};
 use lowp_format::{BufferList, BufferSpec, Form, Part};
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::Cpu;
 use lowp_shard::scales_in_form;
 
 /// The buffers among `specs` that the wanted fields are made of.
@@ -18,48 +18,28 @@ pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
     }
 }
 
-/// The bytes of the wanted ones of `fields`; the others stay empty.
-///
-/// # Errors
-/// A buffer that the tensor does not hold.
-pub(super) fn pack(
-    tensor: &Tensor,
-    amax: Option<f32>,
-    fields: &[Field],
-    want: Want,
-) -> Result<Vec<Vec<u8>>> {
-    fields
-        .iter()
-        .map(|field| {
-            if field.layout.is_none() != (want == Want::Numbers) {
-                return Ok(Vec::new());
-            }
-            let bytes = match field.content {
-                Content::Amax => amax
-                    .map(|amax| amax.to_le_bytes().to_vec())
-                    .unwrap_or_default(),
-                Content::Buffer { key, orientation } => {
-                    let form = field.layout.map_or(Form::Compact, |layout| layout.form);
-                    let repacked = match (key.part, form) {
-                        (Part::BlockScale, Form::Padded | Form::Swizzled) => {
-                            scales_in_form(&Cpu, tensor, orientation, form)?
-                        }
-                        _ => None,
-                    };
-                    match repacked {
-                        Some((_, bytes)) => bytes,
-                        None => Cpu.download(&tensor.buffer(key)?.storage)?,
-                    }
-                }
-            };
-            ensure!(
-                bytes.len() == field.bytes(),
-                "{}: {} bytes were made where {} were announced",
-                field.suffix,
-                bytes.len(),
-                field.bytes()
-            );
-            Ok(bytes)
-        })
-        .collect()
+/// A quantized tensor, and the fields that it is written as.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) tensor: Tensor,
+    /// The amax of the source, where it is in no buffer and numbers are wanted.
+    pub(super) amax: Option<f32>,
+    pub(super) fields: Vec<Field>,
+}
+
+impl Parts for Packed {
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let field = self.fields.get(part).context("there is no such field")?;
+        let Content::Buffer { key, orientation } = field.content else {
+            let amax = self.amax.context("the amax was not taken")?;
+            return sink(&amax.to_le_bytes());
+        };
+        let form = field.layout.map_or(Form::Compact, |layout| layout.form);
+        if key.part == Part::BlockScale && form != Form::Compact {
+            let scales = scales_in_form(&Cpu, &self.tensor, orientation, form)?;
+            let (_, bytes) = scales.context("the recipe has no block scales")?;
+            return sink(&bytes);
+        }
+        sink(&self.tensor.buffer(key)?.storage.read()?)
+    }
 }

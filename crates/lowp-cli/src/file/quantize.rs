@@ -6,13 +6,13 @@ use super::fields::{self, Field};
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{pack, wanted};
+use super::pack::{Packed, wanted};
 use super::progress::Progress;
 use super::refuse::refuse_file;
 use super::select::Choice;
 use super::source::load;
 use super::target::FileTarget;
-use super::write::{From, Item, Outputs, Want};
+use super::write::{From, Item, Outputs, Parts, Want};
 use anyhow::Result;
 use lowp_format::{Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
@@ -62,7 +62,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let outputs = outputs(&model, &choices, setup)?;
     outputs.check()?;
     let progress = Progress::new("quantize", outputs.bytes());
-    target.fill(|path| outputs.write(path, &progress))
+    target.fill(|draft| outputs.write(draft, &progress))
 }
 
 /// The tensors of the output file.
@@ -95,7 +95,12 @@ fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Ou
             setup.delayed_scale,
             want,
         )?;
-        pack(&full, amax, fields, want)
+        let fields = fields.clone();
+        Ok(Box::new(Packed {
+            tensor: full,
+            amax,
+            fields,
+        }) as Box<dyn Parts>)
     });
     Ok(Outputs {
         items,

@@ -7,6 +7,7 @@ use super::model::Model;
 use anyhow::{Context, Result};
 use lowp_format::{BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, RepackJob, Work};
+use lowp_shard::decode_job;
 
 /// The orientations that `tensor` can be decoded for.
 pub(super) fn served(tensor: &Quantized) -> Usage {
@@ -32,6 +33,17 @@ pub(super) fn unpack(
     QuantizedTensor::with_buffers(tensor.recipe, tensor.shape, specs, |spec, _| {
         read(model, tensor, spec, orientation)
     })
+}
+
+/// The values of `tensor` as `orientation` serves them.
+///
+/// # Errors
+/// The tensor cannot serve it.
+pub(super) fn decode(tensor: &Tensor, orientation: Orientation) -> Result<CpuBuffer<f32>> {
+    let out = Cpu.alloc::<f32>(tensor.shape().elements())?;
+    let job = decode_job(tensor, orientation, out.clone())?;
+    Cpu.once(Work::Decode(vec![job]))?;
+    Ok(out)
 }
 
 /// One buffer in its Compact form.
