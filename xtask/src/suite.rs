@@ -55,9 +55,13 @@ pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> 
             set_test_environment(&mut command, options, &references);
             run(command)
         })?;
+        // Once each, on small input, so that they cannot rot.
+        stages.run("benches", || {
+            run(cargo(&["test", "--workspace", "--bench", "*"])?)
+        })?;
         stages.run("snapshots", || references.reject_unreferenced())?;
     } else {
-        for name in ["doctests", "snapshots"] {
+        for name in ["doctests", "benches", "snapshots"] {
             stages.skip(name, FILTERED);
         }
     }
