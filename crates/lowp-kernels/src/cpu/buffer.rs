@@ -4,17 +4,23 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::memory::Memory;
 use crate::KernelError;
 
 /// A shared handle on host memory of fixed length. Cloning clones the handle, not the content.
 pub struct CpuBuffer<T> {
     len: usize,
-    values: Arc<RwLock<Vec<T>>>,
+    values: Arc<RwLock<Memory<T>>>,
 }
 
 impl<T> CpuBuffer<T> {
     /// A buffer that owns `values`.
     pub fn from_vec(values: Vec<T>) -> Self {
+        Self::new(values.into())
+    }
+
+    /// A buffer of `values`.
+    pub(super) fn new(values: Memory<T>) -> Self {
         Self {
             len: values.len(),
             values: Arc::new(RwLock::new(values)),
@@ -82,7 +88,7 @@ impl<T> fmt::Debug for CpuBuffer<T> {
 
 /// Read access to a [`CpuBuffer`]; a slice while it lives.
 #[derive(Debug)]
-pub struct CpuRead<'a, T>(RwLockReadGuard<'a, Vec<T>>);
+pub struct CpuRead<'a, T>(RwLockReadGuard<'a, Memory<T>>);
 
 impl<T> Deref for CpuRead<'_, T> {
     type Target = [T];
@@ -93,7 +99,7 @@ impl<T> Deref for CpuRead<'_, T> {
 
 /// Write access to a [`CpuBuffer`]; a slice while it lives.
 #[derive(Debug)]
-pub struct CpuWrite<'a, T>(RwLockWriteGuard<'a, Vec<T>>);
+pub struct CpuWrite<'a, T>(RwLockWriteGuard<'a, Memory<T>>);
 
 impl<T> Deref for CpuWrite<'_, T> {
     type Target = [T];

@@ -53,7 +53,7 @@ impl Backend for Cpu {
     type Plan = CpuPlan;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
-        Ok(CpuBuffer::from_vec(memory::zeros(len)))
+        Ok(CpuBuffer::new(memory::zeros(len)))
     }
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::convert::{Rect, Stream, Values};
 use super::quantize::{Quantize, Random, Scratch};
-use super::store::{Chunk, GAP};
+use super::store::{Chunk, GAP, direct};
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -170,7 +170,14 @@ impl Visit for EncodeTile<'_, '_> {
             ..
         } = encoder;
         let widest = layout.chunk_cols.min(shape.cols);
-        let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * (widest + GAP)];
+        // Codes that are packed or written in place need room for one row at most.
+        let in_place = layout.passes.iter().all(|pass| direct(pass).is_some());
+        let room = if in_place {
+            1
+        } else {
+            layout.chunk_rows.min(tile.rows)
+        };
+        let mut codes = vec![E::Bits::default(); room * (widest + GAP)];
         let mut turned = Vec::new();
         let mut entries: Vec<R::Entry> = Vec::new();
         let mut scratch = Scratch::default();
@@ -193,18 +200,17 @@ impl Visit for EncodeTile<'_, '_> {
                         R::Entry::default(),
                     );
                     let chunk = Chunk { at, size };
-                    let codes = &mut codes[..rows * (cols + GAP)];
                     isa.run(Quantize::<E, R> {
                         rule,
                         block,
                         rect,
                         random: random.map(|random| (random, start, shape.cols)),
-                        codes: chunk.codes::<E>(pass, own, codes),
+                        codes: chunk.codes::<E>(pass, own, &mut codes),
                         entries: &mut entries,
                         scratch: &mut scratch,
                         ahead: ahead.filter(|_| number == 0),
                     });
-                    chunk.store::<E, R>(isa, pass, own, codes, &entries, &mut turned);
+                    chunk.store::<E, R>(isa, pass, own, &codes, &entries, &mut turned);
                 }
             }
         }

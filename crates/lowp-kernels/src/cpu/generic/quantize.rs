@@ -37,17 +37,40 @@ impl Random {
     }
 }
 
-/// A matrix of codes whose rows are `stride` apart.
-pub(crate) struct Codes<'a, T> {
-    pub(crate) values: &'a mut [T],
-    pub(crate) stride: usize,
+/// Where codes are written.
+pub(crate) enum Codes<'a, T> {
+    /// A matrix of codes whose rows are `stride` apart.
+    Matrix { values: &'a mut [T], stride: usize },
+    /// Packed rows, `stride` bytes apart; `row` is scratch for the codes of one.
+    Packed {
+        row: &'a mut [T],
+        bytes: &'a mut [u8],
+        stride: usize,
+    },
 }
 
-impl<T: Copy> Codes<'_, T> {
-    /// The first `cols` codes of row `row`.
+impl<T> Codes<'_, T> {
+    /// Room for the `cols` codes of row `row`.
     #[inline(always)]
     fn row(&mut self, row: usize, cols: usize) -> &mut [T] {
-        &mut self.values[row * self.stride..][..cols]
+        match self {
+            Codes::Matrix { values, stride } => &mut values[row * *stride..][..cols],
+            Codes::Packed { row, .. } => &mut row[..cols],
+        }
+    }
+
+    /// Ends row `row`, of `cols` codes.
+    #[inline(always)]
+    fn finish<E: ElementCode<Bits = T>, L: Lanes>(&mut self, lanes: L, row: usize, cols: usize) {
+        if let Codes::Packed {
+            row: codes,
+            bytes,
+            stride,
+        } = self
+        {
+            let bytes = &mut bytes[row * *stride..][..E::CODE.bytes(cols)];
+            E::pack(lanes, &codes[..cols], bytes);
+        }
     }
 }
 
@@ -110,6 +133,7 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
                     *code = E::encode(x);
                 }
             }
+            self.codes.finish::<E, L>(lanes, row, rect.cols);
         }
     }
 }
@@ -162,11 +186,11 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                 multipliers
             };
             for row in rows {
-                let (values, codes) = (rect.row(row), codes.row(row, cols));
+                let (values, out) = (rect.row(row), codes.row(row, cols));
                 match random {
                     Some((random, start, stride)) if E::STOCHASTIC => {
                         let start = start + row * stride;
-                        encode_stochastic::<E>(values, multipliers, random, start, codes);
+                        encode_stochastic::<E>(values, multipliers, random, start, out);
                     }
                     _ if lines => match width {
                         16 => encode_row::<E, L>(
@@ -174,26 +198,25 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                             values,
                             Blocks::<16>(scales),
                             (ahead, row),
-                            codes,
+                            out,
                         ),
                         32 => encode_row::<E, L>(
                             lanes,
                             values,
                             Blocks::<32>(scales),
                             (ahead, row),
-                            codes,
+                            out,
                         ),
                         _ => {
-                            let blocks = values.chunks(width).zip(codes.chunks_mut(width));
+                            let blocks = values.chunks(width).zip(out.chunks_mut(width));
                             for ((values, codes), &scale) in blocks.zip(scales) {
                                 encode_row::<E, L>(lanes, values, One(scale), (None, 0), codes);
                             }
                         }
                     },
-                    _ => {
-                        encode_row::<E, L>(lanes, values, Columns(multipliers), (ahead, row), codes)
-                    }
+                    _ => encode_row::<E, L>(lanes, values, Columns(multipliers), (ahead, row), out),
                 }
+                codes.finish::<E, L>(lanes, row, cols);
             }
         }
     }

@@ -20,19 +20,14 @@ pub(super) struct Chunk {
 /// Columns transposed at a time: both sides stay in the first-level cache.
 const TURNED: usize = 128;
 
-/// The output whose bytes are the codes in row-major order, if `pass` has one. With a transposed
-/// output the codes are in scratch: rows of an output, a power of two apart, would evict each other
-/// while they are turned.
-fn plain<E: ElementCode>(pass: &Pass) -> Option<usize> {
-    let data = || pass.outputs.iter().filter(|o| o.part == Part::Data);
-    let index = pass
-        .outputs
-        .iter()
-        .position(|output| output.part == Part::Data)?;
-    E::codes(&mut [])
-        .is_some()
-        .then_some(index)
-        .filter(|_| data().all(|output| !output.transposed))
+/// The row-major data output of `pass` that codes are written to as they are made, if no output is
+/// transposed. With a transposed output the codes go to scratch: rows of an output, a power of two
+/// apart, would evict each other while they are turned.
+pub(super) fn direct(pass: &Pass) -> Option<usize> {
+    let data = |output: &Output| output.part == Part::Data;
+    let turned = |output: &Output| data(output) && output.transposed;
+    let first = pass.outputs.iter().position(data)?;
+    (!pass.outputs.iter().any(turned)).then_some(first)
 }
 
 /// Codes between the rows of the scratch matrix: its rows lie in different sets of the cache.
@@ -47,16 +42,21 @@ impl Chunk {
         bands: &'c mut [Band<'_>],
         scratch: &'c mut [E::Bits],
     ) -> Codes<'c, E::Bits> {
-        if let Some(index) = plain::<E>(pass) {
-            let stride = pass.outputs[index].row_bytes;
-            let bytes = &mut bands[index].row_mut(0)[self.at[0] * stride + self.at[1]..];
-            if let Some(values) = E::codes(bytes) {
-                return Codes { values, stride };
-            }
+        let Some(index) = direct(pass) else {
+            return Codes::Matrix {
+                values: scratch,
+                stride: self.size[1] + GAP,
+            };
+        };
+        let stride = pass.outputs[index].row_bytes;
+        let start = self.at[0] * stride + E::CODE.bytes(self.at[1]);
+        let bytes = &mut bands[index].row_mut(0)[start..];
+        if E::codes(&mut []).is_none() {
+            let row = &mut scratch[..self.size[1]];
+            return Codes::Packed { row, bytes, stride };
         }
-        let stride = self.size[1] + GAP;
-        Codes {
-            values: scratch,
+        Codes::Matrix {
+            values: E::codes(bytes).unwrap_or_default(),
             stride,
         }
     }
@@ -68,40 +68,44 @@ impl Chunk {
         isa: Isa,
         pass: &Pass,
         bands: &mut [Band<'_>],
-        scratch: &mut [E::Bits],
+        scratch: &[E::Bits],
         entries: &[R::Entry],
         turned: &mut Vec<E::Bits>,
     ) {
-        let plain = plain::<E>(pass);
+        let direct = direct(pass);
         for (index, output) in pass.outputs.iter().enumerate() {
-            match (output.part, pass.block) {
-                (Part::Data, _) if Some(index) == plain => {}
-                (Part::Data, _) if output.transposed => {
-                    self.store_columns::<E>(isa, pass, bands, index, scratch, turned);
+            match (output.part, pass.block, direct) {
+                (Part::Data, _, Some(first)) if first == index => {}
+                (Part::Data, _, Some(first)) => {
+                    let (before, after) = bands.split_at_mut(index);
+                    self.copy::<E>(&mut before[first], &mut after[0], output.row_bytes);
                 }
-                (Part::Data, _) => {
-                    // Two row-major outputs of byte codes: one is a copy of the other.
-                    let copy: Vec<_>;
-                    let (codes, stride) = if plain.is_some() {
-                        let from = self.codes::<E>(pass, bands, scratch);
-                        copy = from.values.to_vec();
-                        (&copy[..], from.stride)
-                    } else {
-                        (&*scratch, self.size[1] + GAP)
-                    };
+                (Part::Data, _, None) if output.transposed => {
+                    self.store_columns::<E>(isa, &mut bands[index], scratch, turned);
+                }
+                (Part::Data, _, None) => {
                     isa.run(StoreRows::<E> {
-                        codes,
-                        stride,
+                        codes: scratch,
                         output,
                         band: &mut bands[index],
                         chunk: self,
                     });
                 }
-                (_, Some(block)) => {
+                (_, Some(block), _) => {
                     store_scales(output, &mut bands[index], block, self, entries);
                 }
-                (_, None) => {}
+                (_, None, _) => {}
             }
+        }
+    }
+
+    /// Copies the chunk between two row-major outputs.
+    fn copy<E: ElementCode>(self, from: &mut Band<'_>, to: &mut Band<'_>, row_bytes: usize) {
+        let [row, col] = self.at;
+        let [start, len] = [E::CODE.bytes(col), E::CODE.bytes(self.size[1])];
+        for i in row..row + self.size[0] {
+            let range = i * row_bytes + start..i * row_bytes + start + len;
+            to.row_mut(0)[range.clone()].copy_from_slice(&from.row_mut(0)[range]);
         }
     }
 
@@ -109,20 +113,17 @@ impl Chunk {
     fn store_columns<E: ElementCode>(
         self,
         isa: Isa,
-        pass: &Pass,
-        bands: &mut [Band<'_>],
-        index: usize,
-        scratch: &mut [E::Bits],
+        band: &mut Band<'_>,
+        scratch: &[E::Bits],
         turned: &mut Vec<E::Bits>,
     ) {
         let [rows, cols] = self.size;
         for sub in (0..cols).step_by(TURNED) {
             let width = TURNED.min(cols - sub);
             turned.resize(rows * width, E::Bits::default());
-            let from = self.codes::<E>(pass, bands, scratch);
             isa.run(Turn {
-                from: &from.values[sub..],
-                stride: from.stride,
+                from: &scratch[sub..],
+                stride: cols + GAP,
                 rows,
                 cols: width,
                 to: turned,
@@ -130,7 +131,7 @@ impl Chunk {
             let [row, col] = self.at;
             isa.run(StoreColumns::<E> {
                 codes: turned,
-                band: &mut bands[index],
+                band,
                 at: [row, col + sub],
                 rows,
             });
@@ -140,7 +141,6 @@ impl Chunk {
 
 struct StoreRows<'a, 'v, E: ElementCode> {
     codes: &'a [E::Bits],
-    stride: usize,
     output: &'a Output,
     band: &'a mut Band<'v>,
     chunk: Chunk,
@@ -152,7 +152,6 @@ impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
     fn run<L: Lanes>(self, lanes: L) {
         let Self {
             codes,
-            stride,
             output,
             band,
             chunk:
@@ -164,7 +163,7 @@ impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
         let [start, len] = [E::CODE.bytes(col), E::CODE.bytes(cols)];
         let bytes = &mut band.row_mut(0)[row * output.row_bytes + start..];
         for i in 0..rows {
-            let codes = &codes[i * stride..][..cols];
+            let codes = &codes[i * (cols + GAP)..][..cols];
             E::pack(lanes, codes, &mut bytes[i * output.row_bytes..][..len]);
         }
     }
