@@ -196,7 +196,7 @@ struct Bench<'a> {
     criterion: &'a mut Criterion,
     input: &'a Input,
     pools: [ThreadPool; 2],
-    copy: Vec<f32>,
+    copy: CpuBuffer<f32>,
 }
 
 impl Bench<'_> {
@@ -208,7 +208,7 @@ impl Bench<'_> {
         group.warm_up_time(Duration::from_millis(200));
         group.measurement_time(Duration::from_millis(800));
         let values = self.input.values.read()?;
-        let copy = &mut self.copy;
+        let mut copy = self.copy.write()?;
         group.bench_function("memcpy", |b| {
             b.iter(|| {
                 copy.copy_from_slice(std::hint::black_box(&values));
@@ -216,7 +216,7 @@ impl Bench<'_> {
             });
         });
         // Plans lock what they touch.
-        drop(values);
+        drop((values, copy));
         for (threads, pool) in ["1 thread", "2 threads"].iter().zip(&self.pools) {
             group.bench_function(*threads, |b| {
                 b.iter(|| {
@@ -240,7 +240,7 @@ impl Bench<'_> {
         for (threads, pool) in [1, 2].into_iter().zip(&self.pools) {
             let label = ["1 thread", "2 threads"][threads - 1];
             let part = values.len().div_ceil(threads);
-            let copy = &mut self.copy;
+            let mut copy = self.copy.write()?;
             group.bench_function(label, |b| {
                 b.iter(|| {
                     let parts = copy.par_chunks_mut(part).zip(values.par_chunks(part));
@@ -311,7 +311,9 @@ fn main() {
         criterion: &mut criterion,
         input: &input,
         pools: [pool(1), pool(2)],
-        copy: vec![0.0; input.shape.elements()],
+        copy: Cpu
+            .alloc(input.shape.elements())
+            .expect("memory for a copy"),
     };
     bench.all().expect("the jobs of this benchmark are valid");
     criterion.final_summary();
