@@ -3,6 +3,7 @@
 mod bench;
 mod ci;
 mod command;
+mod cuda;
 mod features;
 mod snapshots;
 mod stages;
@@ -28,6 +29,8 @@ enum Task {
     Test(suite::Options),
     /// Everything CI wants: lock file, the whole of `test`, documentation without warnings.
     Ci,
+    /// Compile the CUDA kernels. Installs NVIDIA's compiler below target/ if there is none.
+    Cuda(cuda::Options),
     /// Check the invariants of the source tree.
     Tidy,
     /// Run the benchmarks of every crate.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Test(options) => suite::test(&options),
         Task::Ci => ci::ci(),
+        Task::Cuda(options) => cuda::cuda(&options),
         Task::Tidy => tidy::tidy(),
         Task::Bench { args } => bench::bench(&args),
     };

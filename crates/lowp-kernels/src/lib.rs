@@ -52,7 +52,10 @@
 //! ```
 
 mod backend;
+mod check;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod element;
 mod error;
 mod job;
@@ -62,6 +65,8 @@ mod table;
 
 pub use backend::{AdamScalars, Backend, Element, StepScalars};
 pub use cpu::{Cpu, CpuBuffer, CpuPlan, CpuRead, CpuWrite};
+#[cfg(feature = "cuda")]
+pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,

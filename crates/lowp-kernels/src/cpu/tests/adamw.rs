@@ -96,7 +96,7 @@ fn updates_equal_the_reference() {
                     let run = StepScalars {
                         adam: vec![group],
                         grad_scale,
-                        random_step: 0,
+                        ..StepScalars::default()
                     };
                     plan.run(&run).unwrap();
                     let [new_m, new_v] = moments(&job);
