@@ -1,7 +1,7 @@
-//! A decoder-only byte-level transformer: pre-norm blocks, learned positions, untied head.
+//! A decoder-only byte-level transformer: pre-norm blocks, rotary positions, untied head.
 
 use crate::linear::Linear;
-use crate::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
+use crate::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, Rotary};
 use candle_core::{Result, Tensor, Var, bail};
 use lowp_shard::Init;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl GptConfig {
             init: Init::Normal(INIT_STD),
             decay: true,
         };
-        let mut specs = vec![matrix("tokens", VOCABULARY), matrix("positions", self.seq)];
+        let mut specs = vec![matrix("tokens", VOCABULARY)];
         let blocks = (0..self.layers).flat_map(|b| [1, 2].map(|i| format!("block{b}.norm{i}")));
         for norm in blocks.chain(["norm".to_owned()]) {
             for (part, value) in [("gamma", 1.0), ("beta", 0.0)] {
@@ -149,9 +149,9 @@ impl Gpt {
                 linears.len()
             );
         }
-        if config.heads == 0 || !config.dim.is_multiple_of(config.heads) {
+        if config.heads == 0 || !config.dim.is_multiple_of(2 * config.heads) {
             bail!(
-                "{} heads do not divide a width of {}",
+                "{} heads do not divide a width of {} into parts of even width",
                 config.heads,
                 config.dim
             );
@@ -197,14 +197,11 @@ impl Gpt {
                 inputs.len()
             );
         }
-        let [tokens, positions, norms @ .., head] = self.vars.as_slice() else {
+        let [tokens, norms @ .., head] = self.vars.as_slice() else {
             bail!("a model without variables");
         };
-        let embed = Embedding {
-            ids: inputs.clone(),
-            seq,
-        };
-        let mut x = tokens.apply_op2(positions, embed)?;
+        let ids = inputs.clone();
+        let mut x = tokens.apply_op1(Embedding { ids })?;
         let (block_norms, last_norm) = norms.split_at(4 * self.config.layers);
         for (linear, norm) in self
             .linears
@@ -214,6 +211,7 @@ impl Gpt {
             let h = x.apply_op3(&norm[0], &norm[1], LayerNorm::default())?;
             let h = linear[0]
                 .forward(&h)?
+                .apply_op1(Rotary { heads, seq })?
                 .apply_op1(CausalAttention::new(heads, seq))?;
             x = (x + linear[1].forward(&h)?)?;
             let h = x.apply_op3(&norm[2], &norm[3], LayerNorm::default())?;

@@ -3,7 +3,7 @@
 use lowp_format::Code;
 use lowp_format::codec::{e2m1, e4m3, e5m2};
 
-use crate::cpu::Turnable;
+use crate::cpu::{LANES, Lanes, Turnable};
 
 /// How one element is encoded, and how its codes lie in bytes.
 pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
@@ -21,16 +21,68 @@ pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
     fn encode_stochastic(x: f32, _random: u8) -> Self::Bits {
         Self::encode(x)
     }
+    /// The codes of one vector; `encode` of every lane.
+    #[inline(always)]
+    fn encode_lanes<L: Lanes>(lanes: L, x: L::F, codes: &mut [Self::Bits; LANES]) {
+        let mut line = [0.0; LANES];
+        lanes.store(x, &mut line);
+        for (code, x) in codes.iter_mut().zip(line) {
+            *code = Self::encode(x);
+        }
+    }
     /// The value of a code, exactly.
     fn decode(bits: Self::Bits) -> f32;
+    /// Bytes that are unpacked codes themselves.
+    #[inline(always)]
+    fn codes(_bytes: &mut [u8]) -> Option<&mut [Self::Bits]> {
+        None
+    }
     /// Writes codes to bytes; the rest of a last byte is 0.
-    fn pack(codes: &[Self::Bits], bytes: &mut [u8]);
+    fn pack<L: Lanes>(lanes: L, codes: &[Self::Bits], bytes: &mut [u8]);
     /// Reads codes from bytes.
     fn unpack(bytes: &[u8], codes: &mut [Self::Bits]);
 }
 
+/// The constants of a small float with subnormals that saturates: what its scalar codec does,
+/// lane by lane.
+struct Minifloat {
+    /// Largest code.
+    max: u32,
+    /// Bits of the smallest normal value.
+    normal: u32,
+    /// Bits of a power of two whose unit in the last place is the step of subnormal codes.
+    magic: u32,
+    /// The code of NaN.
+    nan: u32,
+}
+
+impl Minifloat {
+    /// The codes of `x`: `DROP` mantissa bits of binary32 are rounded away, and the sign moves down
+    /// by `SIGN` bits.
+    #[inline(always)]
+    fn encode<const DROP: u32, const SIGN: u32, L: Lanes>(&self, lanes: L, x: L::F) -> L::B {
+        let bits = lanes.bits(x);
+        let abs = lanes.and(bits, lanes.usplat(0x7FFF_FFFF));
+        let odd = lanes.and(lanes.shr::<DROP>(abs), lanes.usplat(1));
+        let half = lanes.uadd(odd, lanes.usplat((1 << (DROP - 1)) - 1));
+        let rounded = lanes.shr::<DROP>(lanes.uadd(abs, half));
+        // The smallest normal value has the code that follows the subnormal ones.
+        let rebias = (self.normal >> DROP) - (1 << (23 - DROP));
+        let normal = lanes.usub(rounded, lanes.usplat(rebias));
+        let magic = lanes.usplat(self.magic);
+        let shifted = lanes.add(lanes.value(abs), lanes.value(magic));
+        let small = lanes.usub(lanes.bits(shifted), magic);
+        let code = lanes.if_above(lanes.usplat(self.normal), abs, small, normal);
+        let code = lanes.umin(code, lanes.usplat(self.max));
+        let sign = lanes.and(lanes.shr::<SIGN>(bits), lanes.usplat(0x8000_0000 >> SIGN));
+        let code = lanes.or(code, sign);
+        let infinity = lanes.usplat(0x7F80_0000);
+        lanes.narrow(lanes.if_above(abs, infinity, lanes.usplat(self.nan), code))
+    }
+}
+
 macro_rules! byte_code {
-    ($Name:ident, $codec:ident) => {
+    ($Name:ident, $codec:ident, $drop:literal, $minifloat:expr) => {
         #[derive(Clone, Copy, Debug)]
         pub(crate) struct $Name;
         impl ElementCode for $Name {
@@ -41,11 +93,20 @@ macro_rules! byte_code {
                 $codec::encode(x)
             }
             #[inline(always)]
+            fn encode_lanes<L: Lanes>(lanes: L, x: L::F, codes: &mut [u8; LANES]) {
+                const FLOAT: Minifloat = $minifloat;
+                lanes.store_bytes(FLOAT.encode::<$drop, 24, L>(lanes, x), codes);
+            }
+            #[inline(always)]
+            fn codes(bytes: &mut [u8]) -> Option<&mut [u8]> {
+                Some(bytes)
+            }
+            #[inline(always)]
             fn decode(bits: u8) -> f32 {
                 $codec::decode(bits)
             }
             #[inline(always)]
-            fn pack(codes: &[u8], bytes: &mut [u8]) {
+            fn pack<L: Lanes>(_: L, codes: &[u8], bytes: &mut [u8]) {
                 bytes.copy_from_slice(codes);
             }
             #[inline(always)]
@@ -55,8 +116,18 @@ macro_rules! byte_code {
         }
     };
 }
-byte_code!(E4M3, e4m3);
-byte_code!(E5M2, e5m2);
+byte_code!(
+    E4M3,
+    e4m3,
+    20,
+    Minifloat { max: 0x7E, normal: 0x3C80_0000, magic: 0x4680_0000, nan: 0x7F }
+);
+byte_code!(
+    E5M2,
+    e5m2,
+    21,
+    Minifloat { max: 0x7B, normal: 0x3880_0000, magic: 0x4300_0000, nan: 0x7F }
+);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct E2M1;
@@ -68,6 +139,16 @@ impl ElementCode for E2M1 {
     #[inline(always)]
     fn encode(x: f32) -> u8 {
         e2m1::encode(x)
+    }
+    #[inline(always)]
+    fn encode_lanes<L: Lanes>(lanes: L, x: L::F, codes: &mut [u8; LANES]) {
+        const FLOAT: Minifloat = Minifloat {
+            max: 0x7,
+            normal: 0x3F80_0000,
+            magic: 0x4A80_0000,
+            nan: 0x7,
+        };
+        lanes.store_bytes(FLOAT.encode::<22, 28, L>(lanes, x), codes);
     }
     #[inline(always)]
     fn encode_stochastic(x: f32, random: u8) -> u8 {
@@ -82,7 +163,12 @@ impl ElementCode for E2M1 {
         f32::from_bits(magnitude.to_bits() | ((bits & 8) << 28))
     }
     #[inline(always)]
-    fn pack(codes: &[u8], bytes: &mut [u8]) {
+    fn pack<L: Lanes>(lanes: L, codes: &[u8], bytes: &mut [u8]) {
+        let (lines, codes) = codes.as_chunks::<{ 2 * LANES }>();
+        let (packed, bytes) = bytes.split_at_mut(lines.len() * LANES);
+        for (bytes, line) in packed.as_chunks_mut::<LANES>().0.iter_mut().zip(lines) {
+            lanes.pack_nibbles(line, bytes);
+        }
         let (pairs, last) = codes.as_chunks::<2>();
         for (byte, &[low, high]) in bytes.iter_mut().zip(pairs) {
             *byte = low | (high << 4);
@@ -118,7 +204,7 @@ impl ElementCode for Bf16 {
         f32::from_bits(u32::from(bits) << 16)
     }
     #[inline(always)]
-    fn pack(codes: &[u16], bytes: &mut [u8]) {
+    fn pack<L: Lanes>(_: L, codes: &[u16], bytes: &mut [u8]) {
         for (entry, code) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
             *entry = code.to_le_bytes();
         }
@@ -146,7 +232,7 @@ impl ElementCode for F32 {
         f32::from_bits(bits)
     }
     #[inline(always)]
-    fn pack(codes: &[u32], bytes: &mut [u8]) {
+    fn pack<L: Lanes>(_: L, codes: &[u32], bytes: &mut [u8]) {
         for (entry, code) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(codes) {
             *entry = code.to_le_bytes();
         }
@@ -170,6 +256,12 @@ pub(crate) fn bf16_bits(x: f32) -> u16 {
     } else {
         rounded
     }) as u16
+}
+
+/// The value of a bfloat16, exactly.
+#[inline(always)]
+pub(crate) fn bf16_value(x: half::bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 /// `x` rounded to bfloat16.

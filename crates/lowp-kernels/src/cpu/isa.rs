@@ -1,76 +1,75 @@
 //! Compiles one loop for several instruction sets and picks the widest that the machine has.
 //!
-//! A [`Kernel`] is ordinary safe code; its `run` must be `#[inline(always)]`, with everything hot
-//! below it, so that the compiler vectorises it anew for each set. Rust never contracts or
+//! A [`Kernel`] is ordinary safe code over [`Lanes`]; its `run` must be `#[inline(always)]`, with
+//! everything hot below it, so that it is compiled anew for each set. Rust never contracts or
 //! reorders float arithmetic, so every set gives the same bits.
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{Lanes, Portable};
 
 /// A loop to be compiled for every instruction set.
 pub(crate) trait Kernel {
     /// What the loop returns.
     type Out;
     /// The loop. Implementations are `#[inline(always)]`.
-    fn run(self) -> Self::Out;
+    fn run<L: Lanes>(self, lanes: L) -> Self::Out;
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Level {
-    Baseline,
+/// An instruction set that the machine has: the proofs within come from detection only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Isa {
+    /// What the compiler may assume everywhere.
+    Portable,
+    /// 256-bit vectors.
     #[cfg(target_arch = "x86_64")]
-    Avx2,
+    Avx2(Avx2),
+    /// 512-bit vectors.
     #[cfg(target_arch = "x86_64")]
-    Avx512,
+    Avx512(Avx512),
 }
-
-/// Proof that the machine has an instruction set: values come from detection only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Isa(Level);
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt")]
-fn avx2<K: Kernel>(kernel: K) -> K::Out {
-    kernel.run()
+fn avx2<K: Kernel>(kernel: K, lanes: Avx2) -> K::Out {
+    kernel.run(lanes)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl")]
-fn avx512<K: Kernel>(kernel: K) -> K::Out {
-    kernel.run()
+fn avx512<K: Kernel>(kernel: K, lanes: Avx512) -> K::Out {
+    kernel.run(lanes)
 }
 
 impl Isa {
     /// The sets of this machine, narrowest first.
     pub(crate) fn all() -> Vec<Isa> {
         #[allow(unused_mut)]
-        let mut sets = vec![Isa(Level::Baseline)];
+        let mut sets = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         {
-            use std::arch::is_x86_feature_detected as has;
-            if has!("avx2") && has!("fma") && has!("bmi1") && has!("bmi2") && has!("popcnt") {
-                sets.push(Isa(Level::Avx2));
-                if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
-                    sets.push(Isa(Level::Avx512));
-                }
-            }
+            sets.extend(Avx2::detect().map(Isa::Avx2));
+            sets.extend(Avx512::detect().map(Isa::Avx512));
         }
         sets
     }
 
     /// The widest set of this machine.
     pub(crate) fn best() -> Isa {
-        Self::all().pop().unwrap_or(Isa(Level::Baseline))
+        Self::all().pop().unwrap_or(Isa::Portable)
     }
 
     /// Runs `kernel` compiled for this set.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
-        match self.0 {
-            Level::Baseline => kernel.run(),
-            // SAFETY: `all` makes this value only where the features were detected.
+        match self {
+            Isa::Portable => kernel.run(Portable),
+            // SAFETY: the proof is made only where its instructions were detected.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => unsafe { avx2(kernel) },
+            Isa::Avx2(lanes) => unsafe { avx2(kernel, lanes) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { avx512(kernel) },
+            Isa::Avx512(lanes) => unsafe { avx512(kernel, lanes) },
         }
     }
 }

@@ -8,16 +8,14 @@ pub(crate) use crate::check::target::block_of;
 use crate::check::target::lcm;
 use crate::{KernelError, Target};
 
-/// Rows of a tile, at least: a tile of a transposed 8-bit output fills whole cache lines.
-const TILE_ROWS: usize = 64;
-/// Columns of a chunk with a transposed output. Runs of 8 KiB beat runs of 2 KiB, 7.0 to 4.4 GB/s
-/// (`cargo bench -p lowp-kernels`, per-tensor encode, columnwise); the codes of a tile still fit
-/// the second-level cache.
-const TURNED_COLS: usize = 2048;
-/// Columns of a chunk without: long runs, which the hardware prefetches.
-const CHUNK_COLS: usize = 4096;
-/// Elements of a chunk without a transposed output, about.
-const CHUNK: usize = 16 * 1024;
+/// Rows of a tile, at least, in bytes of a transposed output: whole cache lines.
+const TILE_BYTES: usize = 64;
+/// Columns of a chunk of many rows: its values stay in the second-level cache, and most of them in
+/// the first, from the amax to the last store.
+const NARROW: usize = 256;
+/// Elements of a chunk of single rows: its values stay in the first-level cache.
+const CHUNK: usize = 4096;
+
 /// One buffer that a quantization fills.
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
@@ -121,21 +119,22 @@ impl Layout {
         let blocks = || passes.iter().filter_map(|pass| pass.block);
         let rows = blocks().fold(2, |unit, block| lcm(unit, block[0]));
         let cols = blocks().fold(2, |unit, block| lcm(unit, block[1]));
-        let tile_rows = TILE_ROWS.next_multiple_of(rows);
-        let turned = passes
-            .iter()
-            .flat_map(|pass| &pass.outputs)
-            .any(|output| output.transposed);
-        let (chunk_rows, chunk_cols) = if turned {
-            (tile_rows, TURNED_COLS.next_multiple_of(cols))
+        let turned = || {
+            let outputs = passes.iter().flat_map(|pass| &pass.outputs);
+            outputs.filter(|output| output.transposed)
+        };
+        let per_byte = turned().map(|output| output.code.entries_per_byte()).max();
+        let tile_rows = (TILE_BYTES * per_byte.unwrap_or(1)).next_multiple_of(rows);
+        let unit = blocks().fold(1, |unit, block| lcm(unit, block[0]));
+        let (chunk_rows, chunk_cols) = if per_byte.is_some() {
+            (tile_rows, NARROW.next_multiple_of(cols))
+        } else if unit > 1 {
+            (unit, NARROW.next_multiple_of(cols))
         } else {
-            let unit = blocks().fold(1, |unit, block| lcm(unit, block[0]));
-            let chunk_cols = CHUNK_COLS.min(shape.cols).max(1).next_multiple_of(cols);
+            let chunk_cols = CHUNK.min(shape.cols).max(1).next_multiple_of(cols);
             // The largest divisor of the tile that keeps a chunk small.
-            let fits = |n: &usize| {
-                tile_rows.is_multiple_of(*n) && n.is_multiple_of(unit) && n * chunk_cols <= CHUNK
-            };
-            ((1..=tile_rows).rev().find(fits).unwrap_or(unit), chunk_cols)
+            let fits = |n: &usize| tile_rows.is_multiple_of(*n) && n * chunk_cols <= CHUNK;
+            ((1..=tile_rows).rev().find(fits).unwrap_or(1), chunk_cols)
         };
         Ok(Self {
             passes,

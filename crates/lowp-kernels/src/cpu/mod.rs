@@ -10,6 +10,7 @@ mod bands;
 mod buffer;
 mod generic;
 mod isa;
+mod lanes;
 mod layout;
 mod plan;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod tests;
 
 pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
+pub(crate) use lanes::{LANES, Lanes};
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;

@@ -5,13 +5,14 @@ use half::bf16;
 use lowp_format::SourceRounding;
 
 use super::amax::{raise, round_bits};
-use super::convert::{Rect, Values, narrow, round_rect, widen};
+use super::convert::{Rect, Values, narrow, round_rect};
 use super::encode::{Encoder, Load, Tile};
-use super::maxima::Amax;
+use super::maxima::{AHEAD, Amax};
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::{LANES, Lanes, Line};
 use crate::cpu::layout::Layout;
 use crate::{AdamMode, AdamScalars, AdamwJob, KernelError, Moments};
 
@@ -21,38 +22,44 @@ const TASK: usize = 64 * 1024;
 const CHUNK: usize = 4096;
 
 /// A stored moment or gradient.
-trait Stored: Copy {
-    fn load(self) -> f32;
-    fn store(x: f32) -> Self;
+trait Stored: Copy + Default {
+    fn load<L: Lanes>(lanes: L, line: &[Self; LANES]) -> L::F;
+    fn store<L: Lanes>(lanes: L, x: L::F, line: &mut [Self; LANES]);
 }
 
 impl Stored for f32 {
     #[inline(always)]
-    fn load(self) -> f32 {
-        self
+    fn load<L: Lanes>(lanes: L, line: &Line) -> L::F {
+        lanes.load(line)
     }
     #[inline(always)]
-    fn store(x: f32) -> f32 {
-        x
+    fn store<L: Lanes>(lanes: L, x: L::F, line: &mut Line) {
+        lanes.store(x, line);
     }
 }
 
 impl Stored for bf16 {
     #[inline(always)]
-    fn load(self) -> f32 {
-        widen(self)
+    fn load<L: Lanes>(lanes: L, line: &[bf16; LANES]) -> L::F {
+        lanes.load_bf16(line)
     }
     #[inline(always)]
-    fn store(x: f32) -> bf16 {
-        narrow(x)
+    fn store<L: Lanes>(lanes: L, x: L::F, line: &mut [bf16; LANES]) {
+        let mut wide = [0.0; LANES];
+        lanes.store(x, &mut wide);
+        for (to, x) in line.iter_mut().zip(wide) {
+            *to = narrow(x);
+        }
     }
 }
 
-/// The update of equally long rows.
+/// The update of consecutive elements.
 struct Update<'a, M, G> {
     scalars: AdamScalars,
     grad_scale: f32,
     mode: AdamMode,
+    /// Entries from what is updated now to what is updated next.
+    ahead: usize,
     master: &'a mut [f32],
     exp_avg: &'a mut [M],
     exp_avg_sq: &'a mut [M],
@@ -62,51 +69,107 @@ struct Update<'a, M, G> {
 impl<M: Stored, G: Stored> Kernel for Update<'_, M, G> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, lanes: L) {
         match self.mode {
-            AdamMode::AdamW => self.step::<false>(),
-            AdamMode::L2 => self.step::<true>(),
+            AdamMode::AdamW => self.all::<false, L>(lanes),
+            AdamMode::L2 => self.all::<true, L>(lanes),
         }
     }
 }
 
 impl<M: Stored, G: Stored> Update<'_, M, G> {
     #[inline(always)]
-    fn step<const L2: bool>(self) {
-        let AdamScalars {
-            lr,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            correction1,
-            correction2,
-        } = self.scalars;
-        let (rest1, rest2) = (1.0 - beta1, 1.0 - beta2);
-        let rows = self
-            .master
-            .iter_mut()
-            .zip(self.exp_avg)
-            .zip(self.exp_avg_sq)
-            .zip(self.grad);
-        for (((master, exp_avg), exp_avg_sq), grad) in rows {
-            let p = *master;
-            // A factor of 1 leaves every number's bits.
-            let mut g = grad.load() * self.grad_scale;
-            if L2 {
-                g = weight_decay.mul_add(p, g);
-            }
-            let m = beta1.mul_add(exp_avg.load(), rest1 * g);
-            let v = beta2.mul_add(exp_avg_sq.load(), (rest2 * g) * g);
-            let d = (v / correction2).sqrt() + eps;
-            let mut u = (m / correction1) / d;
-            if !L2 {
-                u = weight_decay.mul_add(p, u);
-            }
-            *master = (-lr).mul_add(u, p);
-            *exp_avg = M::store(m);
-            *exp_avg_sq = M::store(v);
+    fn all<const L2: bool, L: Lanes>(self, lanes: L) {
+        let step = Step::new(lanes, &self.scalars, self.grad_scale);
+        let (masters, master) = self.master.as_chunks_mut::<LANES>();
+        let (ms, m) = self.exp_avg.as_chunks_mut::<LANES>();
+        let (vs, v) = self.exp_avg_sq.as_chunks_mut::<LANES>();
+        let (gs, g) = self.grad.as_chunks::<LANES>();
+        for (((master, m), v), g) in masters.iter_mut().zip(ms).zip(vs).zip(gs) {
+            lanes.prefetch(master, self.ahead);
+            lanes.prefetch(m, self.ahead);
+            lanes.prefetch(v, self.ahead);
+            lanes.prefetch(g, self.ahead);
+            step.line::<L2, M, G>(master, m, v, g);
         }
+        if !master.is_empty() {
+            // The tail is a line of which only the beginning counts.
+            let mut lines = ([0.0; LANES], [M::default(); LANES], [M::default(); LANES]);
+            let mut grad = [G::default(); LANES];
+            let count = master.len();
+            lines.0[..count].copy_from_slice(master);
+            lines.1[..count].copy_from_slice(m);
+            lines.2[..count].copy_from_slice(v);
+            grad[..count].copy_from_slice(g);
+            step.line::<L2, M, G>(&mut lines.0, &mut lines.1, &mut lines.2, &grad);
+            master.copy_from_slice(&lines.0[..count]);
+            m.copy_from_slice(&lines.1[..count]);
+            v.copy_from_slice(&lines.2[..count]);
+        }
+    }
+}
+
+/// The scalars of an update in every lane.
+#[derive(Clone, Copy)]
+struct Step<L: Lanes> {
+    lanes: L,
+    grad_scale: L::F,
+    minus_lr: L::F,
+    beta1: L::F,
+    beta2: L::F,
+    rest1: L::F,
+    rest2: L::F,
+    eps: L::F,
+    weight_decay: L::F,
+    correction1: L::F,
+    correction2: L::F,
+}
+
+impl<L: Lanes> Step<L> {
+    #[inline(always)]
+    fn new(lanes: L, scalars: &AdamScalars, grad_scale: f32) -> Self {
+        Self {
+            lanes,
+            grad_scale: lanes.splat(grad_scale),
+            minus_lr: lanes.splat(-scalars.lr),
+            beta1: lanes.splat(scalars.beta1),
+            beta2: lanes.splat(scalars.beta2),
+            rest1: lanes.splat(1.0 - scalars.beta1),
+            rest2: lanes.splat(1.0 - scalars.beta2),
+            eps: lanes.splat(scalars.eps),
+            weight_decay: lanes.splat(scalars.weight_decay),
+            correction1: lanes.splat(scalars.correction1),
+            correction2: lanes.splat(scalars.correction2),
+        }
+    }
+
+    /// Updates one line.
+    #[inline(always)]
+    fn line<const L2: bool, M: Stored, G: Stored>(
+        &self,
+        master: &mut Line,
+        exp_avg: &mut [M; LANES],
+        exp_avg_sq: &mut [M; LANES],
+        grad: &[G; LANES],
+    ) {
+        let l = self.lanes;
+        let p = l.load(master);
+        // A factor of 1 leaves every number's bits.
+        let mut g = l.mul(G::load(l, grad), self.grad_scale);
+        if L2 {
+            g = l.mul_add(self.weight_decay, p, g);
+        }
+        let m = l.mul_add(self.beta1, M::load(l, exp_avg), l.mul(self.rest1, g));
+        let square = l.mul(l.mul(self.rest2, g), g);
+        let v = l.mul_add(self.beta2, M::load(l, exp_avg_sq), square);
+        let d = l.add(l.sqrt(l.div(v, self.correction2)), self.eps);
+        let mut u = l.div(l.div(m, self.correction1), d);
+        if !L2 {
+            u = l.mul_add(self.weight_decay, p, u);
+        }
+        l.store(l.mul_add(self.minus_lr, u, p), master);
+        M::store(l, m, exp_avg);
+        M::store(l, v, exp_avg_sq);
     }
 }
 
@@ -150,7 +213,7 @@ struct Part<'v> {
 }
 
 impl Part<'_> {
-    fn update(&mut self, start: usize, end: usize) {
+    fn update(&mut self, start: usize, end: usize, ahead: usize) {
         let Self {
             isa,
             scalars,
@@ -168,6 +231,7 @@ impl Part<'_> {
                     scalars,
                     grad_scale,
                     mode,
+                    ahead,
                     master,
                     exp_avg,
                     exp_avg_sq,
@@ -196,8 +260,10 @@ impl Load for Part<'_> {
     fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
         let stride = self.stride;
         let first = row * stride + col;
+        // A narrow chunk is followed by the one on its right, a wide one by its own next values.
+        let ahead = if rows > 1 { cols } else { AHEAD };
         for i in 0..rows {
-            self.update(first + i * stride, first + i * stride + cols);
+            self.update(first + i * stride, first + i * stride + cols, ahead);
         }
         let values = &self.master[first..first + (rows - 1) * stride + cols];
         let rect = Rect {
@@ -207,7 +273,7 @@ impl Load for Part<'_> {
             cols,
         };
         if self.observe {
-            let bits = self.isa.run(Amax(rect));
+            let bits = self.isa.run(Amax(rect)).to_bits();
             self.amax = self.amax.max(round_bits(bits, self.rounding));
         }
         match self.rounding {

@@ -8,6 +8,7 @@ use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::Lanes;
 use crate::table::round_bf16;
 use crate::{AmaxJob, BlockAmax, KernelError};
 
@@ -30,7 +31,7 @@ fn tensor_amax(isa: Isa, values: Values<'_>, rounding: SourceRounding) -> u32 {
             [1, cols],
             &mut scratch,
         );
-        bits = bits.max(isa.run(Amax(rect)));
+        bits = bits.max(isa.run(Amax(rect)).to_bits());
     }
     round_bits(bits, rounding)
 }
@@ -58,7 +59,7 @@ struct Blocks<'a> {
 impl Kernel for Blocks<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         let Self {
             mut values,
             start,

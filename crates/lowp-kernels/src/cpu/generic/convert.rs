@@ -3,8 +3,10 @@
 use half::bf16;
 use lowp_format::SourceRounding;
 
+use super::maxima::AHEAD;
 use crate::cpu::isa::{Isa, Kernel};
-use crate::table::{bf16_bits, round_bf16};
+use crate::cpu::lanes::{LANES, Lanes};
+use crate::table::{bf16_bits, bf16_value, round_bf16};
 
 /// A rectangle of f32 values, `stride` apart from row to row.
 #[derive(Clone, Copy)]
@@ -131,13 +133,17 @@ struct Widen<'a> {
 impl Kernel for Widen<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, lanes: L) {
         for (row, to) in self.to.chunks_exact_mut(self.cols).enumerate() {
-            for (to, from) in to
-                .iter_mut()
-                .zip(&self.from[row * self.stride..][..self.cols])
-            {
-                *to = widen(*from);
+            let (to, rest) = to.as_chunks_mut::<LANES>();
+            let from = &self.from[row * self.stride..][..self.cols];
+            let (from, last) = from.as_chunks::<LANES>();
+            for (to, from) in to.iter_mut().zip(from) {
+                lanes.prefetch(from, 2 * AHEAD);
+                lanes.store(lanes.load_bf16(from), to);
+            }
+            for (to, from) in rest.iter_mut().zip(last) {
+                *to = bf16_value(*from);
             }
         }
     }
@@ -151,19 +157,13 @@ struct Round<'a> {
 impl Kernel for Round<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         for (row, to) in self.to.chunks_exact_mut(self.rect.cols.max(1)).enumerate() {
             for (to, from) in to.iter_mut().zip(self.rect.row(row)) {
                 *to = round_bf16(*from);
             }
         }
     }
-}
-
-/// The value of `x`, exactly.
-#[inline(always)]
-pub(crate) fn widen(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 /// `x` rounded to nearest even.

@@ -8,6 +8,7 @@ use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::Lanes;
 use crate::table::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
 use crate::{DecodeJob, KernelError};
 
@@ -161,7 +162,7 @@ impl<R: ScaleKernel> Factors<'_, R> {
 impl<R: ScaleKernel> Kernel for Factors<'_, R> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         let Self {
             rule,
             scales,
@@ -206,7 +207,7 @@ struct LoadRows<'a, E: ElementCode> {
 impl<E: ElementCode> Kernel for LoadRows<'_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         let [start, len] = [E::CODE.bytes(self.col), E::CODE.bytes(self.cols)];
         for (row, codes) in self.codes.chunks_exact_mut(self.cols).enumerate() {
             let at = (self.first + row) * self.data.row_bytes + start;
@@ -226,7 +227,7 @@ struct LoadColumns<'a, E: ElementCode> {
 impl<E: ElementCode> Kernel for LoadColumns<'_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         let [start, len] = [E::CODE.bytes(self.first), E::CODE.bytes(self.rows)];
         for (i, codes) in self.codes.chunks_exact_mut(self.rows).enumerate() {
             let at = (self.col + i) * self.data.row_bytes + start;
@@ -246,7 +247,7 @@ struct Apply<'a, E: ElementCode> {
 impl<E: ElementCode> Kernel for Apply<'_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         let cols = self.factors.len();
         for (row, codes) in self.codes.chunks_exact(cols).enumerate() {
             let out = &mut self.out[row * self.stride..][..cols];

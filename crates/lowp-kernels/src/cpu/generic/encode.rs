@@ -5,8 +5,8 @@ use lowp_format::{KernelKey, Part, Philox, Shape, SourceRounding};
 use smallvec::SmallVec;
 
 use super::convert::{Rect, Values};
-use super::quantize::{Quantize, Random};
-use super::store::{Chunk, store};
+use super::quantize::{Quantize, Random, Scratch};
+use super::store::Chunk;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -171,6 +171,7 @@ impl Visit for EncodeTile<'_, '_> {
         let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * widest];
         let mut turned = Vec::new();
         let mut entries: Vec<R::Entry> = Vec::new();
+        let mut scratch = Scratch::default();
         for row in (0..tile.rows).step_by(layout.chunk_rows) {
             let rows = layout.chunk_rows.min(tile.rows - row);
             for col in (0..shape.cols).step_by(layout.chunk_cols) {
@@ -178,30 +179,28 @@ impl Visit for EncodeTile<'_, '_> {
                 let (at, size) = ([row, col], [rows, cols]);
                 let rect = load.load(at, size);
                 let start = (tile.first + row) * shape.cols + col;
-                let codes = &mut codes[..rows * cols];
-                let mut bands = tile.bands.iter_mut();
+                let mut bands = tile.bands.as_mut_slice();
                 for pass in &layout.passes {
+                    let (own, rest) = bands.split_at_mut(pass.outputs.len());
+                    bands = rest;
                     let block = pass.block.unwrap_or([1, 1]);
                     let [down, across] = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
                     entries.resize(
                         if R::BLOCKS { down * across } else { 0 },
                         R::Entry::default(),
                     );
+                    let chunk = Chunk { at, size };
+                    let codes = &mut codes[..rows * cols];
                     isa.run(Quantize::<E, R> {
                         rule,
                         block,
                         rect,
                         random: random.map(|random| (random, start, shape.cols)),
-                        codes,
+                        codes: chunk.codes::<E>(pass, own, codes),
                         entries: &mut entries,
+                        scratch: &mut scratch,
                     });
-                    let chunk = Chunk {
-                        at,
-                        size,
-                        codes,
-                        entries: &entries,
-                    };
-                    store::<E, R>(isa, pass, &mut bands, chunk, &mut turned);
+                    chunk.store::<E, R>(isa, pass, own, codes, &entries, &mut turned);
                 }
             }
         }

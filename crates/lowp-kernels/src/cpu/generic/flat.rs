@@ -5,11 +5,13 @@ use lowp_format::{Axis, Code, Part, Shape};
 
 use super::convert::{Rect, Values};
 use super::encode::write_tensor_scale;
+use super::quantize::encode_columns;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::{Lanes, Portable};
 use crate::cpu::layout::block_of;
 use crate::table::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
 use crate::{FlatEncodeJob, KernelError};
@@ -111,12 +113,12 @@ fn fill_multipliers<E: ElementCode, R: ScaleKernel>(
 fn store<E: ElementCode>(codes: &[E::Bits], at: usize, byte: usize, bytes: &mut [u8]) {
     let mut nibble = [0u8];
     let mut put = |code: &E::Bits, index: usize, bytes: &mut [u8]| {
-        E::pack(std::slice::from_ref(code), &mut nibble);
+        E::pack(Portable, std::slice::from_ref(code), &mut nibble);
         e2m1::set_nibble(bytes, index, nibble[0]);
     };
     if E::CODE.bits() >= 8 {
         let len = E::CODE.bytes(codes.len());
-        E::pack(codes, &mut bytes[byte..byte + len]);
+        E::pack(Portable, codes, &mut bytes[byte..byte + len]);
         return;
     }
     let (mut codes, mut byte) = (codes, byte);
@@ -128,7 +130,7 @@ fn store<E: ElementCode>(codes: &[E::Bits], at: usize, byte: usize, bytes: &mut 
         (codes, byte) = (rest, byte + 1);
     }
     let (whole, last) = codes.split_at(codes.len() / 2 * 2);
-    E::pack(whole, &mut bytes[byte..byte + whole.len() / 2]);
+    E::pack(Portable, whole, &mut bytes[byte..byte + whole.len() / 2]);
     if let [last] = last {
         put(last, 0, &mut bytes[byte + whole.len() / 2..]);
     }
@@ -144,12 +146,10 @@ struct Apply<'a, E: ElementCode> {
 impl<E: ElementCode> Kernel for Apply<'_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, lanes: L) {
         let values = self.rect.row(0);
         if self.scaled {
-            for ((code, &x), &m) in self.codes.iter_mut().zip(values).zip(self.multipliers) {
-                *code = E::encode(x * m);
-            }
+            encode_columns::<E, L>(lanes, values, self.multipliers, self.codes);
         } else {
             for (code, &x) in self.codes.iter_mut().zip(values) {
                 *code = E::encode(x);

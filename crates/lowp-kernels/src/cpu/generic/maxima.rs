@@ -1,8 +1,8 @@
-//! Maxima of absolute values, NaN ignored, as integer maxima of binary32 bit patterns: exact in
-//! any order, and vectorised without a float reduction.
+//! Maxima of absolute values, NaN ignored: exact in any order.
 
 use super::convert::Rect;
 use crate::cpu::isa::Kernel;
+use crate::cpu::lanes::{LANES, Lanes, Line};
 
 /// Runs a body for each index below a count. The compiler cannot see how the index advances, so it
 /// vectorises within the body: across blocks it would gather, which is several times slower.
@@ -26,88 +26,123 @@ pub(crate) fn magnitude(x: f32) -> u32 {
     if bits > 0x7F80_0000 { 0 } else { bits }
 }
 
-/// The largest magnitude of `values`.
+/// The larger of `acc` and `|x|`; `acc` where `x` is NaN.
 #[inline(always)]
-pub(crate) fn row_maximum(values: &[f32]) -> u32 {
-    let (chunks, rest) = values.as_chunks::<64>();
-    let mut lanes = [0; 64];
-    for chunk in chunks {
-        for lane in 0..64 {
-            lanes[lane] = lanes[lane].max(magnitude(chunk[lane]));
-        }
-    }
-    let rest = rest.iter().fold(0, |a, &x| a.max(magnitude(x)));
-    lanes.iter().fold(rest, |a, &b| a.max(b))
+fn raise(acc: f32, x: f32) -> f32 {
+    if x.abs() > acc { x.abs() } else { acc }
 }
 
-/// The amax of a rectangle, as bits.
+/// Entries between a read and the prefetch that precedes it: 4 KiB of f32.
+pub(super) const AHEAD: usize = 1024;
+
+/// The largest magnitude of `values`.
+#[inline(always)]
+fn row_maximum<L: Lanes>(lanes: L, values: &[f32]) -> f32 {
+    let (chunks, rest) = values.as_chunks::<{ 4 * LANES }>();
+    let mut acc = [lanes.splat(0.0); 4];
+    for chunk in chunks {
+        for (part, acc) in chunk.as_chunks::<LANES>().0.iter().zip(&mut acc) {
+            lanes.prefetch(part, AHEAD);
+            *acc = lanes.raise(*acc, lanes.load(part));
+        }
+    }
+    let all = lanes.maxima(acc);
+    all.iter().chain(rest).fold(0.0, |a, &x| raise(a, x))
+}
+
+/// The amax of a rectangle.
 pub(crate) struct Amax<'a>(pub(crate) Rect<'a>);
 
 impl Kernel for Amax<'_> {
-    type Out = u32;
+    type Out = f32;
     #[inline(always)]
-    fn run(self) -> u32 {
-        (0..self.0.rows).fold(0, |a, row| a.max(row_maximum(self.0.row(row))))
+    fn run<L: Lanes>(self, lanes: L) -> f32 {
+        (0..self.0.rows).fold(0.0, |a, row| {
+            raise(a, row_maximum(lanes, self.0.row(row)))
+        })
     }
 }
 
-/// The maxima of the blocks of `width` columns of rows `first..end` of `rect`, as bits.
-/// `columns` is scratch of `rect.cols` entries.
+/// The maxima of the blocks of `width` columns of rows `first..end` of `rect`. `columns` is
+/// scratch of `rect.cols` entries; `ahead` is where the values that are read next begin, counted
+/// from those that are read now.
 #[inline(always)]
-pub(crate) fn block_maxima(
+pub(crate) fn block_maxima<L: Lanes>(
+    lanes: L,
     rect: &Rect<'_>,
-    first: usize,
-    end: usize,
+    rows: std::ops::Range<usize>,
     width: usize,
-    columns: &mut [u32],
-    out: &mut [u32],
+    ahead: usize,
+    columns: &mut [f32],
+    out: &mut [f32],
 ) {
-    let row = rect.row(first);
-    if end - first == 1 {
-        return fold_any(row, width, out, magnitude);
+    if rows.len() == 1 {
+        return fold_any(lanes, rect.row(rows.start), width, ahead, out);
     }
-    for (column, &x) in columns.iter_mut().zip(row) {
-        *column = magnitude(x);
-    }
-    for row in first + 1..end {
-        for (column, &x) in columns.iter_mut().zip(rect.row(row)) {
-            *column = (*column).max(magnitude(x));
+    columns.fill(0.0);
+    for row in rows {
+        let values = rect.row(row);
+        let (lines, rest) = values.as_chunks::<LANES>();
+        let (accs, rest_accs) = columns.as_chunks_mut::<LANES>();
+        for (acc, line) in accs.iter_mut().zip(lines) {
+            lanes.prefetch(line, ahead);
+            lanes.store(lanes.raise(lanes.load(acc), lanes.load(line)), acc);
+        }
+        for (acc, &x) in rest_accs.iter_mut().zip(rest) {
+            *acc = raise(*acc, x);
         }
     }
-    fold_any(columns, width, out, |bits| bits);
+    if width == 1 {
+        out.copy_from_slice(columns);
+    } else {
+        fold_any(lanes, columns, width, 0, out);
+    }
 }
 
 /// Maxima of `width` consecutive magnitudes.
 #[inline(always)]
-fn fold_any<T: Copy>(row: &[T], width: usize, out: &mut [u32], bits: impl Fn(T) -> u32 + Copy) {
+fn fold_any<L: Lanes>(lanes: L, row: &[f32], width: usize, ahead: usize, out: &mut [f32]) {
     match width {
-        1 => out.iter_mut().zip(row).for_each(|(out, &x)| *out = bits(x)),
-        16 => fold::<16, T>(row, out, bits),
-        32 => fold::<32, T>(row, out, bits),
-        128 => fold::<128, T>(row, out, bits),
+        16 => fold::<16, L>(lanes, row, ahead, out),
+        32 => fold::<32, L>(lanes, row, ahead, out),
+        128 => fold::<128, L>(lanes, row, ahead, out),
         _ => {
             for (out, chunk) in out.iter_mut().zip(row.chunks(width)) {
-                *out = chunk.iter().fold(0, |a, &x| a.max(bits(x)));
+                *out = chunk.iter().fold(0.0, |a, &x| raise(a, x));
             }
         }
     }
 }
 
-/// Maxima of `N` consecutive magnitudes; 16 lanes are halved until one is left, which compiles to
-/// shuffles within registers.
+/// Maxima of `N` consecutive magnitudes, four blocks at a time.
 #[inline(always)]
-fn fold<const N: usize, T: Copy>(row: &[T], out: &mut [u32], bits: impl Fn(T) -> u32) {
+fn fold<const N: usize, L: Lanes>(lanes: L, row: &[f32], ahead: usize, out: &mut [f32]) {
     let blocks = row.as_chunks::<N>().0;
-    one_by_one!(block in out.len().min(blocks.len()) => {
-        let mut lanes = [0u32; 16];
-        for part in blocks[block].as_chunks::<16>().0 {
-            for lane in 0..16 {
-                lanes[lane] = lanes[lane].max(bits(part[lane]));
-            }
-        }
-        let a: [u32; 8] = std::array::from_fn(|i| lanes[i].max(lanes[i + 8]));
-        let b: [u32; 4] = std::array::from_fn(|i| a[i].max(a[i + 4]));
-        let c: [u32; 2] = std::array::from_fn(|i| b[i].max(b[i + 2]));
-        out[block] = c[0].max(c[1]);
-    });
+    let (fours, last) = blocks.as_chunks::<4>();
+    let (out_fours, out_last) = out.as_chunks_mut::<4>();
+    for (four, out) in fours.iter().zip(out_fours) {
+        let [a, b, c, d] = four;
+        *out = lanes.maxima([
+            one::<N, L>(lanes, a, ahead),
+            one::<N, L>(lanes, b, ahead),
+            one::<N, L>(lanes, c, ahead),
+            one::<N, L>(lanes, d, ahead),
+        ]);
+    }
+    for (block, out) in last.iter().zip(out_last) {
+        let lines = [one::<N, L>(lanes, block, 0); 4];
+        *out = lanes.maxima(lines)[0];
+    }
+}
+
+/// The lane maxima of one block.
+#[inline(always)]
+fn one<const N: usize, L: Lanes>(lanes: L, block: &[f32; N], ahead: usize) -> L::F {
+    let lines: &[Line] = block.as_chunks::<LANES>().0;
+    let mut acc = lanes.splat(0.0);
+    for line in lines {
+        lanes.prefetch(line, ahead);
+        acc = lanes.raise(acc, lanes.load(line));
+    }
+    acc
 }

@@ -10,6 +10,7 @@ use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::Lanes;
 use crate::{KernelError, SumSquaresJob};
 use lowp_format::SourceRounding;
 
@@ -26,7 +27,7 @@ struct Chunk<'a>(&'a [f32]);
 impl Kernel for Chunk<'_> {
     type Out = (f64, u64);
     #[inline(always)]
-    fn run(self) -> (f64, u64) {
+    fn run<L: Lanes>(self, _: L) -> (f64, u64) {
         let (rows, rest) = self.0.as_chunks::<LANES>();
         let mut sums = [0f64; LANES];
         let mut odd = [0u32; LANES];

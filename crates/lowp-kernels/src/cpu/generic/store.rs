@@ -2,70 +2,127 @@
 
 use lowp_format::Part;
 
+use super::quantize::Codes;
 use super::turn::Turn;
 use crate::cpu::bands::Band;
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::Lanes;
 use crate::cpu::layout::{Output, Pass};
 use crate::table::{ElementCode, ScaleEntry, ScaleKernel};
 
-/// Codes and scales of `size` = rows x columns from row `at[0]` of the tile and column `at[1]` on.
+/// Rows x columns `size` from row `at[0]` of the tile and column `at[1]` on.
 #[derive(Clone, Copy)]
-pub(super) struct Chunk<'a, T, S> {
+pub(super) struct Chunk {
     pub(super) at: [usize; 2],
     pub(super) size: [usize; 2],
-    pub(super) codes: &'a [T],
-    pub(super) entries: &'a [S],
 }
 
 /// Columns transposed at a time: both sides stay in the first-level cache.
-const TURNED: usize = 256;
+const TURNED: usize = 128;
 
-/// Stores one chunk to all outputs of `pass`.
-pub(super) fn store<'b, 'v: 'b, E: ElementCode, R: ScaleKernel>(
-    isa: Isa,
-    pass: &Pass,
-    bands: &mut impl Iterator<Item = &'b mut Band<'v>>,
-    chunk: Chunk<'_, E::Bits, R::Entry>,
-    turned: &mut Vec<E::Bits>,
-) {
-    let Chunk {
-        at,
-        size: [rows, cols],
-        codes,
-        entries,
-    } = chunk;
-    for (output, band) in pass.outputs.iter().zip(bands) {
-        match (output.part, pass.block) {
-            (Part::Data, _) if output.transposed => {
-                for sub in (0..cols).step_by(TURNED) {
-                    let width = TURNED.min(cols - sub);
-                    turned.resize(rows * width, E::Bits::default());
-                    let from = &codes[sub..];
-                    isa.run(Turn {
-                        from,
-                        stride: cols,
-                        rows,
-                        cols: width,
-                        to: turned,
-                    });
-                    let at = [at[0], at[1] + sub];
-                    isa.run(StoreColumns::<E> {
-                        codes: turned,
-                        band,
-                        at,
-                        rows,
+/// The output whose bytes are the codes in row-major order, if `pass` has one.
+fn plain<E: ElementCode>(pass: &Pass) -> Option<usize> {
+    let plain = |output: &Output| output.part == Part::Data && !output.transposed;
+    E::codes(&mut []).and(pass.outputs.iter().position(plain))
+}
+
+impl Chunk {
+    /// Where the codes of `pass` go first: straight into a row-major output of theirs, or into
+    /// `scratch`.
+    pub(super) fn codes<'c, E: ElementCode>(
+        self,
+        pass: &Pass,
+        bands: &'c mut [Band<'_>],
+        scratch: &'c mut [E::Bits],
+    ) -> Codes<'c, E::Bits> {
+        if let Some(index) = plain::<E>(pass) {
+            let stride = pass.outputs[index].row_bytes;
+            let bytes = &mut bands[index].row_mut(0)[self.at[0] * stride + self.at[1]..];
+            if let Some(values) = E::codes(bytes) {
+                return Codes { values, stride };
+            }
+        }
+        let stride = self.size[1];
+        Codes {
+            values: scratch,
+            stride,
+        }
+    }
+
+    /// Stores the codes, which are where [`Chunk::codes`] said, and the scales to all outputs of
+    /// `pass`.
+    pub(super) fn store<E: ElementCode, R: ScaleKernel>(
+        self,
+        isa: Isa,
+        pass: &Pass,
+        bands: &mut [Band<'_>],
+        scratch: &mut [E::Bits],
+        entries: &[R::Entry],
+        turned: &mut Vec<E::Bits>,
+    ) {
+        let plain = plain::<E>(pass);
+        for (index, output) in pass.outputs.iter().enumerate() {
+            match (output.part, pass.block) {
+                (Part::Data, _) if Some(index) == plain => {}
+                (Part::Data, _) if output.transposed => {
+                    self.store_columns::<E>(isa, pass, bands, index, scratch, turned);
+                }
+                (Part::Data, _) => {
+                    let from = self.codes::<E>(pass, bands, scratch);
+                    // Two row-major outputs of byte codes: one is a copy of the other.
+                    let copy;
+                    let codes = match plain {
+                        Some(_) => {
+                            copy = from.dense(self.size);
+                            &copy[..]
+                        }
+                        None => &*scratch,
+                    };
+                    isa.run(StoreRows::<E> {
+                        codes,
+                        output,
+                        band: &mut bands[index],
+                        at: self.at,
+                        cols: self.size[1],
                     });
                 }
+                (_, Some(block)) => {
+                    store_scales(output, &mut bands[index], block, self, entries);
+                }
+                (_, None) => {}
             }
-            (Part::Data, _) => isa.run(StoreRows::<E> {
-                codes,
-                output,
-                band,
-                at,
-                cols,
-            }),
-            (_, Some(block)) => store_scales(output, band, block, at, cols, entries),
-            (_, None) => {}
+        }
+    }
+
+    /// Stores the codes to a transposed output.
+    fn store_columns<E: ElementCode>(
+        self,
+        isa: Isa,
+        pass: &Pass,
+        bands: &mut [Band<'_>],
+        index: usize,
+        scratch: &mut [E::Bits],
+        turned: &mut Vec<E::Bits>,
+    ) {
+        let [rows, cols] = self.size;
+        for sub in (0..cols).step_by(TURNED) {
+            let width = TURNED.min(cols - sub);
+            turned.resize(rows * width, E::Bits::default());
+            let from = self.codes::<E>(pass, bands, scratch);
+            isa.run(Turn {
+                from: &from.values[sub..],
+                stride: from.stride,
+                rows,
+                cols: width,
+                to: turned,
+            });
+            let [row, col] = self.at;
+            isa.run(StoreColumns::<E> {
+                codes: turned,
+                band: &mut bands[index],
+                at: [row, col + sub],
+                rows,
+            });
         }
     }
 }
@@ -81,7 +138,7 @@ struct StoreRows<'a, 'v, E: ElementCode> {
 impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, lanes: L) {
         let Self {
             codes,
             output,
@@ -92,7 +149,7 @@ impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
         let [start, len] = [E::CODE.bytes(col), E::CODE.bytes(cols)];
         let bytes = &mut band.row_mut(0)[row * output.row_bytes + start..];
         for (i, codes) in codes.chunks_exact(cols).enumerate() {
-            E::pack(codes, &mut bytes[i * output.row_bytes..][..len]);
+            E::pack(lanes, codes, &mut bytes[i * output.row_bytes..][..len]);
         }
     }
 }
@@ -107,7 +164,7 @@ struct StoreColumns<'a, 'v, E: ElementCode> {
 impl<E: ElementCode> Kernel for StoreColumns<'_, '_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, lanes: L) {
         let Self {
             codes,
             band,
@@ -116,7 +173,7 @@ impl<E: ElementCode> Kernel for StoreColumns<'_, '_, E> {
         } = self;
         let [start, len] = [E::CODE.bytes(row), E::CODE.bytes(rows)];
         for (i, codes) in codes.chunks_exact(rows).enumerate() {
-            E::pack(codes, &mut band.row_mut(col + i)[start..start + len]);
+            E::pack(lanes, codes, &mut band.row_mut(col + i)[start..start + len]);
         }
     }
 }
@@ -125,10 +182,13 @@ fn store_scales<T: ScaleEntry>(
     output: &Output,
     band: &mut Band<'_>,
     block: [usize; 2],
-    [row, col]: [usize; 2],
-    cols: usize,
+    chunk: Chunk,
     entries: &[T],
 ) {
+    let Chunk {
+        at: [row, col],
+        size: [_, cols],
+    } = chunk;
     let [top, left, across] = [row / block[0], col / block[1], cols.div_ceil(block[1])];
     let size = T::BYTES;
     for (i, entries) in entries.chunks_exact(across).enumerate() {

@@ -7,6 +7,7 @@ use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::Lanes;
 use crate::table::{Bf16, E2M1, E4M3, ElementCode, F32};
 use crate::{KernelError, TransposeJob};
 
@@ -33,7 +34,7 @@ struct LoadRows<'a, E: ElementCode> {
 impl<E: ElementCode> Kernel for LoadRows<'_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         let len = E::CODE.bytes(self.cols);
         for (row, codes) in self.codes.chunks_exact_mut(self.cols).enumerate() {
             E::unpack(&self.from[row * self.stride..][..len], codes);
@@ -51,10 +52,10 @@ struct StoreRows<'a, E: ElementCode> {
 impl<E: ElementCode> Kernel for StoreRows<'_, E> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, lanes: L) {
         let len = E::CODE.bytes(self.cols);
         for (row, codes) in self.codes.chunks_exact(self.cols).enumerate() {
-            E::pack(codes, &mut self.to[row * self.stride..][..len]);
+            E::pack(lanes, codes, &mut self.to[row * self.stride..][..len]);
         }
     }
 }

@@ -1,0 +1,172 @@
+//! [`Avx512`]: sixteen lanes in one 512-bit register.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{LANES, Lanes, Line};
+
+/// Proof of AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// The proof, where the machine has the instructions.
+    pub(crate) fn detect() -> Option<Self> {
+        (super::Avx2::detect().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl"))
+        .then_some(Self(()))
+    }
+}
+
+/// Calls intrinsics on behalf of a method of [`Avx512`].
+macro_rules! proven {
+    ($body:expr) => {
+        // SAFETY: `self` exists only where `detect` found the instructions. Loads and stores go
+        // through references to arrays of the vector's size, and need no alignment.
+        unsafe { $body }
+    };
+}
+
+impl Lanes for Avx512 {
+    type F = __m512;
+    type U = __m512i;
+    type B = __m128i;
+
+    #[inline(always)]
+    fn load(self, line: &Line) -> __m512 {
+        proven!(_mm512_loadu_ps(line.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, x: __m512, line: &mut Line) {
+        proven!(_mm512_storeu_ps(line.as_mut_ptr(), x));
+    }
+    #[inline(always)]
+    fn load_bf16(self, line: &[bf16; LANES]) -> __m512 {
+        proven!({
+            let halves = _mm256_loadu_si256(line.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        })
+    }
+    #[inline(always)]
+    fn prefetch<T>(self, from: &[T], ahead: usize) {
+        // A prefetch of any address is harmless.
+        proven!(_mm_prefetch::<_MM_HINT_T0>(
+            from.as_ptr().wrapping_add(ahead).cast()
+        ));
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        proven!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        proven!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        proven!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        proven!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn sqrt(self, a: __m512) -> __m512 {
+        proven!(_mm512_sqrt_ps(a))
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        proven!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn raise(self, acc: __m512, x: __m512) -> __m512 {
+        // Of an unordered pair the instruction returns the second operand.
+        proven!(_mm512_max_ps(_mm512_abs_ps(x), acc))
+    }
+    #[inline(always)]
+    fn maxima(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        proven!({
+            let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            // Lanes of a quarter: a, b, c, d.
+            let quarters = _mm512_max_ps(
+                _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd),
+                _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd),
+            );
+            let halves = _mm256_max_ps(
+                _mm512_castps512_ps256(quarters),
+                _mm512_extractf32x8_ps::<1>(quarters),
+            );
+            let last = _mm_max_ps(
+                _mm256_castps256_ps128(halves),
+                _mm256_extractf128_ps::<1>(halves),
+            );
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), last);
+            out
+        })
+    }
+
+    #[inline(always)]
+    fn bits(self, x: __m512) -> __m512i {
+        proven!(_mm512_castps_si512(x))
+    }
+    #[inline(always)]
+    fn value(self, x: __m512i) -> __m512 {
+        proven!(_mm512_castsi512_ps(x))
+    }
+    #[inline(always)]
+    fn usplat(self, x: u32) -> __m512i {
+        proven!(_mm512_set1_epi32(x.cast_signed()))
+    }
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn uadd(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn usub(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_sub_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shr<const BY: u32>(self, a: __m512i) -> __m512i {
+        proven!(_mm512_srli_epi32::<BY>(a))
+    }
+    #[inline(always)]
+    fn umin(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_min_epu32(a, b))
+    }
+    #[inline(always)]
+    fn if_above(self, a: __m512i, b: __m512i, yes: __m512i, no: __m512i) -> __m512i {
+        proven!(_mm512_mask_mov_epi32(no, _mm512_cmpgt_epu32_mask(a, b), yes))
+    }
+
+    #[inline(always)]
+    fn narrow(self, x: __m512i) -> __m128i {
+        proven!(_mm512_cvtepi32_epi8(x))
+    }
+    #[inline(always)]
+    fn store_bytes(self, x: __m128i, bytes: &mut [u8; LANES]) {
+        proven!(_mm_storeu_si128(bytes.as_mut_ptr().cast(), x));
+    }
+    #[inline(always)]
+    fn pack_nibbles(self, codes: &[u8; 2 * LANES], bytes: &mut [u8; LANES]) {
+        proven!(super::avx2::pack_nibbles(codes, bytes));
+    }
+    #[inline(always)]
+    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
+        proven!(super::avx2::turn_bytes(rows))
+    }
+}

@@ -1,0 +1,95 @@
+//! [`Lanes`]: sixteen f32 lanes, the vector that every hot loop is written in.
+//!
+//! A value of a type that implements it proves that the machine has the instructions: only
+//! [`super::isa`] makes them, after detection. Every set gives the same bits: integer operations
+//! are exact, and float operations round once, to nearest.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// One vector of f32 in memory.
+pub(crate) type Line = [f32; LANES];
+
+/// Sixteen lanes of f32, u32 and u8, and what can be done with them. All methods are
+/// `#[inline(always)]`, so that they melt into the loop that [`super::isa::Isa::run`] compiles.
+pub(crate) trait Lanes: Copy + Send + Sync {
+    /// f32 in every lane.
+    type F: Copy;
+    /// u32 in every lane.
+    type U: Copy;
+    /// u8 in every lane.
+    type B: Copy;
+
+    /// The values of `line`.
+    fn load(self, line: &Line) -> Self::F;
+    /// Stores all lanes.
+    fn store(self, x: Self::F, line: &mut Line);
+    /// The values of `line`, widened exactly.
+    fn load_bf16(self, line: &[bf16; LANES]) -> Self::F;
+    /// Asks for the cache line that is `ahead` entries after the first of `from`; it may lie
+    /// outside the slice, and even outside memory.
+    fn prefetch<T>(self, from: &[T], ahead: usize);
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::F;
+    /// `a + b`.
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The square root.
+    fn sqrt(self, a: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The larger of `|x|` and `acc`, which is not NaN; `acc` where `x` is NaN.
+    fn raise(self, acc: Self::F, x: Self::F) -> Self::F;
+    /// The largest lane of each of four vectors of nonnegative numbers.
+    fn maxima(self, x: [Self::F; 4]) -> [f32; 4];
+
+    /// The bits of every lane.
+    fn bits(self, x: Self::F) -> Self::U;
+    /// The values that bits stand for.
+    fn value(self, x: Self::U) -> Self::F;
+    /// `x` in every lane.
+    fn usplat(self, x: u32) -> Self::U;
+    /// `a & b`.
+    fn and(self, a: Self::U, b: Self::U) -> Self::U;
+    /// `a | b`.
+    fn or(self, a: Self::U, b: Self::U) -> Self::U;
+    /// `a + b`, wrapping.
+    fn uadd(self, a: Self::U, b: Self::U) -> Self::U;
+    /// `a - b`, wrapping.
+    fn usub(self, a: Self::U, b: Self::U) -> Self::U;
+    /// `a >> BY`.
+    fn shr<const BY: u32>(self, a: Self::U) -> Self::U;
+    /// The smaller, as unsigned numbers.
+    fn umin(self, a: Self::U, b: Self::U) -> Self::U;
+    /// `yes` where `a > b`, else `no`. Both sides lie below 2^31.
+    fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U;
+
+    /// The low byte of every lane; lanes lie below 256.
+    fn narrow(self, x: Self::U) -> Self::B;
+    /// Stores all bytes.
+    fn store_bytes(self, x: Self::B, bytes: &mut [u8; LANES]);
+    /// Packs 32 nibbles to 16 bytes, the first of a pair in the low nibble.
+    fn pack_nibbles(self, codes: &[u8; 2 * LANES], bytes: &mut [u8; LANES]);
+    /// The columns of a 16x16 matrix of bytes.
+    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES];
+}

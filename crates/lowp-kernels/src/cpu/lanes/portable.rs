@@ -1,0 +1,131 @@
+//! [`Portable`]: lanes as arrays, for every machine. The definition that the other sets equal.
+
+use half::bf16;
+
+use super::{LANES, Lanes, Line};
+use crate::table::bf16_value;
+
+/// Arrays, without any assumption about the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable;
+
+macro_rules! each {
+    ($index:ident => $value:expr) => {
+        std::array::from_fn(
+            #[inline(always)]
+            |$index| $value,
+        )
+    };
+}
+
+impl Lanes for Portable {
+    type F = [f32; LANES];
+    type U = [u32; LANES];
+    type B = [u8; LANES];
+
+    #[inline(always)]
+    fn load(self, line: &Line) -> Self::F {
+        *line
+    }
+    #[inline(always)]
+    fn store(self, x: Self::F, line: &mut Line) {
+        *line = x;
+    }
+    #[inline(always)]
+    fn load_bf16(self, line: &[bf16; LANES]) -> Self::F {
+        each!(i => bf16_value(line[i]))
+    }
+    #[inline(always)]
+    fn prefetch<T>(self, _: &[T], _: usize) {}
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        each!(i => a[i] + b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        each!(i => a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        each!(i => a[i] / b[i])
+    }
+    #[inline(always)]
+    fn sqrt(self, a: Self::F) -> Self::F {
+        each!(i => a[i].sqrt())
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        each!(i => a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn raise(self, acc: Self::F, x: Self::F) -> Self::F {
+        each!(i => if x[i].abs() > acc[i] { x[i].abs() } else { acc[i] })
+    }
+    #[inline(always)]
+    fn maxima(self, x: [Self::F; 4]) -> [f32; 4] {
+        x.map(|lanes| lanes.iter().fold(0.0, |a, &b| if b > a { b } else { a }))
+    }
+
+    #[inline(always)]
+    fn bits(self, x: Self::F) -> Self::U {
+        each!(i => x[i].to_bits())
+    }
+    #[inline(always)]
+    fn value(self, x: Self::U) -> Self::F {
+        each!(i => f32::from_bits(x[i]))
+    }
+    #[inline(always)]
+    fn usplat(self, x: u32) -> Self::U {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn and(self, a: Self::U, b: Self::U) -> Self::U {
+        each!(i => a[i] & b[i])
+    }
+    #[inline(always)]
+    fn or(self, a: Self::U, b: Self::U) -> Self::U {
+        each!(i => a[i] | b[i])
+    }
+    #[inline(always)]
+    fn uadd(self, a: Self::U, b: Self::U) -> Self::U {
+        each!(i => a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    fn usub(self, a: Self::U, b: Self::U) -> Self::U {
+        each!(i => a[i].wrapping_sub(b[i]))
+    }
+    #[inline(always)]
+    fn shr<const BY: u32>(self, a: Self::U) -> Self::U {
+        each!(i => a[i] >> BY)
+    }
+    #[inline(always)]
+    fn umin(self, a: Self::U, b: Self::U) -> Self::U {
+        each!(i => a[i].min(b[i]))
+    }
+    #[inline(always)]
+    fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U {
+        each!(i => if a[i] > b[i] { yes[i] } else { no[i] })
+    }
+
+    #[inline(always)]
+    fn narrow(self, x: Self::U) -> Self::B {
+        each!(i => x[i] as u8)
+    }
+    #[inline(always)]
+    fn store_bytes(self, x: Self::B, bytes: &mut [u8; LANES]) {
+        *bytes = x;
+    }
+    #[inline(always)]
+    fn pack_nibbles(self, codes: &[u8; 2 * LANES], bytes: &mut [u8; LANES]) {
+        *bytes = each!(i => codes[2 * i] | codes[2 * i + 1] << 4);
+    }
+    #[inline(always)]
+    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
+        each!(c => each!(r => rows[r][c]))
+    }
+}
