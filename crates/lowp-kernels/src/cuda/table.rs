@@ -268,7 +268,8 @@ plain! {
 }
 
 plain! {
-    /// `AdamwJob`; without an encode `encode.passes` is 0.
+    /// `AdamwJob`; without an encode `encode.passes` is 0 and of its fields only `via_bf16` counts (the
+    /// rounding of the amax).
     struct Adamw {
         master: u64,
         exp_avg: u64,

@@ -155,7 +155,8 @@ struct Encode {
   uint8_t reserved[3];
 };
 
-// AdamwJob. Without an encode `encode.passes` is 0, its rows, cols and element say nothing and its
+// AdamwJob. Without an encode `encode.passes` is 0, of its fields only via_bf16 counts (the rounding of
+// the amax), and its
 // path is PATH_FLAT.
 struct Adamw {
   uint64_t master, exp_avg, exp_avg_sq, grad;

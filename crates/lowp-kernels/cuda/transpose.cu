@@ -1,0 +1,134 @@
+// Transposes of 4-, 8-, 16- and 32-bit entries (numerics 9). Bytes and nibbles with aligned rows
+// take tiles of 128 x 128 bytes: 16-byte loads, byte exchanges within a thread's micro-tile, words
+// through shared memory, 16-byte stores.
+#include <lowp/quantize.cuh>
+
+namespace lowp {
+
+constexpr uint32_t SIDE = 64;
+
+// Any entries, one at a time.
+__device__ __forceinline__ void transpose_any(const Transpose& job, uint32_t index, uint32_t* shared) {
+  constexpr uint32_t PITCH = SIDE + 1;
+  uint32_t tiles = uint32_t(job.tiles_across), bits = job.bits;
+  uint64_t i0 = uint64_t(index / tiles) * SIDE, j0 = uint64_t(index % tiles) * SIDE;
+  uint32_t outer = uint32_t(min(uint64_t(SIDE), job.outer - i0)), inner = uint32_t(min(uint64_t(SIDE), job.inner - j0));
+  for (uint32_t e = threadIdx.x; e < outer * SIDE; e += THREADS) {
+    uint32_t i = e / SIDE, j = e % SIDE;
+    if (j >= inner) continue;
+    const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + i) * job.from_pitch + (j0 + j) * bits / 8;
+    uint32_t entry = *from;
+    if (bits == 4) entry = (entry >> (j % 2 * 4)) & 15;
+    for (uint32_t b = 1; b < bits / 8; ++b) entry |= uint32_t(from[b]) << (8 * b);
+    shared[j * PITCH + i] = entry;
+  }
+  __syncthreads();
+  uint32_t packed = bits == 4 ? 2 : 1, entries = (outer + packed - 1) / packed, step = SIDE / packed;
+  for (uint32_t e = threadIdx.x; e < inner * step; e += THREADS) {
+    uint32_t j = e / step, i = e % step;
+    if (i >= entries) continue;
+    uint8_t* to = pointer<uint8_t>(job.to) + (j0 + j) * job.to_pitch + i0 * bits / 8;
+    if (bits == 4) {
+      uint32_t high = 2 * i + 1 < outer ? shared[j * PITCH + 2 * i + 1] : 0;
+      to[i] = uint8_t(shared[j * PITCH + 2 * i] | (high << 4));
+    } else {
+      uint32_t entry = shared[j * PITCH + i];
+      for (uint32_t b = 0; b < bits / 8; ++b) to[i * (bits / 8) + b] = uint8_t(entry >> (8 * b));
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t& word(uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// 128 x 128 bytes. Thread t loads 16 bytes of each of four rows.
+__device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {
+  constexpr uint32_t TILE = 128, PITCH = TILE + 16;
+  uint32_t tiles = uint32_t(job.tiles_across);
+  uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;
+  uint32_t r = threadIdx.x / 8 * 4, c = threadIdx.x % 8 * 16;
+  uint4 rows[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    bool inside = i0 + r + i < job.outer && j0 + c < job.inner;
+    rows[i] = inside ? load16(pointer<const uint8_t>(job.from) + (i0 + r + i) * job.from_pitch + j0 + c) : make_uint4(0, 0, 0, 0);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t in[4] = {word(rows[0], k), word(rows[1], k), word(rows[2], k), word(rows[3], k)};
+    uint32_t out[4];
+    turn_bytes(in, out);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) *reinterpret_cast<uint32_t*>(shared + (c + 4 * k + b) * PITCH + r) = out[b];
+  }
+  __syncthreads();
+#pragma unroll
+  for (uint32_t e = threadIdx.x; e < TILE * TILE / 16; e += THREADS) {
+    uint32_t j = e / 8, b = e % 8 * 16;
+    if (j0 + j >= job.inner || i0 + b >= job.outer) continue;
+    store16(pointer<uint8_t>(job.to) + (j0 + j) * job.to_pitch + i0 + b, *reinterpret_cast<const uint4*>(shared + j * PITCH + b));
+  }
+}
+
+// 128 x 256 nibbles: 128 rows of 128 bytes become 256 rows of 64 bytes. Thread t loads 8 bytes of
+// each of eight rows; nibbles of row pairs are exchanged, then bytes of pairs.
+__device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint8_t* shared) {
+  constexpr uint32_t TILE = 128, PITCH = TILE / 2 + 16;
+  uint32_t tiles = uint32_t(job.tiles_across);
+  uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;  // rows, bytes
+  uint32_t r = threadIdx.x / 16 * 8, c = threadIdx.x % 16 * 8;
+  uint2 rows[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    bool inside = i0 + r + i < job.outer && j0 + c < job.from_pitch;
+    rows[i] = inside ? load8(pointer<const uint8_t>(job.from) + (i0 + r + i) * job.from_pitch + j0 + c) : make_uint2(0, 0);
+  }
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    uint32_t low[4], high[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      uint32_t a = k ? rows[2 * q].y : rows[2 * q].x, b = k ? rows[2 * q + 1].y : rows[2 * q + 1].x;
+      low[q] = (a & 0x0F0F0F0Fu) | ((b & 0x0F0F0F0Fu) << 4);
+      high[q] = ((a >> 4) & 0x0F0F0F0Fu) | (b & 0xF0F0F0F0u);
+    }
+    uint32_t even[4], odd[4];
+    turn_bytes(low, even);
+    turn_bytes(high, odd);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      uint32_t j = 2 * (c + 4 * k + b);
+      *reinterpret_cast<uint32_t*>(shared + j * PITCH + r / 2) = even[b];
+      *reinterpret_cast<uint32_t*>(shared + (j + 1) * PITCH + r / 2) = odd[b];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (uint32_t e = threadIdx.x; e < 2 * TILE * 4; e += THREADS) {
+    uint32_t j = e / 4, b = e % 4 * 16;
+    if (2 * j0 + j >= job.inner || i0 / 2 + b >= job.to_pitch) continue;
+    store16(pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + b, *reinterpret_cast<const uint4*>(shared + j * PITCH + b));
+  }
+}
+
+}  // namespace lowp
+
+using namespace lowp;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lowp_transpose(const Tile* __restrict__ tiles, const Transpose* __restrict__ jobs, const Step* __restrict__ step,
+                   uint32_t flags) {
+  __shared__ union {
+    uint32_t entries[SIDE * (SIDE + 1)];
+    alignas(16) uint8_t bytes[256 * 80];
+  } shared;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Transpose& job = jobs[tile.job];
+  if (!job.vector) {
+    transpose_any(job, tile.index, shared.entries);
+  } else if (job.bits == 8) {
+    transpose_bytes(job, tile.index, shared.bytes);
+  } else {
+    transpose_nibbles(job, tile.index, shared.bytes);
+  }
+}
