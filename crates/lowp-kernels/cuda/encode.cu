@@ -23,7 +23,7 @@ __device__ __forceinline__ void encode_tiled(const Encode& job, uint32_t index, 
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     lowp_encode(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ union {
     Stage<false> wide;
