@@ -11,27 +11,33 @@ constexpr uint64_t FLAT_TILE = 8192;
 // Updates the warp's 32 x 32 elements, all inside and aligned; the new master stays in `p`.
 template <bool HALF_MOMENTS, bool HALF_GRAD>
 __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, const View& view, const Lane<4>& at,
-                                            float (&p)[8][4]) {
-  constexpr int BATCH = 4;  // chunks in flight per thread
-  uint64_t index = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
+                                            Values<4>& p) {
+  constexpr int BATCH = 2;  // chunks of a thread that are in flight while as many are updated
+  constexpr int ROUNDS = 8 / BATCH;
+  uint64_t first = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
   uint64_t master = job.master, exp_avg = job.exp_avg, exp_avg_sq = job.exp_avg_sq, grad = job.grad;
-#pragma unroll
-  for (int first = 0; first < 8; first += BATCH) {
-    Four<false> ps[BATCH];
-    Four<HALF_MOMENTS> ms[BATCH], vs[BATCH];
-    Four<HALF_GRAD> gs[BATCH];
+  Four<false> ps[2][BATCH];
+  Four<HALF_MOMENTS> ms[2][BATCH], vs[2][BATCH];
+  Four<HALF_GRAD> gs[2][BATCH];
+  auto load = [&](int round) {
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
-      uint64_t e = index + (first + i) * view.cols;
-      ps[i] = Four<false>::load(master, e);
-      ms[i] = Four<HALF_MOMENTS>::load(exp_avg, e);
-      vs[i] = Four<HALF_MOMENTS>::load(exp_avg_sq, e);
-      gs[i] = Four<HALF_GRAD>::load(grad, e);
+      uint64_t e = first + (round * BATCH + i) * view.cols;
+      ps[round % 2][i] = Four<false>::load(master, e);
+      ms[round % 2][i] = Four<HALF_MOMENTS>::load(exp_avg, e);
+      vs[round % 2][i] = Four<HALF_MOMENTS>::load(exp_avg_sq, e);
+      gs[round % 2][i] = Four<HALF_GRAD>::load(grad, e);
     }
+  };
+  load(0);
+#pragma unroll
+  for (int round = 0; round < ROUNDS; ++round) {
+    if (round + 1 < ROUNDS) load(round + 1);
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
-      uint64_t e = index + (first + i) * view.cols;
-      float4 q = ps[i].values(), m = ms[i].values(), v = vs[i].values(), g = gs[i].values();
+      uint64_t e = first + (round * BATCH + i) * view.cols;
+      float4 q = ps[round % 2][i].values(), m = ms[round % 2][i].values();
+      float4 v = vs[round % 2][i].values(), g = gs[round % 2][i].values();
       adam.update(q.x, m.x, v.x, g.x);
       adam.update(q.y, m.y, v.y, g.y);
       adam.update(q.z, m.z, v.z, g.z);
@@ -39,10 +45,7 @@ __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, 
       Four<false>::store(master, e, q);
       Four<HALF_MOMENTS>::store(exp_avg, e, m);
       Four<HALF_MOMENTS>::store(exp_avg_sq, e, v);
-      p[first + i][0] = q.x;
-      p[first + i][1] = q.y;
-      p[first + i][2] = q.z;
-      p[first + i][3] = q.w;
+      p.set(round * BATCH + i, q);
     }
   }
 }
@@ -84,31 +87,25 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   uint64_t row = uint64_t(index / across) * Tile::ROWS, col = uint64_t(index % across) * Tile::COLS;
   Lane<4> at{threadIdx.x % 32, row + Tile::warp_row(), col + Tile::warp_col()};
   bool vector = encode.vector & VECTOR_SOURCE;
-  float v[8][4], a = 0.0f;
+  Values<4> v;
+  float a = 0.0f;
   if (vector && view.holds_all(row, col, Tile::ROWS, Tile::COLS)) {
     if (job.moments_code == BF16) {
       job.grad_code == BF16 ? update_tile<true, true>(job, adam, view, at, v) : update_tile<true, false>(job, adam, view, at, v);
     } else {
       job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
     }
-    if (job.amax) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) a = max_abs(a, v[i][j]);
-      }
-    }
+    if (job.amax) a = v.maximum();
     if (encode.passes == 0) return a;
   } else {
     a = update_any(job, adam, view, row, col, Tile::ROWS, Tile::COLS);
     if (encode.passes == 0) return a;
     __syncthreads();
-    load_values<4>(job.master, F32, false, view, at, v);
+    v.load(job.master, false, view, at);
   }
-  if (encode.via_bf16) round_values<4>(v);
-  ScaleRule rule = ScaleRule::of(encode);
-  if (index == 0 && threadIdx.x == 0) rule.store_tensor(encode.tensor_scale);
-  quantize<4, TURNED>(encode, rule, view, row, col, at, v, stage);
+  if (encode.via_bf16) v.round();
+  if (index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
+  quantize<4, TURNED>(encode, view, row, col, at, v, stage);
   return a;
 }
 

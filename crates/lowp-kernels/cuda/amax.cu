@@ -50,7 +50,7 @@ __device__ __forceinline__ float rounded(const Amax& job, float a) { return job.
 // within one warp's tile, but a shard may share it with nobody here: the entry is raised, not set.
 template <int W>
 __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& part, const Lane<W>& at,
-                                             const float (&v)[32 / W][W]) {
+                                             const Values<W>& v) {
   constexpr int N = 32 / W;
   float* out = pointer<float>(part.out);
   uint64_t across = cdiv(job.cols, part.cols);
@@ -61,12 +61,7 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
   uint32_t lane = at.lane;
   if (part.rows == 1) {
     float a[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      a[i] = 0.0f;
-#pragma unroll
-      for (int j = 0; j < W; ++j) a[i] = max_abs(a[i], v[i][j]);
-    }
+    v.row_maxima(a);
     if (part.cols == 32) {
       scatter_max<N, N, 1>(a, lane);
       put(lane, 0, a[0]);
@@ -78,12 +73,7 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
     }
   } else if (part.cols == 1) {
     float a[W];
-#pragma unroll
-    for (int j = 0; j < W; ++j) {
-      a[j] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < N; ++i) a[j] = max_abs(a[j], v[i][j]);
-    }
+    v.column_maxima(a);
     if (part.rows == 32) {
       scatter_max<W, W, N>(a, lane);
       put(0, lane % N * W + lane / N, a[0]);
@@ -94,13 +84,7 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
       put(half * 16, col + 1, a[1]);
     }
   } else {
-    float a = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < W; ++j) a = max_abs(a, v[i][j]);
-    }
-    a = all_max(a, (N / 2 - 1) | (W / 2 - 1) * N);
+    float a = all_max(v.maximum(), (N / 2 - 1) | (W / 2 - 1) * N);
     if (part.rows == 32) a = all_max(a, N / 2 | 16);
     if (lane % N % (part.cols / W) == 0 && lane / N % (part.rows / N) == 0) put(at.local_row(), at.local_col(), a);
   }
@@ -109,41 +93,27 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
 // One tile of 32 x 256 of the part of a matrix that the elements cover; returns the thread's amax.
 template <int W>
 __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index) {
-  constexpr int N = 32 / W;
   uint32_t tiles = uint32_t(job.tiles_across);
   uint64_t row = job.first_row + uint64_t(index / tiles) * 32, col = uint64_t(index % tiles) * 256;
   uint64_t end = job.start + job.len;
   Lane<W> at{threadIdx.x % 32, row, col + threadIdx.x / 32 * 32};
   // Element 0 of the matrix, if it were in memory.
   uint64_t base = job.source - job.start * (W == 8 ? 2 : 4);
-  float v[N][W];
+  Values<W> v;
   bool inside = at.row + 32 <= job.rows && at.col + 32 <= job.cols && at.row * job.cols + at.col >= job.start;
   if (inside && (at.row + 31) * job.cols + at.col + 32 <= end) {
-    View view{job.rows, job.cols, end};
-    load_values<W>(base, job.source_code, job.vector, view, at, v);
+    v.load(base, job.vector, View{job.rows, job.cols, end}, at);
   } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < W; ++j) {
-        uint64_t r = at.row + at.local_row() + i, c = at.col + at.local_col() + j, e = r * job.cols + c;
-        bool mine = r < job.rows && c < job.cols && e >= job.start && e < end;
-        v[i][j] = mine ? load_source(job.source, W == 8 ? BF16 : F32, e - job.start) : 0.0f;
-      }
-    }
+    v.gather([&](uint32_t row, uint32_t col) {
+      uint64_t r = at.row + row, c = at.col + col, e = r * job.cols + c;
+      bool mine = r < job.rows && c < job.cols && e >= job.start && e < end;
+      return mine ? load_source(job.source, W == 8 ? BF16 : F32, e - job.start) : 0.0f;
+    }, at);
   }
   for (int p = 0; p < 2; ++p) {
     if (job.blocks[p].out) raise_blocks<W>(job, job.blocks[p], at, v);
   }
-  float a = 0.0f;
-  if (job.tensor) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < W; ++j) a = max_abs(a, v[i][j]);
-    }
-  }
-  return a;
+  return job.tensor ? v.maximum() : 0.0f;
 }
 
 // A run of elements whose blocks are raised one element at a time.

@@ -11,19 +11,18 @@ __device__ __forceinline__ void encode_tiled(const Encode& job, uint32_t index, 
   uint64_t row = uint64_t(index / across) * Tile::ROWS, col = uint64_t(index % across) * Tile::COLS;
   View view{job.rows, job.cols, job.rows * job.cols};
   Lane<W> at{threadIdx.x % 32, row + Tile::warp_row(), col + Tile::warp_col()};
-  float v[32 / W][W];
-  load_values<W>(job.source, job.source_code, job.vector & VECTOR_SOURCE, view, at, v);
-  if (job.via_bf16 && W == 4) round_values<W>(v);
-  ScaleRule rule = ScaleRule::of(job);
-  if (index == 0 && threadIdx.x == 0) rule.store_tensor(job.tensor_scale);
-  quantize<W, TURNED>(job, rule, view, row, col, at, v, stage);
+  Values<W> v;
+  v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
+  if (job.via_bf16) v.round();
+  if (index == 0 && threadIdx.x == 0) ScaleRule::of(job).store_tensor(job.tensor_scale);
+  quantize<W, TURNED>(job, view, row, col, at, v, stage);
 }
 
 }  // namespace lowp
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     lowp_encode(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ union {
     Stage<false> wide;

@@ -1,6 +1,6 @@
 // Conversion of a buffer between its Compact, Padded and Swizzled forms; padding is written as zero.
 #include <lowp/codec.cuh>
-#include <lowp/quantize.cuh>
+#include <lowp/tile.cuh>
 
 namespace lowp {
 
@@ -56,60 +56,71 @@ __device__ __forceinline__ void repack_any(const Repack& job, uint32_t index) {
   }
 }
 
-// 128 x 64 entries of a swizzled buffer: 16 tiles of 512 bytes, in memory one after another.
-__device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint8_t* shared) {
-  constexpr uint32_t PITCH = 80;
+// 128 x 128 entries of a swizzled buffer: 32 tiles of 512 bytes, in memory one after another. Words
+// of four entries pass through shared memory, one line per outer entry.
+constexpr uint32_t SIDE = 128, PITCH = SIDE / 4 + 1;
+
+// Sixteen bytes of a line of `from`, zero where there are none.
+__device__ __forceinline__ uint4 load_line(const uint8_t* from, bool vector, uint64_t at, uint64_t end) {
+  if (vector && at + 16 <= end) return load16(from + at);
+  uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int k = 0; k < 16; ++k) {
+    if (at + k < end) words[k / 4] |= uint32_t(from[at + k]) << (k % 4 * 8);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__device__ __forceinline__ uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+__device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint32_t* shared) {
   const Layout &f = job.from_layout, &t = job.to_layout;
   uint32_t across = uint32_t(job.tiles_across);
-  uint64_t i0 = uint64_t(index / across) * 128, j0 = uint64_t(index % across) * 64;
+  uint64_t i0 = uint64_t(index / across) * SIDE, j0 = uint64_t(index % across) * SIDE;
   uint64_t rows = t.entries[0], cols = t.entries[1], pitch = f.padded[1];
   const uint8_t* from = pointer<const uint8_t>(job.from);
-  if (job.path == REPACK_SWIZZLE) {
-    for (uint32_t e = threadIdx.x; e < 128 * 4; e += THREADS) {
-      uint32_t i = e / 4, j = e % 4 * 16;
-      uint8_t* to = shared + i * PITCH + j;
-      const uint8_t* at = from + (i0 + i) * pitch + j0 + j;
-      if (job.vector && i0 + i < rows && j0 + j + 16 <= cols) {
-        *reinterpret_cast<uint4*>(to) = load16(at);
-      } else {
-        for (uint32_t k = 0; k < 16; ++k) to[k] = i0 + i < rows && j0 + j + k < cols ? at[k] : 0;
-      }
+  bool turned = job.path == REPACK_SWIZZLE_TURNED;
+  uint4 lines[4];
+  // Turned, a thread's four lines are four neighbouring columns here: the words of a tile.
+  uint32_t line = turned ? threadIdx.x / 8 * 4 : threadIdx.x / 8, at = threadIdx.x % 8 * 16;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint64_t i = turned ? j0 + line + k : i0 + line + 32 * k;
+    bool inside = i < (turned ? cols : rows);
+    lines[k] = inside ? load_line(from + i * pitch, job.vector, (turned ? i0 : j0) + at, turned ? rows : cols)
+                      : make_uint4(0, 0, 0, 0);
+  }
+  if (turned) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t in[4] = {word(lines[0], k), word(lines[1], k), word(lines[2], k), word(lines[3], k)};
+      uint32_t out[4];
+      turn_bytes(in, out);
+      // Lines 16 apart are written together: the exclusive or keeps them off one bank.
+#pragma unroll
+      for (int b = 0; b < 4; ++b) shared[(at + 4 * k + b) * PITCH + (line / 4 ^ threadIdx.x % 8 * 4)] = out[b];
     }
   } else {
-    // Rows of `from` are columns here: four of them at a time make the words of a tile.
-    for (uint32_t e = threadIdx.x; e < 16 * 32; e += THREADS) {
-      uint32_t j = e / 32 * 4, i = e % 32 * 4;
-      uint32_t in[4], out[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint8_t* at = from + (j0 + j + k) * pitch + i0 + i;
-        in[k] = 0;
-        if (j0 + j + k >= cols) continue;
-        if (job.vector && i0 + i + 4 <= rows) {
-          in[k] = __ldcs(reinterpret_cast<const uint32_t*>(at));
-        } else {
+    for (int k = 0; k < 4; ++k) {
 #pragma unroll
-          for (int b = 0; b < 4; ++b) {
-            if (i0 + i + b < rows) in[k] |= uint32_t(at[b]) << (8 * b);
-          }
-        }
-      }
-      turn_bytes(in, out);
-#pragma unroll
-      for (int b = 0; b < 4; ++b) *reinterpret_cast<uint32_t*>(shared + (i + b) * PITCH + j) = out[b];
+      for (int b = 0; b < 4; ++b) shared[(line + 32 * k) * PITCH + at / 4 + b] = word(lines[k], b);
     }
   }
   __syncthreads();
-  uint8_t* to = pointer<uint8_t>(job.to) + (i0 / 128 * (t.padded[1] / 4) + j0 / 4) * 512;
-  uint32_t tiles = uint32_t(min(uint64_t(16), (t.padded[1] - j0) / 4));
-  for (uint32_t e = threadIdx.x; e < tiles * 32; e += THREADS) {
-    const uint8_t* line = shared + e % 32 * PITCH + e / 32 * 4;
-    uint4 value;
-    value.x = *reinterpret_cast<const uint32_t*>(line);
-    value.y = *reinterpret_cast<const uint32_t*>(line + 32 * PITCH);
-    value.z = *reinterpret_cast<const uint32_t*>(line + 64 * PITCH);
-    value.w = *reinterpret_cast<const uint32_t*>(line + 96 * PITCH);
-    store16(to + e * 16, value);
+  uint8_t* to = pointer<uint8_t>(job.to) + (i0 / SIDE * (t.padded[1] / 4) + j0 / 4) * 512;
+  uint32_t tiles = uint32_t(min(uint64_t(SIDE / 4), (t.padded[1] - j0) / 4));
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint32_t tile = k * 8 + threadIdx.x / 32, i = threadIdx.x % 32;
+    if (tile >= tiles) continue;
+    uint32_t words[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      uint32_t l = i + 32 * q;
+      words[q] = shared[l * PITCH + (turned ? tile ^ l / 16 * 4 : tile)];
+    }
+    store16(to + tile * 512 + i * 16, make_uint4(words[0], words[1], words[2], words[3]));
   }
 }
 
@@ -119,7 +130,7 @@ using namespace lowp;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     lowp_repack(const Tile* __restrict__ tiles, const Repack* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ alignas(16) uint8_t shared[128 * 80];
+  __shared__ uint32_t shared[SIDE * PITCH];
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Repack& job = jobs[tile.job];

@@ -1,7 +1,7 @@
 // Transposes of 4-, 8-, 16- and 32-bit entries (numerics 9). Bytes and nibbles with aligned rows
-// take tiles of 128 x 128 bytes: 16-byte loads, byte exchanges within a thread's micro-tile, words
-// through shared memory, 16-byte stores.
-#include <lowp/quantize.cuh>
+// take tiles of 128 x 128 bytes: wide loads, byte exchanges within a thread's micro-tile, words
+// through shared memory, stores of whole sectors.
+#include <lowp/tile.cuh>
 
 namespace lowp {
 
@@ -70,9 +70,11 @@ __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t i
 }
 
 // 128 x 256 nibbles: 128 rows of 128 bytes become 256 rows of 64 bytes. Thread t loads 8 bytes of
-// each of eight rows; nibbles of row pairs are exchanged, then bytes of pairs.
-__device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint8_t* shared) {
-  constexpr uint32_t TILE = 128, PITCH = TILE / 2 + 16;
+// each of eight rows; nibbles of row pairs are exchanged, then bytes of pairs. The words of a row
+// are exchanged by an exclusive or with the column that wrote them, and half of a warp writes odd
+// rows while the other writes even ones, so no two lanes meet in a bank.
+__device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint32_t* shared) {
+  constexpr uint32_t TILE = 128, WORDS = TILE / 8;
   uint32_t tiles = uint32_t(job.tiles_across);
   uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;  // rows, bytes
   uint32_t r = threadIdx.x / 16 * 8, c = threadIdx.x % 16 * 8;
@@ -82,6 +84,7 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
     bool inside = i0 + r + i < job.outer && j0 + c < job.from_pitch;
     rows[i] = inside ? load8(pointer<const uint8_t>(job.from) + (i0 + r + i) * job.from_pitch + j0 + c) : make_uint2(0, 0);
   }
+  uint32_t upper = threadIdx.x / 16 % 2, at = r / 8 ^ threadIdx.x % 16;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     uint32_t low[4], high[4];
@@ -97,16 +100,17 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       uint32_t j = 2 * (c + 4 * k + b);
-      *reinterpret_cast<uint32_t*>(shared + j * PITCH + r / 2) = even[b];
-      *reinterpret_cast<uint32_t*>(shared + (j + 1) * PITCH + r / 2) = odd[b];
+      shared[(j + upper) * WORDS + at] = upper ? odd[b] : even[b];
+      shared[(j + 1 - upper) * WORDS + at] = upper ? even[b] : odd[b];
     }
   }
   __syncthreads();
 #pragma unroll
-  for (uint32_t e = threadIdx.x; e < 2 * TILE * 4; e += THREADS) {
-    uint32_t j = e / 4, b = e % 4 * 16;
-    if (2 * j0 + j >= job.inner || i0 / 2 + b >= job.to_pitch) continue;
-    store16(pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + b, *reinterpret_cast<const uint4*>(shared + j * PITCH + b));
+  for (uint32_t first = 0; first < 2 * TILE * WORDS; first += THREADS) {
+    uint32_t e = first + threadIdx.x, j = e / WORDS, w = e % WORDS;
+    if (2 * j0 + j >= job.inner || i0 / 2 + w * 4 >= job.to_pitch) continue;
+    uint8_t* to = pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + w * 4;
+    __stcs(reinterpret_cast<uint32_t*>(to), shared[j * WORDS + (w ^ j / 16)]);
   }
 }
 
@@ -119,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    uint32_t flags) {
   __shared__ union {
     uint32_t entries[SIDE * (SIDE + 1)];
-    alignas(16) uint8_t bytes[256 * 80];
+    alignas(16) uint8_t bytes[128 * 144];
   } shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
@@ -129,6 +133,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   } else if (job.bits == 8) {
     transpose_bytes(job, tile.index, shared.bytes);
   } else {
-    transpose_nibbles(job, tile.index, shared.bytes);
+    transpose_nibbles(job, tile.index, shared.entries);
   }
 }

@@ -79,12 +79,10 @@ fn aligned(pointer: u64, pitch: u64, bytes: u64) -> bool {
     pointer.is_multiple_of(bytes) && pitch.is_multiple_of(bytes)
 }
 
-/// Whether the tiled paths know the blocks of `pass`.
-fn known_blocks(pass: &Pass) -> bool {
-    matches!(
-        (pass.block_rows, pass.block_cols),
-        (0, 0) | (1, 16) | (16, 1) | (16, 16) | (1, 32) | (32, 1) | (32, 32)
-    )
+/// Whether the blocks of `pass` are `1 x side`, `side x 1` or `side x side`; 0: have no scale.
+fn has_side(pass: &Pass, side: u32) -> bool {
+    let sides = [pass.block_rows, pass.block_cols];
+    sides == [side; 2] || (side != 0 && (sides == [1, side] || sides == [side, 1]))
 }
 
 /// Rows and columns that a generic pass does at a time: whole blocks, even, few enough that their
@@ -99,11 +97,6 @@ fn unit(pass: &Pass) -> [u64; 2] {
 }
 
 impl Encode {
-    /// Chunk of consecutive elements that one thread handles: 16 bytes of input.
-    fn chunk(&self) -> u64 {
-        if self.source_code == code::BF16 { 8 } else { 4 }
-    }
-
     fn passes_mut(&mut self) -> &mut [Pass] {
         let passes = usize::from(self.passes);
         &mut self.pass[..passes.min(2)]
@@ -114,27 +107,31 @@ impl Encode {
     }
 
     fn choose_path(&self) -> u8 {
-        if self.passes == 0 {
-            return path::FLAT;
-        }
-        let turned = |pass: &Pass| pass.data[1] != 0 || pass.scale[1] != 0;
-        let turned = self.passes().iter().any(turned);
-        let known = self.passes().iter().all(known_blocks);
-        if !known || self.stochastic != 0 || (turned && bits(self.element) > 8) {
-            path::GENERIC
-        } else if turned {
-            path::TURNED
-        } else {
-            path::WIDE
+        let passes = self.passes();
+        let [first, ..] = passes else { return path::FLAT };
+        let turned = passes.iter().any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
+        let sides = |side| passes.iter().all(|pass| has_side(pass, side));
+        let plain = passes.len() == 1 && first.data[0] != 0;
+        let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
+        match (self.element, self.rule) {
+            _ if self.stochastic != 0 => path::GENERIC,
+            (code::E4M3 | code::E5M2, rule::TENSOR) if sides(0) && passes.len() == 1 => {
+                if turned { path::TURNED } else { path::WIDE }
+            }
+            (code::E4M3 | code::E5M2, rule::E8M0_TE | rule::E8M0_FLOOR) if sides(32) && !turned => {
+                path::WIDE
+            }
+            (code::E2M1, rule::TWO_LEVEL) if sides(16) && once(0) && once(1) => path::TURNED,
+            (code::BF16 | code::F32, rule::NONE) if plain && !turned => path::WIDE,
+            _ => path::GENERIC,
         }
     }
 
     fn vector_outputs(&self) -> u8 {
-        let (chunk, bits) = (self.chunk(), bits(self.element));
+        let bits = bits(self.element);
         let mut found = 0;
         for (i, pass) in self.passes().iter().enumerate() {
-            let pitch = cdiv(self.cols * bits, 8);
-            if aligned(pass.data[0], pitch, (chunk * bits / 8).min(16)) {
+            if aligned(pass.data[0], cdiv(self.cols * bits, 8), 16) {
                 found |= vector::ROWS[i];
             }
             if aligned(pass.data[1], cdiv(self.rows * bits, 8), 16) {
@@ -219,7 +216,8 @@ impl Job for Amax {
         let size = bits(self.source_code) / 8;
         let blocks = self.blocks.iter().filter(|part| part.out != 0);
         let known = blocks.clone().all(|part| {
-            known_blocks(&Pass { block_rows: part.rows, block_cols: part.cols, ..Pass::default() })
+            let pass = Pass { block_rows: part.rows, block_cols: part.cols, ..Pass::default() };
+            has_side(&pass, 16) || has_side(&pass, 32)
         });
         let start = self.source.wrapping_sub(self.start.wrapping_mul(size));
         (self.path, self.vector) = match (blocks.count(), known) {
@@ -340,7 +338,7 @@ impl Job for Repack {
         let padded = self.to_layout.padded;
         self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
         self.path = self.choose_path();
-        self.tiles_across = cdiv(padded[1], 64);
+        self.tiles_across = cdiv(padded[1], 128);
         self.vector = u8::from(
             aligned(self.from, self.from_layout.padded[1], 16) && aligned(self.to, 0, 16),
         );
@@ -386,8 +384,6 @@ impl Job for SumSquares {
     }
 }
 
-const _: () = assert!(rule::BLOCK_F32 == 5 && code::E8M0 == 3);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -399,6 +395,7 @@ mod tests {
             cols,
             passes: blocks.len() as u8,
             source_code: code::F32,
+            rule: if blocks == [[0, 0]] { rule::TENSOR } else { rule::E8M0_TE },
             ..Encode::default()
         };
         for (pass, block) in job.pass.iter_mut().zip(blocks) {

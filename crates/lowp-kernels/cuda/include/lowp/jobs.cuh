@@ -32,14 +32,15 @@ enum Rule : uint8_t {
 
 // How an encode walks its matrix.
 enum Path : uint8_t {
-  PATH_WIDE = 0,     // tiles of 32 x 256: no transposed output, blocks of sides 1, 16 or 32
-  PATH_TURNED = 1,   // tiles of 128 x 64: a transposed output, blocks of sides 1, 16 or 32
+  PATH_WIDE = 0,     // tiles of 32 x 256, row-major outputs: FP8 with a tensor scale or with E8M0 scales of
+                     // 1 x 32, 32 x 1 and 32 x 32 blocks; values as they are
+  PATH_TURNED = 1,   // tiles of 128 x 64: FP8 with a tensor scale; E2M1 with two-level scales of 1 x 16,
+                     // 16 x 1 and 16 x 16 blocks, each order of data filled by one pass
   PATH_FLAT = 2,     // AdamW without an encode: runs of 8192 elements, whatever the shape
   PATH_GENERIC = 3,  // anything else: tiles of tile_rows x tile_cols, whole blocks
 };
 
-// Bits of Encode::vector: accesses of a whole chunk of a thread (16 bytes of f32 or bf16 input,
-// 16 bytes of transposed output) stay aligned in every row.
+// Bits of Encode::vector: 16-byte accesses stay aligned in every row.
 enum Vector : uint8_t {
   VECTOR_SOURCE = 1,      // source, or all inputs and outputs of an AdamW update
   VECTOR_ROWS_0 = 2,      // row-major data of pass 0
@@ -237,7 +238,7 @@ struct Layout {
 
 enum RepackPath : uint8_t {
   REPACK_GENERIC = 0,    // entry by entry: tiles of 4096 bytes of `to`
-  REPACK_SWIZZLE = 1,    // 8-bit Compact or Padded of the same axes and tiles to Swizzled: tiles of 128 x 64 entries
+  REPACK_SWIZZLE = 1,    // 8-bit Compact or Padded of the same axes and tiles to Swizzled: tiles of 128 x 128 entries
   REPACK_SWIZZLE_TURNED = 2,  // the same with the axes exchanged
 };
 

@@ -1,400 +1,389 @@
 // The tiled encode: the values of a block of threads, in registers, become codes and scales of one
-// or both orientations. The input is read once; transposed codes pass through shared memory.
+// or both orientations. The input is read once. Codes and scales pass through shared memory and
+// leave in runs of 16 bytes, with one barrier in between.
+//
+// Two tilings cover the recipes of the field: 32 x 256 for outputs that are all row-major (FP8 with
+// a known scale, MXFP8), and 128 x 64 where an output is transposed (FP8 with a known scale, NVFP4).
+// Anything else is done by generic.cuh.
 #pragma once
 #include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
 
-// A block's tile: its warps' tiles lie side by side, or two across and four down where an output is
-// transposed, so that a transposed row of 128 codes fills whole sectors.
+// Where the warps of a block lie: side by side, or four down and two across.
 template <bool TURNED>
 struct Tiling {
   static constexpr uint32_t ROWS = TURNED ? 128 : 32, COLS = TURNED ? 64 : 256;
-  // Bytes of a row of the transposed tile in shared memory; the padding keeps 16-byte reads aligned.
-  static constexpr uint32_t PITCH = ROWS + 16;
-  static constexpr uint32_t STAGED = 512;  // scales of a tile, at most
-
   static __device__ __forceinline__ uint32_t warp_row() { return TURNED ? threadIdx.x / 32 % 4 * 32 : 0; }
   static __device__ __forceinline__ uint32_t warp_col() {
     return TURNED ? threadIdx.x / 128 * 32 : threadIdx.x / 32 * 32;
   }
 };
 
-template <bool TURNED>
-struct Stage {
-  uint32_t scales[2][Tiling<TURNED>::STAGED];
-  alignas(16) uint8_t turned[TURNED ? Tiling<true>::COLS * Tiling<true>::PITCH : 16];
+// Codes of a tile of 8 KiB at most, as lines of 16-byte chunks. Chunks are exchanged within a line
+// by an exclusive or with a function of the line, which keeps the words that a warp writes at a
+// time (a chunk of each of its groups of rows) off each other's banks.
+template <int W, bool TURNED, uint32_t BITS>
+struct RowTile {
+  static constexpr uint32_t LINES = Tiling<TURNED>::ROWS, CHUNKS = Tiling<TURNED>::COLS * BITS / 128;
+  static constexpr uint32_t PITCH = BITS == 4 ? 48 : CHUNKS * 16;
+  static __device__ __forceinline__ uint32_t chunk(uint32_t line, uint32_t chunk) {
+    uint32_t group = CHUNKS == 2 ? line / 8 % 2 : CHUNKS == 4 ? line / (32 / W) % 2 * 2 : line / (32 / W) % 4 * 2;
+    return line * PITCH + (chunk ^ group) * 16;
+  }
 };
 
-__device__ __forceinline__ void store_entry(uint64_t base, uint64_t index, uint32_t entry, uint32_t bytes) {
-  if (bytes == 1) {
-    pointer<uint8_t>(base)[index] = uint8_t(entry);
-  } else {
-    store_f32(base + 4 * index, entry);
+template <int W, uint32_t BITS>
+struct ColumnTile {
+  static constexpr uint32_t LINES = Tiling<true>::COLS, CHUNKS = Tiling<true>::ROWS * BITS / 128;
+  static __device__ __forceinline__ uint32_t chunk(uint32_t line, uint32_t chunk) {
+    uint32_t group = line / W * (BITS == 8 && W == 8 ? 2 : 1) % CHUNKS;
+    return line * CHUNKS * 16 + (chunk ^ group) * 16;
+  }
+};
+
+template <bool TURNED>
+struct alignas(16) Stage {
+  uint8_t codes[2][8192];  // wide: of each pass; turned: row-major and transposed
+  uint8_t scales[2][512];  // of each pass
+};
+
+// Writes a staged tile to lines of `pitch` bytes, from (line, byte) on.
+template <typename Tile>
+__device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t line, uint64_t byte, uint64_t lines,
+                                            uint64_t pitch, bool odd, const uint8_t* stage) {
+#pragma unroll
+  for (uint32_t first = 0; first < Tile::LINES * Tile::CHUNKS; first += THREADS) {
+    uint32_t e = first + threadIdx.x, i = e / Tile::CHUNKS, b = e % Tile::CHUNKS * 16;
+    if (line + i >= lines || byte + b >= pitch) continue;
+    const uint8_t* from = stage + Tile::chunk(i, b / 16);
+    uint64_t to = base + (line + i) * pitch + byte + b;
+    if (vector && byte + b + 16 <= pitch) {
+      store16(pointer<uint8_t>(to), *reinterpret_cast<const uint4*>(from));
+      continue;
+    }
+    uint32_t bytes = uint32_t(min(uint64_t(16), pitch - byte - b)), done = 0;
+    if (to % 4 == 0) {
+#pragma unroll 1
+      for (; done + 4 <= bytes; done += 4) *pointer<uint32_t>(to + done) = *reinterpret_cast<const uint32_t*>(from + done);
+    }
+#pragma unroll 1
+    for (; done < bytes; ++done) pointer<uint8_t>(to)[done] = from[done];
+    // The high nibble behind an odd number of entries is 0, whatever the multiplier made of it.
+    if (odd && byte + b + bytes == pitch) pointer<uint8_t>(to)[bytes - 1] = from[bytes - 1] & 15;
   }
 }
 
-// Four words of four bytes, transposed: byte r of out[c] is byte c of in[r].
-__device__ __forceinline__ void turn_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
-  uint32_t a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
-  uint32_t c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
-  out[0] = __byte_perm(a, b, 0x5410);
-  out[1] = __byte_perm(a, b, 0x7632);
-  out[2] = __byte_perm(c, d, 0x5410);
-  out[3] = __byte_perm(c, d, 0x7632);
+// Writes the staged scales of a tile, in whole rows of either order.
+template <bool TURNED>
+__device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col,
+                                             const uint8_t* stage) {
+  using Tile = Tiling<TURNED>;
+  uint32_t height = pass.block_rows, width = pass.block_cols;
+  if (height == 0) return;
+  uint32_t down = Tile::ROWS / height, across = Tile::COLS / width;
+  uint64_t top = row / height, left = col / width;
+  uint64_t rows = cdiv(view.rows, height), cols = cdiv(view.cols, width);
+  for (uint32_t e = threadIdx.x; e < down * across; e += THREADS) {
+    uint32_t r = e / across, c = e % across;
+    if (pass.scale[0] && top + r < rows && left + c < cols) {
+      pointer<uint8_t>(pass.scale[0])[(top + r) * cols + left + c] = stage[e];
+    }
+    if constexpr (TURNED) {
+      r = e % down, c = e / down;
+      if (pass.scale[1] && top + r < rows && left + c < cols) {
+        pointer<uint8_t>(pass.scale[1])[(left + c) * rows + top + r] = stage[r * across + c];
+      }
+    }
+  }
 }
 
-// Which block of a tile a lane's scale belongs to, staged for whole rows of stores.
-template <int W, bool TURNED>
-struct Quantizer {
+// Block scales of a warp's tile: staged, and as multipliers of each lane's rows, columns or all of
+// its elements. `SIDE` is the side of the blocks.
+template <int W, bool TURNED, uint32_t SIDE, typename Rule>
+struct BlockScales {
   static constexpr int N = 32 / W;
   using Tile = Tiling<TURNED>;
 
-  const ScaleRule& rule;
-  const View& view;
-  Lane<W> at;
-  uint32_t* stage;  // of this pass
+  const Rule& rule;
+  uint32_t lane;
+  uint8_t* stage;
 
-  // Stages the scale of the block that holds element (row, col) of the warp's tile.
-  __device__ __forceinline__ void put(uint32_t row, uint32_t col, uint32_t height, uint32_t width, uint32_t entry) const {
+  __device__ __forceinline__ float put(uint32_t row, uint32_t col, uint32_t height, uint32_t width, float amax) const {
+    Scaled s = rule.block(amax);
     uint32_t r = (Tile::warp_row() + row) / height, c = (Tile::warp_col() + col) / width;
-    stage[r * (Tile::COLS / width) + c] = entry;
-  }
-
-  // 1 x 32 and 1 x 16: the multiplier of each of a lane's rows.
-  __device__ __forceinline__ void row_scales(const float (&v)[N][W], uint32_t width, float (&m)[N]) const {
-    float a[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      a[i] = 0.0f;
-#pragma unroll
-      for (int j = 0; j < W; ++j) a[i] = max_abs(a[i], v[i][j]);
-    }
-    uint32_t lane = at.lane, first = lane / N * N;
-    if (width == 32) {
-      scatter_max<N, N, 1>(a, lane);
-      Scaled s = rule.block(a[0]);
-      put(lane, 0, 1, 32, s.entry);
-#pragma unroll
-      for (int i = 0; i < N; ++i) m[i] = __shfl_sync(FULL_WARP, s.multiplier, first + i);
-    } else {
-      scatter_max<N, N / 2, 1>(a, lane);
-      uint32_t half = lane / (N / 2) % 2, row = first + lane % (N / 2) * 2;
-      Scaled s = rule.block(a[0]), t = rule.block(a[1]);
-      put(row, half * 16, 1, 16, s.entry);
-      put(row + 1, half * 16, 1, 16, t.entry);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        m[i] = __shfl_sync(FULL_WARP, i % 2 ? t.multiplier : s.multiplier, first + half * (N / 2) + i / 2);
-      }
-    }
-  }
-
-  // 32 x 1 and 16 x 1: the multiplier of each of a lane's columns.
-  __device__ __forceinline__ void column_scales(const float (&v)[N][W], uint32_t height, float (&m)[W]) const {
-    float a[W];
-#pragma unroll
-    for (int j = 0; j < W; ++j) {
-      a[j] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < N; ++i) a[j] = max_abs(a[j], v[i][j]);
-    }
-    uint32_t lane = at.lane, first = lane % N;
-    if (height == 32) {
-      scatter_max<W, W, N>(a, lane);
-      Scaled s = rule.block(a[0]);
-      put(0, first * W + lane / N, 32, 1, s.entry);
-#pragma unroll
-      for (int j = 0; j < W; ++j) m[j] = __shfl_sync(FULL_WARP, s.multiplier, first + j * N);
-    } else {
-      scatter_max<W, W / 2, N>(a, lane);
-      uint32_t half = lane / 16, col = first * W + lane / N % (W / 2) * 2;
-      Scaled s = rule.block(a[0]), t = rule.block(a[1]);
-      put(half * 16, col, 16, 1, s.entry);
-      put(half * 16, col + 1, 16, 1, t.entry);
-#pragma unroll
-      for (int j = 0; j < W; ++j) {
-        m[j] = __shfl_sync(FULL_WARP, j % 2 ? t.multiplier : s.multiplier, first + N * (half * (W / 2) + j / 2));
-      }
-    }
-  }
-
-  // 32 x 32 and 16 x 16: the multiplier of all of a lane's elements.
-  __device__ __forceinline__ float square_scale(const float (&v)[N][W], uint32_t side) const {
-    float a = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < W; ++j) a = max_abs(a, v[i][j]);
-    }
-    a = all_max(a, (N / 2 - 1) | (W / 2 - 1) * N);
-    if (side == 32) a = all_max(a, N / 2 | 16);
-    Scaled s = rule.block(a);
-    put(at.local_row(), at.local_col(), side, side, s.entry);
+    stage[r * (Tile::COLS / width) + c] = uint8_t(s.entry);
     return s.multiplier;
   }
 
-  // The first bytes of a chunk, one by one: what lies before the end of the row.
-  template <int WORDS>
-  static __device__ __forceinline__ void store_bytes(uint8_t* to, const uint32_t (&words)[WORDS], uint32_t bytes) {
+  __device__ __forceinline__ void rows(const Values<W>& v, float (&m)[N]) const {
+    float a[N];
+    v.row_maxima(a);
+    uint32_t first = lane / N * N;
+    if constexpr (SIDE == 32) {
+      scatter_max<N, N, 1>(a, lane);
+      float mine = put(lane, 0, 1, 32, a[0]);
 #pragma unroll
-    for (int b = 0; b < 4 * WORDS; ++b) {
-      if (uint32_t(b) < bytes) to[b] = uint8_t(words[b / 4] >> (b % 4 * 8));
-    }
-  }
-
-  // Codes of 8 bits.
-  template <typename E, typename Multiplier>
-  __device__ __forceinline__ void codes8(const Pass& pass, const float (&v)[N][W], bool rows_inside, uint8_t* turned,
-                                         Multiplier m) const {
-    uint32_t codes[N][W / 4];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < W; j += 4) {
-        uint32_t low = E::pair(__fmul_rn(v[i][j], m(i, j)), __fmul_rn(v[i][j + 1], m(i, j + 1)));
-        uint32_t high = E::pair(__fmul_rn(v[i][j + 2], m(i, j + 2)), __fmul_rn(v[i][j + 3], m(i, j + 3)));
-        codes[i][j / 4] = __byte_perm(low, high, 0x5410);
-      }
-    }
-    if (pass.data[0]) {
-      uint64_t row = at.row + at.local_row(), col = at.col + at.local_col();
-      uint8_t* to = pointer<uint8_t>(pass.data[0]) + row * view.cols + col;
-      if (rows_inside) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          if constexpr (W == 8) {
-            store8(to + i * view.cols, make_uint2(codes[i][0], codes[i][1]));
-          } else {
-            __stcs(reinterpret_cast<uint32_t*>(to + i * view.cols), codes[i][0]);
-          }
-        }
-      } else if (col < view.cols) {
-        uint32_t bytes = uint32_t(min(uint64_t(W), view.cols - col));
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          if (row + i < view.rows) store_bytes(to + i * view.cols, codes[i], bytes);
-        }
-      }
-    }
-    if constexpr (TURNED) {
-      if (pass.data[1]) {
-        uint8_t* to = turned + (Tile::warp_col() + at.local_col()) * Tile::PITCH + Tile::warp_row() + at.local_row();
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-#pragma unroll
-          for (int j = 0; j < W; j += 4) {
-            const uint32_t in[4] = {codes[i][j / 4], codes[i + 1][j / 4], codes[i + 2][j / 4], codes[i + 3][j / 4]};
-            uint32_t out[4];
-            turn_bytes(in, out);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) *reinterpret_cast<uint32_t*>(to + (j + k) * Tile::PITCH + i) = out[k];
-          }
-        }
-      }
-    }
-  }
-
-  // Codes of 4 bits.
-  template <typename Multiplier>
-  __device__ __forceinline__ void codes4(const Pass& pass, const float (&v)[N][W], bool rows_inside, uint8_t* turned,
-                                         Multiplier m) const {
-    uint32_t codes[N], columns[W];
-#pragma unroll
-    for (int j = 0; j < W; ++j) columns[j] = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      codes[i] = 0;
-#pragma unroll
-      for (int j = 0; j < W; j += 2) {
-        uint32_t two = E2m1::pair(__fmul_rn(v[i][j], m(i, j)), __fmul_rn(v[i][j + 1], m(i, j + 1)));
-        codes[i] |= two << (4 * j);
-        if constexpr (TURNED) {
-          columns[j] |= (two & 15u) << (4 * i);
-          columns[j + 1] |= (two >> 4) << (4 * i);
-        }
-      }
-    }
-    if (pass.data[0]) {
-      uint64_t row = at.row + at.local_row(), col = at.col + at.local_col();
-      uint64_t pitch = view.cols / 2;
-      uint8_t* to = pointer<uint8_t>(pass.data[0]) + row * pitch + col / 2;
-      if (rows_inside) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          if constexpr (W == 8) {
-            __stcs(reinterpret_cast<uint32_t*>(to + i * pitch), codes[i]);
-          } else {
-            __stcs(reinterpret_cast<unsigned short*>(to + i * pitch), static_cast<unsigned short>(codes[i]));
-          }
-        }
-      } else if (col < view.cols) {
-        uint32_t bytes = uint32_t(min(uint64_t(W), view.cols - col)) / 2;
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const uint32_t word[1] = {codes[i]};
-          if (row + i < view.rows) store_bytes(to + i * pitch, word, bytes);
-        }
-      }
-    }
-    if constexpr (TURNED) {
-      if (pass.data[1]) {
-        uint32_t row = Tile::warp_row() + at.local_row();
-        uint8_t* to = turned + (Tile::warp_col() + at.local_col()) * Tile::PITCH + row / 2;
-#pragma unroll
-        for (int j = 0; j < W; ++j) {
-          if constexpr (N == 8) {
-            *reinterpret_cast<uint32_t*>(to + j * Tile::PITCH) = columns[j];
-          } else {
-            *reinterpret_cast<uint16_t*>(to + j * Tile::PITCH) = uint16_t(columns[j]);
-          }
-        }
-      }
-    }
-  }
-
-  // Values as they are: bf16 or f32, row-major.
-  __device__ __forceinline__ void plain(const Pass& pass, const float (&v)[N][W], bool rows_inside) const {
-    uint64_t row = at.row + at.local_row(), col = at.col + at.local_col();
-    uint64_t index = row * view.cols + col;
-#pragma unroll
-    for (int i = 0; i < N; ++i, index += view.cols) {
-      uint32_t words[W];
-      uint32_t count = W;
-      if (rule.element == BF16) {
-#pragma unroll
-        for (int j = 0; j < W; j += 2) words[j / 2] = narrow_pair(v[i][j], v[i][j + 1]);
-        count = W / 2;
-      } else {
-#pragma unroll
-        for (int j = 0; j < W; ++j) words[j] = __float_as_uint(v[i][j]);
-      }
-      uint8_t* to = pointer<uint8_t>(pass.data[0]) + index * (4 * count / W);
-      if (rows_inside) {
-        if (count == 2) {
-          store8(to, make_uint2(words[0], words[1]));
-        } else {
-          store16(to, make_uint4(words[0], words[1], words[2], words[3]));
-          if constexpr (W == 8) {
-            if (count == 8) store16(to + 16, make_uint4(words[4], words[5], words[6], words[7]));
-          }
-        }
-      } else if (row + i < view.rows && col < view.cols) {
-        uint32_t entries = uint32_t(min(uint64_t(W), view.cols - col));
-        store_bytes(to, words, entries * (4 * count / W));
-      }
-    }
-  }
-
-  template <typename Multiplier>
-  __device__ __forceinline__ void codes(const Pass& pass, const float (&v)[N][W], bool rows_inside, uint8_t* turned,
-                                        Multiplier m) const {
-    switch (rule.element) {
-      case E4M3: return codes8<E4m3>(pass, v, rows_inside, turned, m);
-      case E5M2: return codes8<E5m2>(pass, v, rows_inside, turned, m);
-      default: return codes4(pass, v, rows_inside, turned, m);
-    }
-  }
-
-  // Scales into the stage, codes to row-major data and to the transposed tile.
-  __device__ __forceinline__ void run(const Pass& pass, const float (&v)[N][W], bool rows_inside, uint8_t* turned) const {
-    if (!rule.scaled()) {
-      if (!TURNED && pass.data[0]) plain(pass, v, rows_inside);
-      return;
-    }
-    if (pass.block_rows > 1 && pass.block_cols == 1) {
-      float m[W];
-      column_scales(v, pass.block_rows, m);
-      codes(pass, v, rows_inside, turned, [&](int, int j) { return m[j]; });
+      for (int i = 0; i < N; ++i) m[i] = __shfl_sync(FULL_WARP, mine, first + i);
     } else {
-      float m[N];
-      if (pass.block_rows == 1) {
-        row_scales(v, pass.block_cols, m);
-      } else {
-        float all = pass.block_rows == 0 ? rule.tensor : square_scale(v, pass.block_rows);
+      scatter_max<N, N / 2, 1>(a, lane);
+      uint32_t half = lane / (N / 2) % 2, row = first + lane % (N / 2) * 2;
+      float even = put(row, half * 16, 1, 16, a[0]), odd = put(row + 1, half * 16, 1, 16, a[1]);
 #pragma unroll
-        for (int i = 0; i < N; ++i) m[i] = all;
-      }
-      codes(pass, v, rows_inside, turned, [&](int i, int) { return m[i]; });
+      for (int i = 0; i < N; ++i) m[i] = __shfl_sync(FULL_WARP, i % 2 ? odd : even, first + half * (N / 2) + i / 2);
     }
+  }
+
+  __device__ __forceinline__ void columns(const Values<W>& v, float (&m)[W]) const {
+    float a[W];
+    v.column_maxima(a);
+    uint32_t first = lane % N;
+    if constexpr (SIDE == 32) {
+      scatter_max<W, W, N>(a, lane);
+      float mine = put(0, first * W + lane / N, 32, 1, a[0]);
+#pragma unroll
+      for (int j = 0; j < W; ++j) m[j] = __shfl_sync(FULL_WARP, mine, first + j * N);
+    } else {
+      scatter_max<W, W / 2, N>(a, lane);
+      uint32_t half = lane / 16, col = first * W + lane / N % (W / 2) * 2;
+      float even = put(half * 16, col, 16, 1, a[0]), odd = put(half * 16, col + 1, 16, 1, a[1]);
+#pragma unroll
+      for (int j = 0; j < W; ++j) m[j] = __shfl_sync(FULL_WARP, j % 2 ? odd : even, first + N * (half * (W / 2) + j / 2));
+    }
+  }
+
+  __device__ __forceinline__ float square(const Values<W>& v) const {
+    float a = all_max(v.maximum(), (N / 2 - 1) | (W / 2 - 1) * N);
+    if (SIDE == 32) a = all_max(a, N / 2 | 16);
+    return put(lane / N * N, lane % N * W, SIDE, SIDE, a);
   }
 };
 
-// The staged scales of a tile, in whole rows of either order.
-template <bool TURNED>
-__device__ __forceinline__ void store_scales(const Pass& pass, const ScaleRule& rule, const View& view, uint64_t row,
-                                             uint64_t col, const uint32_t* stage) {
-  using Tile = Tiling<TURNED>;
-  if (pass.block_rows == 0) return;
-  uint32_t down = Tile::ROWS / pass.block_rows, across = Tile::COLS / pass.block_cols;
-  uint64_t top = row / pass.block_rows, left = col / pass.block_cols;
-  uint64_t rows = cdiv(view.rows, pass.block_rows), cols = cdiv(view.cols, pass.block_cols);
-  uint32_t bytes = rule.entry_bytes();
-  for (uint32_t e = threadIdx.x; e < down * across; e += THREADS) {
-    if (pass.scale[0]) {
-      uint32_t r = e / across, c = e % across;
-      if (top + r < rows && left + c < cols) store_entry(pass.scale[0], (top + r) * cols + left + c, stage[e], bytes);
+// Codes of 8 bits into the staged tiles.
+template <int W, bool TURNED, typename E, typename Multiplier>
+__device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
+                                             uint8_t* column_stage, Multiplier m) {
+  constexpr int N = 32 / W;
+  uint32_t row = Tiling<TURNED>::warp_row() + lane / N * N, col = Tiling<TURNED>::warp_col() + lane % N * W;
+  uint32_t codes[N][W / 4];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int j = 0; j < W; j += 4) {
+      uint32_t low = E::pair(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)));
+      uint32_t high = E::pair(__fmul_rn(v.at(i, j + 2), m(i, j + 2)), __fmul_rn(v.at(i, j + 3), m(i, j + 3)));
+      codes[i][j / 4] = __byte_perm(low, high, 0x5410);
     }
-    if (TURNED && pass.scale[1]) {
-      uint32_t r = e % down, c = e / down;
-      if (top + r < rows && left + c < cols) {
-        store_entry(pass.scale[1], (left + c) * rows + top + r, stage[r * across + c], bytes);
+    if (rows) {
+      uint8_t* to = row_stage + RowTile<W, TURNED, 8>::chunk(row + i, col / 16) + col % 16;
+      if constexpr (W == 8) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(codes[i][0], codes[i][1]);
+      } else {
+        *reinterpret_cast<uint32_t*>(to) = codes[i][0];
+      }
+    }
+  }
+  if constexpr (TURNED) {
+    if (columns) {
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+#pragma unroll
+        for (int j = 0; j < W; j += 4) {
+          const uint32_t in[4] = {codes[i][j / 4], codes[i + 1][j / 4], codes[i + 2][j / 4], codes[i + 3][j / 4]};
+          uint32_t out[4];
+          turn_bytes(in, out);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            uint32_t at = ColumnTile<W, 8>::chunk(col + j + k, (row + i) / 16) + (row + i) % 16;
+            *reinterpret_cast<uint32_t*>(column_stage + at) = out[k];
+          }
+        }
       }
     }
   }
 }
 
-// The transposed tile, in runs of 16 bytes.
-__device__ __forceinline__ void store_turned(const Pass& pass, uint32_t bits, bool vector, const View& view, uint64_t row,
-                                             uint64_t col, const uint8_t* turned) {
-  using Tile = Tiling<true>;
-  uint32_t chunks = Tile::ROWS * bits / 8 / 16;
-  uint64_t pitch = (view.rows * bits + 7) / 8, first = row * bits / 8;
-  for (uint32_t e = threadIdx.x; e < Tile::COLS * chunks; e += THREADS) {
-    uint32_t c = e / chunks, b = e % chunks * 16;
-    if (col + c >= view.cols || first + b >= pitch) continue;
-    uint8_t* to = pointer<uint8_t>(pass.data[1]) + (col + c) * pitch + first + b;
-    uint4 chunk = *reinterpret_cast<const uint4*>(turned + c * Tile::PITCH + b);
-    if (vector && first + b + 16 <= pitch) {
-      store16(to, chunk);
-      continue;
+// Codes of 4 bits into the staged tiles.
+template <int W, typename Multiplier>
+__device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
+                                             uint8_t* column_stage, Multiplier m) {
+  constexpr int N = 32 / W;
+  uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
+  uint32_t turned[W];
+#pragma unroll
+  for (int j = 0; j < W; ++j) turned[j] = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    uint32_t codes = 0;
+#pragma unroll
+    for (int j = 0; j < W; j += 2) {
+      uint32_t two = E2m1::pair(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)));
+      codes |= two << (4 * j);
+      turned[j] |= (two & 15u) << (4 * i);
+      turned[j + 1] |= (two >> 4) << (4 * i);
     }
-    // The high nibble behind an odd number of rows is 0, whatever the multiplier made of it.
-    const uint8_t* from = turned + c * Tile::PITCH + b;
-    uint32_t bytes = uint32_t(min(uint64_t(16), pitch - first - b));
-    for (uint32_t i = 0; i < bytes; ++i) {
-      bool odd = bits == 4 && view.rows % 2 == 1 && first + b + i + 1 == pitch;
-      to[i] = odd ? from[i] & 15 : from[i];
+    if (rows) {
+      uint8_t* to = row_stage + RowTile<W, true, 4>::chunk(row + i, col / 32) + col % 32 / 2;
+      if constexpr (W == 8) {
+        *reinterpret_cast<uint32_t*>(to) = codes;
+      } else {
+        *reinterpret_cast<uint16_t*>(to) = uint16_t(codes);
+      }
+    }
+  }
+  if (columns) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      uint8_t* to = column_stage + ColumnTile<W, 4>::chunk(col + j, row / 32) + row % 32 / 2;
+      if constexpr (N == 8) {
+        *reinterpret_cast<uint32_t*>(to) = turned[j];
+      } else {
+        *reinterpret_cast<uint16_t*>(to) = uint16_t(turned[j]);
+      }
+    }
+  }
+}
+
+// Codes and scales of one pass into the stage, with what each element is multiplied by.
+template <int W, bool TURNED, uint32_t SIDE, typename Rule, typename Codes>
+__device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule, const Values<W>& v, uint32_t lane,
+                                             uint8_t* scales, Codes codes) {
+  BlockScales<W, TURNED, SIDE, Rule> blocks{rule, lane, scales};
+  if (pass.block_cols == 1) {
+    float m[W];
+    blocks.columns(v, m);
+    codes([&](int, int j) { return m[j]; });
+  } else if (pass.block_rows == 1) {
+    float m[32 / W];
+    blocks.rows(v, m);
+    codes([&](int i, int) { return m[i]; });
+  } else {
+    float m = blocks.square(v);
+    codes([&](int, int) { return m; });
+  }
+}
+
+// FP8 codes of a tile.
+template <int W, bool TURNED, typename E>
+__device__ __forceinline__ void quantize8(const Encode& job, const View& view, uint64_t row, uint64_t col, uint32_t lane,
+                                          Values<W>& v, Stage<TURNED>& stage) {
+  if constexpr (TURNED) {
+    const Pass& pass = job.pass[0];
+    float tensor = *pointer<const float>(job.tensor);
+    stage_codes8<W, true, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
+                             [&](int, int) { return tensor; });
+  } else if (job.rule == RULE_TENSOR) {
+    float tensor = *pointer<const float>(job.tensor);
+    stage_codes8<W, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
+  } else {
+    PowerOfTwo rule = PowerOfTwo::of(job);
+#pragma unroll 1
+    for (uint32_t p = 0; p < job.passes; ++p) {
+      v.pin();
+      stage_blocks<W, false, 32>(job.pass[p], rule, v, lane, stage.scales[p], [&](auto m) {
+        stage_codes8<W, false, E>(v, lane, true, false, stage.codes[p], nullptr, m);
+      });
+    }
+  }
+  __syncthreads();
+  uint32_t vector = job.vector;
+  for (uint32_t p = 0; p < job.passes; ++p) {
+    const Pass& pass = job.pass[p];
+    if (pass.data[0]) {
+      store_lines<RowTile<W, TURNED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, view.rows, view.cols, false,
+                                         stage.codes[TURNED ? 0 : p]);
+    }
+    if constexpr (TURNED) {
+      if (pass.data[1]) {
+        store_lines<ColumnTile<W, 8>>(pass.data[1], vector & (VECTOR_COLUMNS_0 << p), col, row, view.cols, view.rows, false,
+                                      stage.codes[1]);
+      }
+    } else {
+      store_scales<false>(pass, view, row, col, stage.scales[p]);
+    }
+  }
+}
+
+// NVFP4 codes of a tile.
+template <int W>
+__device__ __forceinline__ void quantize4(const Encode& job, const View& view, uint64_t row, uint64_t col, uint32_t lane,
+                                          Values<W>& v, Stage<true>& stage) {
+  TwoLevel rule = TwoLevel::of(job);
+#pragma unroll 1
+  for (uint32_t p = 0; p < job.passes; ++p) {
+    const Pass& pass = job.pass[p];
+    v.pin();
+    stage_blocks<W, true, 16>(pass, rule, v, lane, stage.scales[p], [&](auto m) {
+      stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], m);
+    });
+  }
+  __syncthreads();
+  uint32_t vector = job.vector;
+  for (uint32_t p = 0; p < job.passes; ++p) {
+    const Pass& pass = job.pass[p];
+    if (pass.data[0]) {
+      store_lines<RowTile<W, true, 4>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col / 2, view.rows, view.cols / 2,
+                                       false, stage.codes[0]);
+    }
+    if (pass.data[1]) {
+      store_lines<ColumnTile<W, 4>>(pass.data[1], vector & (VECTOR_COLUMNS_0 << p), col, row / 2, view.cols,
+                                    (view.rows + 1) / 2, view.rows % 2, stage.codes[1]);
+    }
+    store_scales<true>(pass, view, row, col, stage.scales[p]);
+  }
+}
+
+// Values as they are, bf16 or f32, row-major.
+template <int W>
+__device__ __forceinline__ void store_plain(const Encode& job, const View& view, const Lane<W>& at, const Values<W>& v) {
+  uint64_t row = at.row + at.local_row(), col = at.col + at.local_col();
+#pragma unroll
+  for (int i = 0; i < 32 / W; ++i) {
+#pragma unroll
+    for (int j = 0; j < W; j += 4) {
+      if (!view.holds(row + i, col + j)) continue;
+      uint64_t index = (row + i) * view.cols + col + j;
+      bool whole = (job.vector & VECTOR_ROWS_0) && view.holds(row + i, col + j + 3);
+      if (job.element == BF16) {
+        uint2 pairs = make_uint2(narrow_pair(v.at(i, j), v.at(i, j + 1)), narrow_pair(v.at(i, j + 2), v.at(i, j + 3)));
+        uint16_t* to = pointer<uint16_t>(job.pass[0].data[0]) + index;
+        if (whole) {
+          store8(to, pairs);
+          continue;
+        }
+        to[0] = uint16_t(pairs.x);
+        if (view.holds(row + i, col + j + 1)) to[1] = uint16_t(pairs.x >> 16);
+        if (view.holds(row + i, col + j + 2)) to[2] = uint16_t(pairs.y);
+        if (view.holds(row + i, col + j + 3)) to[3] = uint16_t(pairs.y >> 16);
+      } else {
+        float* to = pointer<float>(job.pass[0].data[0]) + index;
+        if (whole) {
+          store16(to, as_bits(make_float4(v.at(i, j), v.at(i, j + 1), v.at(i, j + 2), v.at(i, j + 3))));
+          continue;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (view.holds(row + i, col + j + k)) to[k] = v.at(i, j + k);
+        }
+      }
     }
   }
 }
 
 // Encodes the tile at (row, col) from the values of its threads.
 template <int W, bool TURNED>
-__device__ __forceinline__ void quantize(const Encode& job, const ScaleRule& rule, const View& view, uint64_t row,
-                                         uint64_t col, const Lane<W>& at, const float (&v)[32 / W][W],
-                                         Stage<TURNED>& stage) {
-  bool inside = view.holds_all(at.row, at.col, 32, 32);
-  uint32_t passes = job.passes, vector = job.vector;
-#pragma unroll 1
-  for (uint32_t p = 0; p < passes; ++p) {
-    const Pass pass = job.pass[p];
-    if (TURNED && p > 0) __syncthreads();
-    Quantizer<W, TURNED> quantizer{rule, view, at, stage.scales[p]};
-    quantizer.run(pass, v, inside && (vector & (VECTOR_ROWS_0 << p)), stage.turned);
-    if constexpr (TURNED) {
-      __syncthreads();
-      if (pass.data[1]) {
-        uint32_t bits = rule.element == E2M1 ? 4 : 8;
-        store_turned(pass, bits, vector & (VECTOR_COLUMNS_0 << p), view, row, col, stage.turned);
+__device__ __forceinline__ void quantize(const Encode& job, const View& view, uint64_t row, uint64_t col, const Lane<W>& at,
+                                         Values<W>& v, Stage<TURNED>& stage) {
+  switch (job.element) {
+    case E4M3: return quantize8<W, TURNED, E4m3>(job, view, row, col, at.lane, v, stage);
+    case E5M2: return quantize8<W, TURNED, E5m2>(job, view, row, col, at.lane, v, stage);
+    default:
+      if constexpr (TURNED) {
+        quantize4<W>(job, view, row, col, at.lane, v, stage);
+      } else {
+        store_plain<W>(job, view, at, v);
       }
-      store_scales<TURNED>(pass, rule, view, row, col, stage.scales[p]);
-    }
-  }
-  if constexpr (!TURNED) {
-    __syncthreads();
-    for (uint32_t p = 0; p < passes; ++p) store_scales<TURNED>(job.pass[p], rule, view, row, col, stage.scales[p]);
   }
 }
 

@@ -104,6 +104,32 @@ struct ScaleRule {
   }
 };
 
+// The rules of the tiled paths, each alone: what a lane needs for its blocks.
+struct PowerOfTwo {
+  float factor;  // fl(1 / max)
+  int emax;
+  bool floor;
+  static __device__ __forceinline__ PowerOfTwo of(const Encode& job) {
+    return {max_reciprocal(job.element), max_exponent(job.element), job.rule == RULE_E8M0_FLOOR};
+  }
+  __device__ __forceinline__ Scaled block(float amax) const {
+    uint32_t entry = floor ? E8m0::floor(amax, emax) : E8m0::ceil(__fmul_rn(amax, factor));
+    return {entry, E8m0::inverse(entry)};
+  }
+};
+
+struct TwoLevel {
+  float factor, decode;
+  static __device__ __forceinline__ TwoLevel of(const Encode& job) {
+    float scale = two_level_encode_scale(*pointer<const float>(job.tensor));
+    return {__fmul_rn(scale, __uint_as_float(0x3E2AAAABu)), __fdiv_rn(1.0f, scale)};
+  }
+  __device__ __forceinline__ Scaled block(float amax) const {
+    uint32_t entry = E4m3::one(fminf(__fmul_rn(amax, factor), float_max()));
+    return {entry, fminf(__fdiv_rn(1.0f, __fmul_rn(E4m3::decode(entry), decode)), float_max())};
+  }
+};
+
 // Raises an amax entry (numerics 2.2). Maxima of non-negative floats are maxima of their bits; an
 // entry that holds a NaN loses.
 __device__ __forceinline__ void raise(float* entry, float amax) {

@@ -33,61 +33,169 @@ struct View {
   }
 };
 
-// The values of a warp's tile; 0 outside the matrix.
-template <int W>
-__device__ __forceinline__ void load_values(uint64_t source, uint8_t code, bool vector, const View& view,
-                                            const Lane<W>& at, float (&v)[32 / W][W]) {
-  constexpr int N = 32 / W;
-  uint64_t row = at.row + at.local_row(), col = at.col + at.local_col();
-  if (vector && view.holds_all(at.row, at.col, 32, 32)) {
-    if constexpr (W == 8) {
-      const uint16_t* from = pointer<const uint16_t>(source) + row * view.cols + col;
-      uint4 raw[N];
-#pragma unroll
-      for (int i = 0; i < N; ++i) raw[i] = load16(from + i * view.cols);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          v[i][2 * j] = widen_low(words[j]);
-          v[i][2 * j + 1] = widen_high(words[j]);
-        }
-      }
-    } else {
-      const float* from = pointer<const float>(source) + row * view.cols + col;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        float4 chunk = as_floats(load16(from + i * view.cols));
-        v[i][0] = chunk.x;
-        v[i][1] = chunk.y;
-        v[i][2] = chunk.z;
-        v[i][3] = chunk.w;
-      }
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-#pragma unroll
-    for (int j = 0; j < W; ++j) {
-      bool inside = view.holds(row + i, col + j);
-      v[i][j] = inside ? load_source(source, W == 8 ? BF16 : F32, (row + i) * view.cols + col + j) : 0.0f;
-    }
-  }
-}
-
-template <int W>
-__device__ __forceinline__ void round_values(float (&v)[32 / W][W]) {
-#pragma unroll
-  for (int i = 0; i < 32 / W; ++i) {
-#pragma unroll
-    for (int j = 0; j < W; ++j) v[i][j] = round_bf16(v[i][j]);
-  }
-}
-
 // max(a, |x|), where a NaN loses.
 __device__ __forceinline__ float max_abs(float a, float x) { return fmaxf(a, fabsf(x)); }
+
+// The values of a warp's tile; 0 outside the matrix.
+template <int W>
+struct Values;
+
+// binary32.
+template <>
+struct Values<4> {
+  float x[8][4];
+
+  __device__ __forceinline__ float at(int i, int j) const { return x[i][j]; }
+
+  __device__ __forceinline__ void load(uint64_t source, bool vector, const View& view, const Lane<4>& lane) {
+    uint64_t row = lane.row + lane.local_row(), col = lane.col + lane.local_col();
+    const float* from = pointer<const float>(source) + row * view.cols + col;
+    if (vector && view.holds_all(lane.row, lane.col, 32, 32)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) set(i, as_floats(load16(from + i * view.cols)));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[i][j] = view.holds(row + i, col + j) ? from[i * view.cols + j] : 0.0f;
+      }
+    }
+  }
+  // Element by element, from a function of the row and column within the warp's tile.
+  template <typename At>
+  __device__ __forceinline__ void gather(At value, const Lane<4>& lane) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i][j] = value(lane.local_row() + i, lane.local_col() + j);
+    }
+  }
+  __device__ __forceinline__ void set(int i, float4 chunk) {
+    x[i][0] = chunk.x;
+    x[i][1] = chunk.y;
+    x[i][2] = chunk.z;
+    x[i][3] = chunk.w;
+  }
+  // Rounds to bfloat16.
+  __device__ __forceinline__ void round() {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i][j] = round_bf16(x[i][j]);
+    }
+  }
+  // Keeps the compiler from doing what follows before a loop instead of in it.
+  __device__ __forceinline__ void pin() {}
+
+  __device__ __forceinline__ void row_maxima(float (&a)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      a[i] = max_abs(max_abs(max_abs(max_abs(0.0f, x[i][0]), x[i][1]), x[i][2]), x[i][3]);
+    }
+  }
+  __device__ __forceinline__ void column_maxima(float (&a)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      a[j] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[j] = max_abs(a[j], x[i][j]);
+    }
+  }
+  __device__ __forceinline__ float maximum() const {
+    float a[8];
+    row_maxima(a);
+    return fmaxf(fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3])), fmaxf(fmaxf(a[4], a[5]), fmaxf(a[6], a[7])));
+  }
+};
+
+// The larger magnitudes of pairs of bfloat16, where a NaN loses; `a` holds magnitudes.
+__device__ __forceinline__ uint32_t max_abs_pair(uint32_t a, uint32_t x) {
+  uint32_t y;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(x & 0x7FFF7FFFu));
+  return y;
+}
+
+// bfloat16, in pairs.
+template <>
+struct Values<8> {
+  uint32_t x[4][4];
+
+  __device__ __forceinline__ float at(int i, int j) const { return j % 2 ? widen_high(x[i][j / 2]) : widen_low(x[i][j / 2]); }
+
+  __device__ __forceinline__ void load(uint64_t source, bool vector, const View& view, const Lane<8>& lane) {
+    uint64_t row = lane.row + lane.local_row(), col = lane.col + lane.local_col();
+    const uint16_t* from = pointer<const uint16_t>(source) + row * view.cols + col;
+    if (vector && view.holds_all(lane.row, lane.col, 32, 32)) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint4 raw = load16(from + i * view.cols);
+        x[i][0] = raw.x;
+        x[i][1] = raw.y;
+        x[i][2] = raw.z;
+        x[i][3] = raw.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          uint32_t bits = view.holds(row + i, col + j) ? from[i * view.cols + j] : 0;
+          x[i][j / 2] = j % 2 ? x[i][j / 2] | bits << 16 : bits;
+        }
+      }
+    }
+  }
+  template <typename At>
+  __device__ __forceinline__ void gather(At value, const Lane<8>& lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        uint32_t bits = __float_as_uint(value(lane.local_row() + i, lane.local_col() + j));
+        x[i][j / 2] = j % 2 ? x[i][j / 2] | (bits & 0xFFFF0000u) : bits >> 16;
+      }
+    }
+  }
+  __device__ __forceinline__ void round() {}
+  __device__ __forceinline__ void pin() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(x[i][j]));
+    }
+  }
+
+  static __device__ __forceinline__ float larger(uint32_t pair) { return fmaxf(widen_low(pair), widen_high(pair)); }
+  __device__ __forceinline__ void row_maxima(float (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = larger(max_abs_pair(max_abs_pair(max_abs_pair(max_abs_pair(0, x[i][0]), x[i][1]), x[i][2]), x[i][3]));
+    }
+  }
+  __device__ __forceinline__ void column_maxima(float (&a)[8]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t pair = max_abs_pair(max_abs_pair(max_abs_pair(max_abs_pair(0, x[0][j]), x[1][j]), x[2][j]), x[3][j]);
+      a[2 * j] = widen_low(pair);
+      a[2 * j + 1] = widen_high(pair);
+    }
+  }
+  __device__ __forceinline__ float maximum() const {
+    float a[4];
+    row_maxima(a);
+    return fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
+  }
+};
+
+// Four words of four bytes, transposed: byte r of out[c] is byte c of in[r].
+__device__ __forceinline__ void turn_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
+  uint32_t a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
+  uint32_t c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(a, b, 0x5410);
+  out[1] = __byte_perm(a, b, 0x7632);
+  out[2] = __byte_perm(c, d, 0x5410);
+  out[3] = __byte_perm(c, d, 0x7632);
+}
 
 // Reduces a[0 .. N) over LANES lanes whose numbers differ in the bits STRIDE .. STRIDE * LANES / 2:
 // lane k of them ends with the maxima of a[k * N / LANES + r] in a[r].
