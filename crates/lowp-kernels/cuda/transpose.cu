@@ -40,32 +40,39 @@ __device__ __forceinline__ void transpose_any(const Transpose& job, uint32_t ind
 
 __device__ __forceinline__ uint32_t& word(uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// 128 x 128 bytes. Thread t loads 16 bytes of each of four rows.
+// 128 x 128 bytes. Thread t loads 16 bytes of each of four rows. The chunks of a line are exchanged
+// by an exclusive or with the thread that wrote them, so that no two lanes meet in a bank.
 __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {
-  constexpr uint32_t TILE = 128, PITCH = TILE + 16;
+  constexpr uint32_t TILE = 128;
   uint32_t tiles = uint32_t(job.tiles_across);
   uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;
   uint32_t r = threadIdx.x / 8 * 4, c = threadIdx.x % 8 * 16;
+  bool whole = i0 + TILE <= job.outer && j0 + TILE <= job.inner;
+  const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + r) * job.from_pitch + j0 + c;
   uint4 rows[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    bool inside = i0 + r + i < job.outer && j0 + c < job.inner;
-    rows[i] = inside ? load16(pointer<const uint8_t>(job.from) + (i0 + r + i) * job.from_pitch + j0 + c) : make_uint4(0, 0, 0, 0);
+    bool inside = whole || (i0 + r + i < job.outer && j0 + c < job.inner);
+    rows[i] = inside ? load16(from + i * job.from_pitch) : make_uint4(0, 0, 0, 0);
   }
+  uint32_t at = (r / 16 ^ threadIdx.x % 8) * 16 + r % 16;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t in[4] = {word(rows[0], k), word(rows[1], k), word(rows[2], k), word(rows[3], k)};
     uint32_t out[4];
     turn_bytes(in, out);
 #pragma unroll
-    for (int b = 0; b < 4; ++b) *reinterpret_cast<uint32_t*>(shared + (c + 4 * k + b) * PITCH + r) = out[b];
+    for (int b = 0; b < 4; ++b) *reinterpret_cast<uint32_t*>(shared + (c + 4 * k + b) * TILE + at) = out[b];
   }
   __syncthreads();
+  // Line j = 32 * step + t / 8 of the result.
+  uint32_t j = threadIdx.x / 8;
+  uint8_t* to = pointer<uint8_t>(job.to) + (j0 + j) * job.to_pitch + i0 + c;
 #pragma unroll
-  for (uint32_t e = threadIdx.x; e < TILE * TILE / 16; e += THREADS) {
-    uint32_t j = e / 8, b = e % 8 * 16;
-    if (j0 + j >= job.inner || i0 + b >= job.outer) continue;
-    store16(pointer<uint8_t>(job.to) + (j0 + j) * job.to_pitch + i0 + b, *reinterpret_cast<const uint4*>(shared + j * PITCH + b));
+  for (uint32_t step = 0; step < 4; ++step, j += 32) {
+    if (!whole && (j0 + j >= job.inner || i0 + c >= job.outer)) continue;
+    uint32_t chunk = threadIdx.x % 8 ^ j / 16;
+    store16(to + step * 32 * job.to_pitch, *reinterpret_cast<const uint4*>(shared + j * TILE + chunk * 16));
   }
 }
 
@@ -78,11 +85,13 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
   uint32_t tiles = uint32_t(job.tiles_across);
   uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;  // rows, bytes
   uint32_t r = threadIdx.x / 16 * 8, c = threadIdx.x % 16 * 8;
+  bool whole = i0 + TILE <= job.outer && j0 + TILE <= job.from_pitch;
+  const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + r) * job.from_pitch + j0 + c;
   uint2 rows[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    bool inside = i0 + r + i < job.outer && j0 + c < job.from_pitch;
-    rows[i] = inside ? load8(pointer<const uint8_t>(job.from) + (i0 + r + i) * job.from_pitch + j0 + c) : make_uint2(0, 0);
+    bool inside = whole || (i0 + r + i < job.outer && j0 + c < job.from_pitch);
+    rows[i] = inside ? load8(from + i * job.from_pitch) : make_uint2(0, 0);
   }
   uint32_t upper = threadIdx.x / 16 % 2, at = r / 8 ^ threadIdx.x % 16;
 #pragma unroll
@@ -105,12 +114,13 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
     }
   }
   __syncthreads();
+  // Row j = 16 * step + t / 16 of the result.
+  uint32_t j = threadIdx.x / 16, w = threadIdx.x % 16;
+  uint8_t* to = pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + w * 4;
 #pragma unroll
-  for (uint32_t first = 0; first < 2 * TILE * WORDS; first += THREADS) {
-    uint32_t e = first + threadIdx.x, j = e / WORDS, w = e % WORDS;
-    if (2 * j0 + j >= job.inner || i0 / 2 + w * 4 >= job.to_pitch) continue;
-    uint8_t* to = pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + w * 4;
-    __stcs(reinterpret_cast<uint32_t*>(to), shared[j * WORDS + (w ^ j / 16)]);
+  for (uint32_t step = 0; step < 16; ++step) {
+    if (!whole && (2 * j0 + 16 * step + j >= job.inner || i0 / 2 + w * 4 >= job.to_pitch)) continue;
+    __stcs(reinterpret_cast<uint32_t*>(to + step * 16 * job.to_pitch), shared[(16 * step + j) * WORDS + (w ^ step)]);
   }
 }
 
@@ -123,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    uint32_t flags) {
   __shared__ union {
     uint32_t entries[SIDE * (SIDE + 1)];
-    alignas(16) uint8_t bytes[128 * 144];
+    alignas(16) uint8_t bytes[128 * 128];
   } shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];

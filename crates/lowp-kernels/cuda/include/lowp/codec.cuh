@@ -95,7 +95,8 @@ struct E2m1 {
     float a = fabsf(x);
     float r = fminf(fmaf(a, 2.0f, unit), __fadd_rn(a, unit + 2.0f));
     r = fminf(r, fminf(fmaf(a, 0.5f, unit + 4.0f), unit + 7.0f));
-    return (__float_as_uint(r) & 7u) | ((__float_as_uint(x) >> 28) & 8u);
+    // Of the four bits that are left of x, the sign is the highest.
+    return (__float_as_uint(r) & 7u) | ((__float_as_uint(x) >> 28) & ~7u);
   }
   // Two codes, the first in the low nibble.
   static __device__ __forceinline__ uint32_t pair(float low, float high) {
@@ -106,6 +107,17 @@ struct E2m1 {
     return codes;
 #else
     return one(low) | (one(high) << 4);
+#endif
+  }
+  // Two codes, apart.
+  static __device__ __forceinline__ void each(float low, float high, uint32_t (&codes)[2]) {
+#if LOWP_FP4_CVT
+    uint32_t two = pair(low, high);
+    codes[0] = two & 15u;
+    codes[1] = two >> 4;
+#else
+    codes[0] = one(low);
+    codes[1] = one(high);
 #endif
   }
   static __device__ __forceinline__ float step(float a) { return a >= 4.0f ? 2.0f : a >= 2.0f ? 1.0f : 0.5f; }

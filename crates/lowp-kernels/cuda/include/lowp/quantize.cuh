@@ -53,16 +53,22 @@ struct alignas(16) Stage {
 template <typename Tile>
 __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t line, uint64_t byte, uint64_t lines,
                                             uint64_t pitch, bool odd, const uint8_t* stage) {
+  constexpr uint32_t COUNT = Tile::LINES * Tile::CHUNKS;
+  uint64_t corner = base + line * pitch + byte;
+  if (vector && line + Tile::LINES <= lines && byte + Tile::CHUNKS * 16 <= pitch) {
 #pragma unroll
-  for (uint32_t first = 0; first < Tile::LINES * Tile::CHUNKS; first += THREADS) {
-    uint32_t e = first + threadIdx.x, i = e / Tile::CHUNKS, b = e % Tile::CHUNKS * 16;
+    for (uint32_t first = 0; first < COUNT; first += THREADS) {
+      uint32_t e = first + threadIdx.x, i = e / Tile::CHUNKS, c = e % Tile::CHUNKS;
+      store16(pointer<uint8_t>(corner + i * pitch + c * 16), *reinterpret_cast<const uint4*>(stage + Tile::chunk(i, c)));
+    }
+    return;
+  }
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x; e < COUNT; e += THREADS) {
+    uint32_t i = e / Tile::CHUNKS, b = e % Tile::CHUNKS * 16;
     if (line + i >= lines || byte + b >= pitch) continue;
     const uint8_t* from = stage + Tile::chunk(i, b / 16);
-    uint64_t to = base + (line + i) * pitch + byte + b;
-    if (vector && byte + b + 16 <= pitch) {
-      store16(pointer<uint8_t>(to), *reinterpret_cast<const uint4*>(from));
-      continue;
-    }
+    uint64_t to = corner + i * pitch + b;
     uint32_t bytes = uint32_t(min(uint64_t(16), pitch - byte - b)), done = 0;
     if (to % 4 == 0) {
 #pragma unroll 1
@@ -75,25 +81,28 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
   }
 }
 
-// Writes the staged scales of a tile, in whole rows of either order.
+// Writes the staged scales of a tile, in whole rows of either order. Block sides are powers of two.
 template <bool TURNED>
 __device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col,
                                              const uint8_t* stage) {
   using Tile = Tiling<TURNED>;
-  uint32_t height = pass.block_rows, width = pass.block_cols;
-  if (height == 0) return;
-  uint32_t down = Tile::ROWS / height, across = Tile::COLS / width;
-  uint64_t top = row / height, left = col / width;
-  uint64_t rows = cdiv(view.rows, height), cols = cdiv(view.cols, width);
+  if (pass.block_rows == 0) return;
+  uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
+  uint32_t down = Tile::ROWS >> h, across = Tile::COLS >> w;
+  uint64_t rows = (view.rows + pass.block_rows - 1) >> h, cols = (view.cols + pass.block_cols - 1) >> w;
+  uint64_t top = row >> h, left = col >> w;
+  // What is left of the matrix, in blocks.
+  uint32_t r_end = uint32_t(min(uint64_t(down), rows - top)), c_end = uint32_t(min(uint64_t(across), cols - left));
+  uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
   for (uint32_t e = threadIdx.x; e < down * across; e += THREADS) {
-    uint32_t r = e / across, c = e % across;
-    if (pass.scale[0] && top + r < rows && left + c < cols) {
+    uint32_t r = e >> across_bits, c = e & (across - 1);
+    if (pass.scale[0] && r < r_end && c < c_end) {
       pointer<uint8_t>(pass.scale[0])[(top + r) * cols + left + c] = stage[e];
     }
     if constexpr (TURNED) {
-      r = e % down, c = e / down;
-      if (pass.scale[1] && top + r < rows && left + c < cols) {
-        pointer<uint8_t>(pass.scale[1])[(left + c) * rows + top + r] = stage[r * across + c];
+      r = e & (down - 1), c = e >> down_bits;
+      if (pass.scale[1] && r < r_end && c < c_end) {
+        pointer<uint8_t>(pass.scale[1])[(left + c) * rows + top + r] = stage[(r << across_bits) + c];
       }
     }
   }
@@ -218,10 +227,13 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
     uint32_t codes = 0;
 #pragma unroll
     for (int j = 0; j < W; j += 2) {
-      uint32_t two = E2m1::pair(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)));
-      codes |= two << (4 * j);
-      turned[j] |= (two & 15u) << (4 * i);
-      turned[j + 1] |= (two >> 4) << (4 * i);
+      uint32_t two[2];
+      E2m1::each(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)), two);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        codes += two[k] << (4 * (j + k));
+        turned[j + k] += two[k] << (4 * i);
+      }
     }
     if (rows) {
       uint8_t* to = row_stage + RowTile<W, true, 4>::chunk(row + i, col / 32) + col % 32 / 2;
