@@ -144,10 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
       uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
       a = update_any(job, adam, view, row, col, rows, cols);
-      ScaleRule rule = ScaleRule::of(encode);
-      if (tile.index == 0 && threadIdx.x == 0) rule.store_tensor(encode.tensor_scale);
-      uint64_t random_step = encode.stochastic ? step->random_step : 0;
-      GenericEncode{encode, rule, {encode.seed, encode.stream + (random_step << 32)}, shared.multipliers}.tile(row, col);
+      encode_generic(encode, step, tile.index, shared.multipliers);
     }
   }
   if (job.amax) {

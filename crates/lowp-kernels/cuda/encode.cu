@@ -40,11 +40,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
   } else if (job.path == PATH_TURNED) {
     wide_source ? encode_tiled<8, true>(job, tile.index, shared.turned) : encode_tiled<4, true>(job, tile.index, shared.turned);
   } else {
-    ScaleRule rule = ScaleRule::of(job);
-    if (tile.index == 0 && threadIdx.x == 0) rule.store_tensor(job.tensor_scale);
-    uint64_t random_step = job.stochastic ? step->random_step : 0;
-    GenericEncode encode{job, rule, {job.seed, job.stream + (random_step << 32)}, shared.multipliers};
-    uint32_t across = uint32_t(job.tiles_across);
-    encode.tile(uint64_t(tile.index / across) * job.tile_rows, uint64_t(tile.index % across) * job.tile_cols);
+    encode_generic(job, step, tile.index, shared.multipliers);
   }
 }

@@ -150,4 +150,15 @@ struct GenericEncode {
   }
 };
 
+// Encodes one tile; `multipliers` is shared memory for UNIT_BLOCKS. Not inlined: the tiled paths
+// should not pay for its registers.
+__device__ __noinline__ void encode_generic(const Encode& job, const Step* step, uint32_t index, float* multipliers) {
+  ScaleRule rule = ScaleRule::of(job);
+  if (index == 0 && threadIdx.x == 0) rule.store_tensor(job.tensor_scale);
+  uint64_t random_step = job.stochastic ? step->random_step : 0;
+  uint32_t across = uint32_t(job.tiles_across);
+  GenericEncode encode{job, rule, {job.seed, job.stream + (random_step << 32)}, multipliers};
+  encode.tile(uint64_t(index / across) * job.tile_rows, uint64_t(index % across) * job.tile_cols);
+}
+
 }  // namespace lowp

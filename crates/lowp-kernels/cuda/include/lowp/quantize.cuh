@@ -169,6 +169,9 @@ struct BlockScales {
   }
 };
 
+// Keeps the compiler from computing a code again for each place that it goes to.
+__device__ __forceinline__ void once(uint32_t& code) { asm volatile("" : "+r"(code)); }
+
 // Codes of 8 bits into the staged tiles.
 template <int W, bool TURNED, typename E, typename Multiplier>
 __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
@@ -183,6 +186,7 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
       uint32_t low = E::pair(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)));
       uint32_t high = E::pair(__fmul_rn(v.at(i, j + 2), m(i, j + 2)), __fmul_rn(v.at(i, j + 3), m(i, j + 3)));
       codes[i][j / 4] = __byte_perm(low, high, 0x5410);
+      once(codes[i][j / 4]);
     }
     if (rows) {
       uint8_t* to = row_stage + RowTile<W, TURNED, 8>::chunk(row + i, col / 16) + col % 16;
@@ -231,6 +235,7 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
       E2m1::each(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)), two);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
+        once(two[k]);
         codes += two[k] << (4 * (j + k));
         turned[j + k] += two[k] << (4 * i);
       }
