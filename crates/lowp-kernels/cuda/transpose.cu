@@ -44,8 +44,8 @@ __device__ __forceinline__ uint32_t& word(uint4& v, int i) { return i == 0 ? v.x
 // by an exclusive or with the thread that wrote them, so that no two lanes meet in a bank.
 __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {
   constexpr uint32_t TILE = 128;
-  uint32_t tiles = uint32_t(job.tiles_across);
-  uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;
+  uint2 tile = grouped(index, uint32_t(cdiv(job.outer, TILE)), uint32_t(job.tiles_across));
+  uint64_t i0 = uint64_t(tile.x) * TILE, j0 = uint64_t(tile.y) * TILE;
   uint32_t r = threadIdx.x / 8 * 4, c = threadIdx.x % 8 * 16;
   bool whole = i0 + TILE <= job.outer && j0 + TILE <= job.inner;
   const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + r) * job.from_pitch + j0 + c;
@@ -76,51 +76,61 @@ __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t i
   }
 }
 
-// 128 x 256 nibbles: 128 rows of 128 bytes become 256 rows of 64 bytes. Thread t loads 8 bytes of
-// each of eight rows; nibbles of row pairs are exchanged, then bytes of pairs. The words of a row
-// are exchanged by an exclusive or with the column that wrote them, and half of a warp writes odd
-// rows while the other writes even ones, so no two lanes meet in a bank.
+// 256 x 256 nibbles: 256 rows of 128 bytes become as many. Thread t loads 8 bytes of each of eight
+// rows, twice; nibbles of row pairs are exchanged, then bytes of pairs. The words of a row are
+// exchanged by an exclusive or with the column that wrote them, and half of a warp writes odd rows
+// while the other writes even ones, so no two lanes meet in a bank.
 __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint32_t* shared) {
-  constexpr uint32_t TILE = 128, WORDS = TILE / 8;
-  uint32_t tiles = uint32_t(job.tiles_across);
-  uint64_t i0 = uint64_t(index / tiles) * TILE, j0 = uint64_t(index % tiles) * TILE;  // rows, bytes
+  constexpr uint32_t TILE = 256, WORDS = TILE / 8;
+  uint2 tile = grouped(index, uint32_t(cdiv(job.outer, TILE)), uint32_t(job.tiles_across));
+  uint64_t i0 = uint64_t(tile.x) * TILE, j0 = uint64_t(tile.y) * (TILE / 2);  // rows, bytes
   uint32_t r = threadIdx.x / 16 * 8, c = threadIdx.x % 16 * 8;
-  bool whole = i0 + TILE <= job.outer && j0 + TILE <= job.from_pitch;
+  bool whole = i0 + TILE <= job.outer && j0 + TILE / 2 <= job.from_pitch;
   const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + r) * job.from_pitch + j0 + c;
-  uint2 rows[8];
+  uint2 rows[2][8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    bool inside = whole || (i0 + r + i < job.outer && j0 + c < job.from_pitch);
-    rows[i] = inside ? load8(from + i * job.from_pitch) : make_uint2(0, 0);
-  }
-  uint32_t upper = threadIdx.x / 16 % 2, at = r / 8 ^ threadIdx.x % 16;
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    uint32_t low[4], high[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      uint32_t a = k ? rows[2 * q].y : rows[2 * q].x, b = k ? rows[2 * q + 1].y : rows[2 * q + 1].x;
-      low[q] = (a & 0x0F0F0F0Fu) | ((b & 0x0F0F0F0Fu) << 4);
-      high[q] = ((a >> 4) & 0x0F0F0F0Fu) | (b & 0xF0F0F0F0u);
+    for (int i = 0; i < 8; ++i) {
+      bool inside = whole || (i0 + r + 128 * half + i < job.outer && j0 + c < job.from_pitch);
+      rows[half][i] = inside ? load8(from + (128 * half + i) * job.from_pitch) : make_uint2(0, 0);
     }
-    uint32_t even[4], odd[4];
-    turn_bytes(low, even);
-    turn_bytes(high, odd);
+  }
+  uint32_t upper = threadIdx.x / 16 % 2;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      uint32_t j = 2 * (c + 4 * k + b);
-      shared[(j + upper) * WORDS + at] = upper ? odd[b] : even[b];
-      shared[(j + 1 - upper) * WORDS + at] = upper ? even[b] : odd[b];
+  for (int half = 0; half < 2; ++half) {
+    uint32_t at = (r / 8 ^ threadIdx.x % 16) + 16 * half;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      uint32_t low[4], high[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        uint2 first = rows[half][2 * q], second = rows[half][2 * q + 1];
+        uint32_t a = k ? first.y : first.x, b = k ? second.y : second.x;
+        low[q] = (a & 0x0F0F0F0Fu) | ((b & 0x0F0F0F0Fu) << 4);
+        high[q] = ((a >> 4) & 0x0F0F0F0Fu) | (b & 0xF0F0F0F0u);
+      }
+      uint32_t even[4], odd[4];
+      turn_bytes(low, even);
+      turn_bytes(high, odd);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        // Odd rows have their halves exchanged, so that the two rows of a warp's store differ in bank.
+        uint32_t j = 2 * (c + 4 * k + b);
+        shared[(j + upper) * WORDS + (at ^ 16 * upper)] = upper ? odd[b] : even[b];
+        shared[(j + 1 - upper) * WORDS + (at ^ 16 * (1 - upper))] = upper ? even[b] : odd[b];
+      }
     }
   }
   __syncthreads();
-  // Row j = 16 * step + t / 16 of the result.
-  uint32_t j = threadIdx.x / 16, w = threadIdx.x % 16;
+  // Row j = 8 * step + t / 32 of the result.
+  uint32_t j = threadIdx.x / 32, w = threadIdx.x % 32;
   uint8_t* to = pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + w * 4;
-#pragma unroll
-  for (uint32_t step = 0; step < 16; ++step) {
-    if (!whole && (2 * j0 + 16 * step + j >= job.inner || i0 / 2 + w * 4 >= job.to_pitch)) continue;
-    __stcs(reinterpret_cast<uint32_t*>(to + step * 16 * job.to_pitch), shared[(16 * step + j) * WORDS + (w ^ step)]);
+#pragma unroll 8
+  for (uint32_t step = 0; step < 32; ++step) {
+    if (!whole && (2 * j0 + 8 * step + j >= job.inner || i0 / 2 + w * 4 >= job.to_pitch)) continue;
+    uint32_t at = w ^ step / 2 ^ 16 * (j % 2);
+    __stcs(reinterpret_cast<uint32_t*>(to + step * 8 * job.to_pitch), shared[(8 * step + j) * WORDS + at]);
   }
 }
 
@@ -132,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     lowp_transpose(const Tile* __restrict__ tiles, const Transpose* __restrict__ jobs, const Step* __restrict__ step,
                    uint32_t flags) {
   __shared__ union {
-    uint32_t entries[SIDE * (SIDE + 1)];
+    uint32_t entries[256 * 32];
     alignas(16) uint8_t bytes[128 * 128];
   } shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;

@@ -309,7 +309,7 @@ impl Transpose {
     fn tile(&self) -> [u64; 2] {
         match (self.vector, self.bits) {
             (0, _) => [64, 64],
-            (_, 4) => [128, 256],
+            (_, 4) => [256, 256],
             _ => [128, 128],
         }
     }

@@ -35,8 +35,9 @@ struct GenericEncode {
   // The amax of one block, by `lanes` threads of a warp or by all of them; in thread 0 of those.
   __device__ __forceinline__ float partial_amax(const Rectangle& block, uint32_t thread, uint32_t threads) const {
     float a = 0.0f;
-    uint64_t count = uint64_t(block.rows) * block.cols;
-    for (uint64_t e = thread; e < count; e += threads) {
+    uint32_t count = block.rows * block.cols;  // sides are at most 4096
+#pragma unroll 1
+    for (uint32_t e = thread; e < count; e += threads) {
       a = max_abs(a, value(block.row + e / block.cols, block.col + e % block.cols));
     }
     return a;
@@ -54,6 +55,7 @@ struct GenericEncode {
     uint32_t thread = threadIdx.x % threads;
     uint32_t blocks = down * across, step = THREADS / threads;
     uint32_t rounds = (blocks + step - 1) / step;
+#pragma unroll 1
     for (uint32_t round = 0; round < rounds; ++round) {
       uint32_t b = round * step + threadIdx.x / threads;
       bool active = b < blocks;
@@ -115,19 +117,20 @@ struct GenericEncode {
     uint32_t inner = turned ? unit.rows : unit.cols, outer = turned ? unit.cols : unit.rows;
     uint32_t entries = (inner + packed - 1) / packed;
     uint64_t pitch = code_bytes(rule.element, turned ? job.rows : job.cols);
+#pragma unroll 1
     for (uint32_t e = threadIdx.x; e < outer * entries; e += THREADS) {
       uint32_t i = e / entries, j = e % entries * packed;
       uint64_t row = unit.row + (turned ? j : i), col = unit.col + (turned ? i : j);
       uint64_t line = turned ? col : row, at = turned ? row : col;
       uint8_t* to = pointer<uint8_t>(turned ? pass.data[1] : pass.data[0]) + line * pitch + at * bits / 8;
-      uint32_t entry = code(pass, unit, row, col);
-      if (bits == 4) {
-        // A nibble behind the last element is 0.
-        if (j + 1 < inner) entry |= code(pass, unit, row + turned, col + 1 - turned) << 4;
-        *to = uint8_t(entry);
-      } else {
-        for (uint32_t b = 0; b < bits / 8; ++b) to[b] = uint8_t(entry >> (8 * b));
+      // A nibble behind the last element is 0.
+      uint32_t entry = 0, count = min(packed, inner - j);
+#pragma unroll 1
+      for (uint32_t k = 0; k < count; ++k) {
+        entry |= code(pass, unit, row + (turned ? k : 0), col + (turned ? 0 : k)) << (4 * k);
       }
+#pragma unroll 1
+      for (uint32_t b = 0; b < max(bits / 8, 1u); ++b) to[b] = uint8_t(entry >> (8 * b));
     }
   }
 

@@ -216,7 +216,7 @@ struct Decode {
   uint8_t reserved[3];
 };
 
-// TransposeJob. Tiles of 128 x 128 bytes of `from` with PATH vector, else of 64 x 64 entries.
+// TransposeJob. Where `vector`, tiles of 128 x 128 bytes or 256 x 256 nibbles, else of 64 x 64 entries.
 struct Transpose {
   uint64_t from, to;
   uint64_t outer, inner;          // entries of `from`

@@ -21,6 +21,13 @@ struct Tiling {
   }
 };
 
+// The same job, read again: its fields need no registers until then.
+__device__ __forceinline__ const Encode& again(const Encode& job) {
+  const Encode* at = &job;
+  asm volatile("" : "+l"(at));
+  return *at;
+}
+
 // Codes of a tile of 8 KiB at most, as lines of 16-byte chunks. Chunks are exchanged within a line
 // by an exclusive or with a function of the line, which keeps the words that a warp writes at a
 // time (a chunk of each of its groups of rows) off each other's banks.
@@ -94,7 +101,10 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
   // What is left of the matrix, in blocks.
   uint32_t r_end = uint32_t(min(uint64_t(down), rows - top)), c_end = uint32_t(min(uint64_t(across), cols - left));
   uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
-  for (uint32_t e = threadIdx.x; e < down * across; e += THREADS) {
+#pragma unroll
+  for (uint32_t first = 0; first < (TURNED ? 2 : 1) * THREADS; first += THREADS) {
+    uint32_t e = first + threadIdx.x;
+    if (e >= down * across) break;
     uint32_t r = e >> across_bits, c = e & (across - 1);
     if (pass.scale[0] && r < r_end && c < c_end) {
       pointer<uint8_t>(pass.scale[0])[(top + r) * cols + left + c] = stage[e];
@@ -283,8 +293,9 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
 
 // FP8 codes of a tile.
 template <int W, bool TURNED, typename E>
-__device__ __forceinline__ void quantize8(const Encode& job, const View& view, uint64_t row, uint64_t col, uint32_t lane,
+__device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, uint64_t col, uint32_t lane,
                                           Values<W>& v, Stage<TURNED>& stage) {
+  const Encode& job = again(planned);
   if constexpr (TURNED) {
     const Pass& pass = job.pass[0];
     float tensor = *pointer<const float>(job.tensor);
@@ -304,9 +315,11 @@ __device__ __forceinline__ void quantize8(const Encode& job, const View& view, u
     }
   }
   __syncthreads();
-  uint32_t vector = job.vector;
-  for (uint32_t p = 0; p < job.passes; ++p) {
-    const Pass& pass = job.pass[p];
+  const Encode& out = again(planned);
+  const View view{out.rows, out.cols, 0};
+  uint32_t vector = out.vector;
+  for (uint32_t p = 0; p < out.passes; ++p) {
+    const Pass& pass = out.pass[p];
     if (pass.data[0]) {
       store_lines<RowTile<W, TURNED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, view.rows, view.cols, false,
                                          stage.codes[TURNED ? 0 : p]);
@@ -324,8 +337,9 @@ __device__ __forceinline__ void quantize8(const Encode& job, const View& view, u
 
 // NVFP4 codes of a tile.
 template <int W>
-__device__ __forceinline__ void quantize4(const Encode& job, const View& view, uint64_t row, uint64_t col, uint32_t lane,
+__device__ __forceinline__ void quantize4(const Encode& planned, uint64_t row, uint64_t col, uint32_t lane,
                                           Values<W>& v, Stage<true>& stage) {
+  const Encode& job = again(planned);
   TwoLevel rule = TwoLevel::of(job);
 #pragma unroll 1
   for (uint32_t p = 0; p < job.passes; ++p) {
@@ -336,9 +350,11 @@ __device__ __forceinline__ void quantize4(const Encode& job, const View& view, u
     });
   }
   __syncthreads();
-  uint32_t vector = job.vector;
-  for (uint32_t p = 0; p < job.passes; ++p) {
-    const Pass& pass = job.pass[p];
+  const Encode& out = again(planned);
+  const View view{out.rows, out.cols, 0};
+  uint32_t vector = out.vector;
+  for (uint32_t p = 0; p < out.passes; ++p) {
+    const Pass& pass = out.pass[p];
     if (pass.data[0]) {
       store_lines<RowTile<W, true, 4>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col / 2, view.rows, view.cols / 2,
                                        false, stage.codes[0]);
@@ -393,11 +409,11 @@ template <int W, bool TURNED>
 __device__ __forceinline__ void quantize(const Encode& job, const View& view, uint64_t row, uint64_t col, const Lane<W>& at,
                                          Values<W>& v, Stage<TURNED>& stage) {
   switch (job.element) {
-    case E4M3: return quantize8<W, TURNED, E4m3>(job, view, row, col, at.lane, v, stage);
-    case E5M2: return quantize8<W, TURNED, E5m2>(job, view, row, col, at.lane, v, stage);
+    case E4M3: return quantize8<W, TURNED, E4m3>(job, row, col, at.lane, v, stage);
+    case E5M2: return quantize8<W, TURNED, E5m2>(job, row, col, at.lane, v, stage);
     default:
       if constexpr (TURNED) {
-        quantize4<W>(job, view, row, col, at.lane, v, stage);
+        quantize4<W>(job, row, col, at.lane, v, stage);
       } else {
         store_plain<W>(job, view, at, v);
       }
