@@ -29,8 +29,13 @@ const SUM_CHUNKS: u64 = 4;
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
-    /// The kernel that runs it.
+    /// The kernel that runs any such job.
     const KERNEL: Kernel;
+    /// The kernel that runs `jobs`, which were laid out, in one launch: the general one, or one that
+    /// knows less and is faster for these.
+    fn kernel(_jobs: &[Self]) -> Kernel {
+        Self::KERNEL
+    }
     /// Fills the fields that follow from the others.
     fn lay_out(&mut self);
     /// Thread blocks of a job that was laid out.
@@ -166,6 +171,15 @@ impl Encode {
 
 impl Job for Encode {
     const KERNEL: Kernel = Kernel::Encode;
+
+    fn kernel(jobs: &[Self]) -> Kernel {
+        let tiled = |job: &Self| matches!(job.path, path::WIDE | path::TURNED | path::FLAT);
+        if jobs.iter().all(|job| job.source_code == code::BF16 && tiled(job)) {
+            Kernel::EncodeBf16
+        } else {
+            Kernel::Encode
+        }
+    }
 
     fn lay_out(&mut self) {
         let pitch = self.cols * bits(self.source_code) / 8;
@@ -412,6 +426,18 @@ mod tests {
         assert_eq!((job.path, job.tiles()), (path::WIDE, 4));
         assert_eq!(job.vector, vector::SOURCE | vector::ROWS[0] | vector::ROWS[1] | 24);
         assert_eq!(encode(1, 10, &[[0, 0]]).vector & (vector::SOURCE | vector::ROWS[0]), 0);
+    }
+
+    #[test]
+    fn bf16_sources_have_a_kernel_of_their_own() {
+        let f32 = encode(64, 256, &[[1, 32]]);
+        let mut bf16 = Encode { source_code: code::BF16, ..f32 };
+        bf16.lay_out();
+        assert_eq!(Encode::kernel(&[bf16, bf16]), Kernel::EncodeBf16);
+        assert_eq!(Encode::kernel(&[bf16, f32]), Kernel::Encode);
+        let mut generic = Encode { stochastic: 1, ..bf16 };
+        generic.lay_out();
+        assert_eq!(Encode::kernel(&[bf16, generic]), Kernel::Encode);
     }
 
     #[test]

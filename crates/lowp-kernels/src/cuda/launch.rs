@@ -27,7 +27,7 @@ impl Launch {
     /// Lays `jobs` out and puts them on the device; `None` if there is nothing to do.
     pub(super) fn new<J: Job>(cuda: &Cuda, mut jobs: Vec<J>) -> Result<Option<Self>, KernelError> {
         jobs.iter_mut().for_each(Job::lay_out);
-        let kernel = J::KERNEL;
+        let kernel = J::kernel(&jobs);
         let tiles = tile_table(&jobs).ok_or_else(|| KernelError::NoKernel {
             what: format!(
                 "{} over more than 2^31 tiles; plan it in parts",

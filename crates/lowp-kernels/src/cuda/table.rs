@@ -11,6 +11,7 @@ pub(crate) enum Kernel {
     Amax,
     Scale,
     Encode,
+    EncodeBf16,
     FlatEncode,
     Decode,
     Transpose,
@@ -22,10 +23,11 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 10] = [
+    pub(crate) const ALL: [Kernel; 11] = [
         Kernel::Amax,
         Kernel::Scale,
         Kernel::Encode,
+        Kernel::EncodeBf16,
         Kernel::FlatEncode,
         Kernel::Decode,
         Kernel::Transpose,
@@ -41,6 +43,7 @@ impl Kernel {
             Kernel::Amax => "lowp_amax",
             Kernel::Scale => "lowp_scale",
             Kernel::Encode => "lowp_encode",
+            Kernel::EncodeBf16 => "lowp_encode_bf16",
             Kernel::FlatEncode => "lowp_flat_encode",
             Kernel::Decode => "lowp_decode",
             Kernel::Transpose => "lowp_transpose",
