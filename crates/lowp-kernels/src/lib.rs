@@ -53,6 +53,8 @@
 
 mod backend;
 mod check;
+#[cfg(test)]
+mod conformance;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;

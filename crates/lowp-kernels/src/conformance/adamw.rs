@@ -18,25 +18,30 @@ fn scalars(step: u64) -> AdamScalars {
     .at_step(step)
 }
 
-fn job(len: usize, half_moments: bool, half_grad: bool, seed: u64) -> AdamwJob<Cpu> {
-    let zeros = || vec![0f32; len];
+fn job<B: Backend>(
+    rig: &Rig<B>,
+    len: usize,
+    half_moments: bool,
+    half_grad: bool,
+    seed: u64,
+) -> AdamwJob<B> {
     let moments = if half_moments {
-        let zeros = || CpuBuffer::from_vec(vec![bf16::ZERO; len]);
+        let zeros = || rig.buffer(&vec![bf16::ZERO; len]);
         Moments::Bf16 {
             exp_avg: zeros(),
             exp_avg_sq: zeros(),
         }
     } else {
-        let zeros = || CpuBuffer::from_vec(zeros());
+        let zeros = || rig.buffer(&vec![0f32; len]);
         Moments::F32 {
             exp_avg: zeros(),
             exp_avg_sq: zeros(),
         }
     };
     AdamwJob {
-        master: CpuBuffer::from_vec(values(len, seed, false)),
+        master: rig.buffer(&values(len, seed, false)),
         moments,
-        grad: source(&values(len, seed ^ 1, false), half_grad).0,
+        grad: source(rig, &values(len, seed ^ 1, false), half_grad).0,
         group: 0,
         mode: AdamMode::AdamW,
         source_rounding: SourceRounding::F32,
@@ -45,16 +50,64 @@ fn job(len: usize, half_moments: bool, half_grad: bool, seed: u64) -> AdamwJob<C
     }
 }
 
-fn moments(job: &AdamwJob<Cpu>) -> [Vec<f32>; 2] {
+fn widen(values: &[bf16]) -> Vec<f32> {
+    values.iter().map(|x| x.to_f32()).collect()
+}
+
+fn moments<B: Backend>(rig: &Rig<B>, job: &AdamwJob<B>) -> [Vec<f32>; 2] {
     match &job.moments {
         Moments::F32 {
             exp_avg,
             exp_avg_sq,
-        } => [exp_avg, exp_avg_sq].map(|b| b.read().unwrap().to_vec()),
+        } => [exp_avg, exp_avg_sq].map(|b| rig.content::<f32>(b)),
         Moments::Bf16 {
             exp_avg,
             exp_avg_sq,
-        } => [exp_avg, exp_avg_sq].map(|b| b.read().unwrap().iter().map(|x| x.to_f32()).collect()),
+        } => [exp_avg, exp_avg_sq].map(|b| widen(&rig.content::<bf16>(b))),
+    }
+}
+
+/// Master and moments, as the reference updates them.
+struct Expected {
+    state: [Vec<f32>; 3],
+    half_moments: bool,
+    mode: AdamMode,
+}
+
+impl Expected {
+    fn new<B: Backend>(rig: &Rig<B>, job: &AdamwJob<B>) -> Self {
+        let [m, v] = moments(rig, job);
+        Self {
+            state: [rig.content::<f32>(&job.master), m, v],
+            half_moments: matches!(job.moments, Moments::Bf16 { .. }),
+            mode: job.mode,
+        }
+    }
+
+    fn step(&mut self, grad: &[f32], grad_scale: f32, group: &AdamScalars) {
+        let stored = |x: f32| match self.half_moments {
+            false => x,
+            true => bf16::from_f32(x).to_f32(),
+        };
+        let [p, m, v] = &mut self.state;
+        for (i, g) in grad.iter().enumerate() {
+            let state = [p[i], m[i], v[i]];
+            let [new_p, new_m, new_v] = reference::adamw(state, g * grad_scale, self.mode, group);
+            (p[i], m[i], v[i]) = (new_p, stored(new_m), stored(new_v));
+        }
+    }
+
+    fn assert<B: Backend>(&self, rig: &Rig<B>, job: &AdamwJob<B>, when: u64) {
+        let [m, v] = moments(rig, job);
+        let found = [rig.content::<f32>(&job.master), m, v];
+        for (what, (found, expected)) in ["master", "exp_avg", "exp_avg_sq"]
+            .into_iter()
+            .zip(found.iter().zip(&self.state))
+        {
+            let [found, expected] = [bits(found), bits(expected)];
+            let at = found.iter().zip(&expected).position(|(a, b)| a != b);
+            assert_eq!(at, None, "{rig:?}: {what} of {} after {when}", found.len());
+        }
     }
 }
 
@@ -69,102 +122,133 @@ fn known_answers() {
     }
 }
 
-#[test]
-fn updates_equal_the_reference() {
-    everywhere(|isa| {
-        for len in [0, 1, 7, 4097, 150_000] {
-            for (flags, mode) in [
-                (0, AdamMode::AdamW),
-                (1, AdamMode::L2),
-                (2, AdamMode::AdamW),
-                (3, AdamMode::L2),
-            ] {
-                let job = AdamwJob {
-                    mode,
-                    ..job(len, flags & 1 == 1, flags & 2 == 2, 40)
+/// Every dtype of moments and gradient, with its mode.
+const VARIANTS: [(bool, bool, AdamMode); 4] = [
+    (false, false, AdamMode::AdamW),
+    (true, false, AdamMode::L2),
+    (false, true, AdamMode::AdamW),
+    (true, true, AdamMode::L2),
+];
+
+pub(super) fn updates_equal_the_reference<B: Backend>(rig: &Rig<B>) {
+    for len in [0, 1, 7, 4097, 150_000] {
+        for (half_moments, half_grad, mode) in VARIANTS {
+            let job = AdamwJob {
+                mode,
+                ..job(rig, len, half_moments, half_grad, 40)
+            };
+            let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
+            let grad = match &job.grad {
+                Source::F32(b) => rig.content::<f32>(b),
+                Source::Bf16(b) => widen(&rig.content::<bf16>(b)),
+            };
+            let mut expected = Expected::new(rig, &job);
+            for step in 1..=2 {
+                let group = scalars(step);
+                let run = StepScalars {
+                    adam: vec![group],
+                    grad_scale: 0.7,
+                    ..StepScalars::default()
                 };
-                let plan = plan(Work::Adamw(vec![job.clone()])).unwrap().with_isa(isa);
-                for step in 1..=2 {
-                    let before = job.master.read().unwrap().to_vec();
-                    let [m, v] = moments(&job);
-                    let grad = match &job.grad {
-                        Source::F32(b) => b.read().unwrap().to_vec(),
-                        Source::Bf16(b) => b.read().unwrap().iter().map(|x| x.to_f32()).collect(),
-                    };
-                    let group = scalars(step);
-                    let grad_scale = 0.7;
-                    let run = StepScalars {
-                        adam: vec![group],
-                        grad_scale,
-                        ..StepScalars::default()
-                    };
-                    plan.run(&run).unwrap();
-                    let [new_m, new_v] = moments(&job);
-                    let after = job.master.read().unwrap();
-                    let stored = |x: f32| match &job.moments {
-                        Moments::F32 { .. } => x,
-                        Moments::Bf16 { .. } => bf16::from_f32(x).to_f32(),
-                    };
-                    for i in 0..len {
-                        let state = [before[i], m[i], v[i]];
-                        let expected = reference::adamw(state, grad[i] * grad_scale, mode, &group);
-                        let expected = [expected[0], stored(expected[1]), stored(expected[2])];
-                        assert_eq!(bits(&[after[i], new_m[i], new_v[i]]), bits(&expected));
-                    }
-                }
+                rig.backend.run(&plan, &run).unwrap();
+                expected.step(&grad, 0.7, &group);
+                expected.assert(rig, &job, step);
             }
         }
-    });
+    }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+pub(super) fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
+    let len = 1031;
+    for (half_moments, half_grad, mode) in VARIANTS {
+        let job = AdamwJob {
+            mode,
+            ..job(rig, len, half_moments, half_grad, 41)
+        };
+        let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
+        let mut expected = Expected::new(rig, &job);
+        let grads: Vec<Vec<f32>> = (0..16).map(|seed| values(len, seed, false)).collect();
+        for step in 1..=1000 {
+            let grad = &grads[step as usize % grads.len()];
+            let halves: Vec<bf16> = grad.iter().map(|&x| bf16::from_f32(x)).collect();
+            let grad = match &job.grad {
+                Source::F32(b) => {
+                    rig.backend.write(b, 0, grad).unwrap();
+                    grad.clone()
+                }
+                Source::Bf16(b) => {
+                    rig.backend.write(b, 0, &halves).unwrap();
+                    widen(&halves)
+                }
+            };
+            let group = scalars(step);
+            let run = StepScalars {
+                adam: vec![group],
+                ..StepScalars::default()
+            };
+            rig.backend.run(&plan, &run).unwrap();
+            expected.step(&grad, 1.0, &group);
+            if [1, 10, 100, 1000].contains(&step) {
+                expected.assert(rig, &job, step);
+            }
+        }
+    }
+}
 
-    #[test]
-    fn fused_equals_update_then_encode(
+pub(super) fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
+    let config = ProptestConfig::with_cases(64);
+    proptest!(config, |(
         index in 0..cases().len(), rows in 0usize..140, width in 1usize..4, seed: u64,
         half_moments: bool, half_grad: bool, via: bool,
-    ) {
+    )| {
         let case = &cases()[index];
         let shape = Shape::new(rows, case.columns() * width);
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
-        let make = || AdamwJob { source_rounding, ..job(shape.elements(), half_moments, half_grad, seed) };
-        let encode = |master: &CpuBuffer<f32>| {
+        let make = || {
+            let job = job(rig, shape.elements(), half_moments, half_grad, seed);
+            AdamwJob { source_rounding, ..job }
+        };
+        let encode = |master: &B::Buffer<f32>| {
             let source = Source::F32(master.clone());
-            let job = encode_job(case.kernel, &case.specs, shape, source, 3.0);
+            let job = encode_job(rig, case.kernel, &case.specs, shape, source, 3.0);
             EncodeJob { source_rounding, ..job }
         };
         let step = StepScalars { adam: vec![scalars(3)], ..StepScalars::default() };
 
         let apart = make();
-        plan(Work::Adamw(vec![apart.clone()])).unwrap().run(&step).unwrap();
+        rig.run_with(Work::Adamw(vec![apart.clone()]), &step);
         let apart_encode = encode(&apart.master);
-        run(Work::Encode(vec![apart_encode.clone()]));
+        rig.run(Work::Encode(vec![apart_encode.clone()]));
 
-        let slot = Slot { buffer: CpuBuffer::from_vec(vec![0f32, 0.25]), index: 1 };
+        let slot = Slot { buffer: rig.buffer(&[0f32, 0.25]), index: 1 };
         let fused = make();
         let fused_encode = encode(&fused.master);
         let fused = AdamwJob {
             amax: Some(slot.clone()), encode: Some(Box::new(fused_encode.clone())), ..fused
         };
-        plan(Work::Adamw(vec![fused.clone()])).unwrap().run(&step).unwrap();
+        rig.run_with(Work::Adamw(vec![fused.clone()]), &step);
 
-        prop_assert_eq!(bits(&fused.master.read().unwrap()), bits(&apart.master.read().unwrap()));
-        prop_assert_eq!(moments(&fused).map(|m| bits(&m)), moments(&apart).map(|m| bits(&m)));
-        prop_assert_eq!(contents(&fused_encode.targets), contents(&apart_encode.targets));
-        let rounded = apart.master.read().unwrap().iter().map(|&x| source_rounding.apply(x)).collect::<Vec<_>>();
-        prop_assert_eq!(slot.buffer.read().unwrap()[1], reference::amax(rounded).max(0.25));
-    }
+        let [fused_master, master] = [&fused, &apart].map(|job| rig.content::<f32>(&job.master));
+        prop_assert_eq!(bits(&fused_master), bits(&master));
+        let [fused_moments, moments] =
+            [&fused, &apart].map(|job| moments(rig, job).map(|m| bits(&m)));
+        prop_assert_eq!(fused_moments, moments);
+        let [fused_bytes, bytes] =
+            [&fused_encode, &apart_encode].map(|job| contents(rig, &job.targets));
+        prop_assert_eq!(fused_bytes, bytes);
+        let rounded = master.iter().map(|&x| source_rounding.apply(x)).collect::<Vec<_>>();
+        let amax = rig.content::<f32>(&slot.buffer)[1];
+        prop_assert_eq!(amax, reference::amax(rounded).max(0.25));
+    });
 }
 
-#[test]
-fn missing_scalars_are_an_error() {
+pub(super) fn missing_scalars_are_an_error<B: Backend>(rig: &Rig<B>) {
     let job = AdamwJob {
         group: 2,
-        ..job(8, false, false, 1)
+        ..job(rig, 8, false, false, 1)
     };
-    let plan = plan(Work::Adamw(vec![job])).unwrap();
-    let error = plan.run(&StepScalars::default()).unwrap_err();
+    let plan = rig.plan(Work::Adamw(vec![job])).unwrap();
+    let error = rig.backend.run(&plan, &StepScalars::default()).unwrap_err();
     assert_eq!(
         error,
         KernelError::Scalars {
@@ -172,4 +256,17 @@ fn missing_scalars_are_an_error() {
             given: 0
         }
     );
+}
+
+pub(super) fn a_skipped_run_changes_nothing<B: Backend>(rig: &Rig<B>) {
+    let job = job(rig, 5000, false, true, 2);
+    let plan = rig.plan(Work::Adamw(vec![job.clone()])).unwrap();
+    let expected = Expected::new(rig, &job);
+    let run = StepScalars {
+        adam: vec![scalars(1)],
+        skip: true,
+        ..StepScalars::default()
+    };
+    rig.backend.run(&plan, &run).unwrap();
+    expected.assert(rig, &job, 0);
 }

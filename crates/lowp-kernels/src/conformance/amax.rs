@@ -8,18 +8,17 @@ use super::*;
 use crate::reference::{self, Reference};
 use crate::{AmaxJob, BlockAmax, SumSquaresJob};
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole(
+pub(super) fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole<B: Backend>(rig: &Rig<B>) {
+    let config = ProptestConfig::with_cases(64);
+    proptest!(config, |(
         rows in 1usize..90, width in 1usize..5, cut in 0.0f64..1.0, half: bool, via: bool, seed: u64,
-    ) {
+    )| {
         let shape = Shape::new(rows, width * 32);
-        let (whole, widened) = source(&values(shape.elements(), seed, true), half);
+        let given = values(shape.elements(), seed, true);
+        let (_, widened) = source(rig, &given, half);
         let cut = (cut * shape.elements() as f64) as usize;
         let source_rounding = if via { SourceRounding::ViaBf16 } else { SourceRounding::F32 };
-        let out = CpuBuffer::from_vec(vec![0f32; 4000]);
+        let out = rig.buffer(&vec![0f32; 4000]);
         let blocks = [[1, 32], [32, 1], [16, 16]];
         let mut start = 3;
         let parts: SmallVec<[BlockAmax; 2]> = blocks.iter().map(|&block| {
@@ -27,83 +26,111 @@ proptest! {
             start += rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
             part
         }).collect();
-        let piece = |range: std::ops::Range<usize>| match &whole {
-            Source::F32(b) => Source::F32(CpuBuffer::from_vec(b.read().unwrap()[range].to_vec())),
-            Source::Bf16(b) => Source::Bf16(CpuBuffer::from_vec(b.read().unwrap()[range].to_vec())),
-        };
         let job = |range: std::ops::Range<usize>| AmaxJob {
-            shape, start: range.start, source: piece(range), source_rounding,
-            out: out.clone(), tensor: Some(1), blocks: parts.clone(),
+            shape, start: range.start, source: source(rig, &widened[range], half).0,
+            source_rounding, out: out.clone(), tensor: Some(1), blocks: parts.clone(),
         };
-        run(Work::Amax(vec![job(0..cut), job(cut..shape.elements())]));
+        rig.run(Work::Amax(vec![job(0..cut), job(cut..shape.elements())]));
         let reference = Reference {
             shape, values: &widened, source_rounding, tensor: 1.0, random: None,
             kernel: case(Code::F32, ScaleRule::None, None, None).kernel,
         };
-        let found = out.read().unwrap();
+        let found = rig.content::<f32>(&out);
         prop_assert_eq!(found[1].to_bits(), reference.tensor_amax().to_bits());
         for part in parts {
             let expected = reference.block_amaxes(part.block);
             prop_assert_eq!(&found[part.start..][..expected.len()], &expected[..]);
         }
-    }
+    });
+}
 
-    #[test]
-    fn sums_do_not_depend_on_threads(len in 0usize..100_000, seed: u64) {
-        let values = values(len, seed, true);
-        let mut sums = Vec::new();
-        for threads in [1, 2] {
-            let out = CpuBuffer::from_vec(vec![0u8; 16]);
-            let source = Source::F32(CpuBuffer::from_vec(values.clone()));
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| run(Work::SumSquares(vec![SumSquaresJob { source, out: out.clone() }])));
-            sums.push(out.read().unwrap().to_vec());
+/// Also that they add up over jobs and runs.
+pub(super) fn sums_equal_the_reference<B: Backend>(rig: &Rig<B>) {
+    for (len, special) in [
+        (0, false),
+        (1, false),
+        (4096, false),
+        (9_999, true),
+        (300_001, false),
+    ] {
+        for half in [false, true] {
+            let (source, values) = source(rig, &values(len, len as u64, special), half);
+            let out = rig.buffer(&[0u8; 16]);
+            let job = || SumSquaresJob {
+                source: source.clone(),
+                out: out.clone(),
+            };
+            let plan = rig.plan(Work::SumSquares(vec![job(), job()])).unwrap();
+            let (sum, odd) = reference::sum_of_squares(&values);
+            for run in 1..=2u64 {
+                rig.backend.run(&plan, &StepScalars::default()).unwrap();
+                let found = rig.content::<u8>(&out);
+                let found =
+                    [0, 8].map(|at| u64::from_le_bytes(found[at..][..8].try_into().unwrap()));
+                let total = (0..2 * run).fold(0.0, |total, _| total + sum);
+                let found_sum = f64::from_bits(found[0]);
+                assert!(
+                    found_sum.to_bits() == total.to_bits()
+                        || (found_sum.is_nan() && total.is_nan()),
+                    "{rig:?}, {len} values: {found_sum} and {total}"
+                );
+                assert_eq!(found[1], 2 * run * odd, "{rig:?}, {len} values");
+            }
         }
-        prop_assert_eq!(&sums[0], &sums[1]);
-        let count = u64::from_le_bytes(sums[0][8..].try_into().unwrap());
-        prop_assert_eq!(count, values.iter().filter(|x| !x.is_finite()).count() as u64);
     }
 }
 
-#[test]
-fn a_sum_of_squares_is_near_the_exact_one_and_accumulates() {
-    let values = values(10_000, 3, false);
-    let out = CpuBuffer::from_vec(vec![0u8; 16]);
-    let source = || Source::F32(CpuBuffer::from_vec(values.clone()));
-    let job = || SumSquaresJob {
-        source: source(),
-        out: out.clone(),
-    };
-    run(Work::SumSquares(vec![job(), job()]));
-    let found = f64::from_le_bytes(out.read().unwrap()[..8].try_into().unwrap());
-    let exact: f64 = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-    assert!((found / (2.0 * exact) - 1.0).abs() < 1e-12);
-}
-
-#[test]
-fn large_amaxes_run_everywhere() {
+pub(super) fn large_amaxes_run<B: Backend>(rig: &Rig<B>) {
     let shape = Shape::new(700, 320);
     let values = values(shape.elements(), 21, true);
-    everywhere(|isa| {
-        let out = CpuBuffer::from_vec(vec![0f32; 1 + 700 * 10]);
-        let job = AmaxJob {
-            shape,
-            start: 0,
-            source: Source::F32(CpuBuffer::from_vec(values.clone())),
-            source_rounding: SourceRounding::F32,
+    let out = rig.buffer(&vec![0f32; 1 + 700 * 10]);
+    let job = AmaxJob {
+        shape,
+        start: 0,
+        source: Source::F32(rig.buffer(&values)),
+        source_rounding: SourceRounding::F32,
+        out: out.clone(),
+        tensor: Some(0),
+        blocks: smallvec![BlockAmax {
+            block: [1, 32],
+            start: 1
+        }],
+    };
+    rig.run(Work::Amax(vec![job]));
+    let found = rig.content::<f32>(&out);
+    assert_eq!(found[0], reference::amax(values.iter().copied()));
+    for (found, block) in found[1..].iter().zip(values.chunks(32)) {
+        assert_eq!(*found, reference::amax(block.iter().copied()));
+    }
+}
+
+/// On the CPU, where threads share a sum.
+#[test]
+fn sums_do_not_depend_on_threads() {
+    let rig = super::rig::cpu();
+    let values = values(100_000, 3, true);
+    let sums = [1, 2].map(|threads| {
+        let out = rig.buffer(&[0u8; 16]);
+        let source = Source::F32(rig.buffer(&values));
+        let work = Work::SumSquares(vec![SumSquaresJob {
+            source,
             out: out.clone(),
-            tensor: Some(0),
-            blocks: smallvec![BlockAmax {
-                block: [1, 32],
-                start: 1
-            }],
-        };
-        let plan = plan(Work::Amax(vec![job])).unwrap().with_isa(isa);
-        plan.run(&StepScalars::default()).unwrap();
-        let found = out.read().unwrap();
-        assert_eq!(found[0], reference::amax(values.iter().copied()));
-        for (found, block) in found[1..].iter().zip(values.chunks(32)) {
-            assert_eq!(*found, reference::amax(block.iter().copied()));
-        }
+        }]);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
+        pool.install(|| rig.run(work));
+        rig.content::<u8>(&out)
     });
+    assert_eq!(sums[0], sums[1]);
+}
+
+#[test]
+fn a_sum_of_squares_is_near_the_exact_one() {
+    let values = values(10_000, 3, false);
+    let (sum, odd) = reference::sum_of_squares(&values);
+    let exact: f64 = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    assert!((sum / exact - 1.0).abs() < 1e-12);
+    assert_eq!(odd, 0);
 }

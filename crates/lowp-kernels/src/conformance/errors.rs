@@ -4,7 +4,7 @@ use lowp_format::FormatError;
 
 use super::*;
 
-fn good() -> EncodeJob<Cpu> {
+fn good<B: Backend>(rig: &Rig<B>) -> EncodeJob<B> {
     let case = case(
         Code::E4M3,
         ScaleRule::E8M0(MxScale::Te),
@@ -12,21 +12,20 @@ fn good() -> EncodeJob<Cpu> {
         Some(ROW_MAJOR),
     );
     let shape = Shape::new(4, 64);
-    let source = Source::F32(CpuBuffer::from_vec(vec![1.0; 256]));
-    encode_job(case.kernel, &case.specs, shape, source, 1.0)
+    let source = Source::F32(rig.buffer(&[1f32; 256]));
+    encode_job(rig, case.kernel, &case.specs, shape, source, 1.0)
 }
 
-fn refused(job: EncodeJob<Cpu>) -> KernelError {
-    plan(Work::Encode(vec![job])).unwrap_err()
+fn refused<B: Backend>(rig: &Rig<B>, job: EncodeJob<B>) -> KernelError {
+    rig.plan(Work::Encode(vec![job])).unwrap_err()
 }
 
-#[test]
-fn lengths_are_checked_and_named() {
-    let mut job = good();
-    job.targets[1].bytes = CpuBuffer::from_vec(vec![0; 7]);
+pub(super) fn lengths_are_checked_and_named<B: Backend>(rig: &Rig<B>) {
+    let mut job = good(rig);
+    job.targets[1].bytes = rig.buffer(&[0u8; 7]);
     let what = "rowwise_scale_inv of job 0".to_owned();
     assert_eq!(
-        refused(job),
+        refused(rig, job),
         KernelError::Length {
             what,
             needed: 8,
@@ -34,11 +33,11 @@ fn lengths_are_checked_and_named() {
         }
     );
     let job = EncodeJob {
-        source: Source::Bf16(CpuBuffer::from_vec(vec![])),
-        ..good()
+        source: Source::Bf16(rig.buffer::<bf16>(&[])),
+        ..good(rig)
     };
     assert!(matches!(
-        refused(job),
+        refused(rig, job),
         KernelError::Length {
             needed: 256,
             found: 0,
@@ -47,71 +46,67 @@ fn lengths_are_checked_and_named() {
     ));
 }
 
-#[test]
-fn outputs_do_not_alias() {
-    let mut job = good();
+pub(super) fn outputs_do_not_alias<B: Backend>(rig: &Rig<B>) {
+    let mut job = good(rig);
     job.targets[2].bytes = job.targets[0].bytes.clone();
     assert!(matches!(
-        refused(job),
+        refused(rig, job),
         KernelError::Aliased { other: 0, .. }
     ));
-    let twice = vec![good(), good(), good()];
+    let twice = vec![good(rig), good(rig), good(rig)];
     let mut shared = twice.clone();
     shared[2].targets[0].bytes = shared[1].targets[0].bytes.clone();
-    assert!(plan(Work::Encode(twice)).is_ok());
-    let error = plan(Work::Encode(shared)).unwrap_err();
+    assert!(rig.plan(Work::Encode(twice)).is_ok());
+    let error = rig.plan(Work::Encode(shared)).unwrap_err();
     assert!(
         matches!(error, KernelError::Aliased { other: 1 | 2, .. }),
         "{error}"
     );
 }
 
-#[test]
-fn sources_and_slots_may_be_shared() {
-    let (a, mut b) = (good(), good());
+pub(super) fn sources_and_slots_may_be_shared<B: Backend>(rig: &Rig<B>) {
+    let (a, mut b) = (good(rig), good(rig));
     b.source = a.source.clone();
     b.tensor = a.tensor.clone();
-    assert!(plan(Work::Encode(vec![a, b])).is_ok());
+    assert!(rig.plan(Work::Encode(vec![a, b])).is_ok());
 }
 
-#[test]
-fn ingredients_must_exist() {
-    let mut job = good();
+pub(super) fn ingredients_must_exist<B: Backend>(rig: &Rig<B>) {
+    let mut job = good(rig);
     job.kernel.element = Code::F32;
-    assert!(matches!(refused(job), KernelError::NoKernel { .. }));
-    let mut job = good();
+    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    let mut job = good(rig);
     job.kernel.blocks = None;
-    assert!(matches!(refused(job), KernelError::NoKernel { .. }));
-    let mut job = good();
+    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    let mut job = good(rig);
     job.kernel.blocks = Some([[1, 16], [32, 1]]);
-    assert!(matches!(refused(job), KernelError::NoKernel { .. }));
-    let mut job = good();
+    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    let mut job = good(rig);
     job.targets[0].spec.key.usage = Usage::BOTH;
-    assert!(matches!(refused(job), KernelError::NoKernel { .. }));
-    let mut job = good();
+    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    let mut job = good(rig);
     job.stochastic = Some(crate::StochasticKey {
         seed: 0,
         stream: 0,
         first: 0,
     });
-    assert!(matches!(refused(job), KernelError::NoKernel { .. }));
+    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
 }
 
-#[test]
-fn required_parts_are_missed() {
+pub(super) fn required_parts_are_missed<B: Backend>(rig: &Rig<B>) {
     let case = case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED));
     let shape = Shape::new(2, 2);
-    let source = Source::F32(CpuBuffer::from_vec(vec![1.0; 4]));
-    let job = encode_job(case.kernel, &case.specs, shape, source, 1.0);
+    let source = Source::F32(rig.buffer(&[1f32; 4]));
+    let job = encode_job(rig, case.kernel, &case.specs, shape, source, 1.0);
     let lost = EncodeJob {
         tensor: None,
         ..job.clone()
     };
-    assert!(matches!(refused(lost), KernelError::Missing { .. }));
+    assert!(matches!(refused(rig, lost), KernelError::Missing { .. }));
     let mut outside = job;
     outside.tensor.as_mut().unwrap().index = 2;
     assert!(matches!(
-        refused(outside),
+        refused(rig, outside),
         KernelError::Length {
             needed: 3,
             found: 2,
@@ -120,24 +115,25 @@ fn required_parts_are_missed() {
     ));
 }
 
-#[test]
-fn columns_must_be_whole_blocks() {
-    let mut job = good();
+pub(super) fn columns_must_be_whole_blocks<B: Backend>(rig: &Rig<B>) {
+    let mut job = good(rig);
     job.shape.cols = 48;
-    let error = refused(EncodeJob {
-        source: Source::F32(CpuBuffer::from_vec(vec![0.0; 192])),
-        ..job
-    });
+    let error = refused(
+        rig,
+        EncodeJob {
+            source: Source::F32(rig.buffer(&[0f32; 192])),
+            ..job
+        },
+    );
     assert!(matches!(
         error,
         KernelError::Format(FormatError::Columns { multiple: 32, .. })
     ));
 }
 
-#[test]
-fn ranges_of_buffers_are_checked() {
-    let buffer = CpuBuffer::from_vec(vec![0u8; 4]);
-    let error = Cpu.write(&buffer, 2, &[0; 3]).unwrap_err();
+pub(super) fn ranges_of_buffers_are_checked<B: Backend>(rig: &Rig<B>) {
+    let buffer = rig.buffer(&[0u8; 4]);
+    let error = rig.backend.write(&buffer, 2, &[0u8; 3]).unwrap_err();
     assert_eq!(
         error,
         KernelError::Range {
@@ -147,24 +143,24 @@ fn ranges_of_buffers_are_checked() {
             len: 4
         }
     );
-    assert!(Cpu.copy(&buffer, 0..2, &buffer, 2).is_err());
-    let other = CpuBuffer::from_vec(vec![7u8; 4]);
-    Cpu.copy(&other, 1..3, &buffer, 2).unwrap();
-    assert_eq!(*buffer.read().unwrap(), [0, 0, 7, 7]);
+    assert!(rig.backend.copy::<u8>(&buffer, 0..2, &buffer, 2).is_err());
+    let other = rig.buffer(&[7u8; 4]);
+    rig.backend.copy::<u8>(&other, 1..3, &buffer, 2).unwrap();
+    assert_eq!(rig.content::<u8>(&buffer), [0, 0, 7, 7]);
 }
 
+/// On the CPU, where a thread may fail while it holds a buffer.
 #[test]
 fn a_poisoned_buffer_is_an_error() {
-    let job = good();
+    let rig = super::rig::cpu();
+    let job = good(&rig);
     let bytes = job.targets[0].bytes.clone();
-    let plan = plan(Work::Encode(vec![job])).unwrap();
+    let plan = rig.plan(Work::Encode(vec![job])).unwrap();
     let broken = std::thread::spawn(move || {
         let _guard = bytes.write();
         panic!("while writing");
     });
     assert!(broken.join().is_err());
-    assert_eq!(
-        plan.run(&StepScalars::default()),
-        Err(KernelError::Poisoned)
-    );
+    let error = rig.backend.run(&plan, &StepScalars::default());
+    assert_eq!(error, Err(KernelError::Poisoned));
 }

@@ -13,11 +13,11 @@ mod isa;
 mod lanes;
 mod layout;
 mod plan;
-#[cfg(test)]
-mod tests;
 
 pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
+#[cfg(test)]
+pub(crate) use isa::Isa;
 pub(crate) use lanes::{LANES, Lanes};
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
