@@ -5,6 +5,7 @@ mod ci;
 mod command;
 mod cuda;
 mod features;
+mod gpu_pack;
 mod snapshots;
 mod stages;
 mod suite;
@@ -31,6 +32,8 @@ enum Task {
     Ci,
     /// Compile the CUDA kernels. Installs NVIDIA's compiler below target/ if there is none.
     Cuda(cuda::Options),
+    /// Put the GPU tests and the bench into target/gpu-pack, for a machine without Rust.
+    GpuPack(gpu_pack::Options),
     /// Check the invariants of the source tree.
     Tidy,
     /// Run the benchmarks of every crate.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Task::Test(options) => suite::test(&options),
         Task::Ci => ci::ci(),
         Task::Cuda(options) => cuda::cuda(&options),
+        Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
         Task::Tidy => tidy::tidy(),
         Task::Bench { args } => bench::bench(&args),
     };

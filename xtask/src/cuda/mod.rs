@@ -4,6 +4,8 @@
 mod resources;
 mod toolkit;
 
+use std::process::Command;
+
 use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 
@@ -87,6 +89,17 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
 /// Whether the kernels can be compiled without installing anything.
 pub(crate) fn ready() -> bool {
     toolkit::present().is_some()
+}
+
+/// Has a compiler on this machine.
+pub(crate) fn install() -> Result<()> {
+    toolkit::nvcc().map(|nvcc| eprintln!("nvcc {}", nvcc.version))
+}
+
+/// For checks and documentation, which run nothing: they build without the kernels, and so also
+/// without nvcc.
+pub(crate) fn without_kernels(command: &mut Command) {
+    command.env("LOWP_CUDA_KERNELS", "none");
 }
 
 fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Result<()> {

@@ -10,9 +10,10 @@ use super::refuse::refuse_file;
 use super::target::FileTarget;
 use super::unpack::{served, unpack};
 use super::write::{From, Item, Outputs};
+use crate::device::{Device, OnDevice};
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
-use lowp_kernels::{Backend, Cpu, Work};
+use lowp_kernels::{Backend, Work};
 use lowp_shard::decode_job;
 use safetensors::Dtype;
 use std::collections::BTreeSet;
@@ -37,6 +38,10 @@ pub(crate) struct Args {
     /// Orientation to decode [default: rowwise where it is there]
     #[arg(long, value_name = "USAGE")]
     usage: Option<OrientationName>,
+
+    /// Where the values are decoded: `cpu`, `cuda` or `cuda:N`. They are the same
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
 }
 
 /// Runs the command.
@@ -44,67 +49,75 @@ pub(crate) struct Args {
 /// # Errors
 /// Input that cannot be read, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let model = Model::open(&args.input)?;
-    let tensors = meta::quantized(&model)?;
-    if tensors.is_empty() {
-        return Err(refuse_file(
-            model.path(),
-            "it holds no quantized tensor; give a file that `lowp quantize` wrote",
-        ));
-    }
-    let target = FileTarget::new(&args.output, model.files())?;
-    let wanted = args.usage.map(Into::into);
-    let fields: BTreeSet<String> = tensors
-        .values()
-        .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-        .collect();
-    let passed = model
-        .tensors()
-        .filter(|tensor| !fields.contains(tensor.name));
-    let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
-    let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
-    for tensor in tensors.values() {
-        let orientation = orientation(&model, tensor, wanted)?;
-        items.push(Item {
-            name: tensor.name.clone(),
-            dtype: Dtype::F32,
-            shape: dims(tensor),
-            bytes: tensor.shape.elements() * size_of::<f32>(),
-            from: From::Made {
-                job: jobs.len(),
-                part: 0,
-                number: false,
-            },
-        });
-        jobs.push((tensor, orientation));
-    }
-    let make = Box::new(|job: usize, _| {
-        let (tensor, orientation) = jobs[job];
-        let out = Cpu.alloc::<f32>(tensor.shape.elements())?;
-        let codes = unpack(&model, tensor, Some(orientation))?;
-        Cpu.once(Work::Decode(vec![decode_job(
-            &codes,
-            orientation,
-            out.clone(),
-        )?]))?;
-        drop(codes);
-        let values = out.read()?;
-        let mut bytes = Vec::with_capacity(values.len() * size_of::<f32>());
-        for value in values.iter() {
-            bytes.extend_from_slice(&value.to_le_bytes());
+    args.device.run(args)
+}
+
+impl OnDevice for &Args {
+    type Out = ();
+
+    fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        let model = Model::open(&self.input)?;
+        let tensors = meta::quantized(&model)?;
+        if tensors.is_empty() {
+            return Err(refuse_file(
+                model.path(),
+                "it holds no quantized tensor; give a file that `lowp quantize` wrote",
+            ));
         }
-        Ok(vec![bytes])
-    });
-    let mut metadata = copied_metadata(&model);
-    metadata.remove(meta::FORMAT_KEY);
-    let outputs = Outputs {
-        items,
-        metadata,
-        make,
-    };
-    outputs.check()?;
-    let progress = Progress::new("dequantize", outputs.bytes());
-    target.fill(|path| outputs.write(path, &progress))
+        let target = FileTarget::new(&self.output, model.files())?;
+        let wanted = self.usage.map(Into::into);
+        let fields: BTreeSet<String> = tensors
+            .values()
+            .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
+            .collect();
+        let passed = model
+            .tensors()
+            .filter(|tensor| !fields.contains(tensor.name));
+        let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
+        let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
+        for tensor in tensors.values() {
+            let orientation = orientation(&model, tensor, wanted)?;
+            items.push(Item {
+                name: tensor.name.clone(),
+                dtype: Dtype::F32,
+                shape: dims(tensor),
+                bytes: tensor.shape.elements() * size_of::<f32>(),
+                from: From::Made {
+                    job: jobs.len(),
+                    part: 0,
+                    number: false,
+                },
+            });
+            jobs.push((tensor, orientation));
+        }
+        let make = Box::new(|job: usize, _| {
+            let (tensor, orientation) = jobs[job];
+            let out = backend.alloc::<f32>(tensor.shape.elements())?;
+            let codes = unpack(backend, &model, tensor, Some(orientation))?;
+            backend.once(Work::Decode(vec![decode_job(
+                &codes,
+                orientation,
+                out.clone(),
+            )?]))?;
+            drop(codes);
+            let values = backend.download::<f32>(&out)?;
+            let mut bytes = Vec::with_capacity(values.len() * size_of::<f32>());
+            for value in values.iter() {
+                bytes.extend_from_slice(&value.to_le_bytes());
+            }
+            Ok(vec![bytes])
+        });
+        let mut metadata = copied_metadata(&model);
+        metadata.remove(meta::FORMAT_KEY);
+        let outputs = Outputs {
+            items,
+            metadata,
+            make,
+        };
+        outputs.check()?;
+        let progress = Progress::new("dequantize", outputs.bytes());
+        target.fill(|path| outputs.write(path, &progress))
+    }
 }
 
 /// The dimensions of what this file holds of the tensor.

@@ -5,7 +5,7 @@ use super::fields::{Content, Field};
 use super::write::Want;
 use anyhow::{Result, ensure};
 use lowp_format::{BufferList, BufferSpec, Form, Part};
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
 
 /// The buffers among `specs` that the wanted fields are made of.
@@ -22,8 +22,9 @@ pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
 ///
 /// # Errors
 /// A buffer that the tensor does not hold.
-pub(super) fn pack(
-    tensor: &Tensor,
+pub(super) fn pack<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
     amax: Option<f32>,
     fields: &[Field],
     want: Want,
@@ -42,13 +43,13 @@ pub(super) fn pack(
                     let form = field.layout.map_or(Form::Compact, |layout| layout.form);
                     let repacked = match (key.part, form) {
                         (Part::BlockScale, Form::Padded | Form::Swizzled) => {
-                            scales_in_form(&Cpu, tensor, orientation, form)?
+                            scales_in_form(backend, tensor, orientation, form)?
                         }
                         _ => None,
                     };
                     match repacked {
                         Some((_, bytes)) => bytes,
-                        None => Cpu.download(&tensor.buffer(key)?.storage)?,
+                        None => backend.download::<u8>(&tensor.buffer(key)?.storage)?,
                     }
                 }
             };

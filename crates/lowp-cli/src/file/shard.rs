@@ -145,10 +145,15 @@ fn outputs<'a>(
     }
     let make = Box::new(move |job: usize, want: Want| {
         let (tensor, spec, fields) = &jobs[job];
-        let source = load(tensor, spec.elements())?;
-        let local = empty(setup.recipe, spec.local_shape(), &wanted(&stored, want))?;
-        let amax = cast(&*comm, &local, source, setup.delayed_scale, want)?;
-        pack(&local, amax, fields, want)
+        let source = load(&Cpu, tensor, spec.elements())?;
+        let local = empty(
+            &Cpu,
+            setup.recipe,
+            spec.local_shape(),
+            &wanted(&stored, want),
+        )?;
+        let amax = cast(&Cpu, &*comm, &local, source, setup.delayed_scale, want)?;
+        pack(&Cpu, &local, amax, fields, want)
     });
     Ok(Outputs {
         items,

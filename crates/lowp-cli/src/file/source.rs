@@ -4,7 +4,7 @@ use super::model::Tensor;
 use super::refuse::refuse;
 use anyhow::Result;
 use half::{bf16, f16};
-use lowp_kernels::{Backend, Cpu, CpuBuffer, Element, Source};
+use lowp_kernels::{Backend, Cpu, Element, Source};
 use safetensors::Dtype;
 use std::ops::Range;
 
@@ -15,15 +15,19 @@ const CHUNK: usize = 1 << 16;
 ///
 /// # Errors
 /// The file cannot be read, or the dtype is no float of 16 or 32 bits.
-pub(super) fn load(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Source<Cpu>> {
+pub(super) fn load<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+) -> Result<Source<B>> {
     let f32_of = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     let word = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     Ok(match tensor.dtype {
-        Dtype::F32 => Source::F32(convert::<4, _>(tensor, range, f32_of)?),
-        Dtype::F16 => Source::F32(convert::<2, _>(tensor, range, |b| {
+        Dtype::F32 => Source::F32(convert::<4, _, _>(backend, tensor, range, f32_of)?),
+        Dtype::F16 => Source::F32(convert::<2, _, _>(backend, tensor, range, |b| {
             f16::from_bits(word(b)).to_f32()
         })?),
-        Dtype::BF16 => Source::Bf16(convert::<2, _>(tensor, range, |b| {
+        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, tensor, range, |b| {
             bf16::from_bits(word(b))
         })?),
         other => {
@@ -36,18 +40,19 @@ pub(super) fn load(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Source<Cp
 }
 
 /// Reads values of `N` bytes each.
-fn convert<const N: usize, T: Element>(
+fn convert<const N: usize, T: Element, B: Backend>(
+    backend: &B,
     tensor: &Tensor<'_>,
     range: Range<usize>,
     value: impl Fn(&[u8]) -> T,
-) -> Result<CpuBuffer<T>> {
-    let buffer = Cpu.alloc::<T>(range.len())?;
+) -> Result<B::Buffer<T>> {
+    let buffer = backend.alloc::<T>(range.len())?;
     let mut values = Vec::with_capacity(CHUNK.min(range.len()));
     tensor.pieces(range.start * N..range.end * N, |start, bytes| {
         for (chunk, bytes) in bytes.chunks(CHUNK * N).enumerate() {
             values.clear();
             values.extend(bytes.chunks_exact(N).map(&value));
-            Cpu.write(&buffer, start / N + chunk * CHUNK, &values)?;
+            backend.write(&buffer, start / N + chunk * CHUNK, &values)?;
         }
         Ok(())
     })?;
@@ -59,7 +64,7 @@ fn convert<const N: usize, T: Element>(
 /// # Errors
 /// As [`load`].
 pub(super) fn values(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Vec<f32>> {
-    Ok(match load(tensor, range)? {
+    Ok(match load(&Cpu, tensor, range)? {
         Source::F32(values) => Cpu.download(&values)?,
         Source::Bf16(values) => Cpu
             .download(&values)?

@@ -276,7 +276,7 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
             }
             _ => None,
         };
-        pack(&world.gather(&tensor.name, want)?, amax, fields, want)
+        pack(&Cpu, &world.gather(&tensor.name, want)?, amax, fields, want)
     });
     Ok(Outputs {
         items,
