@@ -38,7 +38,6 @@ what=${2:-all}
 [ $# -gt 0 ] && shift
 mkdir -p "$out"
 export LOWP_REQUIRE_GPU=1
-export PROPTEST_FAILURE_PERSISTENCE=off
 failed=0
 case $what in
 all | tests)
@@ -56,7 +55,7 @@ all | bench)
   ;;
 sanitize)
   for tool in memcheck racecheck; do
-    LOWP_QUICK=1 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
+    compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
       "$here/kernel-tests" on_cuda --test-threads 1 "$@" >"$out/$tool.txt" 2>&1 || failed=1
     echo "$tool: $(tail -n 1 "$out/$tool.txt")"
   done

@@ -6,6 +6,7 @@ mod command;
 mod cuda;
 mod features;
 mod gpu_pack;
+mod python;
 mod snapshots;
 mod stages;
 mod suite;
@@ -26,7 +27,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Format check, tidy, clippy, tests, doctests, unreferenced snapshots.
+    /// Format check, tidy, clippy, tests, doctests, unreferenced snapshots, files from Python.
     Test(suite::Options),
     /// Everything CI wants: lock file, the whole of `test`, documentation without warnings.
     Ci,

@@ -8,6 +8,7 @@ use clap::Args;
 use crate::command::{cargo, run, succeeds, target_dir};
 use crate::cuda;
 use crate::features::feature_args;
+use crate::python;
 use crate::snapshots::References;
 use crate::stages::Stages;
 use crate::tidy;
@@ -19,12 +20,19 @@ pub(crate) struct Options {
     #[arg(long)]
     exhaustive: bool,
 
+    /// Leave out the tests of the file commands that need Python and, the first time, the network.
+    #[arg(long)]
+    no_python: bool,
+
     /// Run only matching tests: names, or options of the test runner such as `-p lowp-format`.
     ///
-    /// Doctests and the snapshot check need the whole suite and are skipped.
+    /// Doctests, the snapshot check and the Python tests need the whole suite and are skipped.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     filter: Vec<String>,
 }
+
+/// Why stages that need the whole suite do not run.
+const FILTERED: &str = "a filter was given";
 
 /// Runs the whole test command and prints its summary.
 pub(crate) fn test(options: &Options) -> Result<()> {
@@ -56,13 +64,22 @@ pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> 
             set_test_environment(&mut command, options, &references);
             run(command)
         })?;
-        stages.run("snapshots", || references.reject_unreferenced())
+        // Once each, on small input, so that they cannot rot.
+        stages.run("benches", || {
+            run(cargo(&["test", "--workspace", "--bench", "*"])?)
+        })?;
+        stages.run("snapshots", || references.reject_unreferenced())?;
     } else {
-        for name in ["doctests", "snapshots"] {
-            stages.skip(name, "a filter was given");
+        for name in ["doctests", "benches", "snapshots"] {
+            stages.skip(name, FILTERED);
         }
-        Ok(())
     }
+    let left_out = (!options.filter.is_empty()).then_some(FILTERED);
+    match left_out.or(options.no_python.then_some("--no-python was given")) {
+        Some(why) => stages.skip("python", why),
+        None => stages.run("python", python::test)?,
+    }
+    Ok(())
 }
 
 fn clippy() -> Result<()> {
@@ -147,6 +164,7 @@ mod tests {
         assert!(options.exhaustive);
         assert_eq!(options.filter, ["gather", "-p", "lowp-shard"]);
         assert!(parse(&[]).filter.is_empty());
+        assert!(parse(&["--no-python"]).no_python && !parse(&[]).no_python);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! A decoder-only byte-level transformer: pre-norm blocks, rotary positions, untied head.
+//! A decoder-only byte-level transformer: pre-norm blocks, learned positions, untied head.
 
 use crate::linear::Linear;
-use crate::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, Rotary};
+use crate::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
 use candle_core::{Result, Tensor, Var, bail};
 use lowp_shard::Init;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ pub struct GptConfig {
 pub struct LinearSpec {
     /// For example `block2.fc`.
     pub name: String,
+    /// The transformer block that the layer belongs to, from 0.
+    pub block: usize,
     /// Output features.
     pub rows: usize,
     /// Input features.
@@ -77,6 +79,7 @@ impl GptConfig {
         let of_block = |block: usize| {
             kinds.map(|(name, rows, cols, init)| LinearSpec {
                 name: format!("block{block}.{name}"),
+                block,
                 rows,
                 cols,
                 init,
@@ -93,7 +96,7 @@ impl GptConfig {
             init: Init::Normal(INIT_STD),
             decay: true,
         };
-        let mut specs = vec![matrix("tokens", VOCABULARY)];
+        let mut specs = vec![matrix("tokens", VOCABULARY), matrix("positions", self.seq)];
         let blocks = (0..self.layers).flat_map(|b| [1, 2].map(|i| format!("block{b}.norm{i}")));
         for norm in blocks.chain(["norm".to_owned()]) {
             for (part, value) in [("gamma", 1.0), ("beta", 0.0)] {
@@ -149,9 +152,9 @@ impl Gpt {
                 linears.len()
             );
         }
-        if config.heads == 0 || !config.dim.is_multiple_of(2 * config.heads) {
+        if config.heads == 0 || !config.dim.is_multiple_of(config.heads) {
             bail!(
-                "{} heads do not divide a width of {} into parts of even width",
+                "{} heads do not divide a width of {}",
                 config.heads,
                 config.dim
             );
@@ -197,11 +200,14 @@ impl Gpt {
                 inputs.len()
             );
         }
-        let [tokens, norms @ .., head] = self.vars.as_slice() else {
+        let [tokens, positions, norms @ .., head] = self.vars.as_slice() else {
             bail!("a model without variables");
         };
-        let ids = inputs.clone();
-        let mut x = tokens.apply_op1(Embedding { ids })?;
+        let embed = Embedding {
+            ids: inputs.clone(),
+            seq,
+        };
+        let mut x = tokens.apply_op2(positions, embed)?;
         let (block_norms, last_norm) = norms.split_at(4 * self.config.layers);
         for (linear, norm) in self
             .linears
@@ -211,7 +217,6 @@ impl Gpt {
             let h = x.apply_op3(&norm[0], &norm[1], LayerNorm::default())?;
             let h = linear[0]
                 .forward(&h)?
-                .apply_op1(Rotary { heads, seq })?
                 .apply_op1(CausalAttention::new(heads, seq))?;
             x = (x + linear[1].forward(&h)?)?;
             let h = x.apply_op3(&norm[2], &norm[3], LayerNorm::default())?;

@@ -65,7 +65,7 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// Builds this rank's part: only its own rows are initialised and stored, and they are those
-    /// of an unsharded model. Collective.
+    /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
     ///
     /// # Errors
     /// A shape that the recipe cannot take (with the layer's name), ranks that disagree, or no
@@ -73,7 +73,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     pub fn new(
         backend: &B,
         mesh: &MeshComm<B>,
-        recipe: R,
+        recipe: impl Fn(&LinearSpec) -> R,
         linears: &[LinearSpec],
         vars: &[VarSpec],
         options: ModelOptions,
@@ -233,7 +233,7 @@ struct Builder<'a, B: Backend> {
 impl<B: Backend> Builder<'_, B> {
     fn build<R: Recipe>(
         &self,
-        recipe: R,
+        recipe: impl Fn(&LinearSpec) -> R,
         linears: &[LinearSpec],
         vars: &[VarSpec],
     ) -> Result<ShardedModel<B, R>, ModelError> {
@@ -253,7 +253,7 @@ impl<B: Backend> Builder<'_, B> {
         let mut weights = Vec::new();
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
-            let shape = Shape::new(spec.rows, spec.cols);
+            let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
             let (tensor, id) = self
                 .param(recipe, shape, &mut adamw, &mut book, |s| {
                     let init = spec

@@ -32,6 +32,7 @@ fn options() -> ModelOptions {
 fn layer(rows: usize, cols: usize) -> Vec<LinearSpec> {
     vec![LinearSpec {
         name: "layer".to_owned(),
+        block: 0,
         rows,
         cols,
         init: Init::Normal(0.1),
@@ -76,8 +77,14 @@ fn the_plain_recipe_is_the_plain_layer() {
         run_ranks(&Cpu, world, TIMEOUT, |_, comm| -> Result<(), ModelError> {
             let specs = layer(rows, cols);
             let cpu = Cpu;
-            let model =
-                ShardedModel::new(&cpu, &mesh(&comm)?, recipe("fp32"), &specs, &[], options())?;
+            let model = ShardedModel::new(
+                &cpu,
+                &mesh(&comm)?,
+                |_| recipe("fp32"),
+                &specs,
+                &[],
+                options(),
+            )?;
             assert_eq!(model.layers()[0].forward(&x)?.to_vec2::<f32>()?, expected);
             Ok(())
         })
@@ -111,7 +118,7 @@ fn forward_multiplies_decoded_operands() {
         run_ranks(&Cpu, 2, TIMEOUT, |_, comm| -> Result<(), ModelError> {
             let cpu = Cpu;
             let specs = layer(rows, cols);
-            let model = ShardedModel::new(&cpu, &mesh(&comm)?, recipe, &specs, &[], options())?;
+            let model = ShardedModel::new(&cpu, &mesh(&comm)?, |_| recipe, &specs, &[], options())?;
             model.begin(0, 0, true);
             let x = Tensor::from_slice(&x, (tokens, cols), &Device::Cpu)?;
             let y = model.layers()[0]
@@ -157,7 +164,8 @@ fn train(
             ..options()
         };
         let (linears, vars) = (config.linears(), config.vars());
-        let mut sharded = ShardedModel::new(&cpu, &mesh(&comm)?, recipe, &linears, &vars, options)?;
+        let mut sharded =
+            ShardedModel::new(&cpu, &mesh(&comm)?, |_| recipe, &linears, &vars, options)?;
         let gpt = Gpt::new(config, sharded.layers(), sharded.vars().to_vec(), 1)?;
         let mut losses = Vec::new();
         for step in 0..steps {
@@ -241,7 +249,7 @@ fn a_layer_that_does_not_fit_is_named() {
         .into_iter()
         .find(|r| r.check(Shape::new(8, 24)).is_err());
     let recipe = narrow.expect("a recipe with blocks");
-    let error = ShardedModel::new(&cpu, &mesh, recipe, &layer(8, 24), &[], options());
+    let error = ShardedModel::new(&cpu, &mesh, |_| recipe, &layer(8, 24), &[], options());
     let text = error.expect_err("24 columns").to_string();
     assert!(text.contains("layer") && text.contains("8x24"), "{text}");
 }

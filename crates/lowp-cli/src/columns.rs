@@ -1,5 +1,7 @@
 //! Aligned columns of text: words to the left, numbers to the right.
 
+use crate::output::harmless;
+
 /// Rows of cells below a header. Every row has as many cells as the header.
 #[derive(Debug)]
 pub(crate) struct Columns {
@@ -18,9 +20,10 @@ impl Columns {
         }
     }
 
-    /// Adds a row.
+    /// Adds a row. A cell is one line, whatever is in it.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        let cells = cells.into_iter().map(|cell| harmless(&cell));
+        self.rows.push(cells.collect());
     }
 
     /// One line per row.

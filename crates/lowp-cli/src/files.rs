@@ -1,8 +1,8 @@
 //! Result files that are either whole or absent, and known to be writable before hours of work.
 
+use crate::temporary::Temporary;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,64 +13,157 @@ use std::path::{Path, PathBuf};
 /// A [`UsageError`] if `path` is no file name, exists as something else than a regular file, or lies in a folder that
 /// is missing or cannot be written.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError> {
-    let refuse = |why: &dyn std::fmt::Display| {
-        UsageError::new(format!("{option}: cannot write {}: {why}", path.display()))
-    };
-    let target = Target::of(path).map_err(|e| refuse(&e))?;
-    File::create(&target.temporary)
-        .and_then(|_| fs::remove_file(&target.temporary))
-        .map_err(|e| refuse(&e))
+    let refused = |e| UsageError::new(format!("{option}: cannot write {}: {e}", path.display()));
+    NewFile::at(path).map(drop).map_err(refused)
 }
 
 /// Writes `contents` to a temporary name beside `path`, syncs it and renames it into place.
 ///
 /// # Errors
-/// If the file cannot be created, written or renamed; the temporary file is removed then.
+/// If the file cannot be created, written or renamed; nothing is left behind then.
 pub(crate) fn write_atomically(path: &Path, contents: &str) -> Result<()> {
     let write = || {
-        let Target { file, temporary } = Target::of(path)?;
-        let written = File::create(&temporary).and_then(|mut out| {
-            out.write_all(contents.as_bytes())?;
-            out.sync_all()?;
-            fs::rename(&temporary, &file)
-        });
-        if written.is_err() {
-            // The first error is the one worth reporting; a leftover temporary file does no harm.
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+        let new = NewFile::at(path)?;
+        let mut out = File::create(new.draft())?;
+        out.write_all(contents.as_bytes())?;
+        out.sync_all()?;
+        new.publish()
     };
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The file behind a path, links followed, and the name that it is written under first.
-struct Target {
-    file: PathBuf,
-    temporary: PathBuf,
+/// A file that does not have its name yet.
+#[derive(Debug)]
+pub(crate) struct NewFile {
+    path: PathBuf,
+    temporary: Temporary,
 }
 
-impl Target {
-    fn of(path: &Path) -> io::Result<Self> {
-        let file = match fs::canonicalize(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-            Err(error) => return Err(error),
-        };
-        // A rename would replace a device or a pipe by a file.
-        if fs::metadata(&file).is_ok_and(|data| !data.is_file()) {
-            return Err(io::Error::other("it exists and is no regular file"));
+impl NewFile {
+    /// A file that will be at `path`, or replace the one that is there.
+    ///
+    /// # Errors
+    /// `path` is no file name, exists as something else than a regular file, or lies in a folder that is missing or
+    /// cannot be written.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(io::Error::other(
+                "it ends as a folder does; give the name of a file",
+            ));
         }
-        let name = file
-            .file_name()
-            .ok_or_else(|| io::Error::other("it is no file name"))?;
-        let mut temporary = OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".{}.tmp", std::process::id()));
-        Ok(Self {
-            temporary: file.with_file_name(temporary),
-            file,
-        })
+        let path = resolve(path)?;
+        // A rename would replace a device or a pipe by a file.
+        if fs::metadata(&path).is_ok_and(|data| !data.is_file()) {
+            return Err(io::Error::other(
+                "it exists and is no regular file; give another name",
+            ));
+        }
+        let temporary = Temporary::beside(&path)?;
+        Ok(Self { path, temporary })
     }
+
+    /// Where it will be, links followed.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where it must be written.
+    pub(crate) fn draft(&self) -> PathBuf {
+        self.temporary.path().join("draft")
+    }
+
+    /// Gives the draft, which its writer has synced, its name.
+    ///
+    /// # Errors
+    /// There is no draft, or the system refuses the name.
+    pub(crate) fn publish(self) -> io::Result<()> {
+        fs::rename(self.draft(), &self.path)?;
+        sync_names_beside(&self.path)
+    }
+}
+
+/// A folder that does not have its name yet.
+#[derive(Debug)]
+pub(crate) struct NewFolder {
+    path: PathBuf,
+    temporary: Temporary,
+}
+
+impl NewFolder {
+    /// A folder that will be at `path`, where there is none or an empty one now.
+    ///
+    /// # Errors
+    /// `path` is no folder name, is a folder with something in it or no folder, or lies in a folder that is missing or
+    /// cannot be written.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        let path = resolve(path)?;
+        match fs::read_dir(&path).map(|entries| entries.count()) {
+            Ok(0) => {}
+            Ok(_) => {
+                return Err(io::Error::other(
+                    "the folder is not empty; give another name or empty it",
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let temporary = Temporary::beside(&path)?;
+        Ok(Self { path, temporary })
+    }
+
+    /// Where it will be, links followed.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its files must be written.
+    pub(crate) fn draft(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Gives the draft, whose files their writers have synced, its name.
+    ///
+    /// # Errors
+    /// The system refuses the name.
+    pub(crate) fn publish(self) -> io::Result<()> {
+        sync_names_in(self.draft())?;
+        fs::rename(self.draft(), &self.path)?;
+        sync_names_beside(&self.path)
+    }
+}
+
+/// The path behind links; its parent must exist.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let name = path
+                .file_name()
+                .ok_or_else(|| io::Error::other("it is no file name"))?;
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty());
+            Ok(fs::canonicalize(parent.unwrap_or(Path::new(".")))?.join(name))
+        }
+        other => other,
+    }
+}
+
+/// Makes the names in `folder` durable.
+fn sync_names_in(folder: &Path) -> io::Result<()> {
+    // Elsewhere a folder cannot be opened.
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder)?.sync_all() {
+        // Some network file systems cannot sync a folder.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        done => done,
+    }
+}
+
+/// Makes the names in the folder of `path` durable.
+fn sync_names_beside(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), sync_names_in)
 }
 
 #[cfg(test)]
@@ -107,6 +200,23 @@ mod tests {
         assert!(error.to_string().contains("no regular file"), "{error}");
         assert!(write_atomically(dir.path(), "").is_err());
         assert!(check_writable("--json", &dir.path().join("..")).is_err());
+        let error = check_writable("--json", &dir.path().join("new/")).unwrap_err();
+        assert!(error.to_string().contains("name of a file"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_folder_takes_the_place_of_an_empty_one_only() -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("ranks");
+        for _ in 0..2 {
+            let new = NewFolder::at(&path)?;
+            fs::write(new.draft().join("file"), "whole")?;
+            new.publish()?;
+            assert!(NewFolder::at(&path).is_err());
+            fs::remove_file(path.join("file"))?;
+        }
+        assert_eq!(fs::read_dir(dir.path())?.count(), 1);
         Ok(())
     }
 

@@ -8,6 +8,9 @@ mod file;
 mod files;
 mod output;
 mod plan;
+#[cfg(unix)]
+mod signals;
+mod temporary;
 mod train;
 mod usage;
 
@@ -62,7 +65,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::harmless(&format!("{error:#}")));
             ExitCode::from(usage::exit_code(&error))
         }
     }

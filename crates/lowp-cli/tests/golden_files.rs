@@ -113,14 +113,7 @@ fn every_golden_vector() {
                 compared += same;
             }
             if let Some((_, shape, bytes)) = golden.tensors.get(&format!("{prefix}.dequantized")) {
-                bench.done(&[
-                    "dequantize",
-                    "out.safetensors",
-                    "-o",
-                    "back.safetensors",
-                    "--usage",
-                    "rowwise",
-                ]);
+                bench.done("dequantize out.safetensors -o back.safetensors --usage rowwise");
                 let back = bench.read("back.safetensors");
                 assert_eq!(&back.tensors["T"].1, shape, "{what}");
                 let word = |b: &[u8]| f32::from_le_bytes(b.try_into().expect("4 bytes"));

@@ -119,17 +119,7 @@ fn every_truncation_of_a_real_file() {
     let whole = std::fs::read(bench.path("whole.safetensors")).expect("a file");
     for length in (0..whole.len()).step_by(7).chain([whole.len() - 1]) {
         std::fs::write(bench.path("in.safetensors"), &whole[..length]).expect("a file");
-        bench.refused(
-            2,
-            &[
-                "quantize",
-                "in.safetensors",
-                "-o",
-                "out",
-                "--recipe",
-                "mxfp8",
-            ],
-        );
+        bench.refused(2, "quantize in.safetensors -o out --recipe mxfp8");
     }
 }
 
@@ -172,10 +162,7 @@ fn indexes() {
         ),
     ] {
         std::fs::write(bench.path("m.index.json"), index).expect("an index");
-        let message = bench.refused(
-            2,
-            &["quantize", "m.index.json", "-o", "out", "--recipe", "mxfp8"],
-        );
+        let message = bench.refused(2, "quantize m.index.json -o out --recipe mxfp8");
         assert!(message.contains(expected), "{index}: {message}");
     }
     bench.write(
@@ -187,7 +174,7 @@ fn indexes() {
         r#"{"weight_map": {"w": "a.safetensors"}}"#,
     )
     .expect("an index");
-    let message = bench.refused(2, &["inspect", "m.index.json"]);
+    let message = bench.refused(2, "inspect m.index.json");
     assert!(
         message.contains("'v', which the index does not name"),
         "{message}"
@@ -198,14 +185,7 @@ fn indexes() {
 fn metadata() {
     let bench = Bench::new();
     bench.write("in.safetensors", &[f32s("w", &[32, 32], &values(1024, 1))]);
-    bench.done(&[
-        "quantize",
-        "in.safetensors",
-        "-o",
-        "q.safetensors",
-        "--recipe",
-        "mxfp8",
-    ]);
+    bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
     let found = bench.read("q.safetensors");
     let good = found.metadata["lowp.tensor.w"].clone();
     let key = "lowp.tensor.w";
@@ -267,10 +247,54 @@ fn metadata() {
 }
 
 #[test]
+fn names_cannot_command_a_terminal() {
+    let bench = Bench::new();
+    let name = "a\u{1b}[2J\nb";
+    bench.write("in.safetensors", &[f32s(name, &[2, 33], &values(66, 1))]);
+    let shown = r"a\u{1b}[2J\nb";
+    let message = bench.refused(2, "quantize in.safetensors -o out --recipe mxfp8");
+    assert!(message.contains(shown), "{message}");
+    let text = bench.done("inspect in.safetensors");
+    assert!(text.contains(shown), "{text}");
+}
+
+/// Names mean nothing to the commands: they are never paths.
+#[test]
+fn any_name_is_only_a_name() {
+    let bench = Bench::new();
+    let names = [
+        "",
+        "../up",
+        "/abs",
+        "a/b",
+        "a",
+        "a.rowwise",
+        "\u{fc}\u{f1}",
+        "sp ace",
+        ".",
+    ];
+    let tensors = names.map(|name| f32s(name, &[33, 32], &values(33 * 32, 1)));
+    bench.write("in.safetensors", &tensors);
+    let before = bench.listing();
+    let quantize = ["quantize", "in.safetensors", "-o", "q", "--recipe", "mxfp8"];
+    bench.done(&quantize);
+    bench.done("shard in.safetensors -o ranks --world-size 2 --recipe mxfp8");
+    bench.done("unshard ranks -o u");
+    bench.done("verify q u");
+    bench.done("dequantize u -o d");
+    let mut expected = names;
+    expected.sort_unstable();
+    assert_eq!(bench.read("d").names(), expected);
+    let mut after = [before, ["d", "q", "ranks", "u"].map(str::to_owned).to_vec()].concat();
+    after.sort();
+    assert_eq!(bench.listing(), after);
+}
+
+#[test]
 fn paths_that_are_no_files() {
     let bench = Bench::new();
     std::fs::create_dir(bench.path("folder")).expect("a folder");
     for input in ["absent.safetensors", "folder", "/dev/null"] {
-        bench.refused(2, &["quantize", input, "-o", "out", "--recipe", "mxfp8"]);
+        bench.refused(2, &format!("quantize {input} -o out --recipe mxfp8"));
     }
 }

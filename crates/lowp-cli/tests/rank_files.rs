@@ -2,14 +2,10 @@
 
 mod support;
 
-use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, values};
+use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, matrix, values};
 
 /// Matrices whose rows divide badly, beside tensors that pass through.
 fn model() -> Vec<Tensor> {
-    let matrix = |name: &str, shape: &[usize], seed| {
-        let count = shape.iter().product();
-        f32s(name, shape, &values(count, seed))
-    };
     vec![
         matrix("one.row", &[1, 32], 1),
         matrix("odd", &[33, 64], 2),
@@ -86,16 +82,9 @@ fn rank_files_that_do_not_belong_together() {
         &[f32s("w", &[64, 32], &values(64 * 32, 2))],
     );
     let shard = |input: &str, dir: &str, world: &str| {
-        bench.done(&[
-            "shard",
-            input,
-            "-o",
-            dir,
-            "--world-size",
-            world,
-            "--recipe",
-            "nvfp4-2d",
-        ]);
+        bench.done(&format!(
+            "shard {input} -o {dir} --world-size {world} --recipe nvfp4-2d"
+        ));
     };
     let [first, second] = [
         "rank-00000-of-00002.safetensors",
@@ -104,7 +93,7 @@ fn rank_files_that_do_not_belong_together() {
 
     shard("in.safetensors", "missing", "2");
     std::fs::remove_file(bench.path("missing").join(second)).expect("a file");
-    let message = bench.refused(2, &["unshard", "missing", "-o", "u.safetensors"]);
+    let message = bench.refused(2, "unshard missing -o u.safetensors");
     assert!(
         message.contains(second) && message.contains("missing"),
         "{message}"
@@ -116,7 +105,7 @@ fn rank_files_that_do_not_belong_together() {
         bench.path("swapped").join(second),
     )
     .expect("a copy");
-    let message = bench.refused(2, &["unshard", "swapped", "-o", "u.safetensors"]);
+    let message = bench.refused(2, "unshard swapped -o u.safetensors");
     assert!(message.contains("rank 0 of 2"), "{message}");
 
     shard("in.safetensors", "mixed", "2");
@@ -126,13 +115,13 @@ fn rank_files_that_do_not_belong_together() {
         bench.path("mixed").join(second),
     )
     .expect("a copy");
-    let message = bench.refused(2, &["unshard", "mixed", "-o", "u.safetensors"]);
+    let message = bench.refused(2, "unshard mixed -o u.safetensors");
     assert!(message.contains("w.amax"), "{message}");
 
     shard("in.safetensors", "cut", "2");
     let bytes = std::fs::read(bench.path("cut").join(second)).expect("a file");
     std::fs::write(bench.path("cut").join(second), &bytes[..bytes.len() - 1]).expect("a file");
-    bench.refused(2, &["unshard", "cut", "-o", "u.safetensors"]);
+    bench.refused(2, "unshard cut -o u.safetensors");
 
     shard("in.safetensors", "worlds", "2");
     let third = "rank-00000-of-00003.safetensors";
@@ -141,36 +130,18 @@ fn rank_files_that_do_not_belong_together() {
         bench.path("worlds").join(third),
     )
     .expect("a copy");
-    bench.refused(2, &["unshard", "worlds", "-o", "u.safetensors"]);
+    bench.refused(2, "unshard worlds -o u.safetensors");
 
     std::fs::create_dir(bench.path("nothing")).expect("a folder");
-    bench.refused(2, &["unshard", "nothing", "-o", "u.safetensors"]);
-    bench.refused(2, &["unshard", "absent", "-o", "u.safetensors"]);
+    bench.refused(2, "unshard nothing -o u.safetensors");
+    bench.refused(2, "unshard absent -o u.safetensors");
     bench.refused(
         2,
-        &[
-            "shard",
-            "in.safetensors",
-            "-o",
-            "cut",
-            "--world-size",
-            "2",
-            "--recipe",
-            "mxfp8",
-        ],
+        "shard in.safetensors -o cut --world-size 2 --recipe mxfp8",
     );
     bench.refused(
         2,
-        &[
-            "shard",
-            "in.safetensors",
-            "-o",
-            "new",
-            "--world-size",
-            "0",
-            "--recipe",
-            "mxfp8",
-        ],
+        "shard in.safetensors -o new --world-size 0 --recipe mxfp8",
     );
 }
 
@@ -181,24 +152,10 @@ fn a_rank_file_can_be_decoded_and_inspected_by_itself() {
         "in.safetensors",
         &[f32s("w", &[70, 32], &values(70 * 32, 1))],
     );
-    bench.done(&[
-        "shard",
-        "in.safetensors",
-        "-o",
-        "ranks",
-        "--world-size",
-        "3",
-        "--recipe",
-        "mxfp8-2d",
-    ]);
-    bench.done(&[
-        "dequantize",
-        "ranks/rank-00002-of-00003.safetensors",
-        "-o",
-        "d.safetensors",
-    ]);
+    bench.done("shard in.safetensors -o ranks --world-size 3 --recipe mxfp8-2d");
+    bench.done("dequantize ranks/rank-00002-of-00003.safetensors -o d.safetensors");
     assert_eq!(bench.read("d.safetensors").tensors["w"].1, [6, 32]);
-    let text = bench.done(&["inspect", "ranks", "--reference", "in.safetensors"]);
+    let text = bench.done("inspect ranks --reference in.safetensors");
     assert!(text.contains("70x32 rows 64..70"), "{text}");
     assert!(
         bench

@@ -48,8 +48,8 @@ pub use recipe::*;
 pub use scale_layout::{Form, ScaleLayout};
 pub use scale_rule::{
     AmaxAlgorithm, KernelKey, MxScale, ScaleRule, ScaleSource, SourceRounding, history,
-    tensor_scale, two_level_block_scale, two_level_decode_factor, two_level_encode_scale,
-    two_level_multiplier,
+    tensor_scale, two_level_block_factor, two_level_block_scale, two_level_decode_factor,
+    two_level_encode_scale, two_level_multiplier,
 };
 pub use shape::Shape;
 pub use tensor::{Buffer, QuantizedTensor};

@@ -218,7 +218,14 @@ pub fn two_level_encode_scale(amax: f32) -> f32 {
 /// The E4M3 decode scale byte of a block under a tensor-level scale. Source: docs/numerics.md 7.2.
 #[inline(always)]
 pub fn two_level_block_scale(block_amax: f32, encode_scale: f32) -> u8 {
-    e4m3::encode((block_amax * (encode_scale * SIXTH)).min(f32::MAX))
+    e4m3::encode((block_amax * two_level_block_factor(encode_scale)).min(f32::MAX))
+}
+
+/// What a block amax is multiplied by before it becomes a block scale. Source: docs/numerics.md
+/// 7.2.
+#[inline(always)]
+pub fn two_level_block_factor(encode_scale: f32) -> f32 {
+    encode_scale * SIXTH
 }
 
 /// The multiplier of a block's values before E2M1 encoding. Source: docs/numerics.md 7.2.

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t encode_one(const ScaleRule& rule, float x, f
 }
 
 // Codes of elements first .. end of the matrix, `first` a multiple of CHUNK or the start.
-__device__ void codes(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first, uint64_t end) {
+__device__ __forceinline__ void codes(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first, uint64_t end) {
   uint32_t bits = code_bits(rule.element);
   uint64_t start_byte = job.start * bits / 8;
   uint64_t across = pass.amaxes ? cdiv(job.cols, pass.block_cols) : 1;
@@ -54,7 +54,7 @@ __device__ void codes(const FlatEncode& job, const FlatPass& pass, const ScaleRu
 }
 
 // The scales of a run of blocks, row-major.
-__device__ void scales(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first) {
+__device__ __forceinline__ void scales(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first) {
   uint64_t down = cdiv(job.rows, pass.block_rows), across = cdiv(job.cols, pass.block_cols);
   uint64_t end = min(first + RUN, down * across);
   for (uint64_t b = first + threadIdx.x; b < end; b += THREADS) {
@@ -76,7 +76,7 @@ __device__ void scales(const FlatEncode& job, const FlatPass& pass, const ScaleR
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     lowp_flat_encode(const Tile* __restrict__ tiles, const FlatEncode* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;

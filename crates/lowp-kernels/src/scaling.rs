@@ -2,11 +2,12 @@
 
 use lowp_format::codec::e8m0;
 use lowp_format::{
-    Code, MxScale, ScaleRule, tensor_scale, two_level_block_scale, two_level_decode_factor,
-    two_level_encode_scale, two_level_multiplier,
+    Code, MxScale, ScaleRule, tensor_scale, two_level_block_factor, two_level_block_scale,
+    two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
 };
 
-use crate::element::ElementCode;
+use crate::cpu::{LANES, Lanes};
+use crate::element::{E4M3_FLOAT, ElementCode};
 
 /// One stored block scale.
 pub(crate) trait ScaleEntry: Copy + Default + Send + Sync + 'static {
@@ -66,6 +67,21 @@ pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
     /// The stored scale of a block and the multiplier of its values. Without block scales: the
     /// multiplier of all values.
     fn encode<E: ElementCode>(self, amax: f32) -> (Self::Entry, f32);
+    /// [`ScaleKernel::encode`] of sixteen blocks.
+    #[inline(always)]
+    fn encode_lanes<E: ElementCode, L: Lanes>(
+        self,
+        lanes: L,
+        amaxes: L::F,
+        entries: &mut [Self::Entry; LANES],
+    ) -> L::F {
+        let mut line = [0.0; LANES];
+        lanes.store(amaxes, &mut line);
+        for (x, entry) in line.iter_mut().zip(entries) {
+            (*entry, *x) = self.encode::<E>(*x);
+        }
+        lanes.load(&line)
+    }
     /// What decoded elements of a block are multiplied by.
     fn decode(self, entry: Self::Entry) -> f32;
 }
@@ -140,6 +156,44 @@ impl ScaleKernel for PowerOfTwo {
         (entry, e8m0::inverse(entry))
     }
     #[inline(always)]
+    fn encode_lanes<E: ElementCode, L: Lanes>(
+        self,
+        l: L,
+        amaxes: L::F,
+        entries: &mut [u8; LANES],
+    ) -> L::F {
+        let code = match self.0 {
+            MxScale::Te => {
+                let bits = l.bits(l.mul(amaxes, l.splat(1.0 / E::CODE.max_finite())));
+                let exponent = l.shr::<23>(bits);
+                // What the fraction must exceed to round up; subnormals begin at 2^-127.
+                let exact = l.if_above(l.usplat(1), exponent, l.usplat(0x40_0000), l.usplat(0));
+                let up = l.if_above(
+                    l.and(bits, l.usplat(0x7F_FFFF)),
+                    exact,
+                    l.usplat(1),
+                    l.usplat(0),
+                );
+                l.umin(l.uadd(exponent, up), l.usplat(0xFE))
+            }
+            MxScale::OcpFloor => {
+                let exponent = l.shr::<23>(l.bits(amaxes));
+                let emax = l.usplat(E::CODE.max_exponent().cast_unsigned());
+                let code = l.if_above(emax, exponent, l.usplat(0), l.usub(exponent, emax));
+                l.if_above(exponent, l.usplat(0xFE), l.usplat(0xFF), code)
+            }
+        };
+        l.store_bytes(l.narrow(code), entries);
+        let inverse = l.usub(l.usplat(0xFE), code);
+        let power = l.if_above(
+            l.usplat(1),
+            inverse,
+            l.usplat(0x40_0000),
+            l.shl::<23>(inverse),
+        );
+        l.value(l.if_above(code, l.usplat(0xFE), l.usplat(f32::NAN.to_bits()), power))
+    }
+    #[inline(always)]
     fn decode(self, entry: u8) -> f32 {
         e8m0::decode(entry)
     }
@@ -168,6 +222,23 @@ impl ScaleKernel for TwoLevel {
     fn encode<E: ElementCode>(self, amax: f32) -> (u8, f32) {
         let entry = two_level_block_scale(amax, self.encode_scale);
         (entry, two_level_multiplier(entry, self.encode_scale))
+    }
+    #[inline(always)]
+    fn encode_lanes<E: ElementCode, L: Lanes>(
+        self,
+        l: L,
+        amaxes: L::F,
+        entries: &mut [u8; LANES],
+    ) -> L::F {
+        let largest = l.splat(f32::MAX);
+        let scaled = l.mul(amaxes, l.splat(two_level_block_factor(self.encode_scale)));
+        let code = E4M3_FLOAT.encode::<20, 24, L>(l, l.min(scaled, largest));
+        l.store_bytes(l.narrow(code), entries);
+        // An exact decode: exponent and mantissa in place, then the bias.
+        let bias = l.splat(f32::from_bits((127 + 120) << 23));
+        let decoded = l.mul(l.value(l.shl::<20>(code)), bias);
+        let decode_scale = l.splat(1.0 / self.encode_scale);
+        l.min(l.div(l.splat(1.0), l.mul(decoded, decode_scale)), largest)
     }
     #[inline(always)]
     fn decode(self, entry: u8) -> f32 {

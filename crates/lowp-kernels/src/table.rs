@@ -6,7 +6,9 @@
 use lowp_format::{Code, KernelKey};
 
 use crate::KernelError;
-pub(crate) use crate::element::{Bf16, E2M1, E4M3, E5M2, ElementCode, F32, bf16_bits, bf16_value, round_bf16};
+pub(crate) use crate::element::{
+    Bf16, E2M1, E4M3, E5M2, ElementCode, F32, bf16_bits, bf16_value, round_bf16,
+};
 pub(crate) use crate::scaling::{
     BlockFloat, PerTensor, PowerOfTwo, ScaleEntry, ScaleKernel, TwoLevel, Unscaled,
 };

@@ -43,6 +43,18 @@ const LISTED: &[(&str, &str)] = &[
         "page-locked memory that the device copies from",
     ),
     (
+        "crates/lowp-kernels/src/cpu/lanes/avx2.rs",
+        "vector instructions that were detected",
+    ),
+    (
+        "crates/lowp-kernels/src/cpu/lanes/avx512.rs",
+        "vector instructions that were detected",
+    ),
+    (
+        "crates/lowp-kernels/src/cpu/memory.rs",
+        "asks the system for huge pages",
+    ),
+    (
         "crates/lowp-candle/src/gemm.rs",
         "the gemm crate takes pointers and strides",
     ),

@@ -10,7 +10,6 @@ mod embedding;
 mod gelu;
 mod layer_norm;
 mod math;
-mod rotary;
 
 pub use attention::CausalAttention;
 pub use cross_entropy::CrossEntropy;
@@ -18,7 +17,6 @@ pub use dense::Dense;
 pub use embedding::Embedding;
 pub use gelu::Gelu;
 pub use layer_norm::LayerNorm;
-pub use rotary::Rotary;
 
 use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor};
 

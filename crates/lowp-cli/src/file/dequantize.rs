@@ -8,13 +8,12 @@ use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::refuse::refuse_file;
 use super::target::FileTarget;
-use super::unpack::{served, unpack};
-use super::write::{From, Item, Outputs};
+use super::unpack::{decode, served, unpack};
+use super::write::{From, Item, Outputs, Parts, Sink};
 use crate::device::{Device, OnDevice};
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
-use lowp_kernels::{Backend, Work};
-use lowp_shard::decode_job;
+use lowp_kernels::Backend;
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -92,20 +91,10 @@ impl OnDevice for &Args {
         }
         let make = Box::new(|job: usize, _| {
             let (tensor, orientation) = jobs[job];
-            let out = backend.alloc::<f32>(tensor.shape.elements())?;
             let codes = unpack(backend, &model, tensor, Some(orientation))?;
-            backend.once(Work::Decode(vec![decode_job(
-                &codes,
-                orientation,
-                out.clone(),
-            )?]))?;
-            drop(codes);
-            let values = backend.download::<f32>(&out)?;
-            let mut bytes = Vec::with_capacity(values.len() * size_of::<f32>());
-            for value in values.iter() {
-                bytes.extend_from_slice(&value.to_le_bytes());
-            }
-            Ok(vec![bytes])
+            let values = decode(backend, &codes, orientation)?;
+            let backend = backend.clone();
+            Ok(Box::new(Decoded { backend, values }) as Box<dyn Parts>)
         });
         let mut metadata = copied_metadata(&model);
         metadata.remove(meta::FORMAT_KEY);
@@ -116,7 +105,31 @@ impl OnDevice for &Args {
         };
         outputs.check()?;
         let progress = Progress::new("dequantize", outputs.bytes());
-        target.fill(|path| outputs.write(path, &progress))
+        target.fill(|draft| outputs.write(draft, &progress))
+    }
+}
+
+/// Values that become bytes at a time.
+const CHUNK: usize = 1 << 22;
+
+/// The values of a tensor, its only part.
+struct Decoded<B: Backend> {
+    backend: B,
+    values: B::Buffer<f32>,
+}
+
+impl<B: Backend> Parts for Decoded<B> {
+    fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let len = self.backend.len::<f32>(&self.values);
+        let (mut values, mut bytes) = (vec![0f32; CHUNK.min(len)], Vec::new());
+        for start in (0..len).step_by(CHUNK) {
+            let values = &mut values[..CHUNK.min(len - start)];
+            self.backend.read(&self.values, start, values)?;
+            bytes.clear();
+            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            sink(&bytes)?;
+        }
+        Ok(())
     }
 }
 

@@ -12,8 +12,8 @@ use std::path::Path;
 
 /// The length field in front of the header.
 const LENGTH: usize = 8;
-/// Longest header that is read; the safetensors format has the same limit.
-const MAX_HEADER: usize = 100_000_000;
+/// Longest header that the safetensors format allows.
+pub(super) const MAX_HEADER: usize = 100_000_000;
 
 /// Checks the header of `bytes` and returns it with the position at which the tensors begin.
 ///

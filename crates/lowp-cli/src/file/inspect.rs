@@ -3,15 +3,15 @@
 use super::dequantize::orientation;
 use super::fields::holding;
 use super::meta::{self, Quantized};
-use super::model::Model;
+use super::model::{Model, Tensor as Source};
 use super::ranks;
 use super::refuse::refuse_file;
-use super::source::values;
 use super::stats::{Distance, Stats};
 use super::unpack::unpack;
 use crate::columns::Columns;
 use anyhow::Result;
 use lowp_format::{Orientation, Part, Recipe};
+use lowp_kernels::Cpu;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -174,8 +174,8 @@ fn statistics(
                 count(stats.saturated),
             ];
             if let Some(reference) = reference {
-                let Distance { relative, largest } =
-                    Distance::of(&found, side, &referred(reference, tensor)?)?;
+                let (reference, from) = referred(reference, tensor)?;
+                let Distance { relative, largest } = Distance::of(&found, side, &reference, from)?;
                 cells.extend([format!("{relative:.4e}"), format!("{largest:.4e}")]);
             }
             table.row(cells);
@@ -206,8 +206,8 @@ fn sides(model: &Model, tensor: &Quantized) -> Result<Vec<Orientation>> {
         .collect())
 }
 
-/// The values that a tensor was quantized from.
-fn referred(reference: &Model, tensor: &Quantized) -> Result<Vec<f32>> {
+/// What a tensor was quantized from, and the element that it begins with.
+fn referred<'a>(reference: &'a Model, tensor: &Quantized) -> Result<(Source<'a>, usize)> {
     let name = &tensor.name;
     let Some(found) = reference.get(name) else {
         return Err(refuse_file(
@@ -224,8 +224,8 @@ fn referred(reference: &Model, tensor: &Quantized) -> Result<Vec<f32>> {
             ),
         ));
     }
-    let start = tensor.text.shard.as_ref().map_or(0, |shard| shard.rows[0]) * tensor.full.cols;
-    values(&found, start..start + tensor.shape.elements())
+    let first_row = tensor.text.shard.as_ref().map_or(0, |shard| shard.rows[0]);
+    Ok((found, first_row * tensor.full.cols))
 }
 
 /// The recipe with its element code where that is a choice.

@@ -299,5 +299,10 @@ impl Model {
 }
 
 fn cannot_read(path: &Path, error: &std::io::Error) -> anyhow::Error {
-    refuse(format!("cannot read {}: {error}", path.display()))
+    // EMFILE: each rank of a world has its own file.
+    let remedy = match error.raw_os_error() {
+        Some(24) if cfg!(unix) => "; allow more of them (ulimit -n)",
+        _ => "",
+    };
+    refuse(format!("cannot read {}: {error}{remedy}", path.display()))
 }

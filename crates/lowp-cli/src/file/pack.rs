@@ -2,8 +2,8 @@
 
 use super::cast::Tensor;
 use super::fields::{Content, Field};
-use super::write::Want;
-use anyhow::{Result, ensure};
+use super::write::{Parts, Sink, Want};
+use anyhow::{Context, Result};
 use lowp_format::{BufferList, BufferSpec, Form, Part};
 use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
@@ -18,49 +18,39 @@ pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
     }
 }
 
-/// The bytes of the wanted ones of `fields`; the others stay empty.
-///
-/// # Errors
-/// A buffer that the tensor does not hold.
-pub(super) fn pack<B: Backend>(
-    backend: &B,
-    tensor: &Tensor<B>,
-    amax: Option<f32>,
-    fields: &[Field],
-    want: Want,
-) -> Result<Vec<Vec<u8>>> {
-    fields
-        .iter()
-        .map(|field| {
-            if field.layout.is_none() != (want == Want::Numbers) {
-                return Ok(Vec::new());
-            }
-            let bytes = match field.content {
-                Content::Amax => amax
-                    .map(|amax| amax.to_le_bytes().to_vec())
-                    .unwrap_or_default(),
-                Content::Buffer { key, orientation } => {
-                    let form = field.layout.map_or(Form::Compact, |layout| layout.form);
-                    let repacked = match (key.part, form) {
-                        (Part::BlockScale, Form::Padded | Form::Swizzled) => {
-                            scales_in_form(backend, tensor, orientation, form)?
-                        }
-                        _ => None,
-                    };
-                    match repacked {
-                        Some((_, bytes)) => bytes,
-                        None => backend.download::<u8>(&tensor.buffer(key)?.storage)?,
-                    }
-                }
-            };
-            ensure!(
-                bytes.len() == field.bytes(),
-                "{}: {} bytes were made where {} were announced",
-                field.suffix,
-                bytes.len(),
-                field.bytes()
-            );
-            Ok(bytes)
-        })
-        .collect()
+/// Bytes that are copied from the device at a time.
+const CHUNK: usize = 16 << 20;
+
+/// A quantized tensor, and the fields that it is written as.
+pub(super) struct Packed<B: Backend> {
+    pub(super) backend: B,
+    pub(super) tensor: Tensor<B>,
+    /// The amax of the source, where it is in no buffer and numbers are wanted.
+    pub(super) amax: Option<f32>,
+    pub(super) fields: Vec<Field>,
+}
+
+impl<B: Backend> Parts for Packed<B> {
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let field = self.fields.get(part).context("there is no such field")?;
+        let Content::Buffer { key, orientation } = field.content else {
+            let amax = self.amax.context("the amax was not taken")?;
+            return sink(&amax.to_le_bytes());
+        };
+        let form = field.layout.map_or(Form::Compact, |layout| layout.form);
+        if key.part == Part::BlockScale && form != Form::Compact {
+            let scales = scales_in_form(&self.backend, &self.tensor, orientation, form)?;
+            let (_, bytes) = scales.context("the recipe has no block scales")?;
+            return sink(&bytes);
+        }
+        let buffer = &self.tensor.buffer(key)?.storage;
+        let len = self.backend.len::<u8>(buffer);
+        let mut bytes = vec![0; CHUNK.min(len)];
+        for start in (0..len).step_by(CHUNK) {
+            let bytes = &mut bytes[..CHUNK.min(len - start)];
+            self.backend.read(buffer, start, bytes)?;
+            sink(bytes)?;
+        }
+        Ok(())
+    }
 }

@@ -6,13 +6,13 @@ use super::fields::{self, Field};
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{pack, wanted};
+use super::pack::{Packed, wanted};
 use super::progress::Progress;
 use super::refuse::refuse_file;
 use super::select::Choice;
 use super::source::load;
 use super::target::FileTarget;
-use super::write::{From, Item, Outputs, Want};
+use super::write::{From, Item, Outputs, Parts, Want};
 use crate::device::{Device, OnDevice};
 use anyhow::Result;
 use lowp_format::{Recipe, Shape, Usage};
@@ -74,7 +74,7 @@ impl OnDevice for &Args {
         let outputs = outputs(backend, &model, &choices, setup)?;
         outputs.check()?;
         let progress = Progress::new("quantize", outputs.bytes());
-        target.fill(|path| outputs.write(path, &progress))
+        target.fill(|draft| outputs.write(draft, &progress))
     }
 }
 
@@ -114,7 +114,13 @@ fn outputs<'a, B: Backend>(
             setup.delayed_scale,
             want,
         )?;
-        pack(backend, &full, amax, fields, want)
+        let fields = fields.clone();
+        Ok(Box::new(Packed {
+            backend: backend.clone(),
+            tensor: full,
+            amax,
+            fields,
+        }) as Box<dyn Parts>)
     });
     Ok(Outputs {
         items,

@@ -2,6 +2,7 @@
 
 use super::args::Setup;
 use super::fields;
+use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::refuse::{refuse, refuse_file};
@@ -35,15 +36,26 @@ impl Select {
     /// Decides for every tensor of `model`, in the order of names.
     ///
     /// # Errors
-    /// A tensor that the recipe cannot take, unless such are kept; a pattern that no tensor matches.
+    /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix matches; a model that is
+    /// quantized already.
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Vec<Choice<'a>>> {
+        if let Some(name) = meta::quantized(model)?.keys().next() {
+            let why = format!(
+                "'{name}' is quantized already; give the model before it was, or decode it first (lowp dequantize)"
+            );
+            return Err(refuse_file(model.path(), why));
+        }
         for (text, glob) in &self.globs {
-            if !model.tensors().any(|tensor| glob.is_match(tensor.name)) {
-                return Err(refuse(format!(
-                    "--tensors '{text}' matches no tensor of {}; `lowp inspect` lists their names",
-                    model.path().display()
-                )));
-            }
+            let matching = || model.tensors().filter(|tensor| glob.is_match(tensor.name));
+            let kind = match (matching().next(), matching().find(is_matrix)) {
+                (_, Some(_)) => continue,
+                (Some(_), None) => "tensor of two or more dimensions",
+                (None, None) => "tensor",
+            };
+            return Err(refuse(format!(
+                "--tensors '{text}' matches no {kind} of {}; `lowp inspect` lists their names",
+                model.path().display()
+            )));
         }
         model
             .tensors()
@@ -55,8 +67,8 @@ impl Select {
                     Some(Err(why)) => {
                         let Tensor { name, .. } = tensor;
                         let why = format!(
-                            "'{name}' cannot be quantized: {why} (--keep-unfit passes such tensors through, \
-                             --tensors leaves them out)"
+                            "'{name}' cannot be quantized: {why}; --keep-unfit passes such tensors through, --tensors \
+                             leaves them out"
                         );
                         return Err(refuse_file(model.path(), why));
                     }
@@ -68,8 +80,13 @@ impl Select {
 
     fn wanted(&self, tensor: &Tensor<'_>) -> bool {
         let matches = |(_, glob): &(String, GlobMatcher)| glob.is_match(tensor.name);
-        tensor.shape.len() >= 2 && (self.globs.is_empty() || self.globs.iter().any(matches))
+        is_matrix(tensor) && (self.globs.is_empty() || self.globs.iter().any(matches))
     }
+}
+
+/// Whether a tensor is one of those that are quantized; others pass through.
+fn is_matrix(tensor: &Tensor<'_>) -> bool {
+    tensor.shape.len() >= 2
 }
 
 /// The matrix of a tensor that the recipe can take, or why it cannot.

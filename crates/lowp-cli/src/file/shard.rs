@@ -6,15 +6,15 @@ use super::fields::{self, Field};
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{pack, wanted};
+use super::pack::{Packed, wanted};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items, text};
 use super::ranks::file_name;
 use super::refuse::refuse;
 use super::select::Choice;
 use super::source::load;
-use super::target::{FolderTarget, fill_file};
-use super::write::{Item, Outputs, Want};
+use super::target::FolderTarget;
+use super::write::{Item, Outputs, Parts, Want};
 use anyhow::Result;
 use lowp_format::{Form, Part, Recipe, Usage};
 use lowp_kernels::Cpu;
@@ -81,16 +81,15 @@ pub(super) fn main(args: &Args) -> Result<()> {
         "shard",
         choices.iter().map(|choice| choice.tensor.len()).sum(),
     );
-    target.fill(|folder| {
-        let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
-            let outputs = outputs(&model, &choices, setup, rank, &comm)?;
-            outputs.check()?;
-            fill_file(&folder.join(file_name(rank, world)), |path| {
-                outputs.write(path, &progress)
-            })
-        });
-        ranks.map(|_| ()).map_err(|failed| failed.cause)
-    })
+    let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
+        let outputs = outputs(&model, &choices, setup, rank, &comm)?;
+        outputs.check()?;
+        target.fill_file(&file_name(rank, world), |draft| {
+            outputs.write(draft, &progress)
+        })
+    });
+    ranks.map_err(|failed| failed.cause)?;
+    target.publish()
 }
 
 /// The tensors of one rank's file.
@@ -153,7 +152,13 @@ fn outputs<'a>(
             &wanted(&stored, want),
         )?;
         let amax = cast(&Cpu, &*comm, &local, source, setup.delayed_scale, want)?;
-        pack(&Cpu, &local, amax, fields, want)
+        let fields = fields.clone();
+        Ok(Box::new(Packed {
+            backend: Cpu,
+            tensor: local,
+            amax,
+            fields,
+        }) as Box<dyn Parts>)
     });
     Ok(Outputs {
         items,

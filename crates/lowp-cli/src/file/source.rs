@@ -4,7 +4,7 @@ use super::model::Tensor;
 use super::refuse::refuse;
 use anyhow::Result;
 use half::{bf16, f16};
-use lowp_kernels::{Backend, Cpu, Element, Source};
+use lowp_kernels::{Backend, Element, Source};
 use safetensors::Dtype;
 use std::ops::Range;
 
@@ -20,22 +20,13 @@ pub(super) fn load<B: Backend>(
     tensor: &Tensor<'_>,
     range: Range<usize>,
 ) -> Result<Source<B>> {
-    let f32_of = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    let word = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     Ok(match tensor.dtype {
         Dtype::F32 => Source::F32(convert::<4, _, _>(backend, tensor, range, f32_of)?),
         Dtype::F16 => Source::F32(convert::<2, _, _>(backend, tensor, range, |b| {
-            f16::from_bits(word(b)).to_f32()
+            f16_of(b).to_f32()
         })?),
-        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, tensor, range, |b| {
-            bf16::from_bits(word(b))
-        })?),
-        other => {
-            return Err(refuse(format!(
-                "'{}' has dtype {other}, which holds no values to quantize",
-                tensor.name
-            )));
-        }
+        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, tensor, range, bf16_of)?),
+        _ => return Err(no_values(tensor)),
     })
 }
 
@@ -47,29 +38,62 @@ fn convert<const N: usize, T: Element, B: Backend>(
     value: impl Fn(&[u8]) -> T,
 ) -> Result<B::Buffer<T>> {
     let buffer = backend.alloc::<T>(range.len())?;
+    each_chunk::<N, T>(tensor, range, value, |start, values| {
+        Ok(backend.write(&buffer, start, values)?)
+    })?;
+    Ok(buffer)
+}
+
+/// Hands values of `N` bytes each to `take`, each chunk with its distance from the start of the range.
+fn each_chunk<const N: usize, T>(
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    value: impl Fn(&[u8]) -> T,
+    mut take: impl FnMut(usize, &[T]) -> Result<()>,
+) -> Result<()> {
     let mut values = Vec::with_capacity(CHUNK.min(range.len()));
     tensor.pieces(range.start * N..range.end * N, |start, bytes| {
         for (chunk, bytes) in bytes.chunks(CHUNK * N).enumerate() {
             values.clear();
             values.extend(bytes.chunks_exact(N).map(&value));
-            backend.write(&buffer, start / N + chunk * CHUNK, &values)?;
+            take(start / N + chunk * CHUNK, &values)?;
         }
         Ok(())
-    })?;
-    Ok(buffer)
+    })
 }
 
-/// Elements `range` of `tensor` as f32 values.
+/// Hands elements `range` of `tensor` to `take` as f32 values, chunk by chunk.
 ///
 /// # Errors
-/// As [`load`].
-pub(super) fn values(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Vec<f32>> {
-    Ok(match load(&Cpu, tensor, range)? {
-        Source::F32(values) => Cpu.download(&values)?,
-        Source::Bf16(values) => Cpu
-            .download(&values)?
-            .into_iter()
-            .map(bf16::to_f32)
-            .collect(),
-    })
+/// As [`load`], or whatever `take` returns.
+pub(super) fn each_value(
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    take: impl FnMut(usize, &[f32]) -> Result<()>,
+) -> Result<()> {
+    match tensor.dtype {
+        Dtype::F32 => each_chunk::<4, _>(tensor, range, f32_of, take),
+        Dtype::F16 => each_chunk::<2, _>(tensor, range, |b| f16_of(b).to_f32(), take),
+        Dtype::BF16 => each_chunk::<2, _>(tensor, range, |b| bf16_of(b).to_f32(), take),
+        _ => Err(no_values(tensor)),
+    }
+}
+
+fn f32_of(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+fn f16_of(bytes: &[u8]) -> f16 {
+    f16::from_le_bytes([bytes[0], bytes[1]])
+}
+
+fn bf16_of(bytes: &[u8]) -> bf16 {
+    bf16::from_le_bytes([bytes[0], bytes[1]])
+}
+
+fn no_values(tensor: &Tensor<'_>) -> anyhow::Error {
+    refuse(format!(
+        "'{}' has dtype {} and only F32, BF16 and F16 hold values to quantize; convert it first",
+        tensor.name, tensor.dtype
+    ))
 }

@@ -1,12 +1,15 @@
 //! Statistics of the codes and scales of one orientation, and its error against a reference.
 
 use super::cast::Tensor;
+use super::model::Tensor as Source;
+use super::source::each_value;
+use super::unpack::decode;
 use anyhow::Result;
 use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
 use lowp_kernels::Cpu;
 
 /// The value of an 8-bit or narrower code.
-fn decode(code: Code, bits: u8) -> f32 {
+fn value_of(code: Code, bits: u8) -> f32 {
     match code {
         Code::E4M3 => codec::e4m3::decode(bits),
         Code::E5M2 => codec::e5m2::decode(bits),
@@ -42,7 +45,7 @@ impl Stats {
             let codes = codes.as_ref()?;
             let matching = (0u8..=255)
                 .zip(codes)
-                .filter(|(bits, _)| holds(decode(code, *bits)));
+                .filter(|(bits, _)| holds(value_of(code, *bits)));
             Some(matching.map(|(_, n)| n).sum())
         };
         let zeros = count(&|value| value == 0.0);
@@ -56,7 +59,7 @@ impl Stats {
             let width = scale.spec.code.bytes(1);
             for bytes in bytes.chunks_exact(width) {
                 let value = match bytes {
-                    [bits] => decode(scale.spec.code, *bits),
+                    [bits] => value_of(scale.spec.code, *bits),
                     [a, b, c, d] => f32::from_le_bytes([*a, *b, *c, *d]),
                     _ => f32::NAN,
                 };
@@ -107,22 +110,32 @@ pub(super) struct Distance {
 }
 
 impl Distance {
-    /// Decodes `orientation` and compares it with `reference`; elements that are not finite in the reference are left out.
+    /// Decodes `orientation` and compares it with elements `from..` of `reference`; those that are not finite there are
+    /// left out.
     ///
     /// # Errors
-    /// The tensor cannot serve that orientation.
-    pub(super) fn of(tensor: &Tensor, orientation: Orientation, reference: &[f32]) -> Result<Self> {
-        let values = lowp_shard::dequantize(&Cpu, tensor, orientation)?;
+    /// The tensor cannot serve that orientation, or the reference cannot be read.
+    pub(super) fn of(
+        tensor: &Tensor,
+        orientation: Orientation,
+        reference: &Source<'_>,
+        from: usize,
+    ) -> Result<Self> {
+        let decoded = decode(&Cpu, tensor, orientation)?;
+        let decoded = decoded.read()?;
         let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
-        for (value, reference) in values.into_iter().zip(reference) {
-            if reference.is_finite() {
-                let reference = f64::from(*reference);
-                let off = f64::from(value) - reference;
-                error += off * off;
-                total += reference * reference;
-                largest = largest.max(off.abs());
+        each_value(reference, from..from + decoded.len(), |start, reference| {
+            for (value, reference) in decoded[start..].iter().zip(reference) {
+                if reference.is_finite() {
+                    let reference = f64::from(*reference);
+                    let off = f64::from(*value) - reference;
+                    error += off * off;
+                    total += reference * reference;
+                    largest = largest.max(off.abs());
+                }
             }
-        }
+            Ok(())
+        })?;
         let relative = if error == 0.0 {
             0.0
         } else {

@@ -7,6 +7,7 @@ use super::model::Model;
 use anyhow::{Context, Result};
 use lowp_format::{BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage};
 use lowp_kernels::{Backend, RepackJob, Work};
+use lowp_shard::decode_job;
 
 /// The orientations that `tensor` can be decoded for.
 pub(super) fn served(tensor: &Quantized) -> Usage {
@@ -33,6 +34,21 @@ pub(super) fn unpack<B: Backend>(
     QuantizedTensor::with_buffers(tensor.recipe, tensor.shape, specs, |spec, _| {
         read(backend, model, tensor, spec, orientation)
     })
+}
+
+/// The values of `tensor` as `orientation` serves them.
+///
+/// # Errors
+/// The tensor cannot serve it.
+pub(super) fn decode<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    orientation: Orientation,
+) -> Result<B::Buffer<f32>> {
+    let out = backend.alloc::<f32>(tensor.shape().elements())?;
+    let job = decode_job(tensor, orientation, out.clone())?;
+    backend.once(Work::Decode(vec![job]))?;
+    Ok(out)
 }
 
 /// One buffer in its Compact form.

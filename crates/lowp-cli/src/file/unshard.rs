@@ -5,13 +5,13 @@ use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::{pack, wanted};
+use super::pack::{Packed, wanted};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
 use super::refuse::{refuse, refuse_file};
 use super::target::FileTarget;
-use super::write::{Item, Outputs, Want};
+use super::write::{Item, Outputs, Parts, Want};
 use anyhow::{Context, Result};
 use lowp_format::{
     BufferKey, BufferSpec, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe, Transport,
@@ -56,7 +56,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let outputs = outputs(&world)?;
     outputs.check()?;
     let progress = Progress::new("unshard", outputs.bytes());
-    target.fill(|path| outputs.write(path, &progress))
+    target.fill(|draft| outputs.write(draft, &progress))
 }
 
 /// The shard of a tensor of a rank file.
@@ -276,7 +276,13 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
             }
             _ => None,
         };
-        pack(&Cpu, &world.gather(&tensor.name, want)?, amax, fields, want)
+        let (tensor, fields) = (world.gather(&tensor.name, want)?, fields.clone());
+        Ok(Box::new(Packed {
+            backend: Cpu,
+            tensor,
+            amax,
+            fields,
+        }) as Box<dyn Parts>)
     });
     Ok(Outputs {
         items,

@@ -1,15 +1,15 @@
 //! Writes safetensors files whose tensors are made when their turn comes.
 
+use super::header::MAX_HEADER;
 use super::model::Tensor;
 use super::progress::Progress;
 use super::refuse::refuse;
-use anyhow::{Context, Result};
-use safetensors::tensor::View;
-use safetensors::{Dtype, serialize_to_file};
-use std::borrow::Cow;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
+use super::target::Draft;
+use anyhow::{Context, Result, ensure};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the bytes of an output tensor come from.
 #[derive(Clone, Copy, Debug)]
@@ -51,14 +51,26 @@ impl<'a> Item<'a> {
 /// arrays of any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
-    /// Parts of one number; the others stay empty.
+    /// Parts of one number.
     Numbers,
-    /// All others; the numbers stay empty.
+    /// All others.
     Arrays,
 }
 
+/// Takes bytes, piece by piece.
+pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
+
+/// What a job made; its parts become bytes one at a time.
+pub(super) trait Parts {
+    /// Hands the bytes of one wanted part to `sink`.
+    ///
+    /// # Errors
+    /// There is no such part, or whatever `sink` returns.
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
+}
+
 /// Makes the wanted parts of a job.
-pub(super) type Make<'a> = Box<dyn Fn(usize, Want) -> Result<Vec<Vec<u8>>> + 'a>;
+pub(super) type Make<'a> = Box<dyn Fn(usize, Want) -> Result<Box<dyn Parts + 'a>> + 'a>;
 
 /// Everything that goes into one file.
 pub(super) struct Outputs<'a> {
@@ -93,121 +105,106 @@ impl Outputs<'_> {
         }
     }
 
-    /// Writes the file at `path`.
+    /// Writes the file.
     ///
     /// # Errors
     /// A tensor cannot be made, or the file cannot be written.
-    pub(super) fn write(&self, path: &Path, progress: &Progress) -> Result<()> {
-        let state = State {
-            outputs: self,
-            progress,
-            made: RefCell::new(None),
-            numbers: RefCell::new(BTreeMap::new()),
-            failure: RefCell::new(None),
+    pub(super) fn write(&self, draft: &mut Draft, progress: &Progress) -> Result<()> {
+        // As the safetensors package sorts them: wide dtypes first, so that every tensor is aligned.
+        let mut items: Vec<&Item<'_>> = self.items.iter().collect();
+        items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
+        draft.write(&header(&items, &self.metadata)?)?;
+        let mut maker = Maker {
+            make: &self.make,
+            made: None,
+            numbers: BTreeMap::new(),
         };
-        let views = self.items.iter().map(|item| {
-            (
-                item.name.as_str(),
-                Lazy {
-                    item,
-                    state: &state,
-                },
-            )
-        });
-        let metadata: HashMap<String, String> = self.metadata.clone().into_iter().collect();
-        let metadata = (!metadata.is_empty()).then_some(metadata);
-        let written = serialize_to_file(views, metadata, path);
-        if let Some(failure) = state.failure.into_inner() {
-            return Err(failure);
+        for item in items {
+            let mut written = 0;
+            let mut sink = |bytes: &[u8]| {
+                draft.write(bytes)?;
+                written += bytes.len();
+                progress.add(bytes.len());
+                Ok(())
+            };
+            maker
+                .write(item, &mut sink)
+                .with_context(|| format!("'{}'", item.name))?;
+            ensure!(
+                written == item.bytes,
+                "'{}': {written} bytes were made where {} were announced",
+                item.name,
+                item.bytes
+            );
         }
-        written.with_context(|| format!("cannot write {}", path.display()))
+        Ok(())
     }
 }
 
-/// A job and those of its parts that are not written yet.
-type Made = (usize, Vec<Option<Vec<u8>>>);
+/// The name that the format keeps for the metadata.
+const METADATA: &str = "__metadata__";
+/// The header ends at a multiple of this.
+const ALIGNMENT: usize = 8;
+
+/// The bytes before the first tensor. Keys are sorted, so that equal contents give equal files.
+fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+    let mut entries: BTreeMap<&str, Value> = BTreeMap::new();
+    if !metadata.is_empty() {
+        entries.insert(METADATA, json!(metadata));
+    }
+    let mut start = 0;
+    for item in items {
+        let end = start + item.bytes;
+        let entry = json!({"dtype": item.dtype, "shape": item.shape, "data_offsets": [start, end]});
+        entries.insert(&item.name, entry);
+        start = end;
+    }
+    let mut text = serde_json::to_vec(&entries)?;
+    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
+    if text.len() > MAX_HEADER {
+        return Err(refuse(format!(
+            "the header of the output would have {} bytes and the format allows {MAX_HEADER}; quantize fewer tensors \
+             (--tensors)",
+            text.len()
+        )));
+    }
+    let length = text.len() as u64;
+    text.splice(0..0, length.to_le_bytes());
+    Ok(text)
+}
 
 /// What one file's tensors share while it is written.
-struct State<'a> {
-    outputs: &'a Outputs<'a>,
-    progress: &'a Progress,
-    /// The job made last.
-    made: RefCell<Option<Made>>,
-    /// Numbers by job and part, until their turn.
-    numbers: RefCell<BTreeMap<(usize, usize), Vec<u8>>>,
-    /// What went wrong first; nothing is made after it.
-    failure: RefCell<Option<anyhow::Error>>,
+struct Maker<'m, 'a> {
+    make: &'m Make<'a>,
+    /// The job whose arrays were made last.
+    made: Option<(usize, Box<dyn Parts + 'a>)>,
+    /// The numbers of jobs that have made theirs.
+    numbers: BTreeMap<usize, Box<dyn Parts + 'a>>,
 }
 
-impl State<'_> {
-    fn number(&self, job: usize, part: usize) -> Result<Vec<u8>> {
-        let mut numbers = self.numbers.borrow_mut();
-        if !numbers.contains_key(&(job, part)) {
-            let parts = (self.outputs.make)(job, Want::Numbers)?;
-            let parts = parts.into_iter().enumerate();
-            numbers.extend(parts.map(|(part, bytes)| ((job, part), bytes)));
-        }
-        numbers
-            .remove(&(job, part))
-            .context("there is no such part")
-    }
-
-    fn array(&self, job: usize, part: usize) -> Result<Vec<u8>> {
-        let mut made = self.made.borrow_mut();
-        let there = |(last, parts): &Made| *last == job && parts[part].is_some();
-        if !made.as_ref().is_some_and(there) {
-            // Room for the next job first.
-            *made = None;
-            let parts = (self.outputs.make)(job, Want::Arrays)?;
-            *made = Some((job, parts.into_iter().map(Some).collect()));
-        }
-        let part = made.as_mut().and_then(|(_, parts)| parts[part].take());
-        part.context("there is no such part")
-    }
-}
-
-/// One tensor of the file.
-struct Lazy<'a> {
-    item: &'a Item<'a>,
-    state: &'a State<'a>,
-}
-
-impl View for Lazy<'_> {
-    fn dtype(&self) -> Dtype {
-        self.item.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.item.shape
-    }
-
-    fn data_len(&self) -> usize {
-        self.item.bytes
-    }
-
-    /// The bytes; empty after a failure, which [`Outputs::write`] reports.
-    fn data(&self) -> Cow<'_, [u8]> {
-        if self.state.failure.borrow().is_some() {
-            return Cow::Borrowed(&[]);
-        }
-        let bytes = match self.item.from {
-            From::Input(tensor) => tensor.to_vec(),
+impl Maker<'_, '_> {
+    /// Hands the bytes of `item` to `sink`.
+    fn write(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        match item.from {
+            From::Input(tensor) => tensor.pieces(0..tensor.len(), |_, bytes| sink(bytes)),
             From::Made {
                 job,
                 part,
                 number: true,
-            } => self.state.number(job, part),
-            From::Made { job, part, .. } => self.state.array(job, part),
-        };
-        match bytes {
-            Ok(bytes) => {
-                self.state.progress.add(bytes.len());
-                Cow::Owned(bytes)
+            } => {
+                if !self.numbers.contains_key(&job) {
+                    self.numbers.insert(job, (self.make)(job, Want::Numbers)?);
+                }
+                self.numbers[&job].write(part, sink)
             }
-            Err(error) => {
-                *self.state.failure.borrow_mut() =
-                    Some(error.context(format!("'{}'", self.item.name)));
-                Cow::Borrowed(&[])
+            From::Made { job, part, .. } => {
+                if self.made.as_ref().is_none_or(|(last, _)| *last != job) {
+                    // Room for the next job first.
+                    self.made = None;
+                    self.made = Some((job, (self.make)(job, Want::Arrays)?));
+                }
+                let (_, made) = self.made.as_ref().context("nothing was made")?;
+                made.write(part, sink)
             }
         }
     }

@@ -7,7 +7,7 @@ use super::recipes::Run;
 use super::result::RunResult;
 use super::variant::Variant;
 use anyhow::{Context, Result, anyhow, bail};
-use lowp_candle::{Gpt, ModelOptions, ShardedModel};
+use lowp_candle::{Gpt, LinearSpec, ModelOptions, ShardedModel};
 use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, MeshComm, run_ranks};
@@ -113,7 +113,8 @@ impl Rank<'_> {
         };
         let (linears, vars) = (config.model.linears(), config.model.vars());
         let backend = Cpu;
-        let mut sharded = ShardedModel::new(&backend, &mesh, recipe, &linears, &vars, options)?;
+        let of = |linear: &LinearSpec| recipe.of_block(linear.block, config.model.layers);
+        let mut sharded = ShardedModel::new(&backend, &mesh, of, &linears, &vars, options)?;
         let model = Gpt::new(
             config.model,
             sharded.layers(),

@@ -4,13 +4,15 @@
 
 use std::str::FromStr;
 
+use super::bf16_recipe;
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
-    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding, Usage,
+    Part, PlainF32, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding,
+    Usage,
 };
 
 /// The modifiers and what they do.
-pub(crate) const MODIFIERS: [(&str, &str); 9] = [
+pub(crate) const MODIFIERS: [(&str, &str); 12] = [
     ("e4m3", "E4M3 codes for gradients too"),
     ("hybrid", "E5M2 codes for gradients"),
     ("pow2", "per-tensor scales rounded down to powers of two"),
@@ -35,6 +37,12 @@ pub(crate) const MODIFIERS: [(&str, &str); 9] = [
         "operand-tensor-scale",
         "activations and gradients cast to one scale for the tensor",
     ),
+    ("f32-activations", "activations not quantized"),
+    ("f32-gradients", "gradients not quantized"),
+    (
+        "bf16-ends",
+        "weights and operands of the first and the last block in bf16",
+    ),
 ];
 
 /// A recipe of the list and what is changed about it.
@@ -45,6 +53,9 @@ pub(crate) struct Variant {
     no_hadamard: bool,
     tensor_scale: bool,
     operand_tensor_scale: bool,
+    f32_activations: bool,
+    f32_gradients: bool,
+    bf16_ends: bool,
 }
 
 impl FromStr for Variant {
@@ -59,7 +70,10 @@ impl FromStr for Variant {
             mut no_hadamard,
             mut tensor_scale,
             mut operand_tensor_scale,
-        ] = [false; 4];
+            mut f32_activations,
+            mut f32_gradients,
+            mut bf16_ends,
+        ] = [false; 7];
         for modifier in parts {
             match modifier {
                 "e4m3" => options.format = Some(Fp8Format::E4M3),
@@ -71,6 +85,9 @@ impl FromStr for Variant {
                 "no-hadamard" => no_hadamard = true,
                 "tensor-scale" => tensor_scale = true,
                 "operand-tensor-scale" => operand_tensor_scale = true,
+                "f32-activations" => f32_activations = true,
+                "f32-gradients" => f32_gradients = true,
+                "bf16-ends" => bf16_ends = true,
                 other => {
                     let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
                     return Err(FormatError::UnknownRecipe {
@@ -87,6 +104,9 @@ impl FromStr for Variant {
             no_hadamard,
             tensor_scale,
             operand_tensor_scale,
+            f32_activations,
+            f32_gradients,
+            bf16_ends,
         })
     }
 }
@@ -150,11 +170,20 @@ impl Recipe for Variant {
     }
 
     fn operand(&self, role: Role) -> Operand {
+        let plain = match role {
+            Role::Weight => false,
+            Role::Activation => self.f32_activations,
+            Role::Gradient => self.f32_gradients,
+        };
+        if plain {
+            return PlainF32.operand(role);
+        }
         let mut operand = self.recipe.operand(role);
         if self.nearest {
             operand.rounding = Rounding::Nearest;
         }
-        operand.hadamard &= !self.no_hadamard;
+        // The transform cancels only where both operands of a product have it.
+        operand.hadamard &= !self.no_hadamard && !self.f32_activations && !self.f32_gradients;
         if self.operand_tensor_scale {
             operand.kernel = per_tensor(operand.kernel);
             operand.scale_source = TENSOR_AMAX;
@@ -169,6 +198,20 @@ impl Recipe for Variant {
 }
 
 impl Variant {
+    /// The variant in which weights of block `block` of `blocks` live.
+    pub(crate) fn of_block(self, block: usize, blocks: usize) -> Self {
+        let plain = match bf16_recipe() {
+            Some(recipe) if self.bf16_ends && (block == 0 || block + 1 == blocks) => recipe,
+            _ => return self,
+        };
+        Self {
+            recipe: plain,
+            tensor_scale: false,
+            operand_tensor_scale: false,
+            ..self
+        }
+    }
+
     /// Whether weights live in the code that gradients need more range for.
     pub(crate) fn weights_lack_precision(&self) -> bool {
         self.kernel().element == Code::E5M2
@@ -207,6 +250,28 @@ mod tests {
                 (Rounding::Nearest, false)
             );
         }
+    }
+
+    #[test]
+    fn operands_stay_in_f32() {
+        let roles = [Role::Activation, Role::Gradient];
+        let variant: Variant = "nvfp4-1d+f32-activations".parse().expect("a variant");
+        let elements = roles.map(|role| variant.operand(role).kernel.element);
+        assert_eq!(elements, [Code::F32, Code::E2M1]);
+        assert!(roles.iter().all(|&role| !variant.operand(role).hadamard));
+        let variant: Variant = "nvfp4-1d+f32-gradients".parse().expect("a variant");
+        let elements = roles.map(|role| variant.operand(role).kernel.element);
+        assert_eq!(elements, [Code::E2M1, Code::F32]);
+    }
+
+    #[test]
+    fn ends_stay_in_bf16() {
+        let variant: Variant = "mxfp8+bf16-ends+tensor-scale".parse().expect("a variant");
+        let of = |block| variant.of_block(block, 4).kernel().element;
+        assert_eq!([of(0), of(3)], [Code::Bf16; 2]);
+        assert_eq!([of(1), of(2)], [Code::E4M3; 2]);
+        let plain: Variant = "mxfp8".parse().expect("a recipe");
+        assert_eq!(plain.of_block(0, 4), plain);
     }
 
     #[test]

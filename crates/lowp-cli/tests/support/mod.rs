@@ -26,17 +26,18 @@ impl Bench {
     }
 
     /// Runs `lowp` in the folder.
-    pub(crate) fn lowp(&self, args: &[&str]) -> Output {
+    pub(crate) fn lowp(&self, args: &(impl Args + ?Sized)) -> Output {
         Command::new(env!("CARGO_BIN_EXE_lowp"))
-            .args(args)
+            .args(args.words())
             .current_dir(self.dir.path())
             .output()
             .expect("lowp runs")
     }
 
     /// Runs `lowp`, which must succeed, and returns what it printed.
-    pub(crate) fn done(&self, args: &[&str]) -> String {
+    pub(crate) fn done(&self, args: &(impl Args + ?Sized)) -> String {
         let output = self.lowp(args);
+        let args = args.words();
         assert!(
             output.status.success(),
             "{args:?}: {}",
@@ -46,9 +47,10 @@ impl Bench {
     }
 
     /// Runs `lowp`, which must fail with `code`, leave the folder as it was, and print one message.
-    pub(crate) fn refused(&self, code: i32, args: &[&str]) -> String {
+    pub(crate) fn refused(&self, code: i32, args: &(impl Args + ?Sized)) -> String {
         let before = self.listing();
         let output = self.lowp(args);
+        let args = args.words();
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
         assert_eq!(self.listing(), before, "{args:?}: left something behind");
@@ -95,6 +97,41 @@ impl Bench {
 
     pub(crate) fn read(&self, name: &str) -> Contents {
         Contents::read(&self.path(name))
+    }
+}
+
+/// The arguments of a command: a line of words, or word by word.
+pub(crate) trait Args {
+    fn words(&self) -> Vec<&str>;
+}
+
+impl Args for str {
+    fn words(&self) -> Vec<&str> {
+        self.split_whitespace().collect()
+    }
+}
+
+impl Args for String {
+    fn words(&self) -> Vec<&str> {
+        self.as_str().words()
+    }
+}
+
+impl Args for [&str] {
+    fn words(&self) -> Vec<&str> {
+        self.to_vec()
+    }
+}
+
+impl<const N: usize> Args for [&str; N] {
+    fn words(&self) -> Vec<&str> {
+        self.to_vec()
+    }
+}
+
+impl Args for Vec<&str> {
+    fn words(&self) -> Vec<&str> {
+        self.clone()
     }
 }
 
@@ -151,6 +188,11 @@ pub(crate) fn values(count: usize, seed: u32) -> Vec<f32> {
         unit * ((state >> 4 & 7) as f32 - 4.0).exp2()
     };
     (0..count).map(next).collect()
+}
+
+/// An f32 tensor of such values.
+pub(crate) fn matrix(name: &str, shape: &[usize], seed: u32) -> Tensor {
+    f32s(name, shape, &values(shape.iter().product(), seed))
 }
 
 /// A file in memory.

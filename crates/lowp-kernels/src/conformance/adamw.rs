@@ -196,7 +196,7 @@ pub(super) fn a_thousand_steps_equal_the_reference<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn fused_equals_update_then_encode<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(64);
+    let config = cases_of(64);
     proptest!(config, |(
         index in 0..cases().len(), rows in 0usize..140, width in 1usize..4, seed: u64,
         half_moments: bool, half_grad: bool, via: bool,

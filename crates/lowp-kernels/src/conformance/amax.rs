@@ -9,7 +9,7 @@ use crate::reference::{self, Reference};
 use crate::{AmaxJob, BlockAmax, SumSquaresJob};
 
 pub(super) fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(64);
+    let config = cases_of(64);
     proptest!(config, |(
         rows in 1usize..90, width in 1usize..5, cut in 0.0f64..1.0, half: bool, via: bool, seed: u64,
     )| {

@@ -119,7 +119,7 @@ pub(super) fn one_plan_encodes_many_tensors<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn both_orientations_together_equal_each_alone<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(64);
+    let config = cases_of(64);
     proptest!(config, |(
         index in 0..cases().len(), rows in 0usize..80, width in 1usize..4, seed: u64,
     )| {

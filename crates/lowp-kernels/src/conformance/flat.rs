@@ -6,7 +6,7 @@ use super::*;
 use crate::{AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob};
 
 pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(96);
+    let config = cases_of(96);
     proptest!(config, |(
         index in 0..cases().len(), rows in 0usize..70, width in 1usize..3, seed: u64, half: bool,
         cuts in prop::collection::vec(0.0f64..1.0, 0..4),

@@ -27,7 +27,7 @@ fn transpose<B: Backend>(rig: &Rig<B>, code: Code, entries: [usize; 2], from: &[
 const CODES: [Code; 4] = [Code::E2M1, Code::E4M3, Code::Bf16, Code::F32];
 
 pub(super) fn transposing_twice_is_the_identity<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(64);
+    let config = cases_of(64);
     proptest!(config, |(
         code in prop::sample::select(CODES.to_vec()),
         outer in 0usize..300, inner in 0usize..150, seed: u64,
@@ -52,7 +52,7 @@ pub(super) fn transposing_twice_is_the_identity<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(64);
+    let config = cases_of(64);
     proptest!(config, |(
         rows in 0usize..300, width in 1usize..20, code in prop::sample::select(vec![Code::E8M0, Code::F32]),
         square: bool, columnwise: bool, turned: bool, seed: u64,
@@ -87,7 +87,7 @@ pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn interleaving_concatenates_rows<B: Backend>(rig: &Rig<B>) {
-    let config = ProptestConfig::with_cases(64);
+    let config = cases_of(64);
     proptest!(config, |(
         outer in 0usize..50, widths in prop::collection::vec(0usize..40, 0..5), seed: u64,
     )| {

@@ -79,38 +79,58 @@ pub(super) fn cpu() -> Rig<Cpu> {
     }
 }
 
-/// Runs `test` on the first CUDA device. Without one the test says that it did not run, and fails
-/// if `LOWP_REQUIRE_GPU` is set.
+/// Hands `test` the CPU with every instruction set.
+pub(super) fn together(test: impl Fn(&[Rig<Cpu>])) {
+    let rig = |isa| Rig {
+        backend: Cpu,
+        adapt: Box::new(move |plan: crate::CpuPlan| plan.with_isa(isa)),
+        name: format!("{isa:?}"),
+    };
+    test(&Isa::all().into_iter().map(rig).collect::<Vec<_>>());
+}
+
+/// The same on the first CUDA device. Without one a test says that it did not run, and fails if
+/// `LOWP_REQUIRE_GPU` is set.
 #[cfg(feature = "cuda")]
-pub(super) fn cuda(test: impl Fn(&Rig<crate::Cuda>)) {
+pub(super) mod device {
     use std::io::Write;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    static DEVICE: OnceLock<Result<crate::Cuda, KernelError>> = OnceLock::new();
-    static NOT_RUN: AtomicUsize = AtomicUsize::new(0);
-    match DEVICE.get_or_init(|| crate::Cuda::new(0)) {
-        Ok(device) => {
-            // A stream of its own: tests run side by side.
-            let backend = device.fork().unwrap();
-            let rig = Rig {
-                name: format!("{} {}", device.name().unwrap(), device.ordinal()),
-                backend,
-                adapt: Box::new(|plan| plan),
-            };
-            test(&rig);
+    use super::Rig;
+    use crate::{Cuda, KernelError};
+
+    pub(in crate::conformance) fn once(test: impl Fn(&Rig<Cuda>)) {
+        static DEVICE: OnceLock<Result<Cuda, KernelError>> = OnceLock::new();
+        static NOT_RUN: AtomicUsize = AtomicUsize::new(0);
+        match DEVICE.get_or_init(|| Cuda::new(0)) {
+            Ok(device) => {
+                // A stream of its own: tests run side by side.
+                let rig = Rig {
+                    backend: device.fork().unwrap(),
+                    adapt: Box::new(|plan| plan),
+                    name: device.name().unwrap(),
+                };
+                test(&rig);
+            }
+            Err(error) if std::env::var_os("LOWP_REQUIRE_GPU").is_some() => {
+                panic!("LOWP_REQUIRE_GPU is set, but {error}")
+            }
+            Err(error) => {
+                let count = NOT_RUN.fetch_add(1, Ordering::Relaxed) + 1;
+                // Not `eprintln!`: the test harness would keep it to itself.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "{count} GPU tests did not run in this process: {error}"
+                );
+            }
         }
-        Err(error) if std::env::var_os("LOWP_REQUIRE_GPU").is_some() => {
-            panic!("LOWP_REQUIRE_GPU is set, but {error}")
-        }
-        Err(error) => {
-            let count = NOT_RUN.fetch_add(1, Ordering::Relaxed) + 1;
-            // Not `eprintln!`: the test harness would keep it to itself.
-            let _ = writeln!(
-                std::io::stderr(),
-                "{count} GPU tests did not run in this process: {error}"
-            );
-        }
+    }
+
+    pub(in crate::conformance) use once as everywhere;
+
+    pub(in crate::conformance) fn together(test: impl Fn(&[Rig<Cuda>])) {
+        once(|rig| test(std::slice::from_ref(rig)));
     }
 }
 
@@ -130,7 +150,7 @@ macro_rules! suite {
             $(mod $module {
                 $(#[test]
                 fn $test() {
-                    crate::conformance::rig::cuda(crate::conformance::$module::$test);
+                    crate::conformance::rig::device::$variants(crate::conformance::$module::$test);
                 })+
             })+
         }

@@ -10,11 +10,13 @@ use crate::{KernelError, Target};
 
 /// Rows of a tile, at least, in bytes of a transposed output: whole cache lines.
 const TILE_BYTES: usize = 64;
-/// Columns of a chunk of many rows: its values stay in the second-level cache, and most of them in
-/// the first, from the amax to the last store.
-const NARROW: usize = 256;
-/// Elements of a chunk of single rows: its values stay in the first-level cache.
-const CHUNK: usize = 4096;
+/// Elements of a chunk of many rows, about: its values are packed without gaps, and stay in the
+/// second-level cache from the amax to the last store. Long rows stream; short ones, a power of two
+/// apart in the source, would evict each other.
+const PACKED: usize = 512 * 1024;
+/// Elements of a chunk of single rows: its values stay in the second-level cache.
+/// Longer runs stream better: AdamW with MXFP8 runs at 4.4 GB/s in chunks of 4096, at 5.3 in these.
+const CHUNK: usize = 32 * 1024;
 
 /// One buffer that a quantization fills.
 #[derive(Clone, Debug)]
@@ -126,10 +128,22 @@ impl Layout {
         let per_byte = turned().map(|output| output.code.entries_per_byte()).max();
         let tile_rows = (TILE_BYTES * per_byte.unwrap_or(1)).next_multiple_of(rows);
         let unit = blocks().fold(1, |unit, block| lcm(unit, block[0]));
+        let packed = |rows: usize| {
+            (
+                rows,
+                (std::env::var("PK")
+                    .ok()
+                    .and_then(|x| x.parse().ok())
+                    .unwrap_or(PACKED)
+                    / rows)
+                    .max(1)
+                    .next_multiple_of(cols),
+            )
+        };
         let (chunk_rows, chunk_cols) = if per_byte.is_some() {
-            (tile_rows, NARROW.next_multiple_of(cols))
+            packed(tile_rows)
         } else if unit > 1 {
-            (unit, NARROW.next_multiple_of(cols))
+            packed(unit)
         } else {
             let chunk_cols = CHUNK.min(shape.cols).max(1).next_multiple_of(cols);
             // The largest divisor of the tile that keeps a chunk small.

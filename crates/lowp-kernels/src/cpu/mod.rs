@@ -12,6 +12,7 @@ mod generic;
 mod isa;
 mod lanes;
 mod layout;
+mod memory;
 mod plan;
 
 pub(crate) use generic::flat::touched;
@@ -32,7 +33,7 @@ impl Backend for Cpu {
     type Plan = CpuPlan;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
-        Ok(CpuBuffer::from_vec(vec![T::default(); len]))
+        Ok(CpuBuffer::from_vec(memory::zeros(len)))
     }
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {

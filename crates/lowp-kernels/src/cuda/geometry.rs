@@ -173,8 +173,12 @@ impl Job for Encode {
     const KERNEL: Kernel = Kernel::Encode;
 
     fn kernel(jobs: &[Self]) -> Kernel {
-        let tiled = |job: &Self| matches!(job.path, path::WIDE | path::TURNED | path::FLAT);
-        if jobs.iter().all(|job| job.source_code == code::BF16 && tiled(job)) {
+        let fits = |job: &Self| {
+            job.source_code == code::BF16
+                && job.path == path::WIDE
+                && matches!(job.element, code::E4M3 | code::E5M2)
+        };
+        if jobs.iter().all(fits) {
             Kernel::EncodeBf16
         } else {
             Kernel::Encode
@@ -424,7 +428,7 @@ mod tests {
     fn known_blocks_are_tiled() {
         let job = encode(33, 512, &[[1, 32], [32, 1]]);
         assert_eq!((job.path, job.tiles()), (path::WIDE, 4));
-        assert_eq!(job.vector, vector::SOURCE | vector::ROWS[0] | vector::ROWS[1] | 24);
+        assert_eq!(job.vector, vector::SOURCE | vector::ROWS[0] | vector::ROWS[1]);
         assert_eq!(encode(1, 10, &[[0, 0]]).vector & (vector::SOURCE | vector::ROWS[0]), 0);
     }
 

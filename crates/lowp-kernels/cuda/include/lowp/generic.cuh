@@ -138,7 +138,7 @@ struct GenericEncode {
   __device__ void tile(uint64_t row, uint64_t col) const {
     Rectangle tile = Rectangle::clipped(row, col, job.tile_rows, job.tile_cols, job.rows, job.cols);
     for (uint32_t p = 0; p < job.passes; ++p) {
-      const Pass pass = job.pass[p];
+      const Pass& pass = job.pass[p];
       for (uint32_t r = 0; r < tile.rows; r += pass.unit_rows) {
         for (uint32_t c = 0; c < tile.cols; c += pass.unit_cols) {
           Rectangle unit = Rectangle::clipped(row + r, col + c, pass.unit_rows, pass.unit_cols, job.rows, job.cols);

@@ -1,13 +1,14 @@
 //! AdamW (docs/numerics.md 12.2), with the amax and the encode of the new master in the same pass:
 //! each chunk is encoded while it is still in cache.
 
+use std::ops::Range;
+
 use half::bf16;
 use lowp_format::SourceRounding;
 
 use super::amax::{raise, round_bits};
-use super::convert::{Rect, Values, narrow, round_rect};
+use super::convert::{Rect, Stream, Values, narrow, round_rect};
 use super::encode::{Encoder, Load, Tile};
-use super::maxima::{AHEAD, Amax};
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -18,8 +19,6 @@ use crate::{AdamMode, AdamScalars, AdamwJob, KernelError, Moments};
 
 /// Elements of one task of an update without encode.
 const TASK: usize = 64 * 1024;
-/// Elements updated at a time.
-const CHUNK: usize = 4096;
 
 /// A stored moment or gradient.
 trait Stored: Copy + Default {
@@ -58,8 +57,6 @@ struct Update<'a, M, G> {
     scalars: AdamScalars,
     grad_scale: f32,
     mode: AdamMode,
-    /// Entries from what is updated now to what is updated next.
-    ahead: usize,
     master: &'a mut [f32],
     exp_avg: &'a mut [M],
     exp_avg_sq: &'a mut [M],
@@ -67,9 +64,10 @@ struct Update<'a, M, G> {
 }
 
 impl<M: Stored, G: Stored> Kernel for Update<'_, M, G> {
-    type Out = ();
+    /// The amax of the new master.
+    type Out = f32;
     #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
+    fn run<L: Lanes>(self, lanes: L) -> f32 {
         match self.mode {
             AdamMode::AdamW => self.all::<false, L>(lanes),
             AdamMode::L2 => self.all::<true, L>(lanes),
@@ -79,18 +77,15 @@ impl<M: Stored, G: Stored> Kernel for Update<'_, M, G> {
 
 impl<M: Stored, G: Stored> Update<'_, M, G> {
     #[inline(always)]
-    fn all<const L2: bool, L: Lanes>(self, lanes: L) {
+    fn all<const L2: bool, L: Lanes>(self, lanes: L) -> f32 {
+        let mut amax = lanes.splat(0.0);
         let step = Step::new(lanes, &self.scalars, self.grad_scale);
         let (masters, master) = self.master.as_chunks_mut::<LANES>();
         let (ms, m) = self.exp_avg.as_chunks_mut::<LANES>();
         let (vs, v) = self.exp_avg_sq.as_chunks_mut::<LANES>();
         let (gs, g) = self.grad.as_chunks::<LANES>();
         for (((master, m), v), g) in masters.iter_mut().zip(ms).zip(vs).zip(gs) {
-            lanes.prefetch(master, self.ahead);
-            lanes.prefetch(m, self.ahead);
-            lanes.prefetch(v, self.ahead);
-            lanes.prefetch(g, self.ahead);
-            step.line::<L2, M, G>(master, m, v, g);
+            amax = lanes.raise(amax, step.line::<L2, M, G>(master, m, v, g));
         }
         if !master.is_empty() {
             // The tail is a line of which only the beginning counts.
@@ -102,10 +97,14 @@ impl<M: Stored, G: Stored> Update<'_, M, G> {
             lines.2[..count].copy_from_slice(v);
             grad[..count].copy_from_slice(g);
             step.line::<L2, M, G>(&mut lines.0, &mut lines.1, &mut lines.2, &grad);
+            // Elements after the tail may be anything.
+            lines.0[count..].fill(0.0);
+            amax = lanes.raise(amax, lanes.load(&lines.0));
             master.copy_from_slice(&lines.0[..count]);
             m.copy_from_slice(&lines.1[..count]);
             v.copy_from_slice(&lines.2[..count]);
         }
+        lanes.maxima([amax; 4])[0]
     }
 }
 
@@ -143,7 +142,7 @@ impl<L: Lanes> Step<L> {
         }
     }
 
-    /// Updates one line.
+    /// Updates one line; returns the new master.
     #[inline(always)]
     fn line<const L2: bool, M: Stored, G: Stored>(
         &self,
@@ -151,7 +150,7 @@ impl<L: Lanes> Step<L> {
         exp_avg: &mut [M; LANES],
         exp_avg_sq: &mut [M; LANES],
         grad: &[G; LANES],
-    ) {
+    ) -> L::F {
         let l = self.lanes;
         let p = l.load(master);
         // A factor of 1 leaves every number's bits.
@@ -167,9 +166,11 @@ impl<L: Lanes> Step<L> {
         if !L2 {
             u = l.mul_add(self.weight_decay, p, u);
         }
-        l.store(l.mul_add(self.minus_lr, u, p), master);
+        let p = l.mul_add(self.minus_lr, u, p);
+        l.store(p, master);
         M::store(l, m, exp_avg);
         M::store(l, v, exp_avg_sq);
+        p
     }
 }
 
@@ -206,14 +207,15 @@ struct Part<'v> {
     grad: Values<'v>,
     /// Row length; the whole length where there are no rows.
     stride: usize,
-    /// Whether the amax of the new master is wanted.
-    observe: bool,
+    /// The amax of the new master so far, as bits.
     amax: u32,
+    /// Updated values of several rows, without gaps.
+    packed: Vec<f32>,
     scratch: Vec<f32>,
 }
 
 impl Part<'_> {
-    fn update(&mut self, start: usize, end: usize, ahead: usize) {
+    fn update(&mut self, range: Range<usize>) {
         let Self {
             isa,
             scalars,
@@ -221,61 +223,66 @@ impl Part<'_> {
             mode,
             ..
         } = *self;
-        let master = &mut self.master[start..end];
+        let master = &mut self.master[range.clone()];
         macro_rules! update {
             ($exp_avg:expr, $exp_avg_sq:expr, $grad:expr) => {{
-                let (exp_avg, exp_avg_sq) =
-                    (&mut $exp_avg[start..end], &mut $exp_avg_sq[start..end]);
-                let grad = &$grad[start..end];
+                let exp_avg = &mut $exp_avg[range.clone()];
+                let exp_avg_sq = &mut $exp_avg_sq[range.clone()];
+                let grad = &$grad[range];
                 isa.run(Update {
                     scalars,
                     grad_scale,
                     mode,
-                    ahead,
                     master,
                     exp_avg,
                     exp_avg_sq,
                     grad,
-                });
+                })
             }};
         }
-        match (&mut self.moments, self.grad) {
+        let amax = match (&mut self.moments, self.grad) {
             (MomentsMut::F32(m, v), Values::F32(g)) => update!(m, v, g),
             (MomentsMut::F32(m, v), Values::Bf16(g)) => update!(m, v, g),
             (MomentsMut::Bf16(m, v), Values::F32(g)) => update!(m, v, g),
             (MomentsMut::Bf16(m, v), Values::Bf16(g)) => update!(m, v, g),
-        }
-    }
-
-    fn update_all(&mut self) {
-        let len = self.master.len();
-        for start in (0..len).step_by(CHUNK) {
-            let _ = self.load([0, start], [1, CHUNK.min(len - start)]);
-        }
+        };
+        self.amax = self.amax.max(round_bits(amax.to_bits(), self.rounding));
     }
 }
 
 impl Load for Part<'_> {
+    /// Nothing: prefetching four arrays costs more than it hides (docs/performance.md).
+    fn ahead(&self, _: [usize; 2], _: [usize; 2]) -> Option<Stream> {
+        None
+    }
+
     /// Updates a rectangle and returns the new master values.
     fn load(&mut self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> Rect<'_> {
         let stride = self.stride;
         let first = row * stride + col;
-        // A narrow chunk is followed by the one on its right, a wide one by its own next values.
-        let ahead = if rows > 1 { cols } else { AHEAD };
-        for i in 0..rows {
-            self.update(first + i * stride, first + i * stride + cols, ahead);
-        }
-        let values = &self.master[first..first + (rows - 1) * stride + cols];
-        let rect = Rect {
-            values,
-            stride,
-            rows,
-            cols,
+        let rect = if rows == 1 || cols == stride {
+            let all = first..first + rows * cols;
+            self.update(all.clone());
+            Rect {
+                values: &self.master[all],
+                stride: cols,
+                rows,
+                cols,
+            }
+        } else {
+            self.packed.clear();
+            for start in (0..rows).map(|i| first + i * stride) {
+                self.update(start..start + cols);
+                let row = &self.master[start..start + cols];
+                self.packed.extend_from_slice(row);
+            }
+            Rect {
+                values: &self.packed,
+                stride: cols,
+                rows,
+                cols,
+            }
         };
-        if self.observe {
-            let bits = self.isa.run(Amax(rect)).to_bits();
-            self.amax = self.amax.max(round_bits(bits, self.rounding));
-        }
         match self.rounding {
             SourceRounding::F32 => rect,
             SourceRounding::ViaBf16 => round_rect(self.isa, rect, &mut self.scratch),
@@ -324,8 +331,8 @@ fn tasks<'v>(
             moments: moments.split_off(len),
             grad: grad.slice(done - len..done),
             stride,
-            observe: job.amax.is_some(),
             amax: 0,
+            packed: Vec::new(),
             scratch: Vec::new(),
         }
     };
@@ -377,7 +384,7 @@ pub(crate) fn run<'v>(
         } = task;
         match encode {
             Some((encoder, tile)) => encoder.encode(tile, &mut part)?,
-            None => part.update_all(),
+            None => part.update(0..part.master.len()),
         }
         Ok::<_, KernelError>((job, part.amax))
     });

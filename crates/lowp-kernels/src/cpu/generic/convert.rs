@@ -3,7 +3,6 @@
 use half::bf16;
 use lowp_format::SourceRounding;
 
-use super::maxima::AHEAD;
 use crate::cpu::isa::{Isa, Kernel};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::table::{bf16_bits, bf16_value, round_bf16};
@@ -23,7 +22,85 @@ impl<'a> Rect<'a> {
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.stride..][..self.cols]
     }
+
+    /// The same values without gaps, in `scratch`.
+    fn pack<'s>(self, isa: Isa, scratch: &'s mut Vec<f32>) -> Rect<'s> {
+        scratch.resize(self.rows * self.cols, 0.0);
+        isa.run(Pack {
+            rect: self,
+            to: scratch,
+        });
+        Rect {
+            values: scratch,
+            stride: self.cols,
+            ..self
+        }
+    }
 }
+
+struct Pack<'a> {
+    rect: Rect<'a>,
+    to: &'a mut [f32],
+}
+
+impl Kernel for Pack<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for (row, to) in self.to.chunks_exact_mut(self.rect.cols).enumerate() {
+            let (from, last) = self.rect.row(row).as_chunks::<LANES>();
+            let (to, rest) = to.as_chunks_mut::<LANES>();
+            for (to, from) in to.iter_mut().zip(from) {
+                lanes.store(lanes.load(from), to);
+            }
+            rest.copy_from_slice(last);
+        }
+    }
+}
+
+/// Where the next chunk is read from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream {
+    address: usize,
+    row_bytes: usize,
+    element: usize,
+}
+
+impl Stream {
+    /// The chunk of `size` rows x columns that follows the one at element `start` of `values`,
+    /// whose rows are `stride` apart: on its right, or else below.
+    #[inline]
+    pub(crate) fn after<T>(
+        values: &[T],
+        start: usize,
+        stride: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Self {
+        let col = start % stride.max(1);
+        let next = if col + cols < stride {
+            start + cols
+        } else {
+            start - col + rows * stride
+        };
+        Self {
+            address: values.as_ptr().wrapping_add(next) as usize,
+            row_bytes: stride * size_of::<T>(),
+            element: size_of::<T>(),
+        }
+    }
+
+    /// Asks for the cache lines of [`FOUR`] elements.
+    #[inline(always)]
+    pub(crate) fn prefetch<L: Lanes>(&self, lanes: L, row: usize, col: usize) {
+        let first = self.address + row * self.row_bytes + col * self.element;
+        for byte in (0..FOUR * self.element).step_by(64) {
+            lanes.prefetch(first + byte);
+        }
+    }
+}
+
+/// Elements of four vectors.
+pub(crate) const FOUR: usize = 4 * LANES;
 
 /// High-precision input.
 #[derive(Clone, Copy)]
@@ -46,6 +123,14 @@ impl<'a> Values<'a> {
         match self {
             Values::F32(values) => Values::F32(&values[range]),
             Values::Bf16(values) => Values::Bf16(&values[range]),
+        }
+    }
+
+    /// The chunk that follows the one at `start`.
+    pub(crate) fn after(self, start: usize, stride: usize, size: [usize; 2]) -> Stream {
+        match self {
+            Values::F32(values) => Stream::after(values, start, stride, size),
+            Values::Bf16(values) => Stream::after(values, start, stride, size),
         }
     }
 
@@ -73,12 +158,20 @@ impl<'a> Values<'a> {
         }
         let end = start + (rows - 1) * stride + cols;
         match (self, rounding) {
-            (Values::F32(values), SourceRounding::F32) => Rect {
-                values: &values[start..end],
-                stride,
-                rows,
-                cols,
-            },
+            (Values::F32(values), SourceRounding::F32) => {
+                let values = &values[start..end];
+                let rect = Rect {
+                    values,
+                    stride,
+                    rows,
+                    cols,
+                };
+                if rows == 1 || stride == cols {
+                    rect
+                } else {
+                    rect.pack(isa, scratch)
+                }
+            }
             (Values::F32(values), SourceRounding::ViaBf16) => {
                 let values = &values[start..end];
                 round_rect(
@@ -139,7 +232,6 @@ impl Kernel for Widen<'_> {
             let from = &self.from[row * self.stride..][..self.cols];
             let (from, last) = from.as_chunks::<LANES>();
             for (to, from) in to.iter_mut().zip(from) {
-                lanes.prefetch(from, 2 * AHEAD);
                 lanes.store(lanes.load_bf16(from), to);
             }
             for (to, from) in rest.iter_mut().zip(last) {

@@ -4,9 +4,9 @@
 use lowp_format::{KernelKey, Part, Philox, Shape, SourceRounding};
 use smallvec::SmallVec;
 
-use super::convert::{Rect, Values};
+use super::convert::{Rect, Stream, Values};
 use super::quantize::{Quantize, Random, Scratch};
-use super::store::Chunk;
+use super::store::{Chunk, GAP};
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -141,6 +141,8 @@ pub(super) fn write_tensor_scale(
 
 /// Gives the values of a tile chunk by chunk, each once.
 pub(crate) trait Load {
+    /// What is read after the chunk of `size` at row and column `at` of the tile.
+    fn ahead(&self, at: [usize; 2], size: [usize; 2]) -> Option<Stream>;
     /// The `rows x cols` values from row `row` (of the tile) and column `col` on.
     fn load(&mut self, at: [usize; 2], size: [usize; 2]) -> Rect<'_>;
 }
@@ -168,7 +170,7 @@ impl Visit for EncodeTile<'_, '_> {
             ..
         } = encoder;
         let widest = layout.chunk_cols.min(shape.cols);
-        let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * widest];
+        let mut codes = vec![E::Bits::default(); layout.chunk_rows.min(tile.rows) * (widest + GAP)];
         let mut turned = Vec::new();
         let mut entries: Vec<R::Entry> = Vec::new();
         let mut scratch = Scratch::default();
@@ -177,10 +179,11 @@ impl Visit for EncodeTile<'_, '_> {
             for col in (0..shape.cols).step_by(layout.chunk_cols) {
                 let cols = widest.min(shape.cols - col);
                 let (at, size) = ([row, col], [rows, cols]);
+                let ahead = load.ahead(at, size);
                 let rect = load.load(at, size);
                 let start = (tile.first + row) * shape.cols + col;
                 let mut bands = tile.bands.as_mut_slice();
-                for pass in &layout.passes {
+                for (number, pass) in layout.passes.iter().enumerate() {
                     let (own, rest) = bands.split_at_mut(pass.outputs.len());
                     bands = rest;
                     let block = pass.block.unwrap_or([1, 1]);
@@ -190,7 +193,7 @@ impl Visit for EncodeTile<'_, '_> {
                         R::Entry::default(),
                     );
                     let chunk = Chunk { at, size };
-                    let codes = &mut codes[..rows * cols];
+                    let codes = &mut codes[..rows * (cols + GAP)];
                     isa.run(Quantize::<E, R> {
                         rule,
                         block,
@@ -199,6 +202,7 @@ impl Visit for EncodeTile<'_, '_> {
                         codes: chunk.codes::<E>(pass, own, codes),
                         entries: &mut entries,
                         scratch: &mut scratch,
+                        ahead: ahead.filter(|_| number == 0),
                     });
                     chunk.store::<E, R>(isa, pass, own, codes, &entries, &mut turned);
                 }
@@ -218,6 +222,11 @@ struct SourceRows<'a> {
 }
 
 impl Load for SourceRows<'_> {
+    fn ahead(&self, [row, col]: [usize; 2], size: [usize; 2]) -> Option<Stream> {
+        let start = self.start + row * self.stride + col;
+        Some(self.values.after(start, self.stride, size))
+    }
+
     fn load(&mut self, [row, col]: [usize; 2], size: [usize; 2]) -> Rect<'_> {
         let Self {
             values,

@@ -5,7 +5,7 @@ use lowp_format::{Axis, Code, Part, Shape};
 
 use super::convert::{Rect, Values};
 use super::encode::write_tensor_scale;
-use super::quantize::encode_columns;
+use super::quantize::{Columns, encode_row};
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -149,7 +149,13 @@ impl<E: ElementCode> Kernel for Apply<'_, E> {
     fn run<L: Lanes>(self, lanes: L) {
         let values = self.rect.row(0);
         if self.scaled {
-            encode_columns::<E, L>(lanes, values, self.multipliers, self.codes);
+            encode_row::<E, L>(
+                lanes,
+                values,
+                Columns(self.multipliers),
+                (None, 0),
+                self.codes,
+            );
         } else {
             for (code, &x) in self.codes.iter_mut().zip(values) {
                 *code = E::encode(x);

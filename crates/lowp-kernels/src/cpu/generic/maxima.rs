@@ -42,7 +42,7 @@ fn row_maximum<L: Lanes>(lanes: L, values: &[f32]) -> f32 {
     let mut acc = [lanes.splat(0.0); 4];
     for chunk in chunks {
         for (part, acc) in chunk.as_chunks::<LANES>().0.iter().zip(&mut acc) {
-            lanes.prefetch(part, AHEAD);
+            lanes.prefetch(part.as_ptr().wrapping_add(AHEAD) as usize);
             *acc = lanes.raise(*acc, lanes.load(part));
         }
     }
@@ -57,27 +57,23 @@ impl Kernel for Amax<'_> {
     type Out = f32;
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> f32 {
-        (0..self.0.rows).fold(0.0, |a, row| {
-            raise(a, row_maximum(lanes, self.0.row(row)))
-        })
+        (0..self.0.rows).fold(0.0, |a, row| raise(a, row_maximum(lanes, self.0.row(row))))
     }
 }
 
 /// The maxima of the blocks of `width` columns of rows `first..end` of `rect`. `columns` is
-/// scratch of `rect.cols` entries; `ahead` is where the values that are read next begin, counted
-/// from those that are read now.
+/// scratch of `rect.cols` entries.
 #[inline(always)]
 pub(crate) fn block_maxima<L: Lanes>(
     lanes: L,
     rect: &Rect<'_>,
     rows: std::ops::Range<usize>,
     width: usize,
-    ahead: usize,
     columns: &mut [f32],
     out: &mut [f32],
 ) {
     if rows.len() == 1 {
-        return fold_any(lanes, rect.row(rows.start), width, ahead, out);
+        return fold_any(lanes, rect.row(rows.start), width, out);
     }
     columns.fill(0.0);
     for row in rows {
@@ -85,7 +81,6 @@ pub(crate) fn block_maxima<L: Lanes>(
         let (lines, rest) = values.as_chunks::<LANES>();
         let (accs, rest_accs) = columns.as_chunks_mut::<LANES>();
         for (acc, line) in accs.iter_mut().zip(lines) {
-            lanes.prefetch(line, ahead);
             lanes.store(lanes.raise(lanes.load(acc), lanes.load(line)), acc);
         }
         for (acc, &x) in rest_accs.iter_mut().zip(rest) {
@@ -95,17 +90,17 @@ pub(crate) fn block_maxima<L: Lanes>(
     if width == 1 {
         out.copy_from_slice(columns);
     } else {
-        fold_any(lanes, columns, width, 0, out);
+        fold_any(lanes, columns, width, out);
     }
 }
 
 /// Maxima of `width` consecutive magnitudes.
 #[inline(always)]
-fn fold_any<L: Lanes>(lanes: L, row: &[f32], width: usize, ahead: usize, out: &mut [f32]) {
+fn fold_any<L: Lanes>(lanes: L, row: &[f32], width: usize, out: &mut [f32]) {
     match width {
-        16 => fold::<16, L>(lanes, row, ahead, out),
-        32 => fold::<32, L>(lanes, row, ahead, out),
-        128 => fold::<128, L>(lanes, row, ahead, out),
+        16 => fold::<16, L>(lanes, row, out),
+        32 => fold::<32, L>(lanes, row, out),
+        128 => fold::<128, L>(lanes, row, out),
         _ => {
             for (out, chunk) in out.iter_mut().zip(row.chunks(width)) {
                 *out = chunk.iter().fold(0.0, |a, &x| raise(a, x));
@@ -116,32 +111,31 @@ fn fold_any<L: Lanes>(lanes: L, row: &[f32], width: usize, ahead: usize, out: &m
 
 /// Maxima of `N` consecutive magnitudes, four blocks at a time.
 #[inline(always)]
-fn fold<const N: usize, L: Lanes>(lanes: L, row: &[f32], ahead: usize, out: &mut [f32]) {
+fn fold<const N: usize, L: Lanes>(lanes: L, row: &[f32], out: &mut [f32]) {
     let blocks = row.as_chunks::<N>().0;
     let (fours, last) = blocks.as_chunks::<4>();
     let (out_fours, out_last) = out.as_chunks_mut::<4>();
     for (four, out) in fours.iter().zip(out_fours) {
         let [a, b, c, d] = four;
         *out = lanes.maxima([
-            one::<N, L>(lanes, a, ahead),
-            one::<N, L>(lanes, b, ahead),
-            one::<N, L>(lanes, c, ahead),
-            one::<N, L>(lanes, d, ahead),
+            one::<N, L>(lanes, a),
+            one::<N, L>(lanes, b),
+            one::<N, L>(lanes, c),
+            one::<N, L>(lanes, d),
         ]);
     }
     for (block, out) in last.iter().zip(out_last) {
-        let lines = [one::<N, L>(lanes, block, 0); 4];
+        let lines = [one::<N, L>(lanes, block); 4];
         *out = lanes.maxima(lines)[0];
     }
 }
 
 /// The lane maxima of one block.
 #[inline(always)]
-fn one<const N: usize, L: Lanes>(lanes: L, block: &[f32; N], ahead: usize) -> L::F {
+fn one<const N: usize, L: Lanes>(lanes: L, block: &[f32; N]) -> L::F {
     let lines: &[Line] = block.as_chunks::<LANES>().0;
     let mut acc = lanes.splat(0.0);
     for line in lines {
-        lanes.prefetch(line, ahead);
         acc = lanes.raise(acc, lanes.load(line));
     }
     acc

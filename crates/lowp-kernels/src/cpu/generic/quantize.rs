@@ -2,8 +2,8 @@
 
 use lowp_format::Philox;
 
-use super::convert::Rect;
-use super::maxima::{AHEAD, block_maxima};
+use super::convert::{FOUR, Rect, Stream};
+use super::maxima::block_maxima;
 use crate::cpu::isa::Kernel;
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::table::{ElementCode, ScaleKernel};
@@ -44,12 +44,6 @@ pub(crate) struct Codes<'a, T> {
 }
 
 impl<T: Copy> Codes<'_, T> {
-    /// A copy of `rows x cols` codes without gaps.
-    pub(crate) fn dense(&self, [rows, cols]: [usize; 2]) -> Vec<T> {
-        let row = |row| &self.values[row * self.stride..][..cols];
-        (0..rows).flat_map(row).copied().collect()
-    }
-
     /// The first `cols` codes of row `row`.
     #[inline(always)]
     fn row(&mut self, row: usize, cols: usize) -> &mut [T] {
@@ -81,6 +75,8 @@ pub(crate) struct Quantize<'a, E: ElementCode, R: ScaleKernel> {
     /// Output: one entry per block, dense.
     pub(crate) entries: &'a mut [R::Entry],
     pub(crate) scratch: &'a mut Scratch,
+    /// What is read next.
+    pub(crate) ahead: Option<Stream>,
 }
 
 /// Columns that share one set of random bytes on the stack.
@@ -102,7 +98,13 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
         for row in 0..rect.rows {
             let codes = self.codes.row(row, rect.cols);
             if R::SCALED {
-                encode_one_scale::<E, L>(lanes, rect.row(row), multiplier, codes);
+                encode_row::<E, L>(
+                    lanes,
+                    rect.row(row),
+                    One(multiplier),
+                    (self.ahead, row),
+                    codes,
+                );
             } else {
                 for (code, &x) in codes.iter_mut().zip(rect.row(row)) {
                     *code = E::encode(x);
@@ -123,6 +125,7 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
             mut codes,
             entries,
             scratch,
+            ahead,
         } = self;
         let cols = rect.cols;
         let across = cols.div_ceil(width);
@@ -132,25 +135,27 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
             scales,
             multipliers,
         } = scratch;
+        let blocks = entries.len();
         columns.resize(cols, 0.0);
-        maxima.resize(across, 0.0);
-        scales.resize(across, 0.0);
+        maxima.resize(blocks, 0.0);
+        scales.resize(blocks, 0.0);
         multipliers.resize(cols, 0.0);
-        // A narrow rectangle is followed by the one on its right, a wide one by its own next row.
-        let ahead = if height > 1 { cols } else { AHEAD };
-        for (group, entries) in entries.chunks_exact_mut(across).enumerate() {
-            let first = group * height;
-            let rows = first..(first + height).min(rect.rows);
-            block_maxima(lanes, &rect, rows.clone(), width, ahead, columns, maxima);
-            for i in 0..across {
-                (entries[i], scales[i]) = rule.encode::<E>(maxima[i]);
-            }
+        let groups = || {
+            (0..rect.rows)
+                .step_by(height)
+                .map(|first| first..(first + height).min(rect.rows))
+        };
+        for (rows, maxima) in groups().zip(maxima.chunks_exact_mut(across)) {
+            block_maxima(lanes, &rect, rows, width, columns, maxima);
+        }
+        block_scales::<E, R, L>(lanes, rule, maxima, entries, scales);
+        for (rows, scales) in groups().zip(scales.chunks_exact(across)) {
             let lines = random.is_none() && width.is_multiple_of(LANES);
             let multipliers: &[f32] = if width == 1 {
                 scales
             } else {
                 if !lines {
-                    for (part, &scale) in multipliers.chunks_mut(width).zip(&*scales) {
+                    for (part, &scale) in multipliers.chunks_mut(width).zip(scales) {
                         part.fill(scale);
                     }
                 }
@@ -164,76 +169,142 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
                         encode_stochastic::<E>(values, multipliers, random, start, codes);
                     }
                     _ if lines => match width {
-                        16 => encode_lines::<16, E, L>(lanes, values, scales, codes),
-                        32 => encode_lines::<32, E, L>(lanes, values, scales, codes),
+                        16 => encode_row::<E, L>(
+                            lanes,
+                            values,
+                            Blocks::<16>(scales),
+                            (ahead, row),
+                            codes,
+                        ),
+                        32 => encode_row::<E, L>(
+                            lanes,
+                            values,
+                            Blocks::<32>(scales),
+                            (ahead, row),
+                            codes,
+                        ),
                         _ => {
                             let blocks = values.chunks(width).zip(codes.chunks_mut(width));
-                            for ((values, codes), &scale) in blocks.zip(&*scales) {
-                                encode_one_scale::<E, L>(lanes, values, scale, codes);
+                            for ((values, codes), &scale) in blocks.zip(scales) {
+                                encode_row::<E, L>(lanes, values, One(scale), (None, 0), codes);
                             }
                         }
                     },
-                    _ => encode_columns::<E, L>(lanes, values, multipliers, codes),
+                    _ => {
+                        encode_row::<E, L>(lanes, values, Columns(multipliers), (ahead, row), codes)
+                    }
                 }
             }
         }
     }
 }
 
-/// Encodes values that share a multiplier.
+/// The stored scales and the multipliers of blocks.
 #[inline(always)]
-fn encode_one_scale<E: ElementCode, L: Lanes>(
+fn block_scales<E: ElementCode, R: ScaleKernel, L: Lanes>(
     lanes: L,
-    values: &[f32],
-    multiplier: f32,
-    codes: &mut [E::Bits],
+    rule: R,
+    maxima: &[f32],
+    entries: &mut [R::Entry],
+    scales: &mut [f32],
 ) {
-    let (lines, rest) = values.as_chunks::<LANES>();
-    let (code_lines, rest_codes) = codes.as_chunks_mut::<LANES>();
-    let m = lanes.splat(multiplier);
-    for (codes, line) in code_lines.iter_mut().zip(lines) {
-        lanes.prefetch(line, AHEAD);
-        E::encode_lanes(lanes, lanes.mul(lanes.load(line), m), codes);
+    let (max_lines, maxima) = maxima.as_chunks::<LANES>();
+    let (entry_lines, entries) = entries.as_chunks_mut::<LANES>();
+    let (scale_lines, scales) = scales.as_chunks_mut::<LANES>();
+    for ((max, entry), scale) in max_lines.iter().zip(entry_lines).zip(scale_lines) {
+        let multipliers = rule.encode_lanes::<E, L>(lanes, lanes.load(max), entry);
+        lanes.store(multipliers, scale);
     }
-    for (code, &x) in rest_codes.iter_mut().zip(rest) {
-        *code = E::encode(x * multiplier);
+    for ((&max, entry), scale) in maxima.iter().zip(entries).zip(scales) {
+        (*entry, *scale) = rule.encode::<E>(max);
     }
 }
 
-/// Encodes a row of blocks of `N` columns, each with its own scale.
+/// The multipliers of a row, line by line.
+pub(super) trait Multipliers<L: Lanes>: Copy {
+    /// Those of the line that begins at column `col`.
+    fn line(self, lanes: L, col: usize) -> L::F;
+    /// That of column `col`.
+    fn one(self, col: usize) -> f32;
+}
+
+/// One multiplier for all columns.
+#[derive(Clone, Copy)]
+struct One(f32);
+
+impl<L: Lanes> Multipliers<L> for One {
+    #[inline(always)]
+    fn line(self, lanes: L, _: usize) -> L::F {
+        lanes.splat(self.0)
+    }
+    #[inline(always)]
+    fn one(self, _: usize) -> f32 {
+        self.0
+    }
+}
+
+/// One multiplier for `N` columns, whole lines.
+#[derive(Clone, Copy)]
+struct Blocks<'a, const N: usize>(&'a [f32]);
+
+impl<L: Lanes, const N: usize> Multipliers<L> for Blocks<'_, N> {
+    #[inline(always)]
+    fn line(self, lanes: L, col: usize) -> L::F {
+        lanes.splat(self.0[col / N])
+    }
+    #[inline(always)]
+    fn one(self, col: usize) -> f32 {
+        self.0[col / N]
+    }
+}
+
+/// A multiplier for every column.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<'a>(pub(super) &'a [f32]);
+
+impl<L: Lanes> Multipliers<L> for Columns<'_> {
+    #[inline(always)]
+    fn line(self, lanes: L, col: usize) -> L::F {
+        lanes.load(&self.0.as_chunks().0[col / LANES])
+    }
+    #[inline(always)]
+    fn one(self, col: usize) -> f32 {
+        self.0[col]
+    }
+}
+
+/// Encodes a row, and asks for row `row` of what is read next.
 #[inline(always)]
-pub(super) fn encode_lines<const N: usize, E: ElementCode, L: Lanes>(
+pub(super) fn encode_row<E: ElementCode, L: Lanes>(
     lanes: L,
     values: &[f32],
-    scales: &[f32],
+    multipliers: impl Multipliers<L>,
+    (ahead, row): (Option<Stream>, usize),
     codes: &mut [E::Bits],
 ) {
-    let (codes, values) = (codes.as_chunks_mut::<N>().0, values.as_chunks::<N>().0);
-    for ((codes, values), &scale) in codes.iter_mut().zip(values).zip(scales) {
-        let m = lanes.splat(scale);
-        let lines = values.as_chunks::<LANES>().0;
-        for (codes, line) in codes.as_chunks_mut::<LANES>().0.iter_mut().zip(lines) {
-            E::encode_lanes(lanes, lanes.mul(lanes.load(line), m), codes);
+    let (fours, values) = values.as_chunks::<FOUR>();
+    let (code_fours, codes) = codes.as_chunks_mut::<FOUR>();
+    for (i, (four, codes)) in fours.iter().zip(code_fours).enumerate() {
+        if let Some(stream) = ahead {
+            stream.prefetch(lanes, row, i * FOUR);
         }
+        let mut x = [lanes.splat(0.0); 4];
+        for (j, line) in four.as_chunks::<LANES>().0.iter().enumerate() {
+            let multiplier = multipliers.line(lanes, (4 * i + j) * LANES);
+            x[j] = lanes.mul(lanes.load(line), multiplier);
+        }
+        E::encode_four(lanes, x, codes);
     }
-}
-
-/// Encodes a row with one multiplier per column.
-#[inline(always)]
-pub(super) fn encode_columns<E: ElementCode, L: Lanes>(
-    lanes: L,
-    values: &[f32],
-    multipliers: &[f32],
-    codes: &mut [E::Bits],
-) {
-    let (lines, rest) = values.as_chunks::<LANES>();
-    let (multiplier_lines, rest_multipliers) = multipliers.as_chunks::<LANES>();
-    let (code_lines, rest_codes) = codes.as_chunks_mut::<LANES>();
-    for ((codes, line), m) in code_lines.iter_mut().zip(lines).zip(multiplier_lines) {
-        E::encode_lanes(lanes, lanes.mul(lanes.load(line), lanes.load(m)), codes);
+    let col = fours.len() * FOUR;
+    let (lines, values) = values.as_chunks::<LANES>();
+    let (code_lines, codes) = codes.as_chunks_mut::<LANES>();
+    for (i, (line, codes)) in lines.iter().zip(code_lines).enumerate() {
+        let multiplier = multipliers.line(lanes, col + i * LANES);
+        E::encode_lanes(lanes, lanes.mul(lanes.load(line), multiplier), codes);
     }
-    for ((code, &x), &m) in rest_codes.iter_mut().zip(rest).zip(rest_multipliers) {
-        *code = E::encode(x * m);
+    let col = col + lines.len() * LANES;
+    for (i, (code, &x)) in codes.iter_mut().zip(values).enumerate() {
+        *code = E::encode(x * multipliers.one(col + i));
     }
 }
 

@@ -20,11 +20,23 @@ pub(super) struct Chunk {
 /// Columns transposed at a time: both sides stay in the first-level cache.
 const TURNED: usize = 128;
 
-/// The output whose bytes are the codes in row-major order, if `pass` has one.
+/// The output whose bytes are the codes in row-major order, if `pass` has one. With a transposed
+/// output the codes are in scratch: rows of an output, a power of two apart, would evict each other
+/// while they are turned.
 fn plain<E: ElementCode>(pass: &Pass) -> Option<usize> {
-    let plain = |output: &Output| output.part == Part::Data && !output.transposed;
-    E::codes(&mut []).and(pass.outputs.iter().position(plain))
+    let data = || pass.outputs.iter().filter(|o| o.part == Part::Data);
+    let index = pass
+        .outputs
+        .iter()
+        .position(|output| output.part == Part::Data)?;
+    E::codes(&mut [])
+        .is_some()
+        .then_some(index)
+        .filter(|_| data().all(|output| !output.transposed))
 }
+
+/// Codes between the rows of the scratch matrix: its rows lie in different sets of the cache.
+pub(super) const GAP: usize = 64;
 
 impl Chunk {
     /// Where the codes of `pass` go first: straight into a row-major output of theirs, or into
@@ -42,7 +54,7 @@ impl Chunk {
                 return Codes { values, stride };
             }
         }
-        let stride = self.size[1];
+        let stride = self.size[1] + GAP;
         Codes {
             values: scratch,
             stride,
@@ -68,22 +80,21 @@ impl Chunk {
                     self.store_columns::<E>(isa, pass, bands, index, scratch, turned);
                 }
                 (Part::Data, _) => {
-                    let from = self.codes::<E>(pass, bands, scratch);
                     // Two row-major outputs of byte codes: one is a copy of the other.
-                    let copy;
-                    let codes = match plain {
-                        Some(_) => {
-                            copy = from.dense(self.size);
-                            &copy[..]
-                        }
-                        None => &*scratch,
+                    let copy: Vec<_>;
+                    let (codes, stride) = if plain.is_some() {
+                        let from = self.codes::<E>(pass, bands, scratch);
+                        copy = from.values.to_vec();
+                        (&copy[..], from.stride)
+                    } else {
+                        (&*scratch, self.size[1] + GAP)
                     };
                     isa.run(StoreRows::<E> {
                         codes,
+                        stride,
                         output,
                         band: &mut bands[index],
-                        at: self.at,
-                        cols: self.size[1],
+                        chunk: self,
                     });
                 }
                 (_, Some(block)) => {
@@ -129,10 +140,10 @@ impl Chunk {
 
 struct StoreRows<'a, 'v, E: ElementCode> {
     codes: &'a [E::Bits],
+    stride: usize,
     output: &'a Output,
     band: &'a mut Band<'v>,
-    at: [usize; 2],
-    cols: usize,
+    chunk: Chunk,
 }
 
 impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
@@ -141,14 +152,19 @@ impl<E: ElementCode> Kernel for StoreRows<'_, '_, E> {
     fn run<L: Lanes>(self, lanes: L) {
         let Self {
             codes,
+            stride,
             output,
             band,
-            at: [row, col],
-            cols,
+            chunk:
+                Chunk {
+                    at: [row, col],
+                    size: [rows, cols],
+                },
         } = self;
         let [start, len] = [E::CODE.bytes(col), E::CODE.bytes(cols)];
         let bytes = &mut band.row_mut(0)[row * output.row_bytes + start..];
-        for (i, codes) in codes.chunks_exact(cols).enumerate() {
+        for i in 0..rows {
+            let codes = &codes[i * stride..][..cols];
             E::pack(lanes, codes, &mut bytes[i * output.row_bytes..][..len]);
         }
     }

@@ -74,11 +74,11 @@ impl Lanes for Avx2 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, from: &[T], ahead: usize) {
+    fn prefetch(self, address: usize) {
         // A prefetch of any address is harmless.
-        proven!(_mm_prefetch::<_MM_HINT_T0>(
-            from.as_ptr().wrapping_add(ahead).cast()
-        ));
+        proven!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(
+            address
+        )));
     }
 
     #[inline(always)]
@@ -106,6 +106,10 @@ impl Lanes for Avx2 {
         both!(_mm256_fmadd_ps; a, b, c)
     }
     #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_min_ps; b, a)
+    }
+    #[inline(always)]
     fn raise(self, acc: Self::F, x: Self::F) -> Self::F {
         // Of an unordered pair the instruction returns the second operand.
         proven!({
@@ -119,7 +123,12 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn maxima(self, x: [Self::F; 4]) -> [f32; 4] {
         proven!({
-            let [a, b, c, d] = x.map(|x| _mm256_max_ps(x[0], x[1]));
+            let [a, b, c, d] = [
+                _mm256_max_ps(x[0][0], x[0][1]),
+                _mm256_max_ps(x[1][0], x[1][1]),
+                _mm256_max_ps(x[2][0], x[2][1]),
+                _mm256_max_ps(x[3][0], x[3][1]),
+            ];
             let ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
             let cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
             let halves = _mm256_max_ps(
@@ -172,14 +181,35 @@ impl Lanes for Avx2 {
         })
     }
     #[inline(always)]
+    fn shl<const BY: u32>(self, a: Self::U) -> Self::U {
+        proven!({
+            let by = _mm_cvtsi32_si128(BY.cast_signed());
+            [_mm256_sll_epi32(a[0], by), _mm256_sll_epi32(a[1], by)]
+        })
+    }
+    #[inline(always)]
+    fn umax(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(_mm256_max_epu32; a, b)
+    }
+    #[inline(always)]
+    fn any_above(self, a: Self::U, bound: u32) -> bool {
+        proven!({
+            let bound = _mm256_set1_epi32(bound.cast_signed());
+            let most = _mm256_max_epu32(_mm256_max_epu32(a[0], a[1]), bound);
+            _mm256_movemask_epi8(_mm256_cmpeq_epi32(most, bound)) != -1
+        })
+    }
+    #[inline(always)]
     fn umin(self, a: Self::U, b: Self::U) -> Self::U {
         both!(_mm256_min_epu32; a, b)
     }
     #[inline(always)]
     fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U {
         proven!({
-            let pick = |i: usize| _mm256_blendv_epi8(no[i], yes[i], _mm256_cmpgt_epi32(a[i], b[i]));
-            [pick(0), pick(1)]
+            [
+                _mm256_blendv_epi8(no[0], yes[0], _mm256_cmpgt_epi32(a[0], b[0])),
+                _mm256_blendv_epi8(no[1], yes[1], _mm256_cmpgt_epi32(a[1], b[1])),
+            ]
         })
     }
 
@@ -194,6 +224,12 @@ impl Lanes for Avx2 {
                 _mm256_extracti128_si256::<1>(words),
             )
         })
+    }
+    #[inline(always)]
+    fn store_narrow(self, x: [Self::U; 4], bytes: &mut [u8; 4 * LANES]) {
+        for (x, bytes) in x.into_iter().zip(bytes.as_chunks_mut::<LANES>().0) {
+            self.store_bytes(self.narrow(x), bytes);
+        }
     }
     #[inline(always)]
     fn store_bytes(self, x: __m128i, bytes: &mut [u8; LANES]) {

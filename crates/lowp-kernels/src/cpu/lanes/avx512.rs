@@ -52,11 +52,11 @@ impl Lanes for Avx512 {
         })
     }
     #[inline(always)]
-    fn prefetch<T>(self, from: &[T], ahead: usize) {
+    fn prefetch(self, address: usize) {
         // A prefetch of any address is harmless.
-        proven!(_mm_prefetch::<_MM_HINT_T0>(
-            from.as_ptr().wrapping_add(ahead).cast()
-        ));
+        proven!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(
+            address
+        )));
     }
 
     #[inline(always)]
@@ -82,6 +82,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         proven!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        proven!(_mm512_min_ps(b, a))
     }
     #[inline(always)]
     fn raise(self, acc: __m512, x: __m512) -> __m512 {
@@ -145,17 +149,45 @@ impl Lanes for Avx512 {
         proven!(_mm512_srli_epi32::<BY>(a))
     }
     #[inline(always)]
+    fn shl<const BY: u32>(self, a: __m512i) -> __m512i {
+        proven!(_mm512_slli_epi32::<BY>(a))
+    }
+    #[inline(always)]
+    fn umax(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_max_epu32(a, b))
+    }
+    #[inline(always)]
+    fn any_above(self, a: __m512i, bound: u32) -> bool {
+        proven!(_mm512_cmpgt_epu32_mask(a, _mm512_set1_epi32(bound.cast_signed())) != 0)
+    }
+    #[inline(always)]
     fn umin(self, a: __m512i, b: __m512i) -> __m512i {
         proven!(_mm512_min_epu32(a, b))
     }
     #[inline(always)]
     fn if_above(self, a: __m512i, b: __m512i, yes: __m512i, no: __m512i) -> __m512i {
-        proven!(_mm512_mask_mov_epi32(no, _mm512_cmpgt_epu32_mask(a, b), yes))
+        proven!(_mm512_mask_mov_epi32(
+            no,
+            _mm512_cmpgt_epu32_mask(a, b),
+            yes
+        ))
     }
 
     #[inline(always)]
     fn narrow(self, x: __m512i) -> __m128i {
         proven!(_mm512_cvtepi32_epi8(x))
+    }
+    #[inline(always)]
+    fn store_narrow(self, [a, b, c, d]: [__m512i; 4], bytes: &mut [u8; 4 * LANES]) {
+        proven!({
+            // Packing works on quarters: the four lanes of a quarter of each vector end up together.
+            let low = _mm512_packus_epi32(a, b);
+            let high = _mm512_packus_epi32(c, d);
+            let packed = _mm512_packus_epi16(low, high);
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let sorted = _mm512_permutexvar_epi32(order, packed);
+            _mm512_storeu_si512(bytes.as_mut_ptr().cast(), sorted);
+        });
     }
     #[inline(always)]
     fn store_bytes(self, x: __m128i, bytes: &mut [u8; LANES]) {

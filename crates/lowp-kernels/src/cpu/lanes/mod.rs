@@ -42,9 +42,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn store(self, x: Self::F, line: &mut Line);
     /// The values of `line`, widened exactly.
     fn load_bf16(self, line: &[bf16; LANES]) -> Self::F;
-    /// Asks for the cache line that is `ahead` entries after the first of `from`; it may lie
-    /// outside the slice, and even outside memory.
-    fn prefetch<T>(self, from: &[T], ahead: usize);
+    /// Asks for the cache line of an address, which may lie outside memory.
+    fn prefetch(self, address: usize);
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F;
@@ -58,6 +57,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn sqrt(self, a: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The smaller of two numbers that are not NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// The larger of `|x|` and `acc`, which is not NaN; `acc` where `x` is NaN.
     fn raise(self, acc: Self::F, x: Self::F) -> Self::F;
     /// The largest lane of each of four vectors of nonnegative numbers.
@@ -79,13 +80,22 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn usub(self, a: Self::U, b: Self::U) -> Self::U;
     /// `a >> BY`.
     fn shr<const BY: u32>(self, a: Self::U) -> Self::U;
+    /// `a << BY`.
+    fn shl<const BY: u32>(self, a: Self::U) -> Self::U;
     /// The smaller, as unsigned numbers.
     fn umin(self, a: Self::U, b: Self::U) -> Self::U;
+    /// The larger, as unsigned numbers.
+    fn umax(self, a: Self::U, b: Self::U) -> Self::U;
     /// `yes` where `a > b`, else `no`. Both sides lie below 2^31.
     fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U;
 
+    /// Whether a lane of `a`, as an unsigned number, is above `bound`.
+    fn any_above(self, a: Self::U, bound: u32) -> bool;
+
     /// The low byte of every lane; lanes lie below 256.
     fn narrow(self, x: Self::U) -> Self::B;
+    /// Stores the low bytes of four vectors; lanes lie below 256.
+    fn store_narrow(self, x: [Self::U; 4], bytes: &mut [u8; 4 * LANES]);
     /// Stores all bytes.
     fn store_bytes(self, x: Self::B, bytes: &mut [u8; LANES]);
     /// Packs 32 nibbles to 16 bytes, the first of a pair in the low nibble.

@@ -36,7 +36,7 @@ impl Lanes for Portable {
         each!(i => bf16_value(line[i]))
     }
     #[inline(always)]
-    fn prefetch<T>(self, _: &[T], _: usize) {}
+    fn prefetch(self, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -61,6 +61,10 @@ impl Lanes for Portable {
     #[inline(always)]
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         each!(i => a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        each!(i => if b[i] < a[i] { b[i] } else { a[i] })
     }
     #[inline(always)]
     fn raise(self, acc: Self::F, x: Self::F) -> Self::F {
@@ -104,6 +108,18 @@ impl Lanes for Portable {
         each!(i => a[i] >> BY)
     }
     #[inline(always)]
+    fn shl<const BY: u32>(self, a: Self::U) -> Self::U {
+        each!(i => a[i] << BY)
+    }
+    #[inline(always)]
+    fn umax(self, a: Self::U, b: Self::U) -> Self::U {
+        each!(i => a[i].max(b[i]))
+    }
+    #[inline(always)]
+    fn any_above(self, a: Self::U, bound: u32) -> bool {
+        a.iter().fold(false, |any, &x| any | (x > bound))
+    }
+    #[inline(always)]
     fn umin(self, a: Self::U, b: Self::U) -> Self::U {
         each!(i => a[i].min(b[i]))
     }
@@ -115,6 +131,10 @@ impl Lanes for Portable {
     #[inline(always)]
     fn narrow(self, x: Self::U) -> Self::B {
         each!(i => x[i] as u8)
+    }
+    #[inline(always)]
+    fn store_narrow(self, x: [Self::U; 4], bytes: &mut [u8; 4 * LANES]) {
+        *bytes = each!(i => x[i / LANES][i % LANES] as u8);
     }
     #[inline(always)]
     fn store_bytes(self, x: Self::B, bytes: &mut [u8; LANES]) {

@@ -34,6 +34,8 @@ impl Kernel for Everything {
         keep(l.sqrt(a));
         keep(l.mul_add(a, b, c));
         keep(l.splat(x[3]));
+        let number = |v| l.value(l.umin(l.bits(v), l.usplat(0x7F80_0000)));
+        keep(l.min(number(a), number(b)));
         let acc = l.raise(l.splat(0.0), a);
         keep(acc);
         keep(l.raise(acc, b));
@@ -51,6 +53,8 @@ impl Kernel for Everything {
             l.shr::<1>(ua),
             l.shr::<20>(ua),
             l.shr::<28>(ua),
+            l.shl::<23>(ua),
+            l.umax(ua, ub),
             l.if_above(l.and(ua, low), l.and(ub, low), uc, ua),
         ] {
             // Compared as integers: halves are exact in binary32.
@@ -62,6 +66,18 @@ impl Kernel for Everything {
         let mut bytes = [0; LANES];
         l.store_bytes(l.narrow(l.and(ua, l.usplat(0xFF))), &mut bytes);
         all.push(bytes.map(u32::from).to_vec());
+        let bytes_of = |bits| l.and(bits, l.usplat(0xFF));
+        let mut four = [0; 4 * LANES];
+        let fours = [ua, ub, uc, l.shr::<8>(ua)].map(bytes_of);
+        l.store_narrow(fours, &mut four);
+        all.push(four.map(u32::from).to_vec());
+        let any = |bound| u32::from(l.any_above(ua, bound));
+        all.push(vec![
+            any(0),
+            any(x[0].to_bits()),
+            any(0x7FFF_FFFF),
+            any(u32::MAX),
+        ]);
         let mut codes = [0; 2 * LANES];
         for (code, x) in codes.iter_mut().zip(x.iter().chain(&y)) {
             *code = (x.to_bits() & 0xF) as u8;
@@ -76,7 +92,7 @@ impl Kernel for Everything {
             l.store_bytes(column, &mut bytes);
             all.push(bytes.map(u32::from).to_vec());
         }
-        l.prefetch(&rows, usize::MAX / 2);
+        l.prefetch(usize::MAX / 2);
         all
     }
 }
@@ -87,8 +103,16 @@ fn every_operation_equals_the_portable_one() {
     let word = |n: u64, i: usize| {
         let [bits, kind, ..] = random.block(n * LANES as u64 + i as u64);
         match kind % 8 {
-            0 => [0, 1 << 31, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000, 1, 0x0080_0000, 0x7F7F_FFFF]
-                [bits as usize % 8],
+            0 => [
+                0,
+                1 << 31,
+                0x7F80_0000,
+                0xFF80_0000,
+                0x7FC0_0000,
+                1,
+                0x0080_0000,
+                0x7F7F_FFFF,
+            ][bits as usize % 8],
             1..4 => (random.normal(n * 64 + i as u64)).to_bits(),
             _ => bits,
         }

@@ -1,0 +1,77 @@
+//! Signals that end the process: something is tidied up first, then they end it as they would have.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU, SIGXFSZ};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// Signals that mean: stop now.
+const ENDING: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU];
+
+/// Runs `tidy` when a signal ends the process, and keeps what it returns until then. Only the first call has an effect.
+///
+/// Signals that the parent process had us ignore, as `nohup` does, stay ignored. A file that grows beyond the limit of
+/// `ulimit -f` becomes an error of the write, like a full disk.
+///
+/// # Errors
+/// The system refuses a signal handler or a thread.
+pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
+    static LISTENING: Mutex<bool> = Mutex::new(false);
+    let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+    if *listening {
+        return Ok(());
+    }
+    // The flag is of no interest: a handler of any kind turns the signal into an error of the write.
+    flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
+    let ignored = ignored();
+    let mut signals = Signals::new(ENDING.iter().filter(|&&signal| !is_in(ignored, signal)))?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                let _tidied = tidy();
+                // The parent, a shell most often, sees a process that died of the signal. This does not return.
+                let _ = emulate_default_handler(signal);
+            }
+        })?;
+    *listening = true;
+    Ok(())
+}
+
+/// The signals that this process ignores, one bit each, as Linux tells it. Elsewhere none are known.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    parse_ignored(&status)
+}
+
+fn parse_ignored(status: &str) -> u64 {
+    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+/// Whether the bit of `signal` is set; signals count from 1.
+fn is_in(set: u64, signal: i32) -> bool {
+    u32::try_from(signal - 1)
+        .ok()
+        .and_then(|bit| set.checked_shr(bit))
+        .is_some_and(|rest| rest & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read() {
+        let set =
+            parse_ignored("Name:\tlowp\nSigBlk:\tffff\nSigIgn:\t0000000000000001\nSigCgt:\t2\n");
+        assert!(is_in(set, SIGHUP) && !is_in(set, SIGINT) && !is_in(set, SIGTERM));
+        assert_eq!(parse_ignored(""), 0);
+        assert!(is_in(1 << 14, SIGTERM));
+    }
+}

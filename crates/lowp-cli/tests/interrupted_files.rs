@@ -1,0 +1,155 @@
+//! Commands that are stopped midway, by a signal or for want of space: nothing is left that a user would have to remove.
+#![cfg(unix)]
+
+mod support;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{Args, Bench, matrix};
+
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+const LONG: &str = "quantize long.safetensors -o q.safetensors --recipe nvfp4-1d";
+
+/// A model of zeros that takes seconds, beside a short one.
+fn bench() -> Bench {
+    let bench = Bench::new();
+    let header = r#"{"w":{"dtype":"F32","shape":[8192,16384],"data_offsets":[0,536870912]}}"#;
+    let mut start = (header.len() as u64).to_le_bytes().to_vec();
+    start.extend(header.as_bytes());
+    let path = bench.path("long.safetensors");
+    std::fs::write(&path, &start).expect("a file");
+    // The zeros take no space on the disk.
+    let file = std::fs::File::options().write(true).open(path);
+    let length = start.len() as u64 + (1 << 29);
+    file.and_then(|file| file.set_len(length)).expect("a file");
+    bench.write("short.safetensors", &[matrix("w", &[64, 64], 1)]);
+    bench
+}
+
+/// The hidden names in the folder.
+fn hidden(bench: &Bench) -> Vec<String> {
+    let mut names = bench.listing();
+    names.retain(|name| name.starts_with('.'));
+    names
+}
+
+/// Waits until `reached` says so.
+fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Starts `command` and returns when it is at work: when its temporary holds a file.
+fn started(bench: &Bench, mut command: Command) -> Child {
+    let child = command
+        .current_dir(bench.path(""))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("lowp starts");
+    let filled = |name: &String| {
+        let entries = std::fs::read_dir(bench.path(name));
+        entries.is_ok_and(|mut entries| entries.next().is_some())
+    };
+    wait_until("nothing was written", || hidden(bench).iter().any(filled));
+    child
+}
+
+fn lowp(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lowp"));
+    command.args(line.words());
+    command
+}
+
+fn send(signal: i32, child: &Child) {
+    let status = Command::new("kill")
+        .args([format!("-{signal}"), child.id().to_string()])
+        .status();
+    assert!(status.expect("kill runs").success());
+}
+
+#[test]
+fn a_command_that_is_told_to_end_leaves_nothing() {
+    let bench = bench();
+    let before = bench.listing();
+    let shard = "shard long.safetensors -o ranks --world-size 3 --recipe mxfp8";
+    for line in [LONG, shard] {
+        let mut child = started(&bench, lowp(line));
+        send(SIGTERM, &child);
+        let status = child.wait().expect("lowp ends");
+        // As the shell, or a job scheduler, expects of a process that was stopped.
+        assert_eq!(status.signal(), Some(SIGTERM), "{line}: {status}");
+        assert_eq!(bench.listing(), before, "{line}");
+    }
+}
+
+#[test]
+fn what_a_killed_command_left_is_removed_by_the_next() {
+    let bench = bench();
+    let mut child = started(&bench, lowp(LONG));
+    let left = hidden(&bench);
+    assert_eq!(left.len(), 1, "{left:?}");
+
+    // While the command runs, its folder is its own.
+    let other = "quantize short.safetensors -o q.safetensors --recipe mxfp8";
+    bench.done(other);
+    assert_eq!(hidden(&bench), left);
+
+    send(SIGKILL, &child);
+    assert_eq!(child.wait().expect("lowp ends").signal(), Some(SIGKILL));
+    assert_eq!(hidden(&bench), left, "a kill cannot be answered");
+    bench.done(other);
+    assert_eq!(hidden(&bench), [""; 0]);
+}
+
+/// `nohup` starts a command with SIGHUP ignored, and a shell its background jobs with SIGINT.
+#[test]
+fn a_signal_that_was_ignored_stays_ignored() {
+    let bench = bench();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP INT; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_lowp"))
+        .args(LONG.words());
+    let mut child = started(&bench, command);
+    for ignored in [1, 2] {
+        send(ignored, &child);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(child.try_wait().expect("a status"), None, "it ended");
+    send(SIGTERM, &child);
+    assert_eq!(child.wait().expect("lowp ends").signal(), Some(SIGTERM));
+    assert_eq!(hidden(&bench), [""; 0]);
+}
+
+/// A limit on the size of files stands for a full disk: the system refuses to write on.
+#[test]
+fn a_file_that_cannot_be_completed() {
+    let bench = bench();
+    bench.write("medium.safetensors", &[matrix("w", &[512, 512], 1)]);
+    let before = bench.listing();
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -f 100; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_lowp"))
+        .args("quantize medium.safetensors -o q.safetensors --recipe mxfp8".words())
+        .current_dir(bench.path(""))
+        .output()
+        .expect("lowp runs");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let path = std::fs::canonicalize(bench.path("")).expect("a folder");
+    let expected = format!(
+        "cannot write {}: ",
+        Path::new(&path).join("q.safetensors").display()
+    );
+    assert!(
+        message.contains(&expected) && message.contains("too large"),
+        "{message}"
+    );
+    assert_eq!(bench.listing(), before);
+}

@@ -1,0 +1,106 @@
+//! The files that commands write: replaced or refused as a whole, the same every time.
+
+mod support;
+
+use support::{Bench, bf16s, matrix, values};
+
+const QUANTIZE: &str = "quantize in.safetensors -o q.safetensors --recipe mxfp8";
+
+#[test]
+fn an_existing_output_is_replaced_and_an_input_is_not() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 32], 1)]);
+    std::fs::write(bench.path("q.safetensors"), "old").expect("a file");
+    bench.done(QUANTIZE);
+    let before = std::fs::read(bench.path("in.safetensors")).expect("a file");
+    let message = bench.refused(
+        2,
+        "quantize in.safetensors -o ./in.safetensors --recipe mxfp8",
+    );
+    assert!(message.contains("it is the input"), "{message}");
+    assert_eq!(
+        std::fs::read(bench.path("in.safetensors")).expect("a file"),
+        before
+    );
+    bench.refused(
+        2,
+        "quantize in.safetensors -o no/such/folder --recipe mxfp8",
+    );
+    for (output, expected) in [(".", "no regular file"), ("new/", "name of a file")] {
+        let message = bench.refused(
+            2,
+            &format!("quantize in.safetensors -o {output} --recipe mxfp8"),
+        );
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+/// Caches and signatures work on whole files.
+#[test]
+fn the_same_command_writes_the_same_file() {
+    let bench = Bench::new();
+    bench.write_with(
+        "in.safetensors",
+        &[
+            matrix("w", &[32, 64], 1),
+            bf16s("head", &[33, 32], &values(33 * 32, 2)),
+            matrix("norm", &[7], 3),
+        ],
+        &[("format", "pt"), ("author", "x"), ("date", "y")],
+    );
+    let mut files = Vec::new();
+    for name in ["1", "2", "3"] {
+        bench.done(&format!(
+            "quantize in.safetensors -o {name} --recipe nvfp4-1d"
+        ));
+        files.push(std::fs::read(bench.path(name)).expect("a file"));
+    }
+    assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
+    // Tensors begin at a multiple of their dtype's size, as readers that map files expect.
+    let header = u64::from_le_bytes(*files[0].first_chunk().expect("a length"));
+    assert_eq!(header % 8, 0);
+}
+
+/// Ranks and unshard keep what quantize would: the file that a user gets has the permissions of any new file.
+#[cfg(unix)]
+#[test]
+fn outputs_have_the_permissions_of_new_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 32], 1)]);
+    bench.done(QUANTIZE);
+    bench.done("shard in.safetensors -o ranks --world-size 1 --recipe mxfp8");
+    std::fs::write(bench.path("file"), "").expect("a file");
+    std::fs::create_dir(bench.path("folder")).expect("a folder");
+    let mode = |name: &str| {
+        let data = std::fs::metadata(bench.path(name)).expect(name);
+        data.permissions().mode()
+    };
+    assert_eq!(mode("q.safetensors"), mode("file"));
+    assert_eq!(mode("ranks/rank-00000-of-00001.safetensors"), mode("file"));
+    assert_eq!(mode("ranks"), mode("folder"));
+}
+
+#[test]
+fn output_names_that_collide() {
+    let bench = Bench::new();
+    bench.write(
+        "in.safetensors",
+        &[matrix("w", &[32, 32], 1), matrix("w.rowwise_data", &[4], 2)],
+    );
+    let message = bench.refused(2, QUANTIZE);
+    assert!(message.contains("'w.rowwise_data'"), "{message}");
+}
+
+/// Its codes would pass for an integer tensor, and what they mean would be lost.
+#[test]
+fn a_quantized_model_is_not_quantized_again() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 32], 1)]);
+    bench.done(QUANTIZE);
+    for command in ["quantize", "shard --world-size 2"] {
+        let line = format!("{command} q.safetensors -o again --recipe nvfp4-2d --keep-unfit");
+        let message = bench.refused(2, &line);
+        assert!(message.contains("'w' is quantized already"), "{message}");
+    }
+}

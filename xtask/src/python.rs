@@ -1,0 +1,132 @@
+//! The file commands, tested from Python: with the safetensors package that other programs use, against numpy.
+//!
+//! The packages are installed once, below the target folder, and again when the list of them or the interpreter changes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::{run, succeeds, target_dir, workspace_root};
+
+/// The tests, from the workspace root.
+const TESTS: &str = "crates/lowp-cli/tests/python";
+/// What every remedy ends with.
+const OR_LEAVE_OUT: &str = "or leave these tests out with `cargo xtask test --no-python`";
+/// Oldest interpreter that the packages support, as Python writes it.
+const OLDEST: &str = "(3, 10)";
+
+/// Runs the tests with the `lowp` that the test stage built.
+pub(crate) fn test() -> Result<()> {
+    let tests = workspace_root()?.join(TESTS);
+    let folder = target_dir()?;
+    let lowp = folder.join(format!("debug/lowp{}", std::env::consts::EXE_SUFFIX));
+    ensure!(
+        lowp.is_file(),
+        "{} is missing; the test stage builds it",
+        lowp.display()
+    );
+    let python = environment(
+        &folder.join("python-tests"),
+        &tests.join("requirements.txt"),
+    )?;
+    let mut command = Command::new(python);
+    command
+        .args(["-m", "unittest", "discover", "--start-directory"])
+        .arg(&tests)
+        // The source tree stays clean.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("LOWP", lowp.canonicalize()?);
+    run(command)
+}
+
+/// The interpreter of an environment at `venv` that has `requirements` installed.
+fn environment(venv: &Path, requirements: &Path) -> Result<PathBuf> {
+    let (system, python) = if cfg!(windows) {
+        ("python", venv.join("Scripts/python.exe"))
+    } else {
+        ("python3", venv.join("bin/python"))
+    };
+    let mut check = Command::new(system);
+    let recent = format!("import sys; sys.exit(sys.version_info < {OLDEST})");
+    check.args(["-c", &recent]);
+    ensure!(
+        succeeds(check),
+        "{system} is missing, or older than {OLDEST}; install it (Debian: `apt-get install python3 python3-venv`), \
+         {OR_LEAVE_OUT}"
+    );
+    let version = Command::new(system).arg("--version").output()?.stdout;
+    let listed = fs::read_to_string(requirements)
+        .with_context(|| format!("cannot read {}", requirements.display()))?;
+    let wanted = format!("# {}\n{listed}", String::from_utf8_lossy(&version).trim());
+    if is_ready(venv, &wanted) {
+        return Ok(python);
+    }
+
+    if venv.exists() {
+        fs::remove_dir_all(venv).with_context(|| format!("cannot remove {}", venv.display()))?;
+    }
+    let mut make = Command::new(system);
+    make.args(["-m", "venv"]).arg(venv);
+    run(make).with_context(|| {
+        format!("no environment can be made; install venv (Debian: `apt-get install python3-venv`), {OR_LEAVE_OUT}")
+    })?;
+    let mut install = Command::new(&python);
+    install
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ])
+        // Compiling numpy would take longer than every test together.
+        .args(["--only-binary", ":all:", "--requirement"])
+        .arg(requirements);
+    run(install).with_context(|| {
+        format!("the packages of {TESTS}/requirements.txt cannot be installed; connect to a package index, {OR_LEAVE_OUT}")
+    })?;
+    fs::write(stamp(venv), wanted)?;
+    Ok(python)
+}
+
+/// Says what was installed, last of all.
+fn stamp(venv: &Path) -> PathBuf {
+    venv.join("installed.txt")
+}
+
+fn is_ready(venv: &Path, wanted: &str) -> bool {
+    fs::read_to_string(stamp(venv)).is_ok_and(|installed| installed == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_of_other_packages_is_not_ready() {
+        let venv = std::env::temp_dir().join(format!("lowp-xtask-python-{}", std::process::id()));
+        assert!(!is_ready(&venv, "numpy==2"));
+        fs::create_dir_all(&venv).unwrap();
+        assert!(!is_ready(&venv, ""));
+        fs::write(stamp(&venv), "numpy==2").unwrap();
+        assert!(is_ready(&venv, "numpy==2"));
+        assert!(!is_ready(&venv, "numpy==3"));
+        fs::remove_dir_all(&venv).unwrap();
+    }
+
+    #[test]
+    fn every_package_is_pinned() {
+        let path = workspace_root()
+            .unwrap()
+            .join(TESTS)
+            .join("requirements.txt");
+        let text = fs::read_to_string(path).unwrap();
+        let packages: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert!(packages.len() >= 3, "{text}");
+        for package in packages {
+            assert!(package.contains("=="), "{package} is not pinned");
+        }
+    }
+}
