@@ -455,7 +455,7 @@ mod tests {
                 assert!(rows % pass.block_rows == 0 && cols % pass.block_cols == 0);
                 let blocks = (rows / pass.block_rows) * (cols / pass.block_cols);
                 assert!(u64::from(blocks) <= UNIT_BLOCKS, "{height}x{width}: {blocks}");
-                assert!(job.tile_rows % rows == 0 && job.tile_cols % cols == 0);
+                assert!(job.tile_rows.is_multiple_of(rows) && job.tile_cols.is_multiple_of(cols));
             }
         }
     }
