@@ -41,7 +41,7 @@ export LOWP_REQUIRE_GPU=1
 failed=0
 case $what in
 all | tests)
-  "$here/kernel-tests" on_cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
+  "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
   grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
   ;;
@@ -56,7 +56,7 @@ all | bench)
 sanitize)
   for tool in memcheck racecheck; do
     compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
-      "$here/kernel-tests" on_cuda --test-threads 1 "$@" >"$out/$tool.txt" 2>&1 || failed=1
+      "$here/kernel-tests" cuda --test-threads 1 "$@" >"$out/$tool.txt" 2>&1 || failed=1
     echo "$tool: $(tail -n 1 "$out/$tool.txt")"
   done
   ;;

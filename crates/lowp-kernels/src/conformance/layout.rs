@@ -14,7 +14,7 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
 
 fn transpose<B: Backend>(rig: &Rig<B>, code: Code, entries: [usize; 2], from: &[u8]) -> Vec<u8> {
     let to = rig.buffer(&vec![0xA5u8; entries[1] * code.bytes(entries[0])]);
-    let from = rig.buffer(&from);
+    let from = rig.buffer(from);
     rig.run(Work::Transpose(vec![TransposeJob {
         code,
         entries,

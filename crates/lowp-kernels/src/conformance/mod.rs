@@ -13,6 +13,8 @@ use rig::Rig;
 
 mod adamw;
 mod amax;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod decode;
 mod digests;
 mod encode;
