@@ -80,16 +80,20 @@ impl Modules {
         Ok(loaded)
     }
 
+    /// A kernel lies in the unit whose name its own begins with.
     fn find(&self, kernel: Kernel) -> Result<sys::CUfunction, KernelError> {
         let missing = || KernelError::NoKernel {
             what: format!("{} on a CUDA device", kernel.name()),
         };
+        let stem = kernel.name().trim_start_matches("lowp_");
+        let units = self.modules.iter().zip(UNITS);
+        let (&module, _) = units
+            .filter(|(_, unit)| stem.starts_with(unit.name))
+            .max_by_key(|(_, unit)| unit.name.len())
+            .ok_or_else(missing)?;
         let name = CString::new(kernel.name()).map_err(|_| missing())?;
-        self.modules
-            .iter()
-            // SAFETY: the modules are loaded and stay so as long as `self`.
-            .find_map(|&module| unsafe { result::module::get_function(module, name.clone()) }.ok())
-            .ok_or_else(missing)
+        // SAFETY: the module is loaded and stays so as long as `self`.
+        unsafe { result::module::get_function(module, name) }.map_err(|_| missing())
     }
 
     /// The entry point of `kernel`.
