@@ -3,12 +3,12 @@
 mod json;
 
 use crate::output;
-use crate::train::{DEFAULT_RECIPE, Variant, bf16_recipe};
+use crate::train::{DEFAULT_RECIPE, Variant, plain_recipe};
 use crate::usage::UsageError;
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_format::{
-    AnyRecipe, FormatError, Fp8Format, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions,
+    AnyRecipe, Code, FormatError, Fp8Format, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions,
     RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
 };
 
@@ -118,7 +118,7 @@ fn plan(recipe: &impl Recipe, args: &Args) -> Result<String> {
     let buffers = buffers.strip_prefix(recipe.name()).unwrap_or(&buffers);
     let mut text = format!("{}{buffers}\n{}\n", args.recipe, gather_table(&labelled));
     text += &ranks_table(recipe, usage, &labelled);
-    if let Some(bf16) = bf16_recipe() {
+    if let Some(bf16) = plain_recipe(Code::Bf16) {
         let stored = bf16.stored(usage);
         let stored: usize = stored.iter().map(|spec| spec.bytes(shape)).sum();
         let plans = gathers(&bf16, shape, world, usage, reshard).map_err(UsageError::from)?;

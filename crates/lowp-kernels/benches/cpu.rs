@@ -17,6 +17,7 @@ use lowp_kernels::{
     TransposeJob, Work,
 };
 use rayon::ThreadPool;
+use rayon::prelude::*;
 use smallvec::SmallVec;
 
 type Result<T> = std::result::Result<T, KernelError>;
@@ -228,8 +229,32 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// What two threads gain where the memory is all there is to wait for.
+    fn memcpy(&mut self) -> Result<()> {
+        let values = self.input.values.read()?;
+        let mut group = self.criterion.benchmark_group("memcpy");
+        group.throughput(Throughput::Bytes(4 * values.len() as u64));
+        group.sample_size(10);
+        group.warm_up_time(Duration::from_millis(200));
+        group.measurement_time(Duration::from_millis(800));
+        for (threads, pool) in [1, 2].into_iter().zip(&self.pools) {
+            let label = ["1 thread", "2 threads"][threads - 1];
+            let part = values.len().div_ceil(threads);
+            let copy = &mut self.copy;
+            group.bench_function(label, |b| {
+                b.iter(|| {
+                    let parts = copy.par_chunks_mut(part).zip(values.par_chunks(part));
+                    pool.install(|| parts.for_each(|(to, from)| to.copy_from_slice(from)));
+                });
+            });
+        }
+        group.finish();
+        Ok(())
+    }
+
     fn all(&mut self) -> Result<()> {
         let input = self.input;
+        self.memcpy()?;
         let usages = [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
         for recipe in &AnyRecipe::all() {
             let name = recipe.name();

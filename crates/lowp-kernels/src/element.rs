@@ -147,12 +147,23 @@ const E5M2_FLOAT: Minifloat = Minifloat {
     magic: 0x4300_0000,
     nan: 0x7F,
 };
-const E2M1_FLOAT: Minifloat = Minifloat {
-    max: 0x7,
-    normal: 0x3F80_0000,
-    magic: 0x4A80_0000,
-    nan: 0x7,
-};
+/// E2M1 codes: the steps of the code double at 2 and at 4, so the code is the smallest of the
+/// roundings with each of the three steps, counted from where each begins. Adding a power of two
+/// rounds to its unit in the last place, to nearest even.
+#[inline(always)]
+fn e2m1_lanes<L: Lanes>(lanes: L, x: L::F) -> L::U {
+    let bits = lanes.bits(x);
+    let abs = lanes.and(bits, lanes.usplat(0x7FFF_FFFF));
+    let mut code = lanes.usplat(7);
+    for (power, start) in [(0x4A80_0000, 0), (0x4B00_0000, 2), (0x4B80_0000, 4)] {
+        let shifted = lanes.add(lanes.value(abs), lanes.value(lanes.usplat(power)));
+        let rounded = lanes.usub(lanes.bits(shifted), lanes.usplat(power - start));
+        code = lanes.umin(code, rounded);
+    }
+    let sign = lanes.and(lanes.shr::<28>(bits), lanes.usplat(8));
+    let code = lanes.or(code, sign);
+    lanes.if_above(abs, lanes.usplat(0x7F80_0000), lanes.usplat(7), code)
+}
 
 macro_rules! byte_code {
     ($Name:ident, $codec:ident, $drop:literal, $minifloat:ident) => {
@@ -211,16 +222,13 @@ impl ElementCode for E2M1 {
     }
     #[inline(always)]
     fn encode_lanes<L: Lanes>(lanes: L, x: L::F, codes: &mut [u8; LANES]) {
-        lanes.store_bytes(
-            lanes.narrow(E2M1_FLOAT.encode::<22, 28, L>(lanes, x)),
-            codes,
-        );
+        lanes.store_bytes(lanes.narrow(e2m1_lanes(lanes, x)), codes);
     }
     #[inline(always)]
     fn encode_four<L: Lanes>(lanes: L, x: [L::F; 4], codes: &mut [u8; 4 * LANES]) {
         let mut codes_of = [lanes.usplat(0); 4];
         for i in 0..4 {
-            codes_of[i] = E2M1_FLOAT.encode::<22, 28, L>(lanes, x[i]);
+            codes_of[i] = e2m1_lanes(lanes, x[i]);
         }
         lanes.store_narrow(codes_of, codes);
     }

@@ -16,7 +16,7 @@ mod table;
 mod variant;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
-pub(crate) use reference::bf16_recipe;
+pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 
 use crate::files::{check_writable, write_atomically};

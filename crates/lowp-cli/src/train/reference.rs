@@ -10,16 +10,15 @@ pub(crate) struct Reference {
     pub(crate) wire_per_step: u64,
 }
 
-/// The recipe that stores bf16 values as they are.
-pub(crate) fn bf16_recipe() -> Option<AnyRecipe> {
-    AnyRecipe::all()
-        .into_iter()
-        .find(|recipe| recipe.kernel().element == Code::Bf16)
+/// The recipe that stores values of `code` as they are.
+pub(crate) fn plain_recipe(code: Code) -> Option<AnyRecipe> {
+    let plain = |recipe: &AnyRecipe| recipe.kernel().element == code;
+    AnyRecipe::all().into_iter().find(plain)
 }
 
 /// The bytes in bf16, or nothing if there is no such recipe.
 pub(crate) fn bf16(config: &Config) -> Option<Reference> {
-    let recipe = bf16_recipe()?;
+    let recipe = plain_recipe(Code::Bf16)?;
     let mut reference = Reference {
         resident: 0,
         wire_per_step: 0,

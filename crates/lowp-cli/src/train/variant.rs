@@ -4,11 +4,10 @@
 
 use std::str::FromStr;
 
-use super::bf16_recipe;
+use super::plain_recipe;
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
-    Part, PlainF32, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding,
-    Usage,
+    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding, Usage,
 };
 
 /// The modifiers and what they do.
@@ -175,8 +174,8 @@ impl Recipe for Variant {
             Role::Activation => self.f32_activations,
             Role::Gradient => self.f32_gradients,
         };
-        if plain {
-            return PlainF32.operand(role);
+        if plain && let Some(recipe) = plain_recipe(Code::F32) {
+            return recipe.operand(role);
         }
         let mut operand = self.recipe.operand(role);
         if self.nearest {
@@ -200,7 +199,7 @@ impl Recipe for Variant {
 impl Variant {
     /// The variant in which weights of block `block` of `blocks` live.
     pub(crate) fn of_block(self, block: usize, blocks: usize) -> Self {
-        let plain = match bf16_recipe() {
+        let plain = match plain_recipe(Code::Bf16) {
             Some(recipe) if self.bf16_ends && (block == 0 || block + 1 == blocks) => recipe,
             _ => return self,
         };

@@ -55,11 +55,11 @@ impl Visit for Task<'_> {
             let codes = &mut codes[..rows * cols];
             if data.transposed {
                 let columns = &mut columns[..rows * cols];
-                isa.run(LoadColumns::<E> {
+                isa.run(LoadCodes::<E> {
                     data,
+                    row: col,
                     first,
-                    col,
-                    rows,
+                    len: rows,
                     codes: columns,
                 });
                 isa.run(Turn {
@@ -70,11 +70,11 @@ impl Visit for Task<'_> {
                     to: codes,
                 });
             } else {
-                isa.run(LoadRows::<E> {
+                isa.run(LoadCodes::<E> {
                     data,
-                    first,
-                    col,
-                    cols,
+                    row: first,
+                    first: col,
+                    len: cols,
                     codes,
                 });
             }
@@ -196,42 +196,23 @@ impl<R: ScaleKernel> Kernel for Factors<'_, R> {
     }
 }
 
-struct LoadRows<'a, E: ElementCode> {
+/// Unpacks `len` entries, from entry `first` on, of consecutive physical rows from `row` on.
+struct LoadCodes<'a, E: ElementCode> {
     data: Codes<'a>,
+    row: usize,
     first: usize,
-    col: usize,
-    cols: usize,
+    len: usize,
     codes: &'a mut [E::Bits],
 }
 
-impl<E: ElementCode> Kernel for LoadRows<'_, E> {
+impl<E: ElementCode> Kernel for LoadCodes<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        let [start, len] = [E::CODE.bytes(self.col), E::CODE.bytes(self.cols)];
-        for (row, codes) in self.codes.chunks_exact_mut(self.cols).enumerate() {
-            let at = (self.first + row) * self.data.row_bytes + start;
-            E::unpack(&self.data.bytes[at..at + len], codes);
-        }
-    }
-}
-
-struct LoadColumns<'a, E: ElementCode> {
-    data: Codes<'a>,
-    first: usize,
-    col: usize,
-    rows: usize,
-    codes: &'a mut [E::Bits],
-}
-
-impl<E: ElementCode> Kernel for LoadColumns<'_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
-        let [start, len] = [E::CODE.bytes(self.first), E::CODE.bytes(self.rows)];
-        for (i, codes) in self.codes.chunks_exact_mut(self.rows).enumerate() {
-            let at = (self.col + i) * self.data.row_bytes + start;
-            E::unpack(&self.data.bytes[at..at + len], codes);
+        let [start, bytes] = [E::CODE.bytes(self.first), E::CODE.bytes(self.len)];
+        for (i, codes) in self.codes.chunks_exact_mut(self.len).enumerate() {
+            let at = (self.row + i) * self.data.row_bytes + start;
+            E::unpack(&self.data.bytes[at..at + bytes], codes);
         }
     }
 }

@@ -76,21 +76,38 @@ pub(crate) fn block_maxima<L: Lanes>(
         return fold_any(lanes, rect.row(rows.start), width, out);
     }
     columns.fill(0.0);
-    for row in rows {
-        let values = rect.row(row);
-        let (lines, rest) = values.as_chunks::<LANES>();
-        let (accs, rest_accs) = columns.as_chunks_mut::<LANES>();
-        for (acc, line) in accs.iter_mut().zip(lines) {
-            lanes.store(lanes.raise(lanes.load(acc), lanes.load(line)), acc);
-        }
-        for (acc, &x) in rest_accs.iter_mut().zip(rest) {
-            *acc = raise(*acc, x);
-        }
+    let fours = rows.start + rows.len() / 4 * 4;
+    for row in (rows.start..fours).step_by(4) {
+        let four = [0, 1, 2, 3].map(|i| rect.row(row + i));
+        column_maxima(lanes, four, columns);
+    }
+    for row in fours..rows.end {
+        column_maxima(lanes, [rect.row(row)], columns);
     }
     if width == 1 {
         out.copy_from_slice(columns);
     } else {
         fold_any(lanes, columns, width, out);
+    }
+}
+
+/// Raises `columns` to the magnitudes of `N` rows.
+#[inline(always)]
+fn column_maxima<const N: usize, L: Lanes>(lanes: L, rows: [&[f32]; N], columns: &mut [f32]) {
+    let whole = columns.len() / LANES;
+    for i in 0..whole {
+        let acc = &mut columns.as_chunks_mut::<LANES>().0[i];
+        let mut max = lanes.load(acc);
+        for row in rows {
+            max = lanes.raise(max, lanes.load(&row.as_chunks::<LANES>().0[i]));
+        }
+        lanes.store(max, acc);
+    }
+    for row in rows {
+        let rest = columns.iter_mut().zip(row).skip(whole * LANES);
+        for (acc, &x) in rest {
+            *acc = raise(*acc, x);
+        }
     }
 }
 
