@@ -113,15 +113,23 @@ impl Encode {
 
     fn choose_path(&self) -> u8 {
         let passes = self.passes();
-        let [first, ..] = passes else { return path::FLAT };
-        let turned = passes.iter().any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
+        let [first, ..] = passes else {
+            return path::FLAT;
+        };
+        let turned = passes
+            .iter()
+            .any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
         let sides = |side| passes.iter().all(|pass| has_side(pass, side));
         let plain = passes.len() == 1 && first.data[0] != 0;
         let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
         match (self.element, self.rule) {
             _ if self.stochastic != 0 => path::GENERIC,
             (code::E4M3 | code::E5M2, rule::TENSOR) if sides(0) && passes.len() == 1 => {
-                if turned { path::TURNED } else { path::WIDE }
+                if turned {
+                    path::TURNED
+                } else {
+                    path::WIDE
+                }
             }
             (code::E4M3 | code::E5M2, rule::E8M0_TE | rule::E8M0_FLOOR) if sides(32) && !turned => {
                 path::WIDE
@@ -164,7 +172,11 @@ impl Encode {
             }
         };
         [self.tile_rows, self.tile_cols] = [rows as u32, cols as u32];
-        self.tiles_across = if self.path == path::FLAT { 1 } else { cdiv(self.cols, cols) };
+        self.tiles_across = if self.path == path::FLAT {
+            1
+        } else {
+            cdiv(self.cols, cols)
+        };
         self.vector = self.vector_outputs() | if source { vector::SOURCE } else { 0 };
     }
 }
@@ -234,13 +246,20 @@ impl Job for Amax {
         let size = bits(self.source_code) / 8;
         let blocks = self.blocks.iter().filter(|part| part.out != 0);
         let known = blocks.clone().all(|part| {
-            let pass = Pass { block_rows: part.rows, block_cols: part.cols, ..Pass::default() };
+            let pass = Pass {
+                block_rows: part.rows,
+                block_cols: part.cols,
+                ..Pass::default()
+            };
             has_side(&pass, 16) || has_side(&pass, 32)
         });
         let start = self.source.wrapping_sub(self.start.wrapping_mul(size));
         (self.path, self.vector) = match (blocks.count(), known) {
             (0, _) => (amax_path::FLAT, u8::from(aligned(self.source, 0, 16))),
-            (_, true) => (amax_path::TILES, u8::from(aligned(start, self.cols * size, 16))),
+            (_, true) => (
+                amax_path::TILES,
+                u8::from(aligned(start, self.cols * size, 16)),
+            ),
             _ => (amax_path::GENERIC, 0),
         };
         self.first_row = self.start / self.cols.max(1) / 32 * 32;
@@ -275,7 +294,11 @@ impl Job for FlatEncode {
 
     fn lay_out(&mut self) {
         let end = self.start + self.len;
-        self.data_tiles = if self.len == 0 { 0 } else { cdiv(end, RUN) - self.start / RUN };
+        self.data_tiles = if self.len == 0 {
+            0
+        } else {
+            cdiv(end, RUN) - self.start / RUN
+        };
         for (tiles, pass) in self.scale_tiles.iter_mut().zip(&self.pass) {
             let [height, width] = [pass.block_rows, pass.block_cols].map(u64::from);
             let blocks = cdiv(self.rows, height) * cdiv(self.cols, width);
@@ -335,12 +358,22 @@ impl Transpose {
 
 impl Repack {
     fn choose_path(&self) -> u8 {
-        let Self { from_layout: from, to_layout: to, .. } = self;
+        let Self {
+            from_layout: from,
+            to_layout: to,
+            ..
+        } = self;
         if self.bits != 8 || to.swizzled == 0 || from.swizzled != 0 {
             return repack_path::GENERIC;
         }
         let turned = from.cols_first != to.cols_first;
-        let at = |layout: &Layout| if turned { [layout.tile[1], layout.tile[0]] } else { layout.tile };
+        let at = |layout: &Layout| {
+            if turned {
+                [layout.tile[1], layout.tile[0]]
+            } else {
+                layout.tile
+            }
+        };
         match (at(from) == to.tile, turned) {
             (true, false) => repack_path::SWIZZLE,
             (true, true) => repack_path::SWIZZLE_TURNED,
@@ -357,9 +390,8 @@ impl Job for Repack {
         self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
         self.path = self.choose_path();
         self.tiles_across = cdiv(padded[1], 128);
-        self.vector = u8::from(
-            aligned(self.from, self.from_layout.padded[1], 16) && aligned(self.to, 0, 16),
-        );
+        self.vector =
+            u8::from(aligned(self.from, self.from_layout.padded[1], 16) && aligned(self.to, 0, 16));
         // The tiled paths write 16 bytes at a time.
         if !aligned(self.to, 0, 16) {
             self.path = repack_path::GENERIC;
@@ -413,7 +445,11 @@ mod tests {
             cols,
             passes: blocks.len() as u8,
             source_code: code::F32,
-            rule: if blocks == [[0, 0]] { rule::TENSOR } else { rule::E8M0_TE },
+            rule: if blocks == [[0, 0]] {
+                rule::TENSOR
+            } else {
+                rule::E8M0_TE
+            },
             ..Encode::default()
         };
         for (pass, block) in job.pass.iter_mut().zip(blocks) {
@@ -428,25 +464,44 @@ mod tests {
     fn known_blocks_are_tiled() {
         let job = encode(33, 512, &[[1, 32], [32, 1]]);
         assert_eq!((job.path, job.tiles()), (path::WIDE, 4));
-        assert_eq!(job.vector, vector::SOURCE | vector::ROWS[0] | vector::ROWS[1]);
-        assert_eq!(encode(1, 10, &[[0, 0]]).vector & (vector::SOURCE | vector::ROWS[0]), 0);
+        assert_eq!(
+            job.vector,
+            vector::SOURCE | vector::ROWS[0] | vector::ROWS[1]
+        );
+        assert_eq!(
+            encode(1, 10, &[[0, 0]]).vector & (vector::SOURCE | vector::ROWS[0]),
+            0
+        );
     }
 
     #[test]
     fn bf16_sources_have_a_kernel_of_their_own() {
         let f32 = encode(64, 256, &[[1, 32]]);
-        let mut bf16 = Encode { source_code: code::BF16, ..f32 };
+        let mut bf16 = Encode {
+            source_code: code::BF16,
+            ..f32
+        };
         bf16.lay_out();
         assert_eq!(Encode::kernel(&[bf16, bf16]), Kernel::EncodeBf16);
         assert_eq!(Encode::kernel(&[bf16, f32]), Kernel::Encode);
-        let mut generic = Encode { stochastic: 1, ..bf16 };
+        let mut generic = Encode {
+            stochastic: 1,
+            ..bf16
+        };
         generic.lay_out();
         assert_eq!(Encode::kernel(&[bf16, generic]), Kernel::Encode);
     }
 
     #[test]
     fn other_blocks_are_walked_in_whole_units() {
-        for [height, width] in [[1, 128], [128, 128], [5, 3], [4096, 4096], [1, 1], [4095, 4093]] {
+        for [height, width] in [
+            [1, 128],
+            [128, 128],
+            [5, 3],
+            [4096, 4096],
+            [1, 1],
+            [4095, 4093],
+        ] {
             let job = encode(1000, 1000, &[[height, width], [width, height]]);
             assert_eq!(job.path, path::GENERIC);
             for pass in &job.pass {
@@ -454,7 +509,10 @@ mod tests {
                 assert!(rows % 2 == 0 && cols % 2 == 0);
                 assert!(rows % pass.block_rows == 0 && cols % pass.block_cols == 0);
                 let blocks = (rows / pass.block_rows) * (cols / pass.block_cols);
-                assert!(u64::from(blocks) <= UNIT_BLOCKS, "{height}x{width}: {blocks}");
+                assert!(
+                    u64::from(blocks) <= UNIT_BLOCKS,
+                    "{height}x{width}: {blocks}"
+                );
                 assert!(job.tile_rows.is_multiple_of(rows) && job.tile_cols.is_multiple_of(cols));
             }
         }
@@ -462,7 +520,11 @@ mod tests {
 
     #[test]
     fn a_table_has_every_tile_of_every_job() {
-        let jobs = [encode(64, 256, &[[1, 32]]), encode(0, 256, &[[1, 32]]), encode(1, 257, &[[0, 0]])];
+        let jobs = [
+            encode(64, 256, &[[1, 32]]),
+            encode(0, 256, &[[1, 32]]),
+            encode(1, 257, &[[0, 0]]),
+        ];
         let tiles = tile_table(&jobs).expect("few tiles");
         let found: Vec<_> = tiles.iter().map(|tile| (tile.job, tile.index)).collect();
         assert_eq!(found, [(0, 0), (0, 1), (2, 0), (2, 1)]);

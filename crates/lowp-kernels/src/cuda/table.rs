@@ -459,20 +459,53 @@ mod tests {
 
     #[test]
     fn sizes_and_offsets_are_those_of_the_device() {
-        assert_eq!([size_of::<Tile>(), size_of::<AdamGroup>(), size_of::<Step>()], [8, 32, 32]);
+        assert_eq!(
+            [size_of::<Tile>(), size_of::<AdamGroup>(), size_of::<Step>()],
+            [8, 32, 32]
+        );
         assert_eq!([size_of::<Amax>(), offset_of!(Amax, blocks)], [104, 48]);
         assert_eq!(offset_of!(Amax, source_code), 96);
         assert_eq!([size_of::<Scale>(), offset_of!(Scale, kind)], [48, 44]);
-        assert_eq!([size_of::<Pass>(), size_of::<Encode>(), offset_of!(Encode, pass)], [48, 192, 64]);
-        assert_eq!([offset_of!(Encode, tiles_across), offset_of!(Encode, vector)], [160, 188]);
+        assert_eq!(
+            [
+                size_of::<Pass>(),
+                size_of::<Encode>(),
+                offset_of!(Encode, pass)
+            ],
+            [48, 192, 64]
+        );
+        assert_eq!(
+            [offset_of!(Encode, tiles_across), offset_of!(Encode, vector)],
+            [160, 188]
+        );
         assert_eq!([size_of::<Adamw>(), offset_of!(Adamw, encode)], [248, 56]);
         assert_eq!([size_of::<FlatPass>(), size_of::<FlatEncode>()], [40, 176]);
         assert_eq!(offset_of!(FlatEncode, epsilon), 160);
         assert_eq!([size_of::<Decode>(), offset_of!(Decode, element)], [88, 80]);
-        assert_eq!([size_of::<Transpose>(), size_of::<Layout>(), size_of::<Repack>()], [64, 56, 152]);
-        assert_eq!([size_of::<Interleave>(), size_of::<ChunkSum>(), size_of::<SumTotal>()], [48, 16, 24]);
-        assert_eq!([size_of::<SumSquares>(), offset_of!(SumSquares, tiles)], [64, 56]);
-        assert_eq!([align_of::<Encode>(), align_of::<Step>(), align_of::<Tile>()], [8, 8, 4]);
+        assert_eq!(
+            [
+                size_of::<Transpose>(),
+                size_of::<Layout>(),
+                size_of::<Repack>()
+            ],
+            [64, 56, 152]
+        );
+        assert_eq!(
+            [
+                size_of::<Interleave>(),
+                size_of::<ChunkSum>(),
+                size_of::<SumTotal>()
+            ],
+            [48, 16, 24]
+        );
+        assert_eq!(
+            [size_of::<SumSquares>(), offset_of!(SumSquares, tiles)],
+            [64, 56]
+        );
+        assert_eq!(
+            [align_of::<Encode>(), align_of::<Step>(), align_of::<Tile>()],
+            [8, 8, 4]
+        );
     }
 
     #[test]
