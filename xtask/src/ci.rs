@@ -5,6 +5,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, run};
+use crate::cuda;
 use crate::features::feature_args;
 use crate::stages::Stages;
 use crate::suite::{self, Options};
@@ -19,6 +20,8 @@ pub(crate) fn ci() -> Result<()> {
 fn ci_stages(stages: &mut Stages) -> Result<()> {
     // First: every later cargo call would quietly write a new lock file.
     stages.run("lock", lock_file)?;
+    // Installs the compiler where there is none, so that the test run has it.
+    stages.run("nvcc", cuda::install)?;
     suite::test_stages(&Options::default(), stages)?;
     stages.run("doc", documentation)
 }
@@ -36,5 +39,6 @@ fn documentation() -> Result<()> {
     command
         .args(feature_args()?)
         .env("RUSTDOCFLAGS", "-Dwarnings");
+    cuda::without_kernels(&mut command);
     run(command)
 }

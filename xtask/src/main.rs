@@ -3,7 +3,9 @@
 mod bench;
 mod ci;
 mod command;
+mod cuda;
 mod features;
+mod gpu_pack;
 mod python;
 mod snapshots;
 mod stages;
@@ -29,6 +31,10 @@ enum Task {
     Test(suite::Options),
     /// Everything CI wants: lock file, the whole of `test`, documentation without warnings.
     Ci,
+    /// Compile the CUDA kernels. Installs NVIDIA's compiler below target/ if there is none.
+    Cuda(cuda::Options),
+    /// Put the GPU tests and the bench into target/gpu-pack, for a machine without Rust.
+    GpuPack(gpu_pack::Options),
     /// Check the invariants of the source tree.
     Tidy,
     /// Run the benchmarks of every crate.
@@ -43,6 +49,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Test(options) => suite::test(&options),
         Task::Ci => ci::ci(),
+        Task::Cuda(options) => cuda::cuda(&options),
+        Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
         Task::Tidy => tidy::tidy(),
         Task::Bench { args } => bench::bench(&args),
     };

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use crate::command::{cargo, run, succeeds, target_dir};
+use crate::cuda;
 use crate::features::feature_args;
 use crate::python;
 use crate::snapshots::References;
@@ -44,6 +45,14 @@ pub(crate) fn test(options: &Options) -> Result<()> {
 pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> {
     stages.run("fmt", || run(cargo(&["fmt", "--all", "--check"])?))?;
     stages.run("tidy", tidy::tidy)?;
+    if cuda::ready() {
+        stages.run("cuda", || cuda::cuda(&cuda::Options::checked()))?;
+    } else {
+        stages.skip(
+            "cuda",
+            "no nvcc; `cargo xtask cuda` installs one below target/",
+        );
+    }
     stages.run("clippy", clippy)?;
 
     let references = References::new(&target_dir()?)?;
@@ -80,6 +89,7 @@ fn clippy() -> Result<()> {
     );
     let mut command = cargo(&["clippy", "--workspace", "--all-targets"])?;
     command.args(feature_args()?).args(["--", "-D", "warnings"]);
+    cuda::without_kernels(&mut command);
     run(command)
 }
 

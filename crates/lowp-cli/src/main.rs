@@ -1,7 +1,9 @@
 //! The `lowp` command.
 
+mod bench;
 mod columns;
 mod completions;
+mod device;
 mod file;
 mod files;
 mod output;
@@ -45,6 +47,7 @@ struct Cli {
 enum Command {
     Train(Box<train::Args>),
     Plan(plan::Args),
+    Bench(bench::Args),
     Completions(completions::Args),
     #[command(flatten)]
     File(file::Command),
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Train(args) => train::main(&args),
         Command::Plan(args) => plan::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => completions::main(&args, &mut Cli::command()),
         Command::File(command) => file::main(&command),
     };

@@ -42,6 +42,10 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Number of entries of `buffer`.
     fn len<T: Element>(&self, buffer: &Self::Buffer<T>) -> usize;
 
+    /// The addresses of `buffer`'s memory, on the device that holds it. Handles whose spans overlap
+    /// share memory; an empty buffer has an empty span.
+    fn span<T: Element>(&self, buffer: &Self::Buffer<T>) -> Range<usize>;
+
     /// Copies host values into `buffer` from entry `start` on.
     ///
     /// # Errors
@@ -165,6 +169,8 @@ pub struct StepScalars {
     pub grad_scale: f32,
     /// Separates the random numbers of this run from those of others with the same key.
     pub random_step: u64,
+    /// The run changes nothing: the step of a gradient that is not finite.
+    pub skip: bool,
 }
 
 impl Default for StepScalars {
@@ -173,6 +179,7 @@ impl Default for StepScalars {
             adam: Vec::new(),
             grad_scale: 1.0,
             random_step: 0,
+            skip: false,
         }
     }
 }

@@ -65,6 +65,22 @@ pub enum KernelError {
         /// Groups given.
         given: usize,
     },
+    /// A device that cannot be used.
+    #[error("CUDA device {ordinal} cannot be used: {why}")]
+    NoDevice {
+        /// The device's number.
+        ordinal: usize,
+        /// Why, and the remedy.
+        why: String,
+    },
+    /// The device or its driver failed.
+    #[error("{call} failed: {why}")]
+    Device {
+        /// The driver's function.
+        call: &'static str,
+        /// What the driver says.
+        why: String,
+    },
     /// Another thread panicked while it held a buffer.
     #[error("a buffer was left half-written by a thread that failed; load the last checkpoint")]
     Poisoned,

@@ -51,8 +51,74 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![cfg_attr(
+    feature = "cuda",
+    doc = r#"
+# On a GPU
+
+With the feature `cuda`: a step of AdamW with its encode, captured once and replayed with new scalars.
+
+```no_run
+use lowp_format::{AnyRecipe, Recipe, ScaleSource, Shape, Usage};
+use lowp_kernels::{
+    AdamMode, AdamScalars, AdamwJob, Backend, Cuda, CudaGraph, EncodeJob, KernelError, Moments, Source,
+    StepScalars, Target, Work,
+};
+
+let cuda = Cuda::new(0)?;
+let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
+let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
+let shape = Shape::new(4096, 4096);
+let master = cuda.alloc::<f32>(shape.elements())?;
+let target = |spec: lowp_format::BufferSpec| Ok(Target { spec, bytes: cuda.alloc(spec.bytes(shape))? });
+let encode = EncodeJob {
+    shape,
+    kernel: recipe.kernel(),
+    source: Source::F32(master.clone()),
+    source_rounding: recipe.source_rounding(),
+    tensor: None,
+    targets: recipe.buffers(Usage::BOTH).into_iter().map(target).collect::<Result<_, KernelError>>()?,
+    stochastic: None,
+};
+let plan = cuda.plan(Work::Adamw(vec![AdamwJob {
+    master,
+    moments: Moments::F32 {
+        exp_avg: cuda.alloc(shape.elements())?,
+        exp_avg_sq: cuda.alloc(shape.elements())?,
+    },
+    grad: Source::Bf16(cuda.alloc(shape.elements())?),
+    group: 0,
+    mode: AdamMode::AdamW,
+    source_rounding: recipe.source_rounding(),
+    amax: None,
+    encode: Some(Box::new(encode)),
+}]))?;
+let step = CudaGraph::capture(&cuda, &[&plan])?;
+let adam = AdamScalars {
+    lr: 1e-3,
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.1,
+    correction1: 1.0,
+    correction2: 1.0,
+};
+for i in 1..=1000 {
+    step.launch(&StepScalars { adam: vec![adam.at_step(i)], ..StepScalars::default() })?;
+}
+cuda.synchronize()?;
+# Ok::<(), Box<dyn std::error::Error>>(())
+```
+"#
+)]
+
 mod backend;
+mod check;
+#[cfg(test)]
+mod conformance;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod element;
 mod error;
 mod job;
@@ -62,6 +128,8 @@ mod table;
 
 pub use backend::{AdamScalars, Backend, Element, StepScalars};
 pub use cpu::{Cpu, CpuBuffer, CpuPlan, CpuRead, CpuWrite};
+#[cfg(feature = "cuda")]
+pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,

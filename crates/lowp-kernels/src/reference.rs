@@ -216,6 +216,27 @@ pub fn adamw([p, m, v]: [f32; 3], g: f32, mode: AdamMode, s: &AdamScalars) -> [f
     [(-s.lr).mul_add(u, p), m, v]
 }
 
+/// The sum of squares of `values` in binary64, and how many are not finite, in the order that every
+/// backend keeps: chunks of 4096; within a chunk, lane `l` of 32 adds the squares of values `l`,
+/// `l + 32`, ..; then the upper half of the lanes is added to the lower half until one is left.
+pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
+    let chunk = |chunk: &[f32]| {
+        let mut lanes = [0f64; 32];
+        for (i, &x) in chunk.iter().enumerate() {
+            lanes[i % 32] += f64::from(x) * f64::from(x);
+        }
+        for half in [16, 8, 4, 2, 1] {
+            for lane in 0..half {
+                lanes[lane] += lanes[lane + half];
+            }
+        }
+        lanes[0]
+    };
+    let sum = values.chunks(4096).fold(0.0, |sum, c| sum + chunk(c));
+    let odd = values.iter().filter(|x| !x.is_finite()).count();
+    (sum, odd as u64)
+}
+
 /// Writes entry `index` of a physical row.
 fn put(line: &mut [u8], code: Code, index: usize, entry: u32) {
     match code.bits() {

@@ -152,6 +152,7 @@ impl<B: Backend> AdamW<B> {
                 .collect(),
             grad_scale: options.grad_scale * clip,
             random_step: self.steps,
+            ..StepScalars::default()
         };
         if applied {
             self.backend.run(&self.update, &scalars)?;

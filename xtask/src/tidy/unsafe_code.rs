@@ -15,6 +15,38 @@ const LISTED: &[(&str, &str)] = &[
         "calls code compiled for a CPU feature that was detected",
     ),
     (
+        "crates/lowp-kernels/src/conformance/cuda.rs",
+        "wraps device memory as another library would",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/buffer.rs",
+        "device memory: allocation, copies, and memory that others own",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/device.rs",
+        "asks for the driver, and wraps streams that others own",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/graph.rs",
+        "captures launches and replays them",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/launch.rs",
+        "launches kernels over a table of addresses",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/module.rs",
+        "loads the embedded kernels",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/plan.rs",
+        "launches what it keeps alive",
+    ),
+    (
+        "crates/lowp-kernels/src/cuda/step.rs",
+        "page-locked memory that the device copies from",
+    ),
+    (
         "crates/lowp-kernels/src/cpu/lanes/avx2.rs",
         "vector instructions that were detected",
     ),

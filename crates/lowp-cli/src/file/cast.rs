@@ -3,43 +3,44 @@
 use super::write::Want;
 use anyhow::Result;
 use lowp_format::QuantizedTensor;
-use lowp_kernels::{AmaxJob, Backend, Cpu, CpuBuffer, Source, Work};
+use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
 use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ShardError};
 
 /// A quantized tensor in memory.
-pub(super) type Tensor = QuantizedTensor<CpuBuffer<u8>>;
+pub(super) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 
 /// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows.
 /// Returns the amax of the whole source where numbers are wanted and the recipe observes it.
 ///
 /// # Errors
 /// A source of another length, or the failure of another rank.
-pub(super) fn cast(
-    comm: &dyn Communicator<Cpu>,
-    tensor: &Tensor,
-    source: Source<Cpu>,
+pub(super) fn cast<B: Backend>(
+    backend: &B,
+    comm: &dyn Communicator<B>,
+    tensor: &Tensor<B>,
+    source: Source<B>,
     delayed_scale: Option<f32>,
     want: Want,
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
     let slot = item.slot;
-    let book = book.build(&Cpu)?;
+    let book = book.build(backend)?;
     // The book clears its observations when scales are made from them, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book) {
         Some(job) if want == Want::Numbers => {
-            let out = Cpu.alloc::<f32>(1)?;
-            Cpu.once(Work::Amax(vec![AmaxJob {
+            let out = backend.alloc::<f32>(1)?;
+            backend.once(Work::Amax(vec![AmaxJob {
                 out: out.clone(),
                 tensor: Some(0),
                 ..job
             }]))?;
             comm.all_reduce_max(&out)?;
-            Some(Cpu.download(&out)?[0])
+            Some(backend.download::<f32>(&out)?[0])
         }
         _ => None,
     };
-    let cast = Requantize::new(&Cpu, &book, &[item])?;
+    let cast = Requantize::new(backend, &book, &[item])?;
     match (delayed_scale, slot) {
         (Some(scale), Some(slot)) => {
             book.set_scale(slot, scale)?;
@@ -54,12 +55,13 @@ pub(super) fn cast(
 ///
 /// # Errors
 /// A shape that the recipe cannot take.
-pub(super) fn empty(
+pub(super) fn empty<B: Backend>(
+    backend: &B,
     recipe: lowp_format::AnyRecipe,
     shape: lowp_format::Shape,
     specs: &[lowp_format::BufferSpec],
-) -> Result<Tensor, ShardError> {
+) -> Result<Tensor<B>, ShardError> {
     QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |_, bytes| {
-        Ok(Cpu.alloc(bytes)?)
+        Ok(backend.alloc(bytes)?)
     })
 }

@@ -10,9 +10,10 @@ use super::refuse::refuse_file;
 use super::target::FileTarget;
 use super::unpack::{decode, served, unpack};
 use super::write::{From, Item, Outputs, Parts, Sink};
+use crate::device::{Device, OnDevice};
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
-use lowp_kernels::CpuBuffer;
+use lowp_kernels::Backend;
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -36,6 +37,10 @@ pub(crate) struct Args {
     /// Orientation to decode [default: rowwise where it is there]
     #[arg(long, value_name = "USAGE")]
     usage: Option<OrientationName>,
+
+    /// Where the values are decoded: `cpu`, `cuda` or `cuda:N`. They are the same
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
 }
 
 /// Runs the command.
@@ -43,67 +48,83 @@ pub(crate) struct Args {
 /// # Errors
 /// Input that cannot be read, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let model = Model::open(&args.input)?;
-    let tensors = meta::quantized(&model)?;
-    if tensors.is_empty() {
-        return Err(refuse_file(
-            model.path(),
-            "it holds no quantized tensor; give a file that `lowp quantize` wrote",
-        ));
-    }
-    let target = FileTarget::new(&args.output, model.files())?;
-    let wanted = args.usage.map(Into::into);
-    let fields: BTreeSet<String> = tensors
-        .values()
-        .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
-        .collect();
-    let passed = model
-        .tensors()
-        .filter(|tensor| !fields.contains(tensor.name));
-    let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
-    let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
-    for tensor in tensors.values() {
-        let orientation = orientation(&model, tensor, wanted)?;
-        items.push(Item {
-            name: tensor.name.clone(),
-            dtype: Dtype::F32,
-            shape: dims(tensor),
-            bytes: tensor.shape.elements() * size_of::<f32>(),
-            from: From::Made {
-                job: jobs.len(),
-                part: 0,
-                number: false,
-            },
+    args.device.run(args)
+}
+
+impl OnDevice for &Args {
+    type Out = ();
+
+    fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        let model = Model::open(&self.input)?;
+        let tensors = meta::quantized(&model)?;
+        if tensors.is_empty() {
+            return Err(refuse_file(
+                model.path(),
+                "it holds no quantized tensor; give a file that `lowp quantize` wrote",
+            ));
+        }
+        let target = FileTarget::new(&self.output, model.files())?;
+        let wanted = self.usage.map(Into::into);
+        let fields: BTreeSet<String> = tensors
+            .values()
+            .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
+            .collect();
+        let passed = model
+            .tensors()
+            .filter(|tensor| !fields.contains(tensor.name));
+        let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
+        let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
+        for tensor in tensors.values() {
+            let orientation = orientation(&model, tensor, wanted)?;
+            items.push(Item {
+                name: tensor.name.clone(),
+                dtype: Dtype::F32,
+                shape: dims(tensor),
+                bytes: tensor.shape.elements() * size_of::<f32>(),
+                from: From::Made {
+                    job: jobs.len(),
+                    part: 0,
+                    number: false,
+                },
+            });
+            jobs.push((tensor, orientation));
+        }
+        let make = Box::new(|job: usize, _| {
+            let (tensor, orientation) = jobs[job];
+            let codes = unpack(backend, &model, tensor, Some(orientation))?;
+            let values = decode(backend, &codes, orientation)?;
+            let backend = backend.clone();
+            Ok(Box::new(Decoded { backend, values }) as Box<dyn Parts>)
         });
-        jobs.push((tensor, orientation));
+        let mut metadata = copied_metadata(&model);
+        metadata.remove(meta::FORMAT_KEY);
+        let outputs = Outputs {
+            items,
+            metadata,
+            make,
+        };
+        outputs.check()?;
+        let progress = Progress::new("dequantize", outputs.bytes());
+        target.fill(|draft| outputs.write(draft, &progress))
     }
-    let make = Box::new(|job: usize, _| {
-        let (tensor, orientation) = jobs[job];
-        let codes = unpack(&model, tensor, Some(orientation))?;
-        Ok(Box::new(Decoded(decode(&codes, orientation)?)) as Box<dyn Parts>)
-    });
-    let mut metadata = copied_metadata(&model);
-    metadata.remove(meta::FORMAT_KEY);
-    let outputs = Outputs {
-        items,
-        metadata,
-        make,
-    };
-    outputs.check()?;
-    let progress = Progress::new("dequantize", outputs.bytes());
-    target.fill(|draft| outputs.write(draft, &progress))
 }
 
 /// Values that become bytes at a time.
-const CHUNK: usize = 1 << 16;
+const CHUNK: usize = 1 << 22;
 
 /// The values of a tensor, its only part.
-struct Decoded(CpuBuffer<f32>);
+struct Decoded<B: Backend> {
+    backend: B,
+    values: B::Buffer<f32>,
+}
 
-impl Parts for Decoded {
+impl<B: Backend> Parts for Decoded<B> {
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let mut bytes = Vec::new();
-        for values in self.0.read()?.chunks(CHUNK) {
+        let len = self.backend.len::<f32>(&self.values);
+        let (mut values, mut bytes) = (vec![0f32; CHUNK.min(len)], Vec::new());
+        for start in (0..len).step_by(CHUNK) {
+            let values = &mut values[..CHUNK.min(len - start)];
+            self.backend.read(&self.values, start, values)?;
             bytes.clear();
             bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             sink(&bytes)?;

@@ -11,6 +11,7 @@ use super::unpack::unpack;
 use crate::columns::Columns;
 use anyhow::Result;
 use lowp_format::{Orientation, Part, Recipe};
+use lowp_kernels::Cpu;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -158,7 +159,7 @@ fn statistics(
     let mut table = Columns::new(&header, &[0, 1]);
     for tensor in tensors.values() {
         for side in sides(model, tensor)? {
-            let found = unpack(model, tensor, Some(side))?;
+            let found = unpack(&Cpu, model, tensor, Some(side))?;
             let stats = Stats::of(&found, side)?;
             let dash = || "-".to_owned();
             let scale = |value: Option<f32>| value.map_or_else(dash, |v| format!("{v:.4e}"));

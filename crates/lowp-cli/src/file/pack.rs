@@ -5,7 +5,7 @@ use super::fields::{Content, Field};
 use super::write::{Parts, Sink, Want};
 use anyhow::{Context, Result};
 use lowp_format::{BufferList, BufferSpec, Form, Part};
-use lowp_kernels::Cpu;
+use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
 
 /// The buffers among `specs` that the wanted fields are made of.
@@ -18,16 +18,19 @@ pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
     }
 }
 
+/// Bytes that are copied from the device at a time.
+const CHUNK: usize = 16 << 20;
+
 /// A quantized tensor, and the fields that it is written as.
-#[derive(Debug)]
-pub(super) struct Packed {
-    pub(super) tensor: Tensor,
+pub(super) struct Packed<B: Backend> {
+    pub(super) backend: B,
+    pub(super) tensor: Tensor<B>,
     /// The amax of the source, where it is in no buffer and numbers are wanted.
     pub(super) amax: Option<f32>,
     pub(super) fields: Vec<Field>,
 }
 
-impl Parts for Packed {
+impl<B: Backend> Parts for Packed<B> {
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
         let field = self.fields.get(part).context("there is no such field")?;
         let Content::Buffer { key, orientation } = field.content else {
@@ -36,10 +39,18 @@ impl Parts for Packed {
         };
         let form = field.layout.map_or(Form::Compact, |layout| layout.form);
         if key.part == Part::BlockScale && form != Form::Compact {
-            let scales = scales_in_form(&Cpu, &self.tensor, orientation, form)?;
+            let scales = scales_in_form(&self.backend, &self.tensor, orientation, form)?;
             let (_, bytes) = scales.context("the recipe has no block scales")?;
             return sink(&bytes);
         }
-        sink(&self.tensor.buffer(key)?.storage.read()?)
+        let buffer = &self.tensor.buffer(key)?.storage;
+        let len = self.backend.len::<u8>(buffer);
+        let mut bytes = vec![0; CHUNK.min(len)];
+        for start in (0..len).step_by(CHUNK) {
+            let bytes = &mut bytes[..CHUNK.min(len - start)];
+            self.backend.read(buffer, start, bytes)?;
+            sink(bytes)?;
+        }
+        Ok(())
     }
 }

@@ -13,9 +13,10 @@ use super::select::Choice;
 use super::source::load;
 use super::target::FileTarget;
 use super::write::{From, Item, Outputs, Parts, Want};
+use crate::device::{Device, OnDevice};
 use anyhow::Result;
 use lowp_format::{Recipe, Shape, Usage};
-use lowp_kernels::Cpu;
+use lowp_kernels::Backend;
 use lowp_shard::LocalComm;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,6 +40,10 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
+    /// Where the cast runs: `cpu`, `cuda` or `cuda:N`. The bytes are the same
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
+
     #[command(flatten)]
     recipe: RecipeArgs,
 }
@@ -54,19 +59,32 @@ pub(super) struct Matrix<'a> {
 /// # Errors
 /// Input that cannot be read or taken, or an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let setup = args.recipe.setup()?;
-    let select = args.recipe.select()?;
-    let model = Model::open(&args.input)?;
-    let choices = select.choose(&model, &setup)?;
-    let target = FileTarget::new(&args.output, model.files())?;
-    let outputs = outputs(&model, &choices, setup)?;
-    outputs.check()?;
-    let progress = Progress::new("quantize", outputs.bytes());
-    target.fill(|draft| outputs.write(draft, &progress))
+    args.device.run(args)
+}
+
+impl OnDevice for &Args {
+    type Out = ();
+
+    fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        let setup = self.recipe.setup()?;
+        let select = self.recipe.select()?;
+        let model = Model::open(&self.input)?;
+        let choices = select.choose(&model, &setup)?;
+        let target = FileTarget::new(&self.output, model.files())?;
+        let outputs = outputs(backend, &model, &choices, setup)?;
+        outputs.check()?;
+        let progress = Progress::new("quantize", outputs.bytes());
+        target.fill(|draft| outputs.write(draft, &progress))
+    }
 }
 
 /// The tensors of the output file.
-fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Outputs<'a>> {
+fn outputs<'a, B: Backend>(
+    backend: &'a B,
+    model: &Model,
+    choices: &[Choice<'a>],
+    setup: Setup,
+) -> Result<Outputs<'a>> {
     let mut metadata = copied_metadata(model);
     let mut items = Vec::new();
     let mut jobs: Vec<(Matrix<'a>, Vec<Field>)> = Vec::new();
@@ -85,11 +103,12 @@ fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Ou
     }
     let make = Box::new(move |job: usize, want: Want| {
         let (Matrix { tensor, shape }, fields) = &jobs[job];
-        let source = load(tensor, 0..shape.elements())?;
+        let source = load(backend, tensor, 0..shape.elements())?;
         let specs = wanted(&setup.recipe.buffers(setup.usage), want);
-        let full = empty(setup.recipe, *shape, &specs)?;
+        let full = empty(backend, setup.recipe, *shape, &specs)?;
         let amax = cast(
-            &LocalComm::solo(&Cpu),
+            backend,
+            &LocalComm::solo(backend),
             &full,
             source,
             setup.delayed_scale,
@@ -97,6 +116,7 @@ fn outputs<'a>(model: &Model, choices: &[Choice<'a>], setup: Setup) -> Result<Ou
         )?;
         let fields = fields.clone();
         Ok(Box::new(Packed {
+            backend: backend.clone(),
             tensor: full,
             amax,
             fields,

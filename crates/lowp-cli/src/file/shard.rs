@@ -144,11 +144,17 @@ fn outputs<'a>(
     }
     let make = Box::new(move |job: usize, want: Want| {
         let (tensor, spec, fields) = &jobs[job];
-        let source = load(tensor, spec.elements())?;
-        let local = empty(setup.recipe, spec.local_shape(), &wanted(&stored, want))?;
-        let amax = cast(&*comm, &local, source, setup.delayed_scale, want)?;
+        let source = load(&Cpu, tensor, spec.elements())?;
+        let local = empty(
+            &Cpu,
+            setup.recipe,
+            spec.local_shape(),
+            &wanted(&stored, want),
+        )?;
+        let amax = cast(&Cpu, &*comm, &local, source, setup.delayed_scale, want)?;
         let fields = fields.clone();
         Ok(Box::new(Packed {
+            backend: Cpu,
             tensor: local,
             amax,
             fields,

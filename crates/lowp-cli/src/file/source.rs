@@ -4,7 +4,7 @@ use super::model::Tensor;
 use super::refuse::refuse;
 use anyhow::Result;
 use half::{bf16, f16};
-use lowp_kernels::{Backend, Cpu, CpuBuffer, Element, Source};
+use lowp_kernels::{Backend, Element, Source};
 use safetensors::Dtype;
 use std::ops::Range;
 
@@ -15,24 +15,31 @@ const CHUNK: usize = 1 << 16;
 ///
 /// # Errors
 /// The file cannot be read, or the dtype is no float of 16 or 32 bits.
-pub(super) fn load(tensor: &Tensor<'_>, range: Range<usize>) -> Result<Source<Cpu>> {
+pub(super) fn load<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+) -> Result<Source<B>> {
     Ok(match tensor.dtype {
-        Dtype::F32 => Source::F32(convert::<4, _>(tensor, range, f32_of)?),
-        Dtype::F16 => Source::F32(convert::<2, _>(tensor, range, |b| f16_of(b).to_f32())?),
-        Dtype::BF16 => Source::Bf16(convert::<2, _>(tensor, range, bf16_of)?),
+        Dtype::F32 => Source::F32(convert::<4, _, _>(backend, tensor, range, f32_of)?),
+        Dtype::F16 => Source::F32(convert::<2, _, _>(backend, tensor, range, |b| {
+            f16_of(b).to_f32()
+        })?),
+        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, tensor, range, bf16_of)?),
         _ => return Err(no_values(tensor)),
     })
 }
 
 /// Reads values of `N` bytes each.
-fn convert<const N: usize, T: Element>(
+fn convert<const N: usize, T: Element, B: Backend>(
+    backend: &B,
     tensor: &Tensor<'_>,
     range: Range<usize>,
     value: impl Fn(&[u8]) -> T,
-) -> Result<CpuBuffer<T>> {
-    let buffer = Cpu.alloc::<T>(range.len())?;
+) -> Result<B::Buffer<T>> {
+    let buffer = backend.alloc::<T>(range.len())?;
     each_chunk::<N, T>(tensor, range, value, |start, values| {
-        Ok(Cpu.write(&buffer, start, values)?)
+        Ok(backend.write(&buffer, start, values)?)
     })?;
     Ok(buffer)
 }

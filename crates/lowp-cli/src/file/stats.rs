@@ -6,6 +6,7 @@ use super::source::each_value;
 use super::unpack::decode;
 use anyhow::Result;
 use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
+use lowp_kernels::Cpu;
 
 /// The value of an 8-bit or narrower code.
 fn value_of(code: Code, bits: u8) -> f32 {
@@ -120,7 +121,7 @@ impl Distance {
         reference: &Source<'_>,
         from: usize,
     ) -> Result<Self> {
-        let decoded = decode(tensor, orientation)?;
+        let decoded = decode(&Cpu, tensor, orientation)?;
         let decoded = decoded.read()?;
         let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
         each_value(reference, from..from + decoded.len(), |start, reference| {

@@ -6,7 +6,7 @@ use super::meta::Quantized;
 use super::model::Model;
 use anyhow::{Context, Result};
 use lowp_format::{BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage};
-use lowp_kernels::{Backend, Cpu, CpuBuffer, RepackJob, Work};
+use lowp_kernels::{Backend, RepackJob, Work};
 use lowp_shard::decode_job;
 
 /// The orientations that `tensor` can be decoded for.
@@ -22,16 +22,17 @@ pub(super) fn served(tensor: &Quantized) -> Usage {
 ///
 /// # Errors
 /// The file cannot be read.
-pub(super) fn unpack(
+pub(super) fn unpack<B: Backend>(
+    backend: &B,
     model: &Model,
     tensor: &Quantized,
     orientation: Option<Orientation>,
-) -> Result<Tensor> {
+) -> Result<Tensor<B>> {
     let wanted =
         |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
     let specs = tensor.specs.iter().filter(wanted).copied();
     QuantizedTensor::with_buffers(tensor.recipe, tensor.shape, specs, |spec, _| {
-        read(model, tensor, spec, orientation)
+        read(backend, model, tensor, spec, orientation)
     })
 }
 
@@ -39,36 +40,41 @@ pub(super) fn unpack(
 ///
 /// # Errors
 /// The tensor cannot serve it.
-pub(super) fn decode(tensor: &Tensor, orientation: Orientation) -> Result<CpuBuffer<f32>> {
-    let out = Cpu.alloc::<f32>(tensor.shape().elements())?;
+pub(super) fn decode<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    orientation: Orientation,
+) -> Result<B::Buffer<f32>> {
+    let out = backend.alloc::<f32>(tensor.shape().elements())?;
     let job = decode_job(tensor, orientation, out.clone())?;
-    Cpu.once(Work::Decode(vec![job]))?;
+    backend.once(Work::Decode(vec![job]))?;
     Ok(out)
 }
 
 /// One buffer in its Compact form.
-fn read(
+fn read<B: Backend>(
+    backend: &B,
     model: &Model,
     tensor: &Quantized,
     spec: &BufferSpec,
     orientation: Option<Orientation>,
-) -> Result<CpuBuffer<u8>> {
+) -> Result<B::Buffer<u8>> {
     let orientation = orientation
         .or_else(|| (spec.key.usage & tensor.usage).orientations().next())
         .unwrap_or(Orientation::Rowwise);
     let field = holding(&tensor.fields, spec.key, orientation)
         .with_context(|| format!("'{}' has no field for {}", tensor.name, spec.key))?;
     let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
-    let bytes = Cpu.alloc::<u8>(found.len())?;
+    let bytes = backend.alloc::<u8>(found.len())?;
     found.pieces(0..found.len(), |start, piece| {
-        Ok(Cpu.write(&bytes, start, piece)?)
+        Ok(backend.write(&bytes, start, piece)?)
     })?;
     let Some(from_layout) = field.layout.filter(|layout| layout.form != Form::Compact) else {
         return Ok(bytes);
     };
     let to_layout = ScaleLayout::new(spec, tensor.shape, orientation, Form::Compact)?;
-    let to = Cpu.alloc(to_layout.bytes())?;
-    Cpu.once(Work::Repack(vec![RepackJob {
+    let to = backend.alloc::<u8>(to_layout.bytes())?;
+    backend.once(Work::Repack(vec![RepackJob {
         from_layout,
         to_layout,
         from: bytes,

@@ -278,6 +278,7 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
         };
         let (tensor, fields) = (world.gather(&tensor.name, want)?, fields.clone());
         Ok(Box::new(Packed {
+            backend: Cpu,
             tensor,
             amax,
             fields,

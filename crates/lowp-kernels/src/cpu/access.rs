@@ -1,124 +1,23 @@
-//! Which buffers a plan touches and how. The same table finds aliases when work is planned and
-//! locks every buffer once, in one order, when it runs: two plans can never wait for each other.
+//! Locking every buffer of a plan once, in one order: two plans can never wait for each other.
 
 use half::bf16;
 
+use super::Cpu;
 use super::buffer::{CpuBuffer, CpuRead, CpuWrite};
 use crate::KernelError;
+use crate::check::access::{self, Mode, Use};
 
-/// How a job touches a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Reads it; any number of jobs may.
-    Read,
-    /// Writes it; nothing else may touch it.
-    Write,
-    /// Updates entries between the parallel parts; jobs may share it in this mode.
-    Shared,
-}
-
+/// The buffers of one type, sorted by address, each once.
 #[derive(Debug)]
-struct Use<T> {
-    job: usize,
-    what: String,
-    buffer: CpuBuffer<T>,
-    mode: Mode,
-}
-
-/// The uses of all buffers of one type.
-#[derive(Debug)]
-pub(crate) struct Table<T> {
-    uses: Vec<Use<T>>,
-}
-
-impl<T> Default for Table<T> {
-    fn default() -> Self {
-        Self { uses: Vec::new() }
-    }
+struct Table<T> {
+    uses: Vec<Use<CpuBuffer<T>>>,
 }
 
 impl<T> Table<T> {
-    /// Notes a use of `buffer` and checks its length.
-    pub(crate) fn add(
-        &mut self,
-        job: usize,
-        what: impl std::fmt::Display,
-        buffer: &CpuBuffer<T>,
-        needed: usize,
-        mode: Mode,
-    ) -> Result<(), KernelError> {
-        let what = format!("{what} of job {job}");
-        if buffer.len() != needed {
-            return Err(KernelError::Length {
-                what,
-                needed,
-                found: buffer.len(),
-            });
-        }
-        self.add_any(job, what, buffer, mode);
-        Ok(())
-    }
-
-    /// Notes a use of `buffer`, of which entry `index` must exist.
-    pub(crate) fn add_entry(
-        &mut self,
-        job: usize,
-        what: &str,
-        buffer: &CpuBuffer<T>,
-        index: usize,
-        mode: Mode,
-    ) -> Result<(), KernelError> {
-        let what = format!("{what} of job {job}");
-        if index >= buffer.len() {
-            let needed = index.saturating_add(1);
-            return Err(KernelError::Length {
-                what,
-                needed,
-                found: buffer.len(),
-            });
-        }
-        self.add_any(job, what, buffer, mode);
-        Ok(())
-    }
-
-    fn add_any(&mut self, job: usize, what: String, buffer: &CpuBuffer<T>, mode: Mode) {
-        // Empty buffers hold nothing to alias or lock.
-        if !buffer.is_empty() {
-            self.uses.push(Use {
-                job,
-                what,
-                buffer: buffer.clone(),
-                mode,
-            });
-        }
-    }
-
-    /// Sorts by address, refuses aliases, and keeps one use per buffer.
-    fn finish(&mut self) -> Result<(), KernelError> {
-        self.uses.sort_by_key(|u| u.buffer.address());
-        for group in self.uses.chunk_by(|a, b| a.buffer.ptr_eq(&b.buffer)) {
-            let first = &group[0];
-            let clash = group[1..]
-                .iter()
-                .find(|u| u.mode != first.mode || u.mode == Mode::Write);
-            if let Some(u) = clash {
-                let (written, other) = if first.mode == Mode::Read {
-                    (u, first)
-                } else {
-                    (first, u)
-                };
-                let what = written.what.clone();
-                return Err(KernelError::Aliased {
-                    what,
-                    other: other.job,
-                });
-            }
-        }
-        self.uses.dedup_by(|a, b| a.buffer.ptr_eq(&b.buffer));
-        for u in &mut self.uses {
-            u.what = String::new();
-        }
-        Ok(())
+    fn new(mut uses: Vec<Use<CpuBuffer<T>>>) -> Self {
+        uses.sort_by_key(|u| u.buffer.address());
+        uses.dedup_by(|a, b| a.buffer.ptr_eq(&b.buffer));
+        Self { uses }
     }
 
     fn lock(&self) -> Result<Guards<'_, T>, KernelError> {
@@ -135,20 +34,22 @@ impl<T> Table<T> {
     }
 }
 
-/// The uses of all buffers of a plan.
-#[derive(Debug, Default)]
+/// All buffers of a plan, ready to lock.
+#[derive(Debug)]
 pub(crate) struct Access {
-    pub(crate) bytes: Table<u8>,
-    pub(crate) floats: Table<f32>,
-    pub(crate) halves: Table<bf16>,
+    bytes: Table<u8>,
+    floats: Table<f32>,
+    halves: Table<bf16>,
 }
 
 impl Access {
-    /// Refuses aliases; the table is then ready to lock.
-    pub(crate) fn finish(&mut self) -> Result<(), KernelError> {
-        self.bytes.finish()?;
-        self.floats.finish()?;
-        self.halves.finish()
+    /// The buffers that checked work touches.
+    pub(crate) fn new(checked: access::Access<Cpu>) -> Self {
+        Self {
+            bytes: Table::new(checked.bytes),
+            floats: Table::new(checked.floats),
+            halves: Table::new(checked.halves),
+        }
     }
 
     /// Locks every buffer: by type, then by address.

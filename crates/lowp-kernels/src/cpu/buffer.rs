@@ -1,7 +1,7 @@
 //! [`CpuBuffer`]: a shared handle on host memory.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::memory::Memory;
@@ -10,6 +10,8 @@ use crate::KernelError;
 /// A shared handle on host memory of fixed length. Cloning clones the handle, not the content.
 pub struct CpuBuffer<T> {
     len: usize,
+    /// Address of the first value. The memory is never resized, so it does not move.
+    start: usize,
     values: Arc<RwLock<Memory<T>>>,
 }
 
@@ -23,6 +25,7 @@ impl<T> CpuBuffer<T> {
     pub(super) fn new(values: Memory<T>) -> Self {
         Self {
             len: values.len(),
+            start: values.as_ptr() as usize,
             values: Arc::new(RwLock::new(values)),
         }
     }
@@ -64,6 +67,11 @@ impl<T> CpuBuffer<T> {
             .map_err(|_| KernelError::Poisoned)
     }
 
+    /// The memory, as addresses.
+    pub(crate) fn span(&self) -> Range<usize> {
+        self.start..self.start + self.len * size_of::<T>()
+    }
+
     /// The identity of the memory, and the order in which plans lock it.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.values) as usize
@@ -74,6 +82,7 @@ impl<T> Clone for CpuBuffer<T> {
     fn clone(&self) -> Self {
         Self {
             len: self.len,
+            start: self.start,
             values: Arc::clone(&self.values),
         }
     }

@@ -2,22 +2,23 @@
 
 use std::ops::Range;
 
+use crate::check::range;
 use crate::{Backend, Element, KernelError, StepScalars, Work};
 
 mod access;
 mod bands;
 mod buffer;
-mod check;
 mod generic;
 mod isa;
 mod lanes;
 mod layout;
 mod memory;
 mod plan;
-#[cfg(test)]
-mod tests;
 
+pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
+#[cfg(test)]
+pub(crate) use isa::Isa;
 pub(crate) use lanes::{LANES, Lanes};
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
@@ -26,27 +27,6 @@ pub use plan::CpuPlan;
 /// The CPU. Work runs on the current rayon thread pool; the bits do not depend on its size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
-
-/// `start..start + count` of a buffer of `len` entries.
-fn range(
-    what: &'static str,
-    start: usize,
-    count: usize,
-    len: usize,
-) -> Result<Range<usize>, KernelError> {
-    match start.checked_add(count) {
-        Some(end) if end <= len => Ok(start..end),
-        end => {
-            let end = end.unwrap_or(usize::MAX);
-            Err(KernelError::Range {
-                what,
-                start,
-                end,
-                len,
-            })
-        }
-    }
-}
 
 impl Backend for Cpu {
     type Buffer<T: Element> = CpuBuffer<T>;
@@ -58,6 +38,10 @@ impl Backend for Cpu {
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {
         buffer.len()
+    }
+
+    fn span<T: Element>(&self, buffer: &CpuBuffer<T>) -> Range<usize> {
+        buffer.span()
     }
 
     fn write<T: Element>(

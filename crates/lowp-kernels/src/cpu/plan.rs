@@ -1,12 +1,12 @@
-//! [`CpuPlan`]: work that was checked and laid out. Everything that can be wrong is found here.
+//! [`CpuPlan`]: work that was checked and laid out.
 
 use super::Cpu;
 use super::access::Access;
-use super::check::Planner;
 use super::generic::{self, Context};
 use super::isa::Isa;
 use super::layout::Layout;
-use crate::{KernelError, StepScalars, Work};
+use crate::check::{Checked, check};
+use crate::{AdamwJob, EncodeJob, KernelError, StepScalars, Work};
 
 /// Work that was checked and laid out once, and runs any number of times.
 #[derive(Debug)]
@@ -24,18 +24,26 @@ pub struct CpuPlan {
 impl CpuPlan {
     /// Checks `work`.
     pub(crate) fn new(work: Work<Cpu>) -> Result<Self, KernelError> {
-        let mut planner = Planner::default();
-        planner.check(&work)?;
-        let Planner {
-            mut access,
-            layouts,
+        let Checked {
+            access,
             elements,
             groups,
-        } = planner;
-        access.finish()?;
+        } = check(&Cpu, &work)?;
+        let walk = |job: &EncodeJob<Cpu>| Layout::new(job.shape, &job.kernel, &job.targets);
+        let layouts = match &work {
+            Work::Encode(jobs) => jobs.iter().map(walk).collect::<Result<_, _>>()?,
+            Work::Adamw(jobs) => {
+                let walk = |job: &AdamwJob<Cpu>| match &job.encode {
+                    Some(encode) => walk(encode),
+                    None => Ok(Layout::default()),
+                };
+                jobs.iter().map(walk).collect::<Result<_, _>>()?
+            }
+            _ => Vec::new(),
+        };
         Ok(Self {
             work,
-            access,
+            access: Access::new(access),
             layouts,
             elements,
             groups,
@@ -54,6 +62,9 @@ impl CpuPlan {
         if scalars.adam.len() < self.groups {
             let (needed, given) = (self.groups, scalars.adam.len());
             return Err(KernelError::Scalars { needed, given });
+        }
+        if scalars.skip {
+            return Ok(());
         }
         let context = &Context {
             isa: self.isa,

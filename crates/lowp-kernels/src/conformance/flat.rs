@@ -5,34 +5,31 @@ use proptest::prelude::*;
 use super::*;
 use crate::{AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob};
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
-
-    #[test]
-    fn any_split_equals_the_whole(
+pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
+    let config = cases_of(96);
+    proptest!(config, |(
         index in 0..cases().len(), rows in 0usize..70, width in 1usize..3, seed: u64, half: bool,
-        mut cuts in prop::collection::vec(0.0f64..1.0, 0..4),
-    ) {
+        cuts in prop::collection::vec(0.0f64..1.0, 0..4),
+    )| {
+        let mut cuts = cuts;
         let case = &cases()[index];
         let shape = Shape::new(rows, case.columns() * width);
         let all = shape.elements();
         let given = values(all, seed, true);
-        let (whole, widened) = source(&given, half);
+        let (whole, widened) = source(rig, &given, half);
         let specs: Vec<BufferSpec> = case.specs.iter().copied()
             .filter(|s| s.key.part != Part::Data || s.axes == ROW_MAJOR).collect();
-        let job = encode_job(case.kernel, &specs, shape, whole, 5.0);
-        let expected = contents(&job.targets);
+        let job = encode_job(rig, case.kernel, &specs, shape, whole, 5.0);
         let whole_targets = job.targets.clone();
-        run(Work::Encode(vec![job.clone()]));
-        drop(expected);
-        let expected = contents(&whole_targets);
+        rig.run(Work::Encode(vec![job.clone()]));
+        let expected = contents(rig, &whole_targets);
 
         cuts.sort_by(f64::total_cmp);
         let mut bounds = vec![0];
         bounds.extend(cuts.iter().map(|c| (c * all as f64) as usize));
         bounds.push(all);
         // Agree on the amaxes.
-        let amaxes = CpuBuffer::from_vec(vec![0f32; 2 * all + 1]);
+        let amaxes = rig.buffer(&vec![0f32; 2 * all + 1]);
         let mut blocks: SmallVec<[BlockAmax; 2]> = SmallVec::new();
         let mut start = 1;
         for block in case.kernel.blocks.into_iter().flatten() {
@@ -42,11 +39,11 @@ proptest! {
             }
         }
         let piece = |from: usize, to: usize| {
-            let (source, _) = source(&widened[from..to], half);
+            let (source, _) = source(rig, &widened[from..to], half);
             source
         };
         let pairs = || bounds.windows(2).map(|w| (w[0], w[1]));
-        run(Work::Amax(pairs().map(|(from, to)| AmaxJob {
+        rig.run(Work::Amax(pairs().map(|(from, to)| AmaxJob {
             shape, start: from, source: piece(from, to), source_rounding: SourceRounding::F32,
             out: amaxes.clone(), tensor: None, blocks: blocks.clone(),
         }).collect()));
@@ -55,23 +52,23 @@ proptest! {
         for (from, to) in pairs() {
             let bits = case.kernel.element.bits();
             let span = from * bits / 8..(to * bits).div_ceil(8);
-            let targets: SmallVec<[Target<Cpu>; 6]> = specs.iter().zip(&merged).map(|(spec, m)| {
+            let targets: SmallVec<[Target<B>; 6]> = specs.iter().zip(&merged).map(|(spec, m)| {
                 let bytes = match spec.key.part {
                     Part::Data if from == to => vec![],
                     // Neighbours' nibbles are there already and must survive.
                     Part::Data => m[span.clone()].to_vec(),
                     _ => vec![0xA5; m.len()],
                 };
-                Target { spec: *spec, bytes: CpuBuffer::from_vec(bytes) }
+                Target { spec: *spec, bytes: rig.buffer(&bytes) }
             }).collect();
-            run(Work::FlatEncode(vec![FlatEncodeJob {
+            rig.run(Work::FlatEncode(vec![FlatEncodeJob {
                 shape, start: from, len: to - from, kernel: case.kernel, source: piece(from, to),
                 source_rounding: SourceRounding::F32, tensor: job.tensor.clone(),
                 blocks: Some(FlatBlocks { amaxes: amaxes.clone(), blocks: blocks.clone() }),
                 targets: targets.clone(),
             }]));
             for (target, merged) in targets.iter().zip(&mut merged) {
-                let bytes = target.bytes.read().unwrap();
+                let bytes = rig.content::<u8>(&target.bytes);
                 match target.spec.key.part {
                     Part::Data if from == to => {}
                     Part::Data => merged[span.clone()].copy_from_slice(&bytes),
@@ -82,36 +79,35 @@ proptest! {
         for ((key, expected), merged) in expected.iter().zip(&merged) {
             prop_assert_eq!(expected, merged, "{} {:?} {:?}", key, case.kernel, bounds);
         }
-    }
+    });
 }
 
 /// Owned nibbles only: elements 9 to 13 change bytes 4 to 6 but for the low nibble of byte 4.
-#[test]
-fn only_owned_nibbles_change() {
+pub(super) fn only_owned_nibbles_change<B: Backend>(rig: &Rig<B>) {
     let case = case(
         Code::E2M1,
         ScaleRule::TwoLevel,
         Some([[1, 16], [16, 1]]),
         Some(TRANSPOSED),
     );
-    let bytes = CpuBuffer::from_vec(vec![0xEE; 3]);
+    let bytes = rig.buffer(&[0xEEu8; 3]);
     let target = Target {
         spec: case.specs[0],
         bytes: bytes.clone(),
     };
-    run(Work::FlatEncode(vec![FlatEncodeJob {
+    rig.run(Work::FlatEncode(vec![FlatEncodeJob {
         shape: Shape::new(1, 32),
         start: 9,
         len: 4,
         kernel: case.kernel,
-        source: Source::F32(CpuBuffer::from_vec(vec![6.0; 4])),
+        source: Source::F32(rig.buffer(&[6f32; 4])),
         source_rounding: SourceRounding::F32,
         tensor: Some(Slot {
-            buffer: CpuBuffer::from_vec(vec![6.0]),
+            buffer: rig.buffer(&[6f32]),
             index: 0,
         }),
         blocks: Some(FlatBlocks {
-            amaxes: CpuBuffer::from_vec(vec![6.0; 2]),
+            amaxes: rig.buffer(&[6f32; 2]),
             blocks: [BlockAmax {
                 block: [1, 16],
                 start: 0,
@@ -121,5 +117,5 @@ fn only_owned_nibbles_change() {
         }),
         targets: [target].into_iter().collect(),
     }]));
-    assert_eq!(*bytes.read().unwrap(), [0x7E, 0x77, 0xE7]);
+    assert_eq!(rig.content::<u8>(&bytes), [0x7E, 0x77, 0xE7]);
 }

@@ -12,35 +12,33 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
     (0..count as u64).map(|i| random.byte(i)).collect()
 }
 
-fn transpose(code: Code, entries: [usize; 2], from: &[u8]) -> Vec<u8> {
-    let to = CpuBuffer::from_vec(vec![0xA5; entries[1] * code.bytes(entries[0])]);
-    let from = CpuBuffer::from_vec(from.to_vec());
-    run(Work::Transpose(vec![TransposeJob {
+fn transpose<B: Backend>(rig: &Rig<B>, code: Code, entries: [usize; 2], from: &[u8]) -> Vec<u8> {
+    let to = rig.buffer(&vec![0xA5u8; entries[1] * code.bytes(entries[0])]);
+    let from = rig.buffer(from);
+    rig.run(Work::Transpose(vec![TransposeJob {
         code,
         entries,
         from,
         to: to.clone(),
     }]));
-    to.read().unwrap().to_vec()
+    rig.content::<u8>(&to)
 }
 
 const CODES: [Code; 4] = [Code::E2M1, Code::E4M3, Code::Bf16, Code::F32];
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn transposing_twice_is_the_identity(
+pub(super) fn transposing_twice_is_the_identity<B: Backend>(rig: &Rig<B>) {
+    let config = cases_of(64);
+    proptest!(config, |(
         code in prop::sample::select(CODES.to_vec()),
         outer in 0usize..300, inner in 0usize..150, seed: u64,
-    ) {
+    )| {
         let row = code.bytes(inner);
         let mut from = bytes(outer * row, seed);
         if code == Code::E2M1 && inner % 2 == 1 {
             from.chunks_mut(row).for_each(|line| line[row - 1] &= 0xF);
         }
-        let turned = transpose(code, [outer, inner], &from);
-        prop_assert_eq!(transpose(code, [inner, outer], &turned), from.clone());
+        let turned = transpose(rig, code, [outer, inner], &from);
+        prop_assert_eq!(transpose(rig, code, [inner, outer], &turned), from.clone());
         if code == Code::E2M1 {
             let to_row = code.bytes(outer);
             for i in 0..outer {
@@ -50,13 +48,15 @@ proptest! {
                 }
             }
         }
-    }
+    });
+}
 
-    #[test]
-    fn forms_lead_back_to_compact(
+pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
+    let config = cases_of(64);
+    proptest!(config, |(
         rows in 0usize..300, width in 1usize..20, code in prop::sample::select(vec![Code::E8M0, Code::F32]),
         square: bool, columnwise: bool, turned: bool, seed: u64,
-    ) {
+    )| {
         let shape = Shape::new(rows, width * 16);
         let block = match (square, columnwise) {
             (true, _) => [16, 16],
@@ -72,26 +72,28 @@ proptest! {
         let start = bytes(compact.bytes(), seed);
         for form in Form::ALL {
             let Ok(layout) = ScaleLayout::new(&spec, shape, orientation, form) else { continue };
-            let from = CpuBuffer::from_vec(start.clone());
-            let there = CpuBuffer::from_vec(vec![0xA5; layout.bytes()]);
-            let back = CpuBuffer::from_vec(vec![0xA5; compact.bytes()]);
-            let job = |from_layout, to_layout, from: &CpuBuffer<u8>, to: &CpuBuffer<u8>| {
+            let from = rig.buffer(&start);
+            let there = rig.buffer(&vec![0xA5u8; layout.bytes()]);
+            let back = rig.buffer(&vec![0xA5u8; compact.bytes()]);
+            let job = |from_layout, to_layout, from: &B::Buffer<u8>, to: &B::Buffer<u8>| {
                 let (from, to) = (from.clone(), to.clone());
-                run(Work::Repack(vec![RepackJob { from_layout, to_layout, from, to }]));
+                rig.run(Work::Repack(vec![RepackJob { from_layout, to_layout, from, to }]));
             };
             job(compact, layout, &from, &there);
             job(layout, compact, &there, &back);
-            prop_assert_eq!(&*back.read().unwrap(), &start[..]);
+            prop_assert_eq!(&rig.content::<u8>(&back), &start);
         }
-    }
+    });
+}
 
-    #[test]
-    fn interleaving_concatenates_rows(
+pub(super) fn interleaving_concatenates_rows<B: Backend>(rig: &Rig<B>) {
+    let config = cases_of(64);
+    proptest!(config, |(
         outer in 0usize..50, widths in prop::collection::vec(0usize..40, 0..5), seed: u64,
-    ) {
+    )| {
         let total: usize = widths.iter().sum();
         let from = bytes(outer * total, seed);
-        let to = CpuBuffer::from_vec(vec![0; outer * total]);
+        let to = rig.buffer(&vec![0u8; outer * total]);
         let mut expected = Vec::new();
         for row in 0..outer {
             let mut piece = 0;
@@ -100,39 +102,35 @@ proptest! {
                 piece += outer * width;
             }
         }
-        let from = CpuBuffer::from_vec(from);
-        run(Work::Interleave(vec![InterleaveJob { outer, widths, from, to: to.clone() }]));
-        prop_assert_eq!(&*to.read().unwrap(), &expected[..]);
-    }
+        let from = rig.buffer(&from);
+        rig.run(Work::Interleave(vec![InterleaveJob { outer, widths, from, to: to.clone() }]));
+        prop_assert_eq!(rig.content::<u8>(&to), expected);
+    });
 }
 
-#[test]
-fn large_transposes_run_everywhere() {
-    everywhere(|isa| {
-        let entries = [130, 515];
-        for code in [Code::E2M1, Code::E4M3] {
-            let from = bytes(130 * code.bytes(515), 3);
-            let to = CpuBuffer::from_vec(vec![0; 515 * code.bytes(130)]);
-            let from = CpuBuffer::from_vec(from);
-            let job = TransposeJob {
-                code,
-                entries,
-                from: from.clone(),
-                to: to.clone(),
-            };
-            let plan = plan(Work::Transpose(vec![job])).unwrap().with_isa(isa);
-            plan.run(&StepScalars::default()).unwrap();
-            let (from, to) = (from.read().unwrap(), to.read().unwrap());
-            for i in 0..130 {
-                for j in 0..515 {
-                    if code == Code::E4M3 {
-                        assert_eq!(to[j * 130 + i], from[i * 515 + j]);
-                    } else {
-                        let found = e2m1::nibble(&to[j * 65..], i);
-                        assert_eq!(found, e2m1::nibble(&from[i * 258..], j));
-                    }
+pub(super) fn large_transposes_run<B: Backend>(rig: &Rig<B>) {
+    let entries = [130, 515];
+    for code in [Code::E2M1, Code::E4M3] {
+        let from = bytes(130 * code.bytes(515), 3);
+        let to = rig.buffer(&vec![0u8; 515 * code.bytes(130)]);
+        let from = rig.buffer(&from);
+        let job = TransposeJob {
+            code,
+            entries,
+            from: from.clone(),
+            to: to.clone(),
+        };
+        rig.run(Work::Transpose(vec![job]));
+        let (from, to) = (rig.content::<u8>(&from), rig.content::<u8>(&to));
+        for i in 0..130 {
+            for j in 0..515 {
+                if code == Code::E4M3 {
+                    assert_eq!(to[j * 130 + i], from[i * 515 + j]);
+                } else {
+                    let found = e2m1::nibble(&to[j * 65..], i);
+                    assert_eq!(found, e2m1::nibble(&from[i * 258..], j));
                 }
             }
         }
-    });
+    }
 }

@@ -5,11 +5,10 @@ use lowp_format::{AmaxAlgorithm, ScaleSource, tensor_scale};
 use super::*;
 use crate::ScaleJob;
 
-#[test]
-fn every_source_gives_what_encoding_needs() {
-    let observed = CpuBuffer::from_vec(vec![3.0, 3.0, 4.0, 9.0]);
-    let scales = CpuBuffer::from_vec(vec![1.0; 4]);
-    let history = CpuBuffer::from_vec(vec![2.0, 5.0, 1.0]);
+pub(super) fn every_source_gives_what_encoding_needs<B: Backend>(rig: &Rig<B>) {
+    let observed = rig.buffer::<f32>(&[3.0, 3.0, 4.0, 9.0]);
+    let scales = rig.buffer::<f32>(&[1.0; 4]);
+    let history = rig.buffer::<f32>(&[2.0, 5.0, 1.0]);
     let element = Code::E4M3;
     let delayed = ScaleSource::History {
         window: 3,
@@ -37,15 +36,18 @@ fn every_source_gives_what_encoding_needs() {
         element,
     };
     let jobs: Vec<_> = rules.into_iter().enumerate().map(job).collect();
-    run(Work::Scale(jobs.clone()));
+    rig.run(Work::Scale(jobs.clone()));
     let current = tensor_scale(3.0, element, true, 0.0);
-    assert_eq!(*scales.read().unwrap(), [448.0 / 5.0, current, 4.0, 1.0]);
-    assert_eq!(*observed.read().unwrap(), [0.0; 4]);
-    assert_eq!(*history.read().unwrap(), [0.0, 1.0, 3.0]);
+    assert_eq!(
+        rig.content::<f32>(&scales),
+        [448.0 / 5.0, current, 4.0, 1.0]
+    );
+    assert_eq!(rig.content::<f32>(&observed), [0.0; 4]);
+    assert_eq!(rig.content::<f32>(&history), [0.0, 1.0, 3.0]);
 
     let twice = vec![jobs[1].clone(), jobs[1].clone()];
     assert!(matches!(
-        plan(Work::Scale(twice)),
+        rig.plan(Work::Scale(twice)),
         Err(KernelError::Aliased { other: 0, .. })
     ));
     let lost = ScaleJob {
@@ -53,15 +55,15 @@ fn every_source_gives_what_encoding_needs() {
         ..jobs[0].clone()
     };
     assert!(matches!(
-        plan(Work::Scale(vec![lost])),
+        rig.plan(Work::Scale(vec![lost])),
         Err(KernelError::Missing { .. })
     ));
     let short = ScaleJob {
-        history: Some(CpuBuffer::from_vec(vec![0.0])),
+        history: Some(rig.buffer::<f32>(&[0.0])),
         ..jobs[0].clone()
     };
     assert!(matches!(
-        plan(Work::Scale(vec![short])),
+        rig.plan(Work::Scale(vec![short])),
         Err(KernelError::Length { .. })
     ));
 }

@@ -1,37 +1,72 @@
-//! Checks of every job: lengths, ranges, ingredients, and which buffers it touches.
+//! Checks of every job, for every backend: lengths, ranges, ingredients, and which buffers it touches.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
+use half::bf16;
 use lowp_format::{Axis, FormatError, Part, ScaleLayout, ScaleSource, Shape, cdiv};
 
-use super::access::{Access, Mode};
-use super::generic::flat::touched;
-use super::layout::{Layout, block_of, check_target, covers};
-use super::{Cpu, range};
+use crate::cpu::touched;
 use crate::table::{Traits, traits};
 use crate::{
-    AdamwJob, AmaxJob, DecodeJob, EncodeJob, FlatEncodeJob, InterleaveJob, KernelError, Moments,
-    RepackJob, ScaleJob, Slot, Source, SumSquaresJob, Target, TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, DecodeJob, EncodeJob, FlatEncodeJob, InterleaveJob, KernelError,
+    Moments, RepackJob, ScaleJob, Slot, Source, SumSquaresJob, Target, TransposeJob, Work,
 };
+use access::{Access, Kept, Mode};
+use target::{block_of, check_target, covers};
+
+pub(crate) mod access;
+pub(crate) mod target;
 
 /// What checking finds out.
-#[derive(Default)]
-pub(super) struct Planner {
-    pub(super) access: Access,
-    /// The walk of each encode, also of those within AdamW jobs.
-    pub(super) layouts: Vec<Layout>,
+#[derive(Debug)]
+pub(crate) struct Checked<B: Backend> {
+    pub(crate) access: Access<B>,
     /// Elements of all jobs.
-    pub(super) elements: usize,
+    pub(crate) elements: usize,
     /// Parameter groups that the work uses.
-    pub(super) groups: usize,
+    pub(crate) groups: usize,
 }
 
-type Checked = Result<(), KernelError>;
+/// Checks every job of `work`, and that no two of them get into each other's way.
+///
+/// # Errors
+/// As [`Backend::plan`].
+pub(crate) fn check<B: Backend>(backend: &B, work: &Work<B>) -> Result<Checked<B>, KernelError> {
+    let mut planner = Planner {
+        backend,
+        access: Access::default(),
+        elements: 0,
+        groups: 0,
+    };
+    planner.check(work)?;
+    let Planner {
+        mut access,
+        elements,
+        groups,
+        ..
+    } = planner;
+    access.refuse_aliases()?;
+    Ok(Checked {
+        access,
+        elements,
+        groups,
+    })
+}
 
-impl Planner {
+struct Planner<'b, B: Backend> {
+    backend: &'b B,
+    access: Access<B>,
+    elements: usize,
+    groups: usize,
+}
+
+type Done = Result<(), KernelError>;
+
+impl<B: Backend> Planner<'_, B> {
     /// Checks every job of `work`.
-    pub(super) fn check(&mut self, work: &Work<Cpu>) -> Checked {
-        fn each<T>(jobs: &[T], mut check: impl FnMut(usize, &T) -> Checked) -> Checked {
+    fn check(&mut self, work: &Work<B>) -> Done {
+        fn each<T>(jobs: &[T], mut check: impl FnMut(usize, &T) -> Done) -> Done {
             jobs.iter()
                 .enumerate()
                 .try_for_each(|(index, job)| check(index, job))
@@ -56,71 +91,110 @@ impl Planner {
         }
     }
 
-    fn source(&mut self, job: usize, what: &str, source: &Source<Cpu>, needed: usize) -> Checked {
+    /// Notes a use of `buffer`, which must hold `needed` entries.
+    fn whole<T: Kept>(
+        &mut self,
+        job: usize,
+        what: impl std::fmt::Display,
+        buffer: &B::Buffer<T>,
+        needed: usize,
+        mode: Mode,
+    ) -> Done {
+        let what = format!("{what} of job {job}");
+        let found = self.backend.len::<T>(buffer);
+        if found != needed {
+            return Err(KernelError::Length {
+                what,
+                needed,
+                found,
+            });
+        }
+        self.access.add::<T>(self.backend, job, what, buffer, mode);
+        Ok(())
+    }
+
+    /// Notes a use of `buffer`, of which entry `index` must exist.
+    fn entry(
+        &mut self,
+        job: usize,
+        what: &str,
+        buffer: &B::Buffer<f32>,
+        index: usize,
+        mode: Mode,
+    ) -> Done {
+        let what = format!("{what} of job {job}");
+        let found = self.backend.len::<f32>(buffer);
+        if index >= found {
+            let needed = index.saturating_add(1);
+            return Err(KernelError::Length {
+                what,
+                needed,
+                found,
+            });
+        }
+        self.access
+            .add::<f32>(self.backend, job, what, buffer, mode);
+        Ok(())
+    }
+
+    fn len(&self, source: &Source<B>) -> usize {
+        match source {
+            Source::F32(buffer) => self.backend.len::<f32>(buffer),
+            Source::Bf16(buffer) => self.backend.len::<bf16>(buffer),
+        }
+    }
+
+    fn source(&mut self, job: usize, what: &str, source: &Source<B>, needed: usize) -> Done {
         self.elements += needed;
         match source {
-            Source::F32(buffer) => self
-                .access
-                .floats
-                .add(job, what, buffer, needed, Mode::Read),
-            Source::Bf16(buffer) => self
-                .access
-                .halves
-                .add(job, what, buffer, needed, Mode::Read),
+            Source::F32(buffer) => self.whole::<f32>(job, what, buffer, needed, Mode::Read),
+            Source::Bf16(buffer) => self.whole::<bf16>(job, what, buffer, needed, Mode::Read),
         }
     }
 
     /// The slot of a tensor-level scale or amax.
-    fn tensor(&mut self, job: usize, slot: Option<&Slot<Cpu>>, traits: &Traits) -> Checked {
+    fn tensor(&mut self, job: usize, slot: Option<&Slot<B>>, traits: &Traits) -> Done {
         match slot {
             Some(Slot { buffer, index }) => {
-                let what = "tensor scale slot";
-                self.access
-                    .floats
-                    .add_entry(job, what, buffer, *index, Mode::Read)
+                self.entry(job, "tensor scale slot", buffer, *index, Mode::Read)
             }
             None if traits.tensor => missing(job, "the slot of the tensor scale or amax"),
             None => Ok(()),
         }
     }
 
-    fn targets(&mut self, job: usize, shape: Shape, targets: &[Target<Cpu>]) -> Checked {
+    fn targets(&mut self, job: usize, shape: Shape, targets: &[Target<B>]) -> Done {
         targets.iter().try_for_each(|Target { spec, bytes }| {
-            self.access
-                .bytes
-                .add(job, spec.key, bytes, spec.bytes(shape), Mode::Write)
+            self.whole::<u8>(job, spec.key, bytes, spec.bytes(shape), Mode::Write)
         })
     }
 
-    fn encode(&mut self, index: usize, job: &EncodeJob<Cpu>) -> Checked {
+    fn encode(&mut self, index: usize, job: &EncodeJob<B>) -> Done {
         let traits = traits(&job.kernel)?;
         if job.stochastic.is_some() && !traits.stochastic {
             let what = format!("stochastic rounding of {} elements", job.kernel.element);
             return Err(KernelError::NoKernel { what });
         }
         self.tensor(index, job.tensor.as_ref(), &traits)?;
-        self.layouts
-            .push(Layout::new(job.shape, &job.kernel, &job.targets)?);
+        for target in &job.targets {
+            check_target(job.shape, &job.kernel, &traits, target)?;
+        }
         self.targets(index, job.shape, &job.targets)
     }
 
-    fn amax(&mut self, index: usize, job: &AmaxJob<Cpu>) -> Checked {
+    fn amax(&mut self, index: usize, job: &AmaxJob<B>) -> Done {
         let all = elements(job.shape)?;
-        let len = match &job.source {
-            Source::F32(buffer) => buffer.len(),
-            Source::Bf16(buffer) => buffer.len(),
-        };
+        let len = self.len(&job.source);
         range("source of an amax", job.start, len, all)?;
         self.source(index, "source", &job.source, len)?;
-        let floats = &mut self.access.floats;
         if let Some(entry) = job.tensor {
-            floats.add_entry(index, "amax output", &job.out, entry, Mode::Shared)?;
+            self.entry(index, "amax output", &job.out, entry, Mode::Shared)?;
         }
         for part in &job.blocks {
             let entries = block_entries(job.shape, part.block)?;
             if entries > 0 {
                 let last = part.start.saturating_add(entries - 1);
-                floats.add_entry(index, "block amax output", &job.out, last, Mode::Shared)?;
+                self.entry(index, "block amax output", &job.out, last, Mode::Shared)?;
             }
         }
         Ok(())
@@ -129,30 +203,27 @@ impl Planner {
     fn scale(
         &mut self,
         index: usize,
-        job: &ScaleJob<Cpu>,
-        entries: &mut HashMap<(usize, usize), usize>,
-    ) -> Checked {
+        job: &ScaleJob<B>,
+        entries: &mut HashMap<usize, usize>,
+    ) -> Done {
         for (what, buffer) in [("observed amaxes", &job.observed), ("scales", &job.scales)] {
-            self.access
-                .floats
-                .add_entry(index, what, buffer, job.index, Mode::Shared)?;
-            if let Some(other) = entries.insert((buffer.address(), job.index), index) {
+            self.entry(index, what, buffer, job.index, Mode::Shared)?;
+            let address = self.backend.span(buffer).start + job.index * size_of::<f32>();
+            if let Some(other) = entries.insert(address, index) {
                 let what = format!("entry {} of the {what} of job {index}", job.index);
                 return Err(KernelError::Aliased { what, other });
             }
         }
         match (job.rule, &job.history) {
             (ScaleSource::History { window, .. }, Some(history)) => {
-                self.access
-                    .floats
-                    .add(index, "amax history", history, window, Mode::Write)
+                self.whole::<f32>(index, "amax history", history, window, Mode::Write)
             }
             (ScaleSource::History { .. }, None) => missing(index, "the amax history"),
             _ => Ok(()),
         }
     }
 
-    fn flat(&mut self, index: usize, job: &FlatEncodeJob<Cpu>) -> Checked {
+    fn flat(&mut self, index: usize, job: &FlatEncodeJob<B>) -> Done {
         let all = elements(job.shape)?;
         range("elements of a flat encode", job.start, job.len, all)?;
         self.source(index, "source", &job.source, job.len)?;
@@ -167,13 +238,11 @@ impl Planner {
                     return Err(KernelError::NoKernel { what });
                 }
                 // An empty range touches nothing, whatever its buffer is.
-                Part::Data if job.len == 0 => bytes.len(),
+                Part::Data if job.len == 0 => self.backend.len::<u8>(bytes),
                 Part::Data => touched(spec.code, job.start, job.len).len(),
                 Part::BlockScale | Part::TensorScale => spec.bytes(job.shape),
             };
-            self.access
-                .bytes
-                .add(index, spec.key, bytes, needed, Mode::Write)?;
+            self.whole::<u8>(index, spec.key, bytes, needed, Mode::Write)?;
             if spec.key.part == Part::TensorScale {
                 continue;
             }
@@ -184,12 +253,7 @@ impl Planner {
         Ok(())
     }
 
-    fn flat_blocks(
-        &mut self,
-        index: usize,
-        job: &FlatEncodeJob<Cpu>,
-        block: [usize; 2],
-    ) -> Checked {
+    fn flat_blocks(&mut self, index: usize, job: &FlatEncodeJob<B>, block: [usize; 2]) -> Done {
         let [rows, cols] = block;
         let Some((flat, part)) = job.blocks.as_ref().and_then(|flat| {
             flat.blocks
@@ -204,23 +268,16 @@ impl Planner {
             entries => {
                 let last = part.start.saturating_add(entries - 1);
                 let what = "agreed block amaxes";
-                self.access
-                    .floats
-                    .add_entry(index, what, &flat.amaxes, last, Mode::Read)
+                self.entry(index, what, &flat.amaxes, last, Mode::Read)
             }
         }
     }
 
-    fn decode(&mut self, index: usize, job: &DecodeJob<Cpu>) -> Checked {
+    fn decode(&mut self, index: usize, job: &DecodeJob<B>) -> Done {
         let all = elements(job.shape)?;
         self.elements += all;
         let key = &job.kernel;
         let traits = traits(key)?;
-        let Access {
-            bytes: table,
-            floats,
-            ..
-        } = &mut self.access;
         let usage = job.data.spec.key.usage;
         let parts = [
             (Part::Data, Some(&job.data)),
@@ -234,29 +291,28 @@ impl Planner {
                 let what = format!("decoding with {} in the place of {part:?}", spec.key);
                 return Err(KernelError::NoKernel { what });
             }
-            table.add(index, spec.key, bytes, spec.bytes(job.shape), Mode::Read)?;
+            self.whole::<u8>(index, spec.key, bytes, spec.bytes(job.shape), Mode::Read)?;
         }
         if traits.entry.is_some() && job.block_scale.is_none() {
             return missing(index, "the block scale buffer");
         }
         match &job.tensor_scale {
-            Some(bytes) => table.add(index, "tensor_scale", bytes, 4, Mode::Read)?,
+            Some(bytes) => self.whole::<u8>(index, "tensor_scale", bytes, 4, Mode::Read)?,
             None if traits.tensor => return missing(index, "the tensor scale buffer"),
             None => {}
         }
-        floats.add(index, "output", &job.out, all, Mode::Write)
+        self.whole::<f32>(index, "output", &job.out, all, Mode::Write)
     }
 
-    fn transpose(&mut self, index: usize, job: &TransposeJob<Cpu>) -> Checked {
+    fn transpose(&mut self, index: usize, job: &TransposeJob<B>) -> Done {
         let [outer, inner] = job.entries;
         self.elements += elements(Shape::new(outer, inner))?;
         let needed = [outer * job.code.bytes(inner), inner * job.code.bytes(outer)];
-        let bytes = &mut self.access.bytes;
-        bytes.add(index, "source", &job.from, needed[0], Mode::Read)?;
-        bytes.add(index, "destination", &job.to, needed[1], Mode::Write)
+        self.whole::<u8>(index, "source", &job.from, needed[0], Mode::Read)?;
+        self.whole::<u8>(index, "destination", &job.to, needed[1], Mode::Write)
     }
 
-    fn repack(&mut self, index: usize, job: &RepackJob<Cpu>) -> Checked {
+    fn repack(&mut self, index: usize, job: &RepackJob<B>) -> Done {
         let RepackJob {
             from_layout,
             to_layout,
@@ -284,39 +340,36 @@ impl Planner {
                 what: format!("repacking {from} to {to}"),
             });
         }
-        let bytes = &mut self.access.bytes;
-        bytes.add(index, "source", from, from_layout.bytes(), Mode::Read)?;
-        bytes.add(index, "destination", to, to_layout.bytes(), Mode::Write)
+        self.whole::<u8>(index, "source", from, from_layout.bytes(), Mode::Read)?;
+        self.whole::<u8>(index, "destination", to, to_layout.bytes(), Mode::Write)
     }
 
-    fn interleave(&mut self, index: usize, job: &InterleaveJob<Cpu>) -> Checked {
+    fn interleave(&mut self, index: usize, job: &InterleaveJob<B>) -> Done {
         let needed = elements(Shape::new(job.outer, job.widths.iter().sum()))?;
         self.elements += needed;
-        let bytes = &mut self.access.bytes;
-        bytes.add(index, "pieces", &job.from, needed, Mode::Read)?;
-        bytes.add(index, "result", &job.to, needed, Mode::Write)
+        self.whole::<u8>(index, "pieces", &job.from, needed, Mode::Read)?;
+        self.whole::<u8>(index, "result", &job.to, needed, Mode::Write)
     }
 
-    fn adamw(&mut self, index: usize, job: &AdamwJob<Cpu>) -> Checked {
-        let len = job.master.len();
+    fn adamw(&mut self, index: usize, job: &AdamwJob<B>) -> Done {
+        let len = self.backend.len::<f32>(&job.master);
         self.groups = self.groups.max(job.group + 1);
         self.source(index, "gradient", &job.grad, len)?;
-        let Access { floats, halves, .. } = &mut self.access;
-        floats.add(index, "master", &job.master, len, Mode::Write)?;
+        self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
         match &job.moments {
             Moments::F32 {
                 exp_avg,
                 exp_avg_sq,
             } => {
-                floats.add(index, "exp_avg", exp_avg, len, Mode::Write)?;
-                floats.add(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
+                self.whole::<f32>(index, "exp_avg", exp_avg, len, Mode::Write)?;
+                self.whole::<f32>(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
             }
             Moments::Bf16 {
                 exp_avg,
                 exp_avg_sq,
             } => {
-                halves.add(index, "exp_avg", exp_avg, len, Mode::Write)?;
-                halves.add(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
+                self.whole::<bf16>(index, "exp_avg", exp_avg, len, Mode::Write)?;
+                self.whole::<bf16>(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
             }
         }
         if let Some(Slot {
@@ -324,13 +377,14 @@ impl Planner {
             index: entry,
         }) = &job.amax
         {
-            floats.add_entry(index, "amax slot", buffer, *entry, Mode::Shared)?;
+            self.entry(index, "amax slot", buffer, *entry, Mode::Shared)?;
         }
         let Some(encode) = &job.encode else {
-            self.layouts.push(Layout::default());
             return Ok(());
         };
-        let same = matches!(&encode.source, Source::F32(buffer) if buffer.ptr_eq(&job.master));
+        let span = |buffer| self.backend.span::<f32>(buffer);
+        let same =
+            matches!(&encode.source, Source::F32(buffer) if span(buffer) == span(&job.master));
         if !same || encode.source_rounding != job.source_rounding {
             let what = "a fused encode whose source or rounding is not that of the master";
             return Err(KernelError::NoKernel {
@@ -349,19 +403,14 @@ impl Planner {
         self.encode(index, encode)
     }
 
-    fn sum_squares(&mut self, index: usize, job: &SumSquaresJob<Cpu>) -> Checked {
-        let len = match &job.source {
-            Source::F32(buffer) => buffer.len(),
-            Source::Bf16(buffer) => buffer.len(),
-        };
+    fn sum_squares(&mut self, index: usize, job: &SumSquaresJob<B>) -> Done {
+        let len = self.len(&job.source);
         self.source(index, "source", &job.source, len)?;
-        self.access
-            .bytes
-            .add(index, "sum of squares", &job.out, 16, Mode::Shared)
+        self.whole::<u8>(index, "sum of squares", &job.out, 16, Mode::Shared)
     }
 }
 
-fn missing(job: usize, what: &str) -> Checked {
+fn missing(job: usize, what: &str) -> Done {
     Err(KernelError::Missing {
         what: format!("{what} of job {job}"),
     })
@@ -388,4 +437,25 @@ fn block_entries(shape: Shape, [rows, cols]: [usize; 2]) -> Result<usize, Kernel
         });
     }
     Ok(cdiv(shape.rows, rows) * cdiv(shape.cols, cols))
+}
+
+/// `start..start + count` of a buffer of `len` entries.
+pub(crate) fn range(
+    what: &'static str,
+    start: usize,
+    count: usize,
+    len: usize,
+) -> Result<Range<usize>, KernelError> {
+    match start.checked_add(count) {
+        Some(end) if end <= len => Ok(start..end),
+        end => {
+            let end = end.unwrap_or(usize::MAX);
+            Err(KernelError::Range {
+                what,
+                start,
+                end,
+                len,
+            })
+        }
+    }
 }

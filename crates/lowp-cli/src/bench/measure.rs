@@ -1,0 +1,153 @@
+//! Timing: events on the device around whole runs, the clock of the host around calls.
+
+use super::cases::{Case, Made};
+use super::data::Supply;
+use super::report::Row;
+use anyhow::{Context, Result};
+use lowp_kernels::{
+    AdamScalars, Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, KernelError, StepScalars,
+};
+use std::time::Instant;
+
+/// Buffers of a row together exceed the second-level cache by this factor.
+const BEYOND_CACHE: usize = 4;
+/// Runs before timing starts.
+const WARM_UP: usize = 3;
+/// Calls that the host is timed over; few enough that it never waits for the device.
+const HOST_CALLS: u64 = 8;
+
+/// One run: a plan, or several as a graph.
+enum Run {
+    Plan(CudaPlan),
+    Graph(CudaGraph),
+}
+
+impl Run {
+    fn new(cuda: &Cuda, made: Made) -> Result<Self> {
+        let plans = made.work.into_iter().map(|work| cuda.plan(work));
+        let plans: Vec<CudaPlan> = plans.collect::<Result<_, KernelError>>()?;
+        Ok(match &plans[..] {
+            [plan] => Self::Plan(plan.clone()),
+            plans => Self::Graph(CudaGraph::capture(cuda, &plans.iter().collect::<Vec<_>>())?),
+        })
+    }
+
+    fn launch(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+        match self {
+            Self::Plan(plan) => cuda.run(plan, scalars),
+            Self::Graph(graph) => graph.launch(scalars),
+        }
+    }
+}
+
+/// Scalars of step `step`.
+fn scalars(step: u64) -> StepScalars {
+    let adam = AdamScalars {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        correction1: 1.0,
+        correction2: 1.0,
+    };
+    StepScalars {
+        adam: vec![adam.at_step(step)],
+        random_step: step,
+        ..StepScalars::default()
+    }
+}
+
+/// Measures one row.
+pub(super) fn row(cuda: &Cuda, case: &Case, runs: u32, copy_gb_per_s: f64) -> Result<Row> {
+    let supply = Supply::new(cuda, case.tensors())?;
+    let first = case.make(&supply)?;
+    let (bytes, launches) = (first.bytes, first.work.len());
+    let sets = (BEYOND_CACHE * cuda.cache_bytes()?)
+        .div_ceil(bytes.max(1))
+        .clamp(1, 64);
+    let mut all = vec![Run::new(cuda, first)?];
+    for _ in 1..sets {
+        all.push(Run::new(cuda, case.make(&supply)?)?);
+    }
+    let step = scalars(10);
+    let times = time(cuda, runs as usize, |i| {
+        all[i % all.len()].launch(cuda, &step)
+    })?;
+    let microseconds = median(&times);
+    let gb_per_s = bytes as f64 / microseconds / 1e3;
+    let mut names = case.names().map(str::to_owned);
+    let mut name = || names.next().context("a row has three names");
+    Ok(Row {
+        operation: name()?,
+        recipe: name()?,
+        shape: name()?,
+        microseconds,
+        range_microseconds: [times[0], times[times.len() - 1]],
+        compulsory_bytes: bytes,
+        gb_per_s,
+        share: gb_per_s / copy_gb_per_s,
+        launches,
+        host_microseconds: host(cuda, &all[0])?,
+    })
+}
+
+/// Bytes read and written per second by a copy between large buffers, in 10^9.
+pub(super) fn copy_rate(cuda: &Cuda, shrink: usize) -> Result<f64> {
+    let len = (1 << 30) / shrink;
+    let supply = Supply::new(cuda, 1)?;
+    let from = supply.bytes(len)?;
+    let to: CudaBuffer<u8> = cuda.alloc(len)?;
+    let times = time(cuda, 20, |_| cuda.copy::<u8>(&from, 0..len, &to, 0))?;
+    Ok(2.0 * len as f64 / median(&times) / 1e3)
+}
+
+/// Device times of `runs` runs in microseconds, sorted.
+fn time(
+    cuda: &Cuda,
+    runs: usize,
+    mut run: impl FnMut(usize) -> Result<(), KernelError>,
+) -> Result<Vec<f64>> {
+    for i in 0..WARM_UP {
+        run(i)?;
+    }
+    cuda.synchronize()?;
+    let mut marks: Vec<(CudaMark, CudaMark)> = Vec::with_capacity(runs);
+    for i in 0..runs {
+        let start = cuda.mark()?;
+        run(i)?;
+        marks.push((start, cuda.mark()?));
+    }
+    let mut times = Vec::with_capacity(runs);
+    for (start, end) in &marks {
+        times.push(f64::from(start.milliseconds_to(end)?) * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+/// Median time of the calling thread for one run whose scalars changed, in microseconds.
+fn host(cuda: &Cuda, run: &Run) -> Result<f64> {
+    let mut times = Vec::new();
+    for batch in 0..6 {
+        cuda.synchronize()?;
+        for call in 0..HOST_CALLS {
+            let step = scalars(1 + batch * HOST_CALLS + call);
+            let start = Instant::now();
+            run.launch(cuda, &step)?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    cuda.synchronize()?;
+    times.sort_by(f64::total_cmp);
+    Ok(median(&times))
+}
+
+/// The middle of sorted values.
+fn median(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    if n == 0 {
+        return f64::NAN;
+    }
+    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
+}

@@ -1,0 +1,94 @@
+//! `lowp bench`: what every operation costs on a device, next to a plain copy.
+
+#[cfg(feature = "cuda")]
+mod cases;
+#[cfg(feature = "cuda")]
+mod data;
+#[cfg(feature = "cuda")]
+mod measure;
+mod report;
+
+use crate::device::Device;
+use crate::usage::UsageError;
+use anyhow::Result;
+use std::path::PathBuf;
+
+/// Measure every operation on a device, next to a plain copy
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  lowp bench --device cuda
+  lowp bench --device cuda --filter adamw --json adamw.json
+
+One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
+read once, every output written once, per pass) as a part of the rate of a device-to-device copy,
+measured in the same run. `host us` is what one call costs the calling thread. The CPU kernels are
+measured by `cargo xtask bench`.")]
+pub(crate) struct Args {
+    /// The device: `cuda` or `cuda:N`
+    #[arg(long, value_name = "DEVICE")]
+    device: Device,
+
+    /// Only rows whose operation, recipe or shape contains this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+
+    /// Timed runs of each row; the median counts
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+
+    /// Divide both sides of every shape by this, for a quick look
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    shrink: u32,
+
+    /// Also write the rows to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// No such device, or a device that fails.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let ordinal = match args.device {
+        Device::Cuda(ordinal) => ordinal,
+        Device::Cpu => {
+            return Err(UsageError::new(
+                "the CPU kernels are measured by `cargo xtask bench`; give --device cuda",
+            )
+            .into());
+        }
+    };
+    let report = run(ordinal, args)?;
+    crate::output::print(&report.table())?;
+    match &args.json {
+        Some(path) => report.write(path),
+        None => Ok(()),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
+    let cuda = crate::device::open(ordinal)?;
+    let shrink = args.shrink as usize;
+    let mut report = report::Report {
+        device: cuda.name()?,
+        copy_gb_per_s: measure::copy_rate(&cuda, shrink)?,
+        rows: Vec::new(),
+    };
+    for case in cases::all(shrink) {
+        let wanted = |text: &String| case.names().any(|name| name.contains(text.as_str()));
+        if args.filter.as_ref().is_none_or(wanted) {
+            eprintln!("{}", case.names().collect::<Vec<_>>().join("  "));
+            report
+                .rows
+                .push(measure::row(&cuda, &case, args.runs, report.copy_gb_per_s)?);
+        }
+    }
+    Ok(report)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn run(_: usize, _: &Args) -> Result<report::Report> {
+    crate::device::without_cuda()
+}

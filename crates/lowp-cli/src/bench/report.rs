@@ -1,0 +1,120 @@
+//! The rows of a bench as a table and as JSON.
+
+use crate::columns::Columns;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::path::Path;
+
+/// One operation on one set of shapes.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    /// What is done.
+    pub(super) operation: String,
+    /// The recipe, or `-`.
+    pub(super) recipe: String,
+    /// Tensors and their shape.
+    pub(super) shape: String,
+    /// Median device time of one run.
+    pub(super) microseconds: f64,
+    /// Fastest and slowest run.
+    pub(super) range_microseconds: [f64; 2],
+    /// Inputs read and outputs written once per pass.
+    pub(super) compulsory_bytes: usize,
+    /// Their rate.
+    pub(super) gb_per_s: f64,
+    /// The rate as a part of the copy's.
+    pub(super) share: f64,
+    /// Launches of one run.
+    pub(super) launches: usize,
+    /// Median time of the calling thread for one run.
+    pub(super) host_microseconds: f64,
+}
+
+/// All rows, and what they are compared with.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    /// The device's name.
+    pub(super) device: String,
+    /// Bytes read and written by a device-to-device copy of large buffers, in 10^9 per second.
+    pub(super) copy_gb_per_s: f64,
+    /// The rows.
+    pub(super) rows: Vec<Row>,
+}
+
+impl Report {
+    /// The table.
+    pub(super) fn table(&self) -> String {
+        let header = [
+            "operation",
+            "recipe",
+            "shape",
+            "us",
+            "GB",
+            "GB/s",
+            "share",
+            "launches",
+            "host us",
+        ];
+        let mut table = Columns::new(&header, &[0, 1, 2]);
+        for row in &self.rows {
+            table.row([
+                row.operation.clone(),
+                row.recipe.clone(),
+                row.shape.clone(),
+                format!("{:.1}", row.microseconds),
+                format!("{:.3}", row.compulsory_bytes as f64 / 1e9),
+                format!("{:.0}", row.gb_per_s),
+                format!("{:.3}", row.share),
+                row.launches.to_string(),
+                format!("{:.1}", row.host_microseconds),
+            ]);
+        }
+        format!(
+            "{}: a copy moves {:.0} GB/s (read and written)\n\n{}",
+            self.device,
+            self.copy_gb_per_s,
+            table.render()
+        )
+    }
+
+    /// Writes the rows as JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_one_line() {
+        let row = Row {
+            operation: "encode".to_owned(),
+            recipe: "a recipe".to_owned(),
+            shape: "2 x 4x4".to_owned(),
+            microseconds: 2.0,
+            range_microseconds: [1.0, 3.0],
+            compulsory_bytes: 6_000_000,
+            gb_per_s: 3000.0,
+            share: 0.9,
+            launches: 1,
+            host_microseconds: 4.25,
+        };
+        let report = Report {
+            device: "a device".to_owned(),
+            copy_gb_per_s: 3333.0,
+            rows: vec![row],
+        };
+        assert_eq!(
+            report.table(),
+            "a device: a copy moves 3333 GB/s (read and written)\n\n\
+             operation  recipe    shape     us     GB  GB/s  share  launches  host us\n\
+             encode     a recipe  2 x 4x4  2.0  0.006  3000  0.900         1      4.2\n"
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! `--device`: where arithmetic runs.
+
+use crate::usage::UsageError;
+use anyhow::Result;
+use lowp_kernels::{Backend, Cpu};
+use std::str::FromStr;
+
+/// A device by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// The processor.
+    Cpu,
+    /// A CUDA device by its number.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok();
+        match text.split_once(':') {
+            None if text == "cpu" => Some(Self::Cpu),
+            None if text == "cuda" => Some(Self::Cuda(0)),
+            Some(("cuda", ordinal)) => number(ordinal).map(Self::Cuda),
+            _ => None,
+        }
+        .ok_or_else(|| "devices are `cpu`, `cuda` and `cuda:N`".to_owned())
+    }
+}
+
+/// Something that runs on any backend.
+pub(crate) trait OnDevice {
+    /// What it gives.
+    type Out;
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// The work failed.
+    fn run<B: Backend>(self, backend: &B) -> Result<Self::Out>;
+}
+
+impl Device {
+    /// Runs `task` on this device, and nowhere else.
+    ///
+    /// # Errors
+    /// There is no such device, or the work failed.
+    pub(crate) fn run<T: OnDevice>(self, task: T) -> Result<T::Out> {
+        match self {
+            Self::Cpu => task.run(&Cpu),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(ordinal) => task.run(&open(ordinal)?),
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda(_) => without_cuda(),
+        }
+    }
+}
+
+/// Opens a CUDA device.
+///
+/// # Errors
+/// There is no such device, or no driver.
+#[cfg(feature = "cuda")]
+pub(crate) fn open(ordinal: usize) -> Result<lowp_kernels::Cuda> {
+    Ok(lowp_kernels::Cuda::new(ordinal).map_err(|error| UsageError::new(error.to_string()))?)
+}
+
+/// A program without the CUDA backend says so; it never runs on the CPU instead.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn without_cuda<T>() -> Result<T> {
+    Err(UsageError::new(
+        "this lowp was built without CUDA; build it with `cargo xtask cuda && cargo build --release --features cuda`",
+    )
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names() {
+        for (text, device) in [
+            ("cpu", Some(Device::Cpu)),
+            ("cuda", Some(Device::Cuda(0))),
+            ("cuda:3", Some(Device::Cuda(3))),
+            ("cuda:", None),
+            ("gpu", None),
+        ] {
+            assert_eq!(text.parse().ok(), device, "{text}");
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Compiling the CUDA kernels, for the build script of lowp-kernels and for `cargo xtask cuda`: both
+//! include this file, so that they agree on flags, architectures and on what is up to date.
+//!
+//! Each `cuda/*.cu` is a unit: it is compiled for every architecture into one fat binary, which
+//! becomes one driver module. Units share no device code, so nothing is linked across them.
+//! Beside the fat binaries lies a manifest: what each was made of.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::{env, fmt, fs, io, thread};
+
+/// An architecture that the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arch {
+    /// What users call it.
+    pub(crate) name: &'static str,
+    /// The argument of `-gencode`. The last one adds PTX, which later drivers compile for devices
+    /// that none of the others fit.
+    gencode: &'static [&'static str],
+}
+
+/// Ampere, Hopper, Blackwell (data centre) and Blackwell (workstation). The `f` targets have the
+/// conversion instructions of their family; devices of the family run them.
+pub(crate) const ARCHITECTURES: &[Arch] = &[
+    Arch {
+        name: "sm_80",
+        gencode: &["arch=compute_80,code=sm_80"],
+    },
+    Arch {
+        name: "sm_90",
+        gencode: &["arch=compute_90,code=sm_90"],
+    },
+    Arch {
+        name: "sm_100",
+        gencode: &["arch=compute_100f,code=sm_100f"],
+    },
+    Arch {
+        name: "sm_120",
+        gencode: &[
+            "arch=compute_120f,code=sm_120f",
+            "arch=compute_120,code=compute_120",
+        ],
+    },
+];
+
+/// Flags of every unit. The first four keep the bits of the scalar definition: no contraction,
+/// division and square root rounded to nearest, subnormals kept.
+pub(crate) const FLAGS: &[&str] = &[
+    "-fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+    "-std=c++17",
+    "-O3",
+    "--expt-relaxed-constexpr",
+    "-Xptxas=-v",
+];
+
+/// First line of a manifest.
+const FORMAT: &str = "lowp CUDA kernels 1";
+
+/// A failure, in words.
+pub(crate) type Result<T> = std::result::Result<T, String>;
+
+/// A CUDA compiler.
+#[derive(Clone, Debug)]
+pub(crate) struct Nvcc {
+    pub(crate) program: PathBuf,
+    pub(crate) version: String,
+}
+
+impl Nvcc {
+    /// The compiler of `CUDA_HOME`, else the one on `PATH`.
+    ///
+    /// # Errors
+    /// `CUDA_HOME` is set but has no compiler that runs.
+    pub(crate) fn find() -> Result<Option<Self>> {
+        if let Some(home) = env::var_os("CUDA_HOME").filter(|home| !home.is_empty()) {
+            return Self::at(&Path::new(&home).join("bin/nvcc"))
+                .map(Some)
+                .map_err(|why| format!("CUDA_HOME is set, but {why}"));
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let found = env::split_paths(&path)
+            .map(|folder| folder.join("nvcc"))
+            .find(|program| program.is_file());
+        found.map(|program| Self::at(&program)).transpose()
+    }
+
+    /// The compiler `program`.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub(crate) fn at(program: &Path) -> Result<Self> {
+        let output = output(Command::new(program).arg("--version"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // "Cuda compilation tools, release 13.0, V13.0.88"
+        let version = text
+            .lines()
+            .find_map(|line| line.split_once(", release ").map(|(_, rest)| rest))
+            .ok_or_else(|| format!("`{} --version` names no release", program.display()))?;
+        Ok(Self {
+            program: program.to_path_buf(),
+            version: version.trim().to_owned(),
+        })
+    }
+
+    fn compile(&self, unit: &Unit, archs: &[Arch], folder: &Path) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.args(FLAGS).arg("-fatbin");
+        for gencode in archs.iter().flat_map(|arch| arch.gencode) {
+            command.args(["-gencode", gencode]);
+        }
+        command
+            .arg("-I")
+            .arg(unit.source.with_file_name("include"))
+            .arg("-o")
+            .arg(folder.join(unit.file()))
+            .arg(&unit.source);
+        let output = output(&mut command)?;
+        let log = [output.stdout, output.stderr].concat();
+        write(&folder.join(unit.log()), &log)
+    }
+}
+
+/// One `.cu` file.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit {
+    /// The file's stem.
+    pub(crate) name: String,
+    source: PathBuf,
+    /// Of the file, the project's headers that it includes, and the flags.
+    digest: String,
+}
+
+impl Unit {
+    /// The units below `cuda`, sorted by name.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn all(cuda: &Path) -> Result<Vec<Self>> {
+        let entries = fs::read_dir(cuda).map_err(|e| format!("{}: {e}", cuda.display()))?;
+        let mut units = Vec::new();
+        for entry in entries {
+            let source = entry.map_err(|e| e.to_string())?.path();
+            if source
+                .extension()
+                .is_some_and(|extension| extension == "cu")
+            {
+                let name = source
+                    .file_stem()
+                    .map(|stem| stem.to_string_lossy().into_owned())
+                    .unwrap_or_default();
+                let digest = digest(cuda, &source)?;
+                units.push(Self {
+                    name,
+                    source,
+                    digest,
+                });
+            }
+        }
+        units.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(units)
+    }
+
+    /// Name of its fat binary.
+    pub(crate) fn file(&self) -> String {
+        format!("{}.fatbin", self.name)
+    }
+
+    /// Name of the compiler's report on it: registers, spills, shared memory.
+    pub(crate) fn log(&self) -> String {
+        format!("{}.log", self.name)
+    }
+}
+
+/// What a folder of fat binaries was made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    pub(crate) compiler: String,
+    pub(crate) archs: Vec<String>,
+    units: Vec<(String, String)>,
+}
+
+impl Manifest {
+    /// The manifest of `folder`, if there is one that can be read.
+    pub(crate) fn load(folder: &Path) -> Option<Self> {
+        Self::parse(&fs::read_to_string(folder.join("manifest.txt")).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        if lines.next()? != FORMAT {
+            return None;
+        }
+        let mut manifest = Self::default();
+        for line in lines {
+            let (key, value) = line.split_once(' ')?;
+            match key {
+                "compiler" => manifest.compiler = value.to_owned(),
+                "archs" => manifest.archs = value.split(' ').map(str::to_owned).collect(),
+                "unit" => {
+                    let (name, digest) = value.split_once(' ')?;
+                    manifest.units.push((name.to_owned(), digest.to_owned()));
+                }
+                // For people.
+                "flags" => {}
+                _ => return None,
+            }
+        }
+        Some(manifest)
+    }
+
+    /// Whether `unit` was made of what it is now.
+    pub(crate) fn has(&self, unit: &Unit) -> bool {
+        self.units
+            .iter()
+            .any(|(name, digest)| *name == unit.name && *digest == unit.digest)
+    }
+}
+
+impl fmt::Display for Manifest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{FORMAT}")?;
+        writeln!(f, "compiler {}", self.compiler)?;
+        writeln!(f, "flags {}", FLAGS.join(" "))?;
+        writeln!(f, "archs {}", self.archs.join(" "))?;
+        for (name, digest) in &self.units {
+            writeln!(f, "unit {name} {digest}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Compiles the units below `cuda` into `folder`, several at a time, and writes the manifest.
+/// Units that are up to date are left. Returns the names of those that were compiled.
+///
+/// # Errors
+/// The compiler's messages, or a file that cannot be read or written.
+pub(crate) fn compile(
+    nvcc: &Nvcc,
+    cuda: &Path,
+    archs: &[Arch],
+    folder: &Path,
+) -> Result<Vec<String>> {
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let units = Unit::all(cuda)?;
+    let names: Vec<String> = archs.iter().map(|arch| arch.name.to_owned()).collect();
+    let old = Manifest::load(folder)
+        .filter(|old| old.compiler == nvcc.version && old.archs == names)
+        .unwrap_or_default();
+    let fresh = |unit: &&Unit| {
+        let there = |name| folder.join(name).is_file();
+        old.has(unit) && there(unit.file()) && there(unit.log())
+    };
+    let stale: Vec<&Unit> = units.iter().filter(|unit| !fresh(unit)).collect();
+    // Without a manifest an interrupted run cannot pass for a finished one.
+    if !stale.is_empty() {
+        match fs::remove_file(folder.join("manifest.txt")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.to_string()),
+            _ => {}
+        }
+    }
+    let queue = Mutex::new(stale.iter());
+    let next = || queue.lock().ok().and_then(|mut queue| queue.next());
+    let workers = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(stale.len());
+    thread::scope(|scope| {
+        let work = || {
+            while let Some(unit) = next() {
+                nvcc.compile(unit, archs, folder)?;
+            }
+            Ok(())
+        };
+        let running: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        running.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("a compiling thread failed".to_owned()))
+        })
+    })?;
+    let manifest = Manifest {
+        compiler: nvcc.version.clone(),
+        archs: names,
+        units: units
+            .iter()
+            .map(|unit| (unit.name.clone(), unit.digest.clone()))
+            .collect(),
+    };
+    write(
+        &folder.join("manifest.txt"),
+        manifest.to_string().as_bytes(),
+    )?;
+    Ok(stale.iter().map(|unit| unit.name.clone()).collect())
+}
+
+/// Digest of `source`, of the project's headers that it includes, directly or not, and of the
+/// flags. Headers of the CUDA toolkit belong to the compiler's version.
+fn digest(cuda: &Path, source: &Path) -> Result<String> {
+    let mut found = BTreeMap::new();
+    let mut pending = vec![source.to_path_buf()];
+    while let Some(path) = pending.pop() {
+        let name = path.strip_prefix(cuda).unwrap_or(&path).to_path_buf();
+        if found.contains_key(&name) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let beside = path.parent().unwrap_or(cuda);
+        for header in text.lines().filter_map(included) {
+            let places = [beside.join(header), cuda.join("include").join(header)];
+            pending.extend(places.into_iter().find(|place| place.is_file()));
+        }
+        found.insert(name, text);
+    }
+    let mut hash = Fnv::new();
+    for flag in FLAGS {
+        hash.add(flag.as_bytes());
+    }
+    for (name, text) in &found {
+        hash.add(name.to_string_lossy().as_bytes());
+        hash.add(text.as_bytes());
+    }
+    Ok(format!("{:032x}", hash.0))
+}
+
+/// The name in an `#include` line.
+fn included(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start();
+    let rest = rest.strip_prefix("include")?.trim_start();
+    let close = match rest.chars().next()? {
+        '"' => '"',
+        '<' => '>',
+        _ => return None,
+    };
+    rest[1..].split_once(close).map(|(name, _)| name)
+}
+
+/// FNV-1a in 128 bits: the same in every version of Rust.
+struct Fnv(u128);
+
+impl Fnv {
+    const fn new() -> Self {
+        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let length = (bytes.len() as u64).to_le_bytes();
+        for &byte in length.iter().chain(bytes) {
+            self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+        }
+    }
+}
+
+/// Runs `command`; its output as an error if it fails.
+fn output(command: &mut Command) -> Result<Output> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("{program}: {e}"))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let arguments: Vec<_> = command
+        .get_args()
+        .map(|arg| arg.to_string_lossy())
+        .collect();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    Err(format!(
+        "`{program} {}` failed ({})\n{}\n{}",
+        arguments.join(" "),
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr),
+    ))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))
+}

@@ -1,0 +1,155 @@
+// AdamW over any number of parameters, in one launch: each element is updated once, and the new
+// master values go on, in registers, to the amax and to the encode of their tile.
+#include <lowp/adam.cuh>
+#include <lowp/generic.cuh>
+#include <lowp/quantize.cuh>
+
+namespace lowp {
+
+constexpr uint64_t FLAT_TILE = 8192;
+
+// Updates the warp's 32 x 32 elements, all inside and aligned; the new master stays in `p`.
+template <bool HALF_MOMENTS, bool HALF_GRAD>
+__device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, const View& view, const Lane<4>& at,
+                                            Values<4>& p) {
+  constexpr int BATCH = 2;  // chunks of a thread that are in flight while as many are updated
+  constexpr int ROUNDS = 8 / BATCH;
+  uint64_t first = (at.row + at.local_row()) * view.cols + at.col + at.local_col();
+  uint64_t master = job.master, exp_avg = job.exp_avg, exp_avg_sq = job.exp_avg_sq, grad = job.grad;
+  Four<false> ps[2][BATCH];
+  Four<HALF_MOMENTS> ms[2][BATCH], vs[2][BATCH];
+  Four<HALF_GRAD> gs[2][BATCH];
+  auto load = [&](int round) {
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      uint64_t e = first + (round * BATCH + i) * view.cols;
+      ps[round % 2][i] = Four<false>::load(master, e);
+      ms[round % 2][i] = Four<HALF_MOMENTS>::load(exp_avg, e);
+      vs[round % 2][i] = Four<HALF_MOMENTS>::load(exp_avg_sq, e);
+      gs[round % 2][i] = Four<HALF_GRAD>::load(grad, e);
+    }
+  };
+  load(0);
+#pragma unroll
+  for (int round = 0; round < ROUNDS; ++round) {
+    if (round + 1 < ROUNDS) load(round + 1);
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      uint64_t e = first + (round * BATCH + i) * view.cols;
+      float4 q = ps[round % 2][i].values(), m = ms[round % 2][i].values();
+      float4 v = vs[round % 2][i].values(), g = gs[round % 2][i].values();
+      adam.update(q.x, m.x, v.x, g.x);
+      adam.update(q.y, m.y, v.y, g.y);
+      adam.update(q.z, m.z, v.z, g.z);
+      adam.update(q.w, m.w, v.w, g.w);
+      Four<false>::store(master, e, q);
+      Four<HALF_MOMENTS>::store(exp_avg, e, m);
+      Four<HALF_MOMENTS>::store(exp_avg_sq, e, v);
+      p.set(round * BATCH + i, q);
+    }
+  }
+}
+
+// Updates one element and returns the new master value.
+__device__ __noinline__ float update_one(const Adamw& job, const Adam& adam, uint64_t e) {
+  float* master = pointer<float>(job.master) + e;
+  float p = *master, m = load_source(job.exp_avg, job.moments_code, e), v = load_source(job.exp_avg_sq, job.moments_code, e);
+  adam.update(p, m, v, load_source(job.grad, job.grad_code, e));
+  *master = p;
+  if (job.moments_code == BF16) {
+    pointer<uint16_t>(job.exp_avg)[e] = narrow(m);
+    pointer<uint16_t>(job.exp_avg_sq)[e] = narrow(v);
+  } else {
+    pointer<float>(job.exp_avg)[e] = m;
+    pointer<float>(job.exp_avg_sq)[e] = v;
+  }
+  return p;
+}
+
+// Updates a rectangle element by element; returns the thread's amax of the new master.
+__device__ __forceinline__ float update_any(const Adamw& job, const Adam& adam, const View& view, uint64_t row,
+                                            uint64_t col, uint32_t rows, uint32_t cols) {
+  float a = 0.0f;
+  for (uint64_t e = threadIdx.x; e < uint64_t(rows) * cols; e += THREADS) {
+    uint64_t r = row + e / cols, c = col + e % cols;
+    if (view.holds(r, c)) a = max_abs(a, update_one(job, adam, r * view.cols + c));
+  }
+  return a;
+}
+
+// Updates a tile and encodes it; returns the thread's amax of the new master.
+template <bool TURNED>
+__device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
+                                             Stage<TURNED>& stage) {
+  using Tile = Tiling<TURNED>;
+  const Encode& encode = job.encode;
+  uint32_t across = uint32_t(encode.tiles_across);
+  uint64_t row = uint64_t(index / across) * Tile::ROWS, col = uint64_t(index % across) * Tile::COLS;
+  Lane<4> at{threadIdx.x % 32, row + Tile::warp_row(), col + Tile::warp_col()};
+  bool vector = encode.vector & VECTOR_SOURCE;
+  Values<4> v;
+  float a = 0.0f;
+  if (vector && view.holds_all(row, col, Tile::ROWS, Tile::COLS)) {
+    if (job.moments_code == BF16) {
+      job.grad_code == BF16 ? update_tile<true, true>(job, adam, view, at, v) : update_tile<true, false>(job, adam, view, at, v);
+    } else {
+      job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
+    }
+    if (job.amax) a = v.maximum();
+    if (encode.passes == 0) return a;
+  } else {
+    a = update_any(job, adam, view, row, col, Tile::ROWS, Tile::COLS);
+    if (encode.passes == 0) return a;
+    __syncthreads();
+    v.load(job.master, false, view, at);
+  }
+  if (encode.via_bf16) v.round();
+  if (index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
+  quantize<4, TURNED>(encode, view, row, col, at, v, stage);
+  return a;
+}
+
+}  // namespace lowp
+
+using namespace lowp;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_adamw(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  __shared__ union {
+    Stage<false> wide;
+    Stage<true> turned;
+    float multipliers[UNIT_BLOCKS];
+  } shared;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Adamw& job = jobs[tile.job];
+  const Encode& encode = job.encode;
+  const Adam adam = Adam::of(step, job.group, job.l2);
+  float a = 0.0f;
+  if (job.len == 0) {
+    if (tile.index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
+  } else if (encode.path == PATH_FLAT) {
+    View view{cdiv(job.len, 256), 256, job.len};
+    a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
+    if (tile.index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
+  } else {
+    View view{encode.rows, encode.cols, job.len};
+    if (encode.path == PATH_WIDE) {
+      a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
+    } else if (encode.path == PATH_TURNED) {
+      a = adamw_tiled<true>(job, adam, view, tile.index, shared.turned);
+    } else {
+      uint32_t across = uint32_t(encode.tiles_across);
+      uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;
+      uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
+      uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
+      a = update_any(job, adam, view, row, col, rows, cols);
+      encode_generic(encode, step, tile.index, shared.multipliers);
+    }
+  }
+  if (job.amax) {
+    __syncthreads();
+    a = block_max(a);
+    if (threadIdx.x == 0) raise(pointer<float>(job.amax), encode.via_bf16 ? round_bf16(a) : a);
+  }
+}

@@ -1,0 +1,101 @@
+// Encode of a contiguous range of a flattened matrix with agreed amaxes (numerics 11). Only bytes
+// that the range touches change, and of its first and last byte only the owned nibble.
+#include <lowp/generic.cuh>
+
+namespace lowp {
+
+constexpr uint64_t RUN = 2048;
+constexpr uint32_t CHUNK = RUN / THREADS;  // elements of a thread; whole bytes of any code
+
+// The multiplier of one element.
+__device__ __forceinline__ float multiplier(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule,
+                                            uint64_t block) {
+  return pass.amaxes ? rule.block(pointer<const float>(pass.amaxes)[block]).multiplier : rule.block(0.0f).multiplier;
+}
+
+__device__ __forceinline__ uint32_t encode_one(const ScaleRule& rule, float x, float m) {
+  if (rule.scaled()) x = __fmul_rn(x, m);
+  switch (rule.element) {
+    case E4M3: return E4m3::one(x);
+    case E5M2: return E5m2::one(x);
+    case E2M1: return E2m1::one(x);
+    case BF16: return narrow(x);
+    default: return __float_as_uint(x);
+  }
+}
+
+// Codes of elements first .. end of the matrix, `first` a multiple of CHUNK or the start.
+__device__ __forceinline__ void codes(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first, uint64_t end) {
+  uint32_t bits = code_bits(rule.element);
+  uint64_t start_byte = job.start * bits / 8;
+  uint64_t across = pass.amaxes ? cdiv(job.cols, pass.block_cols) : 1;
+  uint64_t seen = ~uint64_t(0);
+  float m = 1.0f;
+  for (uint64_t e = first; e < end; ++e) {
+    uint64_t block = 0;
+    if (pass.amaxes) {
+      uint64_t row = e / job.cols, col = e % job.cols;
+      block = row / pass.block_rows * across + col / pass.block_cols;
+    }
+    if (block != seen) {
+      m = multiplier(job, pass, rule, block);
+      seen = block;
+    }
+    float x = load_source(job.source, job.source_code, e - job.start);
+    if (job.via_bf16) x = round_bf16(x);
+    uint32_t code = encode_one(rule, x, m);
+    uint8_t* to = pointer<uint8_t>(pass.data) + (e * bits / 8 - start_byte);
+    if (bits == 4) {
+      *to = e % 2 ? uint8_t((*to & 0x0F) | (code << 4)) : uint8_t((*to & 0xF0) | code);
+    } else {
+      for (uint32_t b = 0; b < bits / 8; ++b) to[b] = uint8_t(code >> (8 * b));
+    }
+  }
+}
+
+// The scales of a run of blocks, row-major.
+__device__ __forceinline__ void scales(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first) {
+  uint64_t down = cdiv(job.rows, pass.block_rows), across = cdiv(job.cols, pass.block_cols);
+  uint64_t end = min(first + RUN, down * across);
+  for (uint64_t b = first + threadIdx.x; b < end; b += THREADS) {
+    uint32_t entry = rule.block(pointer<const float>(pass.amaxes)[b]).entry;
+    for (int turned = 0; turned < 2; ++turned) {
+      uint64_t base = turned ? pass.scale[1] : pass.scale[0];
+      if (base == 0) continue;
+      uint64_t at = turned ? b % across * down + b / across : b;
+      if (rule.entry_bytes() == 1) {
+        pointer<uint8_t>(base)[at] = uint8_t(entry);
+      } else {
+        store_f32(base + 4 * at, entry);
+      }
+    }
+  }
+}
+
+}  // namespace lowp
+
+using namespace lowp;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_flat_encode(const Tile* __restrict__ tiles, const FlatEncode* __restrict__ jobs, const Step* __restrict__ step,
+                     uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const FlatEncode& job = jobs[tile.job];
+  ScaleRule rule = ScaleRule::of(job);
+  if (tile.index == 0 && threadIdx.x == 0) rule.store_tensor(job.tensor_scale);
+  uint64_t index = tile.index;
+  if (index < job.data_tiles) {
+    uint64_t first = (job.start / RUN + index) * RUN + threadIdx.x * CHUNK;
+    uint64_t end = min(first + CHUNK, job.start + job.len);
+    first = max(first, job.start);
+    for (uint32_t p = 0; p < job.passes; ++p) {
+      if (job.pass[p].data) codes(job, job.pass[p], rule, first, end);
+    }
+    return;
+  }
+  index -= job.data_tiles;
+  if (index < job.scale_tiles[0]) return scales(job, job.pass[0], rule, index * RUN);
+  index -= job.scale_tiles[0];
+  if (index < job.scale_tiles[1]) scales(job, job.pass[1], rule, index * RUN);
+}

@@ -1,0 +1,65 @@
+// Typed access to the addresses of a job: 16-byte vectors where they are aligned, bytes where nothing
+// is known.
+#pragma once
+#include <lowp/jobs.cuh>
+
+namespace lowp {
+
+template <typename T>
+__device__ __forceinline__ T* pointer(uint64_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// The value of bfloat16 bits, exactly.
+__device__ __forceinline__ float widen(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
+__device__ __forceinline__ float widen_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float widen_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+// The bfloat16 bits of two values, the first in the low half: to nearest even; a NaN keeps its sign
+// and payload, as on the host, where the conversion instruction would make it canonical.
+__device__ __forceinline__ uint32_t narrow_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  if (low != low) pair = (pair & 0xFFFF0000u) | (__float_as_uint(low) >> 16) | 0x40u;
+  if (high != high) pair = (pair & 0xFFFFu) | (__float_as_uint(high) & 0xFFFF0000u) | 0x400000u;
+  return pair;
+}
+__device__ __forceinline__ uint16_t narrow(float x) { return uint16_t(narrow_pair(x, 0.0f)); }
+__device__ __forceinline__ float round_bf16(float x) { return widen(narrow(x)); }
+
+// 16-byte accesses that pass through the caches once: nothing here is read twice.
+__device__ __forceinline__ uint4 load16(const void* at) { return __ldcs(static_cast<const uint4*>(at)); }
+__device__ __forceinline__ uint2 load8(const void* at) { return __ldcs(static_cast<const uint2*>(at)); }
+__device__ __forceinline__ void store16(void* at, uint4 value) { __stcs(static_cast<uint4*>(at), value); }
+__device__ __forceinline__ void store8(void* at, uint2 value) { __stcs(static_cast<uint2*>(at), value); }
+
+__device__ __forceinline__ float4 as_floats(uint4 raw) {
+  return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w));
+}
+__device__ __forceinline__ uint4 as_bits(float4 v) {
+  return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+}
+
+// One source value.
+__device__ __forceinline__ float load_source(uint64_t source, uint8_t code, uint64_t index) {
+  return code == BF16 ? widen(pointer<const uint16_t>(source)[index]) : pointer<const float>(source)[index];
+}
+
+// A little-endian binary32 at any address.
+__device__ __forceinline__ void store_f32(uint64_t address, uint32_t bits) {
+  if (address % 4 == 0) {
+    *pointer<uint32_t>(address) = bits;
+  } else {
+    for (int i = 0; i < 4; ++i) pointer<uint8_t>(address)[i] = uint8_t(bits >> (8 * i));
+  }
+}
+__device__ __forceinline__ uint32_t load_f32(uint64_t address) {
+  if (address % 4 == 0) return *pointer<const uint32_t>(address);
+  uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) bits |= uint32_t(pointer<const uint8_t>(address)[i]) << (8 * i);
+  return bits;
+}
+
+__device__ __forceinline__ uint64_t cdiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+}  // namespace lowp

@@ -1,0 +1,253 @@
+// A warp's tile of 32 x 32 elements in registers: each lane holds 32/W consecutive rows of W
+// consecutive columns, one 16-byte chunk of input each. Where blocks and lanes meet, maxima are
+// reduced over lanes by exchanging halves, so that each lane ends with its own block.
+#pragma once
+#include <lowp/memory.cuh>
+
+namespace lowp {
+
+constexpr uint32_t FULL_WARP = 0xFFFFFFFFu;
+constexpr int THREADS = 256;
+
+// Where the 32 x 32 elements of a warp lie.
+template <int W>
+struct Lane {
+  static constexpr int N = 32 / W;  // rows of a lane, and lanes of a row
+
+  uint32_t lane;
+  uint64_t row, col;  // of the warp's first element
+  __device__ __forceinline__ uint32_t local_row() const { return lane / N * N; }
+  __device__ __forceinline__ uint32_t local_col() const { return lane % N * W; }
+};
+
+// A matrix, or a run of elements seen as one.
+struct View {
+  uint64_t rows, cols;
+  uint64_t elements;  // rows * cols, or less where the last row is not full
+  __device__ __forceinline__ bool holds(uint64_t row, uint64_t col) const {
+    return row < rows && col < cols && row * cols + col < elements;
+  }
+  // Whether all of a rectangle lies inside.
+  __device__ __forceinline__ bool holds_all(uint64_t row, uint64_t col, uint32_t height, uint32_t width) const {
+    return row + height <= rows && col + width <= cols && (row + height - 1) * cols + col + width <= elements;
+  }
+};
+
+// max(a, |x|), where a NaN loses.
+__device__ __forceinline__ float max_abs(float a, float x) { return fmaxf(a, fabsf(x)); }
+
+// Tile `index` of a matrix of tiles, in an order in which tiles that are done together lie together
+// in both directions: groups of four rows of tiles, column by column. What one tile writes of a
+// transposed line, its neighbours below complete while it is in cache.
+__device__ __forceinline__ uint2 grouped(uint32_t index, uint32_t down, uint32_t across) {
+
+  constexpr uint32_t GROUP = 4;
+  uint32_t first = index / (GROUP * across) * GROUP, rest = index - first * across;
+  uint32_t rows = min(GROUP, down - first);
+  return make_uint2(first + rest % rows, rest / rows);
+}
+
+// The values of a warp's tile; 0 outside the matrix.
+template <int W>
+struct Values;
+
+// binary32.
+template <>
+struct Values<4> {
+  float x[8][4];
+
+  __device__ __forceinline__ float at(int i, int j) const { return x[i][j]; }
+
+  __device__ __forceinline__ void load(uint64_t source, bool vector, const View& view, const Lane<4>& lane) {
+    uint64_t row = lane.row + lane.local_row(), col = lane.col + lane.local_col();
+    const float* from = pointer<const float>(source) + row * view.cols + col;
+    if (vector && view.holds_all(lane.row, lane.col, 32, 32)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) set(i, as_floats(load16(from + i * view.cols)));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[i][j] = view.holds(row + i, col + j) ? from[i * view.cols + j] : 0.0f;
+      }
+    }
+  }
+  // Element by element, from a function of the row and column within the warp's tile.
+  template <typename At>
+  __device__ __forceinline__ void gather(At value, const Lane<4>& lane) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i][j] = value(lane.local_row() + i, lane.local_col() + j);
+    }
+  }
+  __device__ __forceinline__ void set(int i, float4 chunk) {
+    x[i][0] = chunk.x;
+    x[i][1] = chunk.y;
+    x[i][2] = chunk.z;
+    x[i][3] = chunk.w;
+  }
+  // Rounds to bfloat16.
+  __device__ __forceinline__ void round() {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i][j] = round_bf16(x[i][j]);
+    }
+  }
+  // Keeps the compiler from doing what follows before a loop instead of in it.
+  __device__ __forceinline__ void pin() {}
+
+  __device__ __forceinline__ void row_maxima(float (&a)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      a[i] = max_abs(max_abs(max_abs(max_abs(0.0f, x[i][0]), x[i][1]), x[i][2]), x[i][3]);
+    }
+  }
+  __device__ __forceinline__ void column_maxima(float (&a)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      a[j] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[j] = max_abs(a[j], x[i][j]);
+    }
+  }
+  __device__ __forceinline__ float maximum() const {
+    float a[8];
+    row_maxima(a);
+    return fmaxf(fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3])), fmaxf(fmaxf(a[4], a[5]), fmaxf(a[6], a[7])));
+  }
+};
+
+// The larger magnitudes of pairs of bfloat16, where a NaN loses; `a` holds magnitudes.
+__device__ __forceinline__ uint32_t max_abs_pair(uint32_t a, uint32_t x) {
+  uint32_t y;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(x & 0x7FFF7FFFu));
+  return y;
+}
+
+// bfloat16, in pairs.
+template <>
+struct Values<8> {
+  uint32_t x[4][4];
+
+  __device__ __forceinline__ float at(int i, int j) const { return j % 2 ? widen_high(x[i][j / 2]) : widen_low(x[i][j / 2]); }
+
+  __device__ __forceinline__ void load(uint64_t source, bool vector, const View& view, const Lane<8>& lane) {
+    uint64_t row = lane.row + lane.local_row(), col = lane.col + lane.local_col();
+    const uint16_t* from = pointer<const uint16_t>(source) + row * view.cols + col;
+    if (vector && view.holds_all(lane.row, lane.col, 32, 32)) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint4 raw = load16(from + i * view.cols);
+        x[i][0] = raw.x;
+        x[i][1] = raw.y;
+        x[i][2] = raw.z;
+        x[i][3] = raw.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          uint32_t bits = view.holds(row + i, col + j) ? from[i * view.cols + j] : 0;
+          x[i][j / 2] = j % 2 ? x[i][j / 2] | bits << 16 : bits;
+        }
+      }
+    }
+  }
+  template <typename At>
+  __device__ __forceinline__ void gather(At value, const Lane<8>& lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        uint32_t bits = __float_as_uint(value(lane.local_row() + i, lane.local_col() + j));
+        x[i][j / 2] = j % 2 ? x[i][j / 2] | (bits & 0xFFFF0000u) : bits >> 16;
+      }
+    }
+  }
+  __device__ __forceinline__ void round() {}
+  __device__ __forceinline__ void pin() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(x[i][j]));
+    }
+  }
+
+  static __device__ __forceinline__ float larger(uint32_t pair) { return fmaxf(widen_low(pair), widen_high(pair)); }
+  __device__ __forceinline__ void row_maxima(float (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = larger(max_abs_pair(max_abs_pair(max_abs_pair(max_abs_pair(0, x[i][0]), x[i][1]), x[i][2]), x[i][3]));
+    }
+  }
+  __device__ __forceinline__ void column_maxima(float (&a)[8]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t pair = max_abs_pair(max_abs_pair(max_abs_pair(max_abs_pair(0, x[0][j]), x[1][j]), x[2][j]), x[3][j]);
+      a[2 * j] = widen_low(pair);
+      a[2 * j + 1] = widen_high(pair);
+    }
+  }
+  __device__ __forceinline__ float maximum() const {
+    float a[4];
+    row_maxima(a);
+    return fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
+  }
+};
+
+// Four words of four bytes, transposed: byte r of out[c] is byte c of in[r].
+__device__ __forceinline__ void turn_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
+  uint32_t a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
+  uint32_t c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(a, b, 0x5410);
+  out[1] = __byte_perm(a, b, 0x7632);
+  out[2] = __byte_perm(c, d, 0x5410);
+  out[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Reduces a[0 .. N) over LANES lanes whose numbers differ in the bits STRIDE .. STRIDE * LANES / 2:
+// lane k of them ends with the maxima of a[k * N / LANES + r] in a[r].
+template <int N, int LANES, int STRIDE>
+__device__ __forceinline__ void scatter_max(float (&a)[N], uint32_t lane) {
+  int n = N;
+#pragma unroll
+  for (int l = LANES / 2; l >= 1; l /= 2) {
+    n /= 2;
+    bool upper = (lane & (l * STRIDE)) != 0;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      if (i < n) {
+        float keep = upper ? a[i + n] : a[i];
+        float send = upper ? a[i] : a[i + n];
+        a[i] = fmaxf(keep, __shfl_xor_sync(FULL_WARP, send, l * STRIDE));
+      }
+    }
+  }
+}
+
+// The maximum over lanes whose numbers differ in the bits of `mask`.
+__device__ __forceinline__ float all_max(float a, uint32_t mask) {
+#pragma unroll
+  for (uint32_t bit = 1; bit < 32; bit *= 2) {
+    if (mask & bit) a = fmaxf(a, __shfl_xor_sync(FULL_WARP, a, bit));
+  }
+  return a;
+}
+
+// The maximum over a block of threads, in thread 0; every thread calls it once.
+__device__ __forceinline__ float block_max(float a) {
+  __shared__ float warps[THREADS / 32];
+  a = all_max(a, 31);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = a;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    a = threadIdx.x < THREADS / 32 ? warps[threadIdx.x] : 0.0f;
+    a = all_max(a, THREADS / 32 - 1);
+  }
+  return a;
+}
+
+}  // namespace lowp

@@ -1,0 +1,26 @@
+// Interleaves pieces that arrived one after another: each piece is a job, copied to its columns.
+#include <lowp/memory.cuh>
+#include <lowp/tile.cuh>
+
+using namespace lowp;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lowp_interleave(const Tile* __restrict__ tiles, const Interleave* __restrict__ jobs, const Step* __restrict__ step,
+                    uint32_t flags) {
+  constexpr uint64_t RUN = 16384;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Interleave& job = jobs[tile.job];
+  uint64_t first = tile.index * RUN, end = min(first + RUN, job.outer * job.width);
+  const uint8_t* from = pointer<const uint8_t>(job.from);
+  uint8_t* to = pointer<uint8_t>(job.to);
+  if (job.vector) {
+    for (uint64_t b = first + threadIdx.x * 16; b < end; b += THREADS * 16) {
+      store16(to + b / job.width * job.pitch + b % job.width, load16(from + b));
+    }
+  } else {
+    for (uint64_t b = first + threadIdx.x; b < end; b += THREADS) {
+      to[b / job.width * job.pitch + b % job.width] = from[b];
+    }
+  }
+}

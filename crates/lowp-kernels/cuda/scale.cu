@@ -1,0 +1,57 @@
+// From agreed amaxes to what encoding reads (numerics 4.2 and 5.2): one warp per tensor.
+#include <lowp/scale_rule.cuh>
+#include <lowp/tile.cuh>
+
+namespace lowp {
+
+// Rolls the history of one tensor, [0, h2, .., h(L-1), last], and returns the next encode scale.
+__device__ __forceinline__ float roll(const Scale& job, float observed, float scale, uint32_t lane) {
+  float* history = pointer<float>(job.history);
+  if (job.window == 0) return scale;
+  float newest = fmaxf(history[0], observed);
+  float last = observed != 0.0f ? observed : newest;
+  __syncwarp();
+  if (last == 0.0f) {
+    if (lane == 0) history[0] = newest;
+    return scale;
+  }
+  float amax = last;
+  for (uint64_t first = 0; first + 1 < job.window; first += 32) {
+    uint64_t at = first + lane + 1;
+    float entry = at < job.window ? history[at] : 0.0f;
+    if (!job.most_recent) amax = fmaxf(amax, entry);
+    __syncwarp();
+    if (at < job.window) history[at - 1] = entry;
+    __syncwarp();
+  }
+  if (lane == 0) {
+    history[job.window - 1] = last;
+    history[0] = 0.0f;
+  }
+  amax = all_max(amax, 31);
+  if (!is_finite(amax) || !(amax > 0.0f)) return scale;
+  float next = __fdiv_rn(job.numerator, amax);
+  return is_finite(next) ? next : float_max();
+}
+
+}  // namespace lowp
+
+using namespace lowp;
+
+extern "C" __global__ void __launch_bounds__(32)
+    lowp_scale(const Tile* __restrict__ tiles, const Scale* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Scale& job = jobs[tiles[blockIdx.x].job];
+  float observed = *pointer<const float>(job.observed), scale = *pointer<const float>(job.scale);
+  __syncwarp();
+  float next = scale;
+  switch (job.kind) {
+    case SCALE_HISTORY: next = roll(job, observed, scale, threadIdx.x); break;
+    case SCALE_TENSOR: next = tensor_scale(observed, job.max_finite, job.pow2, job.epsilon); break;
+    case SCALE_TWO_LEVEL: next = observed; break;
+  }
+  if (threadIdx.x == 0) {
+    *pointer<float>(job.observed) = 0.0f;
+    *pointer<float>(job.scale) = next;
+  }
+}

@@ -1,0 +1,152 @@
+//! What only the CUDA backend has: graphs, streams, and memory of others.
+
+use lowp_format::ScaleSource;
+
+use super::rig::device;
+use super::*;
+use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, CudaGraph, Moments, ScaleJob};
+
+/// The buffers of a step in two passes, and its work in order.
+struct Step {
+    results: [CudaBuffer<f32>; 5],
+    bytes: CudaBuffer<u8>,
+    work: Vec<Work<Cuda>>,
+}
+
+fn step(rig: &Rig<Cuda>) -> Step {
+    let shape = Shape::new(96, 160);
+    let case = case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED));
+    let len = shape.elements();
+    let master = rig.buffer(&values(len, 1, false));
+    let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&vec![0f32; len]));
+    let observed = rig.buffer(&[0f32]);
+    let scales = rig.buffer(&[1f32]);
+    let slot = |buffer: &CudaBuffer<f32>| Slot {
+        buffer: buffer.clone(),
+        index: 0,
+    };
+    let adamw = AdamwJob {
+        master: master.clone(),
+        moments: Moments::F32 {
+            exp_avg: exp_avg.clone(),
+            exp_avg_sq: exp_avg_sq.clone(),
+        },
+        grad: source(rig, &values(len, 2, false), true).0,
+        group: 0,
+        mode: AdamMode::AdamW,
+        source_rounding: SourceRounding::F32,
+        amax: Some(slot(&observed)),
+        encode: None,
+    };
+    let scale = ScaleJob {
+        observed: observed.clone(),
+        scales: scales.clone(),
+        index: 0,
+        history: None,
+        rule: ScaleSource::TensorAmax {
+            pow2: false,
+            epsilon: 0.0,
+        },
+        element: Code::E4M3,
+    };
+    let source = Source::F32(master.clone());
+    let mut encode = encode_job(rig, case.kernel, &case.specs, shape, source, 1.0);
+    encode.tensor = Some(slot(&scales));
+    Step {
+        results: [master, exp_avg, exp_avg_sq, observed, scales],
+        bytes: encode.targets[0].bytes.clone(),
+        work: vec![
+            Work::Adamw(vec![adamw]),
+            Work::Scale(vec![scale]),
+            Work::Encode(vec![encode]),
+        ],
+    }
+}
+
+fn scalars(step: u64) -> StepScalars {
+    let group = AdamScalars {
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        correction1: 1.0,
+        correction2: 1.0,
+    };
+    StepScalars {
+        adam: vec![group.at_step(step)],
+        ..StepScalars::default()
+    }
+}
+
+/// Forty replays: more than scalars may be in flight.
+#[test]
+fn a_captured_step_equals_its_runs() {
+    device::once(|rig| {
+        let (apart, captured) = (step(rig), step(rig));
+        let plans = |work: Vec<Work<Cuda>>| -> Vec<_> {
+            work.into_iter().map(|w| rig.plan(w).unwrap()).collect()
+        };
+        let (apart_plans, captured_plans) = (plans(apart.work), plans(captured.work));
+        let graph =
+            CudaGraph::capture(&rig.backend, &captured_plans.iter().collect::<Vec<_>>()).unwrap();
+        // The graph holds what it needs.
+        drop(captured_plans);
+        for step in 1..=40 {
+            let scalars = scalars(step);
+            for plan in &apart_plans {
+                rig.backend.run(plan, &scalars).unwrap();
+            }
+            graph.launch(&scalars).unwrap();
+        }
+        for (a, b) in apart.results.iter().zip(&captured.results) {
+            assert_eq!(bits(&rig.content::<f32>(a)), bits(&rig.content::<f32>(b)));
+        }
+        let [a, b] = [&apart.bytes, &captured.bytes].map(|bytes| rig.content::<u8>(bytes));
+        assert_eq!(a, b);
+        assert!(graph.launch(&StepScalars::default()).is_err());
+    });
+}
+
+#[test]
+fn memory_of_others_is_used_in_place() {
+    device::once(|rig| {
+        let whole = rig.buffer(&values(1000, 3, false));
+        let pointer = whole.pointer() + 4 * 100;
+        // SAFETY: the entries lie within `whole`, which the wrapper keeps alive; work is in order.
+        let part =
+            unsafe { CudaBuffer::<f32>::from_raw(&rig.backend, pointer, 300, whole.clone()) };
+        let part = part.unwrap();
+        assert_eq!(
+            rig.content::<f32>(&part),
+            rig.content::<f32>(&whole)[100..400]
+        );
+        // Overlapping memory is found although the handles differ.
+        assert!(rig.backend.copy::<f32>(&whole, 0..10, &part, 0).is_err());
+        rig.backend.clear::<f32>(&part).unwrap();
+        drop(part);
+        let found = rig.content::<f32>(&whole);
+        assert!(found[100..400].iter().all(|&x| x == 0.0) && found[400] != 0.0);
+        // SAFETY: refused before it is used.
+        let odd = unsafe { CudaBuffer::<f32>::from_raw(&rig.backend, pointer + 1, 1, ()) };
+        assert!(odd.is_err());
+    });
+}
+
+#[test]
+fn streams_wait_for_each_other() {
+    device::once(|rig| {
+        let other = rig.backend.fork().unwrap();
+        let len = 1 << 24;
+        let from = rig.buffer(&vec![1f32; len]);
+        let to = rig.backend.alloc::<f32>(len).unwrap();
+        other.wait_for(&rig.backend).unwrap();
+        rig.backend.copy::<f32>(&from, 0..len, &to, 0).unwrap();
+        other.wait_for(&rig.backend).unwrap();
+        // Freed behind the work of both streams, although that has not run yet.
+        drop(from);
+        let mut last = [0f32];
+        other.read(&to, len - 1, &mut last).unwrap();
+        assert_eq!(last, [1.0]);
+    });
+}

@@ -1,0 +1,271 @@
+//! [`CudaBuffer`]: a shared handle on device memory, owned or borrowed from another library.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, result};
+
+use super::device::{Cuda, Device};
+use super::failed;
+use crate::{Element, KernelError};
+
+/// A shared handle on device memory of fixed length. Cloning clones the handle, not the content.
+pub struct CudaBuffer<T> {
+    len: usize,
+    /// `None` for no entries.
+    memory: Option<Arc<Memory>>,
+    entry: PhantomData<fn() -> T>,
+}
+
+/// Device memory, freed or given back with its last handle.
+pub(super) struct Memory {
+    pub(super) pointer: u64,
+    device: Arc<Device>,
+    owner: Owner,
+}
+
+enum Owner {
+    /// Allocated here, in the order of this stream.
+    Stream(Arc<CudaStream>),
+    /// Someone else's, kept alive by what they gave us.
+    Other(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
+}
+
+impl Memory {
+    /// `bytes` bytes of zeros, ready for work of `cuda`.
+    pub(super) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, KernelError> {
+        cuda.bind()?;
+        let stream = cuda.stream.cu_stream();
+        // SAFETY: the stream is alive; the result is checked.
+        let pointer = unsafe { result::malloc_async(stream, bytes) };
+        let memory = Self {
+            pointer: pointer.map_err(failed("cuMemAllocAsync"))?,
+            device: Arc::clone(&cuda.device),
+            owner: Owner::Stream(Arc::clone(&cuda.stream)),
+        };
+        // SAFETY: the memory has `bytes` bytes and is used in the order of the stream.
+        let zeroed = unsafe { result::memset_d8_async(memory.pointer, 0, bytes, stream) };
+        zeroed.map_err(failed("cuMemsetD8Async"))?;
+        Ok(memory)
+    }
+
+    /// Copies `values` to address `pointer` and waits.
+    ///
+    /// # Safety
+    /// `pointer` must lie in the memory, with room for the values.
+    pub(super) unsafe fn upload<T>(
+        &self,
+        cuda: &Cuda,
+        pointer: u64,
+        values: &[T],
+    ) -> Result<(), KernelError> {
+        cuda.bind()?;
+        // SAFETY: the caller's promise; the values outlive the copy, which is waited for.
+        let copied = unsafe { result::memcpy_htod_async(pointer, values, cuda.stream.cu_stream()) };
+        let done = cuda.synchronize();
+        copied.map_err(failed("cuMemcpyHtoDAsync"))?;
+        done
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({:#x})", self.pointer)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Owner::Stream(stream) = &self.owner {
+            // A destructor cannot report; a failing device reports at the next call. Memory that
+            // might still be used is leaked rather than freed.
+            let ready =
+                self.device.context.bind_to_thread().is_ok() && self.device.gather(stream).is_ok();
+            if ready {
+                // SAFETY: allocated by `zeros`, freed once, behind the work of every stream.
+                let freed = unsafe { result::free_async(self.pointer, stream.cu_stream()) };
+                self.device.context.record_err(freed);
+            }
+        }
+    }
+}
+
+impl<T: Element> CudaBuffer<T> {
+    /// Wraps device memory that someone else owns: `len` entries at `pointer`, on the device of
+    /// `cuda`. `owner` is dropped with the last handle (and the last plan that uses it).
+    ///
+    /// # Errors
+    /// [`KernelError::NoDevice`] if `pointer` is not aligned to an entry, or null with `len > 0`.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, `pointer` must be valid on the device for reads and writes of `len`
+    /// entries, and nobody may touch them while work that uses this buffer is in flight, unless the
+    /// caller orders both ([`Cuda::wait_for`], [`Cuda::synchronize`], events on a shared stream).
+    pub unsafe fn from_raw(
+        cuda: &Cuda,
+        pointer: u64,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self, KernelError> {
+        if len > 0 && (pointer == 0 || !pointer.is_multiple_of(align_of::<T>() as u64)) {
+            return Err(KernelError::NoDevice {
+                ordinal: cuda.ordinal(),
+                why: format!(
+                    "{pointer:#x} is no address of {}-byte entries",
+                    size_of::<T>()
+                ),
+            });
+        }
+        let memory = Memory {
+            pointer,
+            device: Arc::clone(&cuda.device),
+            owner: Owner::Other(Box::new(owner)),
+        };
+        Ok(Self {
+            len,
+            memory: (len > 0).then(|| Arc::new(memory)),
+            entry: PhantomData,
+        })
+    }
+
+    /// `len` zeros.
+    pub(super) fn zeros(cuda: &Cuda, len: usize) -> Result<Self, KernelError> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(KernelError::Device {
+            call: "cuMemAllocAsync",
+            why: format!("{len} entries are more than can be addressed"),
+        })?;
+        let memory = match len {
+            0 => None,
+            _ => Some(Arc::new(Memory::zeros(cuda, bytes)?)),
+        };
+        Ok(Self {
+            len,
+            memory,
+            entry: PhantomData,
+        })
+    }
+
+    pub(super) fn upload(
+        &self,
+        cuda: &Cuda,
+        start: usize,
+        values: &[T],
+    ) -> Result<(), KernelError> {
+        match &self.memory {
+            Some(memory) if !values.is_empty() => {
+                // SAFETY: the backend checked the range.
+                unsafe { memory.upload(cuda, self.at(start), values) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn download(
+        &self,
+        cuda: &Cuda,
+        start: usize,
+        values: &mut [T],
+    ) -> Result<(), KernelError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        cuda.bind()?;
+        let stream = cuda.stream.cu_stream();
+        // SAFETY: the backend checked the range; the copy is waited for before `values` is free.
+        let copied = unsafe { result::memcpy_dtoh_async(values, self.at(start), stream) };
+        let done = cuda.synchronize();
+        copied.map_err(failed("cuMemcpyDtoHAsync"))?;
+        done
+    }
+
+    pub(super) fn copy_from(
+        &self,
+        cuda: &Cuda,
+        start: usize,
+        from: &Self,
+        from_start: usize,
+        count: usize,
+    ) -> Result<(), KernelError> {
+        if count == 0 {
+            return Ok(());
+        }
+        cuda.bind()?;
+        let (to, from) = (self.at(start), from.at(from_start));
+        let bytes = count * size_of::<T>();
+        // SAFETY: the backend checked both ranges, and that they do not overlap.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, cuda.stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyDtoDAsync"))
+    }
+
+    pub(super) fn fill_zero(&self, cuda: &Cuda) -> Result<(), KernelError> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        cuda.bind()?;
+        let bytes = self.len * size_of::<T>();
+        // SAFETY: the buffer has this many bytes.
+        let zeroed =
+            unsafe { result::memset_d8_async(self.at(0), 0, bytes, cuda.stream.cu_stream()) };
+        zeroed.map_err(failed("cuMemsetD8Async"))
+    }
+
+    /// The device address of entry `index`; 0 for an empty buffer.
+    pub(super) fn at(&self, index: usize) -> u64 {
+        let memory = self.memory.as_ref();
+        memory.map_or(0, |memory| memory.pointer + (index * size_of::<T>()) as u64)
+    }
+
+    pub(super) fn span(&self) -> Range<usize> {
+        let start = usize::try_from(self.at(0)).unwrap_or(usize::MAX);
+        start..start + self.len * size_of::<T>()
+    }
+}
+
+impl<T> CudaBuffer<T> {
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device address of the first entry, for kernels of others; 0 for an empty buffer. It is
+    /// valid as long as a handle lives.
+    pub fn pointer(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.pointer)
+    }
+
+    /// The device that holds it; none for an empty buffer.
+    pub(super) fn ordinal(&self) -> Option<usize> {
+        let memory = self.memory.as_ref();
+        memory.map(|memory| memory.device.context.ordinal())
+    }
+}
+
+impl<T> Clone for CudaBuffer<T> {
+    fn clone(&self) -> Self {
+        Self {
+            len: self.len,
+            memory: self.memory.clone(),
+            entry: PhantomData,
+        }
+    }
+}
+
+/// Prints address and length only: the content is on the device.
+impl<T> fmt::Debug for CudaBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CudaBuffer({} entries at {:#x})",
+            self.len,
+            self.pointer()
+        )
+    }
+}

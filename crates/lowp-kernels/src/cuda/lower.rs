@@ -1,0 +1,422 @@
+//! From jobs to the rows of the device table. Every decision was taken when the work was checked;
+//! here addresses and codes are written down.
+
+use lowp_format::{AmaxAlgorithm, Axis, Code, MxScale, Part, ScaleLayout, ScaleRule, ScaleSource};
+use lowp_format::{SourceRounding, cdiv};
+
+use super::device::Cuda;
+use super::table::{
+    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, Interleave, Layout, Pass,
+    Repack, Scale, SumSquares, Transpose, code, rule, scale_kind,
+};
+use crate::check::target::block_of;
+use crate::{
+    AdamMode, AdamwJob, AmaxJob, DecodeJob, EncodeJob, FlatEncodeJob, InterleaveJob, KernelError,
+    Moments, RepackJob, ScaleJob, Slot, Source, SumSquaresJob, Target, TransposeJob,
+};
+
+fn code_of(code: Code) -> u8 {
+    match code {
+        Code::E4M3 => code::E4M3,
+        Code::E5M2 => code::E5M2,
+        Code::E2M1 => code::E2M1,
+        Code::E8M0 => code::E8M0,
+        Code::Bf16 => code::BF16,
+        Code::F32 => code::F32,
+    }
+}
+
+/// The rule, `pow2` and `epsilon`.
+fn rule_of(rule: ScaleRule) -> (u8, u8, f32) {
+    match rule {
+        ScaleRule::None => (rule::NONE, 0, 0.0),
+        ScaleRule::Tensor => (rule::TENSOR, 0, 0.0),
+        ScaleRule::E8M0(MxScale::Te) => (rule::E8M0_TE, 0, 0.0),
+        ScaleRule::E8M0(MxScale::OcpFloor) => (rule::E8M0_FLOOR, 0, 0.0),
+        ScaleRule::TwoLevel => (rule::TWO_LEVEL, 0, 0.0),
+        ScaleRule::BlockF32 { pow2, epsilon } => (rule::BLOCK_F32, u8::from(pow2), epsilon),
+    }
+}
+
+/// Address of the first value, its code, and the number of values.
+fn source(source: &Source<Cuda>) -> (u64, u8, u64) {
+    match source {
+        Source::F32(buffer) => (buffer.pointer(), code::F32, buffer.len() as u64),
+        Source::Bf16(buffer) => (buffer.pointer(), code::BF16, buffer.len() as u64),
+    }
+}
+
+fn via_bf16(rounding: SourceRounding) -> u8 {
+    u8::from(rounding == SourceRounding::ViaBf16)
+}
+
+fn slot(slot: Option<&Slot<Cuda>>) -> u64 {
+    slot.map_or(0, |slot| slot.buffer.at(slot.index))
+}
+
+/// Block sides; 0 where blocks have no scale. They are at most 4096.
+fn sides(block: Option<[usize; 2]>) -> [u32; 2] {
+    block.map_or([0, 0], |block| block.map(|side| side as u32))
+}
+
+fn turned(target: &Target<Cuda>) -> usize {
+    usize::from(target.spec.axes[0] == Axis::Cols)
+}
+
+/// Puts something into the first job that takes it; where none does, into another job for the same
+/// source.
+fn place<J: Copy>(
+    jobs: &mut Vec<J>,
+    base: J,
+    mut put: impl FnMut(&mut J) -> bool,
+) -> Result<(), KernelError> {
+    if jobs.iter_mut().any(&mut put) {
+        return Ok(());
+    }
+    let mut job = base;
+    let placed = put(&mut job);
+    jobs.push(job);
+    if placed {
+        return Ok(());
+    }
+    Err(KernelError::NoKernel {
+        what: "a target that an empty job does not take".to_owned(),
+    })
+}
+
+/// Puts `pointer` where there is nothing.
+fn put(slot: &mut u64, pointer: u64) -> bool {
+    let free = *slot == 0;
+    if free {
+        *slot = pointer;
+    }
+    free
+}
+
+pub(super) fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
+    let (source, source_code, len) = source(&job.source);
+    let base = Amax {
+        source,
+        rows: job.shape.rows as u64,
+        cols: job.shape.cols as u64,
+        start: job.start as u64,
+        len,
+        source_code,
+        via_bf16: via_bf16(job.source_rounding),
+        ..Amax::default()
+    };
+    let pairs = job.blocks.chunks(2).map(|parts| {
+        let mut row = base;
+        for (slot, part) in row.blocks.iter_mut().zip(parts) {
+            let [rows, cols] = sides(Some(part.block));
+            let out = job.out.at(part.start);
+            *slot = AmaxBlocks { out, rows, cols };
+        }
+        row
+    });
+    let mut rows: Vec<_> = pairs.collect();
+    if let Some(entry) = job.tensor {
+        if rows.is_empty() {
+            rows.push(base);
+        }
+        rows[0].tensor = job.out.at(entry);
+    }
+    rows
+}
+
+pub(super) fn scale(job: &ScaleJob<Cuda>) -> Scale {
+    let max_finite = job.element.max_finite();
+    let mut row = Scale {
+        observed: job.observed.at(job.index),
+        scale: job.scales.at(job.index),
+        max_finite,
+        ..Scale::default()
+    };
+    match job.rule {
+        ScaleSource::None | ScaleSource::BlockAmax => row.kind = scale_kind::KEEP,
+        ScaleSource::TensorAndBlockAmax => row.kind = scale_kind::TWO_LEVEL,
+        ScaleSource::TensorAmax { pow2, epsilon } => {
+            row.kind = scale_kind::TENSOR;
+            row.pow2 = u8::from(pow2);
+            row.epsilon = epsilon;
+        }
+        ScaleSource::History {
+            algorithm, margin, ..
+        } => {
+            row.kind = scale_kind::HISTORY;
+            row.most_recent = u8::from(algorithm == AmaxAlgorithm::MostRecent);
+            row.numerator = max_finite * (-margin as f32).exp2();
+            let history = job.history.as_ref();
+            row.history = history.map_or(0, |history| history.pointer());
+            row.window = history.map_or(0, |history| history.len() as u64);
+        }
+    }
+    row
+}
+
+/// One row, unless two targets of a part lie the same way.
+pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
+    let (source, source_code, _) = source(&job.source);
+    let (rule, pow2, epsilon) = rule_of(job.kernel.scale);
+    let mut base = Encode {
+        source,
+        rows: job.shape.rows as u64,
+        cols: job.shape.cols as u64,
+        tensor: slot(job.tensor.as_ref()),
+        element: code_of(job.kernel.element),
+        rule,
+        pow2,
+        epsilon,
+        source_code,
+        via_bf16: via_bf16(job.source_rounding),
+        ..Encode::default()
+    };
+    if let Some(key) = job.stochastic {
+        base.stochastic = 1;
+        base.seed = key.seed;
+        base.stream = key.stream;
+        base.first = key.first;
+    }
+    let mut rows = vec![base];
+    for target in &job.targets {
+        let pointer = target.bytes.pointer();
+        let part = target.spec.key.part;
+        if pointer == 0 {
+            continue;
+        }
+        if part == Part::TensorScale {
+            place(&mut rows, base, |row| put(&mut row.tensor_scale, pointer))?;
+            continue;
+        }
+        let [block_rows, block_cols] = sides(block_of(&job.kernel, target.spec.key.usage)?);
+        let side = turned(target);
+        place(&mut rows, base, |row| {
+            let used = usize::from(row.passes);
+            let same = |pass: &Pass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
+            let at = row.pass[..used].iter().position(same).unwrap_or(used);
+            let Some(pass) = row.pass.get_mut(at) else {
+                return false;
+            };
+            let slot = match part {
+                Part::Data => &mut pass.data[side],
+                _ => &mut pass.scale[side],
+            };
+            let free = put(slot, pointer);
+            if free && at == used {
+                [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
+                row.passes += 1;
+            }
+            free
+        })?;
+    }
+    Ok(rows)
+}
+
+pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, KernelError> {
+    let (source, source_code, _) = source(&job.source);
+    let (rule, pow2, epsilon) = rule_of(job.kernel.scale);
+    let base = FlatEncode {
+        source,
+        rows: job.shape.rows as u64,
+        cols: job.shape.cols as u64,
+        start: job.start as u64,
+        len: job.len as u64,
+        tensor: slot(job.tensor.as_ref()),
+        element: code_of(job.kernel.element),
+        rule,
+        pow2,
+        epsilon,
+        source_code,
+        via_bf16: via_bf16(job.source_rounding),
+        ..FlatEncode::default()
+    };
+    let agreed = |block: [usize; 2]| {
+        let flat = job.blocks.as_ref()?;
+        let part = flat.blocks.iter().find(|part| part.block == block)?;
+        Some(flat.amaxes.at(part.start))
+    };
+    let mut rows = vec![base];
+    for target in &job.targets {
+        let pointer = target.bytes.pointer();
+        let part = target.spec.key.part;
+        if pointer == 0 {
+            continue;
+        }
+        if part == Part::TensorScale {
+            place(&mut rows, base, |row| put(&mut row.tensor_scale, pointer))?;
+            continue;
+        }
+        let block = block_of(&job.kernel, target.spec.key.usage)?;
+        let amaxes = block.and_then(agreed).unwrap_or(0);
+        let [block_rows, block_cols] = sides(block);
+        let side = turned(target);
+        place(&mut rows, base, |row| {
+            let used = usize::from(row.passes);
+            let same =
+                |pass: &FlatPass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
+            let at = row.pass[..used].iter().position(same).unwrap_or(used);
+            let Some(pass) = row.pass.get_mut(at) else {
+                return false;
+            };
+            let slot = match part {
+                Part::Data => &mut pass.data,
+                _ => &mut pass.scale[side],
+            };
+            let free = put(slot, pointer);
+            if free && at == used {
+                pass.amaxes = amaxes;
+                [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
+                row.passes += 1;
+            }
+            free
+        })?;
+    }
+    Ok(rows)
+}
+
+pub(super) fn decode(job: &DecodeJob<Cuda>) -> Result<Decode, KernelError> {
+    let (rule, _, _) = rule_of(job.kernel.scale);
+    let block = block_of(&job.kernel, job.data.spec.key.usage)?;
+    let [block_rows, block_cols] = sides(block);
+    let pitch = |target: &Target<Cuda>| target.spec.row_bytes(job.shape) as u64;
+    let scale = job.block_scale.as_ref();
+    Ok(Decode {
+        data: job.data.bytes.pointer(),
+        scale: scale.map_or(0, |scale| scale.bytes.pointer()),
+        tensor: job.tensor_scale.as_ref().map_or(0, |t| t.pointer()),
+        out: job.out.pointer(),
+        rows: job.shape.rows as u64,
+        cols: job.shape.cols as u64,
+        data_pitch: pitch(&job.data),
+        scale_pitch: scale.map_or(0, pitch),
+        block_rows,
+        block_cols,
+        element: code_of(job.kernel.element),
+        rule,
+        data_transposed: turned(&job.data) as u8,
+        scale_transposed: scale.map_or(0, |scale| turned(scale) as u8),
+        ..Decode::default()
+    })
+}
+
+pub(super) fn transpose(job: &TransposeJob<Cuda>) -> Transpose {
+    Transpose {
+        from: job.from.pointer(),
+        to: job.to.pointer(),
+        outer: job.entries[0] as u64,
+        inner: job.entries[1] as u64,
+        bits: job.code.bits() as u8,
+        ..Transpose::default()
+    }
+}
+
+pub(super) fn repack(job: &RepackJob<Cuda>) -> Repack {
+    let layout = |layout: &ScaleLayout| Layout {
+        tile: layout.tile.map(|n| n as u64),
+        entries: layout.entries.map(|n| n as u64),
+        padded: layout.padded.map(|n| n as u64),
+        swizzled: u32::from(layout.form == lowp_format::Form::Swizzled),
+        cols_first: u32::from(layout.axes[0] == Axis::Cols),
+    };
+    Repack {
+        from: job.from.pointer(),
+        to: job.to.pointer(),
+        from_layout: layout(&job.from_layout),
+        to_layout: layout(&job.to_layout),
+        bits: job.to_layout.code.bits() as u8,
+        ..Repack::default()
+    }
+}
+
+/// One row per piece that is not empty.
+pub(super) fn interleave(job: &InterleaveJob<Cuda>) -> Vec<Interleave> {
+    let pitch = job.widths.iter().sum::<usize>();
+    let mut before = 0;
+    let mut rows = Vec::new();
+    for &width in &job.widths {
+        if width > 0 && job.outer > 0 {
+            rows.push(Interleave {
+                from: job.from.at(job.outer * before),
+                to: job.to.at(before),
+                outer: job.outer as u64,
+                width: width as u64,
+                pitch: pitch as u64,
+                vector: 0,
+            });
+        }
+        before += width;
+    }
+    rows
+}
+
+pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
+    let (grad, grad_code, len) = source(&job.grad);
+    let [exp_avg, exp_avg_sq, moments_code] = match &job.moments {
+        Moments::F32 {
+            exp_avg,
+            exp_avg_sq,
+        } => [exp_avg.pointer(), exp_avg_sq.pointer(), code::F32.into()],
+        Moments::Bf16 {
+            exp_avg,
+            exp_avg_sq,
+        } => [exp_avg.pointer(), exp_avg_sq.pointer(), code::BF16.into()],
+    };
+    let encode = match &job.encode {
+        None => Encode {
+            via_bf16: via_bf16(job.source_rounding),
+            ..Encode::default()
+        },
+        Some(job) => match encode(job)?[..] {
+            [row] => row,
+            // The update is done once, so one row must fill every target.
+            _ => {
+                return Err(KernelError::NoKernel {
+                    what:
+                        "AdamW fused with two targets of one part and order; encode the second in \
+                           a plan of its own"
+                            .to_owned(),
+                });
+            }
+        },
+    };
+    Ok(Adamw {
+        master: job.master.pointer(),
+        exp_avg,
+        exp_avg_sq,
+        grad,
+        amax: slot(job.amax.as_ref()),
+        len,
+        group: u32::try_from(job.group).unwrap_or(u32::MAX),
+        moments_code: moments_code as u8,
+        grad_code,
+        l2: u8::from(job.mode == AdamMode::L2),
+        reserved: 0,
+        encode,
+    })
+}
+
+/// Chunks of a sum of squares.
+pub(super) fn chunks(job: &SumSquaresJob<Cuda>) -> usize {
+    let (_, _, len) = source(&job.source);
+    cdiv(len as usize, super::geometry::SUM_CHUNK as usize)
+}
+
+/// `chunks`, `totals` and `state` are addresses of the plan's scratch.
+pub(super) fn sum_squares(
+    job: &SumSquaresJob<Cuda>,
+    jobs: usize,
+    [chunks, totals, state]: [u64; 3],
+) -> SumSquares {
+    let (source, source_code, len) = source(&job.source);
+    SumSquares {
+        source,
+        len,
+        out: job.out.pointer(),
+        chunks,
+        totals,
+        state,
+        jobs: jobs as u64,
+        source_code,
+        ..SumSquares::default()
+    }
+}

@@ -1,0 +1,120 @@
+//! The compiled kernels, embedded in the program and loaded once per device.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::failed;
+use super::table::Kernel;
+use crate::KernelError;
+
+/// The kernels of one `.cu` file, for every architecture.
+struct Unit {
+    name: &'static str,
+    image: &'static Aligned<[u8]>,
+}
+
+/// Bytes where the driver may read words.
+#[repr(C, align(16))]
+struct Aligned<B: ?Sized>(B);
+
+/// Written by build.rs. Empty in a program that was built with `LOWP_CUDA_KERNELS=none`.
+const UNITS: &[Unit] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// The kernels of a device.
+pub(super) struct Modules {
+    context: Arc<CudaContext>,
+    modules: Vec<sys::CUmodule>,
+    /// In the order of [`Kernel::ALL`].
+    functions: Vec<sys::CUfunction>,
+}
+
+// SAFETY: handles of the driver, which may be used from any thread; they are not changed after
+// loading.
+unsafe impl Send for Modules {}
+// SAFETY: as above.
+unsafe impl Sync for Modules {}
+
+impl Modules {
+    /// Loads every kernel.
+    pub(super) fn load(context: &Arc<CudaContext>) -> Result<Self, KernelError> {
+        let no = |why: String| KernelError::NoDevice {
+            ordinal: context.ordinal(),
+            why,
+        };
+        if UNITS.is_empty() {
+            return Err(no(
+                "this program was built with LOWP_CUDA_KERNELS=none and holds no kernels; build it \
+                 without"
+                    .to_owned(),
+            ));
+        }
+        context
+            .bind_to_thread()
+            .map_err(failed("cuCtxSetCurrent"))?;
+        let mut loaded = Self {
+            context: Arc::clone(context),
+            modules: Vec::new(),
+            functions: Vec::new(),
+        };
+        for unit in UNITS {
+            // SAFETY: the image is a whole fat binary, made by nvcc and checked by build.rs.
+            let module = unsafe { result::module::load_data(unit.image.0.as_ptr().cast()) };
+            let module = module.map_err(|error| {
+                let device = context.compute_capability().unwrap_or((0, 0));
+                no(format!(
+                    "its kernels `{}` cannot be loaded on compute capability {}.{}: {}",
+                    unit.name,
+                    device.0,
+                    device.1,
+                    failed("cuModuleLoadData")(error)
+                ))
+            })?;
+            loaded.modules.push(module);
+        }
+        for kernel in Kernel::ALL {
+            let function = loaded.find(kernel)?;
+            loaded.functions.push(function);
+        }
+        Ok(loaded)
+    }
+
+    /// A kernel lies in the unit whose name its own begins with.
+    fn find(&self, kernel: Kernel) -> Result<sys::CUfunction, KernelError> {
+        let missing = || KernelError::NoKernel {
+            what: format!("{} on a CUDA device", kernel.name()),
+        };
+        let stem = kernel.name().trim_start_matches("lowp_");
+        let units = self.modules.iter().zip(UNITS);
+        let (&module, _) = units
+            .filter(|(_, unit)| stem.starts_with(unit.name))
+            .max_by_key(|(_, unit)| unit.name.len())
+            .ok_or_else(missing)?;
+        let name = CString::new(kernel.name()).map_err(|_| missing())?;
+        // SAFETY: the module is loaded and stays so as long as `self`.
+        unsafe { result::module::get_function(module, name) }.map_err(|_| missing())
+    }
+
+    /// The entry point of `kernel`.
+    pub(super) fn function(&self, kernel: Kernel) -> Result<sys::CUfunction, KernelError> {
+        let at = Kernel::ALL.iter().position(|&other| other == kernel);
+        at.and_then(|at| self.functions.get(at).copied())
+            .ok_or_else(|| KernelError::NoKernel {
+                what: format!("{} on a CUDA device", kernel.name()),
+            })
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        self.context.record_err(self.context.bind_to_thread());
+        // A kernel that still runs needs its module.
+        self.context.record_err(self.context.synchronize());
+        for &module in &self.modules {
+            // SAFETY: loaded once, unloaded once; every handle that could launch is gone.
+            let unloaded = unsafe { result::module::unload(module) };
+            self.context.record_err(unloaded);
+        }
+    }
+}

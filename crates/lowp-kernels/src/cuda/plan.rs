@@ -1,0 +1,172 @@
+//! [`CudaPlan`]: work as a table on the device.
+
+use std::sync::Arc;
+
+use super::buffer::Memory;
+use super::device::Cuda;
+use super::launch::Launch;
+use super::table::{ChunkSum, SumTotal};
+use super::{lower, step};
+use crate::check::{Checked, check};
+use crate::{KernelError, StepScalars, SumSquaresJob, Work};
+
+/// Work that was checked and put on the device once, and runs any number of times.
+///
+/// Cloning clones the handle.
+#[derive(Clone, Debug)]
+pub struct CudaPlan {
+    planned: Arc<Planned>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    ordinal: usize,
+    /// Parameter groups that the work uses.
+    groups: usize,
+    /// `None` for work without elements.
+    launch: Option<Launch>,
+    #[expect(dead_code, reason = "held: the launch points into it")]
+    scratch: Option<Memory>,
+    #[expect(dead_code, reason = "held: the launch points to its buffers")]
+    work: Work<Cuda>,
+}
+
+impl CudaPlan {
+    /// Checks `work` and puts it on the device of `cuda`.
+    pub(super) fn new(cuda: &Cuda, work: Work<Cuda>) -> Result<Self, KernelError> {
+        let Checked { access, groups, .. } = check(cuda, &work)?;
+        access
+            .bytes
+            .iter()
+            .try_for_each(|used| cuda.own(&used.buffer))?;
+        access
+            .floats
+            .iter()
+            .try_for_each(|used| cuda.own(&used.buffer))?;
+        access
+            .halves
+            .iter()
+            .try_for_each(|used| cuda.own(&used.buffer))?;
+        if groups > step::GROUPS {
+            return Err(step::too_many(groups));
+        }
+        let mut scratch = None;
+        let launch = match &work {
+            Work::Amax(jobs) => {
+                let rows = jobs.iter().flat_map(lower::amax).collect();
+                Launch::new(cuda, rows)
+            }
+            Work::Scale(jobs) => Launch::new(cuda, jobs.iter().map(lower::scale).collect()),
+            Work::Encode(jobs) => Launch::new(cuda, all(jobs, lower::encode)?),
+            Work::FlatEncode(jobs) => Launch::new(cuda, all(jobs, lower::flat_encode)?),
+            Work::Decode(jobs) => {
+                let rows = jobs.iter().map(lower::decode).collect::<Result<_, _>>()?;
+                Launch::new(cuda, rows)
+            }
+            Work::Transpose(jobs) => Launch::new(cuda, jobs.iter().map(lower::transpose).collect()),
+            Work::Repack(jobs) => Launch::new(cuda, jobs.iter().map(lower::repack).collect()),
+            Work::Interleave(jobs) => {
+                let rows = jobs.iter().flat_map(lower::interleave).collect();
+                Launch::new(cuda, rows)
+            }
+            Work::Adamw(jobs) => {
+                let rows = jobs.iter().map(lower::adamw).collect::<Result<_, _>>()?;
+                Launch::new(cuda, rows)
+            }
+            Work::SumSquares(jobs) if jobs.is_empty() => Ok(None),
+            Work::SumSquares(jobs) => {
+                let memory = scratch.insert(sum_scratch(cuda, jobs)?);
+                let rows = sum_rows(jobs, memory.pointer);
+                Launch::new(cuda, rows)
+            }
+        }?;
+        let planned = Planned {
+            ordinal: cuda.ordinal(),
+            groups,
+            launch,
+            scratch,
+            work,
+        };
+        Ok(Self {
+            planned: Arc::new(planned),
+        })
+    }
+
+    /// Runs the work on the stream of `cuda`.
+    pub(super) fn run(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+        self.fits(cuda, scalars)?;
+        cuda.step.with(&cuda.stream, scalars, |step| {
+            // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
+            // plan holds is freed behind the work of every stream.
+            unsafe { self.enqueue(cuda, cuda.stream.cu_stream(), step) }
+        })
+    }
+
+    /// Refuses scalars or a device that do not fit the plan.
+    pub(super) fn fits(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+        self.on(cuda)?;
+        let (needed, given) = (self.planned.groups, scalars.adam.len());
+        if given < needed {
+            return Err(KernelError::Scalars { needed, given });
+        }
+        Ok(())
+    }
+
+    /// Refuses another device.
+    pub(super) fn on(&self, cuda: &Cuda) -> Result<(), KernelError> {
+        if self.planned.ordinal != cuda.ordinal() {
+            return Err(KernelError::NoDevice {
+                ordinal: cuda.ordinal(),
+                why: format!("the work was planned for device {}", self.planned.ordinal),
+            });
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Launch::enqueue`]; the plan answers for its buffers.
+    pub(super) unsafe fn enqueue(
+        &self,
+        cuda: &Cuda,
+        stream: cudarc::driver::sys::CUstream,
+        step: u64,
+    ) -> Result<(), KernelError> {
+        match &self.planned.launch {
+            // SAFETY: the caller's promise.
+            Some(launch) => unsafe { launch.enqueue(cuda, stream, step) },
+            None => Ok(()),
+        }
+    }
+}
+
+fn all<T, J>(
+    jobs: &[T],
+    lower: impl Fn(&T) -> Result<Vec<J>, KernelError>,
+) -> Result<Vec<J>, KernelError> {
+    let mut rows = Vec::new();
+    for job in jobs {
+        rows.extend(lower(job)?);
+    }
+    Ok(rows)
+}
+
+/// Sums of chunks of all jobs, totals of jobs, and the counter of jobs.
+fn sum_scratch(cuda: &Cuda, jobs: &[SumSquaresJob<Cuda>]) -> Result<Memory, KernelError> {
+    let chunks: usize = jobs.iter().map(lower::chunks).sum();
+    let bytes = chunks * size_of::<ChunkSum>() + jobs.len() * size_of::<SumTotal>() + 8;
+    Memory::zeros(cuda, bytes)
+}
+
+fn sum_rows(jobs: &[SumSquaresJob<Cuda>], scratch: u64) -> Vec<super::table::SumSquares> {
+    let chunks: usize = jobs.iter().map(lower::chunks).sum();
+    let totals = scratch + (chunks * size_of::<ChunkSum>()) as u64;
+    let state = totals + (jobs.len() * size_of::<SumTotal>()) as u64;
+    let mut chunks = scratch;
+    jobs.iter()
+        .map(|job| {
+            let row = lower::sum_squares(job, jobs.len(), [chunks, totals, state]);
+            chunks += (lower::chunks(job) * size_of::<ChunkSum>()) as u64;
+            row
+        })
+        .collect()
+}

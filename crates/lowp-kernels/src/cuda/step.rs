@@ -1,0 +1,214 @@
+//! The scalars of a step, in device memory: written when they change, read by every launch.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+
+use super::failed;
+use super::table::{AdamGroup, Step};
+use crate::{KernelError, StepScalars};
+
+/// Parameter groups that fit.
+pub(super) const GROUPS: usize = 1024;
+/// Words of four bytes.
+const WORDS: usize = (size_of::<Step>() + GROUPS * size_of::<AdamGroup>()) / 4;
+/// Copies that may be in flight; the host waits for the device when it is so many steps ahead.
+const SLOTS: usize = 16;
+
+/// The scalars of one stream: graphs hold the address, so it never changes.
+pub(super) struct StepMemory {
+    pointer: u64,
+    context: Arc<CudaContext>,
+    ring: Mutex<Ring>,
+}
+
+/// Page-locked copies on their way to the device.
+struct Ring {
+    words: *mut u32,
+    next: usize,
+    /// When the copy of each slot was done.
+    done: [Option<CudaEvent>; SLOTS],
+    /// What the device has, or will have at this point of the stream.
+    written: Vec<u32>,
+}
+
+// SAFETY: the pointer is memory of this ring alone.
+unsafe impl Send for Ring {}
+
+impl StepMemory {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, KernelError> {
+        context
+            .bind_to_thread()
+            .map_err(failed("cuCtxSetCurrent"))?;
+        // SAFETY: results are checked; both are freed when this is dropped.
+        let pointer = unsafe { result::malloc_sync(WORDS * 4) }.map_err(failed("cuMemAlloc"))?;
+        // SAFETY: as above.
+        let pinned = unsafe { result::malloc_host(SLOTS * WORDS * 4, 0) };
+        let pinned = pinned.map_err(|error| {
+            // SAFETY: just allocated, not used yet.
+            context.record_err(unsafe { result::free_sync(pointer) });
+            failed("cuMemHostAlloc")(error)
+        })?;
+        Ok(Self {
+            pointer,
+            context: Arc::clone(context),
+            ring: Mutex::new(Ring {
+                words: pinned.cast(),
+                next: 0,
+                done: [const { None }; SLOTS],
+                written: Vec::new(),
+            }),
+        })
+    }
+
+    /// Has `scalars` on the device when `work`, given to `stream` with their address, begins.
+    pub(super) fn with(
+        &self,
+        stream: &CudaStream,
+        scalars: &StepScalars,
+        work: impl FnOnce(u64) -> Result<(), KernelError>,
+    ) -> Result<(), KernelError> {
+        // Held until the work is enqueued: another thread's scalars come behind it.
+        let mut ring = self.ring.lock().map_err(|_| KernelError::Poisoned)?;
+        self.context
+            .bind_to_thread()
+            .map_err(failed("cuCtxSetCurrent"))?;
+        let words = words(scalars)?;
+        if ring.written != words {
+            ring.write(self.pointer, stream, words)?;
+        }
+        work(self.pointer)
+    }
+
+    /// The address that launches read.
+    pub(super) fn pointer(&self) -> u64 {
+        self.pointer
+    }
+}
+
+impl Ring {
+    fn write(
+        &mut self,
+        pointer: u64,
+        stream: &CudaStream,
+        words: Vec<u32>,
+    ) -> Result<(), KernelError> {
+        let slot = self.next;
+        if let Some(done) = &self.done[slot] {
+            done.synchronize().map_err(failed("cuEventSynchronize"))?;
+        }
+        // SAFETY: slot `slot` has `WORDS` words, `words` is no longer (see `words`), and the last
+        // copy out of the slot is done.
+        let pinned = unsafe {
+            let start = self.words.add(slot * WORDS);
+            std::ptr::copy_nonoverlapping(words.as_ptr(), start, words.len());
+            std::slice::from_raw_parts(start, words.len())
+        };
+        self.written.clear();
+        // SAFETY: the device memory has `WORDS` words; the slot is not written again before the copy
+        // is done, nor freed.
+        let copied = unsafe { result::memcpy_htod_async(pointer, pinned, stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyHtoDAsync"))?;
+        match &self.done[slot] {
+            Some(done) => done.record(stream),
+            None => stream
+                .record_event(None)
+                .map(|event| self.done[slot] = Some(event)),
+        }
+        .map_err(failed("cuEventRecord"))?;
+        self.next = (slot + 1) % SLOTS;
+        self.written = words;
+        Ok(())
+    }
+}
+
+impl Drop for StepMemory {
+    fn drop(&mut self) {
+        self.context.record_err(self.context.bind_to_thread());
+        let Ok(ring) = self.ring.get_mut() else {
+            return;
+        };
+        for done in ring.done.iter().flatten() {
+            self.context.record_err(done.synchronize());
+        }
+        let pinned: *mut c_void = ring.words.cast();
+        // SAFETY: allocated by `new`, freed once; no copy out of it is in flight. Freeing device
+        // memory waits for the work that reads it.
+        unsafe {
+            self.context.record_err(result::free_host(pinned));
+            self.context.record_err(result::free_sync(self.pointer));
+        }
+    }
+}
+
+/// A `Step` and its `AdamGroup`s as words.
+fn words(scalars: &StepScalars) -> Result<Vec<u32>, KernelError> {
+    if scalars.adam.len() > GROUPS {
+        return Err(too_many(scalars.adam.len()));
+    }
+    let random = scalars.random_step;
+    let mut words = vec![
+        random as u32,
+        (random >> 32) as u32,
+        scalars.grad_scale.to_bits(),
+        u32::from(scalars.skip),
+        0,
+        0,
+        0,
+        0,
+    ];
+    for group in &scalars.adam {
+        let fields = [
+            group.lr,
+            group.beta1,
+            group.beta2,
+            group.eps,
+            group.weight_decay,
+            group.correction1,
+            group.correction2,
+        ];
+        words.extend(fields.map(f32::to_bits));
+        words.push(0);
+    }
+    Ok(words)
+}
+
+/// More parameter groups than the device's memory for scalars holds.
+pub(super) fn too_many(groups: usize) -> KernelError {
+    KernelError::NoKernel {
+        what: format!("{groups} parameter groups on a CUDA device; there is room for {GROUPS}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AdamScalars;
+
+    #[test]
+    fn scalars_lie_as_the_device_reads_them() {
+        let group = AdamScalars {
+            lr: 1.0,
+            beta1: 2.0,
+            beta2: 3.0,
+            eps: 4.0,
+            weight_decay: 5.0,
+            correction1: 6.0,
+            correction2: 7.0,
+        };
+        let scalars = StepScalars {
+            adam: vec![group],
+            grad_scale: 0.5,
+            random_step: 0x1_0000_0002,
+            skip: true,
+        };
+        let words = words(&scalars).unwrap();
+        assert_eq!(words.len() * 4, size_of::<Step>() + size_of::<AdamGroup>());
+        assert_eq!(words[..4], [2, 1, 0.5f32.to_bits(), 1]);
+        assert_eq!(
+            words[8..15],
+            [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(f32::to_bits)
+        );
+    }
+}

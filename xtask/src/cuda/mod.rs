@@ -1,0 +1,132 @@
+//! `cargo xtask cuda`: compiles the CUDA kernels for every architecture, where lowp-kernels finds
+//! them, and reports what each kernel needs of a multiprocessor.
+
+mod resources;
+mod toolkit;
+
+use std::process::Command;
+
+use anyhow::{Result, anyhow, bail, ensure};
+use clap::Args;
+
+use crate::command::{target_dir, workspace_root};
+use kernels::{ARCHITECTURES, Arch};
+use resources::Resources;
+
+#[path = "../../../crates/lowp-kernels/build/kernels.rs"]
+mod kernels;
+
+/// The sources, from the workspace root.
+const SOURCES: &str = "crates/lowp-kernels/cuda";
+
+/// What to compile.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Options {
+    /// Only for these architectures, such as `sm_90`; for all if none is named.
+    #[arg(long, value_delimiter = ',')]
+    arch: Vec<String>,
+
+    /// Print registers, spills and shared memory of every kernel, write the table to
+    /// crates/lowp-kernels/resources.txt, and fail if a kernel spills.
+    #[arg(long)]
+    stats: bool,
+}
+
+impl Options {
+    /// All architectures, with the table.
+    pub(crate) fn checked() -> Self {
+        Self {
+            stats: true,
+            ..Self::default()
+        }
+    }
+
+    fn archs(&self) -> Result<Vec<Arch>> {
+        let known = |name: &str| ARCHITECTURES.iter().find(|arch| arch.name == name);
+        if self.arch.is_empty() {
+            return Ok(ARCHITECTURES.to_vec());
+        }
+        let mut archs = Vec::new();
+        for name in &self.arch {
+            let names: Vec<_> = ARCHITECTURES.iter().map(|arch| arch.name).collect();
+            archs.push(
+                *known(name).ok_or_else(|| {
+                    anyhow!("no kernels for {name}; there are {}", names.join(", "))
+                })?,
+            );
+        }
+        Ok(archs)
+    }
+}
+
+/// Compiles what is not up to date.
+pub(crate) fn cuda(options: &Options) -> Result<()> {
+    let archs = options.archs()?;
+    let nvcc = toolkit::nvcc()?;
+    eprintln!("nvcc {} ({})", nvcc.version, nvcc.program.display());
+    let sources = workspace_root()?.join(SOURCES);
+    let folder = target_dir()?.join("cuda-kernels");
+    let start = std::time::Instant::now();
+    let compiled =
+        kernels::compile(&nvcc, &sources, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
+    let names: Vec<_> = archs.iter().map(|arch| arch.name).collect();
+    if compiled.is_empty() {
+        eprintln!("the kernels are up to date for {}", names.join(", "));
+    } else {
+        eprintln!(
+            "compiled {} for {} in {:.0} s",
+            compiled.join(", "),
+            names.join(", "),
+            start.elapsed().as_secs_f64()
+        );
+    }
+    if options.stats {
+        stats(&sources, &folder, archs.len() == ARCHITECTURES.len())?;
+    }
+    Ok(())
+}
+
+/// Whether the kernels can be compiled without installing anything.
+pub(crate) fn ready() -> bool {
+    toolkit::present().is_some()
+}
+
+/// Has a compiler on this machine.
+pub(crate) fn install() -> Result<()> {
+    toolkit::nvcc().map(|nvcc| eprintln!("nvcc {}", nvcc.version))
+}
+
+/// For checks and documentation, which run nothing: they build without the kernels, and so also
+/// without nvcc.
+pub(crate) fn without_kernels(command: &mut Command) {
+    command.env("LOWP_CUDA_KERNELS", "none");
+}
+
+fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Result<()> {
+    let mut table = Resources::default();
+    for unit in kernels::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
+        let log = std::fs::read_to_string(folder.join(unit.log()))?;
+        table.add(&unit.name, &log);
+    }
+    ensure!(
+        !table.is_empty(),
+        "the compiler reported no kernel in {}",
+        folder.display()
+    );
+    println!("{table}");
+    if all {
+        std::fs::write(
+            workspace_root()?.join("crates/lowp-kernels/resources.txt"),
+            table.to_string(),
+        )?;
+    }
+    let spilling = table.spilling();
+    if !spilling.is_empty() {
+        bail!(
+            "kernels keep registers in memory: {}; give them fewer values at a time or a larger \
+             register budget",
+            spilling.join(", ")
+        );
+    }
+    Ok(())
+}

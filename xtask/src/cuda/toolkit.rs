@@ -1,0 +1,74 @@
+//! Where nvcc comes from: `CUDA_HOME`, `PATH`, or NVIDIA's wheels in a private folder below target/.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow};
+
+use super::kernels::Nvcc;
+use crate::command::{run, target_dir};
+
+/// The compiler and its headers as Python packages, all of CUDA 13.0.
+const WHEELS: &[&str] = &[
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+];
+
+/// A compiler that is on this machine.
+pub(super) fn present() -> Option<Nvcc> {
+    Nvcc::find().ok().flatten().or_else(|| {
+        let program = program(&folder().ok()?);
+        Nvcc::at(&program).ok()
+    })
+}
+
+/// The compiler, installed if need be.
+pub(super) fn nvcc() -> Result<Nvcc> {
+    // A broken CUDA_HOME is an error, not a reason to install another compiler.
+    if let Some(nvcc) = Nvcc::find().map_err(|why| anyhow!("{why}"))? {
+        return Ok(nvcc);
+    }
+    let folder = folder()?;
+    let program = program(&folder);
+    if !program.is_file() {
+        install(&folder)?;
+    }
+    Nvcc::at(&program).map_err(|why| anyhow!("{why}; delete {} and try again", folder.display()))
+}
+
+fn folder() -> Result<PathBuf> {
+    Ok(target_dir()?.join("cuda-toolkit-13.0"))
+}
+
+/// Where the wheels put nvcc.
+fn program(folder: &Path) -> PathBuf {
+    folder.join("nvidia/cu13/bin/nvcc")
+}
+
+/// Installs the wheels beside `folder` and moves them there when all is done.
+fn install(folder: &Path) -> Result<()> {
+    eprintln!("no nvcc in CUDA_HOME or PATH; installing NVIDIA's compiler wheels");
+    let partial = folder.with_extension("partial");
+    if partial.exists() {
+        std::fs::remove_dir_all(&partial)?;
+    }
+    let mut command = Command::new("python3");
+    command
+        .args(["-m", "pip", "install", "--quiet", "--no-deps"])
+        .args(["--disable-pip-version-check", "--only-binary", ":all:"])
+        .arg("--target")
+        .arg(&partial)
+        .args(WHEELS);
+    run(command).context(
+        "cannot install NVIDIA's compiler; set CUDA_HOME to a CUDA 13 toolkit, or make `python3 -m pip` \
+         work",
+    )?;
+    if folder.exists() {
+        std::fs::remove_dir_all(folder)?;
+    }
+    std::fs::rename(&partial, folder)?;
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! `cargo xtask gpu-pack`: the GPU tests and the bench as programs, with a script that runs them on a
+//! machine that has a GPU and no Rust.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::command::{cargo, run, target_dir, workspace_root};
+use crate::cuda;
+
+/// What to pack.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    cuda: cuda::Options,
+
+    /// Only the tests, without `lowp`.
+    #[arg(long)]
+    tests_only: bool,
+}
+
+/// What runs there.
+const SCRIPT: &str = r#"#!/bin/sh
+# Runs the GPU tests of lowp and measures its kernels; results go to the folder that is named first.
+# Needs NVIDIA's driver and nothing else.
+#   ./run.sh OUT            tests, then the bench
+#   ./run.sh OUT tests      only the tests; further arguments go to the test program
+#   ./run.sh OUT bench      only the bench; further arguments go to `lowp bench`
+#   ./run.sh OUT sanitize   the tests under compute-sanitizer
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?the folder for results}
+what=${2:-all}
+[ $# -gt 0 ] && shift
+[ $# -gt 0 ] && shift
+mkdir -p "$out"
+export LOWP_REQUIRE_GPU=1
+failed=0
+case $what in
+all | tests)
+  "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
+  grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
+  grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
+  ;;
+esac
+case $what in
+all | bench)
+  if [ -x "$here/lowp" ]; then
+    "$here/lowp" bench --device cuda --json "$out/bench.json" "$@" >"$out/bench.txt" || failed=1
+    cat "$out/bench.txt"
+  fi
+  ;;
+sanitize)
+  for tool in memcheck racecheck; do
+    compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
+      "$here/kernel-tests" cuda --test-threads 1 "$@" >"$out/$tool.txt" 2>&1 || failed=1
+    echo "$tool: $(tail -n 1 "$out/$tool.txt")"
+  done
+  ;;
+esac
+exit $failed
+"#;
+
+/// Builds the programs and copies them, stripped, to target/gpu-pack.
+pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
+    cuda::cuda(&options.cuda)?;
+    let folder = target_dir()?.join("gpu-pack");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+
+    let tests = test_program("lowp-kernels")?;
+    pack(&tests, &folder.join("kernel-tests"))?;
+    if !options.tests_only {
+        run(cargo(&[
+            "build",
+            "--release",
+            "--package",
+            "lowp-cli",
+            "--features",
+            "lowp-cli/cuda",
+        ])?)?;
+        pack(&target_dir()?.join("release/lowp"), &folder.join("lowp"))?;
+    }
+    let script = folder.join("run.sh");
+    fs::write(&script, SCRIPT)?;
+    executable(&script)?;
+    // Peers are measured beside the bench.
+    let peers = workspace_root()?.join("crates/lowp-kernels/benches/peers");
+    if peers.is_dir() {
+        for entry in fs::read_dir(peers)? {
+            let path = entry?.path();
+            if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+                fs::copy(&path, folder.join(name))?;
+            }
+        }
+    }
+    let mut bytes = 0;
+    for entry in fs::read_dir(&folder)? {
+        bytes += entry?.metadata()?.len();
+    }
+    eprintln!(
+        "{}: {:.1} MB; run `./run.sh OUT` in it, on the machine with the GPU",
+        folder.display(),
+        bytes as f64 / 1e6
+    );
+    Ok(())
+}
+
+/// Builds the unit tests of `package` with the CUDA backend and returns the program.
+fn test_program(package: &str) -> Result<PathBuf> {
+    let mut command = cargo(&[
+        "test",
+        "--no-run",
+        "--lib",
+        "--package",
+        package,
+        "--features",
+        "cuda",
+        "--message-format",
+        "json",
+    ])?;
+    command.stderr(Stdio::inherit());
+    let output = command.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "building the GPU tests failed");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let program = text.lines().rev().find_map(executable_of);
+    program.context("cargo named no test program")
+}
+
+/// The program in one of cargo's messages: `"executable":"PATH"`.
+fn executable_of(message: &str) -> Option<PathBuf> {
+    let (_, rest) = message.split_once("\"executable\":\"")?;
+    let (path, _) = rest.split_once('"')?;
+    Some(PathBuf::from(path))
+}
+
+/// Copies a program without its symbols.
+fn pack(program: &Path, to: &Path) -> Result<()> {
+    fs::copy(program, to).with_context(|| format!("cannot copy {}", program.display()))?;
+    executable(to)?;
+    // Smaller, where there is `strip`; the program runs either way.
+    let _ = Command::new("strip").arg(to).status();
+    Ok(())
+}
+
+#[cfg(unix)]
+fn executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    Ok(fs::set_permissions(
+        path,
+        fs::Permissions::from_mode(0o755),
+    )?)
+}
+
+#[cfg(not(unix))]
+fn executable(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_read_from_cargos_message() {
+        let message = r#"{"reason":"compiler-artifact","executable":"/t/deps/a-1","fresh":true}"#;
+        assert_eq!(executable_of(message), Some(PathBuf::from("/t/deps/a-1")));
+        assert_eq!(executable_of(r#"{"executable":null}"#), None);
+    }
+}
