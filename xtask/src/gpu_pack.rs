@@ -13,6 +13,7 @@ use crate::cuda;
 
 /// What to pack.
 #[derive(Debug, Default, Args)]
+#[group(id = "gpu-pack")]
 pub(crate) struct Options {
     #[command(flatten)]
     cuda: cuda::Options,
