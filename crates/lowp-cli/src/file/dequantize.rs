@@ -110,7 +110,7 @@ impl OnDevice for &Args {
 }
 
 /// Values that become bytes at a time.
-const CHUNK: usize = 1 << 22;
+const CHUNK: usize = 1 << 18;
 
 /// The values of a tensor, its only part.
 struct Decoded<B: Backend> {
