@@ -19,7 +19,7 @@ pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
 }
 
 /// Bytes that are copied from the device at a time.
-const CHUNK: usize = 16 << 20;
+const CHUNK: usize = 1 << 20;
 
 /// A quantized tensor, and the fields that it is written as.
 pub(super) struct Packed<B: Backend> {
