@@ -14,9 +14,8 @@ from support import LOWP, Bench
 MIB = 1 << 20
 ROWS, COLUMNS = 2048, 2048
 TENSORS = 12
-# What the tensors of a file do not explain: one mapped piece, a few MiB of scratch per thread and rank, the allocator's
-# rounding to huge pages, headers.
-SLACK = 32 * MIB
+# What the tensors of a file do not explain: one mapped piece, the allocator's rounding, headers.
+SLACK = 16 * MIB
 
 
 # Run by an interpreter that has imported nothing large: a process counts the memory of the one that it was forked from.

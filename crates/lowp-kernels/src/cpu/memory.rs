@@ -1,11 +1,15 @@
 //! [`Memory`]: values on the host, and where large ones lie.
 
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a huge page, and the size from which memory is worth a thought.
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
+/// Bytes from which the first address is chosen.
 const LARGE: usize = 2 << 20;
+/// Bytes from which huge pages are asked for. Smaller buffers leave the allocator memory that it
+/// reuses for small things, each of which would then occupy a huge page.
+const ADVISED: usize = 32 << 20;
 /// Bytes of a page.
 const PAGE: usize = 4096;
 /// Classes of addresses that large buffers take in turn.
@@ -49,15 +53,16 @@ pub(super) fn zeros<T: Copy + Default>(len: usize) -> Memory<T> {
     if len.saturating_mul(size) < LARGE {
         return vec![T::default(); len].into();
     }
-    let mut values: Vec<T> = Vec::with_capacity(len + 2 * CLASSES * PAGE / size);
-    advise(values.spare_capacity_mut());
+    // The allocator's own zeroing: memory fresh from the system is zero without being touched.
+    let mut values = vec![T::default(); len + 2 * CLASSES * PAGE / size];
+    advise(&mut values);
     let base = values.as_ptr() as usize;
     let wanted = NEXT.fetch_add(1, Ordering::Relaxed) % CLASSES;
     // Whole cache lines, then the first page of the class.
     let line = base.next_multiple_of(64) - base;
     let page = (0..2 * CLASSES - 1).find(|page| class(base + line + page * PAGE) == wanted);
     let start = (line + page.unwrap_or(0) * PAGE) / size;
-    values.resize(start + len, T::default());
+    values.truncate(start + len);
     Memory { values, start }
 }
 
@@ -70,15 +75,15 @@ fn class(address: usize) -> usize {
         .fold(0, |class, &(a, b)| class << 1 | (bit(a) ^ bit(b)))
 }
 
-/// Asks for huge pages in the part of `memory` that can have them. What the system answers does
-/// not matter.
+/// Asks for huge pages in the part of `memory` that can have them, if it is large. What the system
+/// answers does not matter.
 #[cfg(target_os = "linux")]
-fn advise<T>(memory: &mut [MaybeUninit<T>]) {
+fn advise<T>(memory: &mut [T]) {
     let bytes = std::mem::size_of_val(memory);
     let start = memory.as_mut_ptr().cast::<u8>();
-    let skip = start.align_offset(LARGE);
-    let len = bytes.saturating_sub(skip) / LARGE * LARGE;
-    if len > 0 {
+    let skip = start.align_offset(HUGE);
+    let len = bytes.saturating_sub(skip) / HUGE * HUGE;
+    if bytes >= ADVISED {
         // SAFETY: the range lies within `memory`, and the advice changes no content.
         unsafe {
             libc::madvise(start.add(skip).cast(), len, libc::MADV_HUGEPAGE);
@@ -87,7 +92,7 @@ fn advise<T>(memory: &mut [MaybeUninit<T>]) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise<T>(_: &mut [MaybeUninit<T>]) {}
+fn advise<T>(_: &mut [T]) {}
 
 #[cfg(test)]
 mod tests {
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn zeros_of_any_size_are_zeros() {
-        for len in [0, 1, 1000, (5 << 20) + 3] {
+        for len in [0, 1, 1000, (1 << 20) + 3, (9 << 20) + 3] {
             let values = zeros::<f32>(len);
             assert_eq!(values.len(), len);
             assert!(len < LARGE || values.as_ptr().addr().is_multiple_of(64));
