@@ -60,25 +60,23 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
   };
   uint32_t lane = at.lane;
   if (part.rows == 1) {
-    float a[N];
-    v.row_maxima(a);
+    float a[2];
     if (part.cols == 32) {
-      scatter_max<N, N, 1>(a, lane);
+      v.template row_blocks<32>(lane, a);
       put(lane, 0, a[0]);
     } else {
-      scatter_max<N, N / 2, 1>(a, lane);
+      v.template row_blocks<16>(lane, a);
       uint32_t half = lane / (N / 2) % 2, row = lane / N * N + lane % (N / 2) * 2;
       put(row, half * 16, a[0]);
       put(row + 1, half * 16, a[1]);
     }
   } else if (part.cols == 1) {
-    float a[W];
-    v.column_maxima(a);
+    float a[2];
     if (part.rows == 32) {
-      scatter_max<W, W, N>(a, lane);
+      v.template column_blocks<32>(lane, a);
       put(0, lane % N * W + lane / N, a[0]);
     } else {
-      scatter_max<W, W / 2, N>(a, lane);
+      v.template column_blocks<16>(lane, a);
       uint32_t half = lane / 16, col = lane % N * W + lane / N % (W / 2) * 2;
       put(half * 16, col, a[0]);
       put(half * 16, col + 1, a[1]);

@@ -71,6 +71,17 @@ __device__ __forceinline__ uint4 load_line(const uint8_t* from, bool vector, uin
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+// Sixteen entries from `at` on that share the byte `from`, zero behind `end`.
+__device__ __forceinline__ uint4 spread_byte(const uint8_t* from, uint64_t at, uint64_t end) {
+  uint32_t all = *from * 0x01010101u, words[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint64_t first = at + 4 * k;
+    words[k] = first + 4 <= end ? all : first >= end ? 0 : all >> (8 * (4 - uint32_t(end - first)));
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 __device__ __forceinline__ uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint32_t* shared) {
@@ -86,9 +97,17 @@ __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint3
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     uint64_t i = turned ? j0 + line + k : i0 + line + 32 * k;
-    bool inside = i < (turned ? cols : rows);
-    lines[k] = inside ? load_line(from + i * pitch, job.vector, (turned ? i0 : j0) + at, turned ? rows : cols)
-                      : make_uint4(0, 0, 0, 0);
+    lines[k] = make_uint4(0, 0, 0, 0);
+    if (turned && i < cols) {
+      uint64_t j = i0 + at;
+      if (job.spread == 0) {
+        lines[k] = load_line(from + i * pitch, job.vector, j, rows);
+      } else if (j < rows) {
+        lines[k] = spread_byte(from + i * pitch + (j >> job.spread), j, rows);
+      }
+    } else if (!turned && i < rows) {
+      lines[k] = load_line(from + (i >> job.spread) * pitch, job.vector, j0 + at, cols);
+    }
   }
   if (turned) {
 #pragma unroll

@@ -276,10 +276,10 @@ pub struct AdamwJob<B: Backend> {
 /// Adds the sum of squares of a gradient, in binary64, to the output, and counts its non-finite
 /// values. Jobs may share `out` (jobs add in order); clear it before the run.
 ///
-/// Deterministic: the source is cut into chunks of 4096 elements. Within a chunk, lane `l` of 32
-/// adds the squares of elements `l`, `l + 32`, ... in order; then the upper half of the lanes is
-/// added to the lower half until one is left. The chunk sums of a job are added in order from 0,
-/// and the total to the output.
+/// Deterministic, and the same on every backend: the squares are cut into runs of 4096. In a run,
+/// square `i` is added to sum `i % 256` of 256, in order; then the upper half of the sums is added
+/// to the lower half until one is left. The sums of the runs are added up in the same way, run by
+/// run of 4096, until one is left: the total of the job, which is added to the output.
 #[derive(Clone, Debug)]
 pub struct SumSquaresJob<B: Backend> {
     /// Input.

@@ -217,24 +217,30 @@ pub fn adamw([p, m, v]: [f32; 3], g: f32, mode: AdamMode, s: &AdamScalars) -> [f
 }
 
 /// The sum of squares of `values` in binary64, and how many are not finite, in the order that every
-/// backend keeps: chunks of 4096; within a chunk, lane `l` of 32 adds the squares of values `l`,
-/// `l + 32`, ..; then the upper half of the lanes is added to the lower half until one is left.
+/// backend keeps ([`crate::SumSquaresJob`]).
 pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
-    let chunk = |chunk: &[f32]| {
-        let mut lanes = [0f64; 32];
-        for (i, &x) in chunk.iter().enumerate() {
-            lanes[i % 32] += f64::from(x) * f64::from(x);
-        }
-        for half in [16, 8, 4, 2, 1] {
-            for lane in 0..half {
-                lanes[lane] += lanes[lane + half];
-            }
-        }
-        lanes[0]
-    };
-    let sum = values.chunks(4096).fold(0.0, |sum, c| sum + chunk(c));
+    let squares = values.iter().map(|&x| f64::from(x) * f64::from(x));
+    let mut sums: Vec<f64> = squares.collect();
+    while sums.len() > 1 {
+        sums = sums.chunks(4096).map(run_sum).collect();
+    }
     let odd = values.iter().filter(|x| !x.is_finite()).count();
-    (sum, odd as u64)
+    (sums.first().copied().unwrap_or(0.0), odd as u64)
+}
+
+/// Value `i` is added to sum `i % 256`; then the upper half of the sums is added to the lower half
+/// until one is left.
+fn run_sum(values: &[f64]) -> f64 {
+    let mut sums = [0f64; 256];
+    for (i, &x) in values.iter().enumerate() {
+        sums[i % 256] += x;
+    }
+    for half in [128, 64, 32, 16, 8, 4, 2, 1] {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+        }
+    }
+    sums[0]
 }
 
 /// Writes entry `index` of a physical row.

@@ -44,7 +44,6 @@ pub(super) fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole<B: Backend>(rig: 
     });
 }
 
-/// Also that they add up over jobs and runs.
 pub(super) fn sums_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     for (len, special) in [
         (0, false),
@@ -54,29 +53,40 @@ pub(super) fn sums_equal_the_reference<B: Backend>(rig: &Rig<B>) {
         (300_001, false),
     ] {
         for half in [false, true] {
-            let (source, values) = source(rig, &values(len, len as u64, special), half);
-            let out = rig.buffer(&[0u8; 16]);
-            let job = || SumSquaresJob {
-                source: source.clone(),
-                out: out.clone(),
-            };
-            let plan = rig.plan(Work::SumSquares(vec![job(), job()])).unwrap();
-            let (sum, odd) = reference::sum_of_squares(&values);
-            for run in 1..=2u64 {
-                rig.backend.run(&plan, &StepScalars::default()).unwrap();
-                let found = rig.content::<u8>(&out);
-                let found =
-                    [0, 8].map(|at| u64::from_le_bytes(found[at..][..8].try_into().unwrap()));
-                let total = (0..2 * run).fold(0.0, |total, _| total + sum);
-                let found_sum = f64::from_bits(found[0]);
-                assert!(
-                    found_sum.to_bits() == total.to_bits()
-                        || (found_sum.is_nan() && total.is_nan()),
-                    "{rig:?}, {len} values: {found_sum} and {total}"
-                );
-                assert_eq!(found[1], 2 * run * odd, "{rig:?}, {len} values");
-            }
+            sum_equals_the_reference(rig, &values(len, len as u64, special), half);
         }
+    }
+}
+
+/// Sums of runs of runs.
+pub(super) fn large_sums_equal_the_reference<B: Backend>(rig: &Rig<B>) {
+    let some = values(5000, 1, false);
+    let many: Vec<f32> = some.iter().copied().cycle().take(4096 * 4200).collect();
+    sum_equals_the_reference(rig, &many, true);
+}
+
+/// Also that sums add up over jobs and runs.
+fn sum_equals_the_reference<B: Backend>(rig: &Rig<B>, values: &[f32], half: bool) {
+    let (source, values) = source(rig, values, half);
+    let out = rig.buffer(&[0u8; 16]);
+    let job = || SumSquaresJob {
+        source: source.clone(),
+        out: out.clone(),
+    };
+    let plan = rig.plan(Work::SumSquares(vec![job(), job()])).unwrap();
+    let (sum, odd) = reference::sum_of_squares(&values);
+    let len = values.len();
+    for run in 1..=2u64 {
+        rig.backend.run(&plan, &StepScalars::default()).unwrap();
+        let found = rig.content::<u8>(&out);
+        let found = [0, 8].map(|at| u64::from_le_bytes(found[at..][..8].try_into().unwrap()));
+        let total = (0..2 * run).fold(0.0, |total, _| total + sum);
+        let found_sum = f64::from_bits(found[0]);
+        assert!(
+            found_sum.to_bits() == total.to_bits() || (found_sum.is_nan() && total.is_nan()),
+            "{rig:?}, {len} values: {found_sum} and {total}"
+        );
+        assert_eq!(found[1], 2 * run * odd, "{rig:?}, {len} values");
     }
 }
 

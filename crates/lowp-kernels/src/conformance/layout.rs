@@ -51,17 +51,31 @@ pub(super) fn transposing_twice_is_the_identity<B: Backend>(rig: &Rig<B>) {
     });
 }
 
+/// Every entry of a layout from the entry that covers the same element, padding zero.
+fn repacked(layout: &ScaleLayout, from_layout: &ScaleLayout, from: &[u8]) -> Vec<u8> {
+    let size = layout.code.bits() / 8;
+    let mut to = vec![0; layout.bytes()];
+    for i in 0..layout.entries[0] {
+        for j in 0..layout.entries[1] {
+            let [at, source] = [layout.offset(i, j), layout.source(from_layout, i, j)];
+            to[at * size..][..size].copy_from_slice(&from[source * size..][..size]);
+        }
+    }
+    to
+}
+
 pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
-    let config = cases_of(64);
+    let config = cases_of(128);
     proptest!(config, |(
-        rows in 0usize..300, width in 1usize..20, code in prop::sample::select(vec![Code::E8M0, Code::F32]),
+        rows in 0usize..300, width in 1usize..40, code in prop::sample::select(vec![Code::E8M0, Code::F32]),
+        side in prop::sample::select(vec![4usize, 16, 32]),
         square: bool, columnwise: bool, turned: bool, seed: u64,
     )| {
-        let shape = Shape::new(rows, width * 16);
+        let shape = Shape::new(rows, width * side);
         let block = match (square, columnwise) {
-            (true, _) => [16, 16],
-            (_, true) => [16, 1],
-            _ => [1, 16],
+            (true, _) => [side, side],
+            (_, true) => [side, 1],
+            _ => [1, side],
         };
         let axes = if turned { TRANSPOSED } else { ROW_MAJOR };
         let pad = PaddedForm::TILES_128X4;
@@ -80,6 +94,7 @@ pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
                 rig.run(Work::Repack(vec![RepackJob { from_layout, to_layout, from, to }]));
             };
             job(compact, layout, &from, &there);
+            prop_assert_eq!(&rig.content::<u8>(&there), &repacked(&layout, &compact, &start));
             job(layout, compact, &there, &back);
             prop_assert_eq!(&rig.content::<u8>(&back), &start);
         }

@@ -39,6 +39,7 @@ rig::suite! {
     amax {
         pieces_of_a_matrix_raise_the_amaxes_of_the_whole once;
         sums_equal_the_reference everywhere;
+        large_sums_equal_the_reference once;
         large_amaxes_run everywhere;
     }
     decode {

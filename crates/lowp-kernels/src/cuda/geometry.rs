@@ -357,27 +357,32 @@ impl Transpose {
 }
 
 impl Repack {
-    fn choose_path(&self) -> u8 {
+    fn choose_path(&self) -> (u8, u8) {
         let Self {
             from_layout: from,
             to_layout: to,
             ..
         } = self;
-        if self.bits != 8 || to.swizzled == 0 || from.swizzled != 0 {
-            return repack_path::GENERIC;
+        let generic = (repack_path::GENERIC, 0);
+        // The tiled paths write 16 bytes at a time.
+        let bytes = self.bits == 8 && aligned(self.to, 0, 16);
+        if !bytes || to.swizzled == 0 || from.swizzled != 0 {
+            return generic;
         }
         let turned = from.cols_first != to.cols_first;
-        let at = |layout: &Layout| {
-            if turned {
-                [layout.tile[1], layout.tile[0]]
-            } else {
-                layout.tile
-            }
+        let [outer, inner] = if turned {
+            [from.tile[1], from.tile[0]]
+        } else {
+            from.tile
         };
-        match (at(from) == to.tile, turned) {
-            (true, false) => repack_path::SWIZZLE,
-            (true, true) => repack_path::SWIZZLE_TURNED,
-            _ => repack_path::GENERIC,
+        let spread = outer / to.tile[0].max(1);
+        if inner != to.tile[1] || outer % to.tile[0].max(1) != 0 || !spread.is_power_of_two() {
+            return generic;
+        }
+        match (turned, spread) {
+            (false, _) => (repack_path::SWIZZLE, spread.ilog2() as u8),
+            (true, 1 | 16..) => (repack_path::SWIZZLE_TURNED, spread.ilog2() as u8),
+            _ => generic,
         }
     }
 }
@@ -388,14 +393,9 @@ impl Job for Repack {
     fn lay_out(&mut self) {
         let padded = self.to_layout.padded;
         self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
-        self.path = self.choose_path();
+        (self.path, self.spread) = self.choose_path();
         self.tiles_across = cdiv(padded[1], 128);
-        self.vector =
-            u8::from(aligned(self.from, self.from_layout.padded[1], 16) && aligned(self.to, 0, 16));
-        // The tiled paths write 16 bytes at a time.
-        if !aligned(self.to, 0, 16) {
-            self.path = repack_path::GENERIC;
-        }
+        self.vector = u8::from(aligned(self.from, self.from_layout.padded[1], 16));
     }
 
     fn tiles(&self) -> u64 {

@@ -394,7 +394,10 @@ plain! {
         bits: u8,
         path: u8,
         vector: u8,
-        reserved: [u8; 5],
+        /// [`repack_path::SWIZZLE`]: outer entries of `to` that share an entry of `from`, as a power of two;
+        /// turned: 1 or at least 16.
+        spread: u8,
+        reserved: [u8; 4],
     }
 }
 

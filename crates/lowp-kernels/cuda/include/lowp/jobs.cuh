@@ -238,7 +238,7 @@ struct Layout {
 
 enum RepackPath : uint8_t {
   REPACK_GENERIC = 0,    // entry by entry: tiles of 4096 bytes of `to`
-  REPACK_SWIZZLE = 1,    // 8-bit Compact or Padded of the same axes and tiles to Swizzled: tiles of 128 x 128 entries
+  REPACK_SWIZZLE = 1,    // 8-bit Compact or Padded of the same axes to Swizzled: tiles of 128 x 128 entries
   REPACK_SWIZZLE_TURNED = 2,  // the same with the axes exchanged
 };
 
@@ -250,7 +250,9 @@ struct Repack {
   uint8_t bits;    // of an entry
   uint8_t path;    // RepackPath
   uint8_t vector;  // REPACK_SWIZZLE: 16-byte loads of `from` stay aligned in every row
-  uint8_t reserved[5];
+  uint8_t spread;  // REPACK_SWIZZLE: outer entries of `to` that share an entry of `from`, as a power of two; turned: 1 or
+                   // at least 16
+  uint8_t reserved[4];
 };
 
 // One piece of an InterleaveJob: `outer` rows of `width` bytes, densely from `from`, to rows of

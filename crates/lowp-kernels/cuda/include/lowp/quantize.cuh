@@ -137,16 +137,14 @@ struct BlockScales {
   }
 
   __device__ __forceinline__ void rows(const Values<W>& v, float (&m)[N]) const {
-    float a[N];
-    v.row_maxima(a);
+    float a[2];
+    v.template row_blocks<SIDE>(lane, a);
     uint32_t first = lane / N * N;
     if constexpr (SIDE == 32) {
-      scatter_max<N, N, 1>(a, lane);
       float mine = put(lane, 0, 1, 32, a[0]);
 #pragma unroll
       for (int i = 0; i < N; ++i) m[i] = __shfl_sync(FULL_WARP, mine, first + i);
     } else {
-      scatter_max<N, N / 2, 1>(a, lane);
       uint32_t half = lane / (N / 2) % 2, row = first + lane % (N / 2) * 2;
       float even = put(row, half * 16, 1, 16, a[0]), odd = put(row + 1, half * 16, 1, 16, a[1]);
 #pragma unroll
@@ -155,16 +153,14 @@ struct BlockScales {
   }
 
   __device__ __forceinline__ void columns(const Values<W>& v, float (&m)[W]) const {
-    float a[W];
-    v.column_maxima(a);
+    float a[2];
+    v.template column_blocks<SIDE>(lane, a);
     uint32_t first = lane % N;
     if constexpr (SIDE == 32) {
-      scatter_max<W, W, N>(a, lane);
       float mine = put(0, first * W + lane / N, 32, 1, a[0]);
 #pragma unroll
       for (int j = 0; j < W; ++j) m[j] = __shfl_sync(FULL_WARP, mine, first + j * N);
     } else {
-      scatter_max<W, W / 2, N>(a, lane);
       uint32_t half = lane / 16, col = first * W + lane / N % (W / 2) * 2;
       float even = put(half * 16, col, 16, 1, a[0]), odd = put(half * 16, col + 1, 16, 1, a[1]);
 #pragma unroll
@@ -182,8 +178,8 @@ struct BlockScales {
 // Keeps the compiler from computing a code again for each place that it goes to.
 __device__ __forceinline__ void once(uint32_t& code) { asm volatile("" : "+r"(code)); }
 
-// Codes of 8 bits into the staged tiles.
-template <int W, bool TURNED, typename E, typename Multiplier>
+// Codes of 8 bits into the staged tiles. POWERS says that the multipliers are powers of two.
+template <int W, bool TURNED, bool POWERS, typename E, typename Multiplier>
 __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
                                              uint8_t* column_stage, Multiplier m) {
   constexpr int N = 32 / W;
@@ -193,9 +189,16 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
   for (int i = 0; i < N; ++i) {
 #pragma unroll
     for (int j = 0; j < W; j += 4) {
-      uint32_t low = E::pair(__fmul_rn(v.at(i, j), m(i, j)), __fmul_rn(v.at(i, j + 1), m(i, j + 1)));
-      uint32_t high = E::pair(__fmul_rn(v.at(i, j + 2), m(i, j + 2)), __fmul_rn(v.at(i, j + 3), m(i, j + 3)));
-      codes[i][j / 4] = __byte_perm(low, high, 0x5410);
+      uint32_t pairs[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        int first = j + 2 * k;
+        float m0 = m(i, first), m1 = m(i, first + 1);
+        float2 y = POWERS ? v.shifted(i, first, m0, m1)
+                          : make_float2(__fmul_rn(v.at(i, first), m0), __fmul_rn(v.at(i, first + 1), m1));
+        pairs[k] = E::pair(y.x, y.y);
+      }
+      codes[i][j / 4] = __byte_perm(pairs[0], pairs[1], 0x5410);
       once(codes[i][j / 4]);
     }
     if (rows) {
@@ -299,18 +302,18 @@ __device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, u
   if constexpr (TURNED) {
     const Pass& pass = job.pass[0];
     float tensor = *pointer<const float>(job.tensor);
-    stage_codes8<W, true, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
+    stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
                              [&](int, int) { return tensor; });
   } else if (job.rule == RULE_TENSOR) {
     float tensor = *pointer<const float>(job.tensor);
-    stage_codes8<W, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
+    stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
     PowerOfTwo rule = PowerOfTwo::of(job);
 #pragma unroll 1
     for (uint32_t p = 0; p < job.passes; ++p) {
       v.pin();
       stage_blocks<W, false, 32>(job.pass[p], rule, v, lane, stage.scales[p], [&](auto m) {
-        stage_codes8<W, false, E>(v, lane, true, false, stage.codes[p], nullptr, m);
+        stage_codes8<W, false, true, E>(v, lane, true, false, stage.codes[p], nullptr, m);
       });
     }
   }

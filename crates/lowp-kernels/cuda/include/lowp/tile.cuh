@@ -47,7 +47,29 @@ __device__ __forceinline__ uint2 grouped(uint32_t index, uint32_t down, uint32_t
   return make_uint2(first + rest % rows, rest / rows);
 }
 
-// The values of a warp's tile; 0 outside the matrix.
+// Reduces a[0 .. N) over LANES lanes whose numbers differ in the bits STRIDE .. STRIDE * LANES / 2:
+// lane k of them ends with the maxima of a[k * N / LANES + r] in a[r].
+template <int N, int LANES, int STRIDE>
+__device__ __forceinline__ void scatter_max(float (&a)[N], uint32_t lane) {
+  int n = N;
+#pragma unroll
+  for (int l = LANES / 2; l >= 1; l /= 2) {
+    n /= 2;
+    bool upper = (lane & (l * STRIDE)) != 0;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      if (i < n) {
+        float keep = upper ? a[i + n] : a[i];
+        float send = upper ? a[i] : a[i + n];
+        a[i] = fmaxf(keep, __shfl_xor_sync(FULL_WARP, send, l * STRIDE));
+      }
+    }
+  }
+}
+
+// The values of a warp's tile; 0 outside the matrix. `row_blocks<SIDE>` are the amaxes of the blocks of
+// 1 x SIDE that a lane ends with: with SIDE 32 that of row lane % N of its rows, with SIDE 16 those of
+// rows lane % (N / 2) * 2 and the next. `column_blocks` are the same of columns, by lane / N.
 template <int W>
 struct Values;
 
@@ -117,13 +139,45 @@ struct Values<4> {
     row_maxima(a);
     return fmaxf(fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3])), fmaxf(fmaxf(a[4], a[5]), fmaxf(a[6], a[7])));
   }
+  template <int SIDE>
+  __device__ __forceinline__ void row_blocks(uint32_t lane, float (&out)[2]) const {
+    float a[8];
+    row_maxima(a);
+    scatter_max<8, SIDE / 4, 1>(a, lane);
+    out[0] = a[0], out[1] = a[1];
+  }
+  template <int SIDE>
+  __device__ __forceinline__ void column_blocks(uint32_t lane, float (&out)[2]) const {
+    float a[4];
+    column_maxima(a);
+    scatter_max<4, SIDE / 8, 8>(a, lane);
+    out[0] = a[0], out[1] = a[1];
+  }
+  // Elements j and j + 1 of row i times powers of two.
+  __device__ __forceinline__ float2 shifted(int i, int j, float m0, float m1) const {
+    return make_float2(__fmul_rn(x[i][j], m0), __fmul_rn(x[i][j + 1], m1));
+  }
 };
 
-// The larger magnitudes of pairs of bfloat16, where a NaN loses; `a` holds magnitudes.
-__device__ __forceinline__ uint32_t max_abs_pair(uint32_t a, uint32_t x) {
+// The larger of pairs of bfloat16, where a NaN loses.
+__device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
   uint32_t y;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(x & 0x7FFF7FFFu));
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
+}
+
+// The largest magnitudes of four pairs; a NaN only where there is nothing else.
+__device__ __forceinline__ uint32_t max_abs_pairs(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  constexpr uint32_t MAGNITUDE = 0x7FFF7FFFu;
+#if __CUDA_ARCH__ >= 860
+  // The sign of the result is that of a product, and dropped.
+  asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(c) : "r"(d));
+  asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(c));
+  return a & MAGNITUDE;
+#else
+  return max_pair(max_pair(a & MAGNITUDE, b & MAGNITUDE), max_pair(c & MAGNITUDE, d & MAGNITUDE));
+#endif
 }
 
 // bfloat16, in pairs.
@@ -176,25 +230,75 @@ struct Values<8> {
     }
   }
 
-  static __device__ __forceinline__ float larger(uint32_t pair) { return fmaxf(widen_low(pair), widen_high(pair)); }
-  __device__ __forceinline__ void row_maxima(float (&a)[4]) const {
+  // Rows 2k and 2k + 1 in pair k.
+  __device__ __forceinline__ void row_maxima(uint32_t (&a)[2]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i] = larger(max_abs_pair(max_abs_pair(max_abs_pair(max_abs_pair(0, x[i][0]), x[i][1]), x[i][2]), x[i][3]));
+    for (int k = 0; k < 2; ++k) {
+      uint32_t first = max_abs_pairs(x[2 * k][0], x[2 * k][1], x[2 * k][2], x[2 * k][3]);
+      uint32_t second = max_abs_pairs(x[2 * k + 1][0], x[2 * k + 1][1], x[2 * k + 1][2], x[2 * k + 1][3]);
+      a[k] = max_pair(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
     }
   }
-  __device__ __forceinline__ void column_maxima(float (&a)[8]) const {
+  // Columns 2k and 2k + 1 in pair k.
+  __device__ __forceinline__ void column_maxima(uint32_t (&a)[4]) const {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t pair = max_abs_pair(max_abs_pair(max_abs_pair(max_abs_pair(0, x[0][j]), x[1][j]), x[2][j]), x[3][j]);
-      a[2 * j] = widen_low(pair);
-      a[2 * j + 1] = widen_high(pair);
-    }
+    for (int k = 0; k < 4; ++k) a[k] = max_abs_pairs(x[0][k], x[1][k], x[2][k], x[3][k]);
   }
   __device__ __forceinline__ float maximum() const {
-    float a[4];
+    uint32_t a[2];
     row_maxima(a);
-    return fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
+    return larger(max_pair(a[0], a[1]));
+  }
+  template <int SIDE>
+  __device__ __forceinline__ void row_blocks(uint32_t lane, float (&out)[2]) const {
+    uint32_t a[2];
+    row_maxima(a);
+    scatter_pairs<2, SIDE / 8, 1>(a, lane, out);
+  }
+  template <int SIDE>
+  __device__ __forceinline__ void column_blocks(uint32_t lane, float (&out)[2]) const {
+    uint32_t a[4];
+    column_maxima(a);
+    scatter_pairs<4, SIDE / 4, 4>(a, lane, out);
+  }
+  // A product with a power of two is exact in bfloat16 unless it is subnormal, where every code is 0.
+  __device__ __forceinline__ float2 shifted(int i, int j, float m0, float m1) const {
+    uint32_t m = __float_as_uint(m0) >> 16 | (__float_as_uint(m1) & 0xFFFF0000u), y;
+    // Adding -0 keeps the sign of a zero.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x[i][j / 2]), "r"(m), "r"(0x80008000u));
+    return make_float2(widen_low(y), widen_high(y));
+  }
+
+ private:
+  // A NaN loses here, too.
+  static __device__ __forceinline__ float larger(uint32_t pair) {
+    return fmaxf(fmaxf(widen_low(pair), widen_high(pair)), 0.0f);
+  }
+  // scatter_max over pairs: each lane ends with one value, or with two where there are half as many lanes.
+  template <int PAIRS, int LANES, int STRIDE>
+  static __device__ __forceinline__ void scatter_pairs(uint32_t (&a)[PAIRS], uint32_t lane, float (&out)[2]) {
+    constexpr bool SPLIT = LANES == 2 * PAIRS;
+    int n = PAIRS;
+#pragma unroll
+    for (int l = LANES / 2; l >= (SPLIT ? 2 : 1); l /= 2) {
+      n /= 2;
+      bool upper = (lane & (l * STRIDE)) != 0;
+#pragma unroll
+      for (int i = 0; i < PAIRS / 2; ++i) {
+        if (i < n) {
+          uint32_t keep = upper ? a[i + n] : a[i];
+          uint32_t send = upper ? a[i] : a[i + n];
+          a[i] = max_pair(keep, __shfl_xor_sync(FULL_WARP, send, l * STRIDE));
+        }
+      }
+    }
+    if (SPLIT) {
+      a[0] = max_pair(a[0], __shfl_xor_sync(FULL_WARP, a[0], STRIDE));
+      out[0] = fmaxf((lane & STRIDE) != 0 ? widen_high(a[0]) : widen_low(a[0]), 0.0f);
+    } else {
+      out[0] = fmaxf(widen_low(a[0]), 0.0f);
+      out[1] = fmaxf(widen_high(a[0]), 0.0f);
+    }
   }
 };
 
@@ -206,26 +310,6 @@ __device__ __forceinline__ void turn_bytes(const uint32_t (&in)[4], uint32_t (&o
   out[1] = __byte_perm(a, b, 0x7632);
   out[2] = __byte_perm(c, d, 0x5410);
   out[3] = __byte_perm(c, d, 0x7632);
-}
-
-// Reduces a[0 .. N) over LANES lanes whose numbers differ in the bits STRIDE .. STRIDE * LANES / 2:
-// lane k of them ends with the maxima of a[k * N / LANES + r] in a[r].
-template <int N, int LANES, int STRIDE>
-__device__ __forceinline__ void scatter_max(float (&a)[N], uint32_t lane) {
-  int n = N;
-#pragma unroll
-  for (int l = LANES / 2; l >= 1; l /= 2) {
-    n /= 2;
-    bool upper = (lane & (l * STRIDE)) != 0;
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      if (i < n) {
-        float keep = upper ? a[i + n] : a[i];
-        float send = upper ? a[i] : a[i + n];
-        a[i] = fmaxf(keep, __shfl_xor_sync(FULL_WARP, send, l * STRIDE));
-      }
-    }
-  }
 }
 
 // The maximum over lanes whose numbers differ in the bits of `mask`.

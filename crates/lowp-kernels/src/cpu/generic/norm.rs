@@ -1,8 +1,4 @@
-//! Sums of squares in binary64, in a fixed order.
-//!
-//! A source is cut into chunks of 4096 elements. Within a chunk, lane `l` of 32 adds the squares
-//! of elements `l`, `l + 32`, `l + 64`, ...; then the upper half of the lanes is added to the
-//! lower half until one is left. The chunks' sums are added in order. Squares of binary32 values
+//! Sums of squares in binary64, in the order of [`crate::SumSquaresJob`]. Squares of binary32 values
 //! are exact in binary64.
 
 use super::convert::Values;
@@ -14,54 +10,85 @@ use crate::cpu::lanes::Lanes;
 use crate::{KernelError, SumSquaresJob};
 use lowp_format::SourceRounding;
 
-/// Elements per chunk.
-const CHUNK: usize = 4096;
-/// Lanes per chunk.
+/// Values of a run.
+const RUN: usize = 4096;
+/// Sums of a run, and how many of them are kept in registers at a time.
+const SUMS: usize = 256;
 const LANES: usize = 32;
-/// Chunks of one task.
+/// Runs of one task.
 const TASK: usize = 16;
 
-/// The sum of squares of one chunk, and how many of its values are not finite.
-struct Chunk<'a>(&'a [f32]);
+/// The sum of squares of one run, and how many of its values are not finite.
+struct Squares<'a>(&'a [f32]);
 
-impl Kernel for Chunk<'_> {
+impl Kernel for Squares<'_> {
     type Out = (f64, u64);
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) -> (f64, u64) {
-        let (rows, rest) = self.0.as_chunks::<LANES>();
-        let mut sums = [0f64; LANES];
-        let mut odd = [0u32; LANES];
-        for row in rows {
-            for lane in 0..LANES {
-                let x = f64::from(row[lane]);
-                sums[lane] += x * x;
-                odd[lane] += u32::from(row[lane].to_bits() & 0x7F80_0000 == 0x7F80_0000);
+        let (rows, rest) = self.0.as_chunks::<SUMS>();
+        let mut sums = [0f64; SUMS];
+        for (part, sums) in sums.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut own = [0f64; LANES];
+            for row in rows {
+                let row = &row[part * LANES..][..LANES];
+                for lane in 0..LANES {
+                    let x = f64::from(row[lane]);
+                    own[lane] += x * x;
+                }
             }
+            *sums = own;
         }
-        for (lane, &x) in rest.iter().enumerate() {
-            sums[lane] += f64::from(x) * f64::from(x);
-            odd[lane] += u32::from(!x.is_finite());
+        for (sum, &x) in sums.iter_mut().zip(rest) {
+            *sum += f64::from(x) * f64::from(x);
         }
-        let mut half = LANES / 2;
-        while half > 0 {
-            for lane in 0..half {
-                sums[lane] += sums[lane + half];
-            }
-            half /= 2;
-        }
-        (sums[0], odd.iter().map(|&n| u64::from(n)).sum())
+        let sum = halve(sums);
+        // No finite values have a sum that is not finite.
+        let odd = if sum.is_finite() {
+            0
+        } else {
+            self.0.iter().filter(|x| !x.is_finite()).count() as u64
+        };
+        (sum, odd)
     }
 }
 
-fn chunk_sums(isa: Isa, values: Values<'_>) -> Vec<(f64, u64)> {
+/// Adds the upper half to the lower half until one is left.
+#[inline(always)]
+fn halve(mut sums: [f64; SUMS]) -> f64 {
+    let mut half = SUMS / 2;
+    while half > 0 {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+/// The sum of sums of runs.
+fn total(mut sums: Vec<f64>) -> f64 {
+    while sums.len() > 1 {
+        let runs = sums.chunks(RUN).map(|run| {
+            let mut sums = [0f64; SUMS];
+            for (i, &x) in run.iter().enumerate() {
+                sums[i % SUMS] += x;
+            }
+            halve(sums)
+        });
+        sums = runs.collect();
+    }
+    sums.first().copied().unwrap_or(0.0)
+}
+
+fn run_sums(isa: Isa, values: Values<'_>) -> Vec<(f64, u64)> {
     let mut scratch = Vec::new();
     (0..values.len())
-        .step_by(CHUNK)
+        .step_by(RUN)
         .map(|start| {
-            let len = CHUNK.min(values.len() - start);
+            let len = RUN.min(values.len() - start);
             let rounding = SourceRounding::F32;
             let rect = values.rect(isa, rounding, start, len, [1, len], &mut scratch);
-            isa.run(Chunk(rect.values))
+            isa.run(Squares(rect.values))
         })
         .collect()
 }
@@ -75,22 +102,23 @@ pub(crate) fn run(
     let mut tasks = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
         let values = source(&job.source, views)?;
-        for start in (0..values.len()).step_by(CHUNK * TASK) {
-            let end = (start + CHUNK * TASK).min(values.len());
+        for start in (0..values.len()).step_by(RUN * TASK) {
+            let end = (start + RUN * TASK).min(values.len());
             tasks.push((index, values.slice(start..end)));
         }
     }
     let partials = map(context, tasks, |(job, values)| {
-        (job, chunk_sums(context.isa, values))
+        (job, run_sums(context.isa, values))
     });
-    let mut totals = vec![(0f64, 0u64); jobs.len()];
-    for (job, sums) in partials {
-        for (sum, count) in sums {
-            totals[job].0 += sum;
+    let mut totals = vec![(Vec::new(), 0u64); jobs.len()];
+    for (job, runs) in partials {
+        for (sum, count) in runs {
+            totals[job].0.push(sum);
             totals[job].1 += count;
         }
     }
-    for (job, (sum, count)) in jobs.iter().zip(totals) {
+    for (job, (sums, count)) in jobs.iter().zip(totals) {
+        let sum = total(sums);
         let [old_sum, old_count] = views.bytes.shared(&job.out)?.as_chunks_mut::<8>().0 else {
             continue;
         };
