@@ -19,15 +19,19 @@ __device__ __forceinline__ float decode_element(uint8_t element, uint32_t code) 
   }
 }
 
-// What the codes of a block are multiplied by.
-__device__ __forceinline__ float factor(const Decode& job, float tensor, uint64_t row, uint64_t col) {
-  if (job.rule == RULE_TENSOR) return tensor;
-  uint64_t r = row / job.block_rows, c = col / job.block_cols;
+// The factor of the block at (r, c).
+__device__ __forceinline__ float block_factor(const Decode& job, float tensor, uint64_t r, uint64_t c) {
   uint64_t line = job.scale_transposed ? c : r, at = job.scale_transposed ? r : c;
   uint64_t base = job.scale + line * job.scale_pitch;
   if (job.rule == RULE_BLOCK_F32) return __uint_as_float(load_f32(base + 4 * at));
   uint32_t entry = pointer<const uint8_t>(base)[at];
   return job.rule == RULE_TWO_LEVEL ? two_level_decode_factor(entry, tensor) : E8m0::decode(entry);
+}
+
+// What the codes of a block are multiplied by.
+__device__ __forceinline__ float factor(const Decode& job, float tensor, uint64_t row, uint64_t col) {
+  if (job.rule == RULE_TENSOR) return tensor;
+  return block_factor(job, tensor, row / job.block_rows, col / job.block_cols);
 }
 
 // The product; a NaN is that of the operand it came from, as on the host, not the canonical one.
@@ -43,18 +47,62 @@ __device__ __forceinline__ float scaled(float x, float factor) {
   return __uint_as_float(0x7FC00000u | sign);
 }
 
-}  // namespace lowp
+// Four neighbouring codes of a row: as many bits as they take.
+template <typename E>
+struct Four {
+  static __device__ __forceinline__ uint32_t load(uint64_t at) { return __ldcs(pointer<const uint32_t>(at)); }
+  static __device__ __forceinline__ uint32_t one(uint32_t codes, int k) { return codes >> (8 * k) & 0xFF; }
+};
+template <>
+struct Four<E2m1> {
+  static __device__ __forceinline__ uint32_t load(uint64_t at) { return __ldcs(pointer<const uint16_t>(at)); }
+  static __device__ __forceinline__ uint32_t one(uint32_t codes, int k) { return codes >> (4 * k) & 15; }
+};
 
-using namespace lowp;
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-    lowp_decode(const Tile* __restrict__ tiles, const Decode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ uint32_t codes[SIDE * PITCH];
-  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Decode& job = jobs[tile.job];
+// 64 x 128 elements, row-major: a warp does eight rows, a lane four columns.
+template <typename E, uint32_t BITS>
+__device__ __forceinline__ void decode_wide(const Decode& job, uint32_t index) {
+  constexpr int ROWS = 8;
   uint32_t across = uint32_t(job.tiles_across);
-  uint64_t row = uint64_t(tile.index / across) * SIDE, col = uint64_t(tile.index % across) * SIDE;
+  uint64_t row = uint64_t(index / across) * 64 + threadIdx.x / 32 * ROWS;
+  uint64_t col = uint64_t(index % across) * 128 + threadIdx.x % 32 * 4;
+  if (row >= job.rows || col >= job.cols) return;
+  uint32_t rows = uint32_t(min(uint64_t(ROWS), job.rows - row));
+  uint32_t codes[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    codes[i] = i < rows ? Four<E>::load(job.data + (row + i) * job.data_pitch + col * BITS / 8) : 0;
+  }
+  float tensor = job.tensor ? __uint_as_float(load_f32(job.tensor)) : 1.0f;
+  bool blocks = job.rule != RULE_TENSOR;
+  uint32_t h = blocks ? 31 - __clz(job.block_rows) : 0, w = blocks ? 31 - __clz(job.block_cols) : 0;
+  float* out = pointer<float>(job.out) + row * job.cols + col;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    if (i >= rows) break;
+    float f[4] = {tensor, tensor, tensor, tensor};
+    if (blocks) {
+      f[0] = f[1] = f[2] = f[3] = block_factor(job, tensor, (row + i) >> h, col >> w);
+      // Blocks narrower than a lane's columns.
+      for (int k = 1; w < 2 && k < 4; ++k) f[k] = block_factor(job, tensor, (row + i) >> h, (col + k) >> w);
+    }
+    float4 x = E::decode_four(codes[i]);
+    float4 y = make_float4(__fmul_rn(x.x, f[0]), __fmul_rn(x.y, f[1]), __fmul_rn(x.z, f[2]), __fmul_rn(x.w, f[3]));
+    float any = y.x + y.y + (y.z + y.w);
+    if (any != any) {
+      y.x = scaled(E::decode(Four<E>::one(codes[i], 0)), f[0]);
+      y.y = scaled(E::decode(Four<E>::one(codes[i], 1)), f[1]);
+      y.z = scaled(E::decode(Four<E>::one(codes[i], 2)), f[2]);
+      y.w = scaled(E::decode(Four<E>::one(codes[i], 3)), f[3]);
+    }
+    store16(out + i * job.cols, as_bits(y));
+  }
+}
+
+// 64 x 64 elements of anything.
+__device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, uint32_t* codes) {
+  uint32_t across = uint32_t(job.tiles_across);
+  uint64_t row = uint64_t(index / across) * SIDE, col = uint64_t(index % across) * SIDE;
   uint32_t rows = uint32_t(min(uint64_t(SIDE), job.rows - row)), cols = uint32_t(min(uint64_t(SIDE), job.cols - col));
   uint32_t bits = code_bits(job.element), turned = job.data_transposed;
   // Physical rows of the tile.
@@ -97,5 +145,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (j + k < cols) to[k] = x[k];
       }
     }
+  }
+}
+
+}  // namespace lowp
+
+using namespace lowp;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lowp_decode(const Tile* __restrict__ tiles, const Decode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  __shared__ uint32_t codes[SIDE * PITCH];
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Decode& job = jobs[tile.job];
+  if (job.path == DECODE_GENERIC) return decode_any(job, tile.index, codes);
+  switch (job.element) {
+    case E4M3: return decode_wide<E4m3, 8>(job, tile.index);
+    case E5M2: return decode_wide<E5m2, 8>(job, tile.index);
+    default: return decode_wide<E2m1, 4>(job, tile.index);
   }
 }

@@ -1,121 +1,216 @@
-// Sums of squares in binary64, in the order of the host: lane l of 32 adds the squares of elements
-// l, l + 32, ... of a chunk of 4096; the upper half of the lanes is added to the lower half until
-// one is left; chunks are added in order, and jobs are. The square of a binary32 is exact in
-// binary64, so a fused multiply-add rounds as the sum does.
+// Sums of squares in binary64, in the order of the host (SumSquaresJob): square i of a run of 4096 is
+// added to sum i % 256; the upper half of the sums is added to the lower half until one is left; so
+// are the sums of runs, run by run, and jobs in order. The square of a binary32 is exact in binary64,
+// so a fused multiply-add rounds as the sum does.
 #include <lowp/memory.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
 
-constexpr uint64_t CHUNK = 4096;
-constexpr uint32_t WARPS = 4;  // chunks of a tile
+constexpr uint64_t RUN = 4096;
+constexpr uint32_t WARPS = THREADS / 32;  // runs of a tile, one per warp
 
-struct Sum {
-  double sum;
-  uint64_t odd;
-  __device__ __forceinline__ void add(float x) {
-    double wide = x;
-    sum = fma(wide, wide, sum);
-    odd += (__float_as_uint(x) & 0x7F800000u) == 0x7F800000u;
+// Sums 8 * lane .. 8 * lane + 8 of 256; returns the sum of all in lane 0.
+__device__ __forceinline__ double halve(double (&sums)[8]) {
+#pragma unroll
+  for (uint32_t half = 16; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums[j] += __shfl_down_sync(FULL_WARP, sums[j], half);
+  }
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
+  }
+  return sums[0];
+}
+
+// Values in a row of 256 that one lane holds: its bits as they are loaded, in 16-byte words.
+template <bool HALF>
+struct Eight {
+  uint4 words[HALF ? 1 : 2];
+
+  __device__ __forceinline__ void load(uint64_t source, uint64_t first) {
+#pragma unroll
+    for (int w = 0; w < (HALF ? 1 : 2); ++w) {
+      words[w] = load16(pointer<const uint8_t>(source) + first * (HALF ? 2 : 4) + w * 16);
+    }
+  }
+  __device__ __forceinline__ void add_to(double (&sums)[8]) const {
+#pragma unroll
+    for (int w = 0; w < (HALF ? 1 : 2); ++w) {
+      const uint32_t bits[4] = {words[w].x, words[w].y, words[w].z, words[w].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (HALF) {
+          double low = widen_low(bits[j]), high = widen_high(bits[j]);
+          sums[2 * j] = fma(low, low, sums[2 * j]);
+          sums[2 * j + 1] = fma(high, high, sums[2 * j + 1]);
+        } else {
+          double x = __uint_as_float(bits[j]);
+          sums[4 * w + j] = fma(x, x, sums[4 * w + j]);
+        }
+      }
+    }
   }
 };
 
-__device__ __forceinline__ Sum chunk_sum(const SumSquares& job, uint64_t chunk, uint32_t lane) {
-  uint64_t first = chunk * CHUNK;
-  uint32_t count = uint32_t(min(CHUNK, job.len - first));
-  Sum s{0.0, 0};
-  uint32_t e = lane;
-  for (; e + 7 * 32 < count; e += 8 * 32) {
-    float x[8];
+// A whole run, aligned.
+template <bool HALF>
+__device__ __forceinline__ void add_run(uint64_t source, uint64_t first, double (&sums)[8]) {
+  constexpr int AHEAD = HALF ? 8 : 4;
+  first += threadIdx.x % 32 * 8;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = load_source(job.source, job.source_code, first + e + i * 32);
+  for (uint32_t row = 0; row < 16; row += AHEAD) {
+    Eight<HALF> values[AHEAD];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) s.add(x[i]);
+    for (int i = 0; i < AHEAD; ++i) values[i].load(source, first + (row + i) * 256);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) values[i].add_to(sums);
   }
-  for (; e < count; e += 32) s.add(load_source(job.source, job.source_code, first + e));
-#pragma unroll
-  for (uint32_t half = 16; half > 0; half /= 2) {
-    s.sum += __shfl_down_sync(FULL_WARP, s.sum, half);
-    s.odd += __shfl_down_sync(FULL_WARP, s.odd, half);
-  }
-  return s;
 }
 
-// The chunks of one job, in order from 0, by one warp: lanes read, every lane adds.
-__device__ __forceinline__ Sum job_sum(const SumSquares& job, uint32_t lane) {
-  volatile ChunkSum* chunks = pointer<volatile ChunkSum>(job.chunks);
-  uint64_t count = cdiv(job.len, CHUNK);
-  Sum total{0.0, 0};
-  for (uint64_t first = 0; first < count; first += 32) {
-    uint64_t at = first + lane;
-    double sum = at < count ? chunks[at].sum : 0.0;
-    uint64_t odd = at < count ? chunks[at].odd : 0;
-    uint32_t here = uint32_t(min(uint64_t(32), count - first));
-    for (uint32_t i = 0; i < here; ++i) {
-      total.sum += __shfl_sync(FULL_WARP, sum, i);
-      total.odd += __shfl_sync(FULL_WARP, odd, i);
+// The sum of a run of a job, in lane 0, and its values that are not finite.
+__device__ __forceinline__ void run_sum(const SumSquares& job, uint64_t run) {
+  uint32_t lane = threadIdx.x % 32;
+  uint64_t first = run * RUN, count = min(RUN, job.len - first);
+  double sums[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+  if (job.vector && count == RUN) {
+    job.source_code == BF16 ? add_run<true>(job.source, first, sums) : add_run<false>(job.source, first, sums);
+  } else {
+#pragma unroll 1
+    for (uint32_t row = 0; row < count; row += 256) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        uint32_t i = row + lane * 8 + j;
+        double x = i < count ? load_source(job.source, job.source_code, first + i) : 0.0f;
+        sums[j] = fma(x, x, sums[j]);
+      }
     }
+  }
+  double sum = __shfl_sync(FULL_WARP, halve(sums), 0);
+  uint64_t odd = 0;
+  // Finite values have a finite sum.
+  if (!isfinite(sum)) {
+    for (uint32_t i = lane; i < count; i += 32) odd += !isfinite(load_source(job.source, job.source_code, first + i));
+#pragma unroll
+    for (uint32_t half = 16; half > 0; half /= 2) odd += __shfl_down_sync(FULL_WARP, odd, half);
+  }
+  if (lane == 0) pointer<RunSum>(job.runs)[run] = {sum, odd};
+}
+
+// The sum of up to 4096 sums of runs, in lane 0.
+__device__ __forceinline__ RunSum sum_of_runs(const volatile RunSum* runs, uint32_t count) {
+  uint32_t lane = threadIdx.x % 32;
+  double sums[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+  uint64_t odd = 0;
+#pragma unroll 2
+  for (uint32_t row = 0; row < count; row += 256) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      uint32_t i = row + lane * 8 + j;
+      sums[j] += i < count ? runs[i].sum : 0.0;
+      odd += i < count ? runs[i].odd : 0;
+    }
+  }
+#pragma unroll
+  for (uint32_t half = 16; half > 0; half /= 2) odd += __shfl_down_sync(FULL_WARP, odd, half);
+  return {halve(sums), odd};
+}
+
+// Level by level, behind one another in memory, until one sum is left; by a block of threads. The
+// result is in thread 0.
+__device__ __forceinline__ RunSum job_sum(const SumSquares& job) {
+  RunSum* level = pointer<RunSum>(job.runs);
+  uint64_t count = cdiv(job.len, RUN);
+  while (count > 1) {
+    uint64_t groups = cdiv(count, RUN);
+    for (uint64_t group = threadIdx.x / 32; group < groups; group += WARPS) {
+      RunSum sum = sum_of_runs(level + group * RUN, uint32_t(min(RUN, count - group * RUN)));
+      if (threadIdx.x % 32 == 0) level[count + group] = sum;
+    }
+    __syncthreads();
+    level += count;
+    count = groups;
+  }
+  RunSum total{0.0, 0};
+  if (threadIdx.x == 0 && count == 1) {
+    const volatile RunSum* last = level;
+    total = {last->sum, last->odd};
   }
   return total;
 }
 
-// Adds the totals of all jobs to their outputs, in order, by one thread.
-__device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, SumTotal* totals) {
-  for (uint64_t j = 0; j < count;) {
-    uint64_t out = jobs[j].out;
-    uint64_t* to = pointer<uint64_t>(out);
-    double sum = __longlong_as_double(static_cast<long long>(to[0]));
-    uint64_t odd = to[1];
-    for (; j < count && jobs[j].out == out; ++j) {
-      volatile SumTotal* total = totals + j;
-      sum += total->sum;
-      odd += total->odd;
-      total->sum = 0.0;
-      total->odd = 0;
-      total->done = 0;
+// Adds the totals of all jobs to their outputs, in order, by one warp: its lanes read, each adds.
+__device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, volatile SumTotal* totals) {
+  uint32_t lane = threadIdx.x % 32;
+  uint64_t out = 0, odd = 0;
+  double sum = 0.0;
+  auto store = [&] {
+    if (lane != 0 || out == 0) return;
+    pointer<uint64_t>(out)[0] = static_cast<uint64_t>(__double_as_longlong(sum));
+    pointer<uint64_t>(out)[1] = odd;
+  };
+  for (uint64_t first = 0; first < count; first += 32) {
+    uint64_t own_out = 0, own_odd = 0;
+    double own_sum = 0.0;
+    if (first + lane < count) {
+      volatile SumTotal& total = totals[first + lane];
+      own_out = jobs[first + lane].out, own_sum = total.sum, own_odd = total.odd;
+      total.sum = 0.0, total.odd = 0, total.done = 0;
     }
-    to[0] = static_cast<uint64_t>(__double_as_longlong(sum));
-    to[1] = odd;
+    uint32_t here = uint32_t(min(uint64_t(32), count - first));
+    for (uint32_t i = 0; i < here; ++i) {
+      uint64_t to = __shfl_sync(FULL_WARP, own_out, i);
+      if (to != out) {
+        store();
+        __syncwarp();
+        out = to;
+        sum = __longlong_as_double(static_cast<long long>(pointer<volatile uint64_t>(out)[0]));
+        odd = pointer<volatile uint64_t>(out)[1];
+      }
+      sum += __shfl_sync(FULL_WARP, own_sum, i);
+      odd += __shfl_sync(FULL_WARP, own_odd, i);
+    }
   }
+  store();
 }
 
 }  // namespace lowp
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(THREADS)
     lowp_sum_squares(const Tile* __restrict__ tiles, const SumSquares* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
-  __shared__ bool last;
+  __shared__ bool last_block, last_job;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const SumSquares& job = jobs[tile.job];
-  uint32_t lane = threadIdx.x % 32;
-  uint64_t chunk = uint64_t(tile.index) * WARPS + threadIdx.x / 32;
-  if (chunk * CHUNK < job.len) {
-    Sum s = chunk_sum(job, chunk, lane);
-    if (lane == 0) pointer<ChunkSum>(job.chunks)[chunk] = {s.sum, s.odd};
-  }
-  // The last block of a job sees the chunks of all others.
+  uint64_t run = uint64_t(tile.index) * WARPS + threadIdx.x / 32;
+  if (run * RUN < job.len) run_sum(job, run);
+  // The last block of a job sees the runs of all others.
   SumTotal* totals = pointer<SumTotal>(job.totals);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
     auto* done = reinterpret_cast<unsigned long long*>(&totals[tile.job].done);
-    last = atomicAdd(done, 1ull) + 1 == job.tiles;
+    last_block = atomicAdd(done, 1ull) + 1 == job.tiles;
     __threadfence();
   }
   __syncthreads();
-  if (!last || threadIdx.x >= 32) return;
-  Sum total = job_sum(job, lane);
-  if (lane != 0) return;
-  totals[tile.job].sum = total.sum;
-  totals[tile.job].odd = total.odd;
-  // The last job sees the totals of all others.
-  __threadfence();
-  auto* state = pointer<unsigned long long>(job.state);
-  if (atomicAdd(state, 1ull) + 1 != job.jobs) return;
-  __threadfence();
-  finish(jobs, job.jobs, totals);
-  *state = 0;
+  if (!last_block) return;
+  RunSum total = job_sum(job);
+  if (threadIdx.x == 0) {
+    totals[tile.job].sum = total.sum;
+    totals[tile.job].odd = total.odd;
+    // The last job sees the totals of all others.
+    __threadfence();
+    auto* state = pointer<unsigned long long>(job.state);
+    last_job = atomicAdd(state, 1ull) + 1 == job.jobs;
+    if (last_job) *state = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (last_job && threadIdx.x < 32) finish(jobs, job.jobs, totals);
 }

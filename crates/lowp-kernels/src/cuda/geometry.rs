@@ -5,8 +5,8 @@
 //! them (paths, tile sizes, alignment), and [`Job::tiles`] counts its thread blocks.
 
 use super::table::{
-    Adamw, Amax, Decode, Encode, FlatEncode, Interleave, Kernel, Layout, Pass, Repack, Scale,
-    SumSquares, Tile, Transpose, amax_path, code, path, repack_path, rule, vector,
+    Adamw, Amax, Decode, Encode, FlatEncode, Interleave, Kernel, Pass, Repack, Scale, SumSquares,
+    Tile, Transpose, amax_path, code, decode_path, path, repack_path, rule, vector,
 };
 
 /// Elements of a tile of [`path::FLAT`].
@@ -23,9 +23,9 @@ const UNIT_BLOCKS: u64 = 2048;
 const UNIT: u64 = 4096;
 /// Bytes of a tile of an interleave.
 const INTERLEAVE_TILE: u64 = 16384;
-/// Elements of a chunk of a sum of squares, and chunks of a tile.
-pub(crate) const SUM_CHUNK: u64 = 4096;
-const SUM_CHUNKS: u64 = 4;
+/// Elements of a run of a sum of squares, and runs of a tile.
+pub(crate) const SUM_RUN: u64 = 4096;
+const SUM_RUNS: u64 = 8;
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
@@ -313,12 +313,37 @@ impl Job for FlatEncode {
     }
 }
 
+impl Decode {
+    fn choose_path(&self) -> u8 {
+        let coded = matches!(self.element, code::E4M3 | code::E5M2 | code::E2M1);
+        let powers = [self.block_rows, self.block_cols]
+            .iter()
+            .all(|side| *side == 0 || side.is_power_of_two());
+        let aligned =
+            self.vector != 0 && aligned(self.data, self.data_pitch, bits(self.element) / 2);
+        if coded && powers && aligned && self.rule != rule::NONE && self.data_transposed == 0 {
+            decode_path::WIDE
+        } else {
+            decode_path::GENERIC
+        }
+    }
+
+    fn tile_cols(&self) -> u64 {
+        if self.path == decode_path::WIDE {
+            128
+        } else {
+            64
+        }
+    }
+}
+
 impl Job for Decode {
     const KERNEL: Kernel = Kernel::Decode;
 
     fn lay_out(&mut self) {
-        self.tiles_across = cdiv(self.cols, 64);
         self.vector = u8::from(aligned(self.out, self.cols * 4, 16));
+        self.path = self.choose_path();
+        self.tiles_across = cdiv(self.cols, self.tile_cols());
     }
 
     fn tiles(&self) -> u64 {
@@ -425,7 +450,7 @@ impl Job for SumSquares {
     const KERNEL: Kernel = Kernel::SumSquares;
 
     fn lay_out(&mut self) {
-        self.tiles = cdiv(self.len, SUM_CHUNK * SUM_CHUNKS).max(1) as u32;
+        self.tiles = cdiv(self.len, SUM_RUN * SUM_RUNS).max(1) as u32;
         self.vector = u8::from(aligned(self.source, 0, 16));
     }
 

@@ -395,24 +395,30 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
     })
 }
 
-/// Chunks of a sum of squares.
-pub(super) fn chunks(job: &SumSquaresJob<Cuda>) -> usize {
+/// Sums of runs that a job needs room for: of its elements, then of those sums, until one is left.
+pub(super) fn runs(job: &SumSquaresJob<Cuda>) -> usize {
     let (_, _, len) = source(&job.source);
-    cdiv(len as usize, super::geometry::SUM_CHUNK as usize)
+    let mut level = len as usize;
+    let mut runs = 0;
+    while level > 1 || runs == 0 {
+        level = cdiv(level, super::geometry::SUM_RUN as usize);
+        runs += level.max(1);
+    }
+    runs
 }
 
-/// `chunks`, `totals` and `state` are addresses of the plan's scratch.
+/// `runs`, `totals` and `state` are addresses of the plan's scratch.
 pub(super) fn sum_squares(
     job: &SumSquaresJob<Cuda>,
     jobs: usize,
-    [chunks, totals, state]: [u64; 3],
+    [runs, totals, state]: [u64; 3],
 ) -> SumSquares {
     let (source, source_code, len) = source(&job.source);
     SumSquares {
         source,
         len,
         out: job.out.pointer(),
-        chunks,
+        runs,
         totals,
         state,
         jobs: jobs as u64,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::buffer::Memory;
 use super::device::Cuda;
 use super::launch::Launch;
-use super::table::{ChunkSum, SumTotal};
+use super::table::{RunSum, SumTotal};
 use super::{lower, step};
 use crate::check::{Checked, check};
 use crate::{KernelError, StepScalars, SumSquaresJob, Work};
@@ -150,22 +150,22 @@ fn all<T, J>(
     Ok(rows)
 }
 
-/// Sums of chunks of all jobs, totals of jobs, and the counter of jobs.
+/// Sums of runs of all jobs, totals of jobs, and the counter of jobs.
 fn sum_scratch(cuda: &Cuda, jobs: &[SumSquaresJob<Cuda>]) -> Result<Memory, KernelError> {
-    let chunks: usize = jobs.iter().map(lower::chunks).sum();
-    let bytes = chunks * size_of::<ChunkSum>() + jobs.len() * size_of::<SumTotal>() + 8;
+    let runs: usize = jobs.iter().map(lower::runs).sum();
+    let bytes = runs * size_of::<RunSum>() + jobs.len() * size_of::<SumTotal>() + 8;
     Memory::zeros(cuda, bytes)
 }
 
 fn sum_rows(jobs: &[SumSquaresJob<Cuda>], scratch: u64) -> Vec<super::table::SumSquares> {
-    let chunks: usize = jobs.iter().map(lower::chunks).sum();
-    let totals = scratch + (chunks * size_of::<ChunkSum>()) as u64;
+    let runs: usize = jobs.iter().map(lower::runs).sum();
+    let totals = scratch + (runs * size_of::<RunSum>()) as u64;
     let state = totals + (jobs.len() * size_of::<SumTotal>()) as u64;
-    let mut chunks = scratch;
+    let mut runs = scratch;
     jobs.iter()
         .map(|job| {
-            let row = lower::sum_squares(job, jobs.len(), [chunks, totals, state]);
-            chunks += (lower::chunks(job) * size_of::<ChunkSum>()) as u64;
+            let row = lower::sum_squares(job, jobs.len(), [runs, totals, state]);
+            runs += (lower::runs(job) * size_of::<RunSum>()) as u64;
             row
         })
         .collect()

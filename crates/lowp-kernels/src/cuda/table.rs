@@ -58,7 +58,6 @@ impl Kernel {
     pub(crate) const fn threads(self) -> u32 {
         match self {
             Kernel::Scale => 32,
-            Kernel::SumSquares => 128,
             _ => 256,
         }
     }
@@ -104,6 +103,12 @@ pub(crate) mod amax_path {
     pub(crate) const FLAT: u8 = 0;
     pub(crate) const TILES: u8 = 1;
     pub(crate) const GENERIC: u8 = 2;
+}
+
+/// Values of `Decode::path`.
+pub(crate) mod decode_path {
+    pub(crate) const GENERIC: u8 = 0;
+    pub(crate) const WIDE: u8 = 1;
 }
 
 /// Values of `Scale::kind`.
@@ -349,7 +354,8 @@ plain! {
         data_transposed: u8,
         scale_transposed: u8,
         vector: u8,
-        reserved: [u8; 3],
+        path: u8,
+        reserved: [u8; 2],
     }
 }
 
@@ -417,8 +423,8 @@ plain! {
 }
 
 plain! {
-    /// Scratch: the sum of one chunk of 4096 elements.
-    struct ChunkSum {
+    /// Scratch: the sum of a run of 4096 elements, or of 4096 such sums.
+    struct RunSum {
         sum: f64,
         odd: u64,
     }
@@ -434,14 +440,14 @@ plain! {
 }
 
 plain! {
-    /// `SumSquaresJob`. Scratch of a plan: per job [`ChunkSum`]s (one per 4096 elements), one
+    /// `SumSquaresJob`. Scratch of a plan: per job [`RunSum`]s (of its runs, then of runs of them), one
     /// [`SumTotal`] per job, one `u64`. It is zeroed once, when it is allocated; a run leaves it so.
     struct SumSquares {
         source: u64,
         len: u64,
         out: u64,
-        /// `ChunkSum`s of this job.
-        chunks: u64,
+        /// `RunSum`s of this job.
+        runs: u64,
         /// `SumTotal`s of the plan, the same in every job.
         totals: u64,
         /// The `u64` of the plan, the same in every job.
@@ -496,7 +502,7 @@ mod tests {
         assert_eq!(
             [
                 size_of::<Interleave>(),
-                size_of::<ChunkSum>(),
+                size_of::<RunSum>(),
                 size_of::<SumTotal>()
             ],
             [48, 16, 24]

@@ -18,6 +18,30 @@
 
 namespace lowp {
 
+// Eight-bit codes of a word as binary32, but for NaNs, whose sign and payload are any.
+#if LOWP_FP8_CVT
+#define LOWP_DECODE_PAIRS(name)                                                                      \
+  __device__ __forceinline__ float4 decode_##name(uint32_t codes) {                                  \
+    float4 v;                                                                                        \
+    asm("{ .reg .b32 l, h; .reg .b16 a, b, c, d, e, f;\n\t"                                          \
+        "mov.b32 {a, b}, %4;\n\t"                                                                    \
+        "cvt.rn.f16x2." #name "x2 l, a;\n\t"                                                         \
+        "cvt.rn.f16x2." #name "x2 h, b;\n\t"                                                         \
+        "mov.b32 {c, d}, l;\n\t"                                                                     \
+        "mov.b32 {e, f}, h;\n\t"                                                                     \
+        "cvt.f32.f16 %0, c;\n\t"                                                                     \
+        "cvt.f32.f16 %1, d;\n\t"                                                                     \
+        "cvt.f32.f16 %2, e;\n\t"                                                                     \
+        "cvt.f32.f16 %3, f; }"                                                                       \
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)                                                 \
+        : "r"(codes));                                                                               \
+    return v;                                                                                        \
+  }
+LOWP_DECODE_PAIRS(e4m3)
+LOWP_DECODE_PAIRS(e5m2)
+#undef LOWP_DECODE_PAIRS
+#endif
+
 // E4M3 (numerics 1.2): to nearest even, saturating; NaN gives 0x7F.
 struct E4m3 {
   static __device__ __forceinline__ uint32_t one(float x) {
@@ -48,6 +72,14 @@ struct E4m3 {
     uint32_t value = __float_as_uint(__fmul_rn(__uint_as_float(magnitude << 20), __uint_as_float((127u + 120u) << 23)));
     value = magnitude == 0x7Fu ? 0x7FC00000u : value;
     return __uint_as_float(value | ((code & 0x80u) << 24));
+  }
+  // Four codes; a NaN is that of decode() or another.
+  static __device__ __forceinline__ float4 decode_four(uint32_t codes) {
+#if LOWP_FP8_CVT
+    return decode_e4m3(codes);
+#else
+    return make_float4(decode(codes & 0xFF), decode(codes >> 8 & 0xFF), decode(codes >> 16 & 0xFF), decode(codes >> 24));
+#endif
   }
 };
 
@@ -81,6 +113,14 @@ struct E5m2 {
     value = magnitude == 0x7Cu ? 0x7F800000u : value;
     value = magnitude > 0x7Cu ? 0x7FC00000u : value;
     return __uint_as_float(value | ((code & 0x80u) << 24));
+  }
+  // Four codes; a NaN is that of decode() or another.
+  static __device__ __forceinline__ float4 decode_four(uint32_t codes) {
+#if LOWP_FP8_CVT
+    return decode_e5m2(codes);
+#else
+    return make_float4(decode(codes & 0xFF), decode(codes >> 8 & 0xFF), decode(codes >> 16 & 0xFF), decode(codes >> 24));
+#endif
   }
 };
 
@@ -134,6 +174,9 @@ struct E2m1 {
   static __device__ __forceinline__ float decode(uint32_t code) {
     float magnitude = __fmul_rn(__uint_as_float((code & 7u) << 22), __uint_as_float((127u + 126u) << 23));
     return __uint_as_float(__float_as_uint(magnitude) | ((code & 8u) << 28));
+  }
+  static __device__ __forceinline__ float4 decode_four(uint32_t codes) {
+    return make_float4(decode(codes & 15), decode(codes >> 4 & 15), decode(codes >> 8 & 15), decode(codes >> 12 & 15));
   }
 };
 

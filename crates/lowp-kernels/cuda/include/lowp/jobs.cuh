@@ -198,7 +198,12 @@ struct FlatEncode {
   uint8_t reserved[6];
 };
 
-// DecodeJob. Tiles of 64 x 64 elements.
+enum DecodePath : uint8_t {
+  DECODE_GENERIC = 0,  // tiles of 64 x 64
+  DECODE_WIDE = 1,     // row-major codes of 4 or 8 bits, scaled, blocks of powers of two, four codes at a time: 64 x 128
+};
+
+// DecodeJob.
 struct Decode {
   uint64_t data;    // codes
   uint64_t scale;   // block scales or 0
@@ -213,7 +218,8 @@ struct Decode {
   uint8_t data_transposed;
   uint8_t scale_transposed;
   uint8_t vector;  // 16-byte stores to `out` stay aligned in every row
-  uint8_t reserved[3];
+  uint8_t path;    // DecodePath
+  uint8_t reserved[2];
 };
 
 // TransposeJob. Where `vector`, tiles of 128 x 128 bytes or 256 x 256 nibbles, else of 64 x 64 entries.
@@ -263,10 +269,10 @@ struct Interleave {
   uint64_t vector;  // 16-byte accesses stay aligned in every row
 };
 
-// SumSquaresJob. The last block of a job adds its chunks in order; the last job of the launch adds
+// SumSquaresJob. The last block of a job adds up its runs; the last job of the launch adds
 // the totals to the outputs in order and leaves the scratch as it found it. Scratch is zeroed once,
 // when it is allocated.
-struct ChunkSum {
+struct RunSum {
   double sum;
   uint64_t odd;  // values that are not finite
 };
@@ -281,11 +287,11 @@ struct SumSquares {
   uint64_t source;
   uint64_t len;
   uint64_t out;      // 8 bytes of binary64, 8 bytes of count
-  uint64_t chunks;   // ChunkSum*: cdiv(len, 4096) entries of this job
+  uint64_t runs;     // RunSum*: of this job's cdiv(len, 4096) runs, then of runs of them, until one is left
   uint64_t totals;   // SumTotal*: one entry per job of the plan, the same address in every job
   uint64_t state;    // uint64_t*: jobs that have finished, the same address in every job
   uint64_t jobs;     // jobs of the plan
-  uint32_t tiles;    // blocks of this job: at least one, 4 chunks each
+  uint32_t tiles;    // blocks of this job: at least one, 8 runs each
   uint8_t source_code;
   uint8_t vector;    // 16-byte loads stay aligned
   uint8_t reserved[2];
@@ -300,7 +306,7 @@ static_assert(sizeof(Adamw) == 248 && offsetof(Adamw, encode) == 56, "table.rs")
 static_assert(sizeof(FlatPass) == 40 && sizeof(FlatEncode) == 176 && offsetof(FlatEncode, epsilon) == 160, "table.rs");
 static_assert(sizeof(Decode) == 88 && offsetof(Decode, element) == 80, "table.rs");
 static_assert(sizeof(Transpose) == 64 && sizeof(Layout) == 56 && sizeof(Repack) == 152, "table.rs");
-static_assert(sizeof(Interleave) == 48 && sizeof(ChunkSum) == 16 && sizeof(SumTotal) == 24, "table.rs");
+static_assert(sizeof(Interleave) == 48 && sizeof(RunSum) == 16 && sizeof(SumTotal) == 24, "table.rs");
 static_assert(sizeof(SumSquares) == 64 && offsetof(SumSquares, tiles) == 56, "table.rs");
 
 }  // namespace lowp
