@@ -71,17 +71,6 @@ __device__ __forceinline__ uint4 load_line(const uint8_t* from, bool vector, uin
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Sixteen entries from `at` on that share the byte `from`, zero behind `end`.
-__device__ __forceinline__ uint4 spread_byte(const uint8_t* from, uint64_t at, uint64_t end) {
-  uint32_t all = *from * 0x01010101u, words[4];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint64_t first = at + 4 * k;
-    words[k] = first + 4 <= end ? all : first >= end ? 0 : all >> (8 * (4 - uint32_t(end - first)));
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 __device__ __forceinline__ uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint32_t* shared) {
@@ -97,17 +86,9 @@ __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint3
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     uint64_t i = turned ? j0 + line + k : i0 + line + 32 * k;
-    lines[k] = make_uint4(0, 0, 0, 0);
-    if (turned && i < cols) {
-      uint64_t j = i0 + at;
-      if (job.spread == 0) {
-        lines[k] = load_line(from + i * pitch, job.vector, j, rows);
-      } else if (j < rows) {
-        lines[k] = spread_byte(from + i * pitch + (j >> job.spread), j, rows);
-      }
-    } else if (!turned && i < rows) {
-      lines[k] = load_line(from + (i >> job.spread) * pitch, job.vector, j0 + at, cols);
-    }
+    bool inside = i < (turned ? cols : rows);
+    lines[k] = inside ? load_line(from + i * pitch, job.vector, (turned ? i0 : j0) + at, turned ? rows : cols)
+                      : make_uint4(0, 0, 0, 0);
   }
   if (turned) {
 #pragma unroll
@@ -143,6 +124,41 @@ __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint3
   }
 }
 
+// The same where at least sixteen outer entries in a row share an entry of `from`: half of a warp's
+// tile has sixteen bytes, one per lane, and all of its lanes store them.
+__device__ __forceinline__ void swizzle_spread(const Repack& job, uint32_t index) {
+  constexpr int TILES = SIDE * SIDE / 512 / (THREADS / 32);  // of a warp
+  const Layout &f = job.from_layout, &t = job.to_layout;
+  uint32_t across = uint32_t(job.tiles_across), lane = threadIdx.x % 32;
+  uint64_t i0 = uint64_t(index / across) * SIDE, j0 = uint64_t(index % across) * SIDE;
+  uint64_t rows = t.entries[0], cols = t.entries[1], pitch = f.padded[1];
+  const uint8_t* from = pointer<const uint8_t>(job.from);
+  bool turned = f.cols_first != t.cols_first;
+  uint64_t i = i0 + lane / 16 * 16 + lane % 16 / 4 * 32;
+  uint32_t words[TILES];
+#pragma unroll
+  for (int k = 0; k < TILES; ++k) {
+    uint64_t j = j0 + (threadIdx.x / 32 * TILES + k) * 4 + lane % 4, at = i >> job.spread;
+    words[k] = i < rows && j < cols ? from[turned ? j * pitch + at : at * pitch + j] : 0;
+  }
+  uint8_t* to = pointer<uint8_t>(job.to) + (i0 / SIDE * (t.padded[1] / 4) + j0 / 4) * 512;
+  uint32_t tiles = uint32_t(min(uint64_t(SIDE / 4), (t.padded[1] - j0) / 4));
+#pragma unroll
+  for (int k = 0; k < TILES; ++k) {
+    uint32_t w = words[k] << (lane % 4 * 8);
+    w |= __shfl_xor_sync(FULL_WARP, w, 1);
+    w |= __shfl_xor_sync(FULL_WARP, w, 2);
+    uint32_t out[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      out[q] = __shfl_sync(FULL_WARP, w, lane / 16 * 16 + q * 4);
+      if (i0 + lane + 32 * q >= rows) out[q] = 0;
+    }
+    uint32_t tile = threadIdx.x / 32 * TILES + k;
+    if (tile < tiles) store16(to + tile * 512 + lane * 16, make_uint4(out[0], out[1], out[2], out[3]));
+  }
+}
+
 }  // namespace lowp
 
 using namespace lowp;
@@ -153,9 +169,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Repack& job = jobs[tile.job];
-  if (job.path == REPACK_GENERIC) {
-    repack_any(job, tile.index);
-  } else {
-    swizzle(job, tile.index, shared);
+  switch (job.path) {
+    case REPACK_GENERIC: return repack_any(job, tile.index);
+    case REPACK_SWIZZLE_SPREAD: return swizzle_spread(job, tile.index);
+    default: return swizzle(job, tile.index, shared);
   }
 }

@@ -401,12 +401,13 @@ impl Repack {
             from.tile
         };
         let spread = outer / to.tile[0].max(1);
-        if inner != to.tile[1] || outer % to.tile[0].max(1) != 0 || !spread.is_power_of_two() {
-            return generic;
-        }
-        match (turned, spread) {
-            (false, _) => (repack_path::SWIZZLE, spread.ilog2() as u8),
-            (true, 1 | 16..) => (repack_path::SWIZZLE_TURNED, spread.ilog2() as u8),
+        let whole = inner == to.tile[1] && outer == spread * to.tile[0];
+        match (whole, spread, turned) {
+            (true, 1, false) => (repack_path::SWIZZLE, 0),
+            (true, 1, true) => (repack_path::SWIZZLE_TURNED, 0),
+            (true, 16.., _) if spread.is_power_of_two() => {
+                (repack_path::SWIZZLE_SPREAD, spread.ilog2() as u8)
+            }
             _ => generic,
         }
     }

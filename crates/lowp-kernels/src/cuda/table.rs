@@ -124,6 +124,7 @@ pub(crate) mod repack_path {
     pub(crate) const GENERIC: u8 = 0;
     pub(crate) const SWIZZLE: u8 = 1;
     pub(crate) const SWIZZLE_TURNED: u8 = 2;
+    pub(crate) const SWIZZLE_SPREAD: u8 = 3;
 }
 
 /// Bits of the kernel parameter `flags`.
@@ -400,8 +401,8 @@ plain! {
         bits: u8,
         path: u8,
         vector: u8,
-        /// [`repack_path::SWIZZLE`]: outer entries of `to` that share an entry of `from`, as a power of two;
-        /// turned: 1 or at least 16.
+        /// [`repack_path::SWIZZLE_SPREAD`]: outer entries of `to` that share an entry of `from`, as a
+        /// power of two.
         spread: u8,
         reserved: [u8; 4],
     }

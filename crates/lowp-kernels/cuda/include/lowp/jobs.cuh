@@ -244,8 +244,9 @@ struct Layout {
 
 enum RepackPath : uint8_t {
   REPACK_GENERIC = 0,    // entry by entry: tiles of 4096 bytes of `to`
-  REPACK_SWIZZLE = 1,    // 8-bit Compact or Padded of the same axes to Swizzled: tiles of 128 x 128 entries
+  REPACK_SWIZZLE = 1,    // 8-bit Compact or Padded of the same axes and tiles to Swizzled: tiles of 128 x 128 entries
   REPACK_SWIZZLE_TURNED = 2,  // the same with the axes exchanged
+  REPACK_SWIZZLE_SPREAD = 3,  // of any axes, where 16 or more outer entries of the result share one of the source
 };
 
 struct Repack {
@@ -256,8 +257,7 @@ struct Repack {
   uint8_t bits;    // of an entry
   uint8_t path;    // RepackPath
   uint8_t vector;  // REPACK_SWIZZLE: 16-byte loads of `from` stay aligned in every row
-  uint8_t spread;  // REPACK_SWIZZLE: outer entries of `to` that share an entry of `from`, as a power of two; turned: 1 or
-                   // at least 16
+  uint8_t spread;  // REPACK_SWIZZLE_SPREAD: how many do, as a power of two
   uint8_t reserved[4];
 };
 

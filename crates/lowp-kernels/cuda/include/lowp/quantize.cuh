@@ -8,6 +8,7 @@
 #pragma once
 #include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
+#include <type_traits>
 
 namespace lowp {
 
@@ -123,6 +124,10 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
 template <int W, bool TURNED, uint32_t SIDE, typename Rule>
 struct BlockScales {
   static constexpr int N = 32 / W;
+  // Powers of two are kept as pairs of bfloat16: one row's twice, those of neighbouring columns.
+  static constexpr bool PAIRS = SIDE == 32;
+  static constexpr int COLUMNS = PAIRS ? W / 2 : W;
+  using Multiplier = std::conditional_t<PAIRS, uint32_t, float>;
   using Tile = Tiling<TURNED>;
 
   const Rule& rule;
@@ -136,12 +141,14 @@ struct BlockScales {
     return s.multiplier;
   }
 
-  __device__ __forceinline__ void rows(const Values<W>& v, float (&m)[N]) const {
+  static __device__ __forceinline__ uint32_t twice(float m) { return __byte_perm(__float_as_uint(m), 0, 0x3232); }
+
+  __device__ __forceinline__ void rows(const Values<W>& v, Multiplier (&m)[N]) const {
     float a[2];
     v.template row_blocks<SIDE>(lane, a);
     uint32_t first = lane / N * N;
     if constexpr (SIDE == 32) {
-      float mine = put(lane, 0, 1, 32, a[0]);
+      uint32_t mine = twice(put(lane, 0, 1, 32, a[0]));
 #pragma unroll
       for (int i = 0; i < N; ++i) m[i] = __shfl_sync(FULL_WARP, mine, first + i);
     } else {
@@ -152,14 +159,16 @@ struct BlockScales {
     }
   }
 
-  __device__ __forceinline__ void columns(const Values<W>& v, float (&m)[W]) const {
+  __device__ __forceinline__ void columns(const Values<W>& v, Multiplier (&m)[COLUMNS]) const {
     float a[2];
     v.template column_blocks<SIDE>(lane, a);
     uint32_t first = lane % N;
     if constexpr (SIDE == 32) {
-      float mine = put(0, first * W + lane / N, 32, 1, a[0]);
+      uint32_t mine = __float_as_uint(put(0, first * W + lane / N, 32, 1, a[0]));
+      uint32_t other = __shfl_xor_sync(FULL_WARP, mine, N);
+      mine = lane & N ? __byte_perm(other, mine, 0x7632) : __byte_perm(mine, other, 0x7632);
 #pragma unroll
-      for (int j = 0; j < W; ++j) m[j] = __shfl_sync(FULL_WARP, mine, first + j * N);
+      for (int j = 0; j < W / 2; ++j) m[j] = __shfl_sync(FULL_WARP, mine, first + 2 * j * N);
     } else {
       uint32_t half = lane / 16, col = first * W + lane / N % (W / 2) * 2;
       float even = put(half * 16, col, 16, 1, a[0]), odd = put(half * 16, col + 1, 16, 1, a[1]);
@@ -168,17 +177,19 @@ struct BlockScales {
     }
   }
 
-  __device__ __forceinline__ float square(const Values<W>& v) const {
+  __device__ __forceinline__ Multiplier square(const Values<W>& v) const {
     float a = all_max(v.maximum(), (N / 2 - 1) | (W / 2 - 1) * N);
     if (SIDE == 32) a = all_max(a, N / 2 | 16);
-    return put(lane / N * N, lane % N * W, SIDE, SIDE, a);
+    float m = put(lane / N * N, lane % N * W, SIDE, SIDE, a);
+    if constexpr (PAIRS) return twice(m);
+    return m;
   }
 };
 
 // Keeps the compiler from computing a code again for each place that it goes to.
 __device__ __forceinline__ void once(uint32_t& code) { asm volatile("" : "+r"(code)); }
 
-// Codes of 8 bits into the staged tiles. POWERS says that the multipliers are powers of two.
+// Codes of 8 bits into the staged tiles. POWERS says that the multipliers are pairs of powers of two.
 template <int W, bool TURNED, bool POWERS, typename E, typename Multiplier>
 __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
                                              uint8_t* column_stage, Multiplier m) {
@@ -193,9 +204,12 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         int first = j + 2 * k;
-        float m0 = m(i, first), m1 = m(i, first + 1);
-        float2 y = POWERS ? v.shifted(i, first, m0, m1)
-                          : make_float2(__fmul_rn(v.at(i, first), m0), __fmul_rn(v.at(i, first + 1), m1));
+        float2 y;
+        if constexpr (POWERS) {
+          y = v.times(i, first, m(i, first));
+        } else {
+          y = make_float2(__fmul_rn(v.at(i, first), m(i, first)), __fmul_rn(v.at(i, first + 1), m(i, first + 1)));
+        }
         pairs[k] = E::pair(y.x, y.y);
       }
       codes[i][j / 4] = __byte_perm(pairs[0], pairs[1], 0x5410);
@@ -279,17 +293,19 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
 template <int W, bool TURNED, uint32_t SIDE, typename Rule, typename Codes>
 __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule, const Values<W>& v, uint32_t lane,
                                              uint8_t* scales, Codes codes) {
-  BlockScales<W, TURNED, SIDE, Rule> blocks{rule, lane, scales};
+  using Blocks = BlockScales<W, TURNED, SIDE, Rule>;
+  using Multiplier = typename Blocks::Multiplier;
+  Blocks blocks{rule, lane, scales};
   if (pass.block_cols == 1) {
-    float m[W];
+    Multiplier m[Blocks::COLUMNS];
     blocks.columns(v, m);
-    codes([&](int, int j) { return m[j]; });
+    codes([&](int, int j) { return m[Blocks::PAIRS ? j / 2 : j]; });
   } else if (pass.block_rows == 1) {
-    float m[32 / W];
+    Multiplier m[32 / W];
     blocks.rows(v, m);
     codes([&](int i, int) { return m[i]; });
   } else {
-    float m = blocks.square(v);
+    Multiplier m = blocks.square(v);
     codes([&](int, int) { return m; });
   }
 }
@@ -318,10 +334,11 @@ __device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, u
     }
   }
   __syncthreads();
-  const Encode& out = again(planned);
-  const View view{out.rows, out.cols, 0};
-  uint32_t vector = out.vector;
-  for (uint32_t p = 0; p < out.passes; ++p) {
+#pragma unroll 1
+  for (uint32_t p = 0; p < again(planned).passes; ++p) {
+    const Encode& out = again(planned);
+    const View view{out.rows, out.cols, 0};
+    uint32_t vector = out.vector;
     const Pass& pass = out.pass[p];
     if (pass.data[0]) {
       store_lines<RowTile<W, TURNED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, view.rows, view.cols, false,

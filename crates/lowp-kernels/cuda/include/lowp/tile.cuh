@@ -27,6 +27,11 @@ struct View {
   __device__ __forceinline__ bool holds(uint64_t row, uint64_t col) const {
     return row < rows && col < cols && row * cols + col < elements;
   }
+  // Elements of a row that lie inside, of `most` from (row, col) on.
+  __device__ __forceinline__ uint32_t count(uint64_t row, uint64_t col, uint32_t most) const {
+    if (!holds(row, col)) return 0;
+    return uint32_t(min(uint64_t(most), min(cols - col, elements - (row * cols + col))));
+  }
   // Whether all of a rectangle lies inside.
   __device__ __forceinline__ bool holds_all(uint64_t row, uint64_t col, uint32_t height, uint32_t width) const {
     return row + height <= rows && col + width <= cols && (row + height - 1) * cols + col + width <= elements;
@@ -153,9 +158,9 @@ struct Values<4> {
     scatter_max<4, SIDE / 8, 8>(a, lane);
     out[0] = a[0], out[1] = a[1];
   }
-  // Elements j and j + 1 of row i times powers of two.
-  __device__ __forceinline__ float2 shifted(int i, int j, float m0, float m1) const {
-    return make_float2(__fmul_rn(x[i][j], m0), __fmul_rn(x[i][j + 1], m1));
+  // Elements j and j + 1 of row i times a pair of powers of two in bfloat16.
+  __device__ __forceinline__ float2 times(int i, int j, uint32_t m) const {
+    return make_float2(__fmul_rn(x[i][j], widen_low(m)), __fmul_rn(x[i][j + 1], widen_high(m)));
   }
 };
 
@@ -202,11 +207,14 @@ struct Values<8> {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        uint32_t inside = view.count(row + i, col, 8);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          uint32_t bits = view.holds(row + i, col + j) ? from[i * view.cols + j] : 0;
+          uint32_t bits = j < inside ? from[i * view.cols + j] : 0;
           x[i][j / 2] = j % 2 ? x[i][j / 2] | bits << 16 : bits;
         }
+        // One row after another: this path is rare, and more at a time would take registers from the other.
+        asm volatile("" ::: "memory");
       }
     }
   }
@@ -262,8 +270,8 @@ struct Values<8> {
     scatter_pairs<4, SIDE / 4, 4>(a, lane, out);
   }
   // A product with a power of two is exact in bfloat16 unless it is subnormal, where every code is 0.
-  __device__ __forceinline__ float2 shifted(int i, int j, float m0, float m1) const {
-    uint32_t m = __float_as_uint(m0) >> 16 | (__float_as_uint(m1) & 0xFFFF0000u), y;
+  __device__ __forceinline__ float2 times(int i, int j, uint32_t m) const {
+    uint32_t y;
     // Adding -0 keeps the sign of a zero.
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x[i][j / 2]), "r"(m), "r"(0x80008000u));
     return make_float2(widen_low(y), widen_high(y));
