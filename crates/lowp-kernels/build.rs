@@ -80,8 +80,9 @@ fn compiled(out: &Path, cuda: &Path) -> Result<PathBuf> {
     let Some(nvcc) = Nvcc::find()? else {
         return Err(
             "the CUDA kernels are not compiled, or older than their sources, and there is no nvcc in \
-             CUDA_HOME or PATH\nrun `cargo xtask cuda`: it installs NVIDIA's compiler below target/ and \
-             compiles them"
+             CUDA_HOME or PATH\nin the workspace of lowp run `cargo xtask cuda`: it installs NVIDIA's \
+             compiler below target/ and compiles them\nelsewhere install nvcc of CUDA 13 and have it in \
+             PATH, or set CUDA_HOME to its folder"
                 .to_owned(),
         );
     };

@@ -30,7 +30,9 @@ const SCRIPT: &str = r#"#!/bin/sh
 #   ./run.sh OUT            tests, then the bench
 #   ./run.sh OUT tests      only the tests; further arguments go to the test program
 #   ./run.sh OUT bench      only the bench; further arguments go to `lowp bench`
-#   ./run.sh OUT sanitize   the tests under compute-sanitizer
+#   ./run.sh OUT peers      the bench, then PyTorch beside it (of $PYTHON, else python3); further
+#                           arguments (--shrink N, --runs N) go to both
+#   ./run.sh OUT sanitize   the tests under compute-sanitizer, without that of 2^31 elements
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?the folder for results}
@@ -48,16 +50,23 @@ all | tests)
   ;;
 esac
 case $what in
-all | bench)
+all | bench | peers)
   if [ -x "$here/lowp" ]; then
     "$here/lowp" bench --device cuda --json "$out/bench.json" "$@" >"$out/bench.txt" || failed=1
     cat "$out/bench.txt"
   fi
   ;;
+esac
+case $what in
+peers)
+  "${PYTHON:-python3}" "$here/peers.py" --json "$out/peers.json" --lowp "$out/bench.json" "$@" \
+    >"$out/peers.txt" || failed=1
+  cat "$out/peers.txt"
+  ;;
 sanitize)
   for tool in memcheck racecheck; do
     compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
-      "$here/kernel-tests" cuda --test-threads 1 "$@" >"$out/$tool.txt" 2>&1 || failed=1
+      "$here/kernel-tests" cuda --skip cuda_large --test-threads 1 "$@" >"$out/$tool.txt" 2>&1 || failed=1
     echo "$tool: $(tail -n 1 "$out/$tool.txt")"
   done
   ;;
@@ -91,15 +100,9 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     fs::write(&script, SCRIPT)?;
     executable(&script)?;
     // Peers are measured beside the bench.
-    let peers = workspace_root()?.join("crates/lowp-kernels/benches/peers");
-    if peers.is_dir() {
-        for entry in fs::read_dir(peers)? {
-            let path = entry?.path();
-            if let Some(name) = path.file_name().filter(|_| path.is_file()) {
-                fs::copy(&path, folder.join(name))?;
-            }
-        }
-    }
+    let peers = workspace_root()?.join("benches/peers/peers.py");
+    fs::copy(&peers, folder.join("peers.py"))
+        .with_context(|| format!("cannot copy {}", peers.display()))?;
     let mut bytes = 0;
     for entry in fs::read_dir(&folder)? {
         bytes += entry?.metadata()?.len();

@@ -1,6 +1,7 @@
 //! `cargo xtask cuda`: compiles the CUDA kernels for every architecture, where lowp-kernels finds
 //! them, and reports what each kernel needs of a multiprocessor.
 
+mod external;
 mod resources;
 mod toolkit;
 
@@ -30,6 +31,11 @@ pub(crate) struct Options {
     /// crates/lowp-kernels/resources.txt, and fail if a kernel spills.
     #[arg(long)]
     stats: bool,
+
+    /// Also check that a crate elsewhere builds with the last commit of lowp-kernels by git, where
+    /// it finds nothing but nvcc. Takes minutes.
+    #[arg(long)]
+    check_external: bool,
 }
 
 impl Options {
@@ -82,6 +88,9 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     }
     if options.stats {
         stats(&sources, &folder, archs.len() == ARCHITECTURES.len())?;
+    }
+    if options.check_external {
+        external::check(&nvcc)?;
     }
     Ok(())
 }

@@ -1,13 +1,12 @@
 //! The options that `quantize` and `shard` have in common.
 
+use super::cast::{has_delayed_scale, is_scale};
 use super::names::{FormatName, ScaleModeName, ScalesName, UsageName};
 use super::refuse::refuse;
 use super::select::Select;
 use anyhow::Result;
 use globset::Glob;
-use lowp_format::{
-    AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, ScaleSource, Usage,
-};
+use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, Usage};
 
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
@@ -89,13 +88,13 @@ impl RecipeArgs {
             e => refuse(format!("--recipe: {e}")),
         })?;
         if let Some(scale) = self.delayed_scale {
-            if !matches!(recipe.scale_source(), ScaleSource::History { .. }) {
+            if !has_delayed_scale(&recipe) {
                 return Err(refuse(format!(
                     "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
                     recipe.name()
                 )));
             }
-            if !scale.is_finite() || scale <= 0.0 {
+            if !is_scale(scale) {
                 return Err(refuse(format!(
                     "--delayed-scale {scale} is no scale; give a positive finite number"
                 )));

@@ -2,7 +2,7 @@
 
 use super::write::Want;
 use anyhow::Result;
-use lowp_format::QuantizedTensor;
+use lowp_format::{AnyRecipe, BufferSpec, QuantizedTensor, Recipe, ScaleSource, Shape};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
 use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ShardError};
 
@@ -51,15 +51,25 @@ pub(super) fn cast<B: Backend>(
     Ok(amax)
 }
 
+/// Whether `recipe` encodes with a scale that is known before the values.
+pub(super) fn has_delayed_scale(recipe: &impl Recipe) -> bool {
+    matches!(recipe.scale_source(), ScaleSource::History { .. })
+}
+
+/// Whether values can be encoded with `scale`.
+pub(super) fn is_scale(scale: f32) -> bool {
+    scale.is_finite() && scale > 0.0
+}
+
 /// A tensor of zeros with the buffers `specs`.
 ///
 /// # Errors
 /// A shape that the recipe cannot take.
 pub(super) fn empty<B: Backend>(
     backend: &B,
-    recipe: lowp_format::AnyRecipe,
-    shape: lowp_format::Shape,
-    specs: &[lowp_format::BufferSpec],
+    recipe: AnyRecipe,
+    shape: Shape,
+    specs: &[BufferSpec],
 ) -> Result<Tensor<B>, ShardError> {
     QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |_, bytes| {
         Ok(backend.alloc(bytes)?)

@@ -1,5 +1,6 @@
 //! What the file's metadata say of each quantized tensor: enough to read it back without any option.
 
+use super::cast::{has_delayed_scale, is_scale};
 use super::fields::{self, Field};
 use super::model::Model;
 use super::names::Named;
@@ -139,6 +140,8 @@ pub(super) struct Quantized {
     /// The rows in this file.
     pub(super) shape: Shape,
     pub(super) usage: Usage,
+    /// Of the block scales in this file.
+    pub(super) form: Form,
     pub(super) specs: BufferList,
     pub(super) fields: Vec<Field>,
     pub(super) shard: Option<Shard>,
@@ -152,13 +155,18 @@ impl Quantized {
         let form = |name: &str| Form::named(name).ok_or_else(|| named("scales", name));
         let problem = |e: FormatError| e.to_string();
         let recipe = AnyRecipe::from_name(&text.recipe, &text.options.read()?).map_err(problem)?;
+        if let Some(scale) = text.delayed_scale
+            && !(has_delayed_scale(&recipe) && is_scale(scale))
+        {
+            return Err(format!("{} has no delayed scale {scale}", text.recipe));
+        }
         let full = fields::matrix(&text.shape).map_err(problem)?;
         recipe.check(full).map_err(problem)?;
         let shard = match &text.shard {
             None => None,
             Some(shard) => Some(read_shard(shard, &recipe, full, usage(&shard.usage)?)?),
         };
-        let (shape, specs, stored) = match &shard {
+        let (shape, specs, form) = match &shard {
             None => (
                 full,
                 recipe.buffers(usage(&text.usage)?),
@@ -174,7 +182,7 @@ impl Quantized {
             }
         };
         let usage = usage(&text.usage)?;
-        let fields = fields::fields(&recipe, &specs, shape, usage, stored).map_err(problem)?;
+        let fields = fields::fields(&recipe, &specs, shape, usage, form).map_err(problem)?;
         Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
         let name = name.to_owned();
         Ok(Self {
@@ -184,6 +192,7 @@ impl Quantized {
             full,
             shape,
             usage,
+            form,
             specs,
             fields,
             shard,

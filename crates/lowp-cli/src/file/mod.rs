@@ -3,7 +3,7 @@
 mod args;
 mod cast;
 mod dequantize;
-
+mod difference;
 mod fields;
 mod header;
 mod inspect;
@@ -24,6 +24,7 @@ mod target;
 mod unpack;
 mod unshard;
 mod verify;
+mod verify_source;
 mod write;
 
 use anyhow::Result;

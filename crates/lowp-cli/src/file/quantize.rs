@@ -9,13 +9,13 @@ use super::names::Named;
 use super::pack::{Packed, wanted};
 use super::progress::Progress;
 use super::refuse::refuse_file;
-use super::select::Choice;
+use super::select::{Choice, Matrix};
 use super::source::load;
 use super::target::FileTarget;
 use super::write::{From, Item, Outputs, Parts, Want};
 use crate::device::{Device, OnDevice};
 use anyhow::Result;
-use lowp_format::{Recipe, Shape, Usage};
+use lowp_format::{Recipe, Usage};
 use lowp_kernels::Backend;
 use lowp_shard::LocalComm;
 use std::collections::BTreeMap;
@@ -48,12 +48,6 @@ pub(crate) struct Args {
     recipe: RecipeArgs,
 }
 
-/// One matrix to quantize.
-pub(super) struct Matrix<'a> {
-    pub(super) tensor: Tensor<'a>,
-    pub(super) shape: Shape,
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -71,38 +65,41 @@ impl OnDevice for &Args {
         let model = Model::open(&self.input)?;
         let choices = select.choose(&model, &setup)?;
         let target = FileTarget::new(&self.output, model.files())?;
-        let outputs = outputs(backend, &model, &choices, setup)?;
+        let outputs = outputs(backend, &model, &choices)?;
         outputs.check()?;
         let progress = Progress::new("quantize", outputs.bytes());
         target.fill(|draft| outputs.write(draft, &progress))
     }
 }
 
-/// The tensors of the output file.
-fn outputs<'a, B: Backend>(
+/// The tensors of the file that `choices` of `model` make.
+///
+/// # Errors
+/// Block scales that do not have the form that is asked for.
+pub(super) fn outputs<'a, B: Backend>(
     backend: &'a B,
     model: &Model,
     choices: &[Choice<'a>],
-    setup: Setup,
 ) -> Result<Outputs<'a>> {
     let mut metadata = copied_metadata(model);
     let mut items = Vec::new();
-    let mut jobs: Vec<(Matrix<'a>, Vec<Field>)> = Vec::new();
+    let mut jobs: Vec<(Tensor<'a>, Matrix, Vec<Field>)> = Vec::new();
     for &Choice { tensor, matrix } in choices {
-        let Some(shape) = matrix else {
+        let Some(matrix) = matrix else {
             items.push(Item::input(tensor));
             continue;
         };
+        let Matrix { shape, setup } = matrix;
         let specs = setup.recipe.buffers(setup.usage);
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
             .map_err(|e| refuse_file(model.path(), format!("'{}': {e}", tensor.name)))?;
         items.extend(made_items(jobs.len(), tensor.name, &fields));
         let text = text(&setup, tensor, setup.usage);
         metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
-        jobs.push((Matrix { tensor, shape }, fields));
+        jobs.push((tensor, matrix, fields));
     }
     let make = Box::new(move |job: usize, want: Want| {
-        let (Matrix { tensor, shape }, fields) = &jobs[job];
+        let (tensor, Matrix { shape, setup }, fields) = &jobs[job];
         let source = load(backend, tensor, 0..shape.elements())?;
         let specs = wanted(&setup.recipe.buffers(setup.usage), want);
         let full = empty(backend, setup.recipe, *shape, &specs)?;

@@ -24,7 +24,30 @@ pub(super) struct Select {
 pub(super) struct Choice<'a> {
     pub(super) tensor: Tensor<'a>,
     /// The matrix to quantize; `None` passes the tensor through.
-    pub(super) matrix: Option<Shape>,
+    pub(super) matrix: Option<Matrix>,
+}
+
+/// A matrix and how it is quantized.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub(super) shape: Shape,
+    pub(super) setup: Setup,
+}
+
+/// Refuses a model that holds quantized tensors.
+///
+/// # Errors
+/// Names the first.
+pub(super) fn refuse_quantized(model: &Model) -> Result<()> {
+    match meta::quantized(model)?.keys().next() {
+        None => Ok(()),
+        Some(name) => Err(refuse_file(
+            model.path(),
+            format!(
+                "'{name}' is quantized already; give the model before it was, or decode it first (lowp dequantize)"
+            ),
+        )),
+    }
 }
 
 impl Select {
@@ -39,12 +62,7 @@ impl Select {
     /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix matches; a model that is
     /// quantized already.
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Vec<Choice<'a>>> {
-        if let Some(name) = meta::quantized(model)?.keys().next() {
-            let why = format!(
-                "'{name}' is quantized already; give the model before it was, or decode it first (lowp dequantize)"
-            );
-            return Err(refuse_file(model.path(), why));
-        }
+        refuse_quantized(model)?;
         for (text, glob) in &self.globs {
             let matching = || model.tensors().filter(|tensor| glob.is_match(tensor.name));
             let kind = match (matching().next(), matching().find(is_matrix)) {
@@ -62,7 +80,10 @@ impl Select {
             .map(|tensor| {
                 let matrix = match self.wanted(&tensor).then(|| fit(&tensor, setup)) {
                     None => None,
-                    Some(Ok(shape)) => Some(shape),
+                    Some(Ok(shape)) => Some(Matrix {
+                        shape,
+                        setup: *setup,
+                    }),
                     Some(Err(_)) if self.keep_unfit => None,
                     Some(Err(why)) => {
                         let Tensor { name, .. } = tensor;

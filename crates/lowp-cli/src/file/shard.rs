@@ -11,7 +11,7 @@ use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items, text};
 use super::ranks::file_name;
 use super::refuse::refuse;
-use super::select::Choice;
+use super::select::{Choice, Matrix};
 use super::source::load;
 use super::target::FolderTarget;
 use super::write::{Item, Outputs, Parts, Want};
@@ -70,7 +70,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let choices = select.choose(&model, &setup)?;
     // What unshard will write must be possible, too.
     for Choice { tensor, matrix } in &choices {
-        if let Some(shape) = *matrix {
+        if let Some(Matrix { shape, .. }) = *matrix {
             let specs = setup.recipe.buffers(setup.usage);
             fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
                 .map_err(|e| refuse(format!("'{}': {e}", tensor.name)))?;
@@ -108,7 +108,7 @@ fn outputs<'a>(
     let mut items = Vec::new();
     let mut jobs: Vec<(Tensor<'a>, ShardSpec, Vec<Field>)> = Vec::new();
     for &Choice { tensor, matrix } in choices {
-        let Some(full) = matrix else {
+        let Some(Matrix { shape: full, .. }) = matrix else {
             if rank == 0 {
                 items.push(Item::input(tensor));
             }

@@ -1,30 +1,48 @@
 //! `lowp verify`: whether two models hold the same bytes, and where they differ first.
 
-use super::fields::{Content, Field};
-use super::meta::{self, Quantized};
+use super::difference::{Byte, Pair};
+use super::meta;
 use super::model::{Model, PIECE, Tensor};
 use super::progress::Progress;
 use super::ranks;
 use super::refuse::refuse;
+use super::verify_source::Again;
+use crate::device::Device;
 use anyhow::{Result, bail};
-use lowp_format::{Code, Form, Recipe, ScaleLayout};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Compare two models byte by byte
+/// Compare two models byte by byte, or a quantized model with its source
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    override_usage = "lowp verify <A> <B>
+       lowp verify <A> --source <MODEL> [--device <DEVICE>]",
+    after_help = "Examples:
   lowp verify q.safetensors gathered.safetensors
   lowp verify ranks other-ranks
+  lowp verify q.safetensors --source model.safetensors --device cuda
+
+With --source, every quantized tensor of A is made again from the tensor of MODEL as A's metadata
+say, and every other tensor is compared with that of MODEL.
 
 Exit code: 0 where every tensor has the same dtype, shape and bytes in both; 1 at the first
-difference, which is named with its tensor, block and byte; 2 where an input cannot be read.")]
+difference, which is named with its tensor, block and byte; 2 where an input cannot be read."
+)]
 pub(crate) struct Args {
     /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder of rank files
     a: PathBuf,
 
     /// The other
-    b: PathBuf,
+    #[arg(required_unless_present = "source", conflicts_with = "source")]
+    b: Option<PathBuf>,
+
+    /// The model that A was quantized from: whether `lowp quantize` makes A of it, byte for byte
+    #[arg(long, value_name = "MODEL")]
+    source: Option<PathBuf>,
+
+    /// Where MODEL is quantized again: `cpu`, `cuda` or `cuda:N` [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
 }
 
 /// Runs the command.
@@ -32,8 +50,23 @@ pub(crate) struct Args {
 /// # Errors
 /// The models differ, or cannot be read.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let (a, b) = (open(&args.a)?, open(&args.b)?);
-    if args.a.is_dir() != args.b.is_dir() {
+    match (&args.b, &args.source, args.device) {
+        (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(Again {
+            quantized: &args.a,
+            source,
+        }),
+        (_, None, Some(_)) => Err(refuse(
+            "--device says where a model is quantized again, and two models are compared without that; add --source MODEL, or leave out --device",
+        )),
+        (Some(b), None, None) => verify(&args.a, b),
+        // clap asks for one of them.
+        (None, None, None) => Err(refuse("give another model, or --source MODEL")),
+    }
+}
+
+fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
+    let (a, b) = (open(path_a)?, open(path_b)?);
+    if path_a.is_dir() != path_b.is_dir() {
         return Err(refuse(
             "one is a folder of rank files and the other is not; gather the folder with `lowp unshard` first",
         ));
@@ -41,9 +74,9 @@ pub(super) fn main(args: &Args) -> Result<()> {
     if a.len() != b.len() {
         bail!(
             "{} has {} ranks and {} has {}",
-            args.a.display(),
+            path_a.display(),
             a.len(),
-            args.b.display(),
+            path_b.display(),
             b.len()
         );
     }
@@ -71,9 +104,13 @@ fn open(path: &Path) -> Result<Vec<Model>> {
 
 /// Stops at the first difference, in the order of names.
 fn compare(a: &Model, b: &Model, progress: &Progress) -> Result<()> {
-    let (path_a, path_b) = (a.path().display(), b.path().display());
     // Also refuses quantized tensors that lack a part.
     let quantized = [meta::quantized(a)?, meta::quantized(b)?];
+    let pair = Pair {
+        a: &a.path().display().to_string(),
+        b: &b.path().display().to_string(),
+        tensors: &quantized[0],
+    };
     let names: BTreeSet<&str> = a
         .tensors()
         .chain(b.tensors())
@@ -82,23 +119,14 @@ fn compare(a: &Model, b: &Model, progress: &Progress) -> Result<()> {
     for name in names {
         let (x, y) = match (a.get(name), b.get(name)) {
             (Some(x), Some(y)) => (x, y),
-            (Some(_), None) => bail!("'{name}' is in {path_a} and not in {path_b}"),
-            _ => bail!("'{name}' is in {path_b} and not in {path_a}"),
+            (Some(_), None) => return Err(pair.only_in_a(name)),
+            _ => return Err(pair.only_in_b(name)),
         };
         if (x.dtype, x.shape) != (y.dtype, y.shape) {
-            bail!(
-                "'{name}' is {} {:?} in {path_a} and {} {:?} in {path_b}",
-                x.dtype,
-                x.shape,
-                y.dtype,
-                y.shape
-            );
+            return Err(pair.kinds(name, (x.dtype, x.shape), (y.dtype, y.shape)));
         }
-        if let Some((at, p, q)) = first_difference(&x, &y, progress)? {
-            let place = place(&quantized[0], name, at, p ^ q);
-            bail!(
-                "'{name}' differs first at byte {at}{place}: {p:#04x} in {path_a}, {q:#04x} in {path_b}"
-            );
+        if let Some(byte) = first_difference(&x, &y, progress)? {
+            return Err(pair.bytes(name, byte));
         }
     }
     for (name, x) in &quantized[0] {
@@ -108,120 +136,24 @@ fn compare(a: &Model, b: &Model, progress: &Progress) -> Result<()> {
                 serde_json::to_string(&y.text)?,
             );
             bail!(
-                "'{name}' has the same bytes and another meaning: {x} in {path_a}, {y} in {path_b}"
+                "'{name}' has the same bytes and another meaning: {x} in {}, {y} in {}",
+                pair.a,
+                pair.b
             );
         }
     }
     Ok(())
 }
 
-/// The first byte that differs, with its values.
-fn first_difference(
-    a: &Tensor<'_>,
-    b: &Tensor<'_>,
-    progress: &Progress,
-) -> Result<Option<(usize, u8, u8)>> {
+/// The first byte that differs.
+fn first_difference(a: &Tensor<'_>, b: &Tensor<'_>, progress: &Progress) -> Result<Option<Byte>> {
     for start in (0..a.len()).step_by(PIECE) {
         let range = start..a.len().min(start + PIECE);
         let (x, y) = (a.bytes_at(range.clone())?, b.bytes_at(range)?);
-        if *x != *y
-            && let Some(at) = x.iter().zip(y.iter()).position(|(x, y)| x != y)
-        {
-            return Ok(Some((start + at, x[at], y[at])));
+        if let Some(byte) = Byte::first(start, &x, &y) {
+            return Ok(Some(byte));
         }
         progress.add(x.len());
     }
     Ok(None)
-}
-
-/// The element and block of byte `at` of the field called `name`, in words.
-fn place(tensors: &BTreeMap<String, Quantized>, name: &str, at: usize, changed: u8) -> String {
-    let found = tensors.values().find_map(|tensor| {
-        let field = tensor
-            .fields
-            .iter()
-            .find(|field| field.name(&tensor.name) == name)?;
-        Some((tensor, field))
-    });
-    let Some((
-        tensor,
-        Field {
-            content: Content::Buffer { orientation, .. },
-            layout: Some(layout),
-            ..
-        },
-    )) = found
-    else {
-        return String::new();
-    };
-    let Some([row, col]) = element(layout, at, changed) else {
-        return " (padding)".to_owned();
-    };
-    match tensor.recipe.kernel().block(*orientation) {
-        Some([rows, cols]) => format!(
-            " (row {row}, column {col}, in block {},{} of {rows}x{cols})",
-            row / rows,
-            col / cols
-        ),
-        None => format!(" (row {row}, column {col})"),
-    }
-}
-
-/// The first logical element that byte `at` tells of; `None` for padding. `changed` are its bits in question.
-fn element(layout: &ScaleLayout, at: usize, changed: u8) -> Option<[usize; 2]> {
-    let [_, inner] = layout.padded;
-    let [i, j] = match layout.form {
-        Form::Compact | Form::Padded => {
-            let width = layout.code.bytes(inner).max(1);
-            let within = at % width;
-            let entry = match layout.code {
-                Code::E2M1 => within * 2 + usize::from(changed & 0xF == 0),
-                code => within / code.bytes(1),
-            };
-            [at / width, entry]
-        }
-        Form::Swizzled => {
-            let tiles = (inner / 4).max(1);
-            let (tile, within) = (at / 512, at % 512);
-            let i = tile / tiles * 128 + within % 16 / 4 * 32 + within / 16;
-            [i, tile % tiles * 4 + within % 4]
-        }
-    };
-    (i < layout.entries[0] && j < layout.entries[1]).then(|| layout.element(i, j))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lowp_format::{AnyRecipe, Orientation, Part, Shape, Usage};
-
-    #[test]
-    fn every_entry_of_every_form_is_found_at_its_byte() {
-        let shape = Shape::new(300, 320);
-        for recipe in AnyRecipe::low_precision() {
-            for spec in recipe
-                .buffers(Usage::BOTH)
-                .iter()
-                .filter(|spec| spec.key.part == Part::BlockScale)
-            {
-                for form in Form::ALL {
-                    let o = spec
-                        .key
-                        .usage
-                        .orientations()
-                        .next()
-                        .unwrap_or(Orientation::Rowwise);
-                    let layout = ScaleLayout::new(spec, shape, o, form).expect("a layout");
-                    let mut found = 0;
-                    for at in 0..layout.bytes() {
-                        if let Some([row, col]) = element(&layout, at, 0xFF) {
-                            assert_eq!(layout.offset_of([row, col]), at, "{form:?}");
-                            found += 1;
-                        }
-                    }
-                    assert_eq!(found, layout.entries[0] * layout.entries[1], "{form:?}");
-                }
-            }
-        }
-    }
 }

@@ -80,7 +80,7 @@ pub(super) struct Outputs<'a> {
     pub(super) make: Make<'a>,
 }
 
-impl Outputs<'_> {
+impl<'a> Outputs<'a> {
     /// Bytes of all tensors.
     pub(super) fn bytes(&self) -> usize {
         self.items.iter().map(|item| item.bytes).sum()
@@ -114,30 +114,24 @@ impl Outputs<'_> {
         let mut items: Vec<&Item<'_>> = self.items.iter().collect();
         items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
         draft.write(&header(&items, &self.metadata)?)?;
-        let mut maker = Maker {
+        let mut maker = self.maker();
+        for item in items {
+            maker.write(item, &mut |bytes| {
+                draft.write(bytes)?;
+                progress.add(bytes.len());
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes the bytes of items, one at a time.
+    pub(super) fn maker(&self) -> Maker<'_, 'a> {
+        Maker {
             make: &self.make,
             made: None,
             numbers: BTreeMap::new(),
-        };
-        for item in items {
-            let mut written = 0;
-            let mut sink = |bytes: &[u8]| {
-                draft.write(bytes)?;
-                written += bytes.len();
-                progress.add(bytes.len());
-                Ok(())
-            };
-            maker
-                .write(item, &mut sink)
-                .with_context(|| format!("'{}'", item.name))?;
-            ensure!(
-                written == item.bytes,
-                "'{}': {written} bytes were made where {} were announced",
-                item.name,
-                item.bytes
-            );
         }
-        Ok(())
     }
 }
 
@@ -173,8 +167,8 @@ fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Ve
     Ok(text)
 }
 
-/// What one file's tensors share while it is written.
-struct Maker<'m, 'a> {
+/// What one file's tensors share while they are made.
+pub(super) struct Maker<'m, 'a> {
     make: &'m Make<'a>,
     /// The job whose arrays were made last.
     made: Option<(usize, Box<dyn Parts + 'a>)>,
@@ -183,8 +177,28 @@ struct Maker<'m, 'a> {
 }
 
 impl Maker<'_, '_> {
-    /// Hands the bytes of `item` to `sink`.
-    fn write(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
+    /// Hands the bytes of `item` to `sink`. Items of one job that follow each other share its work.
+    ///
+    /// # Errors
+    /// It cannot be made, or whatever `sink` returns.
+    pub(super) fn write(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        let mut written = 0;
+        let mut counted = |bytes: &[u8]| {
+            written += bytes.len();
+            sink(bytes)
+        };
+        self.make(item, &mut counted)
+            .with_context(|| format!("'{}'", item.name))?;
+        ensure!(
+            written == item.bytes,
+            "'{}': {written} bytes were made where {} were announced",
+            item.name,
+            item.bytes
+        );
+        Ok(())
+    }
+
+    fn make(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
         match item.from {
             From::Input(tensor) => tensor.pieces(0..tensor.len(), |_, bytes| sink(bytes)),
             From::Made {

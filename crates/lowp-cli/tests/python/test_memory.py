@@ -59,6 +59,7 @@ class Memory(Bench):
             ("unshard", 2 * both, "ranks", "-o", "u.safetensors"),
             ("inspect", one + wide, "q.safetensors", "--reference", "model.safetensors"),
             ("verify", 0, "q.safetensors", "u.safetensors"),
+            ("verify", source + both, "q.safetensors", "--source", "model.safetensors"),
         ]:
             used = peak(self.folder, name, *args) - base
             self.assertLess(used, most + SLACK, f"{name}: {used / MIB:.0f} MiB above an empty command")

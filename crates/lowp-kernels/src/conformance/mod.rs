@@ -15,6 +15,8 @@ mod adamw;
 mod amax;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_large;
 mod decode;
 mod digests;
 mod encode;

@@ -1,0 +1,168 @@
+//! The first difference between two models, in words.
+
+use super::fields::{Content, Field};
+use super::meta::Quantized;
+use anyhow::{Error, anyhow};
+use lowp_format::{Code, Form, Recipe, ScaleLayout};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+
+/// Two models by the names that messages give them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair<'a> {
+    pub(super) a: &'a str,
+    pub(super) b: &'a str,
+    /// The quantized tensors of the first.
+    pub(super) tensors: &'a BTreeMap<String, Quantized>,
+}
+
+impl Pair<'_> {
+    /// A tensor that the first has and the second lacks.
+    pub(super) fn only_in_a(&self, name: &str) -> Error {
+        anyhow!("'{name}' is in {} and not in {}", self.a, self.b)
+    }
+
+    /// A tensor that the second has and the first lacks.
+    pub(super) fn only_in_b(&self, name: &str) -> Error {
+        anyhow!("'{name}' is in {} and not in {}", self.b, self.a)
+    }
+
+    /// A tensor of other dtypes or shapes.
+    pub(super) fn kinds(&self, name: &str, a: (Dtype, &[usize]), b: (Dtype, &[usize])) -> Error {
+        anyhow!(
+            "'{name}' is {} {:?} in {} and {} {:?} in {}",
+            a.0,
+            a.1,
+            self.a,
+            b.0,
+            b.1,
+            self.b
+        )
+    }
+
+    /// A tensor whose first difference is `byte`.
+    pub(super) fn bytes(&self, name: &str, byte: Byte) -> Error {
+        let Byte { at, a, b } = byte;
+        let place = place(self.tensors, name, at, a ^ b);
+        anyhow!(
+            "'{name}' differs first at byte {at}{place}: {a:#04x} in {}, {b:#04x} in {}",
+            self.a,
+            self.b
+        )
+    }
+}
+
+/// A byte that differs, with its values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Byte {
+    pub(super) at: usize,
+    a: u8,
+    b: u8,
+}
+
+impl Byte {
+    /// The first in two pieces of one length that begin at byte `start`.
+    pub(super) fn first(start: usize, a: &[u8], b: &[u8]) -> Option<Self> {
+        if a == b {
+            return None;
+        }
+        let at = a.iter().zip(b).position(|(a, b)| a != b)?;
+        Some(Self {
+            at: start + at,
+            a: a[at],
+            b: b[at],
+        })
+    }
+}
+
+/// The element and block of byte `at` of the field called `name`, in words.
+fn place(tensors: &BTreeMap<String, Quantized>, name: &str, at: usize, changed: u8) -> String {
+    let found = tensors.values().find_map(|tensor| {
+        let field = tensor
+            .fields
+            .iter()
+            .find(|field| field.name(&tensor.name) == name)?;
+        Some((tensor, field))
+    });
+    let Some((
+        tensor,
+        Field {
+            content: Content::Buffer { orientation, .. },
+            layout: Some(layout),
+            ..
+        },
+    )) = found
+    else {
+        return String::new();
+    };
+    let Some([row, col]) = element(layout, at, changed) else {
+        return " (padding)".to_owned();
+    };
+    match tensor.recipe.kernel().block(*orientation) {
+        Some([rows, cols]) => format!(
+            " (row {row}, column {col}, in block {},{} of {rows}x{cols})",
+            row / rows,
+            col / cols
+        ),
+        None => format!(" (row {row}, column {col})"),
+    }
+}
+
+/// The first logical element that byte `at` tells of; `None` for padding. `changed` are its bits in question.
+fn element(layout: &ScaleLayout, at: usize, changed: u8) -> Option<[usize; 2]> {
+    let [_, inner] = layout.padded;
+    let [i, j] = match layout.form {
+        Form::Compact | Form::Padded => {
+            let width = layout.code.bytes(inner).max(1);
+            let within = at % width;
+            let entry = match layout.code {
+                Code::E2M1 => within * 2 + usize::from(changed & 0xF == 0),
+                code => within / code.bytes(1),
+            };
+            [at / width, entry]
+        }
+        Form::Swizzled => {
+            let tiles = (inner / 4).max(1);
+            let (tile, within) = (at / 512, at % 512);
+            let i = tile / tiles * 128 + within % 16 / 4 * 32 + within / 16;
+            [i, tile % tiles * 4 + within % 4]
+        }
+    };
+    (i < layout.entries[0] && j < layout.entries[1]).then(|| layout.element(i, j))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_format::{AnyRecipe, Orientation, Part, Shape, Usage};
+
+    #[test]
+    fn every_entry_of_every_form_is_found_at_its_byte() {
+        let shape = Shape::new(300, 320);
+        for recipe in AnyRecipe::low_precision() {
+            for spec in recipe
+                .buffers(Usage::BOTH)
+                .iter()
+                .filter(|spec| spec.key.part == Part::BlockScale)
+            {
+                for form in Form::ALL {
+                    let o = spec
+                        .key
+                        .usage
+                        .orientations()
+                        .next()
+                        .unwrap_or(Orientation::Rowwise);
+                    let layout = ScaleLayout::new(spec, shape, o, form).expect("a layout");
+                    let mut found = 0;
+                    for at in 0..layout.bytes() {
+                        if let Some([row, col]) = element(&layout, at, 0xFF) {
+                            assert_eq!(layout.offset_of([row, col]), at, "{form:?}");
+                            found += 1;
+                        }
+                    }
+                    assert_eq!(found, layout.entries[0] * layout.entries[1], "{form:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `lowp verify --source`: whether a file is what `lowp quantize` makes of a model.
+
+use super::args::Setup;
+use super::difference::{Byte, Pair};
+use super::meta::{self, Quantized};
+use super::model::{Model, Tensor};
+use super::names::Named;
+use super::progress::Progress;
+use super::quantize;
+use super::refuse::refuse_file;
+use super::select::{Choice, Matrix, refuse_quantized};
+use super::write::{From, Item, Maker};
+use crate::device::OnDevice;
+use anyhow::{Result, bail};
+use lowp_kernels::Backend;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Quantizes a model again as a file says, and compares.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Again<'a> {
+    /// The file.
+    pub(super) quantized: &'a Path,
+    /// The model.
+    pub(super) source: &'a Path,
+}
+
+impl OnDevice for Again<'_> {
+    type Out = ();
+
+    /// Stops at the first difference, in the order of names.
+    fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        let file = open(self.quantized)?;
+        let tensors = meta::quantized(&file)?;
+        if let Some(name) = tensors
+            .values()
+            .find(|t| t.shard.is_some())
+            .map(|t| &t.name)
+        {
+            return Err(refuse_file(
+                file.path(),
+                format!(
+                    "it holds one rank's rows of '{name}'; gather the folder with `lowp unshard` first"
+                ),
+            ));
+        }
+        let model = Model::open(self.source)?;
+        refuse_quantized(&model)?;
+        let choices = choices(&file, &tensors, &model)?;
+        let outputs = quantize::outputs(backend, &model, &choices)?;
+        outputs.check()?;
+
+        let items: BTreeMap<&str, &Item<'_>> = outputs
+            .items
+            .iter()
+            .map(|item| (item.name.as_str(), item))
+            .collect();
+        let names: BTreeSet<&str> = file
+            .tensors()
+            .map(|tensor| tensor.name)
+            .chain(items.keys().copied())
+            .collect();
+        let (a, b) = names_of(&file, &model);
+        let again = format!("{b} quantized again");
+        let progress = Progress::new("verify", outputs.bytes());
+        let mut maker = outputs.maker();
+        for name in names {
+            let item = items.get(name).copied();
+            let made = item.is_some_and(|item| matches!(item.from, From::Made { .. }));
+            let pair = Pair {
+                a: &a,
+                b: if made { &again } else { &b },
+                tensors: &tensors,
+            };
+            let (tensor, item) = match (file.get(name), item) {
+                (Some(tensor), Some(item)) => (tensor, item),
+                (_, None) => return Err(pair.only_in_a(name)),
+                (None, _) => return Err(pair.only_in_b(name)),
+            };
+            if (tensor.dtype, tensor.shape) != (item.dtype, &item.shape[..]) {
+                let (found, expected) =
+                    ((tensor.dtype, tensor.shape), (item.dtype, &item.shape[..]));
+                return Err(pair.kinds(name, found, expected));
+            }
+            if let Some(byte) = first_difference(&tensor, item, &mut maker, &progress)? {
+                return Err(pair.bytes(name, byte));
+            }
+        }
+        drop(maker);
+        drop(progress);
+        crate::output::print(&format!(
+            "equal: {} tensors, {} bytes; {} quantized again\n",
+            outputs.items.len(),
+            outputs.bytes(),
+            tensors.len()
+        ))
+    }
+}
+
+fn open(path: &Path) -> Result<Model> {
+    if path.is_dir() {
+        return Err(refuse_file(
+            path,
+            "--source checks a file and not a folder of rank files; gather the folder with `lowp unshard` first",
+        ));
+    }
+    Model::open(path)
+}
+
+fn names_of(file: &Model, model: &Model) -> (String, String) {
+    let name = |model: &Model| model.path().display().to_string();
+    (name(file), name(model))
+}
+
+/// The tensors of `model` with what `tensors` of `file` say was made of them.
+///
+/// # Errors
+/// A quantized tensor without a source, or with a source of another dtype or shape.
+fn choices<'a>(
+    file: &Model,
+    tensors: &BTreeMap<String, Quantized>,
+    model: &'a Model,
+) -> Result<Vec<Choice<'a>>> {
+    let (a, b) = names_of(file, model);
+    for (name, tensor) in tensors {
+        let Some(source) = model.get(name) else {
+            bail!("'{name}' is in {a} and not in {b}");
+        };
+        let text = &tensor.text;
+        if source.shape != text.shape || Named::label(source.dtype) != text.dtype {
+            bail!(
+                "'{name}' was {} {:?} when it was quantized for {a} and is {} {:?} in {b}",
+                text.dtype,
+                text.shape,
+                source.dtype,
+                source.shape
+            );
+        }
+    }
+    let choice = |tensor: Tensor<'a>| Choice {
+        tensor,
+        matrix: tensors.get(tensor.name).map(|quantized| Matrix {
+            shape: quantized.full,
+            setup: Setup {
+                recipe: quantized.recipe,
+                usage: quantized.usage,
+                form: quantized.form,
+                delayed_scale: quantized.text.delayed_scale,
+            },
+        }),
+    };
+    Ok(model.tensors().map(choice).collect())
+}
+
+/// The first byte of `tensor` that is not that of `item`, which has its length.
+fn first_difference(
+    tensor: &Tensor<'_>,
+    item: &Item<'_>,
+    maker: &mut Maker<'_, '_>,
+    progress: &Progress,
+) -> Result<Option<Byte>> {
+    let (mut start, mut found) = (0, None);
+    maker.write(item, &mut |made| {
+        if found.is_none() {
+            let range = start..start + made.len();
+            found = Byte::first(start, &tensor.bytes_at(range)?, made);
+        }
+        start += made.len();
+        progress.add(made.len());
+        Ok(())
+    })?;
+    Ok(found)
+}

@@ -1,0 +1,125 @@
+//! A tensor of more than 2^31 elements on the device: no index is 32 bits wide.
+
+use smallvec::smallvec;
+
+use super::rig::{cpu, device};
+use super::*;
+use crate::reference::amax;
+use crate::{AmaxJob, Cuda, CudaBuffer};
+
+/// Columns of the tensor: no power of two, so that an index that lost its upper bits meets another
+/// value.
+const COLS: usize = 32_800;
+/// Rows after which the tensor repeats itself.
+const PERIOD: usize = 64;
+/// Periods of the tensor.
+const REPEATS: usize = 1024;
+/// The first element whose index is no `i32`.
+const EDGE: usize = 1 << 31;
+
+/// 13 GB of device memory at most, and a few seconds.
+#[test]
+fn more_than_two_to_the_31st_elements() {
+    device::once(|rig| {
+        let period: Vec<bf16> = values(PERIOD * COLS, 31, false)
+            .into_iter()
+            .map(bf16::from_f32)
+            .collect();
+        let shape = Shape::new(PERIOD * REPEATS, COLS);
+        let source = repeated(rig, &period);
+        assert!(shape.elements() > EDGE && rig.backend.len::<bf16>(&source) == shape.elements());
+        amaxes(rig, shape, &source, &period);
+        let lines = Some([[1, 32], [32, 1]]);
+        let scale = ScaleRule::E8M0(MxScale::Te);
+        for case in [
+            case(Code::E4M3, scale, lines, Some(ROW_MAJOR)),
+            case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED)),
+        ] {
+            encodes(rig, &case, shape, &source, &period);
+        }
+    });
+}
+
+/// The tensor on the device.
+fn repeated(rig: &Rig<Cuda>, period: &[bf16]) -> CudaBuffer<bf16> {
+    let len = period.len();
+    let one = rig.buffer(period);
+    let all = rig.backend.alloc::<bf16>(len * REPEATS).unwrap();
+    for start in (0..REPEATS).map(|n| n * len) {
+        rig.backend.copy::<bf16>(&one, 0..len, &all, start).unwrap();
+    }
+    all
+}
+
+/// The amax is found wherever it lies.
+fn amaxes(rig: &Rig<Cuda>, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf16]) {
+    let found = || {
+        let out = rig.buffer(&[0f32]);
+        rig.run(Work::Amax(vec![AmaxJob {
+            shape,
+            start: 0,
+            source: Source::Bf16(source.clone()),
+            source_rounding: SourceRounding::F32,
+            out: out.clone(),
+            tensor: Some(0),
+            blocks: smallvec![],
+        }]));
+        rig.content::<f32>(&out)[0]
+    };
+    assert_eq!(found(), amax(period.iter().map(|x| x.to_f32())));
+    let peak = bf16::from_f32(2f32.powi(100));
+    for at in [0, EDGE - 1, EDGE, shape.elements() - 1] {
+        rig.backend.write(source, at, &[-peak]).unwrap();
+        assert_eq!(found(), peak.to_f32(), "element {at}");
+        let value = period[at % period.len()];
+        rig.backend.write(source, at, &[value]).unwrap();
+    }
+}
+
+/// Every byte is that of one period on the CPU.
+fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf16]) {
+    let tensor = 3.75;
+    let cpu = cpu();
+    let small = Source::Bf16(cpu.buffer(period));
+    let part = shape.with_rows(PERIOD);
+    let small = encode_job(&cpu, case.kernel, &case.specs, part, small, tensor);
+    cpu.run(Work::Encode(vec![small.clone()]));
+    let target = |spec: &BufferSpec| Target {
+        spec: *spec,
+        bytes: rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap(),
+    };
+    let large = EncodeJob {
+        shape,
+        kernel: case.kernel,
+        source: Source::Bf16(source.clone()),
+        source_rounding: SourceRounding::F32,
+        tensor: Some(Slot {
+            buffer: rig.buffer(&[tensor]),
+            index: 0,
+        }),
+        targets: case.specs.iter().map(target).collect(),
+        stochastic: None,
+    };
+    rig.run(Work::Encode(vec![large.clone()]));
+    for (small, large) in small.targets.iter().zip(&large.targets) {
+        let expected = cpu.content::<u8>(&small.bytes);
+        let found = rig.content::<u8>(&large.bytes);
+        if small.spec.key.part == Part::TensorScale {
+            assert_eq!(found, expected);
+            continue;
+        }
+        // Transposed, each line repeats itself; else the whole does.
+        let lines = if small.spec.axes == TRANSPOSED {
+            COLS
+        } else {
+            1
+        };
+        let line = expected.len() / lines;
+        assert_eq!(found.len(), expected.len() * REPEATS);
+        let differs =
+            |(i, found): &(usize, &[u8])| *found != &expected[i / REPEATS * line..][..line];
+        let first = found.chunks_exact(line).enumerate().find(differs);
+        let at = first.map(|(i, _)| i * line);
+        assert_eq!(at, None, "{:?}: in the {line} bytes from there", small.spec);
+    }
+}
