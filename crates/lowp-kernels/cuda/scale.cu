@@ -16,12 +16,22 @@ __device__ __forceinline__ float roll(const Scale& job, float observed, float sc
     return scale;
   }
   float amax = last;
-  for (uint64_t first = 0; first + 1 < job.window; first += 32) {
-    uint64_t at = first + lane + 1;
-    float entry = at < job.window ? history[at] : 0.0f;
-    if (!job.most_recent) amax = fmaxf(amax, entry);
+  // As many entries at a time as a window usually has: loads wait for each other no more than once.
+  constexpr int BATCH = 32;
+  for (uint64_t first = 0; first + 1 < job.window; first += 32 * BATCH) {
+    float entries[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      uint64_t at = first + 32 * i + lane + 1;
+      entries[i] = at < job.window ? history[at] : 0.0f;
+    }
     __syncwarp();
-    if (at < job.window) history[at - 1] = entry;
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      uint64_t at = first + 32 * i + lane + 1;
+      if (!job.most_recent) amax = fmaxf(amax, entries[i]);
+      if (at < job.window) history[at - 1] = entries[i];
+    }
     __syncwarp();
   }
   if (lane == 0) {

@@ -97,23 +97,40 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
   if (pass.block_rows == 0) return;
   uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
   uint32_t down = Tile::ROWS >> h, across = Tile::COLS >> w;
+  if (threadIdx.x >= down * across) return;
   uint64_t rows = (view.rows + pass.block_rows - 1) >> h, cols = (view.cols + pass.block_cols - 1) >> w;
   uint64_t top = row >> h, left = col >> w;
   // What is left of the matrix, in blocks.
   uint32_t r_end = uint32_t(min(uint64_t(down), rows - top)), c_end = uint32_t(min(uint64_t(across), cols - left));
   uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
-#pragma unroll
-  for (uint32_t first = 0; first < (TURNED ? 2 : 1) * THREADS; first += THREADS) {
-    uint32_t e = first + threadIdx.x;
-    if (e >= down * across) break;
-    uint32_t r = e >> across_bits, c = e & (across - 1);
-    if (pass.scale[0] && r < r_end && c < c_end) {
-      pointer<uint8_t>(pass.scale[0])[(top + r) * cols + left + c] = stage[e];
+  bool whole = r_end == down && c_end == across;
+  if (uint64_t to = pass.scale[0]; to != 0) {
+    // A row of scales has at least four.
+    uint32_t shift = whole && (to | cols) % 4 == 0 ? 2 : 0;
+    for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
+      uint32_t r = e >> across_bits, c = e & (across - 1);
+      uint64_t at = to + (top + r) * cols + left + c;
+      if (shift != 0) {
+        *pointer<uint32_t>(at) = *reinterpret_cast<const uint32_t*>(stage + e);
+      } else if (r < r_end && c < c_end) {
+        *pointer<uint8_t>(at) = stage[e];
+      }
     }
-    if constexpr (TURNED) {
-      r = e & (down - 1), c = e >> down_bits;
-      if (pass.scale[1] && r < r_end && c < c_end) {
-        pointer<uint8_t>(pass.scale[1])[(left + c) * rows + top + r] = stage[(r << across_bits) + c];
+  }
+  if constexpr (TURNED) {
+    if (uint64_t to = pass.scale[1]; to != 0) {
+      // So has a column.
+      uint32_t shift = whole && (to | rows) % 4 == 0 ? 2 : 0;
+      for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
+        uint32_t r = e & (down - 1), c = e >> down_bits;
+        uint64_t at = to + (left + c) * rows + top + r;
+        const uint8_t* from = stage + (r << across_bits) + c;
+        if (shift != 0) {
+          uint32_t low = from[0] | from[across] << 8, high = from[2 * across] | from[3 * across] << 8;
+          *pointer<uint32_t>(at) = low | high << 16;
+        } else if (r < r_end && c < c_end) {
+          *pointer<uint8_t>(at) = *from;
+        }
       }
     }
   }
