@@ -23,6 +23,8 @@ const UNIT_BLOCKS: u64 = 2048;
 const UNIT: u64 = 4096;
 /// Bytes of a tile of an interleave.
 const INTERLEAVE_TILE: u64 = 16384;
+/// Tiles of a launch from which fewer and larger ones keep a device as busy.
+const MANY_TILES: u64 = 16384;
 /// Elements of a run of a sum of squares, and runs of a tile.
 pub(crate) const SUM_RUN: u64 = 4096;
 const SUM_RUNS: u64 = 8;
@@ -38,6 +40,8 @@ pub(crate) trait Job: Copy {
     }
     /// Fills the fields that follow from the others.
     fn lay_out(&mut self);
+    /// Fills those that follow from all jobs of a launch, once each was laid out.
+    fn lay_out_together(_jobs: &mut [Self]) {}
     /// Thread blocks of a job that was laid out.
     fn tiles(&self) -> u64;
 }
@@ -140,6 +144,15 @@ impl Encode {
         }
     }
 
+    /// Makes tiles so wide that their rows of scales are whole sectors of 32 bytes.
+    fn widen(&mut self) {
+        let mx = matches!(self.rule, rule::E8M0_TE | rule::E8M0_FLOOR);
+        if mx && self.path == path::WIDE {
+            self.tile_cols = 1024;
+            self.tiles_across = cdiv(self.cols, 1024);
+        }
+    }
+
     fn vector_outputs(&self) -> u8 {
         let bits = bits(self.element);
         let mut found = 0;
@@ -200,6 +213,13 @@ impl Job for Encode {
     fn lay_out(&mut self) {
         let pitch = self.cols * bits(self.source_code) / 8;
         self.lay_out_with(aligned(self.source, pitch, 16));
+    }
+
+    fn lay_out_together(jobs: &mut [Self]) {
+        let many = jobs.iter().map(Job::tiles).sum::<u64>() >= MANY_TILES;
+        if many && Self::kernel(jobs) == Kernel::EncodeBf16 {
+            jobs.iter_mut().for_each(Encode::widen);
+        }
     }
 
     /// An empty matrix has one tile where a tensor scale must be written.
@@ -516,6 +536,29 @@ mod tests {
         };
         generic.lay_out();
         assert_eq!(Encode::kernel(&[bf16, generic]), Kernel::Encode);
+    }
+
+    #[test]
+    fn many_tiles_are_widened() {
+        let bf16 = |rows| {
+            let mut job = Encode {
+                source_code: code::BF16,
+                ..encode(rows, 4100, &[[1, 32], [32, 1]])
+            };
+            job.lay_out();
+            job
+        };
+        let together = |mut jobs: Vec<Encode>| {
+            Encode::lay_out_together(&mut jobs);
+            jobs.iter().map(Job::tiles).collect::<Vec<_>>()
+        };
+        // 17 tiles of 256 columns are 5 of 1024.
+        assert_eq!(together(vec![bf16(3200)]), [1700]);
+        assert_eq!(together(vec![bf16(32_000), bf16(32)]), [5000, 5]);
+        assert_eq!(
+            together(vec![bf16(32_000), encode(32, 256, &[[1, 32]])]),
+            [17_000, 1]
+        );
     }
 
     #[test]

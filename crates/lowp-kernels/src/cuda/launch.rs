@@ -27,6 +27,7 @@ impl Launch {
     /// Lays `jobs` out and puts them on the device; `None` if there is nothing to do.
     pub(super) fn new<J: Job>(cuda: &Cuda, mut jobs: Vec<J>) -> Result<Option<Self>, KernelError> {
         jobs.iter_mut().for_each(Job::lay_out);
+        J::lay_out_together(&mut jobs);
         let kernel = J::kernel(&jobs);
         let tiles = tile_table(&jobs).ok_or_else(|| KernelError::NoKernel {
             what: format!(

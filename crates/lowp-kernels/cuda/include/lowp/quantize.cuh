@@ -53,8 +53,15 @@ struct ColumnTile {
 
 template <bool TURNED>
 struct alignas(16) Stage {
-  uint8_t codes[2][8192];  // wide: of each pass; turned: row-major and transposed
-  uint8_t scales[2][512];  // of each pass
+  uint8_t codes[2][8192];                  // wide: of each pass; turned: row-major and transposed
+  uint8_t scales[2][TURNED ? 512 : 1024];  // of each pass
+};
+
+// Where the scales of a pass are staged: those of the whole tile, in rows.
+struct ScaleStage {
+  uint8_t* bytes;
+  uint32_t cols;   // of the tile
+  uint32_t first;  // column that the codes in work begin at
 };
 
 // Writes a staged tile to lines of `pitch` bytes, from (line, byte) on.
@@ -89,14 +96,14 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
   }
 }
 
-// Writes the staged scales of a tile, in whole rows of either order. Block sides are powers of two.
+// Writes the staged scales of a tile of `width` columns, in whole rows of either order. Block sides are
+// powers of two.
 template <bool TURNED>
 __device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col,
-                                             const uint8_t* stage) {
-  using Tile = Tiling<TURNED>;
+                                             uint32_t width, const uint8_t* stage) {
   if (pass.block_rows == 0) return;
   uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
-  uint32_t down = Tile::ROWS >> h, across = Tile::COLS >> w;
+  uint32_t down = Tiling<TURNED>::ROWS >> h, across = width >> w;
   if (threadIdx.x >= down * across) return;
   uint64_t rows = (view.rows + pass.block_rows - 1) >> h, cols = (view.cols + pass.block_cols - 1) >> w;
   uint64_t top = row >> h, left = col >> w;
@@ -149,12 +156,12 @@ struct BlockScales {
 
   const Rule& rule;
   uint32_t lane;
-  uint8_t* stage;
+  ScaleStage stage;
 
   __device__ __forceinline__ float put(uint32_t row, uint32_t col, uint32_t height, uint32_t width, float amax) const {
     Scaled s = rule.block(amax);
-    uint32_t r = (Tile::warp_row() + row) / height, c = (Tile::warp_col() + col) / width;
-    stage[r * (Tile::COLS / width) + c] = uint8_t(s.entry);
+    uint32_t r = (Tile::warp_row() + row) / height, c = (stage.first + Tile::warp_col() + col) / width;
+    stage.bytes[r * (stage.cols / width) + c] = uint8_t(s.entry);
     return s.multiplier;
   }
 
@@ -309,7 +316,7 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
 // Codes and scales of one pass into the stage, with what each element is multiplied by.
 template <int W, bool TURNED, uint32_t SIDE, typename Rule, typename Codes>
 __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule, const Values<W>& v, uint32_t lane,
-                                             uint8_t* scales, Codes codes) {
+                                             const ScaleStage& scales, Codes codes) {
   using Blocks = BlockScales<W, TURNED, SIDE, Rule>;
   using Multiplier = typename Blocks::Multiplier;
   Blocks blocks{rule, lane, scales};
@@ -327,16 +334,16 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
   }
 }
 
-// FP8 codes of a tile.
+// Codes and scales of FP8 into the stage: those of 256 columns from `first` on in a tile of `cols`.
 template <int W, bool TURNED, typename E>
-__device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, uint64_t col, uint32_t lane,
-                                          Values<W>& v, Stage<TURNED>& stage) {
+__device__ __forceinline__ void stage8(const Encode& planned, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
+                                       uint32_t first, uint32_t cols) {
   const Encode& job = again(planned);
   if constexpr (TURNED) {
     const Pass& pass = job.pass[0];
     float tensor = *pointer<const float>(job.tensor);
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
-                             [&](int, int) { return tensor; });
+                                    [&](int, int) { return tensor; });
   } else if (job.rule == RULE_TENSOR) {
     float tensor = *pointer<const float>(job.tensor);
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
@@ -345,31 +352,52 @@ __device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, u
 #pragma unroll 1
     for (uint32_t p = 0; p < job.passes; ++p) {
       v.pin();
-      stage_blocks<W, false, 32>(job.pass[p], rule, v, lane, stage.scales[p], [&](auto m) {
+      stage_blocks<W, false, 32>(job.pass[p], rule, v, lane, ScaleStage{stage.scales[p], cols, first}, [&](auto m) {
         stage_codes8<W, false, true, E>(v, lane, true, false, stage.codes[p], nullptr, m);
       });
     }
   }
-  __syncthreads();
+}
+
+// The staged codes of FP8 from (row, col) on.
+template <int W, bool TURNED>
+__device__ __forceinline__ void store_codes8(const Encode& planned, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < again(planned).passes; ++p) {
     const Encode& out = again(planned);
-    const View view{out.rows, out.cols, 0};
     uint32_t vector = out.vector;
     const Pass& pass = out.pass[p];
     if (pass.data[0]) {
-      store_lines<RowTile<W, TURNED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, view.rows, view.cols, false,
+      store_lines<RowTile<W, TURNED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, out.rows, out.cols, false,
                                          stage.codes[TURNED ? 0 : p]);
     }
     if constexpr (TURNED) {
       if (pass.data[1]) {
-        store_lines<ColumnTile<W, 8>>(pass.data[1], vector & (VECTOR_COLUMNS_0 << p), col, row, view.cols, view.rows, false,
+        store_lines<ColumnTile<W, 8>>(pass.data[1], vector & (VECTOR_COLUMNS_0 << p), col, row, out.cols, out.rows, false,
                                       stage.codes[1]);
       }
-    } else {
-      store_scales<false>(pass, view, row, col, stage.scales[p]);
     }
   }
+}
+
+// The staged E8M0 scales of a tile of `width` columns.
+__device__ __forceinline__ void store_scales8(const Encode& planned, uint64_t row, uint64_t col, uint32_t width,
+                                              const Stage<false>& stage) {
+#pragma unroll 1
+  for (uint32_t p = 0; p < again(planned).passes; ++p) {
+    const Encode& out = again(planned);
+    store_scales<false>(out.pass[p], View{out.rows, out.cols, 0}, row, col, width, stage.scales[p]);
+  }
+}
+
+// FP8 codes of a tile.
+template <int W, bool TURNED, typename E>
+__device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, uint64_t col, uint32_t lane,
+                                          Values<W>& v, Stage<TURNED>& stage) {
+  stage8<W, TURNED, E>(planned, lane, v, stage, 0, Tiling<TURNED>::COLS);
+  __syncthreads();
+  store_codes8<W>(planned, row, col, stage);
+  if constexpr (!TURNED) store_scales8(planned, row, col, Tiling<false>::COLS, stage);
 }
 
 // NVFP4 codes of a tile.
@@ -382,7 +410,7 @@ __device__ __forceinline__ void quantize4(const Encode& planned, uint64_t row, u
   for (uint32_t p = 0; p < job.passes; ++p) {
     const Pass& pass = job.pass[p];
     v.pin();
-    stage_blocks<W, true, 16>(pass, rule, v, lane, stage.scales[p], [&](auto m) {
+    stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0}, [&](auto m) {
       stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], m);
     });
   }
@@ -400,7 +428,7 @@ __device__ __forceinline__ void quantize4(const Encode& planned, uint64_t row, u
       store_lines<ColumnTile<W, 4>>(pass.data[1], vector & (VECTOR_COLUMNS_0 << p), col, row / 2, view.cols,
                                     (view.rows + 1) / 2, view.rows % 2, stage.codes[1]);
     }
-    store_scales<true>(pass, view, row, col, stage.scales[p]);
+    store_scales<true>(pass, view, row, col, Tiling<true>::COLS, stage.scales[p]);
   }
 }
 

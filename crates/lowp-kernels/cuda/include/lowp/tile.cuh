@@ -72,6 +72,10 @@ __device__ __forceinline__ void scatter_max(float (&a)[N], uint32_t lane) {
   }
 }
 
+// Keeps the compiler from loading what follows before what precedes. The loads of edges are rare, and
+// many at a time would take registers from the others.
+__device__ __forceinline__ void one_by_one() { asm volatile("" ::: "memory"); }
+
 // The values of a warp's tile; 0 outside the matrix. `row_blocks<SIDE>` are the amaxes of the blocks of
 // 1 x SIDE that a lane ends with: with SIDE 32 that of row lane % N of its rows, with SIDE 16 those of
 // rows lane % (N / 2) * 2 and the next. `column_blocks` are the same of columns, by lane / N.
@@ -94,8 +98,10 @@ struct Values<4> {
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
+        uint32_t inside = view.count(row + i, col, 4);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[i][j] = view.holds(row + i, col + j) ? from[i * view.cols + j] : 0.0f;
+        for (int j = 0; j < 4; ++j) x[i][j] = j < inside ? from[i * view.cols + j] : 0.0f;
+        one_by_one();
       }
     }
   }
@@ -213,8 +219,7 @@ struct Values<8> {
           uint32_t bits = j < inside ? from[i * view.cols + j] : 0;
           x[i][j / 2] = j % 2 ? x[i][j / 2] | bits << 16 : bits;
         }
-        // One row after another: this path is rare, and more at a time would take registers from the other.
-        asm volatile("" ::: "memory");
+        one_by_one();
       }
     }
   }
