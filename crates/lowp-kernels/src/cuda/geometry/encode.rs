@@ -1,0 +1,197 @@
+//! Encodes, alone and fused with AdamW.
+
+use super::super::table::{Adamw, Encode, Kernel, Pass, code, path, rule, vector};
+use super::{Job, aligned, bits, cdiv};
+
+/// Elements of a tile of [`path::FLAT`].
+const FLAT_TILE: u64 = 8192;
+/// Columns of its rows, when it is seen as a matrix.
+const FLAT_COLS: u64 = 256;
+/// Blocks whose multipliers a generic unit keeps at a time.
+pub(super) const UNIT_BLOCKS: u64 = 2048;
+/// Elements of a generic unit, about.
+const UNIT: u64 = 4096;
+/// Tiles of a launch from which fewer and larger ones keep a device as busy.
+const MANY_TILES: u64 = 16384;
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    a / gcd(a, b).max(1) * b
+}
+
+/// Whether the blocks of `pass` are `1 x side`, `side x 1` or `side x side`; 0: have no scale.
+pub(super) fn has_side(pass: &Pass, side: u32) -> bool {
+    let sides = [pass.block_rows, pass.block_cols];
+    sides == [side; 2] || (side != 0 && (sides == [1, side] || sides == [side, 1]))
+}
+
+/// Rows and columns that a generic pass does at a time: whole blocks, even, few enough that their
+/// multipliers fit shared memory.
+fn unit(pass: &Pass) -> [u64; 2] {
+    let [height, width] = [pass.block_rows, pass.block_cols].map(|side| u64::from(side.max(1)));
+    let [rows, cols] = [lcm(height, 2), lcm(width, 2)];
+    let rows = rows * (32 / rows).max(1);
+    let blocks = (rows / height) * (cols / width);
+    let times = (UNIT / (rows * cols)).min(UNIT_BLOCKS / blocks.max(1));
+    [rows, cols * times.max(1)]
+}
+
+impl Encode {
+    fn passes_mut(&mut self) -> &mut [Pass] {
+        let passes = usize::from(self.passes);
+        &mut self.pass[..passes.min(2)]
+    }
+
+    fn passes(&self) -> &[Pass] {
+        &self.pass[..usize::from(self.passes).min(2)]
+    }
+
+    fn choose_path(&self) -> u8 {
+        let passes = self.passes();
+        let [first, ..] = passes else {
+            return path::FLAT;
+        };
+        let turned = passes
+            .iter()
+            .any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
+        let sides = |side| passes.iter().all(|pass| has_side(pass, side));
+        let plain = passes.len() == 1 && first.data[0] != 0;
+        let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
+        match (self.element, self.rule) {
+            _ if self.stochastic != 0 => path::GENERIC,
+            (code::E4M3 | code::E5M2, rule::TENSOR) if sides(0) && passes.len() == 1 => {
+                if turned {
+                    path::TURNED
+                } else {
+                    path::WIDE
+                }
+            }
+            (code::E4M3 | code::E5M2, rule::E8M0_TE | rule::E8M0_FLOOR) if sides(32) && !turned => {
+                path::WIDE
+            }
+            (code::E2M1, rule::TWO_LEVEL) if sides(16) && once(0) && once(1) => path::TURNED,
+            (code::BF16 | code::F32, rule::NONE) if plain && !turned => path::WIDE,
+            _ => path::GENERIC,
+        }
+    }
+
+    /// Makes tiles so wide that their rows of scales are whole sectors of 32 bytes.
+    fn widen(&mut self) {
+        let mx = matches!(self.rule, rule::E8M0_TE | rule::E8M0_FLOOR);
+        if mx && self.path == path::WIDE {
+            self.tile_cols = 1024;
+            self.tiles_across = cdiv(self.cols, 1024);
+        }
+    }
+
+    fn vector_outputs(&self) -> u8 {
+        let bits = bits(self.element);
+        let mut found = 0;
+        for (i, pass) in self.passes().iter().enumerate() {
+            if aligned(pass.data[0], cdiv(self.cols * bits, 8), 16) {
+                found |= vector::ROWS[i];
+            }
+            if aligned(pass.data[1], cdiv(self.rows * bits, 8), 16) {
+                found |= vector::COLUMNS[i];
+            }
+        }
+        found
+    }
+
+    /// Paths and tiles; `source` says whether whole chunks of the input are aligned.
+    fn lay_out_with(&mut self, source: bool) {
+        self.path = self.choose_path();
+        let [rows, cols] = match self.path {
+            path::WIDE => [32, 256],
+            path::TURNED => [128, 64],
+            path::FLAT => [FLAT_TILE / FLAT_COLS, FLAT_COLS],
+            _ => {
+                let mut tile = [2, 2];
+                for pass in self.passes_mut() {
+                    let unit = unit(pass);
+                    [pass.unit_rows, pass.unit_cols] = unit.map(|side| side as u32);
+                    tile = [lcm(tile[0], unit[0]), lcm(tile[1], unit[1])];
+                }
+                tile
+            }
+        };
+        [self.tile_rows, self.tile_cols] = [rows as u32, cols as u32];
+        self.tiles_across = if self.path == path::FLAT {
+            1
+        } else {
+            cdiv(self.cols, cols)
+        };
+        self.vector = self.vector_outputs() | if source { vector::SOURCE } else { 0 };
+    }
+}
+
+impl Job for Encode {
+    const KERNEL: Kernel = Kernel::Encode;
+
+    fn kernel(jobs: &[Self]) -> Kernel {
+        let fits = |job: &Self| {
+            job.source_code == code::BF16
+                && job.path == path::WIDE
+                && matches!(job.element, code::E4M3 | code::E5M2)
+        };
+        if jobs.iter().all(fits) {
+            Kernel::EncodeBf16
+        } else {
+            Kernel::Encode
+        }
+    }
+
+    fn lay_out(&mut self) {
+        let pitch = self.cols * bits(self.source_code) / 8;
+        self.lay_out_with(aligned(self.source, pitch, 16));
+    }
+
+    fn lay_out_together(jobs: &mut [Self]) {
+        let many = jobs.iter().map(Job::tiles).sum::<u64>() >= MANY_TILES;
+        if many && Self::kernel(jobs) == Kernel::EncodeBf16 {
+            jobs.iter_mut().for_each(Encode::widen);
+        }
+    }
+
+    /// An empty matrix has one tile where a tensor scale must be written.
+    fn tiles(&self) -> u64 {
+        if self.passes == 0 && self.tensor_scale == 0 {
+            return 0;
+        }
+        let tiles = cdiv(self.rows, u64::from(self.tile_rows)) * self.tiles_across;
+        tiles.max(u64::from(self.tensor_scale != 0))
+    }
+}
+
+impl Job for Adamw {
+    const KERNEL: Kernel = Kernel::Adamw;
+
+    fn lay_out(&mut self) {
+        let chunk = |code: u8| bits(code) / 2;
+        let flat = self.encode.passes == 0;
+        let cols = if flat { FLAT_COLS } else { self.encode.cols };
+        let moments = chunk(self.moments_code);
+        let source = cols.is_multiple_of(4)
+            && aligned(self.master, 0, 16)
+            && aligned(self.exp_avg, 0, moments)
+            && aligned(self.exp_avg_sq, 0, moments)
+            && aligned(self.grad, 0, chunk(self.grad_code));
+        self.encode.source = self.master;
+        self.encode.source_code = code::F32;
+        self.encode.lay_out_with(source);
+    }
+
+    fn tiles(&self) -> u64 {
+        if self.encode.path == path::FLAT {
+            cdiv(self.len, FLAT_TILE).max(u64::from(self.encode.tensor_scale != 0))
+        } else {
+            self.encode.tiles()
+        }
+    }
+}

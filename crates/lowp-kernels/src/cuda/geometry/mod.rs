@@ -1,0 +1,294 @@
+//! How a job is cut into tiles: a pure function of its other fields, so that one launch covers any
+//! number of jobs.
+//!
+//! A job is made with its buffers, shapes and ingredients; [`Job::lay_out`] fills what follows from
+//! them (paths, tile sizes, alignment), and [`Job::tiles`] counts its thread blocks.
+
+mod encode;
+#[cfg(test)]
+mod tests;
+
+use super::table::{
+    Amax, Decode, FlatEncode, Interleave, Kernel, Pass, Repack, Scale, SumSquares, Tile, Transpose,
+    amax_path, code, decode_path, repack_path, rule,
+};
+use encode::has_side;
+
+/// Elements of a tile of [`amax_path::FLAT`].
+const AMAX_TILE: u64 = 16384;
+/// Elements of a run of a flat encode, and of [`amax_path::GENERIC`].
+const RUN: u64 = 2048;
+/// Bytes of a tile of an interleave.
+const INTERLEAVE_TILE: u64 = 16384;
+/// Elements of a run of a sum of squares, and runs of a tile.
+pub(crate) const SUM_RUN: u64 = 4096;
+const SUM_RUNS: u64 = 8;
+
+/// A job of the device table.
+pub(crate) trait Job: Copy {
+    /// The kernel that runs any such job.
+    const KERNEL: Kernel;
+    /// The kernel that runs `jobs`, which were laid out, in one launch: the general one, or one that
+    /// knows less and is faster for these.
+    fn kernel(_jobs: &[Self]) -> Kernel {
+        Self::KERNEL
+    }
+    /// Fills the fields that follow from the others.
+    fn lay_out(&mut self);
+    /// Fills those that follow from all jobs of a launch, once each was laid out.
+    fn lay_out_together(_jobs: &mut [Self]) {}
+    /// Thread blocks of a job that was laid out.
+    fn tiles(&self) -> u64;
+}
+
+/// The tiles of all jobs, in order; `None` where there are more than a table can count.
+pub(crate) fn tile_table<J: Job>(jobs: &[J]) -> Option<Vec<Tile>> {
+    let mut tiles = Vec::new();
+    for (job, desc) in jobs.iter().enumerate() {
+        let job = u32::try_from(job).ok()?;
+        let count = u32::try_from(desc.tiles()).ok()?;
+        tiles.extend((0..count).map(|index| Tile { job, index }));
+    }
+    // The grid of a launch has at most 2^31 - 1 blocks.
+    i32::try_from(tiles.len()).ok().map(|_| tiles)
+}
+
+fn cdiv(a: u64, b: u64) -> u64 {
+    a.div_ceil(b.max(1))
+}
+
+/// Bits of one entry of `code`.
+fn bits(code: u8) -> u64 {
+    match code {
+        code::E2M1 => 4,
+        code::BF16 => 16,
+        code::F32 => 32,
+        _ => 8,
+    }
+}
+
+/// Whether `pointer` and every multiple of `pitch` bytes after it are aligned to `bytes`.
+fn aligned(pointer: u64, pitch: u64, bytes: u64) -> bool {
+    pointer.is_multiple_of(bytes) && pitch.is_multiple_of(bytes)
+}
+
+impl Job for Amax {
+    const KERNEL: Kernel = Kernel::Amax;
+
+    fn lay_out(&mut self) {
+        let size = bits(self.source_code) / 8;
+        let blocks = self.blocks.iter().filter(|part| part.out != 0);
+        let known = blocks.clone().all(|part| {
+            let pass = Pass {
+                block_rows: part.rows,
+                block_cols: part.cols,
+                ..Pass::default()
+            };
+            has_side(&pass, 16) || has_side(&pass, 32)
+        });
+        let start = self.source.wrapping_sub(self.start.wrapping_mul(size));
+        (self.path, self.vector) = match (blocks.count(), known) {
+            (0, _) => (amax_path::FLAT, u8::from(aligned(self.source, 0, 16))),
+            (_, true) => (
+                amax_path::TILES,
+                u8::from(aligned(start, self.cols * size, 16)),
+            ),
+            _ => (amax_path::GENERIC, 0),
+        };
+        self.first_row = self.start / self.cols.max(1) / 32 * 32;
+        self.tiles_across = cdiv(self.cols, 256);
+    }
+
+    fn tiles(&self) -> u64 {
+        if self.len == 0 {
+            return 0;
+        }
+        match self.path {
+            amax_path::FLAT => cdiv(self.len, AMAX_TILE),
+            amax_path::TILES => {
+                let end = cdiv(self.start + self.len, self.cols);
+                cdiv(end - self.first_row, 32) * self.tiles_across
+            }
+            _ => cdiv(self.len, RUN),
+        }
+    }
+}
+
+impl Job for Scale {
+    const KERNEL: Kernel = Kernel::Scale;
+    fn lay_out(&mut self) {}
+    fn tiles(&self) -> u64 {
+        1
+    }
+}
+
+impl Job for FlatEncode {
+    const KERNEL: Kernel = Kernel::FlatEncode;
+
+    fn lay_out(&mut self) {
+        let end = self.start + self.len;
+        self.data_tiles = if self.len == 0 {
+            0
+        } else {
+            cdiv(end, RUN) - self.start / RUN
+        };
+        for (tiles, pass) in self.scale_tiles.iter_mut().zip(&self.pass) {
+            let [height, width] = [pass.block_rows, pass.block_cols].map(u64::from);
+            let blocks = cdiv(self.rows, height) * cdiv(self.cols, width);
+            let wanted = pass.amaxes != 0 && pass.scale != [0, 0];
+            *tiles = if wanted { cdiv(blocks, RUN) } else { 0 };
+        }
+    }
+
+    fn tiles(&self) -> u64 {
+        let tiles = self.data_tiles + self.scale_tiles[0] + self.scale_tiles[1];
+        tiles.max(u64::from(self.tensor_scale != 0))
+    }
+}
+
+impl Decode {
+    fn choose_path(&self) -> u8 {
+        let coded = matches!(self.element, code::E4M3 | code::E5M2 | code::E2M1);
+        let powers = [self.block_rows, self.block_cols]
+            .iter()
+            .all(|side| *side == 0 || side.is_power_of_two());
+        let aligned =
+            self.vector != 0 && aligned(self.data, self.data_pitch, bits(self.element) / 2);
+        if coded && powers && aligned && self.rule != rule::NONE && self.data_transposed == 0 {
+            decode_path::WIDE
+        } else {
+            decode_path::GENERIC
+        }
+    }
+
+    fn tile_cols(&self) -> u64 {
+        if self.path == decode_path::WIDE {
+            128
+        } else {
+            64
+        }
+    }
+}
+
+impl Job for Decode {
+    const KERNEL: Kernel = Kernel::Decode;
+
+    fn lay_out(&mut self) {
+        self.vector = u8::from(aligned(self.out, self.cols * 4, 16));
+        self.path = self.choose_path();
+        self.tiles_across = cdiv(self.cols, self.tile_cols());
+    }
+
+    fn tiles(&self) -> u64 {
+        cdiv(self.rows, 64) * self.tiles_across
+    }
+}
+
+impl Job for Transpose {
+    const KERNEL: Kernel = Kernel::Transpose;
+
+    fn lay_out(&mut self) {
+        let bits = u64::from(self.bits);
+        self.from_pitch = cdiv(self.inner * bits, 8);
+        self.to_pitch = cdiv(self.outer * bits, 8);
+        let vector = bits <= 8
+            && aligned(self.from, self.from_pitch, 16)
+            && aligned(self.to, self.to_pitch, 16);
+        self.vector = u8::from(vector);
+        self.tiles_across = cdiv(self.inner, self.tile()[1]);
+    }
+
+    fn tiles(&self) -> u64 {
+        cdiv(self.outer, self.tile()[0]) * self.tiles_across
+    }
+}
+
+impl Transpose {
+    /// Entries of a tile, outer x inner.
+    fn tile(&self) -> [u64; 2] {
+        match (self.vector, self.bits) {
+            (0, _) => [64, 64],
+            (_, 4) => [256, 256],
+            _ => [128, 128],
+        }
+    }
+}
+
+impl Repack {
+    fn choose_path(&self) -> (u8, u8) {
+        let Self {
+            from_layout: from,
+            to_layout: to,
+            ..
+        } = self;
+        let generic = (repack_path::GENERIC, 0);
+        // The tiled paths write 16 bytes at a time.
+        let bytes = self.bits == 8 && aligned(self.to, 0, 16);
+        if !bytes || to.swizzled == 0 || from.swizzled != 0 {
+            return generic;
+        }
+        let turned = from.cols_first != to.cols_first;
+        let [outer, inner] = if turned {
+            [from.tile[1], from.tile[0]]
+        } else {
+            from.tile
+        };
+        let spread = outer / to.tile[0].max(1);
+        let whole = inner == to.tile[1] && outer == spread * to.tile[0];
+        match (whole, spread, turned) {
+            (true, 1, false) => (repack_path::SWIZZLE, 0),
+            (true, 1, true) => (repack_path::SWIZZLE_TURNED, 0),
+            (true, 16.., _) if spread.is_power_of_two() => {
+                (repack_path::SWIZZLE_SPREAD, spread.ilog2() as u8)
+            }
+            _ => generic,
+        }
+    }
+}
+
+impl Job for Repack {
+    const KERNEL: Kernel = Kernel::Repack;
+
+    fn lay_out(&mut self) {
+        let padded = self.to_layout.padded;
+        self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
+        (self.path, self.spread) = self.choose_path();
+        self.tiles_across = cdiv(padded[1], 128);
+        self.vector = u8::from(aligned(self.from, self.from_layout.padded[1], 16));
+    }
+
+    fn tiles(&self) -> u64 {
+        match self.path {
+            repack_path::GENERIC => cdiv(self.bytes, 4096),
+            _ => cdiv(self.to_layout.padded[0], 128) * self.tiles_across,
+        }
+    }
+}
+
+impl Job for Interleave {
+    const KERNEL: Kernel = Kernel::Interleave;
+
+    fn lay_out(&mut self) {
+        let vector = self.width.is_multiple_of(16)
+            && aligned(self.from, 0, 16)
+            && aligned(self.to, self.pitch, 16);
+        self.vector = u64::from(vector);
+    }
+
+    fn tiles(&self) -> u64 {
+        cdiv(self.outer * self.width, INTERLEAVE_TILE)
+    }
+}
+
+impl Job for SumSquares {
+    const KERNEL: Kernel = Kernel::SumSquares;
+
+    fn lay_out(&mut self) {
+        self.tiles = cdiv(self.len, SUM_RUN * SUM_RUNS).max(1) as u32;
+        self.vector = u8::from(aligned(self.source, 0, 16));
+    }
+
+    fn tiles(&self) -> u64 {
+        u64::from(self.tiles)
+    }
+}
