@@ -178,12 +178,7 @@ impl Input {
 fn scalars() -> StepScalars {
     let adam = AdamScalars {
         lr: 1e-4,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        correction1: 1.0,
-        correction2: 1.0,
+        ..AdamScalars::default()
     };
     StepScalars {
         adam: vec![adam.at_step(10)],

@@ -1,8 +1,7 @@
 // AdamW over any number of parameters, in one launch: each element is updated once, and the new
 // master values go on, in registers, to the amax and to the encode of their tile.
 #include <lowp/adam.cuh>
-#include <lowp/generic.cuh>
-#include <lowp/quantize.cuh>
+#include <lowp/encode.cuh>
 
 namespace lowp {
 
@@ -115,11 +114,7 @@ using namespace lowp;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     lowp_adamw(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ union {
-    Stage<false> wide;
-    Stage<true> turned;
-    float multipliers[UNIT_BLOCKS];
-  } shared;
+  __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Adamw& job = jobs[tile.job];

@@ -1,6 +1,5 @@
 // Encode: every buffer of any number of matrices, in one launch. The input is read once.
-#include <lowp/generic.cuh>
-#include <lowp/quantize.cuh>
+#include <lowp/encode.cuh>
 
 namespace lowp {
 
@@ -81,11 +80,7 @@ using namespace lowp;
 // Any jobs.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ union {
-    Stage<false> wide;
-    Stage<true> turned;
-    float multipliers[UNIT_BLOCKS];
-  } shared;
+  __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Encode& job = jobs[tile.job];

@@ -147,6 +147,22 @@ pub struct AdamScalars {
     pub correction2: f32,
 }
 
+/// What language models are mostly trained with: lr 1e-3, betas 0.9 and 0.95, eps 1e-8, weight decay
+/// 0.1; no bias correction.
+impl Default for AdamScalars {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            correction1: 1.0,
+            correction2: 1.0,
+        }
+    }
+}
+
 impl AdamScalars {
     /// Sets both bias corrections for `step`, which starts at 1.
     #[must_use]

@@ -94,15 +94,7 @@ let plan = cuda.plan(Work::Adamw(vec![AdamwJob {
     encode: Some(Box::new(encode)),
 }]))?;
 let step = CudaGraph::capture(&cuda, &[&plan])?;
-let adam = AdamScalars {
-    lr: 1e-3,
-    beta1: 0.9,
-    beta2: 0.95,
-    eps: 1e-8,
-    weight_decay: 0.1,
-    correction1: 1.0,
-    correction2: 1.0,
-};
+let adam = AdamScalars::default();
 for i in 1..=1000 {
     step.launch(&StepScalars { adam: vec![adam.at_step(i)], ..StepScalars::default() })?;
 }

@@ -47,8 +47,7 @@ impl Group {
             beta2: self.betas.1,
             eps: self.eps,
             weight_decay: self.weight_decay,
-            correction1: 1.0,
-            correction2: 1.0,
+            ..AdamScalars::default()
         };
         if self.bias_correction {
             scalars.at_step(step)

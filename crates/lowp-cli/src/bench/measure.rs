@@ -42,15 +42,7 @@ impl Run {
 
 /// Scalars of step `step`.
 fn scalars(step: u64) -> StepScalars {
-    let adam = AdamScalars {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        correction1: 1.0,
-        correction2: 1.0,
-    };
+    let adam = AdamScalars::default();
     StepScalars {
         adam: vec![adam.at_step(step)],
         random_step: step,

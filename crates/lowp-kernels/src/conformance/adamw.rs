@@ -6,16 +6,7 @@ use super::*;
 use crate::{AdamMode, AdamScalars, AdamwJob, Moments, reference};
 
 fn scalars(step: u64) -> AdamScalars {
-    AdamScalars {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        correction1: 1.0,
-        correction2: 1.0,
-    }
-    .at_step(step)
+    AdamScalars::default().at_step(step)
 }
 
 fn job<B: Backend>(

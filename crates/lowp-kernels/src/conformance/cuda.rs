@@ -66,12 +66,7 @@ fn step(rig: &Rig<Cuda>) -> Step {
 fn scalars(step: u64) -> StepScalars {
     let group = AdamScalars {
         lr: 1e-2,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        correction1: 1.0,
-        correction2: 1.0,
+        ..AdamScalars::default()
     };
     StepScalars {
         adam: vec![group.at_step(step)],

@@ -1,0 +1,15 @@
+// Both ways to encode: tiles of known blocks, and anything else.
+#pragma once
+#include <lowp/generic.cuh>
+#include <lowp/quantize.cuh>
+
+namespace lowp {
+
+// Shared memory of a block of threads: one way at a time.
+union EncodeMemory {
+  Stage<false> wide;
+  Stage<true> turned;
+  float multipliers[UNIT_BLOCKS];
+};
+
+}  // namespace lowp
