@@ -20,46 +20,37 @@ pub fn clip_factor(norm: f64, max_norm: f32) -> f32 {
     (f64::from(max_norm) / (norm + 1e-6)).min(1.0) as f32
 }
 
-/// Measures the gradient norm, planned once.
+/// Measures the gradient norm, planned once: one operation, one download.
 #[derive(Debug)]
 pub(crate) struct NormPlan<B: Backend> {
     plan: B::Plan,
-    sums: Vec<B::Buffer<u8>>,
+    sum: B::Buffer<u8>,
 }
 
 impl<B: Backend> NormPlan<B> {
     pub(crate) fn new(backend: &B, grads: &[Source<B>]) -> Result<Self, OptimError> {
-        let mut sums = Vec::with_capacity(grads.len());
-        let mut jobs = Vec::with_capacity(grads.len());
-        for source in grads {
-            let out = backend.alloc::<u8>(16)?;
-            jobs.push(SumSquaresJob {
-                source: source.clone(),
-                out: out.clone(),
-            });
-            sums.push(out);
-        }
+        let sum = backend.alloc::<u8>(16)?;
+        let jobs = grads.iter().map(|source| SumSquaresJob {
+            source: source.clone(),
+            out: sum.clone(),
+        });
         Ok(Self {
-            plan: backend.plan(Work::SumSquares(jobs))?,
-            sums,
+            plan: backend.plan(Work::SumSquares(jobs.collect()))?,
+            sum,
         })
     }
 
     /// This rank's sum of squares and number of non-finite values, added in parameter order.
     pub(crate) fn local(&self, backend: &B) -> Result<[f64; 2], OptimError> {
-        for sum in &self.sums {
-            backend.clear(sum)?;
-        }
+        backend.clear(&self.sum)?;
         backend.run(&self.plan, &StepScalars::default())?;
-        let mut totals = [0.0f64; 2];
         let mut bytes = [0u8; 16];
-        for sum in &self.sums {
-            backend.read(sum, 0, &mut bytes)?;
-            let [squares, count] = halves(&bytes);
-            totals[0] += f64::from_le_bytes(squares);
-            totals[1] += u64::from_le_bytes(count) as f64;
-        }
-        Ok(totals)
+        backend.read(&self.sum, 0, &mut bytes)?;
+        let [squares, count] = halves(&bytes);
+        Ok([
+            f64::from_le_bytes(squares),
+            u64::from_le_bytes(count) as f64,
+        ])
     }
 }
 
