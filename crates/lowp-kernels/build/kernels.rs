@@ -16,8 +16,8 @@ use std::{env, fmt, fs, io, thread};
 pub(crate) struct Arch {
     /// What users call it.
     pub(crate) name: &'static str,
-    /// The argument of `-gencode`. The last one adds PTX, which later drivers compile for devices
-    /// that none of the others fit.
+    /// The arguments of `-gencode`. The oldest and the newest add PTX, which drivers compile for
+    /// devices that none of the others fit.
     gencode: &'static [&'static str],
 }
 
@@ -26,7 +26,10 @@ pub(crate) struct Arch {
 pub(crate) const ARCHITECTURES: &[Arch] = &[
     Arch {
         name: "sm_80",
-        gencode: &["arch=compute_80,code=sm_80"],
+        gencode: &[
+            "arch=compute_80,code=sm_80",
+            "arch=compute_80,code=compute_80",
+        ],
     },
     Arch {
         name: "sm_90",
@@ -131,7 +134,7 @@ pub(crate) struct Unit {
     /// The file's stem.
     pub(crate) name: String,
     source: PathBuf,
-    /// Of the file, the project's headers that it includes, and the flags.
+    /// Of the file, the project's headers that it includes, the flags and the architectures' targets.
     digest: String,
 }
 
@@ -297,8 +300,8 @@ pub(crate) fn compile(
     Ok(stale.iter().map(|unit| unit.name.clone()).collect())
 }
 
-/// Digest of `source`, of the project's headers that it includes, directly or not, and of the
-/// flags. Headers of the CUDA toolkit belong to the compiler's version.
+/// Digest of `source`, of the project's headers that it includes, directly or not, of the flags and
+/// of the targets of every architecture. Headers of the CUDA toolkit belong to the compiler's version.
 fn digest(cuda: &Path, source: &Path) -> Result<String> {
     let mut found = BTreeMap::new();
     let mut pending = vec![source.to_path_buf()];
@@ -316,7 +319,8 @@ fn digest(cuda: &Path, source: &Path) -> Result<String> {
         found.insert(name, text);
     }
     let mut hash = Fnv::new();
-    for flag in FLAGS {
+    let gencodes = ARCHITECTURES.iter().flat_map(|arch| arch.gencode);
+    for flag in FLAGS.iter().chain(gencodes) {
         hash.add(flag.as_bytes());
     }
     for (name, text) in &found {
