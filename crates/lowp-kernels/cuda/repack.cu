@@ -71,8 +71,6 @@ __device__ __forceinline__ uint4 load_line(const uint8_t* from, bool vector, uin
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-__device__ __forceinline__ uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
 __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint32_t* shared) {
   const Layout &f = job.from_layout, &t = job.to_layout;
   uint32_t across = uint32_t(job.tiles_across);

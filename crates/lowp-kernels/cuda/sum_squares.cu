@@ -70,7 +70,7 @@ __device__ __forceinline__ void add_run(uint64_t source, uint64_t first, double 
   }
 }
 
-// The sum of a run of a job, in lane 0, and its values that are not finite.
+// Writes the sum of a run of a job, and how many of its values are not finite; by one warp.
 __device__ __forceinline__ void run_sum(const SumSquares& job, uint64_t run) {
   uint32_t lane = threadIdx.x % 32;
   uint64_t first = run * RUN, count = min(RUN, job.len - first);

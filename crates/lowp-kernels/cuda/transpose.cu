@@ -38,8 +38,6 @@ __device__ __forceinline__ void transpose_any(const Transpose& job, uint32_t ind
   }
 }
 
-__device__ __forceinline__ uint32_t& word(uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
 // 128 x 128 bytes. Thread t loads 16 bytes of each of four rows. The chunks of a line are exchanged
 // by an exclusive or with the thread that wrote them, so that no two lanes meet in a bank.
 __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {

@@ -40,6 +40,9 @@ __device__ __forceinline__ uint4 as_bits(float4 v) {
   return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
 }
 
+// Word i of four.
+__device__ __forceinline__ uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
 // One source value.
 __device__ __forceinline__ float load_source(uint64_t source, uint8_t code, uint64_t index) {
   return code == BF16 ? widen(pointer<const uint16_t>(source)[index]) : pointer<const float>(source)[index];

@@ -45,7 +45,6 @@ __device__ __forceinline__ float max_abs(float a, float x) { return fmaxf(a, fab
 // in both directions: groups of four rows of tiles, column by column. What one tile writes of a
 // transposed line, its neighbours below complete while it is in cache.
 __device__ __forceinline__ uint2 grouped(uint32_t index, uint32_t down, uint32_t across) {
-
   constexpr uint32_t GROUP = 4;
   uint32_t first = index / (GROUP * across) * GROUP, rest = index - first * across;
   uint32_t rows = min(GROUP, down - first);
