@@ -4,7 +4,7 @@
 use lowp_format::Recipe;
 use lowp_format::{AnyRecipe, Fp8Format, QuantizedTensor, RecipeOptions, Shape, Usage};
 use lowp_kernels::{AdamMode, AdamScalars, AdamwJob, Backend, Cpu, EncodeJob, Moments, Slot};
-use lowp_kernels::{Source, StepScalars, Work};
+use lowp_kernels::{Source, StepScalars, TensorInput, Work};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{LocalComm, ScaleBookBuilder, targets};
 use lowp_tests::golden::{Golden, first_difference};
@@ -105,10 +105,10 @@ fn fused_delayed_fp8() {
             kernel: recipe.kernel(),
             source: Source::F32(master.clone()),
             source_rounding: recipe.source_rounding(),
-            tensor: Some(Slot {
+            tensor: Some(TensorInput::Known(Slot {
                 buffer: scale,
                 index: 0,
-            }),
+            })),
             targets: targets(&tensor),
             stochastic: None,
         })),

@@ -164,7 +164,7 @@ impl<B: Backend> RecipeOperands<B> {
         let mut targets: SmallVec<[Target<B>; 6]> = SmallVec::new();
         for spec in buffers(operand, orientation(role)) {
             let bytes = backend.alloc::<u8>(spec.bytes(shape))?;
-            targets.push(Target { spec, bytes });
+            targets.push(Target::new(spec, bytes));
         }
         let mut local = ScaleBookBuilder::default();
         let local_slot = match slot {
@@ -200,7 +200,7 @@ impl<B: Backend> RecipeOperands<B> {
             kernel: operand.kernel,
             source: Source::F32(source.clone()),
             source_rounding: operand.source_rounding,
-            tensor: entry.map(|index| book.scale_slot(index)),
+            tensor: entry.map(|index| book.tensor_input(index)),
             targets: targets.clone(),
             stochastic,
         };

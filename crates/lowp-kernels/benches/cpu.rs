@@ -8,12 +8,12 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput};
 use half::bf16;
 use lowp_format::{
-    AnyRecipe, BufferSpec, Code, Orientation, Part, Philox, Recipe, ScaleSource, Shape,
-    SourceRounding, Usage,
+    AnyRecipe, BufferSpec, Code, Orientation, Part, Philox, Recipe, ScaleRule, Shape,
+    SourceRounding, Usage, tensor_scale,
 };
 use lowp_kernels::{
     AdamMode, AdamScalars, AdamwJob, AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob,
-    EncodeJob, KernelError, Moments, ScaleJob, Slot, Source, StepScalars, SumSquaresJob, Target,
+    EncodeJob, KernelError, Moments, Slot, Source, StepScalars, SumSquaresJob, Target, TensorInput,
     TransposeJob, Work,
 };
 use rayon::ThreadPool;
@@ -64,40 +64,27 @@ impl Input {
     ) -> Result<EncodeJob<Cpu>> {
         let target = |spec: BufferSpec| -> Result<Target<Cpu>> {
             let bytes = Cpu.alloc(spec.bytes(self.shape))?;
-            Ok(Target { spec, bytes })
+            Ok(Target::new(spec, bytes))
         };
         let specs = recipe.buffers(usage);
-        let tensor = Slot {
-            buffer: Cpu.alloc(1)?,
-            index: 0,
+        // The scale of a tensor with this amax, whatever decides it in training.
+        let known = match recipe.kernel().scale {
+            ScaleRule::Tensor => tensor_scale(self.amax, recipe.kernel().element, false, 0.0),
+            _ => self.amax,
         };
-        let job = EncodeJob {
+        let tensor = TensorInput::Known(Slot {
+            buffer: Cpu.upload(&[known])?,
+            index: 0,
+        });
+        Ok(EncodeJob {
             shape: self.shape,
             kernel: recipe.kernel(),
             source,
             source_rounding: recipe.source_rounding(),
-            tensor: Some(tensor.clone()),
+            tensor: Some(tensor),
             targets: specs.into_iter().map(target).collect::<Result<_>>()?,
             stochastic: None,
-        };
-        // The scale of a tensor with this amax, whatever decides it in training.
-        let observed = Cpu.upload(&[self.amax])?;
-        let rule = match recipe.scale_source() {
-            ScaleSource::History { .. } => ScaleSource::TensorAmax {
-                pow2: false,
-                epsilon: 0.0,
-            },
-            rule => rule,
-        };
-        Cpu.once(Work::Scale(vec![ScaleJob {
-            observed,
-            scales: tensor.buffer,
-            index: 0,
-            history: None,
-            rule,
-            element: job.kernel.element,
-        }]))?;
-        Ok(job)
+        })
     }
 
     fn amax(&self) -> Result<CpuPlan> {

@@ -103,8 +103,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
     v.load(job.master, false, view, at);
   }
   if (encode.via_bf16) v.round();
-  if (index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
-  quantize<4, TURNED>(encode, view, row, col, at, v, stage);
+  quantize<4, TURNED, false>(encode, view, row, col, at, v, stage);
   return a;
 }
 
@@ -122,17 +121,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Adam adam = Adam::of(step, job.group, job.l2);
   float a = 0.0f;
   if (job.len == 0) {
-    if (tile.index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
+    // Nothing but the tensor scale below.
   } else if (encode.path == PATH_FLAT) {
     View view{cdiv(job.len, 256), 256, job.len};
     a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
-    if (tile.index == 0 && threadIdx.x == 0) ScaleRule::of(encode).store_tensor(encode.tensor_scale);
   } else {
     View view{encode.rows, encode.cols, job.len};
     if (encode.path == PATH_WIDE) {
       a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
+      if (encode.forms) store_forms(encode, tile.index, shared.wide);
     } else if (encode.path == PATH_TURNED) {
       a = adamw_tiled<true>(job, adam, view, tile.index, shared.turned);
+      if (encode.forms) store_forms(encode, tile.index, shared.turned);
     } else {
       uint32_t across = uint32_t(encode.tiles_across);
       uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;
@@ -142,6 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       encode_generic(encode, step, tile.index, shared.multipliers);
     }
   }
+  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(encode);
   if (job.amax) {
     __syncthreads();
     a = block_max(a);

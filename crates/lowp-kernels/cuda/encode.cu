@@ -10,29 +10,28 @@ __device__ __forceinline__ void encode_tiled(const Encode& job, uint32_t index, 
   uint64_t row = uint64_t(index / across) * Tile::ROWS, col = uint64_t(index % across) * Tile::COLS;
   View view{job.rows, job.cols, job.rows * job.cols};
   Lane<W> at{threadIdx.x % 32, row + Tile::warp_row(), col + Tile::warp_col()};
+  prepare(job, stage);
   Values<W> v;
   v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
   if (job.via_bf16) v.round();
-  if (index == 0 && threadIdx.x == 0) ScaleRule::of(job).store_tensor(job.tensor_scale);
-  quantize<W, TURNED>(job, view, row, col, at, v, stage);
+  quantize<W, TURNED, true>(job, view, row, col, at, v, stage);
 }
 
 // Blocks of a multiprocessor, as many as no register is spilled for.
 #if __CUDA_ARCH__ == 900
-constexpr int BLOCKS = 4;
+constexpr int BLOCKS = 3;
 #else
 constexpr int BLOCKS = 2;
 #endif
 
-// Writes the tensor scale of a job, by one thread of its first tile. The table is read again, so that
-// nothing of this needs a register while a tile is encoded.
-__device__ __forceinline__ void store_tensor(const Tile* tiles, const Encode* jobs) {
+// What is left when a tile is done: scales in other forms, and the tensor of the job, by one thread of its
+// first tile. The table is read again, so that nothing of this needs a register while a tile is encoded.
+template <bool TURNED>
+__device__ __forceinline__ void forms(const Tile* tiles, const Encode* jobs, const Stage<TURNED>& stage) {
   const Tile* tile = tiles + blockIdx.x;
   asm volatile("" : "+l"(tile));
-  if (tile->index == 0 && threadIdx.x == 0) {
-    const Encode& job = again(jobs[tile->job]);
-    ScaleRule::of(job).store_tensor(job.tensor_scale);
-  }
+  const Encode& job = again(jobs[tile->job]);
+  if (job.forms) store_forms(job, tile->index, stage);
 }
 
 __device__ __forceinline__ bool empty(const Encode& job) { return job.rows == 0 || job.cols == 0 || job.passes == 0; }
@@ -60,7 +59,7 @@ __device__ __forceinline__ void encode_bf16(const Encode& planned, uint32_t inde
   load(0);
 #pragma unroll 1
   for (uint32_t first = 0;;) {
-    stage8<8, false, E>(planned, lane, v, stage, first, again(planned).tile_cols);
+    stage8<8, false, false, E>(planned, lane, v, stage, first, again(planned).tile_cols);
     __syncthreads();
     uint32_t next = first + COLS;
     bool more = next < again(planned).tile_cols && left() + next < again(planned).cols;
@@ -84,13 +83,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Encode& job = jobs[tile.job];
+  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(job);
   bool half = job.source_code == BF16;
   if (empty(job)) {
-    store_tensor(tiles, jobs);
   } else if (job.path == PATH_WIDE) {
     half ? encode_tiled<8, false>(job, tile.index, shared.wide) : encode_tiled<4, false>(job, tile.index, shared.wide);
+    forms(tiles, jobs, shared.wide);
   } else if (job.path == PATH_TURNED) {
     half ? encode_tiled<8, true>(job, tile.index, shared.turned) : encode_tiled<4, true>(job, tile.index, shared.turned);
+    forms(tiles, jobs, shared.turned);
   } else {
     encode_generic(job, step, tile.index, shared.multipliers);
   }
@@ -105,8 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Encode& job = jobs[tile.job];
+  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(job);
   if (!empty(job)) {
     job.element == E4M3 ? encode_bf16<E4m3>(job, tile.index, stage) : encode_bf16<E5m2>(job, tile.index, stage);
+    forms(tiles, jobs, stage);
   }
-  store_tensor(tiles, jobs);
 }

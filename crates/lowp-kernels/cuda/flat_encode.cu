@@ -10,7 +10,7 @@ constexpr uint32_t CHUNK = RUN / THREADS;  // elements of a thread; whole bytes 
 // The multiplier of one element.
 __device__ __forceinline__ float multiplier(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule,
                                             uint64_t block) {
-  return pass.amaxes ? rule.block(pointer<const float>(pass.amaxes)[block]).multiplier : rule.block(0.0f).multiplier;
+  return pass.amaxes ? rule.block(fabsf(pointer<const float>(pass.amaxes)[block])).multiplier : rule.block(0.0f).multiplier;
 }
 
 __device__ __forceinline__ uint32_t encode_one(const ScaleRule& rule, float x, float m) {
@@ -53,12 +53,15 @@ __device__ __forceinline__ void codes(const FlatEncode& job, const FlatPass& pas
   }
 }
 
-// The scales of a run of blocks, row-major.
+// The scales of a run of blocks, row-major. Spends their amaxes, which others may still read: the
+// magnitudes stay.
 __device__ __forceinline__ void scales(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first) {
   uint64_t down = cdiv(job.rows, pass.block_rows), across = cdiv(job.cols, pass.block_cols);
   uint64_t end = min(first + RUN, down * across);
   for (uint64_t b = first + threadIdx.x; b < end; b += THREADS) {
-    uint32_t entry = rule.block(pointer<const float>(pass.amaxes)[b]).entry;
+    float* amax = pointer<float>(pass.amaxes) + b;
+    uint32_t entry = rule.block(fabsf(*amax)).entry;
+    atomicOr(reinterpret_cast<uint32_t*>(amax), 0x80000000u);
     for (int turned = 0; turned < 2; ++turned) {
       uint64_t base = turned ? pass.scale[1] : pass.scale[0];
       if (base == 0) continue;
@@ -83,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Tile tile = tiles[blockIdx.x];
   const FlatEncode& job = jobs[tile.job];
   ScaleRule rule = ScaleRule::of(job);
-  if (tile.index == 0 && threadIdx.x == 0) rule.store_tensor(job.tensor_scale);
+  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(job);
   uint64_t index = tile.index;
   if (index < job.data_tiles) {
     uint64_t first = (job.start / RUN + index) * RUN + threadIdx.x * CHUNK;

@@ -6,10 +6,7 @@ namespace lowp {
 
 // The position of entry (i, j) of a layout, in entries.
 __device__ __forceinline__ uint64_t offset(const Layout& l, uint32_t bits, uint64_t i, uint64_t j) {
-  if (l.swizzled) {
-    uint64_t tile = i / 128 * (l.padded[1] / 4) + j / 4;
-    return tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
-  }
+  if (l.swizzled) return swizzled(i, j, l.padded[1]);
   uint64_t row = (l.padded[1] * bits + 7) / 8 * 8 / bits;
   return i * row + j;
 }

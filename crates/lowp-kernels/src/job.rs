@@ -3,7 +3,8 @@
 
 use half::bf16;
 use lowp_format::{
-    BufferSpec, Code, KernelKey, Orientation, ScaleLayout, ScaleSource, Shape, SourceRounding,
+    AmaxAlgorithm, BufferSpec, Code, Form, FormatError, KernelKey, Orientation, ScaleLayout, Shape,
+    SourceRounding,
 };
 use smallvec::SmallVec;
 
@@ -46,13 +47,73 @@ pub struct Slot<B: Backend> {
     pub index: usize,
 }
 
-/// Where encoded bytes go: one buffer of a quantized tensor, Compact form.
+/// What an encode knows about the tensor as a whole.
+#[derive(Clone, Debug)]
+pub enum TensorInput<B: Backend> {
+    /// The encode scale (per-tensor scales) or the tensor amax (two-level scales), as it stands.
+    Known(Slot<B>),
+    /// The agreed amax of the tensor, as amax jobs raised it. The encode makes the scale of it, so
+    /// that nothing needs to run between the agreement and the encode, and then spends it: the
+    /// entry's sign is set, its magnitude stays, and the next amax job replaces it instead of
+    /// raising it. Any number of encodes may read one entry, spent or not.
+    Observed {
+        /// Where it is.
+        slot: Slot<B>,
+        /// Whether a per-tensor scale is rounded down to a power of two (docs/numerics.md 5.2).
+        pow2: bool,
+        /// The least amax of a per-tensor scale.
+        epsilon: f32,
+    },
+}
+
+impl<B: Backend> TensorInput<B> {
+    /// Where it is.
+    pub fn slot(&self) -> &Slot<B> {
+        match self {
+            Self::Known(slot) | Self::Observed { slot, .. } => slot,
+        }
+    }
+}
+
+/// Where encoded bytes go: one buffer of a quantized tensor.
 #[derive(Clone, Debug)]
 pub struct Target<B: Backend> {
     /// What the buffer holds and how.
     pub spec: BufferSpec,
-    /// Its bytes.
+    /// The form of block scales, for an orientation that the buffer serves; `None` is Compact.
+    /// One encode may write the scales of one spec in several forms.
+    pub form: Option<(Form, Orientation)>,
+    /// Its bytes: those of [`Target::layout`].
     pub bytes: B::Buffer<u8>,
+}
+
+impl<B: Backend> Target<B> {
+    /// A buffer in Compact form.
+    pub fn new(spec: BufferSpec, bytes: B::Buffer<u8>) -> Self {
+        let form = None;
+        Self { spec, form, bytes }
+    }
+
+    /// Block scales in `form` for `orientation`: what a GEMM or another library reads. Padding is
+    /// written as zero.
+    pub fn in_form(
+        spec: BufferSpec,
+        form: Form,
+        orientation: Orientation,
+        bytes: B::Buffer<u8>,
+    ) -> Self {
+        let form = Some((form, orientation));
+        Self { spec, form, bytes }
+    }
+
+    /// The layout for a matrix of `shape`.
+    ///
+    /// # Errors
+    /// The buffer has no such form.
+    pub fn layout(&self, shape: Shape) -> Result<ScaleLayout, FormatError> {
+        let (form, orientation) = self.form.unwrap_or((Form::Compact, Orientation::Rowwise));
+        ScaleLayout::new(&self.spec, shape, orientation, form)
+    }
 }
 
 /// The amaxes of blocks of `block` rows x columns, written row-major from entry `start` of the
@@ -65,7 +126,8 @@ pub struct BlockAmax {
     pub start: usize,
 }
 
-/// Raises amax entries (docs/numerics.md 2.2): `out = max(out, amax)`, NaN elements ignored.
+/// Raises amax entries (docs/numerics.md 2.2): `out = max(out, amax)`, NaN elements ignored. An entry
+/// that is negative (spent, see [`TensorInput`]) or NaN is replaced.
 #[derive(Clone, Debug)]
 pub struct AmaxJob<B: Backend> {
     /// Shape of the full matrix that blocks are counted in.
@@ -84,26 +146,23 @@ pub struct AmaxJob<B: Backend> {
     pub blocks: SmallVec<[BlockAmax; 2]>,
 }
 
-/// Turns the agreed tensor amax of one entry into what encoding needs, and clears the observation.
-/// Jobs of one plan must not share an entry.
-///
-/// With `observed` the vector that amax jobs raised (and ranks agreed on), at `index`:
-/// `ScaleSource::History` rolls column `index` of `history` and replaces `scales[index]` by the
-/// next encode scale; `TensorAmax` sets `scales[index]` to the encode scale;
-/// `TensorAndBlockAmax` sets `scales[index]` to the amax itself; other sources leave it alone. Then
-/// `observed[index] = 0`.
+/// Rolls the amax history of one tensor (delayed scaling, docs/numerics.md 4.2): column `history`
+/// takes the agreed amax `observed[index]`, `scales[index]` becomes the next encode scale, and
+/// `observed[index]` becomes 0. Jobs of one plan must not share an entry.
 #[derive(Clone, Debug)]
-pub struct ScaleJob<B: Backend> {
+pub struct HistoryJob<B: Backend> {
     /// Agreed amaxes.
     pub observed: B::Buffer<f32>,
-    /// What encoding reads.
+    /// Encode scales: what [`TensorInput::Known`] reads.
     pub scales: B::Buffer<f32>,
     /// The entry in both.
     pub index: usize,
-    /// Amax history of this tensor (length = window), for `History` only.
-    pub history: Option<B::Buffer<f32>>,
-    /// The rule.
-    pub rule: ScaleSource,
+    /// Amax history of this tensor; its length is the window.
+    pub history: B::Buffer<f32>,
+    /// How an amax is taken from the history.
+    pub algorithm: AmaxAlgorithm,
+    /// The scale leaves this many powers of two unused.
+    pub margin: i32,
     /// Element code whose largest value the scale aims at.
     pub element: Code,
 }
@@ -135,16 +194,15 @@ pub struct EncodeJob<B: Backend> {
     pub source: Source<B>,
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
-    /// What [`ScaleJob`] made: the encode scale (per-tensor scales) or the tensor amax (two-level
-    /// scales). `None` where the kernel needs neither.
-    pub tensor: Option<Slot<B>>,
+    /// The encode scale or the amax of the tensor; `None` where the kernel needs neither.
+    pub tensor: Option<TensorInput<B>>,
     /// The buffers to fill.
     pub targets: SmallVec<[Target<B>; 6]>,
     /// Stochastic rounding of E2M1 elements; `None` rounds to nearest.
     pub stochastic: Option<StochasticKey>,
 }
 
-/// Where a flat encode finds agreed block amaxes.
+/// Where a flat encode finds agreed block amaxes. It spends them, as [`TensorInput::Observed`].
 #[derive(Clone, Debug)]
 pub struct FlatBlocks<B: Backend> {
     /// The agreed vector.
@@ -158,7 +216,7 @@ pub struct FlatBlocks<B: Backend> {
 /// Data targets hold only the bytes that the range touches: byte `b` of the full buffer lies at
 /// `b - start_byte`. Only owned nibbles of boundary bytes change. Only targets whose data follow
 /// `[Rows, Cols]` are allowed (others are derived after the gather). Block-scale targets hold the
-/// full Compact array and are written whole.
+/// full Compact array, no other form, and are written whole.
 #[derive(Clone, Debug)]
 pub struct FlatEncodeJob<B: Backend> {
     /// Shape of the full matrix.
@@ -174,7 +232,7 @@ pub struct FlatEncodeJob<B: Backend> {
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
     /// As in [`EncodeJob::tensor`].
-    pub tensor: Option<Slot<B>>,
+    pub tensor: Option<TensorInput<B>>,
     /// Agreed block amaxes; `None` where no block has a scale.
     pub blocks: Option<FlatBlocks<B>>,
     /// The buffers to fill.
@@ -190,7 +248,7 @@ pub struct DecodeJob<B: Backend> {
     pub kernel: KernelKey,
     /// Element codes of the orientation.
     pub data: Target<B>,
-    /// Their block scales, Compact.
+    /// Their block scales, in Compact form.
     pub block_scale: Option<Target<B>>,
     /// The tensor scale buffer (decode scale, or the amax of two-level scales).
     pub tensor_scale: Option<B::Buffer<u8>>,
@@ -267,9 +325,9 @@ pub struct AdamwJob<B: Backend> {
     pub source_rounding: SourceRounding,
     /// Raised to the amax of the new master.
     pub amax: Option<Slot<B>>,
-    /// Encodes the new master: the shape, ingredients, tensor slot and targets of an encode whose
-    /// source is the master buffer and whose source rounding is that of the job. The tensor slot
-    /// is read before the update; `amax` is raised after it.
+    /// Encodes the new master: the shape, ingredients, tensor input and targets of an encode whose
+    /// source is the master buffer and whose source rounding is that of the job. The tensor input
+    /// must be known before the update; `amax` is raised after it.
     pub encode: Option<Box<EncodeJob<B>>>,
 }
 
@@ -294,8 +352,8 @@ pub struct SumSquaresJob<B: Backend> {
 pub enum Work<B: Backend> {
     /// See [`AmaxJob`]. Jobs may share `out`.
     Amax(Vec<AmaxJob<B>>),
-    /// See [`ScaleJob`]. Jobs may share `observed` and `scales`.
-    Scale(Vec<ScaleJob<B>>),
+    /// See [`HistoryJob`]. Jobs may share `observed` and `scales`.
+    History(Vec<HistoryJob<B>>),
     /// See [`EncodeJob`].
     Encode(Vec<EncodeJob<B>>),
     /// See [`FlatEncodeJob`].

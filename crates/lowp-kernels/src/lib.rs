@@ -22,7 +22,7 @@
 //! let targets = recipe
 //!     .buffers(Usage::BOTH)
 //!     .into_iter()
-//!     .map(|spec| Ok(Target { spec, bytes: Cpu.alloc(spec.bytes(shape))? }))
+//!     .map(|spec| Ok(Target::new(spec, Cpu.alloc(spec.bytes(shape))?)))
 //!     .collect::<Result<_, KernelError>>()?;
 //! let encode = EncodeJob {
 //!     shape,
@@ -70,7 +70,7 @@ let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::Block
 let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
 let shape = Shape::new(4096, 4096);
 let master = cuda.alloc::<f32>(shape.elements())?;
-let target = |spec: lowp_format::BufferSpec| Ok(Target { spec, bytes: cuda.alloc(spec.bytes(shape))? });
+let target = |spec: lowp_format::BufferSpec| Ok(Target::new(spec, cuda.alloc(spec.bytes(shape))?));
 let encode = EncodeJob {
     shape,
     kernel: recipe.kernel(),
@@ -125,6 +125,6 @@ pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    InterleaveJob, Moments, RepackJob, ScaleJob, Slot, Source, StochasticKey, SumSquaresJob,
-    Target, TransposeJob, Work,
+    HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StochasticKey, SumSquaresJob,
+    Target, TensorInput, TransposeJob, Work,
 };

@@ -5,7 +5,7 @@
 
 use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
-    Axis, BufferSpec, Code, KernelKey, Part, Philox, ScaleRule, Shape, SourceRounding,
+    Axis, BufferSpec, Code, KernelKey, Part, Philox, ScaleLayout, ScaleRule, Shape, SourceRounding,
     tensor_scale, two_level_block_scale, two_level_decode_factor, two_level_encode_scale,
     two_level_multiplier,
 };
@@ -153,6 +153,20 @@ impl Reference<'_> {
             (Code::F32, _) => x.to_bits(),
         }
     }
+}
+
+/// The content of a buffer in another form: every entry of `to` from the entry of `from` that covers
+/// the same element, padding zero.
+pub fn in_form(from: &ScaleLayout, to: &ScaleLayout, bytes: &[u8]) -> Vec<u8> {
+    let size = to.code.bits() / 8;
+    let mut out = vec![0; to.bytes()];
+    for i in 0..to.entries[0] {
+        for j in 0..to.entries[1] {
+            let [at, source] = [to.offset(i, j), to.source(from, i, j)];
+            out[at * size..][..size].copy_from_slice(&bytes[source * size..][..size]);
+        }
+    }
+    out
 }
 
 /// Decodes one orientation to f32, row-major. `tensor` is the tensor decode scale, or the tensor

@@ -78,8 +78,6 @@ pub struct AdamW<B: Backend> {
     pub(crate) params: Vec<Param<B>>,
     pub(crate) update: B::Plan,
     pub(crate) second: B::Plan,
-    /// Observes what `second` casts, where a step changes nothing.
-    pub(crate) observe: B::Plan,
     pub(crate) norm: NormPlan<B>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) steps: u64,
@@ -156,10 +154,8 @@ impl<B: Backend> AdamW<B> {
         };
         if applied {
             self.backend.run(&self.update, &scalars)?;
-        } else {
-            // Or the book would take "not observed" for "all zeros".
-            self.backend.run(&self.observe, &scalars)?;
         }
+        // Also where nothing changed: scales of other tensors in the book advance.
         book.agree(world)?;
         if applied {
             self.backend.run(&self.second, &scalars)?;

@@ -220,16 +220,14 @@ impl<B: Backend> AdamWBuilder<B> {
                 encode: (!p.item.needs_agreement()).then(|| Box::new(p.item.encode_job(book))),
             })
             .collect();
-        let late = || params.iter().filter(|p| p.item.needs_agreement());
-        let second = late().map(|p| p.item.encode_job(book)).collect();
-        let observe = late().filter_map(|p| p.item.amax_job(book)).collect();
+        let late = params.iter().filter(|p| p.item.needs_agreement());
+        let second = late.map(|p| p.item.encode_job(book)).collect();
         let grads: Vec<Source<B>> = params.iter().map(|p| p.grad.clone()).collect();
         Ok(AdamW {
             id,
             book: book.id(),
             update: backend.plan(Work::Adamw(update))?,
             second: backend.plan(Work::Encode(second))?,
-            observe: backend.plan(Work::Amax(observe))?,
             norm: NormPlan::new(&backend, &grads)?,
             requantize,
             backend,

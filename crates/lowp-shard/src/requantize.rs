@@ -5,8 +5,8 @@ use lowp_format::{
     KernelKey, Part, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, Usage, cdiv,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Slot, Source, StepScalars,
-    Target, Work,
+    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Source, StepScalars, Target,
+    TensorInput, Work,
 };
 use smallvec::SmallVec;
 
@@ -135,14 +135,14 @@ impl<B: Backend> CastItem<B> {
             kernel: self.kernel,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
-            tensor: self.scale_slot(book),
+            tensor: self.tensor_input(book),
             targets: self.targets.clone(),
             stochastic: None,
         }
     }
 
-    fn scale_slot(&self, book: &ScaleBook<B>) -> Option<Slot<B>> {
-        self.slot.map(|index| book.scale_slot(index))
+    fn tensor_input(&self, book: &ScaleBook<B>) -> Option<TensorInput<B>> {
+        self.slot.map(|index| book.tensor_input(index))
     }
 
     fn flat_job(&self, book: &ScaleBook<B>, start: usize, len: usize) -> FlatEncodeJob<B> {
@@ -160,7 +160,7 @@ impl<B: Backend> CastItem<B> {
             kernel: self.kernel,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
-            tensor: self.scale_slot(book),
+            tensor: self.tensor_input(book),
             blocks,
             targets: self.targets.clone(),
         }
@@ -174,10 +174,7 @@ pub fn targets<B: Backend, R: Recipe>(
     tensor
         .buffers()
         .iter()
-        .map(|b| Target {
-            spec: b.spec,
-            bytes: b.storage.clone(),
-        })
+        .map(|b| Target::new(b.spec, b.storage.clone()))
         .collect()
 }
 
@@ -199,10 +196,7 @@ pub fn flat_targets<B: Backend, R: Recipe>(
             Part::Data => shard.bytes().len(),
             Part::BlockScale | Part::TensorScale => spec.bytes(shard.shape()),
         };
-        targets.push(Target {
-            spec,
-            bytes: backend.alloc::<u8>(bytes)?,
-        });
+        targets.push(Target::new(spec, backend.alloc::<u8>(bytes)?));
     }
     Ok(targets)
 }
@@ -228,7 +222,6 @@ pub struct Requantize<B: Backend> {
     early: [B::Plan; 2],
     /// Casts that wait for agreement: row shards, then flat shards.
     late: [B::Plan; 2],
-    flat_blocks: bool,
 }
 
 impl<B: Backend> Requantize<B> {
@@ -267,9 +260,6 @@ impl<B: Backend> Requantize<B> {
             observe: backend.plan(Work::Amax(observe))?,
             early: casts(&|item| !item.needs_agreement())?,
             late: casts(&CastItem::needs_agreement)?,
-            flat_blocks: items.iter().any(
-                |item| matches!(&item.extent, Extent::Flat { blocks, .. } if !blocks.is_empty()),
-            ),
         })
     }
 
@@ -309,9 +299,6 @@ impl<B: Backend> Requantize<B> {
             }
             Ok(())
         };
-        if self.flat_blocks {
-            book.clear_blocks()?;
-        }
         run(std::slice::from_ref(&self.observe))?;
         if agree_first {
             book.agree(comm)?;

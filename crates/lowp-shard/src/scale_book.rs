@@ -1,11 +1,11 @@
 //! [`ScaleBook`]: the amax observations, histories and scales of all tensors, owned by the
 //! training loop. Recipes and tensors hold no state.
 
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_format::{Code, KernelKey, Recipe, ScaleSource};
-use lowp_kernels::{Backend, ScaleJob, Slot, StepScalars, Work};
+use lowp_kernels::{Backend, HistoryJob, Slot, StepScalars, TensorInput, Work};
 
 use crate::{Communicator, ShardError};
 
@@ -80,54 +80,56 @@ impl ScaleBookBuilder {
         } = self;
         let observed = backend.alloc::<f32>(entries.len() + blocks)?;
         let scales = backend.upload(&vec![1.0f32; entries.len()])?;
-        let mut histories = Vec::with_capacity(entries.len());
-        for entry in &entries {
-            histories.push(match entry.rule {
-                ScaleSource::History { window, .. } => Some(backend.alloc::<f32>(window)?),
-                _ => None,
-            });
+        let mut jobs = Vec::new();
+        for (index, &Entry { rule, element }) in entries.iter().enumerate() {
+            if let ScaleSource::History {
+                window,
+                algorithm,
+                margin,
+            } = rule
+            {
+                jobs.push(HistoryJob {
+                    observed: observed.clone(),
+                    scales: scales.clone(),
+                    index,
+                    history: backend.alloc::<f32>(window)?,
+                    algorithm,
+                    margin,
+                    element,
+                });
+            }
         }
-        let jobs = entries
-            .iter()
-            .zip(&histories)
-            .enumerate()
-            .map(|(index, (entry, history))| ScaleJob {
-                observed: observed.clone(),
-                scales: scales.clone(),
-                index,
-                history: history.clone(),
-                rule: entry.rule,
-                element: entry.element,
-            })
-            .collect();
-        let update = backend.plan(Work::Scale(jobs))?;
-        let tensors = entries.len();
+        let history = |job: &HistoryJob<B>| (job.index, job.history.clone());
+        let histories = jobs.iter().map(history).collect();
+        let roll = backend.plan(Work::History(jobs))?;
         Ok(ScaleBook {
             id,
             backend: backend.clone(),
-            tensors,
+            entries,
             blocks,
             observed,
             scales,
             histories,
-            update,
+            roll,
         })
     }
 }
 
 /// The scales of a model. A cast has three phases: *observe* raises entries of the observed vector,
-/// *agree* reduces that one vector over all ranks and turns amaxes into scales, *encode* reads the
-/// scales.
+/// *agree* reduces that one vector over all ranks and rolls the histories of delayed scales,
+/// *encode* reads delayed scales, or makes a scale of the agreed amax and spends it
+/// ([`TensorInput::Observed`]).
 #[derive(Debug)]
 pub struct ScaleBook<B: Backend> {
     id: u64,
     backend: B,
-    tensors: usize,
+    entries: Vec<Entry>,
     blocks: usize,
     observed: B::Buffer<f32>,
     scales: B::Buffer<f32>,
-    histories: Vec<Option<B::Buffer<f32>>>,
-    update: B::Plan,
+    /// Those of delayed scales, by entry.
+    histories: BTreeMap<usize, B::Buffer<f32>>,
+    roll: B::Plan,
 }
 
 impl<B: Backend> ScaleBook<B> {
@@ -149,20 +151,31 @@ impl<B: Backend> ScaleBook<B> {
         }
     }
 
-    /// What encoding reads for `index`: the encode scale, or the tensor amax of two-level scales.
-    pub fn scale_slot(&self, index: usize) -> Slot<B> {
-        Slot {
-            buffer: self.scales.clone(),
-            index,
+    /// What encoding reads for `index`: the delayed scale, or the agreed amax that it makes its
+    /// scale of and spends. Every rank must encode with it after an agreement, also one that holds
+    /// no rows, or its old amax would count in the next one.
+    pub fn tensor_input(&self, index: usize) -> TensorInput<B> {
+        let observed = |pow2, epsilon| TensorInput::Observed {
+            slot: self.observed_slot(index),
+            pow2,
+            epsilon,
+        };
+        match self.entries.get(index).map(|entry| entry.rule) {
+            Some(ScaleSource::TensorAmax { pow2, epsilon }) => observed(pow2, epsilon),
+            Some(ScaleSource::TensorAndBlockAmax) => observed(false, 0.0),
+            _ => TensorInput::Known(Slot {
+                buffer: self.scales.clone(),
+                index,
+            }),
         }
     }
 
     /// Index of the first block amax in the observed vector.
     pub fn blocks_start(&self) -> usize {
-        self.tensors
+        self.entries.len()
     }
 
-    /// The values that encoding reads, by entry.
+    /// The encode scales, by entry; 1 where the scale is not delayed.
     ///
     /// # Errors
     /// The backend failed.
@@ -170,7 +183,7 @@ impl<B: Backend> ScaleBook<B> {
         Ok(self.backend.download(&self.scales)?)
     }
 
-    /// Replaces the value that encoding reads for `index`, as loading a checkpoint does.
+    /// Replaces the delayed scale of `index`, as loading a checkpoint does.
     ///
     /// # Errors
     /// The entry does not exist.
@@ -183,44 +196,33 @@ impl<B: Backend> ScaleBook<B> {
     /// # Errors
     /// The backend failed.
     pub fn history(&self, index: usize) -> Result<Option<Vec<f32>>, ShardError> {
-        match self.histories.get(index) {
-            Some(Some(history)) => Ok(Some(self.backend.download(history)?)),
-            _ => Ok(None),
-        }
+        let history = self.histories.get(&index);
+        Ok(history.map(|history| self.backend.download(history)).transpose()?)
     }
 
-    /// Agrees on all observations with one max-reduction over one vector, then turns tensor amaxes
-    /// into scales and clears them. Block amaxes stay until [`ScaleBook::clear_blocks`].
+    /// Agrees on all observations with one max-reduction over one vector, then rolls the histories
+    /// of delayed scales. Nothing else runs: encodes read what was agreed.
     ///
     /// Every rank must call it, also one that holds no rows.
     ///
     /// # Errors
     /// A rank failed, or called something else.
     pub fn agree(&self, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
-        if self.tensors + self.blocks == 0 {
+        if self.entries.len() + self.blocks == 0 {
             return Ok(());
         }
         comm.all_reduce_max(&self.observed)?;
-        self.update()
+        self.roll()
     }
 
-    /// Turns observed tensor amaxes into scales without a reduction: for tensors that one rank
-    /// holds whole.
+    /// Rolls the histories without a reduction: for tensors that one rank holds whole.
     ///
     /// # Errors
     /// The backend failed.
-    pub fn update(&self) -> Result<(), ShardError> {
-        Ok(self.backend.run(&self.update, &StepScalars::default())?)
-    }
-
-    /// Forgets the block amaxes of the last cast.
-    ///
-    /// # Errors
-    /// The backend failed.
-    pub fn clear_blocks(&self) -> Result<(), ShardError> {
-        let Range { start, end } = self.tensors..self.tensors + self.blocks;
-        Ok(self
-            .backend
-            .write(&self.observed, start, &vec![0.0; end - start])?)
+    pub fn roll(&self) -> Result<(), ShardError> {
+        if self.histories.is_empty() {
+            return Ok(());
+        }
+        Ok(self.backend.run(&self.roll, &StepScalars::default())?)
     }
 }

@@ -68,10 +68,7 @@ pub fn decode_job<B: Backend, R: Recipe>(
     orientation: Orientation,
     out: B::Buffer<f32>,
 ) -> Result<DecodeJob<B>, FormatError> {
-    let target = |b: &Buffer<B::Buffer<u8>>| Target {
-        spec: b.spec,
-        bytes: b.storage.clone(),
-    };
+    let target = |b: &Buffer<B::Buffer<u8>>| Target::new(b.spec, b.storage.clone());
     Ok(DecodeJob {
         shape: tensor.shape(),
         kernel: tensor.recipe().kernel(),

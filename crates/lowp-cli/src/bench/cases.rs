@@ -4,8 +4,8 @@ use super::data::{Supply, target_bytes};
 use anyhow::{Context, Result};
 use lowp_format::{AnyRecipe, Code, Form, Orientation, Part, Recipe, ScaleLayout, Shape, Usage};
 use lowp_kernels::{
-    AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, RepackJob, Slot, Source, SumSquaresJob,
-    TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, HistoryJob, RepackJob, Slot, Source,
+    SumSquaresJob, TransposeJob, Work,
 };
 
 /// What is done.
@@ -13,7 +13,7 @@ use lowp_kernels::{
 enum Operation {
     Adamw,
     AdamwEncode,
-    Encode,
+    Encode(Form),
     Decode,
     Amax,
     SumSquares,
@@ -50,9 +50,18 @@ pub(super) fn all(shrink: usize) -> Vec<Case> {
             cases.push(case(Operation::AdamwEncode, Some(recipe), tensors, shape));
         }
     }
-    for operation in [Operation::Encode, Operation::Decode] {
+    let has_swizzled = |recipe: &AnyRecipe| {
+        swizzle_layouts(recipe, matrix).is_ok_and(|layouts| !layouts.is_empty())
+    };
+    for operation in [
+        Operation::Encode(Form::Compact),
+        Operation::Encode(Form::Swizzled),
+        Operation::Decode,
+    ] {
         for recipe in AnyRecipe::low_precision() {
-            cases.push(case(operation, Some(recipe), 1, matrix));
+            if operation != Operation::Encode(Form::Swizzled) || has_swizzled(&recipe) {
+                cases.push(case(operation, Some(recipe), 1, matrix));
+            }
         }
     }
     for operation in [
@@ -64,7 +73,7 @@ pub(super) fn all(shrink: usize) -> Vec<Case> {
         cases.push(case(operation, None, 1, matrix));
     }
     for recipe in AnyRecipe::low_precision() {
-        if swizzle_layouts(&recipe, matrix).is_ok_and(|layouts| !layouts.is_empty()) {
+        if has_swizzled(&recipe) {
             cases.push(case(Operation::Swizzle, Some(recipe), 8, matrix));
         }
     }
@@ -76,7 +85,8 @@ impl Case {
         let what = match operation {
             Operation::Adamw => "adamw".to_owned(),
             Operation::AdamwEncode => "adamw + encode both".to_owned(),
-            Operation::Encode => "encode bf16 both".to_owned(),
+            Operation::Encode(Form::Compact) => "encode bf16 both".to_owned(),
+            Operation::Encode(form) => format!("encode bf16 both, {}", form.name()),
             Operation::Decode => "decode rowwise".to_owned(),
             Operation::Amax => "amax bf16".to_owned(),
             Operation::SumSquares => "sum of squares bf16".to_owned(),
@@ -114,7 +124,7 @@ impl Case {
                     made.adamw.push(supply.adamw(self.shape)?);
                 }
                 Operation::AdamwEncode => self.adamw_encode(supply, index, &mut made)?,
-                Operation::Encode => self.encode(supply, index, &mut made)?,
+                Operation::Encode(form) => self.encode(supply, index, form, &mut made)?,
                 Operation::Decode => self.decode(supply, index, &mut made)?,
                 Operation::Amax => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
@@ -186,10 +196,10 @@ impl Case {
                 buffer: supply.observed.clone(),
                 index,
             });
-            made.scale.push(supply.scale(&recipe, index)?);
+            made.history.extend(supply.history(&recipe, index)?);
         }
         let master = Source::F32(job.master.clone());
-        let encode = supply.encode(&recipe, self.shape, master, index)?;
+        let encode = supply.encode(&recipe, self.shape, master, index, Form::Compact)?;
         made.bytes += target_bytes(&encode);
         if source.needs_tensor_amax() {
             made.bytes += self.shape.elements() * 4;
@@ -202,15 +212,20 @@ impl Case {
     }
 
     /// With its amax pass where the recipe needs the amax of this tensor.
-    fn encode(&self, supply: &Supply<'_>, index: usize, made: &mut Steps) -> Result<()> {
+    fn encode(
+        &self,
+        supply: &Supply<'_>,
+        index: usize,
+        form: Form,
+        made: &mut Steps,
+    ) -> Result<()> {
         let recipe = self.recipe()?;
         let source = Source::Bf16(supply.halves(self.shape.elements())?);
         let passes = usize::from(recipe.scale_source().needs_tensor_amax());
         if passes > 0 {
             made.amax.push(self.amax(supply, source.clone(), index));
-            made.scale.push(supply.scale(&recipe, index)?);
         }
-        let job = supply.encode(&recipe, self.shape, source, index)?;
+        let job = supply.encode(&recipe, self.shape, source, index, form)?;
         made.bytes += (1 + passes) * self.shape.elements() * 2 + target_bytes(&job);
         made.encode.push(job);
         Ok(())
@@ -219,7 +234,7 @@ impl Case {
     fn decode(&self, supply: &Supply<'_>, index: usize, made: &mut Steps) -> Result<()> {
         let recipe = self.recipe()?;
         let source = Source::Bf16(supply.halves(self.shape.elements())?);
-        let encoded = supply.encode(&recipe, self.shape, source, index)?;
+        let encoded = supply.encode(&recipe, self.shape, source, index, Form::Compact)?;
         supply.cuda.once(Work::Encode(vec![encoded.clone()]))?;
         let part = |part| encoded.target(Orientation::Rowwise, part).cloned();
         let data = part(Part::Data).context("no rowwise data")?;
@@ -244,7 +259,7 @@ impl Case {
 struct Steps {
     adamw: Vec<AdamwJob<Cuda>>,
     amax: Vec<AmaxJob<Cuda>>,
-    scale: Vec<lowp_kernels::ScaleJob<Cuda>>,
+    history: Vec<HistoryJob<Cuda>>,
     encode: Vec<EncodeJob<Cuda>>,
     decode: Vec<DecodeJob<Cuda>>,
     transpose: Vec<TransposeJob<Cuda>>,
@@ -263,7 +278,7 @@ impl Steps {
         };
         add(self.adamw.is_empty(), Work::Adamw(self.adamw));
         add(self.amax.is_empty(), Work::Amax(self.amax));
-        add(self.scale.is_empty(), Work::Scale(self.scale));
+        add(self.history.is_empty(), Work::History(self.history));
         add(self.encode.is_empty(), Work::Encode(self.encode));
         add(self.decode.is_empty(), Work::Decode(self.decode));
         add(self.transpose.is_empty(), Work::Transpose(self.transpose));

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 use half::bf16;
-use lowp_format::{AnyRecipe, BufferSpec, Philox, Recipe, ScaleSource, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Form, Part, Philox, Recipe, ScaleLayout, ScaleSource, Shape, Usage,
+};
 use lowp_kernels::{
-    AdamMode, AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, Moments, ScaleJob, Slot,
-    Source, Target,
+    AdamMode, AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, HistoryJob, Moments, Slot,
+    Source, Target, TensorInput,
 };
 
 /// Values that are drawn; longer buffers repeat them.
@@ -18,8 +20,8 @@ pub(super) struct Supply<'c> {
     halves: CudaBuffer<bf16>,
     /// What amax jobs raise, one entry per tensor.
     pub(super) observed: CudaBuffer<f32>,
-    /// What encoding reads.
-    pub(super) scales: CudaBuffer<f32>,
+    /// Delayed scales.
+    scales: CudaBuffer<f32>,
 }
 
 impl<'c> Supply<'c> {
@@ -68,50 +70,83 @@ impl<'c> Supply<'c> {
         self.noise(&self.cuda.upload(&noise)?, len)
     }
 
-    /// An encode of both orientations of tensor `index`.
+    /// An encode of both orientations of tensor `index`, with block scales in `form` where they have
+    /// it.
     pub(super) fn encode(
         &self,
         recipe: &AnyRecipe,
         shape: Shape,
         source: Source<Cuda>,
         index: usize,
+        form: Form,
     ) -> Result<EncodeJob<Cuda>> {
-        let target = |spec: BufferSpec| {
-            let bytes = self.cuda.alloc(spec.bytes(shape))?;
-            Ok(Target { spec, bytes })
-        };
-        let targets = recipe.buffers(Usage::BOTH).into_iter().map(target);
-        let targets = targets.collect::<Result<_>>()?;
-        let tensor = recipe.scale_source().observes_tensor_amax().then(|| Slot {
-            buffer: self.scales.clone(),
-            index,
-        });
+        let mut targets = Vec::new();
+        for spec in recipe.buffers(Usage::BOTH) {
+            let first = targets.len();
+            if form != Form::Compact && spec.key.part == Part::BlockScale {
+                for orientation in spec.key.usage.orientations() {
+                    let layout = ScaleLayout::new(&spec, shape, orientation, form)?;
+                    let bytes = self.cuda.alloc(layout.bytes())?;
+                    targets.push(Target::in_form(spec, form, orientation, bytes));
+                }
+            }
+            if targets.len() == first {
+                targets.push(Target::new(spec, self.cuda.alloc(spec.bytes(shape))?));
+            }
+        }
         Ok(EncodeJob {
             shape,
             kernel: recipe.kernel(),
             source,
             source_rounding: recipe.source_rounding(),
-            tensor,
-            targets,
+            tensor: self.tensor(recipe, index),
+            targets: targets.into(),
             stochastic: None,
         })
     }
 
-    /// From the amax of tensor `index` to what its encode reads.
-    pub(super) fn scale(&self, recipe: &AnyRecipe, index: usize) -> Result<ScaleJob<Cuda>> {
-        let rule = recipe.scale_source();
-        let history = match rule {
-            ScaleSource::History { window, .. } => Some(self.cuda.alloc(window)?),
-            _ => None,
+    /// What the encode of tensor `index` reads.
+    fn tensor(&self, recipe: &AnyRecipe, index: usize) -> Option<TensorInput<Cuda>> {
+        let slot = |buffer: &CudaBuffer<f32>| {
+            let buffer = buffer.clone();
+            Slot { buffer, index }
         };
-        Ok(ScaleJob {
+        let observed = |pow2, epsilon| TensorInput::Observed {
+            slot: slot(&self.observed),
+            pow2,
+            epsilon,
+        };
+        match recipe.scale_source() {
+            ScaleSource::None | ScaleSource::BlockAmax => None,
+            ScaleSource::History { .. } => Some(TensorInput::Known(slot(&self.scales))),
+            ScaleSource::TensorAmax { pow2, epsilon } => Some(observed(pow2, epsilon)),
+            ScaleSource::TensorAndBlockAmax => Some(observed(false, 0.0)),
+        }
+    }
+
+    /// From the amax of tensor `index` to the scale of its next encode, where that is delayed.
+    pub(super) fn history(
+        &self,
+        recipe: &AnyRecipe,
+        index: usize,
+    ) -> Result<Option<HistoryJob<Cuda>>> {
+        let ScaleSource::History {
+            window,
+            algorithm,
+            margin,
+        } = recipe.scale_source()
+        else {
+            return Ok(None);
+        };
+        Ok(Some(HistoryJob {
             observed: self.observed.clone(),
             scales: self.scales.clone(),
             index,
-            history,
-            rule,
+            history: self.cuda.alloc(window)?,
+            algorithm,
+            margin,
             element: recipe.kernel().element,
-        })
+        }))
     }
 
     /// A step with f32 state and a bf16 gradient, without an encode.

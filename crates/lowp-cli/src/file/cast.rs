@@ -26,7 +26,7 @@ pub(super) fn cast<B: Backend>(
     let item = CastItem::rows(tensor, source, &mut book);
     let slot = item.slot;
     let book = book.build(backend)?;
-    // The book clears its observations when scales are made from them, so the file's amax has a vector of its own.
+    // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book) {
         Some(job) if want == Want::Numbers => {
             let out = backend.alloc::<f32>(1)?;

@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use half::bf16;
-use lowp_format::{Axis, FormatError, Part, ScaleLayout, ScaleSource, Shape, cdiv};
+use lowp_format::{Axis, FormatError, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
 
 use crate::cpu::touched;
 use crate::table::{Traits, traits};
 use crate::{
-    AdamwJob, AmaxJob, Backend, DecodeJob, EncodeJob, FlatEncodeJob, InterleaveJob, KernelError,
-    Moments, RepackJob, ScaleJob, Slot, Source, SumSquaresJob, Target, TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob, InterleaveJob,
+    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
+    TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{block_of, check_target, covers};
+use target::{block_of, check_target, compact, covers};
 
 pub(crate) mod access;
 pub(crate) mod target;
@@ -73,9 +74,9 @@ impl<B: Backend> Planner<'_, B> {
         }
         match work {
             Work::Amax(jobs) => each(jobs, |i, job| self.amax(i, job)),
-            Work::Scale(jobs) => {
+            Work::History(jobs) => {
                 let mut entries = HashMap::new();
-                each(jobs, |i, job| self.scale(i, job, &mut entries))
+                each(jobs, |i, job| self.history(i, job, &mut entries))
             }
             Work::Encode(jobs) => each(jobs, |i, job| {
                 self.source(i, "source", &job.source, elements(job.shape)?)?;
@@ -152,11 +153,34 @@ impl<B: Backend> Planner<'_, B> {
         }
     }
 
-    /// The slot of a tensor-level scale or amax.
-    fn tensor(&mut self, job: usize, slot: Option<&Slot<B>>, traits: &Traits) -> Done {
-        match slot {
-            Some(Slot { buffer, index }) => {
+    /// The tensor-level scale or amax. An observed one fits the rules that are made of one.
+    fn tensor(
+        &mut self,
+        job: usize,
+        key: &KernelKey,
+        input: Option<&TensorInput<B>>,
+        traits: &Traits,
+    ) -> Done {
+        match input {
+            Some(TensorInput::Known(Slot { buffer, index })) => {
                 self.entry(job, "tensor scale slot", buffer, *index, Mode::Read)
+            }
+            Some(TensorInput::Observed { .. }) if !traits.tensor => {
+                let scale = key.scale;
+                let what = format!("an observed tensor amax for {scale:?} scales");
+                Err(KernelError::NoKernel { what })
+            }
+            Some(TensorInput::Observed { slot, pow2, epsilon }) => {
+                if key.scale != ScaleRule::Tensor && (*pow2 || *epsilon != 0.0) {
+                    let what = format!(
+                        "pow2 {pow2} and epsilon {epsilon} for the amax of {:?} scales; they are \
+                         of per-tensor scales",
+                        key.scale
+                    );
+                    return Err(KernelError::NoKernel { what });
+                }
+                let Slot { buffer, index } = slot;
+                self.entry(job, "observed amax", buffer, *index, Mode::Shared)
             }
             None if traits.tensor => missing(job, "the slot of the tensor scale or amax"),
             None => Ok(()),
@@ -164,8 +188,13 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn targets(&mut self, job: usize, shape: Shape, targets: &[Target<B>]) -> Done {
-        targets.iter().try_for_each(|Target { spec, bytes }| {
-            self.whole::<u8>(job, spec.key, bytes, spec.bytes(shape), Mode::Write)
+        targets.iter().try_for_each(|target| {
+            let Target { spec, form, bytes } = target;
+            let needed = match form {
+                None => spec.bytes(shape),
+                Some(_) => target.layout(shape)?.bytes(),
+            };
+            self.whole::<u8>(job, spec.key, bytes, needed, Mode::Write)
         })
     }
 
@@ -175,7 +204,7 @@ impl<B: Backend> Planner<'_, B> {
             let what = format!("stochastic rounding of {} elements", job.kernel.element);
             return Err(KernelError::NoKernel { what });
         }
-        self.tensor(index, job.tensor.as_ref(), &traits)?;
+        self.tensor(index, &job.kernel, job.tensor.as_ref(), &traits)?;
         for target in &job.targets {
             check_target(job.shape, &job.kernel, &traits, target)?;
         }
@@ -200,10 +229,10 @@ impl<B: Backend> Planner<'_, B> {
         Ok(())
     }
 
-    fn scale(
+    fn history(
         &mut self,
         index: usize,
-        job: &ScaleJob<B>,
+        job: &HistoryJob<B>,
         entries: &mut HashMap<usize, usize>,
     ) -> Done {
         for (what, buffer) in [("observed amaxes", &job.observed), ("scales", &job.scales)] {
@@ -214,13 +243,11 @@ impl<B: Backend> Planner<'_, B> {
                 return Err(KernelError::Aliased { what, other });
             }
         }
-        match (job.rule, &job.history) {
-            (ScaleSource::History { window, .. }, Some(history)) => {
-                self.whole::<f32>(index, "amax history", history, window, Mode::Write)
-            }
-            (ScaleSource::History { .. }, None) => missing(index, "the amax history"),
-            _ => Ok(()),
+        let window = self.backend.len::<f32>(&job.history);
+        if window == 0 {
+            return missing(index, "an entry of the amax history");
         }
+        self.whole::<f32>(index, "amax history", &job.history, window, Mode::Write)
     }
 
     fn flat(&mut self, index: usize, job: &FlatEncodeJob<B>) -> Done {
@@ -228,10 +255,14 @@ impl<B: Backend> Planner<'_, B> {
         range("elements of a flat encode", job.start, job.len, all)?;
         self.source(index, "source", &job.source, job.len)?;
         let traits = traits(&job.kernel)?;
-        self.tensor(index, job.tensor.as_ref(), &traits)?;
+        self.tensor(index, &job.kernel, job.tensor.as_ref(), &traits)?;
+        for part in job.blocks.iter().flat_map(|flat| &flat.blocks) {
+            self.flat_blocks(index, job, part.block)?;
+        }
         for target in &job.targets {
-            let Target { spec, bytes } = target;
+            let Target { spec, bytes, .. } = target;
             check_target(job.shape, &job.kernel, &traits, target)?;
+            compact(target, "a flat encode")?;
             let needed = match spec.key.part {
                 Part::Data if spec.axes[0] != Axis::Rows => {
                     let what = format!("a flat encode of the transposed {}", spec.key);
@@ -268,7 +299,7 @@ impl<B: Backend> Planner<'_, B> {
             entries => {
                 let last = part.start.saturating_add(entries - 1);
                 let what = "agreed block amaxes";
-                self.entry(index, what, &flat.amaxes, last, Mode::Read)
+                self.entry(index, what, &flat.amaxes, last, Mode::Shared)
             }
         }
     }
@@ -285,8 +316,9 @@ impl<B: Backend> Planner<'_, B> {
         ];
         for (part, target) in parts {
             let Some(target) = target else { continue };
-            let Target { spec, bytes } = target;
+            let Target { spec, bytes, .. } = target;
             check_target(job.shape, key, &traits, target)?;
+            compact(target, "decoding")?;
             if spec.key.part != part || block_of(key, spec.key.usage)? != block_of(key, usage)? {
                 let what = format!("decoding with {} in the place of {part:?}", spec.key);
                 return Err(KernelError::NoKernel { what });
@@ -387,6 +419,13 @@ impl<B: Backend> Planner<'_, B> {
             matches!(&encode.source, Source::F32(buffer) if span(buffer) == span(&job.master));
         if !same || encode.source_rounding != job.source_rounding {
             let what = "a fused encode whose source or rounding is not that of the master";
+            return Err(KernelError::NoKernel {
+                what: what.to_owned(),
+            });
+        }
+        if matches!(encode.tensor, Some(TensorInput::Observed { .. })) {
+            let what = "a fused encode that waits for the amax of the new master; encode it in a \
+                        plan of its own";
             return Err(KernelError::NoKernel {
                 what: what.to_owned(),
             });

@@ -1,7 +1,7 @@
 //! Which targets a kernel can fill: parts, codes, blocks and columns that fit its ingredients.
 
 use lowp_format::{
-    Axis, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage,
+    Axis, Code, Form, FormatError, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage,
 };
 
 use crate::table::Traits;
@@ -41,6 +41,15 @@ pub(crate) fn check_target<B: Backend>(
     };
     if spec.key.usage.is_empty() {
         return refuse("it serves no orientation".to_owned());
+    }
+    if let Some((form, orientation)) = target.form {
+        if spec.key.part != Part::BlockScale {
+            return refuse(format!("only block scales have a {} form", form.name()));
+        }
+        if !spec.key.usage.contains(orientation.usage()) {
+            let form = form.name();
+            return refuse(format!("it has no {form} form for {orientation:?}, which it does not serve"));
+        }
     }
     if spec.axes[0] == spec.axes[1] {
         return refuse("both physical axes follow the same logical axis".to_owned());
@@ -98,6 +107,20 @@ pub(crate) fn check_target<B: Backend>(
         .into());
     }
     Ok(())
+}
+
+/// Refuses scales in another form than Compact.
+pub(super) fn compact<B: Backend>(target: &Target<B>, what: &str) -> Result<(), KernelError> {
+    match target.form {
+        None | Some((Form::Compact, _)) => Ok(()),
+        Some((form, _)) => Err(KernelError::NoKernel {
+            what: format!(
+                "{what} with the {} form of {}; repack it from or to Compact",
+                form.name(),
+                target.spec.key
+            ),
+        }),
+    }
 }
 
 /// Whether `from` has an entry for every entry of `to`.

@@ -1,14 +1,12 @@
 //! What only the CUDA backend has: graphs, streams, and memory of others.
 
-use lowp_format::ScaleSource;
-
 use super::rig::device;
 use super::*;
-use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, CudaGraph, Moments, ScaleJob};
+use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, CudaGraph, Moments};
 
 /// The buffers of a step in two passes, and its work in order.
 struct Step {
-    results: [CudaBuffer<f32>; 5],
+    results: [CudaBuffer<f32>; 4],
     bytes: CudaBuffer<u8>,
     work: Vec<Work<Cuda>>,
 }
@@ -20,7 +18,6 @@ fn step(rig: &Rig<Cuda>) -> Step {
     let master = rig.buffer(&values(len, 1, false));
     let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&vec![0f32; len]));
     let observed = rig.buffer(&[0f32]);
-    let scales = rig.buffer(&[1f32]);
     let slot = |buffer: &CudaBuffer<f32>| Slot {
         buffer: buffer.clone(),
         index: 0,
@@ -38,28 +35,17 @@ fn step(rig: &Rig<Cuda>) -> Step {
         amax: Some(slot(&observed)),
         encode: None,
     };
-    let scale = ScaleJob {
-        observed: observed.clone(),
-        scales: scales.clone(),
-        index: 0,
-        history: None,
-        rule: ScaleSource::TensorAmax {
-            pow2: false,
-            epsilon: 0.0,
-        },
-        element: Code::E4M3,
-    };
     let source = Source::F32(master.clone());
     let mut encode = encode_job(rig, case.kernel, &case.specs, shape, source, 1.0);
-    encode.tensor = Some(slot(&scales));
+    encode.tensor = Some(TensorInput::Observed {
+        slot: slot(&observed),
+        pow2: false,
+        epsilon: 0.0,
+    });
     Step {
-        results: [master, exp_avg, exp_avg_sq, observed, scales],
+        results: [master, exp_avg, exp_avg_sq, observed],
         bytes: encode.targets[0].bytes.clone(),
-        work: vec![
-            Work::Adamw(vec![adamw]),
-            Work::Scale(vec![scale]),
-            Work::Encode(vec![encode]),
-        ],
+        work: vec![Work::Adamw(vec![adamw]), Work::Encode(vec![encode])],
     }
 }
 

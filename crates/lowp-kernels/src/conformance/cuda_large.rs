@@ -84,19 +84,18 @@ fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>
     let part = shape.with_rows(PERIOD);
     let small = encode_job(&cpu, case.kernel, &case.specs, part, small, tensor);
     cpu.run(Work::Encode(vec![small.clone()]));
-    let target = |spec: &BufferSpec| Target {
-        spec: *spec,
-        bytes: rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap(),
+    let target = |spec: &BufferSpec| {
+        Target::new(*spec, rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap())
     };
     let large = EncodeJob {
         shape,
         kernel: case.kernel,
         source: Source::Bf16(source.clone()),
         source_rounding: SourceRounding::F32,
-        tensor: Some(Slot {
+        tensor: Some(TensorInput::Known(Slot {
             buffer: rig.buffer(&[tensor]),
             index: 0,
-        }),
+        })),
         targets: case.specs.iter().map(target).collect(),
         stochastic: None,
     };

@@ -67,10 +67,7 @@ pub(super) fn codes_survive_a_round_trip<B: Backend>(rig: &Rig<B>) {
         let shape = Shape::new(2, 128);
         let spec = case.specs[0];
         let out = rig.buffer(&[0f32; 256]);
-        let data = Target {
-            spec,
-            bytes: rig.buffer(&codes),
-        };
+        let data = Target::new(spec, rig.buffer(&codes));
         rig.run(Work::Decode(vec![DecodeJob {
             shape,
             kernel: case.kernel,

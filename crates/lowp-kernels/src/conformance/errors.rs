@@ -104,7 +104,10 @@ pub(super) fn required_parts_are_missed<B: Backend>(rig: &Rig<B>) {
     };
     assert!(matches!(refused(rig, lost), KernelError::Missing { .. }));
     let mut outside = job;
-    outside.tensor.as_mut().unwrap().index = 2;
+    let Some(TensorInput::Known(slot)) = &mut outside.tensor else {
+        unreachable!()
+    };
+    slot.index = 2;
     assert!(matches!(
         refused(rig, outside),
         KernelError::Length {

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::observed::made;
 use super::*;
 use crate::{AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob};
 
@@ -19,7 +20,9 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
         let (whole, widened) = source(rig, &given, half);
         let specs: Vec<BufferSpec> = case.specs.iter().copied()
             .filter(|s| s.key.part != Part::Data || s.axes == ROW_MAJOR).collect();
-        let job = encode_job(rig, case.kernel, &specs, shape, whole, 5.0);
+        let amax = crate::reference::amax(widened.iter().copied());
+        let tensor = made(&case.kernel, amax, (false, 0.0));
+        let job = encode_job(rig, case.kernel, &specs, shape, whole, tensor);
         let whole_targets = job.targets.clone();
         rig.run(Work::Encode(vec![job.clone()]));
         let expected = contents(rig, &whole_targets);
@@ -45,8 +48,12 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
         let pairs = || bounds.windows(2).map(|w| (w[0], w[1]));
         rig.run(Work::Amax(pairs().map(|(from, to)| AmaxJob {
             shape, start: from, source: piece(from, to), source_rounding: SourceRounding::F32,
-            out: amaxes.clone(), tensor: None, blocks: blocks.clone(),
+            out: amaxes.clone(), tensor: Some(0), blocks: blocks.clone(),
         }).collect()));
+        // Each piece spends them, and the next one still reads them.
+        let slot = Slot { buffer: amaxes.clone(), index: 0 };
+        let tensor = matches!(case.kernel.scale, ScaleRule::Tensor | ScaleRule::TwoLevel)
+            .then_some(TensorInput::Observed { slot, pow2: false, epsilon: 0.0 });
         // Encode piece by piece, each into its own bytes, and merge nibbles.
         let mut merged: Vec<Vec<u8>> = expected.iter().map(|(_, b)| vec![0; b.len()]).collect();
         for (from, to) in pairs() {
@@ -59,11 +66,11 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
                     Part::Data => m[span.clone()].to_vec(),
                     _ => vec![0xA5; m.len()],
                 };
-                Target { spec: *spec, bytes: rig.buffer(&bytes) }
+                Target::new(*spec, rig.buffer(&bytes))
             }).collect();
             rig.run(Work::FlatEncode(vec![FlatEncodeJob {
                 shape, start: from, len: to - from, kernel: case.kernel, source: piece(from, to),
-                source_rounding: SourceRounding::F32, tensor: job.tensor.clone(),
+                source_rounding: SourceRounding::F32, tensor: tensor.clone(),
                 blocks: Some(FlatBlocks { amaxes: amaxes.clone(), blocks: blocks.clone() }),
                 targets: targets.clone(),
             }]));
@@ -76,6 +83,9 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
                 }
             }
         }
+        let found = rig.content::<f32>(&amaxes);
+        let spent = if tensor.is_some() { 0..start } else { 1..start };
+        prop_assert!(found[spent].iter().all(|x| x.is_sign_negative()));
         for ((key, expected), merged) in expected.iter().zip(&merged) {
             prop_assert_eq!(expected, merged, "{} {:?} {:?}", key, case.kernel, bounds);
         }
@@ -91,10 +101,7 @@ pub(super) fn only_owned_nibbles_change<B: Backend>(rig: &Rig<B>) {
         Some(TRANSPOSED),
     );
     let bytes = rig.buffer(&[0xEEu8; 3]);
-    let target = Target {
-        spec: case.specs[0],
-        bytes: bytes.clone(),
-    };
+    let target = Target::new(case.specs[0], bytes.clone());
     rig.run(Work::FlatEncode(vec![FlatEncodeJob {
         shape: Shape::new(1, 32),
         start: 9,
@@ -102,10 +109,10 @@ pub(super) fn only_owned_nibbles_change<B: Backend>(rig: &Rig<B>) {
         kernel: case.kernel,
         source: Source::F32(rig.buffer(&[6f32; 4])),
         source_rounding: SourceRounding::F32,
-        tensor: Some(Slot {
+        tensor: Some(TensorInput::Known(Slot {
             buffer: rig.buffer(&[6f32]),
             index: 0,
-        }),
+        })),
         blocks: Some(FlatBlocks {
             amaxes: rig.buffer(&[6f32; 2]),
             blocks: [BlockAmax {

@@ -5,6 +5,7 @@ use lowp_format::{Form, Orientation, ScaleLayout};
 use proptest::prelude::*;
 
 use super::*;
+use crate::reference::in_form;
 use crate::{InterleaveJob, RepackJob, TransposeJob};
 
 fn bytes(count: usize, seed: u64) -> Vec<u8> {
@@ -51,19 +52,6 @@ pub(super) fn transposing_twice_is_the_identity<B: Backend>(rig: &Rig<B>) {
     });
 }
 
-/// Every entry of a layout from the entry that covers the same element, padding zero.
-fn repacked(layout: &ScaleLayout, from_layout: &ScaleLayout, from: &[u8]) -> Vec<u8> {
-    let size = layout.code.bits() / 8;
-    let mut to = vec![0; layout.bytes()];
-    for i in 0..layout.entries[0] {
-        for j in 0..layout.entries[1] {
-            let [at, source] = [layout.offset(i, j), layout.source(from_layout, i, j)];
-            to[at * size..][..size].copy_from_slice(&from[source * size..][..size]);
-        }
-    }
-    to
-}
-
 pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
     let config = cases_of(128);
     proptest!(config, |(
@@ -94,7 +82,7 @@ pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
                 rig.run(Work::Repack(vec![RepackJob { from_layout, to_layout, from, to }]));
             };
             job(compact, layout, &from, &there);
-            prop_assert_eq!(&rig.content::<u8>(&there), &repacked(&layout, &compact, &start));
+            prop_assert_eq!(&rig.content::<u8>(&there), &in_form(&compact, &layout, &start));
             job(layout, compact, &there, &back);
             prop_assert_eq!(&rig.content::<u8>(&back), &start);
         }

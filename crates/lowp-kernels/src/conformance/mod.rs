@@ -8,7 +8,7 @@ use lowp_format::{
 };
 use smallvec::SmallVec;
 
-use crate::{Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, Work};
+use crate::{Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work};
 use rig::Rig;
 
 mod adamw;
@@ -22,9 +22,11 @@ mod digests;
 mod encode;
 mod errors;
 mod flat;
+mod forms;
+mod history;
 mod layout;
+mod observed;
 mod rig;
-mod scale;
 mod values;
 
 // `everywhere`: for every instruction set, with one thread and with two; on the CPU. `once`: for
@@ -71,14 +73,24 @@ rig::suite! {
         any_split_equals_the_whole once;
         only_owned_nibbles_change once;
     }
+    forms {
+        scales_are_written_in_every_form once;
+        one_job_writes_several_forms once;
+        forms_must_exist once;
+    }
+    history {
+        a_history_takes_the_amax_and_gives_the_scale once;
+    }
     layout {
         transposing_twice_is_the_identity once;
         forms_lead_back_to_compact once;
         interleaving_concatenates_rows once;
         large_transposes_run everywhere;
     }
-    scale {
-        every_source_gives_what_encoding_needs once;
+    observed {
+        scales_follow_from_observations once;
+        a_step_in_two_passes_follows_its_masters once;
+        observations_must_fit once;
     }
     values {
         all_bf16_values together;
@@ -257,19 +269,18 @@ fn encode_job<B: Backend>(
     source: Source<B>,
     tensor: f32,
 ) -> EncodeJob<B> {
-    let target = |spec: &BufferSpec| Target {
-        spec: *spec,
-        bytes: rig.buffer(&vec![0xA5u8; spec.bytes(shape)]),
+    let target = |spec: &BufferSpec| {
+        Target::new(*spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)]))
     };
     EncodeJob {
         shape,
         kernel,
         source,
         source_rounding: SourceRounding::F32,
-        tensor: Some(Slot {
+        tensor: Some(TensorInput::Known(Slot {
             buffer: rig.buffer(&[0.0, tensor]),
             index: 1,
-        }),
+        })),
         targets: specs.iter().map(target).collect(),
         stochastic: None,
     }

@@ -154,6 +154,19 @@ impl<'v, T> Views<'v, T> {
         }
     }
 
+    /// From here on `buffer`, which jobs updated, is only read.
+    pub(crate) fn settle(&mut self, buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        let view = self.find(buffer)?;
+        if let View::Write(values) = view {
+            let values: &'v mut [T] = std::mem::take(values);
+            *view = View::Read(values);
+        }
+        Ok(())
+    }
+
     /// The content of a buffer that jobs update one after another.
     pub(crate) fn shared(&mut self, buffer: &CpuBuffer<T>) -> Result<&mut [T], KernelError> {
         if buffer.is_empty() {

@@ -128,18 +128,7 @@ impl Layout {
         let per_byte = turned().map(|output| output.code.entries_per_byte()).max();
         let tile_rows = (TILE_BYTES * per_byte.unwrap_or(1)).next_multiple_of(rows);
         let unit = blocks().fold(1, |unit, block| lcm(unit, block[0]));
-        let packed = |rows: usize| {
-            (
-                rows,
-                (std::env::var("PK")
-                    .ok()
-                    .and_then(|x| x.parse().ok())
-                    .unwrap_or(PACKED)
-                    / rows)
-                    .max(1)
-                    .next_multiple_of(cols),
-            )
-        };
+        let packed = |rows: usize| (rows, (PACKED / rows).max(1).next_multiple_of(cols));
         let (chunk_rows, chunk_cols) = if per_byte.is_some() {
             packed(tile_rows)
         } else if unit > 1 {

@@ -5,14 +5,17 @@ use super::access::Access;
 use super::generic::{self, Context};
 use super::isa::Isa;
 use super::layout::Layout;
+use crate::check::access::{Mode, Use};
 use crate::check::{Checked, check};
-use crate::{AdamwJob, EncodeJob, KernelError, StepScalars, Work};
+use crate::{AdamwJob, Backend, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work};
 
 /// Work that was checked and laid out once, and runs any number of times.
 #[derive(Debug)]
 pub struct CpuPlan {
     work: Work<Cpu>,
     access: Access,
+    /// Scales in other forms: encoded in Compact form into memory of the plan, then converted.
+    forms: Vec<RepackJob<Cpu>>,
     /// The walk of each encode (also of those within AdamW jobs).
     layouts: Vec<Layout>,
     elements: usize,
@@ -23,12 +26,25 @@ pub struct CpuPlan {
 
 impl CpuPlan {
     /// Checks `work`.
-    pub(crate) fn new(work: Work<Cpu>) -> Result<Self, KernelError> {
+    pub(crate) fn new(mut work: Work<Cpu>) -> Result<Self, KernelError> {
         let Checked {
-            access,
+            mut access,
             elements,
             groups,
         } = check(&Cpu, &work)?;
+        let mut forms = Vec::new();
+        match &mut work {
+            Work::Encode(jobs) => jobs.iter_mut().try_for_each(|job| compact(job, &mut forms))?,
+            Work::Adamw(jobs) => {
+                let mut encodes = jobs.iter_mut().filter_map(|job| job.encode.as_mut());
+                encodes.try_for_each(|job| compact(job, &mut forms))?;
+            }
+            _ => {}
+        }
+        access.bytes.extend(forms.iter().filter(|job| !job.from.is_empty()).map(|job| Use {
+            buffer: job.from.clone(),
+            mode: Mode::Write,
+        }));
         let walk = |job: &EncodeJob<Cpu>| Layout::new(job.shape, &job.kernel, &job.targets);
         let layouts = match &work {
             Work::Encode(jobs) => jobs.iter().map(walk).collect::<Result<_, _>>()?,
@@ -43,6 +59,7 @@ impl CpuPlan {
         };
         Ok(Self {
             work,
+            forms,
             access: Access::new(access),
             layouts,
             elements,
@@ -75,7 +92,7 @@ impl CpuPlan {
         let views = &mut locked.views();
         match &self.work {
             Work::Amax(jobs) => generic::amax::run(jobs, context, views),
-            Work::Scale(jobs) => generic::scale::run(jobs, views),
+            Work::History(jobs) => generic::history::run(jobs, views),
             Work::Encode(jobs) => generic::encode::run(jobs, &self.layouts, context, views),
             Work::FlatEncode(jobs) => generic::flat::run(jobs, context, views),
             Work::Decode(jobs) => generic::decode::run(jobs, context, views),
@@ -84,6 +101,30 @@ impl CpuPlan {
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
             Work::Adamw(jobs) => generic::adamw::run(jobs, &self.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
+        }?;
+        if self.forms.is_empty() {
+            return Ok(());
         }
+        let views = &mut locked.views();
+        for job in &self.forms {
+            views.bytes.settle(&job.from)?;
+        }
+        generic::repack::run(&self.forms, context, views)
     }
+}
+
+/// Makes every target of `job` Compact; what becomes of them is added to `forms`.
+fn compact(job: &mut EncodeJob<Cpu>, forms: &mut Vec<RepackJob<Cpu>>) -> Result<(), KernelError> {
+    let shape = job.shape;
+    for target in job.targets.iter_mut().filter(|target| target.form.is_some()) {
+        let scratch = Target::<Cpu>::new(target.spec, Cpu.alloc(target.spec.bytes(shape))?);
+        forms.push(RepackJob {
+            from_layout: scratch.layout(shape)?,
+            to_layout: target.layout(shape)?,
+            from: scratch.bytes.clone(),
+            to: target.bytes.clone(),
+        });
+        *target = scratch;
+    }
+    Ok(())
 }

@@ -1,18 +1,18 @@
 //! From jobs to the rows of the device table. Every decision was taken when the work was checked;
 //! here addresses and codes are written down.
 
-use lowp_format::{AmaxAlgorithm, Axis, Code, MxScale, Part, ScaleLayout, ScaleRule, ScaleSource};
-use lowp_format::{SourceRounding, cdiv};
+use lowp_format::{AmaxAlgorithm, Axis, Code, Form, KernelKey, MxScale, Part, ScaleLayout};
+use lowp_format::{ScaleRule, Shape, SourceRounding, cdiv};
 
 use super::device::Cuda;
 use super::table::{
-    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, Interleave, Layout, Pass,
-    Repack, Scale, SumSquares, Transpose, code, rule, scale_kind,
+    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, History, Interleave, Layout,
+    Pass, Repack, Scales, SumSquares, Transpose, code, form, rule,
 };
 use crate::check::target::block_of;
 use crate::{
-    AdamMode, AdamwJob, AmaxJob, DecodeJob, EncodeJob, FlatEncodeJob, InterleaveJob, KernelError,
-    Moments, RepackJob, ScaleJob, Slot, Source, SumSquaresJob, Target, TransposeJob,
+    AdamMode, AdamwJob, AmaxJob, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob, InterleaveJob,
+    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput, TransposeJob,
 };
 
 fn code_of(code: Code) -> u8 {
@@ -52,6 +52,31 @@ fn via_bf16(rounding: SourceRounding) -> u8 {
 
 fn slot(slot: Option<&Slot<Cuda>>) -> u64 {
     slot.map_or(0, |slot| slot.buffer.at(slot.index))
+}
+
+/// What an encode knows of its tensor.
+#[derive(Clone, Copy)]
+struct Known {
+    rule: u8,
+    pow2: u8,
+    epsilon: f32,
+    /// The entry, or 0.
+    tensor: u64,
+    observed: u8,
+}
+
+fn known(key: &KernelKey, input: Option<&TensorInput<Cuda>>) -> Known {
+    let (rule, mut pow2, mut epsilon) = rule_of(key.scale);
+    if let (rule::TENSOR, Some(TensorInput::Observed { pow2: p, epsilon: e, .. })) = (rule, input) {
+        (pow2, epsilon) = (u8::from(*p), *e);
+    }
+    Known {
+        rule,
+        pow2,
+        epsilon,
+        tensor: slot(input.map(TensorInput::slot)),
+        observed: u8::from(matches!(input, Some(TensorInput::Observed { .. }))),
+    }
 }
 
 /// Block sides; 0 where blocks have no scale. They are at most 4096.
@@ -124,45 +149,59 @@ pub(super) fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
     rows
 }
 
-pub(super) fn scale(job: &ScaleJob<Cuda>) -> Scale {
-    let max_finite = job.element.max_finite();
-    let mut row = Scale {
+pub(super) fn history(job: &HistoryJob<Cuda>) -> History {
+    History {
         observed: job.observed.at(job.index),
         scale: job.scales.at(job.index),
-        max_finite,
-        ..Scale::default()
-    };
-    match job.rule {
-        ScaleSource::None | ScaleSource::BlockAmax => row.kind = scale_kind::KEEP,
-        ScaleSource::TensorAndBlockAmax => row.kind = scale_kind::TWO_LEVEL,
-        ScaleSource::TensorAmax { pow2, epsilon } => {
-            row.kind = scale_kind::TENSOR;
-            row.pow2 = u8::from(pow2);
-            row.epsilon = epsilon;
-        }
-        ScaleSource::History {
-            algorithm, margin, ..
-        } => {
-            row.kind = scale_kind::HISTORY;
-            row.most_recent = u8::from(algorithm == AmaxAlgorithm::MostRecent);
-            row.numerator = max_finite * (-margin as f32).exp2();
-            let history = job.history.as_ref();
-            row.history = history.map_or(0, |history| history.pointer());
-            row.window = history.map_or(0, |history| history.len() as u64);
-        }
+        history: job.history.pointer(),
+        window: job.history.len() as u64,
+        numerator: job.element.max_finite() * (-job.margin as f32).exp2(),
+        most_recent: u8::from(job.algorithm == AmaxAlgorithm::MostRecent),
+        ..History::default()
     }
-    row
+}
+
+/// Block scales of a matrix of `shape`, and their order: 1 where physical rows follow the columns.
+fn scales(target: &Target<Cuda>, shape: Shape) -> Result<(usize, Scales), KernelError> {
+    let layout = target.layout(shape)?;
+    let side = usize::from(layout.axes[0] == Axis::Cols);
+    // Along the rows, then along the columns.
+    let logical = |physical: [usize; 2]| [physical[side], physical[1 - side]];
+    let [rows, cols] = logical(layout.padded).map(|n| n as u64);
+    let [tile_rows, tile_cols] = sides(Some(logical(layout.tile)));
+    let form = match layout.form {
+        Form::Compact => form::COMPACT,
+        Form::Padded => form::PADDED,
+        Form::Swizzled => form::SWIZZLED,
+    };
+    let scales = Scales {
+        to: target.bytes.pointer(),
+        rows,
+        cols,
+        tile_rows,
+        tile_cols,
+        form,
+        reserved: 0,
+    };
+    Ok((side, scales))
 }
 
 /// One row, unless two targets of a part lie the same way.
 pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
-    let (rule, pow2, epsilon) = rule_of(job.kernel.scale);
+    let Known {
+        rule,
+        pow2,
+        epsilon,
+        tensor,
+        observed,
+    } = known(&job.kernel, job.tensor.as_ref());
     let mut base = Encode {
         source,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
-        tensor: slot(job.tensor.as_ref()),
+        tensor,
+        observed,
         element: code_of(job.kernel.element),
         rule,
         pow2,
@@ -189,7 +228,7 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
             continue;
         }
         let [block_rows, block_cols] = sides(block_of(&job.kernel, target.spec.key.usage)?);
-        let side = turned(target);
+        let (side, scales) = scales(target, job.shape)?;
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
             let same = |pass: &Pass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
@@ -197,15 +236,20 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
             let Some(pass) = row.pass.get_mut(at) else {
                 return false;
             };
-            let slot = match part {
-                Part::Data => &mut pass.data[side],
-                _ => &mut pass.scale[side],
+            let slot = &mut pass.scale[side];
+            let free = match part {
+                Part::Data => put(&mut pass.data[side], pointer),
+                _ if slot.to == 0 => {
+                    *slot = scales;
+                    true
+                }
+                _ => false,
             };
-            let free = put(slot, pointer);
             if free && at == used {
                 [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
                 row.passes += 1;
             }
+            row.forms |= u8::from(free && scales.form != form::COMPACT);
             free
         })?;
     }
@@ -214,14 +258,21 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
 
 pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
-    let (rule, pow2, epsilon) = rule_of(job.kernel.scale);
+    let Known {
+        rule,
+        pow2,
+        epsilon,
+        tensor,
+        observed,
+    } = known(&job.kernel, job.tensor.as_ref());
     let base = FlatEncode {
         source,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         start: job.start as u64,
         len: job.len as u64,
-        tensor: slot(job.tensor.as_ref()),
+        tensor,
+        observed,
         element: code_of(job.kernel.element),
         rule,
         pow2,
@@ -269,6 +320,24 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
                 row.passes += 1;
             }
             free
+        })?;
+    }
+    // Amaxes of blocks that no target has are spent, too.
+    for part in job.blocks.iter().flat_map(|flat| &flat.blocks) {
+        let [block_rows, block_cols] = sides(Some(part.block));
+        let amaxes = agreed(part.block).unwrap_or(0);
+        place(&mut rows, base, |row| {
+            let used = usize::from(row.passes);
+            if row.pass[..used].iter().any(|pass| pass.amaxes == amaxes) {
+                return true;
+            }
+            let Some(pass) = row.pass.get_mut(used) else {
+                return false;
+            };
+            pass.amaxes = amaxes;
+            [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
+            row.passes += 1;
+            true
         })?;
     }
     Ok(rows)

@@ -56,7 +56,7 @@ impl CudaPlan {
                 let rows = jobs.iter().flat_map(lower::amax).collect();
                 Launch::new(cuda, rows)
             }
-            Work::Scale(jobs) => Launch::new(cuda, jobs.iter().map(lower::scale).collect()),
+            Work::History(jobs) => Launch::new(cuda, jobs.iter().map(lower::history).collect()),
             Work::Encode(jobs) => Launch::new(cuda, all(jobs, lower::encode)?),
             Work::FlatEncode(jobs) => Launch::new(cuda, all(jobs, lower::flat_encode)?),
             Work::Decode(jobs) => {

@@ -9,7 +9,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Amax,
-    Scale,
+    History,
     Encode,
     EncodeBf16,
     FlatEncode,
@@ -25,7 +25,7 @@ impl Kernel {
     /// Every kernel.
     pub(crate) const ALL: [Kernel; 11] = [
         Kernel::Amax,
-        Kernel::Scale,
+        Kernel::History,
         Kernel::Encode,
         Kernel::EncodeBf16,
         Kernel::FlatEncode,
@@ -41,7 +41,7 @@ impl Kernel {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Kernel::Amax => "lowp_amax",
-            Kernel::Scale => "lowp_scale",
+            Kernel::History => "lowp_history",
             Kernel::Encode => "lowp_encode",
             Kernel::EncodeBf16 => "lowp_encode_bf16",
             Kernel::FlatEncode => "lowp_flat_encode",
@@ -57,7 +57,7 @@ impl Kernel {
     /// Threads of a block.
     pub(crate) const fn threads(self) -> u32 {
         match self {
-            Kernel::Scale => 32,
+            Kernel::History => 32,
             _ => 256,
         }
     }
@@ -111,12 +111,11 @@ pub(crate) mod decode_path {
     pub(crate) const WIDE: u8 = 1;
 }
 
-/// Values of `Scale::kind`.
-pub(crate) mod scale_kind {
-    pub(crate) const KEEP: u8 = 0;
-    pub(crate) const HISTORY: u8 = 1;
-    pub(crate) const TENSOR: u8 = 2;
-    pub(crate) const TWO_LEVEL: u8 = 3;
+/// Values of `Scales::form`.
+pub(crate) mod form {
+    pub(crate) const COMPACT: u32 = 0;
+    pub(crate) const PADDED: u32 = 1;
+    pub(crate) const SWIZZLED: u32 = 2;
 }
 
 /// Values of `Repack::path`.
@@ -210,23 +209,34 @@ plain! {
 }
 
 plain! {
-    /// `ScaleJob`.
-    struct Scale {
+    /// `HistoryJob`.
+    struct History {
         /// This job's entry.
         observed: u64,
         /// This job's entry.
         scale: u64,
         history: u64,
         window: u64,
-        /// `Code::max_finite` of the element.
-        max_finite: f32,
-        /// `SCALE_HISTORY`: `max_finite * 2^-margin`.
+        /// `max_finite * 2^-margin`.
         numerator: f32,
-        epsilon: f32,
-        kind: u8,
-        pow2: u8,
         most_recent: u8,
-        reserved: u8,
+        reserved: [u8; 3],
+    }
+}
+
+plain! {
+    /// A buffer of block scales.
+    struct Scales {
+        to: u64,
+        /// Of forms other than Compact: entries along the matrix's rows, padding included.
+        rows: u64,
+        /// The same along its columns.
+        cols: u64,
+        /// Elements of an entry: a side of the block, or 1 where its scale is repeated.
+        tile_rows: u32,
+        tile_cols: u32,
+        form: u32,
+        reserved: u32,
     }
 }
 
@@ -235,7 +245,7 @@ plain! {
     /// transposed (physical rows follow the matrix's columns).
     struct Pass {
         data: [u64; 2],
-        scale: [u64; 2],
+        scale: [Scales; 2],
         /// 0 where blocks have no scale.
         block_rows: u32,
         block_cols: u32,
@@ -272,7 +282,11 @@ plain! {
         stochastic: u8,
         path: u8,
         vector: u8,
-        reserved: [u8; 3],
+        /// `tensor` holds an observed amax: its magnitude counts, and it is spent.
+        observed: u8,
+        /// Scales of other forms than Compact are among the outputs.
+        forms: u8,
+        reserved: u8,
     }
 }
 
@@ -331,7 +345,9 @@ plain! {
         rule: u8,
         source_code: u8,
         via_bf16: u8,
-        reserved: [u8; 6],
+        /// As [`Encode::observed`].
+        observed: u8,
+        reserved: [u8; 5],
     }
 }
 
@@ -475,20 +491,30 @@ mod tests {
         );
         assert_eq!([size_of::<Amax>(), offset_of!(Amax, blocks)], [104, 48]);
         assert_eq!(offset_of!(Amax, source_code), 96);
-        assert_eq!([size_of::<Scale>(), offset_of!(Scale, kind)], [48, 44]);
+        assert_eq!(
+            [
+                size_of::<History>(),
+                offset_of!(History, most_recent),
+                size_of::<Scales>()
+            ],
+            [40, 36, 40]
+        );
         assert_eq!(
             [
                 size_of::<Pass>(),
                 size_of::<Encode>(),
                 offset_of!(Encode, pass)
             ],
-            [48, 192, 64]
+            [112, 320, 64]
         );
         assert_eq!(
-            [offset_of!(Encode, tiles_across), offset_of!(Encode, vector)],
-            [160, 188]
+            [
+                offset_of!(Encode, tiles_across),
+                offset_of!(Encode, observed)
+            ],
+            [288, 317]
         );
-        assert_eq!([size_of::<Adamw>(), offset_of!(Adamw, encode)], [248, 56]);
+        assert_eq!([size_of::<Adamw>(), offset_of!(Adamw, encode)], [376, 56]);
         assert_eq!([size_of::<FlatPass>(), size_of::<FlatEncode>()], [40, 176]);
         assert_eq!(offset_of!(FlatEncode, epsilon), 160);
         assert_eq!([size_of::<Decode>(), offset_of!(Decode, element)], [88, 80]);

@@ -75,9 +75,29 @@ struct GenericEncode {
       if (active && thread == 0) {
         Scaled s = rule.block(a);
         multipliers[b] = s.multiplier;
-        if (pass.scale[0]) store(pass.scale[0], (top + r) * cols + left + c, s.entry);
-        if (pass.scale[1]) store(pass.scale[1], (left + c) * rows + top + r, s.entry);
+        for (int turned = 0; turned < 2; ++turned) {
+          const Scales& to = pass.scale[turned];
+          if (to.to == 0) continue;
+          if (to.form != FORM_COMPACT) {
+            spread(pass, turned, top + r, left + c, s.entry);
+          } else {
+            store(to.to, turned ? (left + c) * rows + top + r : (top + r) * cols + left + c, s.entry);
+          }
+        }
       }
+    }
+  }
+
+  // Every entry of a block in another form than Compact, and the padding behind the last blocks.
+  __device__ void spread(const Pass& pass, int turned, uint64_t block_row, uint64_t block_col, uint32_t entry) const {
+    const Scales& to = pass.scale[turned];
+    uint64_t rows = cdiv(job.rows, to.tile_rows), cols = cdiv(job.cols, to.tile_cols);
+    uint64_t times_rows = pass.block_rows / to.tile_rows, times_cols = pass.block_cols / to.tile_cols;
+    uint64_t top = block_row * times_rows, left = block_col * times_cols;
+    uint64_t bottom = top + times_rows < rows ? top + times_rows : to.rows;
+    uint64_t right = left + times_cols < cols ? left + times_cols : to.cols;
+    for (uint64_t r = top; r < bottom; ++r) {
+      for (uint64_t c = left; c < right; ++c) store(to.to, scale_offset(to, turned, r, c), r < rows && c < cols ? entry : 0);
     }
   }
 
@@ -157,7 +177,6 @@ struct GenericEncode {
 // should not pay for its registers.
 __device__ __noinline__ void encode_generic(const Encode& job, const Step* step, uint32_t index, float* multipliers) {
   ScaleRule rule = ScaleRule::of(job);
-  if (index == 0 && threadIdx.x == 0) rule.store_tensor(job.tensor_scale);
   uint64_t random_step = job.stochastic ? step->random_step : 0;
   uint32_t across = uint32_t(job.tiles_across);
   GenericEncode encode{job, rule, {job.seed, job.stream + (random_step << 32)}, multipliers};

@@ -103,32 +103,34 @@ struct Amax {
   uint32_t reserved;
 };
 
-// ScaleJob: one warp each.
-enum ScaleKind : uint8_t {
-  SCALE_KEEP = 0,       // None, BlockAmax: scales[index] stays
-  SCALE_HISTORY = 1,    // roll the history
-  SCALE_TENSOR = 2,     // the encode scale of the observed amax
-  SCALE_TWO_LEVEL = 3,  // the observed amax itself
-};
-
-struct Scale {
+// HistoryJob: one warp each.
+struct History {
   uint64_t observed;   // float*: this job's entry
   uint64_t scale;      // float*: this job's entry
-  uint64_t history;    // float* or 0
+  uint64_t history;    // float*
   uint64_t window;     // entries of the history
-  float max_finite;    // of the element code
-  float numerator;     // SCALE_HISTORY: f32(max_finite * 2^-margin)
-  float epsilon;       // SCALE_TENSOR
-  uint8_t kind;        // ScaleKind
-  uint8_t pow2;        // SCALE_TENSOR
-  uint8_t most_recent; // SCALE_HISTORY
-  uint8_t reserved;
+  float numerator;     // f32(max_finite * 2^-margin)
+  uint8_t most_recent;
+  uint8_t reserved[3];
+};
+
+enum Form : uint32_t { FORM_COMPACT = 0, FORM_PADDED = 1, FORM_SWIZZLED = 2 };
+
+// A buffer of block scales.
+struct Scales {
+  uint64_t to;  // 0: none
+  // Of forms other than Compact: entries along the matrix's rows and columns, padding included, and the
+  // elements of one: the sides of a block, or 1 where its scale is repeated.
+  uint64_t rows, cols;
+  uint32_t tile_rows, tile_cols;
+  uint32_t form;  // Form
+  uint32_t reserved;
 };
 
 // The outputs of one quantization: what shares a block shape. Index 0 is row-major, 1 transposed.
 struct Pass {
   uint64_t data[2];
-  uint64_t scale[2];
+  Scales scale[2];
   uint32_t block_rows, block_cols;  // 0 where blocks have no scale
   uint32_t unit_rows, unit_cols;    // PATH_GENERIC: what the threads of a block do at a time
 };
@@ -137,14 +139,14 @@ struct Pass {
 struct Encode {
   uint64_t source;
   uint64_t rows, cols;
-  uint64_t tensor;        // const float*: encode scale or tensor amax; 0: none
+  uint64_t tensor;        // float*: encode scale or tensor amax; 0: none
   uint64_t tensor_scale;  // float*: tensor-scale target or 0
   uint64_t seed, stream, first;  // stochastic rounding
   Pass pass[2];
   uint64_t tiles_across;
   uint32_t tile_rows, tile_cols;
-  float epsilon;        // RULE_BLOCK_F32
-  uint8_t pow2;         // RULE_BLOCK_F32
+  float epsilon;        // RULE_BLOCK_F32; RULE_TENSOR of an observed amax
+  uint8_t pow2;         // the same
   uint8_t passes;       // 0, 1 or 2
   uint8_t element;      // Code
   uint8_t rule;         // Rule
@@ -153,7 +155,9 @@ struct Encode {
   uint8_t stochastic;
   uint8_t path;    // Path
   uint8_t vector;  // Vector bits
-  uint8_t reserved[3];
+  uint8_t observed;  // `tensor` holds an observed amax: its magnitude counts, and it is spent
+  uint8_t forms;     // scales of other forms than Compact are among the outputs
+  uint8_t reserved;
 };
 
 // AdamwJob. Without an encode `encode.passes` is 0, of its fields only via_bf16 counts (the rounding of
@@ -173,7 +177,7 @@ struct Adamw {
 
 // FlatEncodeJob. Data are those of elements start .. start + len; scales are whole arrays.
 struct FlatPass {
-  uint64_t amaxes;    // const float*: entry 0 of this part of the agreed vector; 0: no blocks
+  uint64_t amaxes;    // float*: entry 0 of this part of the agreed vector, which is spent; 0: no blocks
   uint64_t data;      // row-major; byte 0 is the first byte that element `start` touches; or 0
   uint64_t scale[2];  // row-major, transposed
   uint32_t block_rows, block_cols;
@@ -195,7 +199,8 @@ struct FlatEncode {
   uint8_t rule;
   uint8_t source_code;
   uint8_t via_bf16;
-  uint8_t reserved[6];
+  uint8_t observed;  // as Encode::observed
+  uint8_t reserved[5];
 };
 
 enum DecodePath : uint8_t {
@@ -299,10 +304,10 @@ struct SumSquares {
 
 static_assert(sizeof(Tile) == 8 && sizeof(AdamGroup) == 32 && sizeof(Step) == 32, "table.rs");
 static_assert(sizeof(Amax) == 104 && offsetof(Amax, blocks) == 48 && offsetof(Amax, source_code) == 96, "table.rs");
-static_assert(sizeof(Scale) == 48 && offsetof(Scale, kind) == 44, "table.rs");
-static_assert(sizeof(Pass) == 48 && sizeof(Encode) == 192 && offsetof(Encode, pass) == 64, "table.rs");
-static_assert(offsetof(Encode, tiles_across) == 160 && offsetof(Encode, vector) == 188, "table.rs");
-static_assert(sizeof(Adamw) == 248 && offsetof(Adamw, encode) == 56, "table.rs");
+static_assert(sizeof(History) == 40 && offsetof(History, most_recent) == 36 && sizeof(Scales) == 40, "table.rs");
+static_assert(sizeof(Pass) == 112 && sizeof(Encode) == 320 && offsetof(Encode, pass) == 64, "table.rs");
+static_assert(offsetof(Encode, tiles_across) == 288 && offsetof(Encode, observed) == 317, "table.rs");
+static_assert(sizeof(Adamw) == 376 && offsetof(Adamw, encode) == 56, "table.rs");
 static_assert(sizeof(FlatPass) == 40 && sizeof(FlatEncode) == 176 && offsetof(FlatEncode, epsilon) == 160, "table.rs");
 static_assert(sizeof(Decode) == 88 && offsetof(Decode, element) == 80, "table.rs");
 static_assert(sizeof(Transpose) == 64 && sizeof(Layout) == 56 && sizeof(Repack) == 152, "table.rs");

@@ -65,4 +65,15 @@ __device__ __forceinline__ uint32_t load_f32(uint64_t address) {
 
 __device__ __forceinline__ uint64_t cdiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
+// The position of entry (i, j) among tiles of 128 x 4, of which `inner` entries lie side by side.
+__device__ __forceinline__ uint64_t swizzled(uint64_t i, uint64_t j, uint64_t inner) {
+  return (i / 128 * (inner / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
+}
+
+// The position of the entry at (row, col) of Padded or Swizzled scales.
+__device__ __forceinline__ uint64_t scale_offset(const Scales& scales, bool turned, uint64_t row, uint64_t col) {
+  uint64_t i = turned ? col : row, j = turned ? row : col, inner = turned ? scales.rows : scales.cols;
+  return scales.form == FORM_SWIZZLED ? swizzled(i, j, inner) : i * inner + j;
+}
+
 }  // namespace lowp

@@ -55,7 +55,20 @@ template <bool TURNED>
 struct alignas(16) Stage {
   uint8_t codes[2][8192];                  // wide: of each pass; turned: row-major and transposed
   uint8_t scales[2][TURNED ? 512 : 1024];  // of each pass
+  float multiplier[THREADS / 32];          // of each warp: `tensor_multiplier` of an observed amax
 };
+
+// What values are multiplied by under RULE_TENSOR, made of an observed amax before the values take registers.
+template <bool TURNED>
+__device__ __forceinline__ void prepare(const Encode& job, Stage<TURNED>& stage) {
+  if (job.observed && job.rule == RULE_TENSOR) stage.multiplier[threadIdx.x / 32] = tensor_multiplier(job);
+  __syncwarp();
+}
+
+template <bool OBSERVED, bool TURNED>
+__device__ __forceinline__ float multiplier(const Encode& job, const Stage<TURNED>& stage) {
+  return OBSERVED && job.observed ? stage.multiplier[threadIdx.x / 32] : *pointer<const float>(job.tensor);
+}
 
 // Where the scales of a pass are staged: those of the whole tile, in rows.
 struct ScaleStage {
@@ -96,6 +109,54 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
   }
 }
 
+// Writes the staged scales of a tile of `width` columns in another form than Compact, repeats included; the
+// last tiles of a matrix write the padding behind them.
+template <bool TURNED>
+__device__ __forceinline__ void store_scales_in_form(const Pass& pass, bool turned, uint64_t rows, uint64_t cols, uint64_t row,
+                                                     uint64_t col, uint32_t width, const uint8_t* stage) {
+  constexpr uint32_t ROWS = Tiling<TURNED>::ROWS;
+  const Scales& scales = pass.scale[turned];
+  uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
+  uint32_t entry_h = 31 - __clz(scales.tile_rows), entry_w = 31 - __clz(scales.tile_cols);
+  uint64_t top = row >> entry_h, left = col >> entry_w;
+  uint64_t bottom = row + ROWS < rows ? (row + ROWS) >> entry_h : scales.rows;
+  uint64_t right = col + width < cols ? (col + width) >> entry_w : scales.cols;
+  // What is left of the matrix, in entries.
+  uint64_t r_end = ((rows + scales.tile_rows - 1) >> entry_h) - top, c_end = ((cols + scales.tile_cols - 1) >> entry_w) - left;
+  uint32_t outer = uint32_t(turned ? right - left : bottom - top), inner = uint32_t(turned ? bottom - top : right - left);
+  uint64_t pitch = turned ? scales.rows : scales.cols;
+  bool words = ((turned ? top : left) | inner | pitch | scales.to) % 4 == 0;
+  uint32_t step = words ? 4 : 1, lines = inner / step;
+  // Neighbouring threads write neighbouring words: of a swizzled tile those of entries 32 apart.
+  bool swizzle = scales.form == FORM_SWIZZLED;
+  uint32_t count = (swizzle ? (outer + 127) / 128 * 128 : outer) * lines;
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x; e < count; e += THREADS) {
+    uint32_t i, j;
+    if (swizzle) {
+      i = e / (128 * lines) * 128 + e % 4 * 32 + e / 4 % 32;
+      j = e / 128 % lines * step;
+      if (i >= outer) continue;
+    } else {
+      i = e / lines;
+      j = e % lines * step;
+    }
+    uint32_t entries = 0;
+#pragma unroll 1
+    for (uint32_t k = 0; k < step; ++k) {
+      uint32_t r = turned ? j + k : i, c = turned ? i : j + k;
+      if (r >= r_end || c >= c_end) continue;
+      entries |= uint32_t(stage[(r << entry_h >> h) * (width >> w) + (c << entry_w >> w)]) << (8 * k);
+    }
+    uint64_t to = scales.to + scale_offset(scales, turned, top + (turned ? j : i), left + (turned ? i : j));
+    if (words) {
+      *pointer<uint32_t>(to) = entries;
+    } else {
+      *pointer<uint8_t>(to) = uint8_t(entries);
+    }
+  }
+}
+
 // Writes the staged scales of a tile of `width` columns, in whole rows of either order. Block sides are
 // powers of two.
 template <bool TURNED>
@@ -111,7 +172,7 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
   uint32_t r_end = uint32_t(min(uint64_t(down), rows - top)), c_end = uint32_t(min(uint64_t(across), cols - left));
   uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
   bool whole = r_end == down && c_end == across;
-  if (uint64_t to = pass.scale[0]; to != 0) {
+  if (uint64_t to = pass.scale[0].to; to != 0 && pass.scale[0].form == FORM_COMPACT) {
     // A row of scales has at least four.
     uint32_t shift = whole && (to | cols) % 4 == 0 ? 2 : 0;
     for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
@@ -125,7 +186,7 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
     }
   }
   if constexpr (TURNED) {
-    if (uint64_t to = pass.scale[1]; to != 0) {
+    if (uint64_t to = pass.scale[1].to; to != 0 && pass.scale[1].form == FORM_COMPACT) {
       // So has a column.
       uint32_t shift = whole && (to | rows) % 4 == 0 ? 2 : 0;
       for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
@@ -140,6 +201,21 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
         }
       }
     }
+  }
+}
+
+// The same of all scales of tile `index` that have such a form. Not inlined, and called when a tile is done:
+// Compact scales should not pay for its registers.
+template <bool TURNED>
+__device__ __noinline__ void store_forms(const Encode& job, uint32_t index, const Stage<TURNED>& stage) {
+  uint32_t across = uint32_t(job.tiles_across);
+  uint64_t row = uint64_t(index / across) * Tiling<TURNED>::ROWS, col = uint64_t(index % across) * job.tile_cols;
+#pragma unroll 1
+  for (uint32_t p = 0; p < job.passes * 2u; ++p) {
+    const Pass& pass = job.pass[p / 2];
+    const Scales& scales = pass.scale[p % 2];
+    if (scales.to == 0 || scales.form == FORM_COMPACT) continue;
+    store_scales_in_form<TURNED>(pass, p % 2, job.rows, job.cols, row, col, job.tile_cols, stage.scales[p / 2]);
   }
 }
 
@@ -335,17 +411,18 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
 }
 
 // Codes and scales of FP8 into the stage: those of 256 columns from `first` on in a tile of `cols`.
-template <int W, bool TURNED, typename E>
+// OBSERVED says that a scale may be made of an observed amax.
+template <int W, bool TURNED, bool OBSERVED, typename E>
 __device__ __forceinline__ void stage8(const Encode& planned, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
                                        uint32_t first, uint32_t cols) {
   const Encode& job = again(planned);
   if constexpr (TURNED) {
     const Pass& pass = job.pass[0];
-    float tensor = *pointer<const float>(job.tensor);
+    float tensor = multiplier<OBSERVED>(job, stage);
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
                                     [&](int, int) { return tensor; });
   } else if (job.rule == RULE_TENSOR) {
-    float tensor = *pointer<const float>(job.tensor);
+    float tensor = multiplier<OBSERVED>(job, stage);
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
     PowerOfTwo rule = PowerOfTwo::of(job);
@@ -391,10 +468,10 @@ __device__ __forceinline__ void store_scales8(const Encode& planned, uint64_t ro
 }
 
 // FP8 codes of a tile.
-template <int W, bool TURNED, typename E>
+template <int W, bool TURNED, bool OBSERVED, typename E>
 __device__ __forceinline__ void quantize8(const Encode& planned, uint64_t row, uint64_t col, uint32_t lane,
                                           Values<W>& v, Stage<TURNED>& stage) {
-  stage8<W, TURNED, E>(planned, lane, v, stage, 0, Tiling<TURNED>::COLS);
+  stage8<W, TURNED, OBSERVED, E>(planned, lane, v, stage, 0, Tiling<TURNED>::COLS);
   __syncthreads();
   store_codes8<W>(planned, row, col, stage);
   if constexpr (!TURNED) store_scales8(planned, row, col, Tiling<false>::COLS, stage);
@@ -470,12 +547,12 @@ __device__ __forceinline__ void store_plain(const Encode& job, const View& view,
 }
 
 // Encodes the tile at (row, col) from the values of its threads.
-template <int W, bool TURNED>
+template <int W, bool TURNED, bool OBSERVED>
 __device__ __forceinline__ void quantize(const Encode& job, const View& view, uint64_t row, uint64_t col, const Lane<W>& at,
                                          Values<W>& v, Stage<TURNED>& stage) {
   switch (job.element) {
-    case E4M3: return quantize8<W, TURNED, E4m3>(job, row, col, at.lane, v, stage);
-    case E5M2: return quantize8<W, TURNED, E5m2>(job, row, col, at.lane, v, stage);
+    case E4M3: return quantize8<W, TURNED, OBSERVED, E4m3>(job, row, col, at.lane, v, stage);
+    case E5M2: return quantize8<W, TURNED, OBSERVED, E5m2>(job, row, col, at.lane, v, stage);
     default:
       if constexpr (TURNED) {
         quantize4<W>(job, row, col, at.lane, v, stage);

@@ -34,6 +34,20 @@ __device__ __forceinline__ float two_level_decode_factor(uint32_t entry, float a
   return __fmul_rn(__fmul_rn(E4m3::decode(entry), amax), __uint_as_float(0x39C30C31u));
 }
 
+// The magnitude of an amax that was observed, spent or not (job.rs, TensorInput); what is known as it stands.
+template <typename Job>
+__device__ __forceinline__ float tensor_amax(const Job& job) {
+  float x = *pointer<const float>(job.tensor);
+  return job.observed ? fabsf(x) : x;
+}
+
+// What values are multiplied by under RULE_TENSOR.
+template <typename Job>
+__device__ __forceinline__ float tensor_multiplier(const Job& job) {
+  float x = tensor_amax(job);
+  return job.observed ? tensor_scale(x, max_finite(job.element), job.pow2, job.epsilon) : x;
+}
+
 // A stored scale and what the values of its block are multiplied by.
 struct Scaled {
   uint32_t entry;
@@ -56,7 +70,7 @@ struct ScaleRule {
     r.element = job.element;
     r.pow2 = job.pow2;
     r.epsilon = job.epsilon;
-    r.tensor = job.tensor ? *pointer<const float>(job.tensor) : 1.0f;
+    r.tensor = job.tensor == 0 ? 1.0f : r.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
     r.factor = max_reciprocal(r.element);
     r.decode = 1.0f;
     if (r.rule == RULE_TWO_LEVEL) {
@@ -96,13 +110,18 @@ struct ScaleRule {
     }
   }
 
-  // Writes the tensor-scale target: one thread of a job does.
-  __device__ __forceinline__ void store_tensor(uint64_t target) const {
-    if (target == 0) return;
-    float entry = rule == RULE_TENSOR ? __fdiv_rn(1.0f, tensor) : tensor;
-    store_f32(target, __float_as_uint(entry));
-  }
 };
+
+// Writes the tensor-scale target and spends what was observed: one thread of a job does. The others may
+// still read the entry: its magnitude stays.
+template <typename Job>
+__device__ __forceinline__ void settle_tensor(const Job& job) {
+  if (job.tensor_scale) {
+    float tensor = job.rule == RULE_TENSOR ? __fdiv_rn(1.0f, tensor_multiplier(job)) : tensor_amax(job);
+    store_f32(job.tensor_scale, __float_as_uint(tensor));
+  }
+  if (job.observed) atomicOr(pointer<uint32_t>(job.tensor), 0x80000000u);
+}
 
 // The rules of the tiled paths, each alone: what a lane needs for its blocks.
 struct PowerOfTwo {
@@ -121,7 +140,7 @@ struct PowerOfTwo {
 struct TwoLevel {
   float factor, decode;
   static __device__ __forceinline__ TwoLevel of(const Encode& job) {
-    float scale = two_level_encode_scale(*pointer<const float>(job.tensor));
+    float scale = two_level_encode_scale(tensor_amax(job));
     return {__fmul_rn(scale, __uint_as_float(0x3E2AAAABu)), __fdiv_rn(1.0f, scale)};
   }
   __device__ __forceinline__ Scaled block(float amax) const {

@@ -223,7 +223,11 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// `out = max(out, amax)`.
+/// `out = max(out, amax)`; an entry that is spent (negative) or NaN is replaced.
 pub(super) fn raise(out: &mut f32, bits: u32) {
-    *out = out.max(f32::from_bits(bits));
+    let amax = f32::from_bits(bits);
+    let keep = out.is_sign_positive() && *out >= amax;
+    if !keep {
+        *out = amax;
+    }
 }

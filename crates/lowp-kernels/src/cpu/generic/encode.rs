@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::convert::{Rect, Stream, Values};
 use super::quantize::{Quantize, Random, Scratch};
 use super::store::{Chunk, GAP, direct};
-use super::{Context, for_each, source};
+use super::{Context, for_each, source, tensor};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
@@ -37,17 +37,14 @@ pub(crate) struct Tile<'v> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Reads the tensor slot of `job`.
+    /// Reads the tensor input of `job`.
     pub(crate) fn new(
         job: &'a EncodeJob<Cpu>,
         layout: &'a Layout,
         context: &Context<'_>,
         views: &mut AllViews<'_>,
     ) -> Result<Self, KernelError> {
-        let tensor = match &job.tensor {
-            Some(slot) => views.floats.read(&slot.buffer)?[slot.index],
-            None => 1.0,
-        };
+        let tensor = tensor::value(job.tensor.as_ref(), &job.kernel, views)?;
         let random = job.stochastic.map(
             |StochasticKey {
                  seed,
@@ -260,6 +257,9 @@ pub(crate) fn run(
     context: &Context<'_>,
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
+    for job in jobs {
+        tensor::spend(job.tensor.as_ref(), views)?;
+    }
     let mut tasks = Vec::new();
     for (job, layout) in jobs.iter().zip(layouts) {
         let encoder = Encoder::new(job, layout, context, views)?;

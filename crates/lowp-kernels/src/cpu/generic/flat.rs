@@ -6,7 +6,7 @@ use lowp_format::{Axis, Code, Part, Shape};
 use super::convert::{Rect, Values};
 use super::encode::write_tensor_scale;
 use super::quantize::{Columns, encode_row};
-use super::{Context, for_each, source};
+use super::{Context, for_each, source, tensor};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
@@ -19,7 +19,7 @@ use crate::{FlatEncodeJob, KernelError};
 /// Elements of one task, about.
 const TASK: usize = 64 * 1024;
 
-/// Agreed amaxes of the blocks of `block`, row-major.
+/// Agreed amaxes of the blocks of `block`, row-major; spent, so with a sign.
 #[derive(Clone, Copy)]
 struct Amaxes<'v> {
     block: [usize; 2],
@@ -102,7 +102,7 @@ fn fill_multipliers<E: ElementCode, R: ScaleKernel>(
     let (mut at, end) = (col, col + multipliers.len());
     while at < end {
         let next = ((at / width + 1) * width).min(end);
-        let (_, multiplier) = rule.encode::<E>(line[at / width]);
+        let (_, multiplier) = rule.encode::<E>(line[at / width].abs());
         multipliers[at - col..next - col].fill(multiplier);
         at = next;
     }
@@ -185,7 +185,7 @@ impl Visit for Scales<'_> {
         let size = R::Entry::BYTES;
         for i in 0..down {
             for j in 0..across {
-                let (entry, _) = rule.encode::<E>(values[i * across + j]);
+                let (entry, _) = rule.encode::<E>(values[i * across + j].abs());
                 let at = if self.transposed {
                     j * down + i
                 } else {
@@ -229,12 +229,19 @@ pub(crate) fn run<'v>(
     context: &Context<'_>,
     views: &mut AllViews<'v>,
 ) -> Result<(), KernelError> {
+    for job in jobs {
+        tensor::spend(job.tensor.as_ref(), views)?;
+        for (flat, part) in job.blocks.iter().flat_map(|f| f.blocks.iter().map(move |p| (f, p))) {
+            let [rows, cols] = [job.shape.rows, job.shape.cols];
+            let count = rows.div_ceil(part.block[0]) * cols.div_ceil(part.block[1]);
+            if count > 0 {
+                tensor::spend_range(&flat.amaxes, part.start, count, views)?;
+            }
+        }
+    }
     let mut tasks = Vec::new();
     for job in jobs {
-        let tensor = match &job.tensor {
-            Some(slot) => views.floats.read(&slot.buffer)?[slot.index],
-            None => 1.0,
-        };
+        let tensor = tensor::value(job.tensor.as_ref(), &job.kernel, views)?;
         write_tensor_scale(&job.kernel, tensor, &job.targets, views)?;
         let values = source(&job.source, views)?;
         for target in &job.targets {
@@ -250,7 +257,10 @@ pub(crate) fn run<'v>(
                     // Without blocks the vector is not part of the plan.
                     let values: &[f32] = match job.shape.elements() {
                         0 => &[],
-                        _ => &views.floats.read(&flat.amaxes)?[start..],
+                        _ => {
+                            views.floats.settle(&flat.amaxes)?;
+                            &views.floats.read(&flat.amaxes)?[start..]
+                        }
                     };
                     Some(Amaxes {
                         block,

@@ -14,13 +14,14 @@ mod convert;
 pub(crate) mod decode;
 pub(crate) mod encode;
 pub(crate) mod flat;
+pub(crate) mod history;
 pub(crate) mod interleave;
 mod maxima;
 pub(crate) mod norm;
 mod quantize;
 pub(crate) mod repack;
-pub(crate) mod scale;
 mod store;
+mod tensor;
 pub(crate) mod transpose;
 pub(crate) mod turn;
 

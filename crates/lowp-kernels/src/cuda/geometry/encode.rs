@@ -1,6 +1,6 @@
 //! Encodes, alone and fused with AdamW.
 
-use super::super::table::{Adamw, Encode, Kernel, Pass, code, path, rule, vector};
+use super::super::table::{Adamw, Encode, Kernel, Pass, code, form, path, rule, vector};
 use super::{Job, aligned, bits, cdiv};
 
 /// Elements of a tile of [`path::FLAT`].
@@ -57,9 +57,11 @@ impl Encode {
         let [first, ..] = passes else {
             return path::FLAT;
         };
-        let turned = passes
-            .iter()
-            .any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
+        // Scales in another form than Compact follow no order of data.
+        let turned = passes.iter().any(|pass| {
+            let scale = pass.scale[1];
+            pass.data[1] != 0 || (scale.to != 0 && scale.form == form::COMPACT)
+        });
         let sides = |side| passes.iter().all(|pass| has_side(pass, side));
         let plain = passes.len() == 1 && first.data[0] != 0;
         let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
@@ -137,6 +139,7 @@ impl Job for Encode {
     fn kernel(jobs: &[Self]) -> Kernel {
         let fits = |job: &Self| {
             job.source_code == code::BF16
+                && job.observed == 0
                 && job.path == path::WIDE
                 && matches!(job.element, code::E4M3 | code::E5M2)
         };
@@ -159,13 +162,14 @@ impl Job for Encode {
         }
     }
 
-    /// An empty matrix has one tile where a tensor scale must be written.
+    /// An empty matrix has one tile where a tensor scale must be written or an amax be spent.
     fn tiles(&self) -> u64 {
-        if self.passes == 0 && self.tensor_scale == 0 {
+        let settle = self.tensor_scale != 0 || self.observed != 0;
+        if self.passes == 0 && !settle {
             return 0;
         }
         let tiles = cdiv(self.rows, u64::from(self.tile_rows)) * self.tiles_across;
-        tiles.max(u64::from(self.tensor_scale != 0))
+        tiles.max(u64::from(settle))
     }
 }
 

@@ -9,7 +9,7 @@ mod encode;
 mod tests;
 
 use super::table::{
-    Amax, Decode, FlatEncode, Interleave, Kernel, Pass, Repack, Scale, SumSquares, Tile, Transpose,
+    Amax, Decode, FlatEncode, History, Interleave, Kernel, Pass, Repack, SumSquares, Tile, Transpose,
     amax_path, code, decode_path, repack_path, rule,
 };
 use encode::has_side;
@@ -114,8 +114,8 @@ impl Job for Amax {
     }
 }
 
-impl Job for Scale {
-    const KERNEL: Kernel = Kernel::Scale;
+impl Job for History {
+    const KERNEL: Kernel = Kernel::History;
     fn lay_out(&mut self) {}
     fn tiles(&self) -> u64 {
         1
@@ -135,14 +135,18 @@ impl Job for FlatEncode {
         for (tiles, pass) in self.scale_tiles.iter_mut().zip(&self.pass) {
             let [height, width] = [pass.block_rows, pass.block_cols].map(u64::from);
             let blocks = cdiv(self.rows, height) * cdiv(self.cols, width);
-            let wanted = pass.amaxes != 0 && pass.scale != [0, 0];
-            *tiles = if wanted { cdiv(blocks, RUN) } else { 0 };
+            // Amaxes are spent with or without scales.
+            *tiles = if pass.amaxes != 0 {
+                cdiv(blocks, RUN)
+            } else {
+                0
+            };
         }
     }
 
     fn tiles(&self) -> u64 {
         let tiles = self.data_tiles + self.scale_tiles[0] + self.scale_tiles[1];
-        tiles.max(u64::from(self.tensor_scale != 0))
+        tiles.max(u64::from(self.tensor_scale != 0 || self.observed != 0))
     }
 }
 

@@ -1,13 +1,12 @@
-// From agreed amaxes to what encoding reads (numerics 4.2 and 5.2): one warp per tensor.
+// Amax histories of delayed scaling (numerics 4.2): one warp per tensor.
 #include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
 
 // Rolls the history of one tensor, [0, h2, .., h(L-1), last], and returns the next encode scale.
-__device__ __forceinline__ float roll(const Scale& job, float observed, float scale, uint32_t lane) {
+__device__ __forceinline__ float roll(const History& job, float observed, float scale, uint32_t lane) {
   float* history = pointer<float>(job.history);
-  if (job.window == 0) return scale;
   float newest = fmaxf(history[0], observed);
   float last = observed != 0.0f ? observed : newest;
   __syncwarp();
@@ -49,17 +48,13 @@ __device__ __forceinline__ float roll(const Scale& job, float observed, float sc
 using namespace lowp;
 
 extern "C" __global__ void __launch_bounds__(32)
-    lowp_scale(const Tile* __restrict__ tiles, const Scale* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+    lowp_history(const Tile* __restrict__ tiles, const History* __restrict__ jobs, const Step* __restrict__ step,
+                 uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Scale& job = jobs[tiles[blockIdx.x].job];
+  const History& job = jobs[tiles[blockIdx.x].job];
   float observed = *pointer<const float>(job.observed), scale = *pointer<const float>(job.scale);
   __syncwarp();
-  float next = scale;
-  switch (job.kind) {
-    case SCALE_HISTORY: next = roll(job, observed, scale, threadIdx.x); break;
-    case SCALE_TENSOR: next = tensor_scale(observed, job.max_finite, job.pow2, job.epsilon); break;
-    case SCALE_TWO_LEVEL: next = observed; break;
-  }
+  float next = roll(job, observed, scale, threadIdx.x);
   if (threadIdx.x == 0) {
     *pointer<float>(job.observed) = 0.0f;
     *pointer<float>(job.scale) = next;

@@ -1,0 +1,176 @@
+//! Encodes that write their block scales in Padded and Swizzled form.
+
+use lowp_format::{Form, Orientation};
+
+use super::*;
+use crate::reference::{Reference, in_form};
+use crate::{DecodeJob, FlatEncodeJob};
+
+/// The ingredients with block scales, with the padding that GEMMs ask for.
+fn padded_cases() -> Vec<Case> {
+    let scaled = |case: &Case| case.kernel.blocks.is_some();
+    let mut cases: Vec<Case> = cases().into_iter().filter(scaled).collect();
+    for case in &mut cases {
+        for spec in &mut case.specs {
+            if spec.key.part == Part::BlockScale {
+                spec.padded = PaddedForm::TILES_128X4;
+            }
+        }
+    }
+    cases
+}
+
+/// A target for `spec` in every form but Compact that it has for an orientation that it serves;
+/// Compact where it has none.
+fn targets_in<B: Backend>(rig: &Rig<B>, spec: BufferSpec, shape: Shape, form: Form) -> Vec<Target<B>> {
+    let mut targets = Vec::new();
+    if spec.key.part == Part::BlockScale {
+        for orientation in spec.key.usage.orientations() {
+            let mut target = Target::in_form(spec, form, orientation, rig.buffer(&[]));
+            if let Ok(layout) = target.layout(shape) {
+                target.bytes = rig.buffer(&vec![0xA5u8; layout.bytes()]);
+                targets.push(target);
+            }
+        }
+    }
+    if targets.is_empty() {
+        targets.push(Target::new(spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)])));
+    }
+    targets
+}
+
+pub(super) fn scales_are_written_in_every_form<B: Backend>(rig: &Rig<B>) {
+    for (n, case) in padded_cases().into_iter().enumerate() {
+        let more = [[128, 256], [260, 1056], [129, 2080]].map(|[rows, cols]: [usize; 2]| {
+            Shape::new(rows, cols.next_multiple_of(case.columns()))
+        });
+        for (m, shape) in shapes(&case).into_iter().chain(more).enumerate() {
+            let given = values(shape.elements(), (n * 100 + m) as u64, true);
+            let (source, values) = source(rig, &given, (n + m) % 2 == 0);
+            let reference = Reference {
+                shape,
+                kernel: case.kernel,
+                values: &values,
+                source_rounding: SourceRounding::F32,
+                tensor: 3.75,
+                random: None,
+            };
+            for form in Form::ALL {
+                let job = encode_job(rig, case.kernel, &case.specs, shape, source.clone(), 3.75);
+                let targets = case.specs.iter();
+                let targets = targets.flat_map(|spec| targets_in(rig, *spec, shape, form));
+                let targets: SmallVec<[Target<B>; 6]> = targets.collect();
+                rig.run(Work::Encode(vec![EncodeJob {
+                    targets: targets.clone(),
+                    ..job
+                }]));
+                for target in &targets {
+                    let mut expected = reference.encode(&target.spec).unwrap();
+                    if target.form.is_some() {
+                        let compact = Target::<B>::new(target.spec, target.bytes.clone());
+                        let from = compact.layout(shape).unwrap();
+                        expected = in_form(&from, &target.layout(shape).unwrap(), &expected);
+                    }
+                    let found = rig.content::<u8>(&target.bytes);
+                    assert!(
+                        found == expected,
+                        "{rig:?} {shape} {:?} {:?} {:?}",
+                        target.form,
+                        target.spec,
+                        case.kernel
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Compact scales to gather and swizzled ones to multiply with, from one job.
+pub(super) fn one_job_writes_several_forms<B: Backend>(rig: &Rig<B>) {
+    let shape = Shape::new(160, 320);
+    for case in padded_cases() {
+        let source = source(rig, &values(shape.elements(), 77, true), false).0;
+        let forms = Form::ALL.into_iter();
+        let targets: SmallVec<[Target<B>; 6]> = forms
+            .flat_map(|form| {
+                let of = |spec: &BufferSpec| targets_in(rig, *spec, shape, form);
+                case.specs.iter().flat_map(of).collect::<Vec<_>>()
+            })
+            .collect();
+        if !shape.cols.is_multiple_of(case.columns()) {
+            continue;
+        }
+        let job = encode_job(rig, case.kernel, &case.specs, shape, source, 5.0);
+        let compact = job.targets.clone();
+        rig.run(Work::Encode(vec![job.clone()]));
+        rig.run(Work::Encode(vec![EncodeJob {
+            targets: targets.clone(),
+            ..job
+        }]));
+        for target in &targets {
+            let alone = compact.iter().find(|t| t.spec == target.spec).unwrap();
+            let mut expected = rig.content::<u8>(&alone.bytes);
+            if target.form.is_some() {
+                let from = alone.layout(shape).unwrap();
+                expected = in_form(&from, &target.layout(shape).unwrap(), &expected);
+            }
+            assert!(rig.content::<u8>(&target.bytes) == expected, "{target:?}");
+        }
+    }
+}
+
+pub(super) fn forms_must_exist<B: Backend>(rig: &Rig<B>) {
+    let te = ScaleRule::E8M0(MxScale::Te);
+    let mut case = case(Code::E4M3, te, Some([[1, 32], [32, 1]]), Some(ROW_MAJOR));
+    let shape = Shape::new(4, 64);
+    let source = Source::F32(rig.buffer(&[1f32; 256]));
+    let plan = |case: &Case, target: usize, form, orientation| {
+        let mut job = encode_job(rig, case.kernel, &case.specs, shape, source.clone(), 1.0);
+        job.targets[target].form = Some((form, orientation));
+        rig.plan(Work::Encode(vec![job])).map(|_| ())
+    };
+    let words = |error: Result<(), KernelError>| error.unwrap_err().to_string();
+    let (row, column) = (Orientation::Rowwise, Orientation::Columnwise);
+    let error = words(plan(&case, 0, Form::Padded, row));
+    assert!(error.contains("only block scales"), "{error}");
+    let error = words(plan(&case, 1, Form::Padded, column));
+    assert!(error.contains("does not serve"), "{error}");
+    let error = words(plan(&case, 1, Form::Swizzled, row));
+    assert!(error.contains("128x4"), "{error}");
+    // A Compact buffer is too short for its padding.
+    case.specs[1].padded = PaddedForm::TILES_128X4;
+    assert!(matches!(
+        plan(&case, 1, Form::Swizzled, row),
+        Err(KernelError::Length {
+            needed: 512,
+            found: 8,
+            ..
+        })
+    ));
+    // What reads scales, or writes a part of them, knows Compact only.
+    let job = encode_job(rig, case.kernel, &case.specs[..2], shape, source.clone(), 1.0);
+    let mut scales = job.targets[1].clone();
+    scales.form = Some((Form::Swizzled, row));
+    let decode = rig.plan(Work::Decode(vec![DecodeJob {
+        shape,
+        kernel: case.kernel,
+        data: job.targets[0].clone(),
+        block_scale: Some(scales.clone()),
+        tensor_scale: None,
+        out: rig.buffer(&[0f32; 256]),
+    }]));
+    let flat = rig.plan(Work::FlatEncode(vec![FlatEncodeJob {
+        shape,
+        start: 0,
+        len: 256,
+        kernel: case.kernel,
+        source,
+        source_rounding: SourceRounding::F32,
+        tensor: None,
+        blocks: None,
+        targets: [scales].into_iter().collect(),
+    }]));
+    for error in [decode.map(|_| ()), flat.map(|_| ())].map(words) {
+        assert!(error.contains("repack"), "{error}");
+    }
+}
