@@ -79,16 +79,16 @@ __device__ __forceinline__ float update_any(const Adamw& job, const Adam& adam, 
 // Updates a tile and encodes it; returns the thread's amax of the new master.
 template <bool TURNED>
 __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
-                                             Stage<TURNED>& stage) {
-  using Tile = Tiling<TURNED>;
+                                             const Place<Adamw>& place, Stage<TURNED>& stage) {
+  using Shape = Tiling<TURNED>;
   const Encode& encode = job.encode;
   uint32_t across = uint32_t(encode.tiles_across);
-  uint64_t row = uint64_t(index / across) * Tile::ROWS, col = uint64_t(index % across) * Tile::COLS;
-  Lane<4> at{threadIdx.x % 32, row + Tile::warp_row(), col + Tile::warp_col()};
+  uint64_t row = uint64_t(index / across) * Shape::ROWS, col = uint64_t(index % across) * Shape::COLS;
+  Lane<4> at{threadIdx.x % 32, row + Shape::warp_row(), col + Shape::warp_col()};
   bool vector = encode.vector & VECTOR_SOURCE;
   Values<4> v;
   float a = 0.0f;
-  if (vector && view.holds_all(row, col, Tile::ROWS, Tile::COLS)) {
+  if (vector && view.holds_all(row, col, Shape::ROWS, Shape::COLS)) {
     if (job.moments_code == BF16) {
       job.grad_code == BF16 ? update_tile<true, true>(job, adam, view, at, v) : update_tile<true, false>(job, adam, view, at, v);
     } else {
@@ -97,13 +97,13 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
     if (job.amax) a = v.maximum();
     if (encode.passes == 0) return a;
   } else {
-    a = update_any(job, adam, view, row, col, Tile::ROWS, Tile::COLS);
+    a = update_any(job, adam, view, row, col, Shape::ROWS, Shape::COLS);
     if (encode.passes == 0) return a;
     __syncthreads();
     v.load(job.master, false, view, at);
   }
   if (encode.via_bf16) v.round();
-  quantize<4, TURNED, false>(encode, view, row, col, at, v, stage);
+  quantize<4, TURNED, false>(place, at.lane, v, stage);
   return a;
 }
 
@@ -119,20 +119,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Adamw& job = jobs[tile.job];
   const Encode& encode = job.encode;
   const Adam adam = Adam::of(step, job.group, job.l2);
+  const Place<Adamw> place{tiles, jobs};
   float a = 0.0f;
   if (job.len == 0) {
     // Nothing but the tensor scale below.
   } else if (encode.path == PATH_FLAT) {
     View view{cdiv(job.len, 256), 256, job.len};
-    a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
+    a = adamw_tiled<false>(job, adam, view, tile.index, place, shared.wide);
   } else {
     View view{encode.rows, encode.cols, job.len};
     if (encode.path == PATH_WIDE) {
-      a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
-      if (encode.forms) store_forms(encode, tile.index, shared.wide);
+      a = adamw_tiled<false>(job, adam, view, tile.index, place, shared.wide);
+      if (encode.forms) forms_apart(tiles, jobs, shared.wide);
     } else if (encode.path == PATH_TURNED) {
-      a = adamw_tiled<true>(job, adam, view, tile.index, shared.turned);
-      if (encode.forms) store_forms(encode, tile.index, shared.turned);
+      a = adamw_tiled<true>(job, adam, view, tile.index, place, shared.turned);
+      if (encode.forms) forms_apart(tiles, jobs, shared.turned);
     } else {
       uint32_t across = uint32_t(encode.tiles_across);
       uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;

@@ -4,72 +4,82 @@
 namespace lowp {
 
 template <int W, bool TURNED>
-__device__ __forceinline__ void encode_tiled(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
-  using Tile = Tiling<TURNED>;
-  uint32_t across = uint32_t(job.tiles_across);
-  uint64_t row = uint64_t(index / across) * Tile::ROWS, col = uint64_t(index % across) * Tile::COLS;
-  View view{job.rows, job.cols, job.rows * job.cols};
-  Lane<W> at{threadIdx.x % 32, row + Tile::warp_row(), col + Tile::warp_col()};
-  prepare(job, stage);
+__device__ __forceinline__ void encode_tiled(const Place<Encode>& place, Stage<TURNED>& stage) {
+  using Shape = Tiling<TURNED>;
+  uint32_t lane = threadIdx.x % 32;
+  prepare(place.encode(), stage);
   Values<W> v;
-  v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
-  if (job.via_bf16) v.round();
-  quantize<W, TURNED, true>(job, view, row, col, at, v, stage);
+  {
+    const Encode& job = place.encode();
+    View view{job.rows, job.cols, job.rows * job.cols};
+    const Lane<W> at{lane, place.row() + Shape::warp_row(), place.col() + Shape::warp_col()};
+    v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
+    if (job.via_bf16) v.round();
+  }
+  quantize<W, TURNED, true>(place, lane, v, stage);
 }
 
 // Blocks of a multiprocessor, as many as no register is spilled for.
 #if __CUDA_ARCH__ == 900
-constexpr int BLOCKS = 3;
+constexpr int BLOCKS = 4;
 #else
 constexpr int BLOCKS = 2;
 #endif
 
-// What is left when a tile is done: scales in other forms, and the tensor of the job, by one thread of its
-// first tile. The table is read again, so that nothing of this needs a register while a tile is encoded.
-template <bool TURNED>
-__device__ __forceinline__ void forms(const Tile* tiles, const Encode* jobs, const Stage<TURNED>& stage) {
-  const Tile* tile = tiles + blockIdx.x;
-  asm volatile("" : "+l"(tile));
-  const Encode& job = again(jobs[tile->job]);
-  if (job.forms) store_forms(job, tile->index, stage);
-}
-
-__device__ __forceinline__ bool empty(const Encode& job) { return job.rows == 0 || job.cols == 0 || job.passes == 0; }
-
-// FP8 of bf16 with row-major outputs: 32 rows, 256 columns at a time. The next ones are loaded while codes
-// are stored. Scales are stored at the end, so that their rows are whole sectors where a tile has 1024
-// columns: sectors written in parts cost 5% of an encode of 16384 x 16384 on an H100.
+// FP8 of bf16 with row-major outputs: 32 x 256 elements at a time, along the columns of a tile, or down its
+// rows. The next ones are loaded while codes are stored. Scales are stored at the end, so that their rows
+// are whole sectors: where a tile has 1024 columns those of Compact scales, where it has 128 rows those of
+// swizzled ones. Sectors written in parts cost 5% of an encode of 16384 x 16384 on an H100.
 template <typename E>
-__device__ __forceinline__ void encode_bf16(const Encode& planned, uint32_t index, Stage<false>& stage) {
-  constexpr uint32_t COLS = Tiling<false>::COLS;
+__device__ __forceinline__ void encode_bf16(const Place<Encode>& place, Stage<false>& stage) {
+  using Step = Tiling<false>;
   uint32_t lane = threadIdx.x % 32;
-  // Computed again where they are needed: they would take registers from the values.
-  auto row = [&] { return uint64_t(index / uint32_t(again(planned).tiles_across)) * 32; };
-  auto left = [&] {
-    const Encode& job = again(planned);
-    return uint64_t(index % uint32_t(job.tiles_across)) * job.tile_cols;
-  };
+  // Where a step begins in the tile.
+  auto down = [&](uint32_t step) { return place.encode().tile_rows > Step::ROWS ? step * Step::ROWS : 0; };
+  auto along = [&](uint32_t step) { return place.encode().tile_rows > Step::ROWS ? 0 : step * Step::COLS; };
   Values<8> v;
-  auto load = [&](uint32_t first) {
-    const Encode& job = again(planned);
+  auto load = [&](uint32_t step) {
+    const Encode& job = place.encode();
     const View view{job.rows, job.cols, job.rows * job.cols};
-    const Lane<8> at{lane, row(), left() + first + Tiling<false>::warp_col()};
+    const Lane<8> at{lane, place.row() + down(step), place.col() + along(step) + Step::warp_col()};
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
   };
   load(0);
 #pragma unroll 1
-  for (uint32_t first = 0;;) {
-    stage8<8, false, false, E>(planned, lane, v, stage, first, again(planned).tile_cols);
+  for (uint32_t step = 0;;) {
+    stage8<8, false, false, E>(place, lane, v, stage, down(step), along(step), place.encode().tile_cols);
     __syncthreads();
-    uint32_t next = first + COLS;
-    bool more = next < again(planned).tile_cols && left() + next < again(planned).cols;
-    if (more) load(next);
-    store_codes8<8>(planned, row(), left() + first, stage);
-    if (!more) break;
+    uint32_t next = step + 1;
+    auto more = [&] {
+      return down(next) < place.encode().tile_rows && along(next) < place.encode().tile_cols &&
+             place.row() + down(next) < place.encode().rows && place.col() + along(next) < place.encode().cols;
+    };
+    if (more()) load(next);
+    store_codes8<8>(place, place.row() + down(step), place.col() + along(step), stage);
+    if (!more()) break;
     __syncthreads();
-    first = next;
+    step = next;
   }
-  store_scales8(planned, row(), left(), again(planned).tile_cols, stage);
+  store_scales8(place, place.row(), place.col(), place.encode().tile_rows, place.encode().tile_cols, stage);
+}
+
+template <int W, bool TURNED>
+__device__ __forceinline__ void encode_whole(const Place<Encode>& place, Stage<TURNED>& stage) {
+  encode_tiled<W, TURNED>(place, stage);
+  store_forms(place, stage);
+}
+
+// Not inlined: each has registers of its own.
+template <int W, bool TURNED>
+__device__ __noinline__ void encode_apart(const Tile* tiles, const Encode* jobs, Stage<TURNED>& stage) {
+  encode_whole<W, TURNED>(Place<Encode>{tiles, jobs}, stage);
+}
+
+// What every launch does first: whether there is anything to encode.
+__device__ __forceinline__ bool begin(const Place<Encode>& place) {
+  const Encode& job = place.encode();
+  if (place.tile().index == 0 && threadIdx.x == 0) settle_tensor(job);
+  return job.rows != 0 && job.cols != 0 && job.passes != 0;
 }
 
 }  // namespace lowp
@@ -81,34 +91,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Encode& job = jobs[tile.job];
-  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(job);
+  const Place<Encode> place{tiles, jobs};
+  if (!begin(place)) return;
+  const Encode& job = place.encode();
   bool half = job.source_code == BF16;
-  if (empty(job)) {
-  } else if (job.path == PATH_WIDE) {
-    half ? encode_tiled<8, false>(job, tile.index, shared.wide) : encode_tiled<4, false>(job, tile.index, shared.wide);
-    forms(tiles, jobs, shared.wide);
+  if (job.path == PATH_WIDE) {
+    half ? encode_apart<8, false>(tiles, jobs, shared.wide) : encode_apart<4, false>(tiles, jobs, shared.wide);
   } else if (job.path == PATH_TURNED) {
-    half ? encode_tiled<8, true>(job, tile.index, shared.turned) : encode_tiled<4, true>(job, tile.index, shared.turned);
-    forms(tiles, jobs, shared.turned);
+    half ? encode_apart<8, true>(tiles, jobs, shared.turned) : encode_apart<4, true>(tiles, jobs, shared.turned);
   } else {
-    encode_generic(job, step, tile.index, shared.multipliers);
+    encode_generic(job, step, place.tile().index, shared.multipliers);
   }
 }
 
-// Jobs whose sources are all bf16 and whose outputs are all FP8 and row-major (MXFP8): a lane needs
-// fewer registers.
+// Launches of one kind of jobs, each with the registers that it needs and no more.
+
+// FP8 of bf16 with row-major outputs, and no scale of an observed amax (MXFP8).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
-                     uint32_t flags) {
+    lowp_encode_wide_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                          uint32_t flags) {
   __shared__ Stage<false> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Encode& job = jobs[tile.job];
-  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(job);
-  if (!empty(job)) {
-    job.element == E4M3 ? encode_bf16<E4m3>(job, tile.index, stage) : encode_bf16<E5m2>(job, tile.index, stage);
-    forms(tiles, jobs, stage);
-  }
+  const Place<Encode> place{tiles, jobs};
+  if (!begin(place)) return;
+  place.encode().element == E4M3 ? encode_bf16<E4m3>(place, stage) : encode_bf16<E5m2>(place, stage);
+  store_forms(place, stage);
+}
+
+// Jobs of PATH_TURNED from bf16.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    lowp_encode_turned_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                            uint32_t flags) {
+  __shared__ Stage<true> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Place<Encode> place{tiles, jobs};
+  if (begin(place)) encode_whole<8, true>(place, stage);
+}
+
+// The same from binary32.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    lowp_encode_turned_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                           uint32_t flags) {
+  __shared__ Stage<true> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Place<Encode> place{tiles, jobs};
+  if (begin(place)) encode_whole<4, true>(place, stage);
 }

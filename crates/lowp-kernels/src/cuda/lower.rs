@@ -7,7 +7,7 @@ use lowp_format::{ScaleRule, Shape, SourceRounding, cdiv};
 use super::device::Cuda;
 use super::table::{
     Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, History, Interleave, Layout,
-    Pass, Repack, Scales, SumSquares, Transpose, code, form, rule,
+    Pass, Repack, Scales, SumSquares, Transpose, code, rule,
 };
 use crate::check::target::block_of;
 use crate::{
@@ -169,18 +169,13 @@ fn scales(target: &Target<Cuda>, shape: Shape) -> Result<(usize, Scales), Kernel
     let logical = |physical: [usize; 2]| [physical[side], physical[1 - side]];
     let [rows, cols] = logical(layout.padded).map(|n| n as u64);
     let [tile_rows, tile_cols] = sides(Some(logical(layout.tile)));
-    let form = match layout.form {
-        Form::Compact => form::COMPACT,
-        Form::Padded => form::PADDED,
-        Form::Swizzled => form::SWIZZLED,
-    };
     let scales = Scales {
         to: target.bytes.pointer(),
         rows,
         cols,
         tile_rows,
         tile_cols,
-        form,
+        swizzled: u32::from(layout.form == Form::Swizzled),
         reserved: 0,
     };
     Ok((side, scales))
@@ -229,6 +224,7 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
         }
         let [block_rows, block_cols] = sides(block_of(&job.kernel, target.spec.key.usage)?);
         let (side, scales) = scales(target, job.shape)?;
+        let other = !matches!(target.form, None | Some((Form::Compact, _)));
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
             let same = |pass: &Pass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
@@ -236,20 +232,23 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
             let Some(pass) = row.pass.get_mut(at) else {
                 return false;
             };
-            let slot = &mut pass.scale[side];
             let free = match part {
                 Part::Data => put(&mut pass.data[side], pointer),
-                _ if slot.to == 0 => {
-                    *slot = scales;
-                    true
+                _ if !other => put(&mut pass.scale[side], pointer),
+                _ => {
+                    let slot = &mut pass.form[side];
+                    let free = slot.to == 0;
+                    if free {
+                        *slot = scales;
+                    }
+                    free
                 }
-                _ => false,
             };
             if free && at == used {
                 [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
                 row.passes += 1;
             }
-            row.forms |= u8::from(free && scales.form != form::COMPACT);
+            row.forms |= u8::from(free && other);
             free
         })?;
     }

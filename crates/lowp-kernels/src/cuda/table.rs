@@ -11,7 +11,9 @@ pub(crate) enum Kernel {
     Amax,
     History,
     Encode,
-    EncodeBf16,
+    EncodeWideBf16,
+    EncodeTurnedBf16,
+    EncodeTurnedF32,
     FlatEncode,
     Decode,
     Transpose,
@@ -23,11 +25,13 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 11] = [
+    pub(crate) const ALL: [Kernel; 13] = [
         Kernel::Amax,
         Kernel::History,
         Kernel::Encode,
-        Kernel::EncodeBf16,
+        Kernel::EncodeWideBf16,
+        Kernel::EncodeTurnedBf16,
+        Kernel::EncodeTurnedF32,
         Kernel::FlatEncode,
         Kernel::Decode,
         Kernel::Transpose,
@@ -43,7 +47,9 @@ impl Kernel {
             Kernel::Amax => "lowp_amax",
             Kernel::History => "lowp_history",
             Kernel::Encode => "lowp_encode",
-            Kernel::EncodeBf16 => "lowp_encode_bf16",
+            Kernel::EncodeWideBf16 => "lowp_encode_wide_bf16",
+            Kernel::EncodeTurnedBf16 => "lowp_encode_turned_bf16",
+            Kernel::EncodeTurnedF32 => "lowp_encode_turned_f32",
             Kernel::FlatEncode => "lowp_flat_encode",
             Kernel::Decode => "lowp_decode",
             Kernel::Transpose => "lowp_transpose",
@@ -109,13 +115,6 @@ pub(crate) mod amax_path {
 pub(crate) mod decode_path {
     pub(crate) const GENERIC: u8 = 0;
     pub(crate) const WIDE: u8 = 1;
-}
-
-/// Values of `Scales::form`.
-pub(crate) mod form {
-    pub(crate) const COMPACT: u32 = 0;
-    pub(crate) const PADDED: u32 = 1;
-    pub(crate) const SWIZZLED: u32 = 2;
 }
 
 /// Values of `Repack::path`.
@@ -225,17 +224,18 @@ plain! {
 }
 
 plain! {
-    /// A buffer of block scales.
+    /// A buffer of block scales in another form than Compact.
     struct Scales {
         to: u64,
-        /// Of forms other than Compact: entries along the matrix's rows, padding included.
+        /// Entries along the matrix's rows, padding included.
         rows: u64,
         /// The same along its columns.
         cols: u64,
         /// Elements of an entry: a side of the block, or 1 where its scale is repeated.
         tile_rows: u32,
         tile_cols: u32,
-        form: u32,
+        /// Tiles of 128 x 4; else Padded.
+        swizzled: u32,
         reserved: u32,
     }
 }
@@ -245,12 +245,14 @@ plain! {
     /// transposed (physical rows follow the matrix's columns).
     struct Pass {
         data: [u64; 2],
-        scale: [Scales; 2],
+        /// Compact.
+        scale: [u64; 2],
         /// 0 where blocks have no scale.
         block_rows: u32,
         block_cols: u32,
         unit_rows: u32,
         unit_cols: u32,
+        form: [Scales; 2],
     }
 }
 
@@ -284,7 +286,7 @@ plain! {
         vector: u8,
         /// `tensor` holds an observed amax: its magnitude counts, and it is spent.
         observed: u8,
-        /// Scales of other forms than Compact are among the outputs.
+        /// Scales in other forms than Compact are among the outputs.
         forms: u8,
         reserved: u8,
     }
@@ -505,16 +507,16 @@ mod tests {
                 size_of::<Encode>(),
                 offset_of!(Encode, pass)
             ],
-            [112, 320, 64]
+            [128, 352, 64]
         );
         assert_eq!(
             [
                 offset_of!(Encode, tiles_across),
                 offset_of!(Encode, observed)
             ],
-            [288, 317]
+            [320, 349]
         );
-        assert_eq!([size_of::<Adamw>(), offset_of!(Adamw, encode)], [376, 56]);
+        assert_eq!([size_of::<Adamw>(), offset_of!(Adamw, encode)], [408, 56]);
         assert_eq!([size_of::<FlatPass>(), size_of::<FlatEncode>()], [40, 176]);
         assert_eq!(offset_of!(FlatEncode, epsilon), 160);
         assert_eq!([size_of::<Decode>(), offset_of!(Decode, element)], [88, 80]);

@@ -1,5 +1,6 @@
 // Both ways to encode: tiles of known blocks, and anything else.
 #pragma once
+#include <lowp/forms.cuh>
 #include <lowp/generic.cuh>
 #include <lowp/quantize.cuh>
 

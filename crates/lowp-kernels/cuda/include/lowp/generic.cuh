@@ -76,13 +76,9 @@ struct GenericEncode {
         Scaled s = rule.block(a);
         multipliers[b] = s.multiplier;
         for (int turned = 0; turned < 2; ++turned) {
-          const Scales& to = pass.scale[turned];
-          if (to.to == 0) continue;
-          if (to.form != FORM_COMPACT) {
-            spread(pass, turned, top + r, left + c, s.entry);
-          } else {
-            store(to.to, turned ? (left + c) * rows + top + r : (top + r) * cols + left + c, s.entry);
-          }
+          uint64_t at = turned ? (left + c) * rows + top + r : (top + r) * cols + left + c;
+          if (pass.scale[turned]) store(pass.scale[turned], at, s.entry);
+          if (pass.form[turned].to) spread(pass, turned, top + r, left + c, s.entry);
         }
       }
     }
@@ -90,7 +86,7 @@ struct GenericEncode {
 
   // Every entry of a block in another form than Compact, and the padding behind the last blocks.
   __device__ void spread(const Pass& pass, int turned, uint64_t block_row, uint64_t block_col, uint32_t entry) const {
-    const Scales& to = pass.scale[turned];
+    const Scales& to = pass.form[turned];
     uint64_t rows = cdiv(job.rows, to.tile_rows), cols = cdiv(job.cols, to.tile_cols);
     uint64_t times_rows = pass.block_rows / to.tile_rows, times_cols = pass.block_cols / to.tile_cols;
     uint64_t top = block_row * times_rows, left = block_col * times_cols;

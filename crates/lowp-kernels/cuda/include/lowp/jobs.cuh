@@ -114,25 +114,22 @@ struct History {
   uint8_t reserved[3];
 };
 
-enum Form : uint32_t { FORM_COMPACT = 0, FORM_PADDED = 1, FORM_SWIZZLED = 2 };
-
-// A buffer of block scales.
+// A buffer of block scales in another form than Compact.
 struct Scales {
-  uint64_t to;  // 0: none
-  // Of forms other than Compact: entries along the matrix's rows and columns, padding included, and the
-  // elements of one: the sides of a block, or 1 where its scale is repeated.
-  uint64_t rows, cols;
-  uint32_t tile_rows, tile_cols;
-  uint32_t form;  // Form
+  uint64_t to;                    // 0: none
+  uint64_t rows, cols;            // entries along the matrix's rows and columns, padding included
+  uint32_t tile_rows, tile_cols;  // elements of an entry: the sides of a block, or 1 where its scale is repeated
+  uint32_t swizzled;              // tiles of 128 x 4; else Padded
   uint32_t reserved;
 };
 
 // The outputs of one quantization: what shares a block shape. Index 0 is row-major, 1 transposed.
 struct Pass {
   uint64_t data[2];
-  Scales scale[2];
+  uint64_t scale[2];                // Compact
   uint32_t block_rows, block_cols;  // 0 where blocks have no scale
   uint32_t unit_rows, unit_cols;    // PATH_GENERIC: what the threads of a block do at a time
+  Scales form[2];
 };
 
 // EncodeJob; within AdamW `source` is the master.
@@ -156,7 +153,7 @@ struct Encode {
   uint8_t path;    // Path
   uint8_t vector;  // Vector bits
   uint8_t observed;  // `tensor` holds an observed amax: its magnitude counts, and it is spent
-  uint8_t forms;     // scales of other forms than Compact are among the outputs
+  uint8_t forms;     // scales in other forms than Compact are among the outputs
   uint8_t reserved;
 };
 
@@ -305,9 +302,9 @@ struct SumSquares {
 static_assert(sizeof(Tile) == 8 && sizeof(AdamGroup) == 32 && sizeof(Step) == 32, "table.rs");
 static_assert(sizeof(Amax) == 104 && offsetof(Amax, blocks) == 48 && offsetof(Amax, source_code) == 96, "table.rs");
 static_assert(sizeof(History) == 40 && offsetof(History, most_recent) == 36 && sizeof(Scales) == 40, "table.rs");
-static_assert(sizeof(Pass) == 112 && sizeof(Encode) == 320 && offsetof(Encode, pass) == 64, "table.rs");
-static_assert(offsetof(Encode, tiles_across) == 288 && offsetof(Encode, observed) == 317, "table.rs");
-static_assert(sizeof(Adamw) == 376 && offsetof(Adamw, encode) == 56, "table.rs");
+static_assert(sizeof(Pass) == 128 && sizeof(Encode) == 352 && offsetof(Encode, pass) == 64, "table.rs");
+static_assert(offsetof(Encode, tiles_across) == 320 && offsetof(Encode, observed) == 349, "table.rs");
+static_assert(sizeof(Adamw) == 408 && offsetof(Adamw, encode) == 56, "table.rs");
 static_assert(sizeof(FlatPass) == 40 && sizeof(FlatEncode) == 176 && offsetof(FlatEncode, epsilon) == 160, "table.rs");
 static_assert(sizeof(Decode) == 88 && offsetof(Decode, element) == 80, "table.rs");
 static_assert(sizeof(Transpose) == 64 && sizeof(Layout) == 56 && sizeof(Repack) == 152, "table.rs");

@@ -73,7 +73,7 @@ __device__ __forceinline__ uint64_t swizzled(uint64_t i, uint64_t j, uint64_t in
 // The position of the entry at (row, col) of Padded or Swizzled scales.
 __device__ __forceinline__ uint64_t scale_offset(const Scales& scales, bool turned, uint64_t row, uint64_t col) {
   uint64_t i = turned ? col : row, j = turned ? row : col, inner = turned ? scales.rows : scales.cols;
-  return scales.form == FORM_SWIZZLED ? swizzled(i, j, inner) : i * inner + j;
+  return scales.swizzled ? swizzled(i, j, inner) : i * inner + j;
 }
 
 }  // namespace lowp

@@ -1,6 +1,6 @@
 //! Encodes, alone and fused with AdamW.
 
-use super::super::table::{Adamw, Encode, Kernel, Pass, code, form, path, rule, vector};
+use super::super::table::{Adamw, Encode, Kernel, Pass, code, path, rule, vector};
 use super::{Job, aligned, bits, cdiv};
 
 /// Elements of a tile of [`path::FLAT`].
@@ -58,10 +58,9 @@ impl Encode {
             return path::FLAT;
         };
         // Scales in another form than Compact follow no order of data.
-        let turned = passes.iter().any(|pass| {
-            let scale = pass.scale[1];
-            pass.data[1] != 0 || (scale.to != 0 && scale.form == form::COMPACT)
-        });
+        let turned = passes
+            .iter()
+            .any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
         let sides = |side| passes.iter().all(|pass| has_side(pass, side));
         let plain = passes.len() == 1 && first.data[0] != 0;
         let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
@@ -83,13 +82,17 @@ impl Encode {
         }
     }
 
-    /// Makes tiles so wide that their rows of scales are whole sectors of 32 bytes.
-    fn widen(&mut self) {
+    /// Makes tiles so large that what they write of scales is whole sectors: rows of 32 bytes of
+    /// Compact ones, tiles of 128 x 4 of swizzled ones.
+    fn enlarge(&mut self) {
         let mx = matches!(self.rule, rule::E8M0_TE | rule::E8M0_FLOOR);
-        if mx && self.path == path::WIDE {
-            self.tile_cols = 1024;
-            self.tiles_across = cdiv(self.cols, 1024);
+        if !mx || self.path != path::WIDE {
+            return;
         }
+        let mut forms = self.passes().iter().flat_map(|pass| pass.form);
+        let swizzled = forms.any(|scales| scales.to != 0 && scales.swizzled != 0);
+        [self.tile_rows, self.tile_cols] = if swizzled { [128, 256] } else { [32, 1024] };
+        self.tiles_across = cdiv(self.cols, u64::from(self.tile_cols));
     }
 
     fn vector_outputs(&self) -> u8 {
@@ -137,16 +140,19 @@ impl Job for Encode {
     const KERNEL: Kernel = Kernel::Encode;
 
     fn kernel(jobs: &[Self]) -> Kernel {
-        let fits = |job: &Self| {
-            job.source_code == code::BF16
-                && job.observed == 0
-                && job.path == path::WIDE
-                && matches!(job.element, code::E4M3 | code::E5M2)
+        let kind = |job: &Self| match (job.path, job.source_code) {
+            (path::TURNED, code::BF16) => Kernel::EncodeTurnedBf16,
+            (path::TURNED, _) => Kernel::EncodeTurnedF32,
+            (path::WIDE, code::BF16)
+                if job.observed == 0 && matches!(job.element, code::E4M3 | code::E5M2) =>
+            {
+                Kernel::EncodeWideBf16
+            }
+            _ => Kernel::Encode,
         };
-        if jobs.iter().all(fits) {
-            Kernel::EncodeBf16
-        } else {
-            Kernel::Encode
+        match jobs {
+            [first, rest @ ..] if rest.iter().all(|job| kind(job) == kind(first)) => kind(first),
+            _ => Kernel::Encode,
         }
     }
 
@@ -157,8 +163,8 @@ impl Job for Encode {
 
     fn lay_out_together(jobs: &mut [Self]) {
         let many = jobs.iter().map(Job::tiles).sum::<u64>() >= MANY_TILES;
-        if many && Self::kernel(jobs) == Kernel::EncodeBf16 {
-            jobs.iter_mut().for_each(Encode::widen);
+        if many && Self::kernel(jobs) == Kernel::EncodeWideBf16 {
+            jobs.iter_mut().for_each(Encode::enlarge);
         }
     }
 

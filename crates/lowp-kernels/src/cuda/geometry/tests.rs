@@ -48,7 +48,7 @@ fn bf16_sources_have_a_kernel_of_their_own() {
         ..f32
     };
     bf16.lay_out();
-    assert_eq!(Encode::kernel(&[bf16, bf16]), Kernel::EncodeBf16);
+    assert_eq!(Encode::kernel(&[bf16, bf16]), Kernel::EncodeWideBf16);
     assert_eq!(Encode::kernel(&[bf16, f32]), Kernel::Encode);
     let mut generic = Encode {
         stochastic: 1,
@@ -59,7 +59,7 @@ fn bf16_sources_have_a_kernel_of_their_own() {
 }
 
 #[test]
-fn many_tiles_are_widened() {
+fn many_tiles_are_enlarged() {
     let bf16 = |rows| {
         let mut job = Encode {
             source_code: code::BF16,

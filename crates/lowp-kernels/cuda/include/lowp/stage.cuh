@@ -1,0 +1,163 @@
+// Where the tiled encode keeps the codes and scales of a tile in shared memory, and how they leave: in runs
+// of 16 bytes where they can.
+#pragma once
+#include <lowp/tile.cuh>
+
+namespace lowp {
+
+// Where the warps of a block lie: side by side, or four down and two across.
+template <bool TURNED>
+struct Tiling {
+  static constexpr uint32_t ROWS = TURNED ? 128 : 32, COLS = TURNED ? 64 : 256;
+  static __device__ __forceinline__ uint32_t warp_row() { return TURNED ? threadIdx.x / 32 % 4 * 32 : 0; }
+  static __device__ __forceinline__ uint32_t warp_col() {
+    return TURNED ? threadIdx.x / 128 * 32 : threadIdx.x / 32 * 32;
+  }
+};
+
+__device__ __forceinline__ const Encode& encode_of(const Encode& job) { return job; }
+__device__ __forceinline__ const Encode& encode_of(const Adamw& job) { return job.encode; }
+
+// The encode of a block of threads and where its tile begins. The tables are read again wherever something
+// of them is needed: kept, it would take registers from the values.
+template <typename Job>
+struct Place {
+  const Tile* tiles;
+  const Job* jobs;
+
+  __device__ __forceinline__ const Tile& tile() const {
+    const Tile* tile = tiles + blockIdx.x;
+    asm volatile("" : "+l"(tile));
+    return *tile;
+  }
+  __device__ __forceinline__ const Encode& encode() const {
+    const Encode* encode = &encode_of(jobs[tile().job]);
+    asm volatile("" : "+l"(encode));
+    return *encode;
+  }
+  __device__ __forceinline__ uint64_t row() const {
+    const Encode& job = encode();
+    return uint64_t(tile().index / uint32_t(job.tiles_across)) * job.tile_rows;
+  }
+  __device__ __forceinline__ uint64_t col() const {
+    const Encode& job = encode();
+    return uint64_t(tile().index % uint32_t(job.tiles_across)) * job.tile_cols;
+  }
+};
+
+// Codes of a tile of 8 KiB at most, as lines of 16-byte chunks. Chunks are exchanged within a line
+// by an exclusive or with a function of the line, which keeps the words that a warp writes at a
+// time (a chunk of each of its groups of rows) off each other's banks.
+template <int W, bool TURNED, uint32_t BITS>
+struct RowTile {
+  static constexpr uint32_t LINES = Tiling<TURNED>::ROWS, CHUNKS = Tiling<TURNED>::COLS * BITS / 128;
+  static constexpr uint32_t PITCH = BITS == 4 ? 48 : CHUNKS * 16;
+  static __device__ __forceinline__ uint32_t chunk(uint32_t line, uint32_t chunk) {
+    uint32_t group = CHUNKS == 2 ? line / 8 % 2 : CHUNKS == 4 ? line / (32 / W) % 2 * 2 : line / (32 / W) % 4 * 2;
+    return line * PITCH + (chunk ^ group) * 16;
+  }
+};
+
+template <int W, uint32_t BITS>
+struct ColumnTile {
+  static constexpr uint32_t LINES = Tiling<true>::COLS, CHUNKS = Tiling<true>::ROWS * BITS / 128;
+  static __device__ __forceinline__ uint32_t chunk(uint32_t line, uint32_t chunk) {
+    uint32_t group = line / W * (BITS == 8 && W == 8 ? 2 : 1) % CHUNKS;
+    return line * CHUNKS * 16 + (chunk ^ group) * 16;
+  }
+};
+
+template <bool TURNED>
+struct alignas(16) Stage {
+  uint8_t codes[2][8192];                  // wide: of each pass; turned: row-major and transposed
+  uint8_t scales[2][TURNED ? 512 : 1024];  // of each pass
+  float multiplier[THREADS / 32];          // of each warp: `tensor_multiplier` of an observed amax
+};
+
+// Where the scales of a pass are staged: those of the whole tile, in rows.
+struct ScaleStage {
+  uint8_t* bytes;
+  uint32_t cols;                  // of the tile
+  uint32_t first_row, first_col;  // of the codes in work
+};
+
+// Writes a staged tile to lines of `pitch` bytes, from (line, byte) on.
+template <typename Tile>
+__device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t line, uint64_t byte, uint64_t lines,
+                                            uint64_t pitch, bool odd, const uint8_t* stage) {
+  constexpr uint32_t COUNT = Tile::LINES * Tile::CHUNKS;
+  uint64_t corner = base + line * pitch + byte;
+  if (vector && line + Tile::LINES <= lines && byte + Tile::CHUNKS * 16 <= pitch) {
+#pragma unroll
+    for (uint32_t first = 0; first < COUNT; first += THREADS) {
+      uint32_t e = first + threadIdx.x, i = e / Tile::CHUNKS, c = e % Tile::CHUNKS;
+      store16(pointer<uint8_t>(corner + i * pitch + c * 16), *reinterpret_cast<const uint4*>(stage + Tile::chunk(i, c)));
+    }
+    return;
+  }
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x; e < COUNT; e += THREADS) {
+    uint32_t i = e / Tile::CHUNKS, b = e % Tile::CHUNKS * 16;
+    if (line + i >= lines || byte + b >= pitch) continue;
+    const uint8_t* from = stage + Tile::chunk(i, b / 16);
+    uint64_t to = corner + i * pitch + b;
+    uint32_t bytes = uint32_t(min(uint64_t(16), pitch - byte - b)), done = 0;
+    if (to % 4 == 0) {
+#pragma unroll 1
+      for (; done + 4 <= bytes; done += 4) *pointer<uint32_t>(to + done) = *reinterpret_cast<const uint32_t*>(from + done);
+    }
+#pragma unroll 1
+    for (; done < bytes; ++done) pointer<uint8_t>(to)[done] = from[done];
+    // The high nibble behind an odd number of entries is 0, whatever the multiplier made of it.
+    if (odd && byte + b + bytes == pitch) pointer<uint8_t>(to)[bytes - 1] = from[bytes - 1] & 15;
+  }
+}
+
+// Writes the staged Compact scales of a tile of `height` x `width` elements, in whole rows of either order.
+// Block sides are powers of two.
+template <bool TURNED>
+__device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col,
+                                             uint32_t height, uint32_t width, const uint8_t* stage) {
+  if (pass.block_rows == 0) return;
+  uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
+  uint32_t down = height >> h, across = width >> w;
+  if (threadIdx.x >= down * across) return;
+  uint64_t rows = (view.rows + pass.block_rows - 1) >> h, cols = (view.cols + pass.block_cols - 1) >> w;
+  uint64_t top = row >> h, left = col >> w;
+  // What is left of the matrix, in blocks.
+  uint32_t r_end = uint32_t(min(uint64_t(down), rows - top)), c_end = uint32_t(min(uint64_t(across), cols - left));
+  uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
+  bool whole = r_end == down && c_end == across;
+  if (uint64_t to = pass.scale[0]; to != 0) {
+    // A row of scales has at least four.
+    uint32_t shift = whole && (to | cols) % 4 == 0 ? 2 : 0;
+    for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
+      uint32_t r = e >> across_bits, c = e & (across - 1);
+      uint64_t at = to + (top + r) * cols + left + c;
+      if (shift != 0) {
+        *pointer<uint32_t>(at) = *reinterpret_cast<const uint32_t*>(stage + e);
+      } else if (r < r_end && c < c_end) {
+        *pointer<uint8_t>(at) = stage[e];
+      }
+    }
+  }
+  if constexpr (TURNED) {
+    if (uint64_t to = pass.scale[1]; to != 0) {
+      // So has a column.
+      uint32_t shift = whole && (to | rows) % 4 == 0 ? 2 : 0;
+      for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
+        uint32_t r = e & (down - 1), c = e >> down_bits;
+        uint64_t at = to + (left + c) * rows + top + r;
+        const uint8_t* from = stage + (r << across_bits) + c;
+        if (shift != 0) {
+          uint32_t low = from[0] | from[across] << 8, high = from[2 * across] | from[3 * across] << 8;
+          *pointer<uint32_t>(at) = low | high << 16;
+        } else if (r < r_end && c < c_end) {
+          *pointer<uint8_t>(at) = *from;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace lowp
