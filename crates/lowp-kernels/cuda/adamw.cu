@@ -79,7 +79,7 @@ __device__ __forceinline__ float update_any(const Adamw& job, const Adam& adam, 
 // Updates a tile and encodes it; returns the thread's amax of the new master.
 template <bool TURNED>
 __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
-                                             const Place<Adamw>& place, Stage<TURNED>& stage) {
+                                             Stage<TURNED>& stage) {
   using Shape = Tiling<TURNED>;
   const Encode& encode = job.encode;
   uint32_t across = uint32_t(encode.tiles_across);
@@ -103,7 +103,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
     v.load(job.master, false, view, at);
   }
   if (encode.via_bf16) v.round();
-  quantize<4, TURNED, false>(place, at.lane, v, stage);
+  quantize<4, TURNED, false>(Place<TURNED>::begin(encode, index, stage), at.lane, v, stage);
   return a;
 }
 
@@ -119,21 +119,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Adamw& job = jobs[tile.job];
   const Encode& encode = job.encode;
   const Adam adam = Adam::of(step, job.group, job.l2);
-  const Place<Adamw> place{tiles, jobs};
   float a = 0.0f;
   if (job.len == 0) {
     // Nothing but the tensor scale below.
   } else if (encode.path == PATH_FLAT) {
     View view{cdiv(job.len, 256), 256, job.len};
-    a = adamw_tiled<false>(job, adam, view, tile.index, place, shared.wide);
+    a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
   } else {
     View view{encode.rows, encode.cols, job.len};
     if (encode.path == PATH_WIDE) {
-      a = adamw_tiled<false>(job, adam, view, tile.index, place, shared.wide);
-      if (encode.forms) forms_apart(tiles, jobs, shared.wide);
+      a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
+      if (encode.forms) forms_apart(shared.wide);
     } else if (encode.path == PATH_TURNED) {
-      a = adamw_tiled<true>(job, adam, view, tile.index, place, shared.turned);
-      if (encode.forms) forms_apart(tiles, jobs, shared.turned);
+      a = adamw_tiled<true>(job, adam, view, tile.index, shared.turned);
+      if (encode.forms) forms_apart(shared.turned);
     } else {
       uint32_t across = uint32_t(encode.tiles_across);
       uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;

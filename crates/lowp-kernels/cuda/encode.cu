@@ -4,7 +4,7 @@
 namespace lowp {
 
 template <int W, bool TURNED>
-__device__ __forceinline__ void encode_tiled(const Place<Encode>& place, Stage<TURNED>& stage) {
+__device__ __forceinline__ void encode_tiled(const Place<TURNED>& place, Stage<TURNED>& stage) {
   using Shape = Tiling<TURNED>;
   uint32_t lane = threadIdx.x % 32;
   prepare(place.encode(), stage);
@@ -31,7 +31,7 @@ constexpr int BLOCKS = 2;
 // are whole sectors: where a tile has 1024 columns those of Compact scales, where it has 128 rows those of
 // swizzled ones. Sectors written in parts cost 5% of an encode of 16384 x 16384 on an H100.
 template <typename E>
-__device__ __forceinline__ void encode_bf16(const Place<Encode>& place, Stage<false>& stage) {
+__device__ __forceinline__ void encode_bf16(const Place<false>& place, Stage<false>& stage) {
   using Step = Tiling<false>;
   uint32_t lane = threadIdx.x % 32;
   // Where a step begins in the tile.
@@ -64,21 +64,20 @@ __device__ __forceinline__ void encode_bf16(const Place<Encode>& place, Stage<fa
 }
 
 template <int W, bool TURNED>
-__device__ __forceinline__ void encode_whole(const Place<Encode>& place, Stage<TURNED>& stage) {
+__device__ __forceinline__ void encode_whole(const Place<TURNED>& place, Stage<TURNED>& stage) {
   encode_tiled<W, TURNED>(place, stage);
   store_forms(place, stage);
 }
 
 // Not inlined: each has registers of its own.
 template <int W, bool TURNED>
-__device__ __noinline__ void encode_apart(const Tile* tiles, const Encode* jobs, Stage<TURNED>& stage) {
-  encode_whole<W, TURNED>(Place<Encode>{tiles, jobs}, stage);
+__device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
+  encode_whole<W, TURNED>(Place<TURNED>::begin(job, index, stage), stage);
 }
 
 // What every launch does first: whether there is anything to encode.
-__device__ __forceinline__ bool begin(const Place<Encode>& place) {
-  const Encode& job = place.encode();
-  if (place.tile().index == 0 && threadIdx.x == 0) settle_tensor(job);
+__device__ __forceinline__ bool begin(const Encode& job, uint32_t index) {
+  if (index == 0 && threadIdx.x == 0) settle_tensor(job);
   return job.rows != 0 && job.cols != 0 && job.passes != 0;
 }
 
@@ -91,16 +90,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Place<Encode> place{tiles, jobs};
-  if (!begin(place)) return;
-  const Encode& job = place.encode();
+  const Tile tile = tiles[blockIdx.x];
+  const Encode& job = jobs[tile.job];
+  if (!begin(job, tile.index)) return;
   bool half = job.source_code == BF16;
   if (job.path == PATH_WIDE) {
-    half ? encode_apart<8, false>(tiles, jobs, shared.wide) : encode_apart<4, false>(tiles, jobs, shared.wide);
+    half ? encode_apart<8, false>(job, tile.index, shared.wide) : encode_apart<4, false>(job, tile.index, shared.wide);
   } else if (job.path == PATH_TURNED) {
-    half ? encode_apart<8, true>(tiles, jobs, shared.turned) : encode_apart<4, true>(tiles, jobs, shared.turned);
+    half ? encode_apart<8, true>(job, tile.index, shared.turned) : encode_apart<4, true>(job, tile.index, shared.turned);
   } else {
-    encode_generic(job, step, place.tile().index, shared.multipliers);
+    encode_generic(job, step, tile.index, shared.multipliers);
   }
 }
 
@@ -112,8 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                           uint32_t flags) {
   __shared__ Stage<false> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Place<Encode> place{tiles, jobs};
-  if (!begin(place)) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (!begin(jobs[tile.job], tile.index)) return;
+  const Place<false> place = Place<false>::begin(jobs[tile.job], tile.index, stage);
   place.encode().element == E4M3 ? encode_bf16<E4m3>(place, stage) : encode_bf16<E5m2>(place, stage);
   store_forms(place, stage);
 }
@@ -124,8 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                             uint32_t flags) {
   __shared__ Stage<true> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Place<Encode> place{tiles, jobs};
-  if (begin(place)) encode_whole<8, true>(place, stage);
+  const Tile tile = tiles[blockIdx.x];
+  if (!begin(jobs[tile.job], tile.index)) return;
+  encode_whole<8, true>(Place<true>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // The same from binary32.
@@ -134,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                            uint32_t flags) {
   __shared__ Stage<true> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Place<Encode> place{tiles, jobs};
-  if (begin(place)) encode_whole<4, true>(place, stage);
+  const Tile tile = tiles[blockIdx.x];
+  if (!begin(jobs[tile.job], tile.index)) return;
+  encode_whole<4, true>(Place<true>::begin(jobs[tile.job], tile.index, stage), stage);
 }

@@ -17,10 +17,8 @@ struct FormTile {
   uint32_t down, across;      // entries, padding included
   uint64_t r_end, c_end;      // entries of the matrix, from there
 
-  __device__ __forceinline__ FormTile(const Encode& job, uint32_t index, const Pass& pass, bool turned, const uint8_t* stage)
+  __device__ __forceinline__ FormTile(const Encode& job, uint64_t row, uint64_t col, const Pass& pass, bool turned, const uint8_t* stage)
       : scales(pass.form[turned]), turned(turned), stage(stage) {
-    uint64_t tiles = job.tiles_across;
-    uint64_t row = index / uint32_t(tiles) * uint64_t(job.tile_rows), col = index % uint32_t(tiles) * uint64_t(job.tile_cols);
     h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
     entry_h = 31 - __clz(scales.tile_rows), entry_w = 31 - __clz(scales.tile_cols);
     pitch = job.tile_cols >> w;
@@ -97,8 +95,8 @@ struct FormTile {
 };
 
 // All scales of a tile that have another form than Compact, when the tile is done.
-template <bool TURNED, typename Job>
-__device__ __forceinline__ void store_forms(const Place<Job>& place, const Stage<TURNED>& stage) {
+template <bool TURNED>
+__device__ __forceinline__ void store_forms(const Place<TURNED>& place, const Stage<TURNED>& stage) {
   const Encode& job = place.encode();
   if (!job.forms) return;
   uint32_t first = 0;
@@ -107,7 +105,7 @@ __device__ __forceinline__ void store_forms(const Place<Job>& place, const Stage
     const Pass& pass = job.pass[p / 2];
     const Scales& scales = pass.form[p % 2];
     if (scales.to == 0) continue;
-    const FormTile tile(job, place.tile().index, pass, p % 2, stage.scales[p / 2]);
+    const FormTile tile(job, place.row(), place.col(), pass, p % 2, stage.scales[p / 2]);
     if (scales.swizzled) {
       // Other warps do the tiles of the next buffer.
       tile.swizzled(first);
@@ -119,9 +117,9 @@ __device__ __forceinline__ void store_forms(const Place<Job>& place, const Stage
 }
 
 // The same, not inlined: with registers of its own.
-template <bool TURNED, typename Job>
-__device__ __noinline__ void forms_apart(const Tile* tiles, const Job* jobs, const Stage<TURNED>& stage) {
-  store_forms(Place<Job>{tiles, jobs}, stage);
+template <bool TURNED>
+__device__ __noinline__ void forms_apart(const Stage<TURNED>& stage) {
+  store_forms(Place<TURNED>{stage}, stage);
 }
 
 }  // namespace lowp

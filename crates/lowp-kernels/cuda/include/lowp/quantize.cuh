@@ -15,13 +15,13 @@ namespace lowp {
 // What values are multiplied by under RULE_TENSOR, made of an observed amax before the values take registers.
 template <bool TURNED>
 __device__ __forceinline__ void prepare(const Encode& job, Stage<TURNED>& stage) {
-  if (job.observed && job.rule == RULE_TENSOR) stage.multiplier[threadIdx.x / 32] = tensor_multiplier(job);
+  if (job.observed && job.rule == RULE_TENSOR) stage.held[threadIdx.x / 32].multiplier = tensor_multiplier(job);
   __syncwarp();
 }
 
 template <bool OBSERVED, bool TURNED>
-__device__ __forceinline__ float multiplier(const Encode& job, const Stage<TURNED>& stage) {
-  return OBSERVED && job.observed ? stage.multiplier[threadIdx.x / 32] : *pointer<const float>(job.tensor);
+__device__ __forceinline__ float multiplier(const Encode& job, const Place<TURNED>& place) {
+  return OBSERVED && job.observed ? place.held().multiplier : *pointer<const float>(job.tensor);
 }
 
 // Block scales of a warp's tile: staged, and as multipliers of each lane's rows, columns or all of
@@ -217,17 +217,17 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
 
 // Codes and scales of FP8 into the stage: those from `first_row` and `first_col` on in a tile of `cols` columns.
 // OBSERVED says that a scale may be made of an observed amax.
-template <int W, bool TURNED, bool OBSERVED, typename E, typename Job>
-__device__ __forceinline__ void stage8(const Place<Job>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
+template <int W, bool TURNED, bool OBSERVED, typename E>
+__device__ __forceinline__ void stage8(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
                                        uint32_t first_row, uint32_t first_col, uint32_t cols) {
   const Encode& job = place.encode();
   if constexpr (TURNED) {
     const Pass& pass = job.pass[0];
-    float tensor = multiplier<OBSERVED>(job, stage);
+    float tensor = multiplier<OBSERVED>(job, place);
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
                                     [&](int, int) { return tensor; });
   } else if (job.rule == RULE_TENSOR) {
-    float tensor = multiplier<OBSERVED>(job, stage);
+    float tensor = multiplier<OBSERVED>(job, place);
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
     PowerOfTwo rule = PowerOfTwo::of(job);
@@ -242,8 +242,8 @@ __device__ __forceinline__ void stage8(const Place<Job>& place, uint32_t lane, V
 }
 
 // The staged codes of FP8 from (row, col) on.
-template <int W, bool TURNED, typename Job>
-__device__ __forceinline__ void store_codes8(const Place<Job>& place, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
+template <int W, bool TURNED>
+__device__ __forceinline__ void store_codes8(const Place<TURNED>& place, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.encode().passes; ++p) {
     const Encode& out = place.encode();
@@ -263,8 +263,7 @@ __device__ __forceinline__ void store_codes8(const Place<Job>& place, uint64_t r
 }
 
 // The staged E8M0 scales of a tile.
-template <typename Job>
-__device__ __forceinline__ void store_scales8(const Place<Job>& place, uint64_t row, uint64_t col, uint32_t height,
+__device__ __forceinline__ void store_scales8(const Place<false>& place, uint64_t row, uint64_t col, uint32_t height,
                                               uint32_t width, const Stage<false>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.encode().passes; ++p) {
@@ -274,8 +273,8 @@ __device__ __forceinline__ void store_scales8(const Place<Job>& place, uint64_t 
 }
 
 // FP8 codes of a tile.
-template <int W, bool TURNED, bool OBSERVED, typename E, typename Job>
-__device__ __forceinline__ void quantize8(const Place<Job>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
+template <int W, bool TURNED, bool OBSERVED, typename E>
+__device__ __forceinline__ void quantize8(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
   stage8<W, TURNED, OBSERVED, E>(place, lane, v, stage, 0, 0, Tiling<TURNED>::COLS);
   __syncthreads();
   const uint64_t row = place.row(), col = place.col();
@@ -284,15 +283,15 @@ __device__ __forceinline__ void quantize8(const Place<Job>& place, uint32_t lane
 }
 
 // NVFP4 codes of a tile.
-template <int W, typename Job>
-__device__ __forceinline__ void quantize4(const Place<Job>& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
-  const Encode& job = place.encode();
-  TwoLevel rule = TwoLevel::of(job);
+template <int W>
+__device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
 #pragma unroll 1
-  for (uint32_t p = 0; p < job.passes; ++p) {
-    const Pass& pass = job.pass[p];
+  for (uint32_t p = 0; p < place.encode().passes; ++p) {
+    TwoLevel rule = TwoLevel::of(place.encode());
+    const Pass& pass = place.encode().pass[p];
     v.pin();
     stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
+      const Pass& pass = place.encode().pass[p];
       stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], m);
     });
   }
@@ -316,8 +315,8 @@ __device__ __forceinline__ void quantize4(const Place<Job>& place, uint32_t lane
 }
 
 // Values as they are, bf16 or f32, row-major.
-template <int W, typename Job>
-__device__ __forceinline__ void store_plain(const Place<Job>& place, uint32_t lane, const Values<W>& v) {
+template <int W>
+__device__ __forceinline__ void store_plain(const Place<false>& place, uint32_t lane, const Values<W>& v) {
   const Encode& job = place.encode();
   const View view{job.rows, job.cols, job.rows * job.cols};
   const Lane<W> at{lane, place.row() + Tiling<false>::warp_row(), place.col() + Tiling<false>::warp_col()};
@@ -356,8 +355,8 @@ __device__ __forceinline__ void store_plain(const Place<Job>& place, uint32_t la
 }
 
 // Encodes a tile from the values of its threads.
-template <int W, bool TURNED, bool OBSERVED, typename Job>
-__device__ __forceinline__ void quantize(const Place<Job>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
+template <int W, bool TURNED, bool OBSERVED>
+__device__ __forceinline__ void quantize(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
   switch (place.encode().element) {
     case E4M3: return quantize8<W, TURNED, OBSERVED, E4m3>(place, lane, v, stage);
     case E5M2: return quantize8<W, TURNED, OBSERVED, E5m2>(place, lane, v, stage);

@@ -15,36 +15,6 @@ struct Tiling {
   }
 };
 
-__device__ __forceinline__ const Encode& encode_of(const Encode& job) { return job; }
-__device__ __forceinline__ const Encode& encode_of(const Adamw& job) { return job.encode; }
-
-// The encode of a block of threads and where its tile begins. The tables are read again wherever something
-// of them is needed: kept, it would take registers from the values.
-template <typename Job>
-struct Place {
-  const Tile* tiles;
-  const Job* jobs;
-
-  __device__ __forceinline__ const Tile& tile() const {
-    const Tile* tile = tiles + blockIdx.x;
-    asm volatile("" : "+l"(tile));
-    return *tile;
-  }
-  __device__ __forceinline__ const Encode& encode() const {
-    const Encode* encode = &encode_of(jobs[tile().job]);
-    asm volatile("" : "+l"(encode));
-    return *encode;
-  }
-  __device__ __forceinline__ uint64_t row() const {
-    const Encode& job = encode();
-    return uint64_t(tile().index / uint32_t(job.tiles_across)) * job.tile_rows;
-  }
-  __device__ __forceinline__ uint64_t col() const {
-    const Encode& job = encode();
-    return uint64_t(tile().index % uint32_t(job.tiles_across)) * job.tile_cols;
-  }
-};
-
 // Codes of a tile of 8 KiB at most, as lines of 16-byte chunks. Chunks are exchanged within a line
 // by an exclusive or with a function of the line, which keeps the words that a warp writes at a
 // time (a chunk of each of its groups of rows) off each other's banks.
@@ -67,11 +37,44 @@ struct ColumnTile {
   }
 };
 
+// What a warp remembers of its tile.
+struct Held {
+  uint64_t row, col;
+  const Encode* encode;
+  float multiplier;  // `tensor_multiplier` of an observed amax
+};
+
 template <bool TURNED>
 struct alignas(16) Stage {
   uint8_t codes[2][8192];                  // wide: of each pass; turned: row-major and transposed
   uint8_t scales[2][TURNED ? 512 : 1024];  // of each pass
-  float multiplier[THREADS / 32];          // of each warp: `tensor_multiplier` of an observed amax
+  Held held[THREADS / 32];                 // of each warp
+};
+
+// The encode of a block of threads and where its tile begins, in shared memory: in registers they would be in
+// the way of the values.
+template <bool TURNED>
+struct Place {
+  const Stage<TURNED>& stage;
+
+  // Tile `index` of `job`.
+  static __device__ __forceinline__ Place begin(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
+    Held& held = stage.held[threadIdx.x / 32];
+    uint32_t across = uint32_t(job.tiles_across);
+    held.row = uint64_t(index / across) * job.tile_rows;
+    held.col = uint64_t(index % across) * job.tile_cols;
+    held.encode = &job;
+    __syncwarp();
+    return {stage};
+  }
+  __device__ __forceinline__ const volatile Held& held() const {
+    uint32_t thread = threadIdx.x;
+
+    return stage.held[thread / 32];
+  }
+  __device__ __forceinline__ const Encode& encode() const { return *held().encode; }
+  __device__ __forceinline__ uint64_t row() const { return held().row; }
+  __device__ __forceinline__ uint64_t col() const { return held().col; }
 };
 
 // Where the scales of a pass are staged: those of the whole tile, in rows.
