@@ -85,6 +85,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   uint32_t across = uint32_t(encode.tiles_across);
   uint64_t row = uint64_t(index / across) * Shape::ROWS, col = uint64_t(index % across) * Shape::COLS;
   Lane<4> at{threadIdx.x % 32, row + Shape::warp_row(), col + Shape::warp_col()};
+  const Place<TURNED> place = Place<TURNED>::begin(encode, index, stage);
   bool vector = encode.vector & VECTOR_SOURCE;
   Values<4> v;
   float a = 0.0f;
@@ -103,7 +104,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
     v.load(job.master, false, view, at);
   }
   if (encode.via_bf16) v.round();
-  quantize<4, TURNED, false>(Place<TURNED>::begin(encode, index, stage), at.lane, v, stage);
+  quantize<4, TURNED>(place, at.lane, v, stage);
   return a;
 }
 

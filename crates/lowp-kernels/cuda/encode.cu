@@ -7,7 +7,6 @@ template <int W, bool TURNED>
 __device__ __forceinline__ void encode_tiled(const Place<TURNED>& place, Stage<TURNED>& stage) {
   using Shape = Tiling<TURNED>;
   uint32_t lane = threadIdx.x % 32;
-  prepare(place.encode(), stage);
   Values<W> v;
   {
     const Encode& job = place.encode();
@@ -16,7 +15,7 @@ __device__ __forceinline__ void encode_tiled(const Place<TURNED>& place, Stage<T
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
     if (job.via_bf16) v.round();
   }
-  quantize<W, TURNED, true>(place, lane, v, stage);
+  quantize<W, TURNED>(place, lane, v, stage);
 }
 
 // Blocks of a multiprocessor, as many as no register is spilled for.
@@ -33,27 +32,24 @@ constexpr int BLOCKS = 2;
 template <typename E>
 __device__ __forceinline__ void encode_bf16(const Place<false>& place, Stage<false>& stage) {
   using Step = Tiling<false>;
-  uint32_t lane = threadIdx.x % 32;
+  auto lane_of = [] { uint32_t t = threadIdx.x; asm volatile("" : "+r"(t)); return t % 32; };
   // Where a step begins in the tile.
-  auto down = [&](uint32_t step) { return place.encode().tile_rows > Step::ROWS ? step * Step::ROWS : 0; };
-  auto along = [&](uint32_t step) { return place.encode().tile_rows > Step::ROWS ? 0 : step * Step::COLS; };
+  auto down = [&](uint32_t step) { return step * place.held().step_down; };
+  auto along = [&](uint32_t step) { return step * place.held().step_along; };
   Values<8> v;
   auto load = [&](uint32_t step) {
     const Encode& job = place.encode();
     const View view{job.rows, job.cols, job.rows * job.cols};
-    const Lane<8> at{lane, place.row() + down(step), place.col() + along(step) + Step::warp_col()};
+    const Lane<8> at{lane_of(), place.row() + down(step), place.col() + along(step) + Step::warp_col()};
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
   };
   load(0);
 #pragma unroll 1
   for (uint32_t step = 0;;) {
-    stage8<8, false, false, E>(place, lane, v, stage, down(step), along(step), place.encode().tile_cols);
+    stage8<8, false, E>(place, lane_of(), v, stage, down(step), along(step), place.encode().tile_cols);
     __syncthreads();
     uint32_t next = step + 1;
-    auto more = [&] {
-      return down(next) < place.encode().tile_rows && along(next) < place.encode().tile_cols &&
-             place.row() + down(next) < place.encode().rows && place.col() + along(next) < place.encode().cols;
-    };
+    auto more = [&] { return next < place.held().steps; };
     if (more()) load(next);
     store_codes8<8>(place, place.row() + down(step), place.col() + along(step), stage);
     if (!more()) break;

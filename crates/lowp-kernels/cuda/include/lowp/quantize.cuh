@@ -6,23 +6,10 @@
 // a known scale, MXFP8), and 128 x 64 where an output is transposed (FP8 with a known scale, NVFP4).
 // Anything else is done by generic.cuh.
 #pragma once
-#include <lowp/scale_rule.cuh>
 #include <lowp/stage.cuh>
 #include <type_traits>
 
 namespace lowp {
-
-// What values are multiplied by under RULE_TENSOR, made of an observed amax before the values take registers.
-template <bool TURNED>
-__device__ __forceinline__ void prepare(const Encode& job, Stage<TURNED>& stage) {
-  if (job.observed && job.rule == RULE_TENSOR) stage.held[threadIdx.x / 32].multiplier = tensor_multiplier(job);
-  __syncwarp();
-}
-
-template <bool OBSERVED, bool TURNED>
-__device__ __forceinline__ float multiplier(const Encode& job, const Place<TURNED>& place) {
-  return OBSERVED && job.observed ? place.held().multiplier : *pointer<const float>(job.tensor);
-}
 
 // Block scales of a warp's tile: staged, and as multipliers of each lane's rows, columns or all of
 // its elements. `SIDE` is the side of the blocks.
@@ -216,18 +203,17 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
 }
 
 // Codes and scales of FP8 into the stage: those from `first_row` and `first_col` on in a tile of `cols` columns.
-// OBSERVED says that a scale may be made of an observed amax.
-template <int W, bool TURNED, bool OBSERVED, typename E>
+template <int W, bool TURNED, typename E>
 __device__ __forceinline__ void stage8(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
                                        uint32_t first_row, uint32_t first_col, uint32_t cols) {
   const Encode& job = place.encode();
   if constexpr (TURNED) {
     const Pass& pass = job.pass[0];
-    float tensor = multiplier<OBSERVED>(job, place);
+    float tensor = place.held().tensor;
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
                                     [&](int, int) { return tensor; });
   } else if (job.rule == RULE_TENSOR) {
-    float tensor = multiplier<OBSERVED>(job, place);
+    float tensor = place.held().tensor;
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
     PowerOfTwo rule = PowerOfTwo::of(job);
@@ -273,9 +259,9 @@ __device__ __forceinline__ void store_scales8(const Place<false>& place, uint64_
 }
 
 // FP8 codes of a tile.
-template <int W, bool TURNED, bool OBSERVED, typename E>
+template <int W, bool TURNED, typename E>
 __device__ __forceinline__ void quantize8(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
-  stage8<W, TURNED, OBSERVED, E>(place, lane, v, stage, 0, 0, Tiling<TURNED>::COLS);
+  stage8<W, TURNED, E>(place, lane, v, stage, 0, 0, Tiling<TURNED>::COLS);
   __syncthreads();
   const uint64_t row = place.row(), col = place.col();
   store_codes8<W>(place, row, col, stage);
@@ -287,7 +273,7 @@ template <int W>
 __device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.encode().passes; ++p) {
-    TwoLevel rule = TwoLevel::of(place.encode());
+    TwoLevel rule = TwoLevel::of(place.held().tensor);
     const Pass& pass = place.encode().pass[p];
     v.pin();
     stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
@@ -296,11 +282,12 @@ __device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lan
     });
   }
   __syncthreads();
-  const Encode& out = place.encode();
-  const uint64_t row = place.row(), col = place.col();
-  const View view{out.rows, out.cols, 0};
-  uint32_t vector = out.vector;
-  for (uint32_t p = 0; p < out.passes; ++p) {
+#pragma unroll 1
+  for (uint32_t p = 0; p < place.encode().passes; ++p) {
+    const Encode& out = place.encode();
+    const uint64_t row = place.row(), col = place.col();
+    const View view{out.rows, out.cols, 0};
+    uint32_t vector = out.vector;
     const Pass& pass = out.pass[p];
     if (pass.data[0]) {
       store_lines<RowTile<W, true, 4>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col / 2, view.rows, view.cols / 2,
@@ -355,11 +342,11 @@ __device__ __forceinline__ void store_plain(const Place<false>& place, uint32_t 
 }
 
 // Encodes a tile from the values of its threads.
-template <int W, bool TURNED, bool OBSERVED>
+template <int W, bool TURNED>
 __device__ __forceinline__ void quantize(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
   switch (place.encode().element) {
-    case E4M3: return quantize8<W, TURNED, OBSERVED, E4m3>(place, lane, v, stage);
-    case E5M2: return quantize8<W, TURNED, OBSERVED, E5m2>(place, lane, v, stage);
+    case E4M3: return quantize8<W, TURNED, E4m3>(place, lane, v, stage);
+    case E5M2: return quantize8<W, TURNED, E5m2>(place, lane, v, stage);
     default:
       if constexpr (TURNED) {
         quantize4<W>(place, lane, v, stage);

@@ -139,8 +139,8 @@ struct PowerOfTwo {
 
 struct TwoLevel {
   float factor, decode;
-  static __device__ __forceinline__ TwoLevel of(const Encode& job) {
-    float scale = two_level_encode_scale(tensor_amax(job));
+  static __device__ __forceinline__ TwoLevel of(float amax) {
+    float scale = two_level_encode_scale(amax);
     return {__fmul_rn(scale, __uint_as_float(0x3E2AAAABu)), __fdiv_rn(1.0f, scale)};
   }
   __device__ __forceinline__ Scaled block(float amax) const {

@@ -1,6 +1,7 @@
 // Where the tiled encode keeps the codes and scales of a tile in shared memory, and how they leave: in runs
 // of 16 bytes where they can.
 #pragma once
+#include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
@@ -41,7 +42,9 @@ struct ColumnTile {
 struct Held {
   uint64_t row, col;
   const Encode* encode;
-  float multiplier;  // `tensor_multiplier` of an observed amax
+  float tensor;  // what values are multiplied by under RULE_TENSOR; the amax under RULE_TWO_LEVEL
+  // Of a tile that is done in steps of 32 x 256: those that meet the matrix, and from one to the next.
+  uint32_t steps, step_down, step_along;
 };
 
 template <bool TURNED>
@@ -57,13 +60,23 @@ template <bool TURNED>
 struct Place {
   const Stage<TURNED>& stage;
 
-  // Tile `index` of `job`.
+  // Tile `index` of `job`. What is read here is on its way before the values are.
   static __device__ __forceinline__ Place begin(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
     Held& held = stage.held[threadIdx.x / 32];
     uint32_t across = uint32_t(job.tiles_across);
-    held.row = uint64_t(index / across) * job.tile_rows;
-    held.col = uint64_t(index % across) * job.tile_cols;
+    uint64_t row = uint64_t(index / across) * job.tile_rows, col = uint64_t(index % across) * job.tile_cols;
+    held.row = row;
+    held.col = col;
     held.encode = &job;
+    if (!TURNED) {
+      using Step = Tiling<false>;
+      bool tall = job.tile_rows > Step::ROWS;
+      held.step_down = tall ? Step::ROWS : 0;
+      held.step_along = tall ? 0 : Step::COLS;
+      held.steps = tall ? uint32_t((min(uint64_t(job.tile_rows), job.rows - row) + Step::ROWS - 1) / Step::ROWS)
+                        : uint32_t((min(uint64_t(job.tile_cols), job.cols - col) + Step::COLS - 1) / Step::COLS);
+    }
+    if (job.tensor) held.tensor = job.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
     __syncwarp();
     return {stage};
   }
