@@ -103,6 +103,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
     __syncthreads();
     v.load(job.master, false, view, at);
   }
+  place.hold_tensor(stage);
   if (encode.via_bf16) v.round();
   quantize<4, TURNED>(place, at.lane, v, stage);
   return a;

@@ -7,6 +7,7 @@ template <int W, bool TURNED>
 __device__ __forceinline__ void encode_tiled(const Place<TURNED>& place, Stage<TURNED>& stage) {
   using Shape = Tiling<TURNED>;
   uint32_t lane = threadIdx.x % 32;
+  place.hold_tensor(stage);
   Values<W> v;
   {
     const Encode& job = place.encode();
@@ -44,6 +45,7 @@ __device__ __forceinline__ void encode_bf16(const Place<false>& place, Stage<fal
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
   };
   load(0);
+  place.hold_tensor(stage);
 #pragma unroll 1
   for (uint32_t step = 0;;) {
     stage8<8, false, E>(place, lane_of(), v, stage, down(step), along(step), place.encode().tile_cols);

@@ -170,7 +170,11 @@ impl<B: Backend> Planner<'_, B> {
                 let what = format!("an observed tensor amax for {scale:?} scales");
                 Err(KernelError::NoKernel { what })
             }
-            Some(TensorInput::Observed { slot, pow2, epsilon }) => {
+            Some(TensorInput::Observed {
+                slot,
+                pow2,
+                epsilon,
+            }) => {
                 if key.scale != ScaleRule::Tensor && (*pow2 || *epsilon != 0.0) {
                     let what = format!(
                         "pow2 {pow2} and epsilon {epsilon} for the amax of {:?} scales; they are \

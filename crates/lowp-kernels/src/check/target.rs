@@ -48,7 +48,9 @@ pub(crate) fn check_target<B: Backend>(
         }
         if !spec.key.usage.contains(orientation.usage()) {
             let form = form.name();
-            return refuse(format!("it has no {form} form for {orientation:?}, which it does not serve"));
+            return refuse(format!(
+                "it has no {form} form for {orientation:?}, which it does not serve"
+            ));
         }
     }
     if spec.axes[0] == spec.axes[1] {

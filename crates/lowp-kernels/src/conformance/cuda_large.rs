@@ -84,9 +84,8 @@ fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>
     let part = shape.with_rows(PERIOD);
     let small = encode_job(&cpu, case.kernel, &case.specs, part, small, tensor);
     cpu.run(Work::Encode(vec![small.clone()]));
-    let target = |spec: &BufferSpec| {
-        Target::new(*spec, rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap())
-    };
+    let target =
+        |spec: &BufferSpec| Target::new(*spec, rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap());
     let large = EncodeJob {
         shape,
         kernel: case.kernel,

@@ -22,7 +22,12 @@ fn padded_cases() -> Vec<Case> {
 
 /// A target for `spec` in every form but Compact that it has for an orientation that it serves;
 /// Compact where it has none.
-fn targets_in<B: Backend>(rig: &Rig<B>, spec: BufferSpec, shape: Shape, form: Form) -> Vec<Target<B>> {
+fn targets_in<B: Backend>(
+    rig: &Rig<B>,
+    spec: BufferSpec,
+    shape: Shape,
+    form: Form,
+) -> Vec<Target<B>> {
     let mut targets = Vec::new();
     if spec.key.part == Part::BlockScale {
         for orientation in spec.key.usage.orientations() {
@@ -34,7 +39,10 @@ fn targets_in<B: Backend>(rig: &Rig<B>, spec: BufferSpec, shape: Shape, form: Fo
         }
     }
     if targets.is_empty() {
-        targets.push(Target::new(spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)])));
+        targets.push(Target::new(
+            spec,
+            rig.buffer(&vec![0xA5u8; spec.bytes(shape)]),
+        ));
     }
     targets
 }
@@ -148,7 +156,14 @@ pub(super) fn forms_must_exist<B: Backend>(rig: &Rig<B>) {
         })
     ));
     // What reads scales, or writes a part of them, knows Compact only.
-    let job = encode_job(rig, case.kernel, &case.specs[..2], shape, source.clone(), 1.0);
+    let job = encode_job(
+        rig,
+        case.kernel,
+        &case.specs[..2],
+        shape,
+        source.clone(),
+        1.0,
+    );
     let mut scales = job.targets[1].clone();
     scales.form = Some((Form::Swizzled, row));
     let decode = rig.plan(Work::Decode(vec![DecodeJob {

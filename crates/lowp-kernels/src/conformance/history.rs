@@ -30,10 +30,7 @@ pub(super) fn a_history_takes_the_amax_and_gives_the_scale<B: Backend>(rig: &Rig
         job(2, AmaxAlgorithm::Max, 0),
     ];
     rig.run(Work::History(jobs.clone()));
-    assert_eq!(
-        rig.content::<f32>(&scales),
-        [448.0 / 5.0, 224.0 / 6.0, 7.0]
-    );
+    assert_eq!(rig.content::<f32>(&scales), [448.0 / 5.0, 224.0 / 6.0, 7.0]);
     assert_eq!(rig.content::<f32>(&observed), [0.0; 3]);
     let expected = [
         vec![0.0, 1.0, 3.0],

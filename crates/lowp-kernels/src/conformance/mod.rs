@@ -8,7 +8,9 @@ use lowp_format::{
 };
 use smallvec::SmallVec;
 
-use crate::{Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work};
+use crate::{
+    Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work,
+};
 use rig::Rig;
 
 mod adamw;
@@ -269,9 +271,8 @@ fn encode_job<B: Backend>(
     source: Source<B>,
     tensor: f32,
 ) -> EncodeJob<B> {
-    let target = |spec: &BufferSpec| {
-        Target::new(*spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)]))
-    };
+    let target =
+        |spec: &BufferSpec| Target::new(*spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)]));
     EncodeJob {
         shape,
         kernel,

@@ -27,7 +27,11 @@ fn observed<B: Backend>(
     (pow2, epsilon): (bool, f32),
 ) -> EncodeJob<B> {
     let slot = slot.clone();
-    let tensor = Some(TensorInput::Observed { slot, pow2, epsilon });
+    let tensor = Some(TensorInput::Observed {
+        slot,
+        pow2,
+        epsilon,
+    });
     EncodeJob { tensor, ..job }
 }
 
@@ -116,7 +120,10 @@ pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>)
         let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&vec![0f32; len]));
         let update = AdamwJob {
             master: master.clone(),
-            moments: Moments::F32 { exp_avg, exp_avg_sq },
+            moments: Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            },
             grad: source(rig, &values(len, 52, false), true).0,
             group: 0,
             mode: AdamMode::AdamW,
@@ -185,8 +192,14 @@ pub(super) fn observations_must_fit<B: Backend>(rig: &Rig<B>) {
     let none = ScaleRule::E8M0(MxScale::Te);
     for (refused, words) in [
         (job(Code::E4M3, none, lines(32), WAYS[0]), "E8M0"),
-        (job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[1]), "pow2"),
-        (job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[2]), "epsilon"),
+        (
+            job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[1]),
+            "pow2",
+        ),
+        (
+            job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[2]),
+            "epsilon",
+        ),
     ] {
         let error = rig.plan(Work::Encode(vec![refused])).unwrap_err();
         assert!(matches!(error, KernelError::NoKernel { .. }));
@@ -199,7 +212,10 @@ pub(super) fn observations_must_fit<B: Backend>(rig: &Rig<B>) {
     let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&[0f32; 256]));
     let fused = AdamwJob {
         master,
-        moments: Moments::F32 { exp_avg, exp_avg_sq },
+        moments: Moments::F32 {
+            exp_avg,
+            exp_avg_sq,
+        },
         grad: Source::F32(rig.buffer(&[0f32; 256])),
         group: 0,
         mode: AdamMode::AdamW,

@@ -34,17 +34,24 @@ impl CpuPlan {
         } = check(&Cpu, &work)?;
         let mut forms = Vec::new();
         match &mut work {
-            Work::Encode(jobs) => jobs.iter_mut().try_for_each(|job| compact(job, &mut forms))?,
+            Work::Encode(jobs) => jobs
+                .iter_mut()
+                .try_for_each(|job| compact(job, &mut forms))?,
             Work::Adamw(jobs) => {
                 let mut encodes = jobs.iter_mut().filter_map(|job| job.encode.as_mut());
                 encodes.try_for_each(|job| compact(job, &mut forms))?;
             }
             _ => {}
         }
-        access.bytes.extend(forms.iter().filter(|job| !job.from.is_empty()).map(|job| Use {
-            buffer: job.from.clone(),
-            mode: Mode::Write,
-        }));
+        access.bytes.extend(
+            forms
+                .iter()
+                .filter(|job| !job.from.is_empty())
+                .map(|job| Use {
+                    buffer: job.from.clone(),
+                    mode: Mode::Write,
+                }),
+        );
         let walk = |job: &EncodeJob<Cpu>| Layout::new(job.shape, &job.kernel, &job.targets);
         let layouts = match &work {
             Work::Encode(jobs) => jobs.iter().map(walk).collect::<Result<_, _>>()?,
@@ -116,7 +123,11 @@ impl CpuPlan {
 /// Makes every target of `job` Compact; what becomes of them is added to `forms`.
 fn compact(job: &mut EncodeJob<Cpu>, forms: &mut Vec<RepackJob<Cpu>>) -> Result<(), KernelError> {
     let shape = job.shape;
-    for target in job.targets.iter_mut().filter(|target| target.form.is_some()) {
+    for target in job
+        .targets
+        .iter_mut()
+        .filter(|target| target.form.is_some())
+    {
         let scratch = Target::<Cpu>::new(target.spec, Cpu.alloc(target.spec.bytes(shape))?);
         forms.push(RepackJob {
             from_layout: scratch.layout(shape)?,

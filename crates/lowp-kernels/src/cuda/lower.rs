@@ -12,7 +12,8 @@ use super::table::{
 use crate::check::target::block_of;
 use crate::{
     AdamMode, AdamwJob, AmaxJob, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob, InterleaveJob,
-    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput, TransposeJob,
+    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
+    TransposeJob,
 };
 
 fn code_of(code: Code) -> u8 {
@@ -67,7 +68,15 @@ struct Known {
 
 fn known(key: &KernelKey, input: Option<&TensorInput<Cuda>>) -> Known {
     let (rule, mut pow2, mut epsilon) = rule_of(key.scale);
-    if let (rule::TENSOR, Some(TensorInput::Observed { pow2: p, epsilon: e, .. })) = (rule, input) {
+    if let (
+        rule::TENSOR,
+        Some(TensorInput::Observed {
+            pow2: p,
+            epsilon: e,
+            ..
+        }),
+    ) = (rule, input)
+    {
         (pow2, epsilon) = (u8::from(*p), *e);
     }
     Known {
@@ -248,7 +257,6 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
                 [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
                 row.passes += 1;
             }
-            row.forms |= u8::from(free && other);
             free
         })?;
     }

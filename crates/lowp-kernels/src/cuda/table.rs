@@ -97,6 +97,13 @@ pub(crate) mod path {
     pub(crate) const GENERIC: u8 = 3;
 }
 
+/// Values of `Encode::forms`.
+pub(crate) mod forms {
+    pub(crate) const NONE: u8 = 0;
+    pub(crate) const SWIZZLED: u8 = 1;
+    pub(crate) const ANY: u8 = 2;
+}
+
 /// Bits of `Encode::vector`.
 pub(crate) mod vector {
     pub(crate) const SOURCE: u8 = 1;
@@ -286,7 +293,7 @@ plain! {
         vector: u8,
         /// `tensor` holds an observed amax: its magnitude counts, and it is spent.
         observed: u8,
-        /// Scales in other forms than Compact are among the outputs.
+        /// Scales in other forms than Compact among the outputs.
         forms: u8,
         reserved: u8,
     }

@@ -5,113 +5,108 @@
 
 namespace lowp {
 
-// The scales of one buffer that a tile writes.
+// The entries of one buffer that a tile writes, by physical axes: outer i, inner j.
 struct FormTile {
   const Scales& scales;
-  bool turned;
+  uint64_t first_i, first_j;  // its first entry
+  uint32_t outer, inner;      // entries, padding included
+  uint32_t i_end, j_end;      // those with a value
   const uint8_t* stage;
-  uint32_t h, w;              // sides of a block, as powers of two
-  uint32_t entry_h, entry_w;  // of an entry
-  uint32_t pitch;             // blocks of a row of the stage
-  uint64_t top, left;         // its first entry
-  uint32_t down, across;      // entries, padding included
-  uint64_t r_end, c_end;      // entries of the matrix, from there
+  uint32_t repeat_i, repeat_j;  // entries that share a scale, as powers of two
+  uint32_t pitch_i, pitch_j;    // of scales in the stage
 
-  __device__ __forceinline__ FormTile(const Encode& job, uint64_t row, uint64_t col, const Pass& pass, bool turned, const uint8_t* stage)
-      : scales(pass.form[turned]), turned(turned), stage(stage) {
-    h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
-    entry_h = 31 - __clz(scales.tile_rows), entry_w = 31 - __clz(scales.tile_cols);
-    pitch = job.tile_cols >> w;
-    top = row >> entry_h, left = col >> entry_w;
-    down = uint32_t((row + job.tile_rows < job.rows ? (row + job.tile_rows) >> entry_h : scales.rows) - top);
-    across = uint32_t((col + job.tile_cols < job.cols ? (col + job.tile_cols) >> entry_w : scales.cols) - left);
-    r_end = ((job.rows + scales.tile_rows - 1) >> entry_h) - top;
-    c_end = ((job.cols + scales.tile_cols - 1) >> entry_w) - left;
+  __device__ __forceinline__ FormTile(const Encode& job, uint64_t row, uint64_t col, const Pass& pass, bool turned,
+                                      const uint8_t* stage)
+      : scales(pass.form[turned]), stage(stage) {
+    uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
+    uint32_t entry_h = 31 - __clz(scales.tile_rows), entry_w = 31 - __clz(scales.tile_cols);
+    uint64_t top = row >> entry_h, left = col >> entry_w;
+    bool last_row = row + job.tile_rows >= job.rows, last_col = col + job.tile_cols >= job.cols;
+    uint32_t down = uint32_t(last_row ? scales.rows - top : job.tile_rows >> entry_h);
+    uint32_t across = uint32_t(last_col ? scales.cols - left : job.tile_cols >> entry_w);
+    uint32_t r_end = last_row ? uint32_t(((job.rows + scales.tile_rows - 1) >> entry_h) - top) : down;
+    uint32_t c_end = last_col ? uint32_t(((job.cols + scales.tile_cols - 1) >> entry_w) - left) : across;
+    uint32_t pitch = job.tile_cols >> w;
+    first_i = turned ? left : top, first_j = turned ? top : left;
+    outer = turned ? across : down, inner = turned ? down : across;
+    i_end = turned ? c_end : r_end, j_end = turned ? r_end : c_end;
+    repeat_i = turned ? w - entry_w : h - entry_h, repeat_j = turned ? h - entry_h : w - entry_w;
+    pitch_i = turned ? 1 : pitch, pitch_j = turned ? pitch : 1;
   }
 
-  // The entry at (r, c) of the tile; 0 for padding.
-  __device__ __forceinline__ uint32_t entry(uint32_t r, uint32_t c) const {
-    if (r >= r_end || c >= c_end) return 0;
-    return stage[(r << entry_h >> h) * pitch + (c << entry_w >> w)];
-  }
-  // The same by physical axes, outer first.
-  __device__ __forceinline__ uint32_t at(uint32_t i, uint32_t j) const { return turned ? entry(j, i) : entry(i, j); }
-
-  __device__ __forceinline__ void padded() const {
-    for (uint32_t e = threadIdx.x; e < down * across; e += THREADS) {
-      uint32_t r = e / across, c = e % across;
-      pointer<uint8_t>(scales.to)[scale_offset(scales, turned, top + r, left + c)] = uint8_t(entry(r, c));
-    }
+  // Entry (i, j); 0 for padding.
+  __device__ __forceinline__ uint32_t at(uint32_t i, uint32_t j) const {
+    return i < i_end && j < j_end ? stage[(i >> repeat_i) * pitch_i + (j >> repeat_j) * pitch_j] : 0;
   }
 
-  // A lane writes the sixteen bytes that lie together: entries 32 apart along the outer axis, four
-  // along the inner one. Warps begin with tile `first`.
-  __device__ __forceinline__ void swizzled(uint32_t first) const {
-    uint32_t outer = turned ? across : down, inner = turned ? down : across;
-    uint64_t o = turned ? left : top, n = turned ? top : left, pitch = turned ? scales.rows : scales.cols;
-    uint32_t o0 = uint32_t(o % 128), n0 = uint32_t(n % 4);
-    uint32_t tiles_in = (n0 + inner + 3) / 4, tiles_out = (o0 + outer + 127) / 128;
-    uint32_t lane = threadIdx.x % 32;
-    for (uint32_t tile = (threadIdx.x / 32 + first) % (THREADS / 32); tile < tiles_in * tiles_out; tile += THREADS / 32) {
-      uint32_t big = tile / tiles_in, small = tile % tiles_in;
-      // Of the first entry of the lane, in the tile.
-      int i0 = int(big * 128 + lane) - int(o0), j0 = int(small * 4) - int(n0);
-      bool whole = j0 >= 0 && j0 + 4 <= int(inner);
-      uint32_t words[4];
-      uint32_t owned = 0;
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        int i = i0 + 32 * q;
-        bool mine = i >= 0 && i < int(outer);
-        owned |= uint32_t(mine) << q;
-        words[q] = 0;
-        if (!mine) continue;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          int j = j0 + k;
-          if (j >= 0 && j < int(inner)) words[q] |= at(i, j) << (8 * k);
-        }
-      }
-      uint64_t to = scales.to + ((o / 128 + big) * (pitch / 4) + n / 4 + small) * 512 + lane * 16;
-      if (whole && owned == 15 && to % 16 == 0) {
-        *pointer<uint4>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-        continue;
-      }
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        if (!(owned >> q & 1)) continue;
-        if (whole && to % 4 == 0) {
-          *pointer<uint32_t>(to + 4 * q) = words[q];
-          continue;
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          int j = j0 + k;
-          if (j >= 0 && j < int(inner)) pointer<uint8_t>(to)[4 * q + k] = uint8_t(words[q] >> (8 * k));
-        }
-      }
+  // Entry by entry.
+  __device__ __forceinline__ void store(bool turned) const {
+    for (uint32_t e = threadIdx.x; e < outer * inner; e += THREADS) {
+      uint32_t i = e / inner, j = e % inner;
+      uint64_t row = turned ? first_j + j : first_i + i, col = turned ? first_i + i : first_j + j;
+      pointer<uint8_t>(scales.to)[scale_offset(scales, turned, row, col)] = uint8_t(at(i, j));
     }
   }
 };
 
+// The swizzled scales of a tile of 128 x COLS elements within the matrix, of blocks of side SIDE: a thread
+// writes words of four inner entries, neighbours write neighbouring ones. In a tile of 128 x 4 entries those
+// are 32 apart along the outer axis.
+template <uint32_t COLS, uint32_t SIDE>
+__device__ __forceinline__ void store_swizzled(const Pass& pass, uint64_t row, uint64_t col, const uint8_t* stage) {
+  constexpr uint32_t WORDS = 128 * COLS / (4 * SIDE);  // of either order
+  static_assert(COLS % 128 == 0 || COLS == 64, "whole tiles, or halves");
+#pragma unroll
+  for (uint32_t x = threadIdx.x; x < 2 * WORDS; x += THREADS) {
+    bool turned = x >= WORDS;
+    uint32_t e = x % WORDS;
+    const Scales& scales = pass.form[turned];
+    if (scales.to == 0) continue;
+    uint32_t word, at;
+    uint64_t tile;
+    if (!turned) {
+      uint32_t i = e % 4 * 32 + e % 128 / 4, j = e / 128 * 4;
+      uint32_t line = pass.block_rows == 1 ? i : i / SIDE;
+      word = *reinterpret_cast<const uint32_t*>(stage + line * (COLS / SIDE) + j);
+      tile = row / 128 * (scales.cols / 4) + col / (4 * SIDE) + e / 128;
+      at = e % 128;
+    } else {
+      // Of a tile whose outer entries are columns; with 64 columns, of one half of two such tiles.
+      constexpr uint32_t SPAN = COLS < 128 ? COLS : 128, QUARTERS = SPAN / 32;
+      uint32_t part = e / SPAN, half = COLS < 128 ? uint32_t(col / 64 % 2) * 2 : 0;
+      uint32_t q = e % QUARTERS, i = e % SPAN / QUARTERS;
+      uint32_t j = COLS < 128 ? part : 0, outer = (COLS < 128 ? 0 : part * 128) + q * 32 + i;
+      bool repeated = pass.block_cols != 1;
+      uint32_t pitch = repeated ? COLS / SIDE : COLS;
+      const uint8_t* from = stage + j * 4 * pitch + (repeated ? outer / SIDE : outer);
+      uint32_t low = from[0] | from[pitch] << 8, high = from[2 * pitch] | from[3 * pitch] << 8;
+      word = low | high << 16;
+      tile = (col / 128 + (COLS < 128 ? 0 : part)) * (scales.rows / 4) + row / (4 * SIDE) + j;
+      at = i * 4 + half + q;
+    }
+    *pointer<uint32_t>(scales.to + tile * 512 + at * 4) = word;
+  }
+}
+
 // All scales of a tile that have another form than Compact, when the tile is done.
 template <bool TURNED>
 __device__ __forceinline__ void store_forms(const Place<TURNED>& place, const Stage<TURNED>& stage) {
+  constexpr uint32_t COLS = Tiling<TURNED>::COLS, SIDE = TURNED ? 16 : 32;
   const Encode& job = place.encode();
-  if (!job.forms) return;
-  uint32_t first = 0;
+  if (job.forms == FORMS_NONE) return;
+  const uint64_t row = place.row(), col = place.col();
+  bool whole = job.tile_rows == 128 && job.tile_cols == COLS && row + 128 <= job.rows && col + COLS <= job.cols;
+  bool fast = whole && job.forms == FORMS_SWIZZLED;
 #pragma unroll 1
-  for (uint32_t p = 0; p < job.passes * 2u; ++p) {
-    const Pass& pass = job.pass[p / 2];
-    const Scales& scales = pass.form[p % 2];
-    if (scales.to == 0) continue;
-    const FormTile tile(job, place.row(), place.col(), pass, p % 2, stage.scales[p / 2]);
-    if (scales.swizzled) {
-      // Other warps do the tiles of the next buffer.
-      tile.swizzled(first);
-      first += THREADS / 64;
-    } else {
-      tile.padded();
+  for (uint32_t p = 0; p < job.passes; ++p) {
+    const Pass& pass = job.pass[p];
+    if (fast) {
+      store_swizzled<COLS, SIDE>(pass, row, col, stage.scales[p]);
+      continue;
+    }
+#pragma unroll 1
+    for (int turned = 0; turned < 2; ++turned) {
+      if (pass.form[turned].to) FormTile(job, row, col, pass, turned, stage.scales[p]).store(turned);
     }
   }
 }

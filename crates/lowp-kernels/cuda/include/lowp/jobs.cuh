@@ -132,6 +132,13 @@ struct Pass {
   Scales form[2];
 };
 
+// Scales in other forms than Compact among the outputs.
+enum Forms : uint8_t {
+  FORMS_NONE = 0,
+  FORMS_SWIZZLED = 1,  // swizzled ones at multiples of 4, of blocks along the inner axis, for every outer index
+  FORMS_ANY = 2,
+};
+
 // EncodeJob; within AdamW `source` is the master.
 struct Encode {
   uint64_t source;
@@ -153,7 +160,7 @@ struct Encode {
   uint8_t path;    // Path
   uint8_t vector;  // Vector bits
   uint8_t observed;  // `tensor` holds an observed amax: its magnitude counts, and it is spent
-  uint8_t forms;     // scales in other forms than Compact are among the outputs
+  uint8_t forms;     // Forms
   uint8_t reserved;
 };
 

@@ -271,9 +271,9 @@ __device__ __forceinline__ void quantize8(const Place<TURNED>& place, uint32_t l
 // NVFP4 codes of a tile.
 template <int W>
 __device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
+  TwoLevel rule = TwoLevel::of(place.held().tensor);
 #pragma unroll 1
   for (uint32_t p = 0; p < place.encode().passes; ++p) {
-    TwoLevel rule = TwoLevel::of(place.held().tensor);
     const Pass& pass = place.encode().pass[p];
     v.pin();
     stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {

@@ -60,7 +60,7 @@ template <bool TURNED>
 struct Place {
   const Stage<TURNED>& stage;
 
-  // Tile `index` of `job`. What is read here is on its way before the values are.
+  // Tile `index` of `job`.
   static __device__ __forceinline__ Place begin(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
     Held& held = stage.held[threadIdx.x / 32];
     uint32_t across = uint32_t(job.tiles_across);
@@ -76,9 +76,14 @@ struct Place {
       held.steps = tall ? uint32_t((min(uint64_t(job.tile_rows), job.rows - row) + Step::ROWS - 1) / Step::ROWS)
                         : uint32_t((min(uint64_t(job.tile_cols), job.cols - col) + Step::COLS - 1) / Step::COLS);
     }
-    if (job.tensor) held.tensor = job.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
     __syncwarp();
     return {stage};
+  }
+  // What is known of the tensor. An encode reads it before the values: it is there when they are.
+  __device__ __forceinline__ void hold_tensor(Stage<TURNED>& stage) const {
+    const Encode& job = encode();
+    if (job.tensor) stage.held[threadIdx.x / 32].tensor = job.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
+    __syncwarp();
   }
   __device__ __forceinline__ const volatile Held& held() const {
     uint32_t thread = threadIdx.x;

@@ -231,7 +231,11 @@ pub(crate) fn run<'v>(
 ) -> Result<(), KernelError> {
     for job in jobs {
         tensor::spend(job.tensor.as_ref(), views)?;
-        for (flat, part) in job.blocks.iter().flat_map(|f| f.blocks.iter().map(move |p| (f, p))) {
+        for (flat, part) in job
+            .blocks
+            .iter()
+            .flat_map(|f| f.blocks.iter().map(move |p| (f, p)))
+        {
             let [rows, cols] = [job.shape.rows, job.shape.cols];
             let count = rows.div_ceil(part.block[0]) * cols.div_ceil(part.block[1]);
             if count > 0 {

@@ -16,7 +16,14 @@ pub(crate) fn run(jobs: &[HistoryJob<Cpu>], views: &mut AllViews<'_>) -> Result<
             *newest = newest.max(observed);
         }
         let (algorithm, margin) = (job.algorithm, job.margin);
-        let next = history(column, scale, Some(observed), job.element, algorithm, margin);
+        let next = history(
+            column,
+            scale,
+            Some(observed),
+            job.element,
+            algorithm,
+            margin,
+        );
         views.floats.shared(&job.scales)?[job.index] = next;
     }
     Ok(())

@@ -13,9 +13,7 @@ pub(super) fn spend(
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
     match input {
-        Some(TensorInput::Observed { slot, .. }) => {
-            spend_range(&slot.buffer, slot.index, 1, views)
-        }
+        Some(TensorInput::Observed { slot, .. }) => spend_range(&slot.buffer, slot.index, 1, views),
         _ => Ok(()),
     }
 }

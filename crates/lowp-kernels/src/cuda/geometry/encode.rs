@@ -1,6 +1,6 @@
 //! Encodes, alone and fused with AdamW.
 
-use super::super::table::{Adamw, Encode, Kernel, Pass, code, path, rule, vector};
+use super::super::table::{Adamw, Encode, Kernel, Pass, code, forms, path, rule, vector};
 use super::{Job, aligned, bits, cdiv};
 
 /// Elements of a tile of [`path::FLAT`].
@@ -82,6 +82,27 @@ impl Encode {
         }
     }
 
+    fn choose_forms(&self) -> u8 {
+        let form = |pass: &Pass, order: usize| {
+            let scales = &pass.form[order];
+            let [inner, outer] = [
+                [pass.block_cols, scales.tile_rows],
+                [pass.block_rows, scales.tile_cols],
+            ][order];
+            let known = scales.swizzled != 0 && inner != 1 && outer == 1;
+            match scales.to {
+                0 => forms::NONE,
+                to if known && aligned(to, 0, 4) => forms::SWIZZLED,
+                _ => forms::ANY,
+            }
+        };
+        let all = self
+            .passes()
+            .iter()
+            .map(|pass| form(pass, 0).max(form(pass, 1)));
+        all.max().unwrap_or(forms::NONE)
+    }
+
     /// Makes tiles so large that what they write of scales is whole sectors: rows of 32 bytes of
     /// Compact ones, tiles of 128 x 4 of swizzled ones.
     fn enlarge(&mut self) {
@@ -89,9 +110,11 @@ impl Encode {
         if !mx || self.path != path::WIDE {
             return;
         }
-        let mut forms = self.passes().iter().flat_map(|pass| pass.form);
-        let swizzled = forms.any(|scales| scales.to != 0 && scales.swizzled != 0);
-        [self.tile_rows, self.tile_cols] = if swizzled { [128, 256] } else { [32, 1024] };
+        [self.tile_rows, self.tile_cols] = if self.forms == forms::SWIZZLED {
+            [128, 256]
+        } else {
+            [32, 1024]
+        };
         self.tiles_across = cdiv(self.cols, u64::from(self.tile_cols));
     }
 
@@ -132,6 +155,7 @@ impl Encode {
         } else {
             cdiv(self.cols, cols)
         };
+        self.forms = self.choose_forms();
         self.vector = self.vector_outputs() | if source { vector::SOURCE } else { 0 };
     }
 }

@@ -9,8 +9,8 @@ mod encode;
 mod tests;
 
 use super::table::{
-    Amax, Decode, FlatEncode, History, Interleave, Kernel, Pass, Repack, SumSquares, Tile, Transpose,
-    amax_path, code, decode_path, repack_path, rule,
+    Amax, Decode, FlatEncode, History, Interleave, Kernel, Pass, Repack, SumSquares, Tile,
+    Transpose, amax_path, code, decode_path, repack_path, rule,
 };
 use encode::has_side;
 
