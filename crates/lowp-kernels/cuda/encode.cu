@@ -45,7 +45,6 @@ __device__ __forceinline__ void encode_bf16(const Place<false>& place, Stage<fal
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
   };
   load(0);
-  place.hold_tensor(stage);
 #pragma unroll 1
   for (uint32_t step = 0;;) {
     stage8<8, false, E>(place, lane_of(), v, stage, down(step), along(step), place.encode().tile_cols);

@@ -95,8 +95,9 @@ __device__ __forceinline__ void store_forms(const Place<TURNED>& place, const St
   const Encode& job = place.encode();
   if (job.forms == FORMS_NONE) return;
   const uint64_t row = place.row(), col = place.col();
-  bool whole = job.tile_rows == 128 && job.tile_cols == COLS && row + 128 <= job.rows && col + COLS <= job.cols;
-  bool fast = whole && job.forms == FORMS_SWIZZLED;
+  // Nothing but values: behind the last of an odd number of halves is padding.
+  bool whole = row + 128 <= job.rows && col + COLS <= job.cols && (COLS >= 128 || col + COLS < job.cols || job.cols % 128 == 0);
+  bool fast = whole && job.tile_rows == 128 && job.tile_cols == COLS && job.forms == FORMS_SWIZZLED;
 #pragma unroll 1
   for (uint32_t p = 0; p < job.passes; ++p) {
     const Pass& pass = job.pass[p];

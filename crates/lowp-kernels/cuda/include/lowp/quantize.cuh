@@ -213,12 +213,12 @@ __device__ __forceinline__ void stage8(const Place<TURNED>& place, uint32_t lane
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
                                     [&](int, int) { return tensor; });
   } else if (job.rule == RULE_TENSOR) {
-    float tensor = place.held().tensor;
+    float tensor = job.observed ? place.held().tensor : *pointer<const float>(job.tensor);
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
     PowerOfTwo rule = PowerOfTwo::of(job);
 #pragma unroll 1
-    for (uint32_t p = 0; p < job.passes; ++p) {
+    for (uint32_t p = 0; p < place.held().passes; ++p) {
       v.pin();
       stage_blocks<W, false, 32>(job.pass[p], rule, v, lane, ScaleStage{stage.scales[p], cols, first_row, first_col}, [&](auto m) {
         stage_codes8<W, false, true, E>(v, lane, true, false, stage.codes[p], nullptr, m);
@@ -231,7 +231,7 @@ __device__ __forceinline__ void stage8(const Place<TURNED>& place, uint32_t lane
 template <int W, bool TURNED>
 __device__ __forceinline__ void store_codes8(const Place<TURNED>& place, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
 #pragma unroll 1
-  for (uint32_t p = 0; p < place.encode().passes; ++p) {
+  for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Encode& out = place.encode();
     uint32_t vector = out.vector;
     const Pass& pass = out.pass[p];
@@ -252,7 +252,7 @@ __device__ __forceinline__ void store_codes8(const Place<TURNED>& place, uint64_
 __device__ __forceinline__ void store_scales8(const Place<false>& place, uint64_t row, uint64_t col, uint32_t height,
                                               uint32_t width, const Stage<false>& stage) {
 #pragma unroll 1
-  for (uint32_t p = 0; p < place.encode().passes; ++p) {
+  for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Encode& out = place.encode();
     store_scales<false>(out.pass[p], View{out.rows, out.cols, 0}, row, col, height, width, stage.scales[p]);
   }
@@ -273,7 +273,7 @@ template <int W>
 __device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
   TwoLevel rule = TwoLevel::of(place.held().tensor);
 #pragma unroll 1
-  for (uint32_t p = 0; p < place.encode().passes; ++p) {
+  for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Pass& pass = place.encode().pass[p];
     v.pin();
     stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
@@ -283,7 +283,7 @@ __device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lan
   }
   __syncthreads();
 #pragma unroll 1
-  for (uint32_t p = 0; p < place.encode().passes; ++p) {
+  for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Encode& out = place.encode();
     const uint64_t row = place.row(), col = place.col();
     const View view{out.rows, out.cols, 0};

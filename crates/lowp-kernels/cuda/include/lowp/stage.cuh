@@ -45,6 +45,7 @@ struct Held {
   float tensor;  // what values are multiplied by under RULE_TENSOR; the amax under RULE_TWO_LEVEL
   // Of a tile that is done in steps of 32 x 256: those that meet the matrix, and from one to the next.
   uint32_t steps, step_down, step_along;
+  uint32_t passes;
 };
 
 template <bool TURNED>
@@ -68,6 +69,7 @@ struct Place {
     held.row = row;
     held.col = col;
     held.encode = &job;
+    held.passes = job.passes;
     if (!TURNED) {
       using Step = Tiling<false>;
       bool tall = job.tile_rows > Step::ROWS;
