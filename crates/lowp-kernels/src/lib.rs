@@ -56,7 +56,45 @@
     doc = r#"
 # On a GPU
 
-With the feature `cuda`: a step of AdamW with its encode, captured once and replayed with new scalars.
+With the feature `cuda`: a tensor encoded for a product of matrices, in one launch. The scales have the layout that the
+product reads.
+
+```no_run
+use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, ScaleSource, Shape, Usage};
+use lowp_kernels::{Backend, Cuda, EncodeJob, Source, Target, Work};
+
+let cuda = Cuda::new(0)?;
+let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
+let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
+let shape = Shape::new(4096, 4096);
+let mut targets = Vec::new();
+for spec in recipe.buffers(Usage::BOTH) {
+    if spec.key.part != Part::BlockScale {
+        targets.push(Target::new(spec, cuda.alloc(spec.bytes(shape))?));
+        continue;
+    }
+    for orientation in spec.key.usage.orientations() {
+        let layout = ScaleLayout::new(&spec, shape, orientation, Form::Swizzled)?;
+        let bytes = cuda.alloc(layout.bytes())?;
+        targets.push(Target::in_form(spec, Form::Swizzled, orientation, bytes));
+    }
+}
+let activations = vec![half::bf16::ONE; shape.elements()];
+let encode = cuda.plan(Work::Encode(vec![EncodeJob {
+    shape,
+    kernel: recipe.kernel(),
+    source: Source::Bf16(cuda.upload(&activations)?),
+    source_rounding: recipe.source_rounding(),
+    tensor: None,
+    targets: targets.into(),
+    stochastic: None,
+}]))?;
+cuda.run(&encode, &Default::default())?;
+cuda.synchronize()?;
+# Ok::<(), Box<dyn std::error::Error>>(())
+```
+
+A step of AdamW with its encode, captured once and replayed with new scalars.
 
 ```no_run
 use lowp_format::{AnyRecipe, Recipe, ScaleSource, Shape, Usage};

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowp_format::{Code, KernelKey, Recipe, ScaleSource};
+use lowp_format::{Code, KernelKey, Recipe, ScaleSource, tensor_scale};
 use lowp_kernels::{Backend, HistoryJob, Slot, StepScalars, TensorInput, Work};
 
 use crate::{Communicator, ShardError};
@@ -175,15 +175,28 @@ impl<B: Backend> ScaleBook<B> {
         self.entries.len()
     }
 
-    /// The encode scales, by entry; 1 where the scale is not delayed.
+    /// What encoding uses, by entry: the encode scale, or the tensor amax of two-level scales. For
+    /// checkpoints and for looking at: encodes take it from where it lies.
     ///
     /// # Errors
     /// The backend failed.
     pub fn scales(&self) -> Result<Vec<f32>, ShardError> {
-        Ok(self.backend.download(&self.scales)?)
+        let mut scales = self.backend.download(&self.scales)?;
+        let observed = self.backend.download(&self.observed)?;
+        for ((scale, entry), amax) in scales.iter_mut().zip(&self.entries).zip(observed) {
+            match entry.rule {
+                ScaleSource::TensorAmax { pow2, epsilon } => {
+                    *scale = tensor_scale(amax.abs(), entry.element, pow2, epsilon);
+                }
+                ScaleSource::TensorAndBlockAmax => *scale = amax.abs(),
+                _ => {}
+            }
+        }
+        Ok(scales)
     }
 
-    /// Replaces the delayed scale of `index`, as loading a checkpoint does.
+    /// Replaces the delayed scale of `index`, as loading a checkpoint does. Scales that are made of
+    /// an observed amax follow that.
     ///
     /// # Errors
     /// The entry does not exist.
@@ -197,7 +210,9 @@ impl<B: Backend> ScaleBook<B> {
     /// The backend failed.
     pub fn history(&self, index: usize) -> Result<Option<Vec<f32>>, ShardError> {
         let history = self.histories.get(&index);
-        Ok(history.map(|history| self.backend.download(history)).transpose()?)
+        Ok(history
+            .map(|history| self.backend.download(history))
+            .transpose()?)
     }
 
     /// Agrees on all observations with one max-reduction over one vector, then rolls the histories

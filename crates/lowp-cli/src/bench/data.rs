@@ -2,9 +2,7 @@
 
 use anyhow::Result;
 use half::bf16;
-use lowp_format::{
-    AnyRecipe, Form, Part, Philox, Recipe, ScaleLayout, ScaleSource, Shape, Usage,
-};
+use lowp_format::{AnyRecipe, Form, Part, Philox, Recipe, ScaleLayout, ScaleSource, Shape, Usage};
 use lowp_kernels::{
     AdamMode, AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, HistoryJob, Moments, Slot,
     Source, Target, TensorInput,

@@ -49,9 +49,10 @@ fn targets_in<B: Backend>(
 
 pub(super) fn scales_are_written_in_every_form<B: Backend>(rig: &Rig<B>) {
     for (n, case) in padded_cases().into_iter().enumerate() {
-        let more = [[128, 256], [128, 320], [260, 1056], [129, 2080]].map(|[rows, cols]: [usize; 2]| {
-            Shape::new(rows, cols.next_multiple_of(case.columns()))
-        });
+        let more =
+            [[128, 256], [128, 320], [260, 1056], [129, 2080]].map(|[rows, cols]: [usize; 2]| {
+                Shape::new(rows, cols.next_multiple_of(case.columns()))
+            });
         for (m, shape) in shapes(&case).into_iter().chain(more).enumerate() {
             let given = values(shape.elements(), (n * 100 + m) as u64, true);
             let (source, values) = source(rig, &given, (n + m) % 2 == 0);

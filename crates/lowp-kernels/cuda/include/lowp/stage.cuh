@@ -87,11 +87,8 @@ struct Place {
     if (job.tensor) stage.held[threadIdx.x / 32].tensor = job.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
     __syncwarp();
   }
-  __device__ __forceinline__ const volatile Held& held() const {
-    uint32_t thread = threadIdx.x;
-
-    return stage.held[thread / 32];
-  }
+  // Volatile: read where it is needed, and not kept.
+  __device__ __forceinline__ const volatile Held& held() const { return stage.held[threadIdx.x / 32]; }
   __device__ __forceinline__ const Encode& encode() const { return *held().encode; }
   __device__ __forceinline__ uint64_t row() const { return held().row; }
   __device__ __forceinline__ uint64_t col() const { return held().col; }
