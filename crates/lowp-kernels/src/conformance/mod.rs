@@ -19,6 +19,8 @@ mod amax;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_large;
+#[cfg(feature = "cuda")]
+mod cuda_ranks;
 mod decode;
 mod digests;
 mod encode;

@@ -127,6 +127,31 @@ pub(super) mod device {
         }
     }
 
+    /// Two devices of this machine, where it has them and NCCL.
+    pub(in crate::conformance) fn pair(test: impl Fn(&[Rig<Cuda>; 2])) {
+        // SAFETY: looks for the library, and unloads it.
+        let nccl = unsafe { cudarc::nccl::sys::is_culib_present() };
+        let rig = |ordinal| {
+            let backend = Cuda::new(ordinal)?;
+            let name = format!("{} {ordinal}", backend.name()?);
+            let adapt = Box::new(|plan| plan);
+            Ok::<_, KernelError>(Rig {
+                backend,
+                adapt,
+                name,
+            })
+        };
+        match (rig(0), rig(1)) {
+            (Ok(first), Ok(second)) if nccl => test(&[first, second]),
+            (_, second) => {
+                let why = second
+                    .err()
+                    .map_or("no NCCL".to_owned(), |error| error.to_string());
+                let _ = writeln!(std::io::stderr(), "a test of two GPUs did not run: {why}");
+            }
+        }
+    }
+
     pub(in crate::conformance) use once as everywhere;
 
     pub(in crate::conformance) fn together(test: impl Fn(&[Rig<Cuda>])) {

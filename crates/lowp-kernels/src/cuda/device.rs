@@ -66,6 +66,12 @@ impl Cuda {
         Self::with(device, stream)
     }
 
+    /// The stream, a `CUstream`: for work of other libraries between plans, such as a collective. It
+    /// lives as long as a handle to it does.
+    pub fn stream(&self) -> u64 {
+        self.stream.cu_stream() as u64
+    }
+
     /// The same device with a new stream, whose work follows what this one was given so far.
     ///
     /// # Errors

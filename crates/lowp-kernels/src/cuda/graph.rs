@@ -1,16 +1,18 @@
-//! [`CudaGraph`]: runs of several plans, captured once and replayed with one call.
+//! [`CudaGraph`]: runs of several plans, with work of other libraries between them, captured once and
+//! replayed with one call.
 
 use std::fmt;
 use std::sync::Mutex;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaStream, result, sys};
 
 use super::device::Cuda;
 use super::failed;
 use super::plan::CudaPlan;
 use crate::{KernelError, StepScalars};
 
-/// Runs of plans, one after the other, as one call of the driver.
+/// Runs of plans, one after the other, as one call of the driver; [`CudaGraph::record`] takes work of
+/// other libraries between them.
 ///
 /// The scalars are not part of the graph: each replay gets its own.
 pub struct CudaGraph {
@@ -31,7 +33,24 @@ impl CudaGraph {
     /// # Errors
     /// A plan of another device, plans without any work, or a driver failure.
     pub fn capture(cuda: &Cuda, plans: &[&CudaPlan]) -> Result<Self, KernelError> {
-        plans.iter().try_for_each(|plan| plan.on(cuda))?;
+        Self::record(cuda, |recorder| {
+            plans.iter().try_for_each(|&plan| recorder.run(plan))
+        })
+    }
+
+    /// Captures what `work` gives to the recorder, and what other libraries give to its stream: the
+    /// update of a step, a collective over its amaxes, and the encode, for instance.
+    ///
+    /// What the work of other libraries points to must be there, at the same address, whenever the
+    /// graph is launched.
+    ///
+    /// # Errors
+    /// The error of `work`, no work at all, or a driver failure.
+    pub fn record(
+        cuda: &Cuda,
+        work: impl FnOnce(&mut CudaRecorder<'_>) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
+        cuda.bind()?;
         // A stream that nothing else uses: work of other threads stays out of the capture.
         let context = &cuda.device.context;
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
@@ -39,21 +58,23 @@ impl CudaGraph {
         stream
             .begin_capture(mode)
             .map_err(failed("cuStreamBeginCapture"))?;
-        let enqueued = plans.iter().try_for_each(|plan| {
-            // SAFETY: nothing runs yet; `launch` replays on the handle's stream, whose scalars
-            // these are, and this graph keeps the plans.
-            unsafe { plan.enqueue(cuda, stream.cu_stream(), cuda.step.pointer()) }
-        });
-        // Ends the capture also where a launch was refused.
+        let mut recorder = CudaRecorder {
+            cuda,
+            stream: &stream,
+            plans: Vec::new(),
+        };
+        let recorded = work(&mut recorder);
+        let plans = recorder.plans;
+        // Ends the capture also where the work was refused.
         let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        enqueued?;
+        recorded?;
         let graph = captured.map_err(failed("cuStreamEndCapture"))?;
         let graph = graph.ok_or_else(|| KernelError::Missing {
             what: "work in the plans of a graph".to_owned(),
         })?;
         Ok(Self {
             cuda: cuda.clone(),
-            plans: plans.iter().map(|&plan| plan.clone()).collect(),
+            plans,
             graph: Mutex::new(Handle(graph)),
         })
     }
@@ -74,6 +95,40 @@ impl CudaGraph {
                 unsafe { result::graph::launch(graph.0.cu_graph_exec(), stream.cu_stream()) };
             launched.map_err(failed("cuGraphLaunch"))
         })
+    }
+}
+
+/// Takes the work of a graph, in order ([`CudaGraph::record`]).
+pub struct CudaRecorder<'g> {
+    cuda: &'g Cuda,
+    stream: &'g CudaStream,
+    plans: Vec<CudaPlan>,
+}
+
+impl CudaRecorder<'_> {
+    /// Adds a run of `plan`.
+    ///
+    /// # Errors
+    /// A plan of another device, or a driver failure.
+    pub fn run(&mut self, plan: &CudaPlan) -> Result<(), KernelError> {
+        plan.on(self.cuda)?;
+        self.plans.push(plan.clone());
+        // SAFETY: nothing runs yet; `launch` replays on the handle's stream, whose scalars these
+        // are, and the graph keeps the plans.
+        unsafe { plan.enqueue(self.cuda, self.stream.cu_stream(), self.cuda.step.pointer()) }
+    }
+
+    /// The stream that is captured, a `CUstream`: for work of other libraries, which belongs to the
+    /// graph then. It must not be used after the recording.
+    pub fn stream(&self) -> u64 {
+        self.stream.cu_stream() as u64
+    }
+}
+
+impl fmt::Debug for CudaRecorder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plans = self.plans.len();
+        write!(f, "CudaRecorder({plans} plans, {:?})", self.cuda)
     }
 }
 

@@ -28,7 +28,7 @@ mod table;
 
 pub use buffer::CudaBuffer;
 pub use device::{Cuda, CudaMark};
-pub use graph::CudaGraph;
+pub use graph::{CudaGraph, CudaRecorder};
 pub use plan::CudaPlan;
 
 impl Backend for Cuda {
