@@ -140,18 +140,23 @@ fn ranked(rig: &Rig<Cuda>, rank: usize, world: usize, id: sys::ncclUniqueId) -> 
         nccl::comm_init_rank(comm.as_mut_ptr(), world as i32, id, rank as i32).unwrap();
         comm.assume_init()
     };
-    let graph = CudaGraph::record(&rig.backend, |recorder| {
-        recorder.run(&plans[0])?;
-        let (amaxes, stream) = (observed.pointer() as *mut _, recorder.stream());
+    let agree = |stream: u64| {
+        let amaxes = observed.pointer() as *mut _;
         let (float, max) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclMax);
-        let stream = stream as CUstream;
-        // SAFETY: both entries are there as long as the graph; the stream is that of the recorder.
-        unsafe { nccl::all_reduce(amaxes, amaxes, 2, float, max, comm, stream.cast()) }.map_err(
-            |error| KernelError::Device {
+        // SAFETY: both entries are there as long as the handle of their buffer, which outlives the
+        // stream's work and the graph.
+        unsafe { nccl::all_reduce(amaxes, amaxes, 2, float, max, comm, stream as CUstream as _) }
+            .map(|_| ())
+            .map_err(|error| KernelError::Device {
                 call: "ncclAllReduce",
                 why: format!("{error:?}"),
-            },
-        )?;
+            })
+    };
+    // Connects the ranks, which cannot be done while work is recorded.
+    agree(rig.backend.stream()).unwrap();
+    let graph = CudaGraph::record(&rig.backend, |recorder| {
+        recorder.run(&plans[0])?;
+        agree(recorder.stream())?;
         recorder.run(&plans[1])
     })
     .unwrap();

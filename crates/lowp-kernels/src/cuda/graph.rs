@@ -42,7 +42,8 @@ impl CudaGraph {
     /// update of a step, a collective over its amaxes, and the encode, for instance.
     ///
     /// What the work of other libraries points to must be there, at the same address, whenever the
-    /// graph is launched.
+    /// graph is launched. Libraries that set things up on first use, as NCCL connects ranks, must have
+    /// done so before.
     ///
     /// # Errors
     /// The error of `work`, no work at all, or a driver failure.
