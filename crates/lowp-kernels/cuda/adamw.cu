@@ -85,7 +85,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   uint32_t across = uint32_t(encode.tiles_across);
   uint64_t row = uint64_t(index / across) * Shape::ROWS, col = uint64_t(index % across) * Shape::COLS;
   Lane<4> at{threadIdx.x % 32, row + Shape::warp_row(), col + Shape::warp_col()};
-  const Place<TURNED> place = Place<TURNED>::begin(encode, index, stage);
+  const auto place = Place<TURNED, false>::begin(encode, index, stage);
   bool vector = encode.vector & VECTOR_SOURCE;
   Values<4> v;
   float a = 0.0f;

@@ -3,8 +3,8 @@
 
 namespace lowp {
 
-template <int W, bool TURNED>
-__device__ __forceinline__ void encode_tiled(const Place<TURNED>& place, Stage<TURNED>& stage) {
+template <int W, bool TURNED, typename Place>
+__device__ __forceinline__ void encode_tiled(const Place& place, Stage<TURNED>& stage) {
   using Shape = Tiling<TURNED>;
   uint32_t lane = threadIdx.x % 32;
   place.hold_tensor(stage);
@@ -30,8 +30,8 @@ constexpr int BLOCKS = 2;
 // rows. The next ones are loaded while codes are stored. Scales are stored at the end, so that their rows
 // are whole sectors: where a tile has 1024 columns those of Compact scales, where it has 128 rows those of
 // swizzled ones. Sectors written in parts cost 5% of an encode of 16384 x 16384 on an H100.
-template <typename E>
-__device__ __forceinline__ void encode_bf16(const Place<false>& place, Stage<false>& stage) {
+template <typename E, typename Place>
+__device__ __forceinline__ void encode_bf16(const Place& place, Stage<false>& stage) {
   using Step = Tiling<false>;
   auto lane_of = [] { uint32_t t = threadIdx.x; asm volatile("" : "+r"(t)); return t % 32; };
   // Where a step begins in the tile.
@@ -60,8 +60,8 @@ __device__ __forceinline__ void encode_bf16(const Place<false>& place, Stage<fal
   store_scales8(place, place.row(), place.col(), place.encode().tile_rows, place.encode().tile_cols, stage);
 }
 
-template <int W, bool TURNED>
-__device__ __forceinline__ void encode_whole(const Place<TURNED>& place, Stage<TURNED>& stage) {
+template <int W, bool TURNED, typename Place>
+__device__ __forceinline__ void encode_whole(const Place& place, Stage<TURNED>& stage) {
   encode_tiled<W, TURNED>(place, stage);
   store_forms(place, stage);
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void encode_whole(const Place<TURNED>& place, Stage<T
 // Not inlined: each has registers of its own.
 template <int W, bool TURNED>
 __device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
-  encode_whole<W, TURNED>(Place<TURNED>::begin(job, index, stage), stage);
+  encode_whole<W, TURNED>(Place<TURNED, false>::begin(job, index, stage), stage);
 }
 
 // What every launch does first: whether there is anything to encode.
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  const Place<false> place = Place<false>::begin(jobs[tile.job], tile.index, stage);
+  const auto place = Place<false, true>::begin(jobs[tile.job], tile.index, stage);
   place.encode().element == E4M3 ? encode_bf16<E4m3>(place, stage) : encode_bf16<E5m2>(place, stage);
   store_forms(place, stage);
 }
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<8, true>(Place<true>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<8, true>(Place<true, true>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // The same from binary32.
@@ -134,5 +134,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<4, true>(Place<true>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<4, true>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
 }

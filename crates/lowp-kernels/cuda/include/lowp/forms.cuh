@@ -89,11 +89,11 @@ __device__ __forceinline__ void store_swizzled(const Pass& pass, uint64_t row, u
 }
 
 // All scales of a tile that have another form than Compact, when the tile is done.
-template <bool TURNED>
-__device__ __forceinline__ void store_forms(const Place<TURNED>& place, const Stage<TURNED>& stage) {
+template <bool TURNED, typename Place>
+__device__ __forceinline__ void store_forms(const Place& place, const Stage<TURNED>& stage) {
   constexpr uint32_t COLS = Tiling<TURNED>::COLS, SIDE = TURNED ? 16 : 32;
+  if (place.held().forms == FORMS_NONE) return;
   const Encode& job = place.encode();
-  if (job.forms == FORMS_NONE) return;
   const uint64_t row = place.row(), col = place.col();
   // Nothing but values: behind the last of an odd number of halves is padding.
   bool whole = row + 128 <= job.rows && col + COLS <= job.cols && (COLS >= 128 || col + COLS < job.cols || job.cols % 128 == 0);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_forms(const Place<TURNED>& place, const St
 // The same, not inlined: with registers of its own.
 template <bool TURNED>
 __device__ __noinline__ void forms_apart(const Stage<TURNED>& stage) {
-  store_forms(Place<TURNED>{stage}, stage);
+  store_forms(Place<TURNED, false>{stage, nullptr}, stage);
 }
 
 }  // namespace lowp

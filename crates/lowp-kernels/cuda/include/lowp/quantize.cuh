@@ -203,8 +203,8 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
 }
 
 // Codes and scales of FP8 into the stage: those from `first_row` and `first_col` on in a tile of `cols` columns.
-template <int W, bool TURNED, typename E>
-__device__ __forceinline__ void stage8(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
+template <int W, bool TURNED, typename E, typename Place>
+__device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
                                        uint32_t first_row, uint32_t first_col, uint32_t cols) {
   const Encode& job = place.encode();
   if constexpr (TURNED) {
@@ -228,8 +228,8 @@ __device__ __forceinline__ void stage8(const Place<TURNED>& place, uint32_t lane
 }
 
 // The staged codes of FP8 from (row, col) on.
-template <int W, bool TURNED>
-__device__ __forceinline__ void store_codes8(const Place<TURNED>& place, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
+template <int W, bool TURNED, typename Place>
+__device__ __forceinline__ void store_codes8(const Place& place, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Encode& out = place.encode();
@@ -249,7 +249,8 @@ __device__ __forceinline__ void store_codes8(const Place<TURNED>& place, uint64_
 }
 
 // The staged E8M0 scales of a tile.
-__device__ __forceinline__ void store_scales8(const Place<false>& place, uint64_t row, uint64_t col, uint32_t height,
+template <typename Place>
+__device__ __forceinline__ void store_scales8(const Place& place, uint64_t row, uint64_t col, uint32_t height,
                                               uint32_t width, const Stage<false>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
@@ -259,8 +260,8 @@ __device__ __forceinline__ void store_scales8(const Place<false>& place, uint64_
 }
 
 // FP8 codes of a tile.
-template <int W, bool TURNED, typename E>
-__device__ __forceinline__ void quantize8(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
+template <int W, bool TURNED, typename E, typename Place>
+__device__ __forceinline__ void quantize8(const Place& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
   stage8<W, TURNED, E>(place, lane, v, stage, 0, 0, Tiling<TURNED>::COLS);
   __syncthreads();
   const uint64_t row = place.row(), col = place.col();
@@ -269,8 +270,8 @@ __device__ __forceinline__ void quantize8(const Place<TURNED>& place, uint32_t l
 }
 
 // NVFP4 codes of a tile.
-template <int W>
-__device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
+template <int W, typename Place>
+__device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
   TwoLevel rule = TwoLevel::of(place.held().tensor);
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
@@ -302,8 +303,8 @@ __device__ __forceinline__ void quantize4(const Place<true>& place, uint32_t lan
 }
 
 // Values as they are, bf16 or f32, row-major.
-template <int W>
-__device__ __forceinline__ void store_plain(const Place<false>& place, uint32_t lane, const Values<W>& v) {
+template <int W, typename Place>
+__device__ __forceinline__ void store_plain(const Place& place, uint32_t lane, const Values<W>& v) {
   const Encode& job = place.encode();
   const View view{job.rows, job.cols, job.rows * job.cols};
   const Lane<W> at{lane, place.row() + Tiling<false>::warp_row(), place.col() + Tiling<false>::warp_col()};
@@ -342,8 +343,8 @@ __device__ __forceinline__ void store_plain(const Place<false>& place, uint32_t 
 }
 
 // Encodes a tile from the values of its threads.
-template <int W, bool TURNED>
-__device__ __forceinline__ void quantize(const Place<TURNED>& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
+template <int W, bool TURNED, typename Place>
+__device__ __forceinline__ void quantize(const Place& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
   switch (place.encode().element) {
     case E4M3: return quantize8<W, TURNED, E4m3>(place, lane, v, stage);
     case E5M2: return quantize8<W, TURNED, E5m2>(place, lane, v, stage);

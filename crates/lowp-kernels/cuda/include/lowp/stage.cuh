@@ -45,7 +45,7 @@ struct Held {
   float tensor;  // what values are multiplied by under RULE_TENSOR; the amax under RULE_TWO_LEVEL
   // Of a tile that is done in steps of 32 x 256: those that meet the matrix, and from one to the next.
   uint32_t steps, step_down, step_along;
-  uint32_t passes;
+  uint32_t passes, forms;
 };
 
 template <bool TURNED>
@@ -56,10 +56,11 @@ struct alignas(16) Stage {
 };
 
 // The encode of a block of threads and where its tile begins, in shared memory: in registers they would be in
-// the way of the values.
-template <bool TURNED>
+// the way of the values. REGISTERS says that there is room for the address of the job, which is quicker.
+template <bool TURNED, bool REGISTERS>
 struct Place {
   const Stage<TURNED>& stage;
+  const Encode* planned;
 
   // Tile `index` of `job`.
   static __device__ __forceinline__ Place begin(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
@@ -70,6 +71,7 @@ struct Place {
     held.col = col;
     held.encode = &job;
     held.passes = job.passes;
+    held.forms = job.forms;
     if (!TURNED) {
       using Step = Tiling<false>;
       bool tall = job.tile_rows > Step::ROWS;
@@ -79,7 +81,7 @@ struct Place {
                         : uint32_t((min(uint64_t(job.tile_cols), job.cols - col) + Step::COLS - 1) / Step::COLS);
     }
     __syncwarp();
-    return {stage};
+    return {stage, &job};
   }
   // What is known of the tensor. An encode reads it before the values: it is there when they are.
   __device__ __forceinline__ void hold_tensor(Stage<TURNED>& stage) const {
@@ -89,7 +91,13 @@ struct Place {
   }
   // Volatile: read where it is needed, and not kept.
   __device__ __forceinline__ const volatile Held& held() const { return stage.held[threadIdx.x / 32]; }
-  __device__ __forceinline__ const Encode& encode() const { return *held().encode; }
+  __device__ __forceinline__ const Encode& encode() const {
+    if constexpr (!REGISTERS) return *held().encode;
+    // Its fields are read again.
+    const Encode* at = planned;
+    asm volatile("" : "+l"(at));
+    return *at;
+  }
   __device__ __forceinline__ uint64_t row() const { return held().row; }
   __device__ __forceinline__ uint64_t col() const { return held().col; }
 };
