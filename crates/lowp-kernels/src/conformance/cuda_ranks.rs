@@ -135,9 +135,10 @@ fn ranked(rig: &Rig<Cuda>, rank: usize, world: usize, id: sys::ncclUniqueId) -> 
     // Makes the device current on this thread.
     rig.backend.synchronize().unwrap();
     let mut comm = MaybeUninit::uninit();
+    let [ranks, number] = [world, rank].map(|n| i32::try_from(n).unwrap());
     // SAFETY: NCCL fills the handle; every rank calls with the same id.
     let comm = unsafe {
-        nccl::comm_init_rank(comm.as_mut_ptr(), world as i32, id, rank as i32).unwrap();
+        nccl::comm_init_rank(comm.as_mut_ptr(), ranks, id, number).unwrap();
         comm.assume_init()
     };
     let agree = |stream: u64| {
