@@ -22,7 +22,7 @@ fn encode<B: Backend>(backend: &B) -> Result<Vec<u8>, Box<dyn Error>> {
     let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
     let shape = Shape::new(256, 512);
     let values: Vec<f32> = (0..shape.elements()).map(|i| (i % 997) as f32 - 498.5).collect();
-    let target = |spec: BufferSpec| Ok(Target { spec, bytes: backend.alloc(spec.bytes(shape))? });
+    let target = |spec: BufferSpec| Ok(Target::new(spec, backend.alloc(spec.bytes(shape))?));
     let job: EncodeJob<B> = EncodeJob {
         shape,
         kernel: recipe.kernel(),
