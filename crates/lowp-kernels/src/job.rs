@@ -106,6 +106,11 @@ impl<B: Backend> Target<B> {
         Self { spec, form, bytes }
     }
 
+    /// Whether it is in Compact form.
+    pub fn is_compact(&self) -> bool {
+        matches!(self.form, None | Some((Form::Compact, _)))
+    }
+
     /// The layout for a matrix of `shape`.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Which targets a kernel can fill: parts, codes, blocks and columns that fit its ingredients.
 
 use lowp_format::{
-    Axis, Code, Form, FormatError, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage,
+    Axis, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage,
 };
 
 use crate::table::Traits;
@@ -114,14 +114,14 @@ pub(crate) fn check_target<B: Backend>(
 /// Refuses scales in another form than Compact.
 pub(super) fn compact<B: Backend>(target: &Target<B>, what: &str) -> Result<(), KernelError> {
     match target.form {
-        None | Some((Form::Compact, _)) => Ok(()),
-        Some((form, _)) => Err(KernelError::NoKernel {
+        Some((form, _)) if !target.is_compact() => Err(KernelError::NoKernel {
             what: format!(
                 "{what} with the {} form of {}; repack it from or to Compact",
                 form.name(),
                 target.spec.key
             ),
         }),
+        _ => Ok(()),
     }
 }
 

@@ -1,11 +1,13 @@
-//! A tensor of more than 2^31 elements on the device: no index is 32 bits wide.
+//! Tensors that only a device is fast enough for: one of more than 2^31 elements, so that no index is 32
+//! bits wide, and one of so many tiles that they are enlarged.
 
+use lowp_format::{Form, ScaleLayout};
 use smallvec::smallvec;
 
 use super::rig::{cpu, device};
 use super::*;
 use crate::reference::amax;
-use crate::{AmaxJob, Cuda, CudaBuffer};
+use crate::{AmaxJob, Cuda, CudaBuffer, RepackJob};
 
 /// Columns of the tensor: no power of two, so that an index that lost its upper bits meets another
 /// value.
@@ -26,7 +28,7 @@ fn more_than_two_to_the_31st_elements() {
             .map(bf16::from_f32)
             .collect();
         let shape = Shape::new(PERIOD * REPEATS, COLS);
-        let source = repeated(rig, &period);
+        let source = repeated(rig, &period, REPEATS);
         assert!(shape.elements() > EDGE && rig.backend.len::<bf16>(&source) == shape.elements());
         amaxes(rig, shape, &source, &period);
         let lines = Some([[1, 32], [32, 1]]);
@@ -40,12 +42,77 @@ fn more_than_two_to_the_31st_elements() {
     });
 }
 
-/// The tensor on the device.
-fn repeated(rig: &Rig<Cuda>, period: &[bf16]) -> CudaBuffer<bf16> {
+/// Enough tiles to be enlarged, with edges in both directions: swizzled scales are written from tiles of
+/// other sides than Compact ones, and the bytes are the same.
+#[test]
+fn enlarged_tiles_write_every_form_alike() {
+    device::once(|rig| {
+        let (period, cols, repeats) = (40, 16_416, 205);
+        let shape = Shape::new(period * repeats, cols);
+        let values = values(period * cols, 32, false).into_iter();
+        let values: Vec<bf16> = values.map(bf16::from_f32).collect();
+        let source = Source::Bf16(repeated(rig, &values, repeats));
+        let scale = ScaleRule::E8M0(MxScale::Te);
+        for (blocks, axes) in [([[1, 32], [32, 1]], Some(ROW_MAJOR)), ([[32, 32]; 2], None)] {
+            let mut case = case(Code::E4M3, scale, Some(blocks), axes);
+            for spec in &mut case.specs {
+                spec.padded = PaddedForm::TILES_128X4;
+            }
+            let job = |targets: Vec<Target<Cuda>>| EncodeJob {
+                shape,
+                kernel: case.kernel,
+                source: source.clone(),
+                source_rounding: SourceRounding::F32,
+                tensor: None,
+                targets: targets.into(),
+                stochastic: None,
+            };
+            let compact = || -> Vec<Target<Cuda>> {
+                let bytes = |spec: &BufferSpec| rig.backend.alloc(spec.bytes(shape)).unwrap();
+                let target = |spec: &BufferSpec| Target::new(*spec, bytes(spec));
+                case.specs.iter().map(target).collect()
+            };
+            let (alone, beside) = (compact(), compact());
+            rig.run(Work::Encode(vec![job(alone.clone())]));
+            let mut forms = Vec::new();
+            for target in &alone {
+                if target.spec.key.part != Part::BlockScale {
+                    continue;
+                }
+                for orientation in target.spec.key.usage.orientations() {
+                    let (spec, form) = (target.spec, Form::Swizzled);
+                    let to_layout = ScaleLayout::new(&spec, shape, orientation, form).unwrap();
+                    let buffer = || rig.buffer(&vec![0xA5u8; to_layout.bytes()]);
+                    let to = buffer();
+                    rig.run(Work::Repack(vec![RepackJob {
+                        from_layout: target.layout(shape).unwrap(),
+                        to_layout,
+                        from: target.bytes.clone(),
+                        to: to.clone(),
+                    }]));
+                    forms.push((Target::in_form(spec, form, orientation, buffer()), to));
+                }
+            }
+            let targets = forms.iter().map(|(target, _)| target.clone());
+            rig.run(Work::Encode(vec![job(targets
+                .chain(beside.iter().cloned())
+                .collect())]));
+            let pairs = alone.iter().map(|target| &target.bytes).zip(&beside);
+            for (expected, target) in pairs.chain(forms.iter().map(|(target, to)| (to, target))) {
+                let [found, expected] = [&target.bytes, expected].map(|b| rig.content::<u8>(b));
+                let at = found.iter().zip(&expected).position(|(a, b)| a != b);
+                assert_eq!(at, None, "{:?} {:?}", target.spec, target.form);
+            }
+        }
+    });
+}
+
+/// `period`, `repeats` times, on the device.
+fn repeated(rig: &Rig<Cuda>, period: &[bf16], repeats: usize) -> CudaBuffer<bf16> {
     let len = period.len();
     let one = rig.buffer(period);
-    let all = rig.backend.alloc::<bf16>(len * REPEATS).unwrap();
-    for start in (0..REPEATS).map(|n| n * len) {
+    let all = rig.backend.alloc::<bf16>(len * repeats).unwrap();
+    for start in (0..repeats).map(|n| n * len) {
         rig.backend.copy::<bf16>(&one, 0..len, &all, start).unwrap();
     }
     all

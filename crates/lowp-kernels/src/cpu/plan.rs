@@ -123,11 +123,7 @@ impl CpuPlan {
 /// Makes every target of `job` Compact; what becomes of them is added to `forms`.
 fn compact(job: &mut EncodeJob<Cpu>, forms: &mut Vec<RepackJob<Cpu>>) -> Result<(), KernelError> {
     let shape = job.shape;
-    for target in job
-        .targets
-        .iter_mut()
-        .filter(|target| target.form.is_some())
-    {
+    for target in job.targets.iter_mut().filter(|target| !target.is_compact()) {
         let scratch = Target::<Cpu>::new(target.spec, Cpu.alloc(target.spec.bytes(shape))?);
         forms.push(RepackJob {
             from_layout: scratch.layout(shape)?,

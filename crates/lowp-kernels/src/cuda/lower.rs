@@ -67,24 +67,22 @@ struct Known {
 }
 
 fn known(key: &KernelKey, input: Option<&TensorInput<Cuda>>) -> Known {
-    let (rule, mut pow2, mut epsilon) = rule_of(key.scale);
-    if let (
-        rule::TENSOR,
-        Some(TensorInput::Observed {
-            pow2: p,
-            epsilon: e,
-            ..
-        }),
-    ) = (rule, input)
-    {
-        (pow2, epsilon) = (u8::from(*p), *e);
-    }
-    Known {
+    let (rule, pow2, epsilon) = rule_of(key.scale);
+    let made = Known {
         rule,
         pow2,
         epsilon,
         tensor: slot(input.map(TensorInput::slot)),
-        observed: u8::from(matches!(input, Some(TensorInput::Observed { .. }))),
+        observed: 0,
+    };
+    match input {
+        Some(&TensorInput::Observed { pow2, epsilon, .. }) => Known {
+            pow2: u8::from(pow2),
+            epsilon,
+            observed: 1,
+            ..made
+        },
+        _ => made,
     }
 }
 
@@ -193,23 +191,17 @@ fn scales(target: &Target<Cuda>, shape: Shape) -> Result<(usize, Scales), Kernel
 /// One row, unless two targets of a part lie the same way.
 pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
-    let Known {
-        rule,
-        pow2,
-        epsilon,
-        tensor,
-        observed,
-    } = known(&job.kernel, job.tensor.as_ref());
+    let known = known(&job.kernel, job.tensor.as_ref());
     let mut base = Encode {
         source,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
-        tensor,
-        observed,
+        tensor: known.tensor,
+        observed: known.observed,
         element: code_of(job.kernel.element),
-        rule,
-        pow2,
-        epsilon,
+        rule: known.rule,
+        pow2: known.pow2,
+        epsilon: known.epsilon,
         source_code,
         via_bf16: via_bf16(job.source_rounding),
         ..Encode::default()
@@ -233,7 +225,7 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
         }
         let [block_rows, block_cols] = sides(block_of(&job.kernel, target.spec.key.usage)?);
         let (side, scales) = scales(target, job.shape)?;
-        let other = !matches!(target.form, None | Some((Form::Compact, _)));
+        let compact = target.is_compact();
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
             let same = |pass: &Pass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
@@ -243,7 +235,7 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
             };
             let free = match part {
                 Part::Data => put(&mut pass.data[side], pointer),
-                _ if !other => put(&mut pass.scale[side], pointer),
+                _ if compact => put(&mut pass.scale[side], pointer),
                 _ => {
                     let slot = &mut pass.form[side];
                     let free = slot.to == 0;
@@ -265,25 +257,19 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
 
 pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
-    let Known {
-        rule,
-        pow2,
-        epsilon,
-        tensor,
-        observed,
-    } = known(&job.kernel, job.tensor.as_ref());
+    let known = known(&job.kernel, job.tensor.as_ref());
     let base = FlatEncode {
         source,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         start: job.start as u64,
         len: job.len as u64,
-        tensor,
-        observed,
+        tensor: known.tensor,
+        observed: known.observed,
         element: code_of(job.kernel.element),
-        rule,
-        pow2,
-        epsilon,
+        rule: known.rule,
+        pow2: known.pow2,
+        epsilon: known.epsilon,
         source_code,
         via_bf16: via_bf16(job.source_rounding),
         ..FlatEncode::default()

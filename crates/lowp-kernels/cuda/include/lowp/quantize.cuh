@@ -278,7 +278,6 @@ __device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Val
     const Pass& pass = place.encode().pass[p];
     v.pin();
     stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
-      const Pass& pass = place.encode().pass[p];
       stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], m);
     });
   }
