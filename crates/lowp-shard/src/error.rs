@@ -1,6 +1,6 @@
 //! [`ShardError`]: every way in which ranks, shards, meshes and gathers can go wrong.
 
-use lowp_format::{FormatError, Phase, Shape};
+use lowp_format::{Code, FormatError, Phase, Shape};
 use lowp_kernels::KernelError;
 use thiserror::Error;
 
@@ -172,6 +172,22 @@ pub enum ShardError {
         start: usize,
         /// Where it should begin.
         expected: usize,
+    },
+    /// Flat shards that were not cut from one matrix.
+    #[error(
+        "the flat shard of rank {rank} is cut from a {shape} tensor of {code} and that of rank 0 from a {first_shape} tensor of {first_code}; cut all of them from one"
+    )]
+    FlatMixed {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// Its full tensor.
+        shape: Shape,
+        /// Its encoding.
+        code: Code,
+        /// The full tensor of rank 0.
+        first_shape: Shape,
+        /// The encoding of rank 0.
+        first_code: Code,
     },
     /// A tensor asked for while it is not gathered.
     #[error(
