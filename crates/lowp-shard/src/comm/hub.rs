@@ -143,21 +143,19 @@ impl<B: Backend> HubState<B> {
 /// The meeting point of one world. Group 0 is the world itself.
 #[derive(Debug)]
 pub(super) struct Hub<B: Backend> {
-    pub(super) backend: B,
     timeout: Duration,
     state: Mutex<HubState<B>>,
     wake: Condvar,
 }
 
 impl<B: Backend> Hub<B> {
-    pub(super) fn new(backend: B, world: usize, timeout: Duration) -> Self {
+    pub(super) fn new(world: usize, timeout: Duration) -> Self {
         let state = HubState {
             failure: None,
             departed: vec![None; world],
             groups: vec![Group::new((0..world).collect())],
         };
         Self {
-            backend,
             timeout,
             state: Mutex::new(state),
             wake: Condvar::new(),

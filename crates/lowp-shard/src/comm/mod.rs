@@ -14,7 +14,7 @@ mod post;
 mod ranks;
 
 pub use local::LocalComm;
-pub use ranks::{RanksFailed, run_ranks};
+pub use ranks::{RanksFailed, run_ranks, run_ranks_on};
 
 /// One buffer of a batched all-gather.
 #[derive(Clone, Copy, Debug)]
