@@ -58,8 +58,8 @@ mod whole;
 
 pub use audit::{Divergence, audit};
 pub use comm::{
-    Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, run_ranks,
-    run_ranks_on,
+    Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, or_abort,
+    run_ranks, run_ranks_on,
 };
 pub use error::ShardError;
 pub use flat_shard::FlatShard;

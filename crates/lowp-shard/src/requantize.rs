@@ -10,7 +10,7 @@ use lowp_kernels::{
 };
 use smallvec::SmallVec;
 
-use crate::{Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ShardError};
+use crate::{Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ShardError, or_abort};
 
 /// The part of a matrix that a cast covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,7 +271,7 @@ impl<B: Backend> Requantize<B> {
     /// # Errors
     /// A rank failed, or called something else.
     pub fn run(&self, book: &ScaleBook<B>, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
-        self.cast(book, comm, false)
+        or_abort(comm, self.cast(book, comm, false))
     }
 
     /// Casts everything with scales from the values themselves, delayed scales included: the
@@ -284,7 +284,7 @@ impl<B: Backend> Requantize<B> {
         book: &ScaleBook<B>,
         comm: &dyn Communicator<B>,
     ) -> Result<(), ShardError> {
-        self.cast(book, comm, true)
+        or_abort(comm, self.cast(book, comm, true))
     }
 
     fn cast(

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lowp_format::{Code, KernelKey, Recipe, ScaleSource, tensor_scale};
 use lowp_kernels::{Backend, HistoryJob, Slot, StepScalars, TensorInput, Work};
 
-use crate::{Communicator, ShardError};
+use crate::{Communicator, ShardError, or_abort};
 
 /// What a tensor's scale depends on, as far as it needs an entry in the book.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -227,7 +227,7 @@ impl<B: Backend> ScaleBook<B> {
             return Ok(());
         }
         comm.all_reduce_max(&self.observed)?;
-        self.roll()
+        or_abort(comm, self.roll())
     }
 
     /// Rolls the histories without a reduction: for tensors that one rank holds whole.

@@ -167,6 +167,11 @@ impl<B: Backend> Hub<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the world is one rank, for which nobody can wait.
+    pub(super) fn is_solo(&self) -> bool {
+        self.lock().departed.len() == 1
+    }
+
     /// The cause of failure.
     pub(super) fn failure(&self) -> Option<ShardError> {
         self.lock().failure.clone()

@@ -9,7 +9,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, StepScalars};
 
-use crate::{Communicator, GatherItem, ShardError, ShardedTensor};
+use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort};
 
 mod account;
 mod pool;
@@ -66,7 +66,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         reshard_after_forward: bool,
     ) -> Result<Self, ShardError> {
         let planned = plan_params(&params, &*comm, reshard_after_forward);
-        let plans = planned.inspect_err(|e| comm.abort(&e.to_string()))?;
+        let plans = or_abort(&*comm, planned)?;
         comm.agree(
             "the gather plan",
             &describe(&params, &plans, reshard_after_forward),
@@ -99,10 +99,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         if self.held == Some(phase) {
             return Ok(());
         }
-        self.try_unshard(phase).inspect_err(|e| {
-            // The others would wait in the gather; the first cause is kept if they failed first.
-            self.comm.abort(&e.to_string());
-        })
+        let done = self.try_unshard(phase);
+        or_abort(&*self.comm, done)
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
