@@ -69,6 +69,24 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) ready: bool,
 }
 
+impl<B: Backend> Param<B> {
+    /// The first pass of a step.
+    fn update(&self, groups: &[Group], book: &ScaleBook<B>) -> Result<AdamwJob<B>, ShardError> {
+        let observed = |slot| book.observed_slot(slot);
+        let encode = (!self.item.needs_agreement()).then(|| self.item.encode_job(book));
+        Ok(AdamwJob {
+            master: self.master.clone(),
+            moments: self.moments.clone(),
+            grad: self.grad.clone(),
+            group: self.group,
+            mode: groups[self.group].mode,
+            source_rounding: self.item.source_rounding,
+            amax: self.item.slot.map(observed).transpose()?,
+            encode: encode.transpose()?.map(Box::new),
+        })
+    }
+}
+
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
 pub struct AdamWBuilder<B: Backend> {
@@ -207,21 +225,11 @@ impl<B: Backend> AdamWBuilder<B> {
             }
             error => error.into(),
         })?;
-        let update = params
-            .iter()
-            .map(|p| AdamwJob {
-                master: p.master.clone(),
-                moments: p.moments.clone(),
-                grad: p.grad.clone(),
-                group: p.group,
-                mode: groups[p.group].mode,
-                source_rounding: p.item.source_rounding,
-                amax: p.item.slot.map(|index| book.observed_slot(index)),
-                encode: (!p.item.needs_agreement()).then(|| Box::new(p.item.encode_job(book))),
-            })
-            .collect();
+        let update = params.iter().map(|p| p.update(&groups, book));
+        let update = update.collect::<Result<_, ShardError>>()?;
         let late = params.iter().filter(|p| p.item.needs_agreement());
-        let second = late.map(|p| p.item.encode_job(book)).collect();
+        let second = late.map(|p| p.item.encode_job(book));
+        let second = second.collect::<Result<_, _>>()?;
         let grads: Vec<Source<B>> = params.iter().map(|p| p.grad.clone()).collect();
         Ok(AdamW {
             id,
@@ -247,9 +255,10 @@ fn shared_buffer<B: Backend>(
     params: &[Param<B>],
 ) -> Option<OptimError> {
     let clash = |of: &[&Param<B>]| {
-        let casts = of.iter().map(|p| p.item.encode_job(book)).collect();
-        let planned = backend.plan(Work::Encode(casts));
-        matches!(planned, Err(KernelError::Aliased { .. }))
+        let casts: Result<Vec<_>, ShardError> =
+            of.iter().map(|p| p.item.encode_job(book)).collect();
+        let planned = casts.map(|casts| backend.plan(Work::Encode(casts)));
+        matches!(planned, Ok(Err(KernelError::Aliased { .. })))
     };
     for (index, second) in params.iter().enumerate() {
         let first = if clash(&[second]) {

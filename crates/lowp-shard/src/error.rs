@@ -197,6 +197,14 @@ pub enum ShardError {
         /// Index in the group.
         param: usize,
     },
+    /// Entries of one scale book used with another.
+    #[error(
+        "{what} belongs to another ScaleBook than the one given; register everything in one ScaleBookBuilder, build the book from it, and pass that book to every cast"
+    )]
+    OtherBook {
+        /// What does not belong.
+        what: &'static str,
+    },
     /// No such parameter.
     #[error("the gather group has {len} parameters and no number {param}")]
     NoSuchParam {

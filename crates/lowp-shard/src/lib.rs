@@ -67,6 +67,6 @@ pub use gather::{GatherAccount, GatherGroup, GatherPool, ParamAccount};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
-pub use scale_book::{ScaleBook, ScaleBookBuilder};
+pub use scale_book::{BlockSlots, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{ShardSpec, ShardedTensor};
 pub use whole::{decode_job, dequantize, quantize, scales_in_form};
