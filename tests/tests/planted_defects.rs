@@ -58,13 +58,16 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             let mut adamw = builder.finish(&book)?;
             adamw.calibrate(&book, &*comm)?;
             let pool = Arc::new(GatherPool::new(&cpu));
-            let keep = defect != Defect::StaleColumnwise;
+            let reshard = defect != Defect::StaleColumnwise;
             let mut gathered =
-                GatherGroup::new(&cpu, comm.clone(), &pool, vec![shard.clone()], keep)?;
+                GatherGroup::new(&cpu, comm.clone(), &pool, vec![shard.clone()], reshard)?;
+            let mut stale = None;
             for step in 0..2 {
                 if defect == Defect::StaleColumnwise {
                     gathered.unshard(Phase::Forward)?;
                     gathered.unshard(Phase::Backward)?;
+                    // The group refuses it after the step; its buffers are still there.
+                    stale = Some(gathered.tensor(0)?.clone());
                 }
                 let grad = Family::Normal.values(20 + step, SHAPE.elements());
                 adamw.set_grad(id, &grad[own.clone()])?;
@@ -83,6 +86,14 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             comm.all_reduce_sum_f64(&mut sums)?;
             let full: Vec<f32> = sums.iter().map(|&v| v as f32).collect();
             let full = cpu.upload(&full)?;
+            if let Some(stale) = stale {
+                let param = 0;
+                assert_eq!(
+                    gathered.tensor(param).err(),
+                    Some(ShardError::Stale { param })
+                );
+                return Ok(audit(&cpu, &stale, Orientation::Columnwise, &full)?);
+            }
             let mut found = None;
             for phase in Phase::ALL.into_iter().rev() {
                 gathered.unshard(phase)?;

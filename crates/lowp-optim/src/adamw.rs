@@ -165,6 +165,8 @@ impl<B: Backend> AdamW<B> {
             ..StepScalars::default()
         };
         if applied {
+            // Before the first write, so that no gather takes the old rows for current.
+            self.params.iter().for_each(|p| p.item.mark_written());
             self.backend.run(&self.update, &scalars)?;
         }
         // Also where nothing changed: scales of other tensors in the book advance.

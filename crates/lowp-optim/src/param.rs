@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
-use lowp_format::{QuantizedTensor, Recipe};
+use lowp_format::Recipe;
 use lowp_kernels::{AdamwJob, Backend, KernelError, Moments, Source, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder, ShardError};
+use lowp_shard::{CastInto, CastItem, Requantize, ScaleBook, ScaleBookBuilder, ShardError};
 
 use crate::adamw::AdamW;
 use crate::clip::NormPlan;
@@ -123,12 +123,13 @@ impl<B: Backend> AdamWBuilder<B> {
     /// # Errors
     /// A name twice, an unknown group, master values that do not fit the shard, or another `book`
     /// than that of earlier parameters.
-    pub fn param<R: Recipe>(
+    pub fn param(
         &mut self,
         book: &mut ScaleBookBuilder,
-        tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+        tensor: &impl CastInto<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
+        let (into, tensor) = (tensor, tensor.tensor());
         let ParamSpec {
             name,
             group,
@@ -178,7 +179,7 @@ impl<B: Backend> AdamWBuilder<B> {
             FloatDtype::F32 => Source::F32(backend.alloc::<f32>(len)?),
             FloatDtype::Bf16 => Source::Bf16(backend.alloc::<bf16>(len)?),
         };
-        let item = CastItem::rows(tensor, Source::F32(master.clone()), book);
+        let item = CastItem::rows(into, Source::F32(master.clone()), book);
         let param = Param {
             name,
             group,

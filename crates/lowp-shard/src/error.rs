@@ -197,6 +197,14 @@ pub enum ShardError {
         /// Index in the group.
         param: usize,
     },
+    /// A tensor that was gathered before its shards were written.
+    #[error(
+        "parameter {param} was cast again after it was gathered; call unshard(phase) before use, which gathers what changed"
+    )]
+    Stale {
+        /// Index in the group.
+        param: usize,
+    },
     /// Entries of one scale book used with another.
     #[error(
         "{what} belongs to another ScaleBook than the one given; register everything in one ScaleBookBuilder, build the book from it, and pass that book to every cast"

@@ -54,6 +54,7 @@ mod mesh;
 mod requantize;
 mod scale_book;
 mod shard;
+mod version;
 mod whole;
 
 pub use audit::{Divergence, audit};
@@ -68,5 +69,6 @@ pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
 pub use scale_book::{BlockSlots, ScaleBook, ScaleBookBuilder, ScaleSlot};
-pub use shard::{ShardSpec, ShardedTensor};
+pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
+pub use version::{CastInto, Version};
 pub use whole::{decode_job, dequantize, quantize, scales_in_form};

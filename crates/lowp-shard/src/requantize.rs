@@ -10,6 +10,7 @@ use lowp_kernels::{
 };
 use smallvec::SmallVec;
 
+use crate::version::{CastInto, Version};
 use crate::{
     BlockSlots, Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError,
     or_abort,
@@ -50,15 +51,14 @@ pub struct CastItem<B: Backend> {
     pub slot: Option<ScaleSlot>,
     /// The buffers to fill.
     pub targets: SmallVec<[Target<B>; 6]>,
+    /// What casts raise, for the rows of a shard.
+    version: Option<Version>,
 }
 
 impl<B: Backend> CastItem<B> {
-    /// Casts `source` into every buffer of `tensor`, registering its scale in `book`.
-    pub fn rows<R: Recipe>(
-        tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-        source: Source<B>,
-        book: &mut ScaleBookBuilder,
-    ) -> Self {
+    /// Casts `source` into every buffer of `into`, registering its scale in `book`.
+    pub fn rows(into: &impl CastInto<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
+        let tensor = into.tensor();
         let recipe = tensor.recipe();
         Self {
             shape: tensor.shape(),
@@ -69,6 +69,7 @@ impl<B: Backend> CastItem<B> {
             source_rounding: recipe.source_rounding(),
             slot: book.register(&recipe),
             targets: targets(tensor),
+            version: into.version().cloned(),
         }
     }
 
@@ -98,6 +99,7 @@ impl<B: Backend> CastItem<B> {
             source_rounding: recipe.source_rounding(),
             slot: book.register(recipe),
             targets,
+            version: None,
         }
     }
 
@@ -105,6 +107,14 @@ impl<B: Backend> CastItem<B> {
     pub fn needs_agreement(&self) -> bool {
         let flat_blocks = matches!(&self.extent, Extent::Flat { blocks, .. } if !blocks.is_empty());
         self.scale_source.needs_tensor_amax() || flat_blocks
+    }
+
+    /// Says that the buffers are about to be written. [`Requantize`] does it; whoever plans
+    /// [`CastItem::encode_job`] does it before each run, on every rank.
+    pub fn mark_written(&self) {
+        if let Some(version) = &self.version {
+            version.raise();
+        }
     }
 
     /// The observation of this tensor, if it needs one.
@@ -217,6 +227,7 @@ pub struct Requantize<B: Backend> {
     backend: B,
     /// The book that the plans below read and write.
     book: u64,
+    versions: Vec<Version>,
     observe: B::Plan,
     /// Casts whose scales are known before the values: row shards, then flat shards.
     early: [B::Plan; 2],
@@ -260,6 +271,7 @@ impl<B: Backend> Requantize<B> {
         Ok(Self {
             backend: backend.clone(),
             book: book.id(),
+            versions: items.iter().filter_map(|i| i.version.clone()).collect(),
             observe: backend.plan(Work::Amax(observe))?,
             early: casts(&|item| !item.needs_agreement())?,
             late: casts(&CastItem::needs_agreement)?,
@@ -302,6 +314,7 @@ impl<B: Backend> Requantize<B> {
             let what = "the cast";
             return Err(ShardError::OtherBook { what });
         }
+        self.versions.iter().for_each(Version::raise);
         let run = |plans: &[B::Plan]| -> Result<(), ShardError> {
             for plan in plans {
                 self.backend.run(plan, &StepScalars::default())?;
