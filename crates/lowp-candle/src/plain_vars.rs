@@ -41,8 +41,9 @@ impl<B: Backend> PlainVars<B> {
         shards: Vec<ShardedTensor<B, PlainF32>>,
         grads: Vec<B::Buffer<f32>>,
     ) -> Result<Self, ModelError> {
-        let made = Self::variables(backend, specs);
-        let (vars, full_grads) = or_abort(&*mesh.world, made)?;
+        let made = specs.iter().map(|spec| Self::variable(backend, spec));
+        let made: Vec<_> = or_abort(&*mesh.world, made.collect::<Result<_, ModelError>>())?;
+        let (vars, full_grads) = made.into_iter().unzip();
         let ranges = shards.iter().map(|s| s.spec().all_elements()).collect();
         let group = GatherGroup::new(backend, mesh.shard.clone(), pool, shards, true)?;
         Ok(Self {
@@ -57,23 +58,13 @@ impl<B: Backend> PlainVars<B> {
         })
     }
 
-    /// Variables of zeros, and buffers for their full gradients.
-    fn variables(
-        backend: &B,
-        specs: &[VarSpec],
-    ) -> Result<(Vec<Var>, Vec<B::Buffer<f32>>), ModelError> {
-        let mut full_grads = Vec::new();
-        let mut vars = Vec::new();
-        for spec in specs {
-            let len = shape_of(spec)?.elements();
-            full_grads.push(backend.alloc::<f32>(len)?);
-            vars.push(Var::from_vec(
-                vec![0f32; len],
-                spec.shape.as_slice(),
-                &Device::Cpu,
-            )?);
-        }
-        Ok((vars, full_grads))
+    /// A variable of zeros, and a buffer for its full gradient.
+    fn variable(backend: &B, spec: &VarSpec) -> Result<(Var, B::Buffer<f32>), ModelError> {
+        let len = shape_of(spec)?.elements();
+        let full_grad = backend.alloc::<f32>(len)?;
+        let zeros = vec![0f32; len];
+        let var = Var::from_vec(zeros, spec.shape.as_slice(), &Device::Cpu)?;
+        Ok((var, full_grad))
     }
 
     /// The variables.

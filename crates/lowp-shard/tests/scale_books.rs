@@ -70,7 +70,7 @@ fn another_book_is_an_error_on_every_rank() {
                 }
                 // A rank whose part was done, because nothing is agreed on, hears of it here.
                 let later = comm.barrier().expect_err("the world has failed");
-                result.and(Err(later))
+                result.and(Err::<(), _>(later))
             });
             let text = failed.cause.to_string();
             assert!(text.contains("another ScaleBook"), "{text}");
