@@ -81,8 +81,8 @@ fn check_scales(golden: &Golden, prefix: &str, shape: Shape, target: &Target<Cpu
         let layout = |form| ScaleLayout::new(&target.spec, shape, o, form).expect("a form");
         let (from, to) = (layout(Form::Compact), layout(Form::Padded));
         let mut padded = vec![0; to.bytes()];
-        for i in 0..to.entries[0] {
-            for j in 0..to.entries[1] {
+        for i in 0..to.entries()[0] {
+            for j in 0..to.entries()[1] {
                 padded[to.offset(i, j)] = bytes[to.source(&from, i, j)];
             }
         }

@@ -117,7 +117,7 @@ proptest! {
 
 /// Positions in a buffer, padding included.
 fn slots(layout: &ScaleLayout) -> usize {
-    layout.bytes() * 8 / layout.code.bits()
+    layout.bytes() * 8 / layout.code().bits()
 }
 
 const PADDING: usize = usize::MAX;
@@ -126,8 +126,8 @@ const PADDING: usize = usize::MAX;
 fn repack(from: &ScaleLayout, to: &ScaleLayout, values: &[usize]) -> Vec<usize> {
     let mut result = vec![PADDING; slots(to)];
     let mut used = HashSet::new();
-    for i in 0..to.entries[0] {
-        for j in 0..to.entries[1] {
+    for i in 0..to.entries()[0] {
+        for j in 0..to.entries()[1] {
             let place = to.offset(i, j);
             assert!(used.insert(place), "{i},{j} shares place {place} in {to:?}");
             result[place] = values[to.source(from, i, j)];
