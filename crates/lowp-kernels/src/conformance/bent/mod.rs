@@ -163,6 +163,8 @@ enum Output<B: Backend> {
     Bytes(&'static str, B::Buffer<u8>, Vec<u8>),
     /// A tensor scale: any NaN equals any other.
     Scale(B::Buffer<u8>, Vec<u8>),
+    /// A sum of squares and a count; the sum may be NaN.
+    Sum(B::Buffer<u8>, f64, u64),
     Floats(&'static str, B::Buffer<f32>, Vec<f32>),
     Halves(B::Buffer<bf16>, Vec<bf16>),
 }
@@ -180,6 +182,14 @@ impl<B: Backend> Output<B> {
                 let scale = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
                 let found = [scale(&rig.content::<u8>(buffer))];
                 assert_eq!(bits(&found), bits(&[scale(expected)]), "{job}");
+            }
+            Output::Sum(buffer, expected, count) => {
+                let found = rig.content::<u8>(buffer);
+                let word = |at: usize| u64::from_le_bytes(found[at..at + 8].try_into().unwrap());
+                let sum = f64::from_bits(word(0));
+                let same = sum.to_bits() == expected.to_bits();
+                assert!(same || sum.is_nan() && expected.is_nan(), "{sum}: {job}");
+                assert_eq!(word(8), *count, "{job}");
             }
             Output::Floats(what, buffer, expected) => {
                 let found = rig.content::<f32>(buffer);
