@@ -162,7 +162,10 @@ impl BufferSpec {
             ("padding multiple", self.padded.outer),
             ("padding multiple", self.padded.block),
         ];
-        match sides.iter().find(|(_, n)| !(1..=Self::MAX_SIDE).contains(n)) {
+        match sides
+            .iter()
+            .find(|(_, n)| !(1..=Self::MAX_SIDE).contains(n))
+        {
             Some((what, n)) => refuse(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
             None => Ok(()),
         }

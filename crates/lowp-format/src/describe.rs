@@ -262,7 +262,11 @@ fn forms_for(
         Err(FormatError::NoSuchForm { .. }) => "-".to_owned(),
         Err(error) => return Err(error),
     };
-    Ok([extent(padded.padded()), padded.bytes().to_string(), swizzled])
+    Ok([
+        extent(padded.padded()),
+        padded.bytes().to_string(),
+        swizzled,
+    ])
 }
 
 /// Kind, transport, bytes per rank, kept.

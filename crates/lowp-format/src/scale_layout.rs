@@ -34,6 +34,13 @@ const TILE_INNER: usize = 4;
 
 /// The layout of one buffer of one shape in one form. Only [`ScaleLayout::new`] makes one, so entries
 /// never exceed what is allocated, and a Swizzled form is made of whole 128x4 tiles.
+///
+/// ```compile_fail,E0616
+/// # use lowp_format::ScaleLayout;
+/// fn shorten(layout: &mut ScaleLayout) {
+///     layout.padded = [1, 4];
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleLayout {
     form: Form,

@@ -9,14 +9,12 @@ use lowp_format::{Axis, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
 use crate::cpu::touched;
 use crate::table::Traits;
 use crate::{
-    AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob, InterleaveJob,
-    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob,
+    InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target,
+    TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{
-    block_of, check_block, check_epsilon, check_target, compact, covers, ingredients,
-};
+use target::{block_of, check_block, check_epsilon, check_target, compact, covers, ingredients};
 
 pub(crate) mod access;
 pub(crate) mod target;

@@ -72,7 +72,10 @@ fn digest(bytes: &[u8]) -> u64 {
 const TENSOR: f32 = 3.75;
 
 /// One line per input, case, rounding of the source and buffer.
-fn lines(inputs: &[Input], mut encode: impl FnMut(&Input, &Case, SourceRounding) -> Vec<Vec<u8>>) -> String {
+fn lines(
+    inputs: &[Input],
+    mut encode: impl FnMut(&Input, &Case, SourceRounding) -> Vec<Vec<u8>>,
+) -> String {
     let mut table = String::new();
     for input in inputs {
         for case in cases() {

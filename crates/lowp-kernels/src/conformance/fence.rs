@@ -48,9 +48,8 @@ mod device {
             let pointer = whole.pointer() + start as u64;
             // SAFETY: the entries lie within `whole`, which the wrapper keeps alive; all work on both
             // is in the order of one stream.
-            let buffer = unsafe {
-                CudaBuffer::from_raw(&rig.backend, pointer, values.len(), whole.clone())
-            };
+            let buffer =
+                unsafe { CudaBuffer::from_raw(&rig.backend, pointer, values.len(), whole.clone()) };
             let buffer = buffer.unwrap();
             crate::Backend::write(&rig.backend, &buffer, 0, values).unwrap();
             let fence = move || {

@@ -10,7 +10,11 @@ use crate::{AdamMode, AdamScalars, AdamwJob, AmaxJob, Moments};
 const WAYS: [(bool, f32); 3] = [(false, 0.0), (true, 0.0), (false, 2.5)];
 
 /// What the reference takes for an amax.
-pub(in crate::conformance) fn made(kernel: &KernelKey, amax: f32, (pow2, epsilon): (bool, f32)) -> f32 {
+pub(in crate::conformance) fn made(
+    kernel: &KernelKey,
+    amax: f32,
+    (pow2, epsilon): (bool, f32),
+) -> f32 {
     match kernel.scale {
         ScaleRule::Tensor => tensor_scale(amax, kernel.element, pow2, epsilon),
         _ => amax,
@@ -179,7 +183,16 @@ pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>)
 /// A known encode scale is taken as it stands, whatever it is; of a known tensor amax the magnitude
 /// counts, so a spent entry gives what it gave before.
 pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
-    let entries = [-3.75, 3.75, -0.0, 0.0, -1e30, 1e-40, f32::INFINITY, f32::NAN];
+    let entries = [
+        -3.75,
+        3.75,
+        -0.0,
+        0.0,
+        -1e30,
+        1e-40,
+        f32::INFINITY,
+        f32::NAN,
+    ];
     let entries = entries.into_iter().chain([f32::NEG_INFINITY]);
     for (entry, case) in entries.flat_map(|x| cases().into_iter().map(move |case| (x, case))) {
         if !needs_tensor(&case) {
@@ -211,7 +224,11 @@ pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
         }
         let slot = job.tensor.as_ref().unwrap().slot();
         let left = rig.content::<f32>(&slot.buffer)[slot.index];
-        assert_eq!(left.to_bits(), entry.to_bits(), "a known entry is not spent");
+        assert_eq!(
+            left.to_bits(),
+            entry.to_bits(),
+            "a known entry is not spent"
+        );
     }
 }
 

@@ -121,7 +121,10 @@ fn layout<B: Fenced>(hand: &mut Hand<'_, B>, bent: bool, code: Code, shape: Shap
         match ScaleLayout::new(&spec, shape, orientation, form) {
             Ok(layout) => {
                 let [entries, padded] = [layout.entries(), layout.padded()];
-                assert!(entries[0] <= padded[0] && entries[1] <= padded[1], "{layout:?}");
+                assert!(
+                    entries[0] <= padded[0] && entries[1] <= padded[1],
+                    "{layout:?}"
+                );
                 let tiles = [padded[0] % 128, padded[1] % 4] == [0, 0];
                 assert!(tiles || form != Form::Swizzled, "{layout:?}");
                 return layout;
@@ -247,7 +250,10 @@ impl<B: Fenced> Bent<B> for InterleaveJob<B> {
     }
 
     fn fit(&mut self, hand: &mut Hand<'_, B>) {
-        let width = self.widths.iter().try_fold(0usize, |a, &b| a.checked_add(b));
+        let width = self
+            .widths
+            .iter()
+            .try_fold(0usize, |a, &b| a.checked_add(b));
         let all = width.map(|width| Shape::new(self.outer, width));
         if let Some(all) = all {
             let all = all.elements_or_zero();

@@ -10,12 +10,18 @@ use super::fence::{Fence, Fenced};
 use super::*;
 use crate::{AdamScalars, Element};
 
+mod adamw;
 mod arrays;
+mod decode;
 mod encode;
+mod flat;
 mod vectors;
 
+pub(super) use adamw::adamw_jobs;
 pub(super) use arrays::{interleave_jobs, repack_jobs, transpose_jobs};
-pub(super) use encode::{adamw_jobs, decode_jobs, encode_jobs, flat_encode_jobs};
+pub(super) use decode::decode_jobs;
+pub(super) use encode::encode_jobs;
+pub(super) use flat::flat_encode_jobs;
 pub(super) use vectors::{amax_jobs, history_jobs, sum_jobs};
 
 /// Random choices, and the buffers made so far.
@@ -424,9 +430,8 @@ pub(super) fn what_is_stated_is_not_allocated<B: Backend>(rig: &Rig<B>) {
                     blocks.push(crate::BlockAmax { block, start: 0 });
                 }
             }
-            let row_major = |t: &&Target<B>| {
-                t.spec.key.part != Part::Data || t.spec.axes == ROW_MAJOR
-            };
+            let row_major =
+                |t: &&Target<B>| t.spec.key.part != Part::Data || t.spec.axes == ROW_MAJOR;
             rig.run(Work::FlatEncode(vec![FlatEncodeJob {
                 shape,
                 start: 0,

@@ -105,7 +105,10 @@ impl<B: Fenced> Bent<B> for AmaxJob<B> {
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let values = widened(rig, &self.source);
-        let values: Vec<f32> = values.iter().map(|&x| self.source_rounding.apply(x)).collect();
+        let values: Vec<f32> = values
+            .iter()
+            .map(|&x| self.source_rounding.apply(x))
+            .collect();
         let mut out = rig.content::<f32>(&self.out);
         if let (Some(entry), false) = (self.tensor, values.is_empty()) {
             out[entry] = raised(out[entry], reference::amax(values.iter().copied()));
@@ -142,11 +145,15 @@ impl ElementsOrZero for Shape {
 impl<B: Fenced> Bent<B> for HistoryJob<B> {
     fn good(hand: &mut Hand<'_, B>) -> Self {
         let window = hand.pick(&[1, 2, 3, 40, 1100]);
+        // The larger of two zeros may be either: a history has no -0.
+        let history = hand.amaxes(window);
+        let history = hand.rig.content::<f32>(&history);
+        let history: Vec<f32> = history.iter().map(|x| x + 0.0).collect();
         HistoryJob {
             observed: hand.amaxes(4),
             scales: hand.floats(5, false),
             index: hand.below(4),
-            history: hand.amaxes(window),
+            history: hand.buffer(&history),
             algorithm: hand.pick(&[AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent]),
             margin: hand.pick(&[0, 1, -3, 64, -64]),
             element: hand.pick(&[Code::E4M3, Code::E5M2]),
@@ -186,7 +193,10 @@ impl<B: Fenced> Bent<B> for HistoryJob<B> {
         let [mut observed, mut scales, mut column] =
             [&self.observed, &self.scales, &self.history].map(|b| rig.content::<f32>(b));
         // A spent entry says that nothing was observed since.
-        let amax = observed[self.index].max(0.0);
+        let amax = match observed[self.index] {
+            x if x > 0.0 => x,
+            _ => 0.0,
+        };
         observed[self.index] = 0.0;
         column[0] = column[0].max(amax);
         scales[self.index] = history(

@@ -76,7 +76,11 @@ impl<'a> Encoder<'a> {
     ) -> Result<Vec<Tile<'v>>, KernelError> {
         write_tensor_scale(self.key, self.tensor, targets, views)?;
         // Rows without columns are no work, however many they are.
-        let rows = if self.shape.cols == 0 { 0 } else { self.shape.rows };
+        let rows = if self.shape.cols == 0 {
+            0
+        } else {
+            self.shape.rows
+        };
         let cuts: Vec<usize> = self.layout.row_cuts(rows).collect();
         let mut tiles: Vec<Tile<'v>> = cuts
             .windows(2)

@@ -11,7 +11,7 @@ pub(crate) fn run(jobs: &[HistoryJob<Cpu>], views: &mut AllViews<'_>) -> Result<
     for job in jobs {
         let observed = std::mem::take(&mut views.floats.shared(&job.observed)?[job.index]);
         // A spent entry says that nothing was observed since.
-        let observed = observed.max(0.0);
+        let observed = if observed > 0.0 { observed } else { 0.0 };
         let scale = views.floats.shared(&job.scales)?[job.index];
         let column = views.floats.shared(&job.history)?;
         if let Some(newest) = column.first_mut() {
