@@ -227,7 +227,7 @@ impl<B: Fenced> Bent<B> for SumSquaresJob<B> {
 
     fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
         let SumSquaresJob { source, out } = self;
-        if pick % 2 == 0 {
+        if pick.is_multiple_of(2) {
             let len = hand.below(9000);
             *source = hand.source(len, true);
         } else {
