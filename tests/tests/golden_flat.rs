@@ -1,5 +1,7 @@
 //! Golden vectors of flat shards (ZeRO-1): any split casts to the bytes of the full cast.
 
+use std::collections::BTreeSet;
+
 use lowp_format::{
     AnyRecipe, Axis, Form, Fp8Format, Orientation, Part, Recipe, RecipeOptions, ScaleLayout, Shape,
     Usage,
@@ -11,13 +13,43 @@ use lowp_shard::{
 use lowp_tests::golden::{Golden, first_difference};
 use lowp_tests::world::TIMEOUT;
 
-const CASES: [(&str, &str); 5] = [
-    ("delayed", "fp8-delayed"),
-    ("current", "fp8-current"),
-    ("mxfp8", "mxfp8"),
-    ("mxfp8_2d", "mxfp8-2d"),
-    ("nvfp4_2d", "nvfp4-2d"),
+/// The golden name of a recipe, the recipe, the orientations whose bytes are in the files, and the
+/// names of its scales. A missing vector fails the test.
+type Case = (
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+const ROWS: &[&str] = &["rowwise"];
+const BOTH: &[&str] = &["rowwise", "columnwise"];
+const BLOCKS: &[&str] = &["rowwise_scale_inv", "columnwise_scale_inv"];
+const CASES: [Case; 5] = [
+    ("delayed", "fp8-delayed", ROWS, &["scale_inv"]),
+    ("current", "fp8-current", ROWS, &["scale_inv"]),
+    ("mxfp8", "mxfp8", BOTH, BLOCKS),
+    ("mxfp8_2d", "mxfp8-2d", BOTH, BLOCKS),
+    (
+        "nvfp4_2d",
+        "nvfp4-2d",
+        ROWS,
+        &["reduced_amax_amax", "rowwise_scale_inv"],
+    ),
 ];
+
+/// Names of golden tensors.
+type Names = BTreeSet<String>;
+
+/// What must be compared for a case on `ranks` ranks.
+fn required((prefix, _, orientations, scales): Case, ranks: usize) -> Names {
+    let data = orientations.iter().flat_map(|o| {
+        let pieces = (0..ranks).map(move |rank| format!("{prefix}.rank{rank}.{o}"));
+        pieces.chain([format!("{prefix}.full_{o}_data")])
+    });
+    let scales = scales.iter().map(|name| format!("{prefix}.{name}"));
+    data.chain(scales).collect()
+}
 
 /// The targets of one rank after the cast: what they hold and their bytes.
 type Cast = Vec<(Target<Cpu>, Vec<u8>)>;
@@ -58,9 +90,15 @@ fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<
     .unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn check_scales(golden: &Golden, prefix: &str, shape: Shape, target: &Target<Cpu>, bytes: &[u8]) {
+fn check_scales(
+    golden: &Golden,
+    prefix: &str,
+    shape: Shape,
+    (target, bytes): &(Target<Cpu>, Vec<u8>),
+    compared: &mut Names,
+) {
     if target.spec.key.part == Part::TensorScale {
-        let value = f32::from_le_bytes(bytes.try_into().expect("one f32"));
+        let value = f32::from_le_bytes(bytes[..].try_into().expect("one f32"));
         for name in ["scale_inv", "reduced_amax_amax"].map(|n| format!("{prefix}.{n}")) {
             if golden.has(&name) {
                 assert_eq!(
@@ -68,6 +106,7 @@ fn check_scales(golden: &Golden, prefix: &str, shape: Shape, target: &Target<Cpu
                     None,
                     "{name}"
                 );
+                compared.insert(name);
                 return;
             }
         }
@@ -81,12 +120,13 @@ fn check_scales(golden: &Golden, prefix: &str, shape: Shape, target: &Target<Cpu
         let layout = |form| ScaleLayout::new(&target.spec, shape, o, form).expect("a form");
         let (from, to) = (layout(Form::Compact), layout(Form::Padded));
         let mut padded = vec![0; to.bytes()];
-        for i in 0..to.entries[0] {
-            for j in 0..to.entries[1] {
+        for i in 0..to.entries()[0] {
+            for j in 0..to.entries()[1] {
                 padded[to.offset(i, j)] = bytes[to.source(&from, i, j)];
             }
         }
         assert_eq!(padded, golden.bytes(&name), "{name}");
+        compared.insert(name);
     }
 }
 
@@ -95,8 +135,8 @@ fn any_split_casts_to_the_full_bytes() {
     for file in ["partial_32x64", "partial_64x96"] {
         let golden = Golden::open(file);
         let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
-        let bounds = golden.usize("bounds");
-        for (prefix, name) in CASES {
+        for case @ (prefix, name, ..) in CASES {
+            let mut compared = Names::new();
             let given = prefix == "delayed";
             let e4m3 = RecipeOptions {
                 format: Some(Fp8Format::E4M3),
@@ -108,9 +148,9 @@ fn any_split_casts_to_the_full_bytes() {
             let scale = given.then(|| golden.number("delayed_scale") as f32);
             let ranks = cast_on_ranks(recipe, &golden, scale);
             for (rank, cast) in ranks.iter().enumerate() {
-                for (target, bytes) in cast {
+                for entry @ (target, bytes) in cast {
                     if target.spec.key.part != Part::Data {
-                        check_scales(&golden, prefix, shape, target, bytes);
+                        check_scales(&golden, prefix, shape, entry, &mut compared);
                         continue;
                     }
                     assert_eq!(target.spec.axes, [Axis::Rows, Axis::Cols]);
@@ -118,7 +158,9 @@ fn any_split_casts_to_the_full_bytes() {
                         let part = format!("{prefix}.rank{rank}.{o}");
                         if golden.has(&part) {
                             let mask = format!("{prefix}.rank{rank}.mask");
-                            let mask = golden.has(&mask).then(|| golden.bytes(&mask));
+                            // Half bytes have a mask of what a rank owns.
+                            let halves = target.spec.code.bits() < 8;
+                            let mask = halves.then(|| golden.bytes(&mask));
                             let owned = |i: usize, b: u8| b & mask.map_or(0xFF, |m| m[i]);
                             let expected = golden.bytes(&part);
                             assert_eq!(bytes.len(), expected.len(), "{part}");
@@ -126,16 +168,25 @@ fn any_split_casts_to_the_full_bytes() {
                                 assert_eq!(owned(i, bytes[i]), owned(i, expected[i]), "{part} {i}");
                                 assert_eq!(bytes[i] & !owned(i, 0xFF), 0, "{part}: not owned");
                             }
+                            compared.insert(part);
                         }
                     }
                 }
             }
-            check_merge(&golden, prefix, recipe, &bounds, &ranks);
+            check_merge(&golden, prefix, recipe, &ranks, &mut compared);
+            assert_eq!(compared, required(case, ranks.len()), "{file}");
         }
     }
 }
 
-fn check_merge(golden: &Golden, prefix: &str, recipe: AnyRecipe, bounds: &[usize], ranks: &[Cast]) {
+fn check_merge(
+    golden: &Golden,
+    prefix: &str,
+    recipe: AnyRecipe,
+    ranks: &[Cast],
+    compared: &mut Names,
+) {
+    let bounds = golden.usize("bounds");
     let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
     let code = recipe.kernel().element;
     let shards: Vec<FlatShard> = bounds
@@ -152,6 +203,7 @@ fn check_merge(golden: &Golden, prefix: &str, recipe: AnyRecipe, bounds: &[usize
             let name = format!("{prefix}.full_{o}_data");
             if golden.has(&name) {
                 assert_eq!(merged, golden.bytes(&name), "{name}");
+                compared.insert(name);
             }
         }
     }

@@ -170,8 +170,8 @@ fn swizzle() {
         let (from, to) = (layout(Form::Compact), layout(Form::Swizzled));
         let compact = golden.bytes(&format!("{name}.compact"));
         let mut swizzled = vec![0; to.bytes()];
-        for i in 0..to.entries[0] {
-            for j in 0..to.entries[1] {
+        for i in 0..to.entries()[0] {
+            for j in 0..to.entries()[1] {
                 swizzled[to.offset(i, j)] = compact[to.source(&from, i, j)];
             }
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::{Code, Orientation, Shape, Usage, round_up};
+use crate::{Code, FormatError, Orientation, Shape, Usage, round_up};
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,6 +141,36 @@ pub struct BufferSpec {
 pub type BufferList = SmallVec<[BufferSpec; 6]>;
 
 impl BufferSpec {
+    /// Longest side of a block, and largest padding multiple.
+    pub const MAX_SIDE: usize = 4096;
+
+    /// Refuses a description that no buffer of `shape` has. The fields are public, so this is asked
+    /// before anything is computed from them.
+    ///
+    /// # Errors
+    /// Two physical axes along one logical axis; a tile side or a padding multiple that is not 1 to
+    /// [`BufferSpec::MAX_SIDE`]; or a shape with too many elements ([`Shape::check`]).
+    pub fn check(&self, shape: Shape) -> Result<(), FormatError> {
+        shape.check()?;
+        let refuse = |why| Err(FormatError::NoSuchBuffer { key: self.key, why });
+        if self.axes[0] == self.axes[1] {
+            return refuse("both physical axes follow the same logical axis".to_owned());
+        }
+        let sides = [
+            ("tile side", self.tile[0]),
+            ("tile side", self.tile[1]),
+            ("padding multiple", self.padded.outer),
+            ("padding multiple", self.padded.block),
+        ];
+        match sides
+            .iter()
+            .find(|(_, n)| !(1..=Self::MAX_SIDE).contains(n))
+        {
+            Some((what, n)) => refuse(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
+            None => Ok(()),
+        }
+    }
+
     /// Element codes, one per element, in the order of `axes`.
     pub const fn data(usage: Usage, code: Code, axes: [Axis; 2], origin: Origin) -> Self {
         let key = BufferKey::new(usage, Part::Data);

@@ -172,22 +172,22 @@ pub fn layout_map(layout: &ScaleLayout) -> String {
     const LINE: usize = 16;
     /// A swizzle tile is 512 entries; a gap after each keeps them apart.
     const TILE_LINES: usize = 32;
-    let mut cells = vec![String::from("."); layout.bytes() * 8 / layout.code.bits()];
-    for i in 0..layout.entries[0] {
-        for j in 0..layout.entries[1] {
+    let mut cells = vec![String::from("."); layout.bytes() * 8 / layout.code().bits()];
+    for i in 0..layout.entries()[0] {
+        for j in 0..layout.entries()[1] {
             cells[layout.offset(i, j)] = format!("{i},{j}");
         }
     }
     let width = cells.iter().map(String::len).max().unwrap_or(0);
     let mut map = format!(
         "{} entries, {} form, {} bytes\n",
-        extent(layout.entries),
-        layout.form.name(),
+        extent(layout.entries()),
+        layout.form().name(),
         layout.bytes()
     );
     let mut padding = false;
     for (number, line) in cells.chunks(LINE).enumerate() {
-        if layout.form == Form::Swizzled && number % TILE_LINES == 0 {
+        if layout.form() == Form::Swizzled && number % TILE_LINES == 0 {
             let _ = writeln!(map, "tile {}", number / TILE_LINES);
             padding = false;
         }
@@ -262,7 +262,11 @@ fn forms_for(
         Err(FormatError::NoSuchForm { .. }) => "-".to_owned(),
         Err(error) => return Err(error),
     };
-    Ok([extent(padded.padded), padded.bytes().to_string(), swizzled])
+    Ok([
+        extent(padded.padded()),
+        padded.bytes().to_string(),
+        swizzled,
+    ])
 }
 
 /// Kind, transport, bytes per rank, kept.

@@ -134,6 +134,14 @@ pub enum FormatError {
         /// What the tensor can serve.
         usage: Usage,
     },
+    /// A description that no buffer has.
+    #[error("{key} cannot be laid out: {why}")]
+    NoSuchBuffer {
+        /// The buffer.
+        key: BufferKey,
+        /// What is wrong.
+        why: String,
+    },
     /// A layout that the buffer does not have.
     #[error("{key} has no {form} form: {why}")]
     NoSuchForm {

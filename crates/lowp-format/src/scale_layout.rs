@@ -32,21 +32,23 @@ const TILE_OUTER: usize = 128;
 /// Inner entries of a swizzle tile.
 const TILE_INNER: usize = 4;
 
-/// The layout of one buffer of one shape in one form.
+/// The layout of one buffer of one shape in one form. Only [`ScaleLayout::new`] makes one, so entries
+/// never exceed what is allocated, and a Swizzled form is made of whole 128x4 tiles.
+///
+/// ```compile_fail,E0616
+/// # use lowp_format::ScaleLayout;
+/// fn shorten(layout: &mut ScaleLayout) {
+///     layout.padded = [1, 4];
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleLayout {
-    /// The form.
-    pub form: Form,
-    /// Encoding of one entry.
-    pub code: Code,
-    /// The logical axis of each physical axis.
-    pub axes: [Axis; 2],
-    /// Logical elements per entry along each physical axis.
-    pub tile: [usize; 2],
-    /// Entries that carry a value, along each physical axis.
-    pub entries: [usize; 2],
-    /// Entries allocated, padding included, along each physical axis.
-    pub padded: [usize; 2],
+    form: Form,
+    code: Code,
+    axes: [Axis; 2],
+    tile: [usize; 2],
+    entries: [usize; 2],
+    padded: [usize; 2],
 }
 
 impl ScaleLayout {
@@ -54,13 +56,15 @@ impl ScaleLayout {
     /// buffer is used for; Compact does not.
     ///
     /// # Errors
-    /// A Swizzled form of a buffer that is not made of 8-bit scales in 128x4 tiles.
+    /// As [`BufferSpec::check`]; or a Swizzled form of a buffer that is not made of 8-bit scales in
+    /// 128x4 tiles.
     pub fn new(
         spec: &BufferSpec,
         shape: Shape,
         orientation: Orientation,
         form: Form,
     ) -> Result<Self, FormatError> {
+        spec.check(shape)?;
         let BufferSpec {
             code,
             axes,
@@ -137,6 +141,36 @@ impl ScaleLayout {
             padded: [h, g],
             ..self
         }
+    }
+
+    /// The form.
+    pub const fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Encoding of one entry.
+    pub const fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The logical axis of each physical axis.
+    pub const fn axes(&self) -> [Axis; 2] {
+        self.axes
+    }
+
+    /// Logical elements per entry along each physical axis.
+    pub const fn tile(&self) -> [usize; 2] {
+        self.tile
+    }
+
+    /// Entries that carry a value, along each physical axis.
+    pub const fn entries(&self) -> [usize; 2] {
+        self.entries
+    }
+
+    /// Entries allocated, padding included, along each physical axis.
+    pub const fn padded(&self) -> [usize; 2] {
+        self.padded
     }
 
     /// Bytes of the buffer.

@@ -48,6 +48,24 @@ impl Shape {
         Ok(Self::new(rows, *cols))
     }
 
+    /// Most elements of a matrix that is laid out: any sum or product of its sides, entries and
+    /// bytes still fits in `usize`.
+    pub const MAX_ELEMENTS: usize = (usize::MAX >> 16) + 1;
+
+    /// Refuses more elements than [`Shape::MAX_ELEMENTS`]; a side of 0 counts as 1, so that neither
+    /// side alone is larger.
+    ///
+    /// # Errors
+    /// [`FormatError::TooLarge`].
+    pub fn check(self) -> Result<(), FormatError> {
+        match self.rows.max(1).checked_mul(self.cols.max(1)) {
+            Some(most) if most <= Self::MAX_ELEMENTS => Ok(()),
+            _ => Err(FormatError::TooLarge {
+                dims: vec![self.rows, self.cols],
+            }),
+        }
+    }
+
     /// Number of elements.
     pub const fn elements(self) -> usize {
         self.rows * self.cols

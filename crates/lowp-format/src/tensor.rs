@@ -42,7 +42,7 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
     /// A tensor that holds exactly `specs`.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take, or whatever `alloc` returns.
+    /// A shape that the recipe cannot take, a spec that no buffer has, or whatever `alloc` returns.
     pub fn with_buffers<E: From<FormatError>>(
         recipe: R,
         shape: Shape,
@@ -53,6 +53,7 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
         let buffers = specs
             .into_iter()
             .map(|spec| {
+                spec.check(shape)?;
                 Ok(Buffer {
                     spec,
                     storage: alloc(&spec, spec.bytes(shape))?,

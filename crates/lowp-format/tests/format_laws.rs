@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use lowp_format::{
-    AnyRecipe, Code, Form, FormatError, Orientation, Origin, Part, QuantizedTensor, Recipe,
-    RowCuts, ScaleLayout, Shape, Usage, cdiv, round_up,
+    AnyRecipe, Axis, BufferSpec, Code, Form, FormatError, Orientation, Origin, PaddedForm, Part,
+    QuantizedTensor, Recipe, RowCuts, ScaleLayout, Shape, Usage, cdiv, round_up,
 };
 use proptest::prelude::*;
 
@@ -117,7 +117,7 @@ proptest! {
 
 /// Positions in a buffer, padding included.
 fn slots(layout: &ScaleLayout) -> usize {
-    layout.bytes() * 8 / layout.code.bits()
+    layout.bytes() * 8 / layout.code().bits()
 }
 
 const PADDING: usize = usize::MAX;
@@ -126,8 +126,8 @@ const PADDING: usize = usize::MAX;
 fn repack(from: &ScaleLayout, to: &ScaleLayout, values: &[usize]) -> Vec<usize> {
     let mut result = vec![PADDING; slots(to)];
     let mut used = HashSet::new();
-    for i in 0..to.entries[0] {
-        for j in 0..to.entries[1] {
+    for i in 0..to.entries()[0] {
+        for j in 0..to.entries()[1] {
             let place = to.offset(i, j);
             assert!(used.insert(place), "{i},{j} shares place {place} in {to:?}");
             result[place] = values[to.source(from, i, j)];
@@ -311,5 +311,67 @@ fn only_block_scales_have_a_swizzled_form() {
                 assert_eq!(swizzled.is_ok(), block_scale, "{}", spec.key);
             }
         }
+    }
+}
+
+/// What a caller can write into the public fields of a description, but no buffer has.
+#[test]
+fn descriptions_that_no_buffer_has_are_refused() {
+    let (rows, cols) = (Axis::Rows, Axis::Cols);
+    let good = BufferSpec::block_scale(
+        Usage::ROWWISE,
+        Code::E8M0,
+        [rows, cols],
+        [1, 32],
+        PaddedForm::TILES_128X4,
+        Origin::Quantized,
+    );
+    let shape = Shape::new(100, 96);
+    let bent = |bend: fn(&mut BufferSpec, usize), n| {
+        let mut spec = good;
+        bend(&mut spec, n);
+        spec
+    };
+    let fields: [fn(&mut BufferSpec, usize); 4] = [
+        |spec, n| spec.tile[0] = n,
+        |spec, n| spec.tile[1] = n,
+        |spec, n| spec.padded.outer = n,
+        |spec, n| spec.padded.block = n,
+    ];
+    for field in fields {
+        for n in [0, BufferSpec::MAX_SIDE + 1, 1 << 32, usize::MAX] {
+            let spec = bent(field, n);
+            for (orientation, form) in Orientation::ALL.into_iter().zip(Form::ALL) {
+                let error = ScaleLayout::new(&spec, shape, orientation, form).unwrap_err();
+                assert!(error.to_string().contains(&format!("not {n}")), "{error}");
+            }
+        }
+        assert_eq!(bent(field, 1).check(shape), Ok(()));
+        assert_eq!(bent(field, BufferSpec::MAX_SIDE).check(shape), Ok(()));
+    }
+    for axes in [[rows; 2], [cols; 2]] {
+        let error = BufferSpec { axes, ..good }.check(shape).unwrap_err();
+        assert!(error.to_string().contains("same logical axis"), "{error}");
+    }
+    // The largest layouts are computed without overflow.
+    let widest = PaddedForm {
+        outer: 4096,
+        block: 4096,
+        repeat: true,
+    };
+    let widest = BufferSpec {
+        padded: widest,
+        code: Code::F32,
+        tile: [1, 1],
+        ..good
+    };
+    for (rows, cols) in [(1 << 48, 1), (1, 1 << 48), (1 << 24, 1 << 24), (1 << 48, 0)] {
+        let shape = Shape::new(rows, cols);
+        let padded = ScaleLayout::new(&widest, shape, Orientation::Rowwise, Form::Padded).unwrap();
+        assert!(padded.bytes() >= 4 * rows * cols);
+    }
+    for (rows, cols) in [((1 << 48) + 1, 1), (1 << 49, 0), (usize::MAX, usize::MAX)] {
+        let error = widest.check(Shape::new(rows, cols)).unwrap_err();
+        assert!(matches!(error, FormatError::TooLarge { .. }), "{error}");
     }
 }

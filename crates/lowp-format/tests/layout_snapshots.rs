@@ -94,7 +94,7 @@ fn repeated_2d_scales() {
         for form in Form::ALL {
             let layout = ScaleLayout::new(&spec, shape, orientation, form);
             let layout = layout.expect("block scales have every form");
-            let [outer, inner] = layout.entries;
+            let [outer, inner] = layout.entries();
             text += &format!("{orientation} {}: {outer}x{inner} entries", form.name());
             text += &format!(" in {} bytes\n", layout.bytes());
         }

@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
   }
   if (tile.index == 0 && threadIdx.x == 0) settle_tensor(encode);
-  if (job.amax) {
+  if (job.amax && job.len != 0) {
     __syncthreads();
     a = block_max(a);
     if (threadIdx.x == 0) raise(pointer<float>(job.amax), encode.via_bf16 ? round_bf16(a) : a);

@@ -46,17 +46,28 @@ __device__ __forceinline__ float flat_amax(const Amax& job, uint64_t first, uint
 
 __device__ __forceinline__ float rounded(const Amax& job, float a) { return job.via_bf16 ? round_bf16(a) : a; }
 
+// Whether an element of the block that begins at (row, col) is among those of the job.
+__device__ __noinline__ bool touched(const Amax& job, const AmaxBlocks& part, uint64_t row, uint64_t col) {
+  uint64_t bottom = min(row + part.rows, job.rows), right = min(col + part.cols, job.cols);
+#pragma unroll 1
+  for (uint64_t r = row; r < bottom; ++r) {
+    if (r * job.cols + col < job.start + job.len && r * job.cols + right > job.start) return true;
+  }
+  return false;
+}
+
 // Raises the blocks of one part that meet the warp's 32 x 32 elements. A block of such a side lies
 // within one warp's tile, but a shard may share it with nobody here: the entry is raised, not set.
+// Where not all of the elements are the job's, entries of blocks without any stay.
 template <int W>
 __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& part, const Lane<W>& at,
-                                             const Values<W>& v) {
+                                             const Values<W>& v, bool whole) {
   constexpr int N = 32 / W;
   float* out = pointer<float>(part.out);
   uint64_t across = cdiv(job.cols, part.cols);
   auto put = [&](uint32_t row, uint32_t col, float a) {
     uint64_t r = at.row + row, c = at.col + col;
-    if (r < job.rows && c < job.cols) raise(out + r / part.rows * across + c / part.cols, rounded(job, a));
+    if (r < job.rows && c < job.cols && (whole || touched(job, part, r, c))) raise(out + r / part.rows * across + c / part.cols, rounded(job, a));
   };
   uint32_t lane = at.lane;
   if (part.rows == 1) {
@@ -99,7 +110,8 @@ __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index) {
   uint64_t base = job.source - job.start * (W == 8 ? 2 : 4);
   Values<W> v;
   bool inside = at.row + 32 <= job.rows && at.col + 32 <= job.cols && at.row * job.cols + at.col >= job.start;
-  if (inside && (at.row + 31) * job.cols + at.col + 32 <= end) {
+  inside = inside && (at.row + 31) * job.cols + at.col + 32 <= end;
+  if (inside) {
     v.load(base, job.vector, View{job.rows, job.cols, end}, at);
   } else {
     v.gather([&](uint32_t row, uint32_t col) {
@@ -109,7 +121,7 @@ __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index) {
     }, at);
   }
   for (int p = 0; p < 2; ++p) {
-    if (job.blocks[p].out) raise_blocks<W>(job, job.blocks[p], at, v);
+    if (job.blocks[p].out) raise_blocks<W>(job, job.blocks[p], at, v, inside);
   }
   return job.tensor ? v.maximum() : 0.0f;
 }

@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(32)
                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const History& job = jobs[tiles[blockIdx.x].job];
-  float observed = *pointer<const float>(job.observed), scale = *pointer<const float>(job.scale);
+  // A spent entry says that nothing was observed since.
+  float entry = *pointer<const float>(job.observed), observed = entry > 0.0f ? entry : 0.0f, scale = *pointer<const float>(job.scale);
   __syncwarp();
   float next = roll(job, observed, scale, threadIdx.x);
   if (threadIdx.x == 0) {

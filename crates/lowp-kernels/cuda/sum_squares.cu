@@ -148,8 +148,8 @@ __device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, v
   double sum = 0.0;
   auto store = [&] {
     if (lane != 0 || out == 0) return;
-    pointer<uint64_t>(out)[0] = static_cast<uint64_t>(__double_as_longlong(sum));
-    pointer<uint64_t>(out)[1] = odd;
+    store_u64(out, static_cast<uint64_t>(__double_as_longlong(sum)));
+    store_u64(out + 8, odd);
   };
   for (uint64_t first = 0; first < count; first += 32) {
     uint64_t own_out = 0, own_odd = 0;
@@ -166,8 +166,8 @@ __device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, v
         store();
         __syncwarp();
         out = to;
-        sum = __longlong_as_double(static_cast<long long>(pointer<volatile uint64_t>(out)[0]));
-        odd = pointer<volatile uint64_t>(out)[1];
+        sum = __longlong_as_double(static_cast<long long>(load_u64(out)));
+        odd = load_u64(out + 8);
       }
       sum += __shfl_sync(FULL_WARP, own_sum, i);
       odd += __shfl_sync(FULL_WARP, own_odd, i);

@@ -50,7 +50,8 @@ pub struct Slot<B: Backend> {
 /// What an encode knows about the tensor as a whole.
 #[derive(Clone, Debug)]
 pub enum TensorInput<B: Backend> {
-    /// The encode scale (per-tensor scales) or the tensor amax (two-level scales), as it stands.
+    /// The encode scale (per-tensor scales), as it stands, or the tensor amax (two-level scales), of
+    /// which the magnitude counts: the entry may be spent. It is not spent by this.
     Known(Slot<B>),
     /// The agreed amax of the tensor, as amax jobs raised it. The encode makes the scale of it, so
     /// that nothing needs to run between the agreement and the encode, and then spends it: the
@@ -61,7 +62,7 @@ pub enum TensorInput<B: Backend> {
         slot: Slot<B>,
         /// Whether a per-tensor scale is rounded down to a power of two (docs/numerics.md 5.2).
         pow2: bool,
-        /// The least amax of a per-tensor scale.
+        /// The least amax of a per-tensor scale: finite, not negative.
         epsilon: f32,
     },
 }
@@ -125,14 +126,15 @@ impl<B: Backend> Target<B> {
 /// job's output vector on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAmax {
-    /// Block rows x columns.
+    /// Block rows x columns, each 1 to [`BufferSpec::MAX_SIDE`].
     pub block: [usize; 2],
     /// First entry in the output vector; `cdiv(rows, block rows) * cdiv(cols, block cols)` follow.
     pub start: usize,
 }
 
 /// Raises amax entries (docs/numerics.md 2.2): `out = max(out, amax)`, NaN elements ignored. An entry
-/// that is negative (spent, see [`TensorInput`]) or NaN is replaced.
+/// that is negative (spent, see [`TensorInput`]) or NaN is replaced. Entries of blocks without an
+/// element in `source` stay.
 #[derive(Clone, Debug)]
 pub struct AmaxJob<B: Backend> {
     /// Shape of the full matrix that blocks are counted in.
@@ -153,7 +155,7 @@ pub struct AmaxJob<B: Backend> {
 
 /// Rolls the amax history of one tensor (delayed scaling, docs/numerics.md 4.2): column `history`
 /// takes the agreed amax `observed[index]`, `scales[index]` becomes the next encode scale, and
-/// `observed[index]` becomes 0. Jobs of one plan must not share an entry.
+/// `observed[index]` becomes 0. A spent entry counts as 0. Jobs of one plan must not share an entry.
 #[derive(Clone, Debug)]
 pub struct HistoryJob<B: Backend> {
     /// Agreed amaxes.
@@ -166,7 +168,7 @@ pub struct HistoryJob<B: Backend> {
     pub history: B::Buffer<f32>,
     /// How an amax is taken from the history.
     pub algorithm: AmaxAlgorithm,
-    /// The scale leaves this many powers of two unused.
+    /// The scale leaves this many powers of two unused: -64 to 64.
     pub margin: i32,
     /// Element code whose largest value the scale aims at.
     pub element: Code,
@@ -212,7 +214,7 @@ pub struct EncodeJob<B: Backend> {
 pub struct FlatBlocks<B: Backend> {
     /// The agreed vector.
     pub amaxes: B::Buffer<f32>,
-    /// Its parts, one per distinct block shape of the kernel, as [`AmaxJob`] wrote them.
+    /// Its parts, one per distinct block shape, as [`AmaxJob`] wrote them.
     pub blocks: SmallVec<[BlockAmax; 2]>,
 }
 

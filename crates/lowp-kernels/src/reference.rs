@@ -23,7 +23,8 @@ pub struct Reference<'a> {
     pub values: &'a [f32],
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
-    /// The encode scale (per-tensor scales) or tensor amax (two-level scales); otherwise unused.
+    /// The encode scale (per-tensor scales) or tensor amax (two-level scales, of which the magnitude
+    /// counts: a spent entry is negative); otherwise unused.
     pub tensor: f32,
     /// Stochastic rounding: the generator, its step included, and the random byte of element 0.
     pub random: Option<(Philox, u64)>,
@@ -58,6 +59,9 @@ impl Reference<'_> {
 
     /// All block amaxes, row-major.
     pub fn block_amaxes(&self, block: [usize; 2]) -> Vec<f32> {
+        if self.shape.elements() == 0 {
+            return Vec::new();
+        }
         let rows = (0..self.shape.rows).step_by(block[0]);
         rows.flat_map(|r| (0..self.shape.cols).step_by(block[1]).map(move |c| (r, c)))
             .map(|(r, c)| self.block_amax(block, r, c))
@@ -71,11 +75,9 @@ impl Reference<'_> {
     pub fn encode(&self, spec: &BufferSpec) -> Result<Vec<u8>, KernelError> {
         let mut bytes = vec![0; spec.bytes(self.shape)];
         if spec.key.part == Part::TensorScale {
-            let entry = match self.kernel.scale {
-                ScaleRule::Tensor => 1.0 / self.tensor,
-                _ => self.tensor,
-            };
-            bytes.copy_from_slice(&entry.to_le_bytes());
+            return Ok(self.tensor_entry().to_le_bytes().to_vec());
+        }
+        if self.shape.elements() == 0 {
             return Ok(bytes);
         }
         let block = spec
@@ -99,7 +101,10 @@ impl Reference<'_> {
                 let (scale, multiplier) = self.scale(amax)?;
                 let entry = match spec.key.part {
                     Part::BlockScale => scale,
-                    _ => self.element(row, col, multiplier),
+                    _ => {
+                        let index = row * self.shape.cols + col;
+                        self.element(self.value(row, col), index, multiplier)
+                    }
                 };
                 put(
                     &mut bytes[i * spec.row_bytes(self.shape)..],
@@ -110,6 +115,61 @@ impl Reference<'_> {
             }
         }
         Ok(bytes)
+    }
+
+    /// What a flat encode (docs/numerics.md 11) makes of `bytes`, the content of a target of `spec`:
+    /// the values are those from flat index `start` on, `amaxes` the agreed ones of the target's
+    /// blocks, row-major, spent or not.
+    ///
+    /// # Errors
+    /// Ingredients outside the definition.
+    pub fn flat_encode(
+        &self,
+        spec: &BufferSpec,
+        start: usize,
+        amaxes: Option<([usize; 2], &[f32])>,
+        bytes: &mut [u8],
+    ) -> Result<(), KernelError> {
+        let cols = self.shape.cols;
+        match spec.key.part {
+            Part::TensorScale => bytes.copy_from_slice(&self.tensor_entry().to_le_bytes()),
+            Part::BlockScale => {
+                let ([height, width], amaxes) = amaxes.unwrap_or(([1, 1], &[]));
+                let [down, across] = [self.shape.rows.div_ceil(height), cols.div_ceil(width)];
+                for (at, amax) in amaxes.iter().enumerate().take(down * across) {
+                    let (row, col) = (at / across, at % across);
+                    let (i, j) = match spec.axes[0] {
+                        Axis::Rows => (row, col),
+                        Axis::Cols => (col, row),
+                    };
+                    let (entry, _) = self.scale(amax.abs())?;
+                    let line = &mut bytes[i * spec.row_bytes(self.shape)..];
+                    put(line, spec.code, j, entry);
+                }
+            }
+            Part::Data => {
+                let first = start / spec.code.entries_per_byte() * spec.code.entries_per_byte();
+                for (at, &x) in (start..).zip(self.values) {
+                    let amax = amaxes.map_or(0.0, |([height, width], amaxes)| {
+                        let (row, col) = (at / cols, at % cols);
+                        amaxes[row / height * cols.div_ceil(width) + col / width]
+                    });
+                    let (_, multiplier) = self.scale(amax.abs())?;
+                    let x = self.source_rounding.apply(x);
+                    let entry = self.element(x, at, multiplier);
+                    put(bytes, spec.code, at - first, entry);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The content of a tensor-scale buffer.
+    fn tensor_entry(&self) -> f32 {
+        match self.kernel.scale {
+            ScaleRule::Tensor => 1.0 / self.tensor,
+            _ => self.tensor.abs(),
+        }
     }
 
     /// The stored entry and the multiplier of a block with this amax.
@@ -123,7 +183,7 @@ impl Reference<'_> {
                 (u32::from(entry), Some(e8m0::inverse(entry)))
             }
             ScaleRule::TwoLevel => {
-                let encode_scale = two_level_encode_scale(self.tensor);
+                let encode_scale = two_level_encode_scale(self.tensor.abs());
                 let entry = two_level_block_scale(amax, encode_scale);
                 (
                     u32::from(entry),
@@ -137,12 +197,12 @@ impl Reference<'_> {
         })
     }
 
-    fn element(&self, row: usize, col: usize, multiplier: Option<f32>) -> u32 {
-        let x = self.value(row, col);
+    /// The code of the value `x` of element `index`.
+    fn element(&self, x: f32, index: usize, multiplier: Option<f32>) -> u32 {
         let x = multiplier.map_or(x, |m| x * m);
         match (self.kernel.element, self.random) {
             (Code::E2M1, Some((philox, first))) => {
-                let index = first.wrapping_add((row * self.shape.cols + col) as u64);
+                let index = first.wrapping_add(index as u64);
                 u32::from(e2m1::encode_stochastic(x, philox.byte(index)))
             }
             (Code::E2M1, None) => u32::from(e2m1::encode(x)),
@@ -158,12 +218,12 @@ impl Reference<'_> {
 /// The content of a buffer in another form: every entry of `to` from the entry of `from` that covers
 /// the same element, padding zero.
 pub fn in_form(from: &ScaleLayout, to: &ScaleLayout, bytes: &[u8]) -> Vec<u8> {
-    let size = to.code.bits() / 8;
     let mut out = vec![0; to.bytes()];
-    for i in 0..to.entries[0] {
-        for j in 0..to.entries[1] {
-            let [at, source] = [to.offset(i, j), to.source(from, i, j)];
-            out[at * size..][..size].copy_from_slice(&bytes[source * size..][..size]);
+    let [outer, inner] = to.entries();
+    for i in 0..if inner == 0 { 0 } else { outer } {
+        for j in 0..inner {
+            let entry = get(bytes, to.code(), to.source(from, i, j));
+            put(&mut out, to.code(), to.offset(i, j), entry);
         }
     }
     out
@@ -207,7 +267,7 @@ pub fn decode(
             ScaleRule::BlockF32 { .. } => x * f32::from_bits(scale),
         }
     };
-    (0..shape.rows)
+    (0..if shape.cols == 0 { 0 } else { shape.rows })
         .flat_map(|r| (0..shape.cols).map(move |c| (r, c)))
         .map(|(r, c)| value(r, c))
         .collect()

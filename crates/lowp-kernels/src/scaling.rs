@@ -57,6 +57,9 @@ pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
     type Entry: ScaleEntry;
     /// The code of a stored block scale.
     const ENTRY: Code;
+    /// The rules of this kind, with every way in which they differ.
+    #[cfg(test)]
+    const RULES: &'static [ScaleRule];
 
     /// The kernel of `rule`, if it is one of this kind.
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self>;
@@ -96,6 +99,8 @@ impl ScaleKernel for Unscaled {
     const TENSOR: bool = false;
     type Entry = u8;
     const ENTRY: Code = Code::E8M0;
+    #[cfg(test)]
+    const RULES: &'static [ScaleRule] = &[ScaleRule::None];
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         matches!(rule, ScaleRule::None).then_some(Self)
     }
@@ -119,6 +124,8 @@ impl ScaleKernel for PerTensor {
     const TENSOR: bool = true;
     type Entry = u8;
     const ENTRY: Code = Code::E8M0;
+    #[cfg(test)]
+    const RULES: &'static [ScaleRule] = &[ScaleRule::Tensor];
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self> {
         matches!(rule, ScaleRule::Tensor).then_some(Self(tensor))
     }
@@ -144,6 +151,11 @@ impl ScaleKernel for PowerOfTwo {
     const TENSOR: bool = false;
     type Entry = u8;
     const ENTRY: Code = Code::E8M0;
+    #[cfg(test)]
+    const RULES: &'static [ScaleRule] = &[
+        ScaleRule::E8M0(MxScale::Te),
+        ScaleRule::E8M0(MxScale::OcpFloor),
+    ];
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         match rule {
             ScaleRule::E8M0(mode) => Some(Self(mode)),
@@ -211,6 +223,8 @@ impl ScaleKernel for TwoLevel {
     const TENSOR: bool = true;
     type Entry = u8;
     const ENTRY: Code = Code::E4M3;
+    #[cfg(test)]
+    const RULES: &'static [ScaleRule] = &[ScaleRule::TwoLevel];
     fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
         let encode_scale = two_level_encode_scale(amax);
         matches!(rule, ScaleRule::TwoLevel).then_some(Self { amax, encode_scale })
@@ -258,6 +272,17 @@ impl ScaleKernel for BlockFloat {
     const TENSOR: bool = false;
     type Entry = f32;
     const ENTRY: Code = Code::F32;
+    #[cfg(test)]
+    const RULES: &'static [ScaleRule] = &[
+        ScaleRule::BlockF32 {
+            pow2: true,
+            epsilon: 0.0,
+        },
+        ScaleRule::BlockF32 {
+            pow2: false,
+            epsilon: 1e-3,
+        },
+    ];
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         match rule {
             ScaleRule::BlockF32 { pow2, epsilon } => Some(Self { pow2, epsilon }),

@@ -43,6 +43,13 @@ macro_rules! ingredients {
             )+)+
             Err(no_kernel(key))
         }
+
+        /// Every row of the table: the element code, whether blocks have scales, and the rules of
+        /// the row's kind.
+        #[cfg(test)]
+        pub(crate) fn rows() -> Vec<(Code, bool, &'static [lowp_format::ScaleRule])> {
+            vec![$($(($Element::CODE, $Rule::BLOCKS, $Rule::RULES)),+),+]
+        }
     };
 }
 

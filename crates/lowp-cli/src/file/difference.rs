@@ -110,12 +110,12 @@ fn place(tensors: &BTreeMap<String, Quantized>, name: &str, at: usize, changed: 
 
 /// The first logical element that byte `at` tells of; `None` for padding. `changed` are its bits in question.
 fn element(layout: &ScaleLayout, at: usize, changed: u8) -> Option<[usize; 2]> {
-    let [_, inner] = layout.padded;
-    let [i, j] = match layout.form {
+    let [_, inner] = layout.padded();
+    let [i, j] = match layout.form() {
         Form::Compact | Form::Padded => {
-            let width = layout.code.bytes(inner).max(1);
+            let width = layout.code().bytes(inner).max(1);
             let within = at % width;
-            let entry = match layout.code {
+            let entry = match layout.code() {
                 Code::E2M1 => within * 2 + usize::from(changed & 0xF == 0),
                 code => within / code.bytes(1),
             };
@@ -128,7 +128,7 @@ fn element(layout: &ScaleLayout, at: usize, changed: u8) -> Option<[usize; 2]> {
             [i, tile % tiles * 4 + within % 4]
         }
     };
-    (i < layout.entries[0] && j < layout.entries[1]).then(|| layout.element(i, j))
+    (i < layout.entries()[0] && j < layout.entries()[1]).then(|| layout.element(i, j))
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
                             found += 1;
                         }
                     }
-                    assert_eq!(found, layout.entries[0] * layout.entries[1], "{form:?}");
+                    assert_eq!(found, layout.entries()[0] * layout.entries()[1], "{form:?}");
                 }
             }
         }

@@ -56,17 +56,13 @@ impl Field {
     }
 
     fn array(suffix: String, content: Content, layout: ScaleLayout) -> Self {
-        let ScaleLayout {
-            code,
-            padded: [outer, inner],
-            ..
-        } = layout;
+        let (code, [outer, inner]) = (layout.code(), layout.padded());
         let (dtype, inner) = match code {
             Code::F32 => (Dtype::F32, inner),
             Code::Bf16 => (Dtype::BF16, inner),
             Code::E4M3 | Code::E5M2 | Code::E2M1 | Code::E8M0 => (Dtype::U8, code.bytes(inner)),
         };
-        let shape = match layout.form {
+        let shape = match layout.form() {
             Form::Swizzled => vec![outer * inner],
             Form::Compact | Form::Padded => vec![outer, inner],
         };

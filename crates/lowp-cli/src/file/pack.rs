@@ -37,7 +37,7 @@ impl<B: Backend> Parts for Packed<B> {
             let amax = self.amax.context("the amax was not taken")?;
             return sink(&amax.to_le_bytes());
         };
-        let form = field.layout.map_or(Form::Compact, |layout| layout.form);
+        let form = field.layout.map_or(Form::Compact, |layout| layout.form());
         if key.part == Part::BlockScale && form != Form::Compact {
             let scales = scales_in_form(&self.backend, &self.tensor, orientation, form)?;
             let (_, bytes) = scales.context("the recipe has no block scales")?;

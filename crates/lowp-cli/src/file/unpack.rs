@@ -69,7 +69,7 @@ fn read<B: Backend>(
     found.pieces(0..found.len(), |start, piece| {
         Ok(backend.write(&bytes, start, piece)?)
     })?;
-    let Some(from_layout) = field.layout.filter(|layout| layout.form != Form::Compact) else {
+    let Some(from_layout) = field.layout.filter(|layout| layout.form() != Form::Compact) else {
         return Ok(bytes);
     };
     let to_layout = ScaleLayout::new(spec, tensor.shape, orientation, Form::Compact)?;

@@ -123,7 +123,7 @@ fn buffer(spec: &BufferSpec, shape: Shape, usage: Usage) -> Result<Buffer> {
         let padded = layout(Form::Padded)?;
         Ok(Forms {
             used: orientation.usage().label(),
-            padded: padded.padded,
+            padded: padded.padded(),
             padded_bytes: padded.bytes(),
             swizzled_bytes: layout(Form::Swizzled).ok().map(|swizzled| swizzled.bytes()),
         })

@@ -1,20 +1,20 @@
 //! Checks of every job, for every backend: lengths, ranges, ingredients, and which buffers it touches.
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use half::bf16;
-use lowp_format::{Axis, FormatError, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
+use lowp_format::{Axis, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
 
 use crate::cpu::touched;
-use crate::table::{Traits, traits};
+use crate::table::Traits;
 use crate::{
-    AdamwJob, AmaxJob, Backend, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob, InterleaveJob,
-    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob,
+    InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target,
+    TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{block_of, check_target, compact, covers};
+use target::{block_of, check_block, check_epsilon, check_target, compact, covers, ingredients};
 
 pub(crate) mod access;
 pub(crate) mod target;
@@ -63,6 +63,9 @@ struct Planner<'b, B: Backend> {
 }
 
 type Done = Result<(), KernelError>;
+
+/// Margins of delayed scales: those whose powers of two are normal numbers, with room to spare.
+const MARGINS: RangeInclusive<i32> = -64..=64;
 
 impl<B: Backend> Planner<'_, B> {
     /// Checks every job of `work`.
@@ -146,7 +149,7 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn source(&mut self, job: usize, what: &str, source: &Source<B>, needed: usize) -> Done {
-        self.elements += needed;
+        self.elements = self.elements.saturating_add(needed);
         match source {
             Source::F32(buffer) => self.whole::<f32>(job, what, buffer, needed, Mode::Read),
             Source::Bf16(buffer) => self.whole::<bf16>(job, what, buffer, needed, Mode::Read),
@@ -175,6 +178,7 @@ impl<B: Backend> Planner<'_, B> {
                 pow2,
                 epsilon,
             }) => {
+                check_epsilon(*epsilon)?;
                 if key.scale != ScaleRule::Tensor && (*pow2 || *epsilon != 0.0) {
                     let what = format!(
                         "pow2 {pow2} and epsilon {epsilon} for the amax of {:?} scales; they are \
@@ -203,7 +207,7 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn encode(&mut self, index: usize, job: &EncodeJob<B>) -> Done {
-        let traits = traits(&job.kernel)?;
+        let traits = ingredients(&job.kernel)?;
         if job.stochastic.is_some() && !traits.stochastic {
             let what = format!("stochastic rounding of {} elements", job.kernel.element);
             return Err(KernelError::NoKernel { what });
@@ -224,11 +228,7 @@ impl<B: Backend> Planner<'_, B> {
             self.entry(index, "amax output", &job.out, entry, Mode::Shared)?;
         }
         for part in &job.blocks {
-            let entries = block_entries(job.shape, part.block)?;
-            if entries > 0 {
-                let last = part.start.saturating_add(entries - 1);
-                self.entry(index, "block amax output", &job.out, last, Mode::Shared)?;
-            }
+            self.blocks(index, "block amax output", job.shape, part, &job.out)?;
         }
         Ok(())
     }
@@ -247,6 +247,15 @@ impl<B: Backend> Planner<'_, B> {
                 return Err(KernelError::Aliased { what, other });
             }
         }
+        if !MARGINS.contains(&job.margin) {
+            let what = format!(
+                "a margin of {} binary orders; a scale leaves {} to {} unused",
+                job.margin,
+                MARGINS.start(),
+                MARGINS.end()
+            );
+            return Err(KernelError::NoKernel { what });
+        }
         let window = self.backend.len::<f32>(&job.history);
         if window == 0 {
             return missing(index, "an entry of the amax history");
@@ -258,10 +267,17 @@ impl<B: Backend> Planner<'_, B> {
         let all = elements(job.shape)?;
         range("elements of a flat encode", job.start, job.len, all)?;
         self.source(index, "source", &job.source, job.len)?;
-        let traits = traits(&job.kernel)?;
+        let traits = ingredients(&job.kernel)?;
         self.tensor(index, &job.kernel, job.tensor.as_ref(), &traits)?;
-        for part in job.blocks.iter().flat_map(|flat| &flat.blocks) {
-            self.flat_blocks(index, job, part.block)?;
+        if let Some(flat) = &job.blocks {
+            for (i, part) in flat.blocks.iter().enumerate() {
+                self.blocks(index, "agreed block amaxes", job.shape, part, &flat.amaxes)?;
+                if flat.blocks[..i].iter().any(|p| p.block == part.block) {
+                    let [rows, cols] = part.block;
+                    let what = format!("two vectors of agreed amaxes of {rows}x{cols} blocks");
+                    return Err(KernelError::NoKernel { what });
+                }
+            }
         }
         for target in &job.targets {
             let Target { spec, bytes, .. } = target;
@@ -288,31 +304,38 @@ impl<B: Backend> Planner<'_, B> {
         Ok(())
     }
 
-    fn flat_blocks(&mut self, index: usize, job: &FlatEncodeJob<B>, block: [usize; 2]) -> Done {
+    /// The agreed amaxes of blocks that a target needs.
+    fn flat_blocks(&self, index: usize, job: &FlatEncodeJob<B>, block: [usize; 2]) -> Done {
+        let mut parts = job.blocks.iter().flat_map(|flat| &flat.blocks);
+        if parts.any(|part| part.block == block) {
+            return Ok(());
+        }
         let [rows, cols] = block;
-        let Some((flat, part)) = job.blocks.as_ref().and_then(|flat| {
-            flat.blocks
-                .iter()
-                .find(|part| part.block == block)
-                .map(|part| (flat, part))
-        }) else {
-            return missing(index, &format!("the agreed amaxes of {rows}x{cols} blocks"));
-        };
-        match block_entries(job.shape, block)? {
-            0 => Ok(()),
-            entries => {
-                let last = part.start.saturating_add(entries - 1);
-                let what = "agreed block amaxes";
-                self.entry(index, what, &flat.amaxes, last, Mode::Shared)
-            }
+        missing(index, &format!("the agreed amaxes of {rows}x{cols} blocks"))
+    }
+
+    /// Notes a use of the amaxes of one kind of blocks in a vector.
+    fn blocks(
+        &mut self,
+        job: usize,
+        what: &'static str,
+        shape: Shape,
+        part: &BlockAmax,
+        vector: &B::Buffer<f32>,
+    ) -> Done {
+        let entries = block_entries(shape, part.block)?;
+        let len = self.backend.len::<f32>(vector);
+        match range(what, part.start, entries, len)?.last() {
+            Some(last) => self.entry(job, what, vector, last, Mode::Shared),
+            None => Ok(()),
         }
     }
 
     fn decode(&mut self, index: usize, job: &DecodeJob<B>) -> Done {
         let all = elements(job.shape)?;
-        self.elements += all;
+        self.elements = self.elements.saturating_add(all);
         let key = &job.kernel;
-        let traits = traits(key)?;
+        let traits = ingredients(key)?;
         let usage = job.data.spec.key.usage;
         let parts = [
             (Part::Data, Some(&job.data)),
@@ -342,7 +365,8 @@ impl<B: Backend> Planner<'_, B> {
 
     fn transpose(&mut self, index: usize, job: &TransposeJob<B>) -> Done {
         let [outer, inner] = job.entries;
-        self.elements += elements(Shape::new(outer, inner))?;
+        let all = elements(Shape::new(outer, inner))?;
+        self.elements = self.elements.saturating_add(all);
         let needed = [outer * job.code.bytes(inner), inner * job.code.bytes(outer)];
         self.whole::<u8>(index, "source", &job.from, needed[0], Mode::Read)?;
         self.whole::<u8>(index, "destination", &job.to, needed[1], Mode::Write)
@@ -355,20 +379,16 @@ impl<B: Backend> Planner<'_, B> {
             from,
             to,
         } = job;
-        self.elements += to_layout.bytes();
-        if from_layout.code != to_layout.code || !covers(from_layout, to_layout) {
+        self.elements = self.elements.saturating_add(to_layout.bytes());
+        if from_layout.code() != to_layout.code() || !covers(from_layout, to_layout) {
             let describe = |layout: &ScaleLayout| {
-                let ScaleLayout {
-                    form,
-                    code,
-                    axes,
-                    tile,
-                    entries,
-                    ..
-                } = layout;
                 format!(
-                    "{entries:?} {code} entries of {tile:?} along {axes:?} ({})",
-                    form.name()
+                    "{:?} {} entries of {:?} along {:?} ({})",
+                    layout.entries(),
+                    layout.code(),
+                    layout.tile(),
+                    layout.axes(),
+                    layout.form().name()
                 )
             };
             let [from, to] = [describe(from_layout), describe(to_layout)];
@@ -381,15 +401,16 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn interleave(&mut self, index: usize, job: &InterleaveJob<B>) -> Done {
-        let needed = elements(Shape::new(job.outer, job.widths.iter().sum()))?;
-        self.elements += needed;
+        let width = job.widths.iter().try_fold(0usize, |a, &b| a.checked_add(b));
+        let needed = elements(Shape::new(job.outer, width.unwrap_or(usize::MAX)))?;
+        self.elements = self.elements.saturating_add(needed);
         self.whole::<u8>(index, "pieces", &job.from, needed, Mode::Read)?;
         self.whole::<u8>(index, "result", &job.to, needed, Mode::Write)
     }
 
     fn adamw(&mut self, index: usize, job: &AdamwJob<B>) -> Done {
         let len = self.backend.len::<f32>(&job.master);
-        self.groups = self.groups.max(job.group + 1);
+        self.groups = self.groups.max(job.group.saturating_add(1));
         self.source(index, "gradient", &job.grad, len)?;
         self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
         match &job.moments {
@@ -459,26 +480,16 @@ fn missing(job: usize, what: &str) -> Done {
     })
 }
 
-/// Elements of `shape`, where four bytes each are addressable.
+/// Elements of `shape`, whose sides are small enough to compute with.
 fn elements(shape: Shape) -> Result<usize, KernelError> {
-    let dims = vec![shape.rows, shape.cols];
-    match shape
-        .rows
-        .checked_mul(shape.cols)
-        .filter(|n| n.checked_mul(4).is_some())
-    {
-        Some(elements) => Ok(elements),
-        None => Err(FormatError::TooLarge { dims }.into()),
-    }
+    shape.check()?;
+    Ok(shape.elements())
 }
 
 /// Number of blocks of `shape`.
-fn block_entries(shape: Shape, [rows, cols]: [usize; 2]) -> Result<usize, KernelError> {
-    if rows == 0 || cols == 0 {
-        return Err(KernelError::NoKernel {
-            what: format!("blocks of {rows}x{cols}"),
-        });
-    }
+fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
+    check_block(block)?;
+    let [rows, cols] = block;
     Ok(cdiv(shape.rows, rows) * cdiv(shape.cols, cols))
 }
 

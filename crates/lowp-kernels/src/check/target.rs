@@ -1,14 +1,47 @@
 //! Which targets a kernel can fill: parts, codes, blocks and columns that fit its ingredients.
 
 use lowp_format::{
-    Axis, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage,
+    Axis, BufferSpec, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, ScaleRule,
+    Shape, Usage,
 };
 
-use crate::table::Traits;
+use crate::table::{Traits, traits};
 use crate::{Backend, KernelError, Target};
 
-/// Longest side of a block.
-const MAX_BLOCK: usize = 4096;
+/// The traits of the kernel of `key`, whose blocks and constants are checked.
+///
+/// # Errors
+/// [`KernelError::NoKernel`].
+pub(super) fn ingredients(key: &KernelKey) -> Result<Traits, KernelError> {
+    let traits = traits(key)?;
+    for &block in key.blocks.iter().flatten() {
+        check_block(block)?;
+    }
+    if let ScaleRule::BlockF32 { epsilon, .. } = key.scale {
+        check_epsilon(epsilon)?;
+    }
+    Ok(traits)
+}
+
+/// Refuses a block that no kernel takes: the device keeps its sides in 32 bits.
+pub(super) fn check_block(block: [usize; 2]) -> Result<(), KernelError> {
+    let most = BufferSpec::MAX_SIDE;
+    match block.iter().find(|side| !(1..=most).contains(*side)) {
+        Some(side) => Err(KernelError::NoKernel {
+            what: format!("blocks with a side of {side}; block sides are 1 to {most}"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a least amax that is no magnitude.
+pub(super) fn check_epsilon(epsilon: f32) -> Result<(), KernelError> {
+    if epsilon >= 0.0 && epsilon.is_finite() {
+        return Ok(());
+    }
+    let what = format!("an epsilon of {epsilon}; the least amax is finite and not negative");
+    Err(KernelError::NoKernel { what })
+}
 
 /// The block that every orientation of `usage` has.
 pub(crate) fn block_of(key: &KernelKey, usage: Usage) -> Result<Option<[usize; 2]>, KernelError> {
@@ -39,7 +72,8 @@ pub(crate) fn check_target<B: Backend>(
             what: format!("{}: {why}", spec.key),
         })
     };
-    if spec.key.usage.is_empty() {
+    spec.check(shape)?;
+    if spec.key.usage.is_empty() || !Usage::BOTH.contains(spec.key.usage) {
         return refuse("it serves no orientation".to_owned());
     }
     if let Some((form, orientation)) = target.form {
@@ -52,9 +86,6 @@ pub(crate) fn check_target<B: Backend>(
                 "it has no {form} form for {orientation:?}, which it does not serve"
             ));
         }
-    }
-    if spec.axes[0] == spec.axes[1] {
-        return refuse("both physical axes follow the same logical axis".to_owned());
     }
     match spec.key.part {
         Part::TensorScale if !traits.tensor => {
@@ -81,13 +112,6 @@ pub(crate) fn check_target<B: Backend>(
                 ));
             }
         }
-    }
-    let sides = key.blocks.iter().flatten().flatten();
-    if let Some(side) = sides
-        .into_iter()
-        .find(|side| !(1..=MAX_BLOCK).contains(*side))
-    {
-        return refuse(format!("block sides are 1 to {MAX_BLOCK}, not {side}"));
     }
     let packed = if spec.axes[1] == Axis::Cols {
         spec.code.entries_per_byte()
@@ -127,22 +151,17 @@ pub(super) fn compact<B: Backend>(target: &Target<B>, what: &str) -> Result<(), 
 
 /// Whether `from` has an entry for every entry of `to`.
 pub(super) fn covers(from: &ScaleLayout, to: &ScaleLayout) -> bool {
-    let sides = from.tile.into_iter().chain(to.tile);
-    if sides.into_iter().any(|side| side == 0) {
-        return false;
-    }
-    let Some(last) = to.entries[0]
-        .checked_sub(1)
-        .zip(to.entries[1].checked_sub(1))
-    else {
+    let [rows, cols] = to.entries();
+    let Some(last) = rows.checked_sub(1).zip(cols.checked_sub(1)) else {
         return true;
     };
     let [row, col] = to.element(last.0, last.1);
-    let at = match from.axes[0] {
-        Axis::Rows => [row / from.tile[0], col / from.tile[1]],
-        Axis::Cols => [col / from.tile[0], row / from.tile[1]],
+    let (tile, entries) = (from.tile(), from.entries());
+    let at = match from.axes()[0] {
+        Axis::Rows => [row / tile[0], col / tile[1]],
+        Axis::Cols => [col / tile[0], row / tile[1]],
     };
-    at[0] < from.entries[0] && at[1] < from.entries[1]
+    at[0] < entries[0] && at[1] < entries[1]
 }
 
 /// Least common multiple.

@@ -51,8 +51,8 @@ pub(super) fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn stochastic_rounding_is_keyed_by_element<B: Backend>(rig: &Rig<B>) {
-    let two_level = |case: &Case| case.kernel.scale == ScaleRule::TwoLevel;
-    for case in cases().into_iter().filter(two_level) {
+    let stochastic = |case: &Case| table::traits(&case.kernel).unwrap().stochastic;
+    for case in cases().into_iter().filter(stochastic) {
         for shape in shapes(&case) {
             let values = values(shape.elements(), 5, true);
             let source = Source::F32(rig.buffer(&values));
@@ -82,7 +82,8 @@ pub(super) fn stochastic_rounding_is_keyed_by_element<B: Backend>(rig: &Rig<B>) 
                 assert_eq!(
                     rig.content::<u8>(&target.bytes),
                     expected,
-                    "{rig:?} {shape}"
+                    "{rig:?} {shape} {:?}",
+                    case.kernel
                 );
             }
         }

@@ -8,6 +8,7 @@ use lowp_format::{
 };
 use smallvec::SmallVec;
 
+use crate::table;
 use crate::{
     Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work,
 };
@@ -15,6 +16,7 @@ use rig::Rig;
 
 mod adamw;
 mod amax;
+mod bent;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
@@ -25,6 +27,7 @@ mod decode;
 mod digests;
 mod encode;
 mod errors;
+mod fence;
 mod flat;
 mod forms;
 mod history;
@@ -49,6 +52,20 @@ rig::suite! {
         sums_equal_the_reference everywhere;
         large_sums_equal_the_reference once;
         large_amaxes_run everywhere;
+    }
+    bent {
+        amax_jobs once;
+        history_jobs once;
+        sum_jobs once;
+        encode_jobs once;
+        flat_encode_jobs once;
+        decode_jobs once;
+        adamw_jobs once;
+        transpose_jobs once;
+        repack_jobs once;
+        interleave_jobs once;
+        sides_and_sums_that_overflow_are_refused once;
+        what_is_stated_is_not_allocated once;
     }
     decode {
         every_ingredient_equals_the_reference everywhere;
@@ -95,6 +112,7 @@ rig::suite! {
         scales_follow_from_observations once;
         a_step_in_two_passes_follows_its_masters once;
         observations_must_fit once;
+        known_values_are_taken_as_they_stand once;
     }
     values {
         all_bf16_values together;
@@ -173,35 +191,88 @@ fn case(
     Case { kernel, specs }
 }
 
-/// Every ingredient of the table, with 1-D, 2-D and odd blocks, in every orientation.
+/// Every row of the table, in every order of the columnwise data that its blocks allow: one copy for
+/// both orientations, transposed, and row-major; with 1-D, 2-D and odd blocks.
 fn cases() -> Vec<Case> {
-    let lines = |n| Some([[1, n], [n, 1]]);
-    let square = |n| Some([[n, n]; 2]);
-    let (both, turned, plain) = (None, Some(TRANSPOSED), Some(ROW_MAJOR));
-    let te = ScaleRule::E8M0(MxScale::Te);
-    let floor = ScaleRule::E8M0(MxScale::OcpFloor);
-    let float = |pow2, epsilon| ScaleRule::BlockF32 { pow2, epsilon };
+    let (one_copy, transposed, row_major) = (None, Some(TRANSPOSED), Some(ROW_MAJOR));
     let mut cases = vec![];
-    for element in [Code::F32, Code::Bf16] {
-        cases.push(case(element, ScaleRule::None, None, both));
-        cases.push(case(element, ScaleRule::None, None, turned));
+    for (element, blocks, rules) in table::rows() {
+        for &rule in rules {
+            if !blocks {
+                let orders = [one_copy, transposed, row_major].into_iter();
+                cases.extend(orders.map(|axes| case(element, rule, None, axes)));
+                continue;
+            }
+            let n = match rule {
+                ScaleRule::TwoLevel => 16,
+                ScaleRule::BlockF32 { .. } => 128,
+                _ => 32,
+            };
+            let (lines, square) = (Some([[1, n], [n, 1]]), Some([[n, n]; 2]));
+            cases.push(case(element, rule, square, one_copy));
+            cases.push(case(element, rule, square, transposed));
+            cases.push(case(element, rule, lines, transposed));
+            cases.push(case(element, rule, lines, row_major));
+            if rule == ScaleRule::E8M0(MxScale::Te) {
+                cases.push(case(element, rule, Some([[6, 8], [4, 2]]), transposed));
+            }
+        }
     }
-    for element in [Code::E4M3, Code::E5M2] {
-        cases.push(case(element, ScaleRule::Tensor, None, turned));
-        cases.push(case(element, te, lines(32), plain));
-        cases.push(case(element, floor, lines(32), turned));
-        cases.push(case(element, te, square(32), both));
-        cases.push(case(element, floor, square(32), turned));
-        cases.push(case(element, te, Some([[6, 8], [4, 2]]), turned));
-        cases.push(case(element, float(true, 0.0), lines(128), turned));
-        cases.push(case(element, float(false, 1e-3), square(128), turned));
-    }
-    cases.push(case(Code::E2M1, te, lines(32), turned));
-    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, lines(16), turned));
-    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, lines(16), plain));
-    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, square(16), turned));
-    cases.push(case(Code::E2M1, ScaleRule::TwoLevel, square(16), both));
     cases
+}
+
+/// Asked of `dispatch`, not of the rows: an element and a rule that have a kernel have cases, in
+/// every order.
+#[test]
+fn every_kernel_has_cases() {
+    let rules = [
+        ScaleRule::None,
+        ScaleRule::Tensor,
+        ScaleRule::E8M0(MxScale::Te),
+        ScaleRule::E8M0(MxScale::OcpFloor),
+        ScaleRule::TwoLevel,
+        ScaleRule::BlockF32 {
+            pow2: false,
+            epsilon: 1e-3,
+        },
+        ScaleRule::BlockF32 {
+            pow2: true,
+            epsilon: 0.0,
+        },
+    ];
+    // A new rule must be written above.
+    for rule in rules {
+        match rule {
+            ScaleRule::None | ScaleRule::Tensor | ScaleRule::TwoLevel => {}
+            ScaleRule::E8M0(MxScale::Te | MxScale::OcpFloor) | ScaleRule::BlockF32 { .. } => {}
+        }
+    }
+    let cases = cases();
+    let mut kernels = 0;
+    for (element, scale) in Code::ALL.into_iter().flat_map(|e| rules.map(|r| (e, r))) {
+        for blocks in [None, Some([[8, 8]; 2])] {
+            let key = KernelKey {
+                element,
+                scale,
+                blocks,
+            };
+            if table::traits(&key).is_err() {
+                continue;
+            }
+            kernels += 1;
+            for axes in [None, Some(TRANSPOSED), Some(ROW_MAJOR)] {
+                let covered = |case: &&Case| {
+                    let columnwise = case.specs.iter().find(|s| s.key.usage == Usage::COLUMNWISE);
+                    case.kernel.element == element
+                        && case.kernel.scale == scale
+                        && case.kernel.blocks.is_some() == blocks.is_some()
+                        && columnwise.map(|spec| spec.axes) == axes
+                };
+                assert!(cases.iter().any(|case| covered(&case)), "{key:?} {axes:?}");
+            }
+        }
+    }
+    assert_eq!(kernels, 16);
 }
 
 /// Random cases of a law. No file remembers failing ones: the suite also runs where there are no

@@ -10,7 +10,11 @@ use crate::{AdamMode, AdamScalars, AdamwJob, AmaxJob, Moments};
 const WAYS: [(bool, f32); 3] = [(false, 0.0), (true, 0.0), (false, 2.5)];
 
 /// What the reference takes for an amax.
-pub(super) fn made(kernel: &KernelKey, amax: f32, (pow2, epsilon): (bool, f32)) -> f32 {
+pub(in crate::conformance) fn made(
+    kernel: &KernelKey,
+    amax: f32,
+    (pow2, epsilon): (bool, f32),
+) -> f32 {
     match kernel.scale {
         ScaleRule::Tensor => tensor_scale(amax, kernel.element, pow2, epsilon),
         _ => amax,
@@ -173,6 +177,58 @@ pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>)
             }
             assert_eq!(rig.content::<f32>(&slot.buffer), [0.0, -amax]);
         }
+    }
+}
+
+/// A known encode scale is taken as it stands, whatever it is; of a known tensor amax the magnitude
+/// counts, so a spent entry gives what it gave before.
+pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
+    let entries = [
+        -3.75,
+        3.75,
+        -0.0,
+        0.0,
+        -1e30,
+        1e-40,
+        f32::INFINITY,
+        f32::NAN,
+    ];
+    let entries = entries.into_iter().chain([f32::NEG_INFINITY]);
+    for (entry, case) in entries.flat_map(|x| cases().into_iter().map(move |case| (x, case))) {
+        if !needs_tensor(&case) {
+            continue;
+        }
+        let shape = Shape::new(33, 64usize.next_multiple_of(case.columns()));
+        let (source, values) = source(rig, &values(shape.elements(), 8, true), false);
+        let job = encode_job(rig, case.kernel, &case.specs, shape, source, entry);
+        rig.run(Work::Encode(vec![job.clone()]));
+        let reference = |tensor| Reference {
+            shape,
+            kernel: case.kernel,
+            values: &values,
+            source_rounding: SourceRounding::F32,
+            tensor,
+            random: None,
+        };
+        for target in &job.targets {
+            let found = rig.content::<u8>(&target.bytes);
+            let expected = reference(entry).encode(&target.spec).unwrap();
+            let nan = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()).is_nan();
+            let scale = target.spec.key.part == Part::TensorScale;
+            let same = found == expected || scale && nan(&found) && nan(&expected);
+            assert!(same, "{entry} {:?} {:?}", target.spec, case.kernel);
+            if case.kernel.scale == ScaleRule::TwoLevel && !entry.is_nan() {
+                let magnitude = reference(entry.abs()).encode(&target.spec).unwrap();
+                assert_eq!(found, magnitude, "{entry}");
+            }
+        }
+        let slot = job.tensor.as_ref().unwrap().slot();
+        let left = rig.content::<f32>(&slot.buffer)[slot.index];
+        assert_eq!(
+            left.to_bits(),
+            entry.to_bits(),
+            "a known entry is not spent"
+        );
     }
 }
 

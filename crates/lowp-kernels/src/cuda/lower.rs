@@ -86,7 +86,7 @@ fn known(key: &KernelKey, input: Option<&TensorInput<Cuda>>) -> Known {
     }
 }
 
-/// Block sides; 0 where blocks have no scale. They are at most 4096.
+/// Block sides; 0 where blocks have no scale. They are at most [`lowp_format::BufferSpec::MAX_SIDE`].
 fn sides(block: Option<[usize; 2]>) -> [u32; 2] {
     block.map_or([0, 0], |block| block.map(|side| side as u32))
 }
@@ -171,18 +171,18 @@ pub(super) fn history(job: &HistoryJob<Cuda>) -> History {
 /// Block scales of a matrix of `shape`, and their order: 1 where physical rows follow the columns.
 fn scales(target: &Target<Cuda>, shape: Shape) -> Result<(usize, Scales), KernelError> {
     let layout = target.layout(shape)?;
-    let side = usize::from(layout.axes[0] == Axis::Cols);
+    let side = usize::from(layout.axes()[0] == Axis::Cols);
     // Along the rows, then along the columns.
     let logical = |physical: [usize; 2]| [physical[side], physical[1 - side]];
-    let [rows, cols] = logical(layout.padded).map(|n| n as u64);
-    let [tile_rows, tile_cols] = sides(Some(logical(layout.tile)));
+    let [rows, cols] = logical(layout.padded()).map(|n| n as u64);
+    let [tile_rows, tile_cols] = sides(Some(logical(layout.tile())));
     let scales = Scales {
         to: target.bytes.pointer(),
         rows,
         cols,
         tile_rows,
         tile_cols,
-        swizzled: u32::from(layout.form == Form::Swizzled),
+        swizzled: u32::from(layout.form() == Form::Swizzled),
         reserved: 0,
     };
     Ok((side, scales))
@@ -321,7 +321,11 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
         let amaxes = agreed(part.block).unwrap_or(0);
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
-            if row.pass[..used].iter().any(|pass| pass.amaxes == amaxes) {
+            let same = |pass: &FlatPass| {
+                let sides = [pass.block_rows, pass.block_cols];
+                pass.amaxes == amaxes && sides == [block_rows, block_cols]
+            };
+            if row.pass[..used].iter().any(same) {
                 return true;
             }
             let Some(pass) = row.pass.get_mut(used) else {
@@ -374,18 +378,18 @@ pub(super) fn transpose(job: &TransposeJob<Cuda>) -> Transpose {
 
 pub(super) fn repack(job: &RepackJob<Cuda>) -> Repack {
     let layout = |layout: &ScaleLayout| Layout {
-        tile: layout.tile.map(|n| n as u64),
-        entries: layout.entries.map(|n| n as u64),
-        padded: layout.padded.map(|n| n as u64),
-        swizzled: u32::from(layout.form == lowp_format::Form::Swizzled),
-        cols_first: u32::from(layout.axes[0] == Axis::Cols),
+        tile: layout.tile().map(|n| n as u64),
+        entries: layout.entries().map(|n| n as u64),
+        padded: layout.padded().map(|n| n as u64),
+        swizzled: u32::from(layout.form() == lowp_format::Form::Swizzled),
+        cols_first: u32::from(layout.axes()[0] == Axis::Cols),
     };
     Repack {
         from: job.from.pointer(),
         to: job.to.pointer(),
         from_layout: layout(&job.from_layout),
         to_layout: layout(&job.to_layout),
-        bits: job.to_layout.code.bits() as u8,
+        bits: job.to_layout.code().bits() as u8,
         ..Repack::default()
     }
 }

@@ -63,6 +63,15 @@ __device__ __forceinline__ uint32_t load_f32(uint64_t address) {
   return bits;
 }
 
+// Eight bytes at any address.
+__device__ __forceinline__ void store_u64(uint64_t address, uint64_t bits) {
+  store_f32(address, uint32_t(bits));
+  store_f32(address + 4, uint32_t(bits >> 32));
+}
+__device__ __forceinline__ uint64_t load_u64(uint64_t address) {
+  return load_f32(address) | uint64_t(load_f32(address + 4)) << 32;
+}
+
 __device__ __forceinline__ uint64_t cdiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 // The position of entry (i, j) among tiles of 128 x 4, of which `inner` entries lie side by side.

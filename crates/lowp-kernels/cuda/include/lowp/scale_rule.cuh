@@ -34,11 +34,11 @@ __device__ __forceinline__ float two_level_decode_factor(uint32_t entry, float a
   return __fmul_rn(__fmul_rn(E4m3::decode(entry), amax), __uint_as_float(0x39C30C31u));
 }
 
-// The magnitude of an amax that was observed, spent or not (job.rs, TensorInput); what is known as it stands.
+// The magnitude of an amax, spent or not (job.rs, TensorInput); an encode scale that is known as it stands.
 template <typename Job>
 __device__ __forceinline__ float tensor_amax(const Job& job) {
   float x = *pointer<const float>(job.tensor);
-  return job.observed ? fabsf(x) : x;
+  return job.observed || job.rule == RULE_TWO_LEVEL ? fabsf(x) : x;
 }
 
 // What values are multiplied by under RULE_TENSOR.

@@ -108,6 +108,27 @@ enum Task<'v> {
     },
 }
 
+/// Instead of the maximum of a block of which no element is there: its entry stays what it is.
+const UNTOUCHED: u32 = u32::MAX;
+
+/// Marks the blocks without elements in `bits`, the maxima of one block row, of which the elements
+/// `range` are there.
+fn mark_untouched(bits: &mut [u32], range: std::ops::Range<usize>, cols: usize, width: usize) {
+    if range.len() >= cols {
+        return;
+    }
+    // Less than a row: one run of columns, or the end of one row and the beginning of the next.
+    let first = range.start % cols;
+    let end = first + range.len();
+    for (block, bits) in bits.iter_mut().enumerate() {
+        let (left, right) = (block * width, (block * width + width).min(cols));
+        let touched = left < end && right > first || left + cols < end;
+        if !touched {
+            *bits = UNTOUCHED;
+        }
+    }
+}
+
 enum Partial {
     Tensor {
         job: usize,
@@ -155,6 +176,11 @@ fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
             }
             bits.iter_mut()
                 .for_each(|b| *b = round_bits(*b, jobs[job].source_rounding));
+            let (unit, end) = (height * cols, start + values.len());
+            for (group, bits) in bits.chunks_exact_mut(across).enumerate() {
+                let row = (first_group + group) * unit;
+                mark_untouched(bits, start.max(row)..end.min(row + unit), cols, width);
+            }
             Partial::Blocks {
                 job,
                 start: part.start + first_group * across,
@@ -214,9 +240,11 @@ pub(crate) fn run(
             }
             Partial::Blocks { job, start, bits } => {
                 let out = &mut views.floats.shared(&jobs[job].out)?[start..][..bits.len()];
-                out.iter_mut()
-                    .zip(bits)
-                    .for_each(|(out, bits)| raise(out, bits));
+                for (out, bits) in out.iter_mut().zip(bits) {
+                    if bits != UNTOUCHED {
+                        raise(out, bits);
+                    }
+                }
             }
         }
     }

@@ -75,7 +75,13 @@ impl<'a> Encoder<'a> {
         views: &mut AllViews<'v>,
     ) -> Result<Vec<Tile<'v>>, KernelError> {
         write_tensor_scale(self.key, self.tensor, targets, views)?;
-        let cuts: Vec<usize> = self.layout.row_cuts(self.shape.rows).collect();
+        // Rows without columns are no work, however many they are.
+        let rows = if self.shape.cols == 0 {
+            0
+        } else {
+            self.shape.rows
+        };
+        let cuts: Vec<usize> = self.layout.row_cuts(rows).collect();
         let mut tiles: Vec<Tile<'v>> = cuts
             .windows(2)
             .map(|c| Tile {

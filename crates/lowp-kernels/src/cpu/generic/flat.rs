@@ -181,7 +181,11 @@ impl Visit for Scales<'_> {
             values,
             across,
         } = self.amaxes;
-        let down = self.shape.rows.div_ceil(block[0]);
+        // Rows without columns have no blocks, however many they are.
+        let down = match across {
+            0 => 0,
+            _ => self.shape.rows.div_ceil(block[0]),
+        };
         let size = R::Entry::BYTES;
         for i in 0..down {
             for j in 0..across {

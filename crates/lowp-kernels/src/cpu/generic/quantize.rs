@@ -118,6 +118,18 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
             return self.blocks(lanes);
         }
         let (_, multiplier) = rule.encode::<E>(0.0);
+        if let (true, Some((random, start, stride))) = (E::STOCHASTIC, self.random) {
+            let multipliers = &mut self.scratch.multipliers;
+            multipliers.clear();
+            multipliers.resize(rect.cols, multiplier);
+            for row in 0..rect.rows {
+                let codes = self.codes.row(row, rect.cols);
+                let start = start + row * stride;
+                encode_stochastic::<E>(rect.row(row), multipliers, random, start, codes);
+                self.codes.finish::<E, L>(lanes, row, rect.cols);
+            }
+            return;
+        }
         for row in 0..rect.rows {
             let codes = self.codes.row(row, rect.cols);
             if R::SCALED {

@@ -30,10 +30,10 @@ fn repack(part: Part<'_>) {
     } = part;
     to.fill(0);
     let base = to_layout.offset(first, 0);
-    let rows = first..(first + ROWS).min(to_layout.entries[0]);
-    let bits = to_layout.code.bits();
+    let rows = first..(first + ROWS).min(to_layout.entries()[0]);
+    let bits = to_layout.code().bits();
     for i in rows {
-        for j in 0..to_layout.entries[1] {
+        for j in 0..to_layout.entries()[1] {
             let source = to_layout.source(from_layout, i, j);
             let at = to_layout.offset(i, j) - base;
             if bits == 4 {
@@ -62,7 +62,7 @@ pub(crate) fn run(
     {
         let from = views.bytes.read(from)?;
         let to = views.bytes.take(to)?;
-        let bytes = ROWS * to_layout.code.bytes(to_layout.padded[1]);
+        let bytes = ROWS * to_layout.code().bytes(to_layout.padded()[1]);
         for (i, to) in to.chunks_mut(bytes.max(1)).enumerate() {
             tasks.push(Part {
                 from_layout,

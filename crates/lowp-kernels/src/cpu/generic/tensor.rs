@@ -42,6 +42,8 @@ pub(super) fn value(
     views.floats.settle(&slot.buffer)?;
     let entry = views.floats.read(&slot.buffer)?[slot.index];
     Ok(match *input {
+        // Another encode may have spent the amax: its magnitude stays.
+        TensorInput::Known(_) if key.scale == ScaleRule::TwoLevel => entry.abs(),
         TensorInput::Known(_) => entry,
         TensorInput::Observed { pow2, epsilon, .. } => match key.scale {
             ScaleRule::Tensor => tensor_scale(entry.abs(), key.element, pow2, epsilon),

@@ -1,0 +1,205 @@
+//! Bent updates, alone and with an encode.
+
+use super::encode::{encoded, fit_targets};
+use super::vectors::raised;
+use super::*;
+use crate::reference;
+use crate::{AdamMode, AdamwJob, Moments};
+
+pub(in crate::conformance) fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
+    all::<B, AdamwJob<B>>(rig);
+}
+
+/// Moments of `len` values; squares are not negative.
+fn moments<B: Fenced>(hand: &mut Hand<'_, B>, len: usize) -> Moments<B> {
+    let seed = hand.word();
+    let first = values(len, seed, false);
+    let second: Vec<f32> = first.iter().rev().map(|x| x * x).collect();
+    if hand.often() {
+        let exp_avg = hand.buffer(&first);
+        let exp_avg_sq = hand.buffer(&second);
+        return Moments::F32 {
+            exp_avg,
+            exp_avg_sq,
+        };
+    }
+    let [first, second] =
+        [first, second].map(|v| v.into_iter().map(bf16::from_f32).collect::<Vec<_>>());
+    Moments::Bf16 {
+        exp_avg: hand.buffer(&first),
+        exp_avg_sq: hand.buffer(&second),
+    }
+}
+
+impl<B: Fenced> Bent<B> for AdamwJob<B> {
+    fn good(hand: &mut Hand<'_, B>) -> Self {
+        let mut encode = EncodeJob::good(hand);
+        let fused = hand.often();
+        let len = if fused {
+            encode.shape.elements()
+        } else {
+            hand.below(3000)
+        };
+        let master = hand.floats(len, false);
+        encode.source = Source::F32(master.clone());
+        encode.tensor = encode.tensor.map(|t| TensorInput::Known(t.slot().clone()));
+        let amax = Slot {
+            buffer: hand.amaxes(3),
+            index: hand.below(3),
+        };
+        of_one_row(AdamwJob {
+            master,
+            moments: moments(hand, len),
+            grad: hand.source(len, false),
+            group: hand.below(2),
+            mode: hand.pick(&[AdamMode::AdamW, AdamMode::L2]),
+            source_rounding: encode.source_rounding,
+            amax: hand.pick(&[None, Some(amax)]),
+            encode: fused.then(|| Box::new(encode)),
+        })
+    }
+
+    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+        let AdamwJob {
+            master,
+            moments: both,
+            grad,
+            group,
+            mode,
+            source_rounding,
+            amax,
+            encode,
+        } = self;
+        let len = hand.rig.backend.len::<f32>(master);
+        match pick % 12 {
+            0 => {
+                let len = hand.length(len);
+                *master = hand.floats(len, false);
+            }
+            1 => {
+                let len = hand.length(len);
+                *both = moments(hand, len);
+            }
+            2 => {
+                let len = hand.length(len);
+                *grad = hand.source(len, false);
+            }
+            3 => *group = hand.size(*group),
+            4 => *mode = hand.pick(&[AdamMode::AdamW, AdamMode::L2]),
+            5 => *source_rounding = hand.rounding(),
+            6 => {
+                let buffer = hand.amaxes(3);
+                let index = hand.size(1);
+                *amax = Some(Slot { buffer, index });
+            }
+            7 => {
+                let buffer = master.clone();
+                *amax = Some(Slot { buffer, index: 0 });
+            }
+            8 => *encode = None,
+            _ => {
+                if let Some(encode) = encode {
+                    let (pick, source) = (hand.below(12), encode.source.clone());
+                    encode.bend(pick, hand);
+                    if hand.below(4) > 0 {
+                        encode.source = source;
+                    }
+                }
+            }
+        }
+    }
+
+    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+        let now = hand.rig.backend.len::<f32>(&self.master);
+        let len = match &self.encode {
+            None => now,
+            Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
+        };
+        self.master = hand.floats(len, false);
+        self.moments = moments(hand, len);
+        self.grad = hand.source(len, false);
+        if let Some(encode) = &mut self.encode {
+            fit_targets(&mut encode.targets, encode.shape, hand);
+            encode.source = Source::F32(self.master.clone());
+            encode.source_rounding = self.source_rounding;
+        }
+    }
+
+    fn work(self) -> Work<B> {
+        Work::Adamw(vec![self])
+    }
+
+    fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
+        let scalars = scalars();
+        let (group, scale) = (&scalars.adam[self.group], scalars.grad_scale);
+        let mut master = rig.content::<f32>(&self.master);
+        let grads = widened(rig, &self.grad);
+        let wide = |b: &B::Buffer<bf16>| -> Vec<f32> {
+            rig.content::<bf16>(b).iter().map(|x| x.to_f32()).collect()
+        };
+        let (mut m, mut v) = match &self.moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => (rig.content::<f32>(exp_avg), rig.content::<f32>(exp_avg_sq)),
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => (wide(exp_avg), wide(exp_avg_sq)),
+        };
+        for (i, g) in grads.iter().enumerate() {
+            let state = [master[i], m[i], v[i]];
+            [master[i], m[i], v[i]] = reference::adamw(state, g * scale, self.mode, group);
+        }
+        let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
+        let mut outputs = match &self.moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => vec![
+                Output::Floats("exp_avg", exp_avg.clone(), m),
+                Output::Floats("exp_avg_sq", exp_avg_sq.clone(), v),
+            ],
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => vec![
+                Output::Halves(exp_avg.clone(), narrow(&m)),
+                Output::Halves(exp_avg_sq.clone(), narrow(&v)),
+            ],
+        };
+        if let Some(Slot { buffer, index }) = &self.amax {
+            let mut entries = rig.content::<f32>(buffer);
+            if !master.is_empty() {
+                let rounded = master.iter().map(|&x| self.source_rounding.apply(x));
+                entries[*index] = raised(entries[*index], reference::amax(rounded));
+            }
+            outputs.push(Output::Floats("amax", buffer.clone(), entries));
+        }
+        if let Some(encode) = &self.encode {
+            outputs.extend(encoded(rig, encode, &master));
+        }
+        outputs.push(Output::Floats("master", self.master.clone(), master));
+        outputs
+    }
+
+    fn group(&self) -> usize {
+        self.group
+    }
+}
+
+/// A job whose fused encode has one target of each part and order, as every backend takes it.
+fn of_one_row<B: Fenced>(mut job: AdamwJob<B>) -> AdamwJob<B> {
+    if let Some(encode) = &mut job.encode {
+        let mut seen = Vec::new();
+        encode.targets.retain(|target| {
+            let block = target.spec.key.usage.orientations().next();
+            let block = block.and_then(|o| encode.kernel.block(o));
+            let name = (target.spec.key.part, target.spec.axes, block);
+            let first = !seen.contains(&name);
+            seen.push(name);
+            first
+        });
+    }
+    job
+}
