@@ -60,7 +60,7 @@ const LISTED: &[(&str, &str)] = &[
     ),
     (
         "crates/lowp-kernels/src/cpu/memory.rs",
-        "asks the system for huge pages",
+        "asks for zeroed memory, and the system for huge pages",
     ),
     (
         "crates/lowp-candle/src/gemm.rs",

@@ -20,6 +20,7 @@ pub(crate) use generic::turn::Turnable;
 #[cfg(test)]
 pub(crate) use isa::Isa;
 pub(crate) use lanes::{LANES, Lanes};
+pub(crate) use memory::zeroed;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;
@@ -33,7 +34,7 @@ impl Backend for Cpu {
     type Plan = CpuPlan;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
-        Ok(CpuBuffer::new(memory::zeros(len)))
+        Ok(CpuBuffer::new(memory::zeros(len)?))
     }
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {

@@ -75,6 +75,10 @@ impl<'a> Encoder<'a> {
         views: &mut AllViews<'v>,
     ) -> Result<Vec<Tile<'v>>, KernelError> {
         write_tensor_scale(self.key, self.tensor, targets, views)?;
+        if self.shape.elements() == 0 {
+            // Any number of rows of nothing.
+            return Ok(Vec::new());
+        }
         let cuts: Vec<usize> = self.layout.row_cuts(self.shape.rows).collect();
         let mut tiles: Vec<Tile<'v>> = cuts
             .windows(2)
