@@ -73,6 +73,16 @@ pub enum KernelError {
         /// Bytes asked for.
         bytes: u128,
     },
+    /// Threads that could not be started.
+    #[error(
+        "{threads} threads could not be started: {why}; lower RAYON_NUM_THREADS, or raise the limit of threads"
+    )]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// What the system says.
+        why: String,
+    },
     /// A device that cannot be used.
     #[error("CUDA device {ordinal} cannot be used: {why}")]
     NoDevice {

@@ -63,6 +63,10 @@ const LISTED: &[(&str, &str)] = &[
         "asks for zeroed memory, and the system for huge pages",
     ),
     (
+        "crates/lowp-kernels/src/cpu/threads.rs",
+        "hands work that borrows to a pool, and waits for it",
+    ),
+    (
         "crates/lowp-candle/src/gemm.rs",
         "the gemm crate takes pointers and strides",
     ),

@@ -14,6 +14,7 @@ mod lanes;
 mod layout;
 mod memory;
 mod plan;
+mod threads;
 
 pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
@@ -25,7 +26,10 @@ pub(crate) use memory::zeroed;
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;
 
-/// The CPU. Work runs on the current rayon thread pool; the bits do not depend on its size.
+/// The CPU. Work runs on as many threads as the current rayon pool has (`RAYON_NUM_THREADS`,
+/// `ThreadPool::install`), which are threads of this crate; the bits do not depend on their number.
+///
+/// Runs may share buffers wherever they are called from, rayon tasks included: one waits for the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
 
