@@ -23,12 +23,20 @@ const LISTED: &[(&str, &str)] = &[
         "calls NCCL on the stream and memory of plans",
     ),
     (
+        "crates/lowp-kernels/src/conformance/cuda_streams.rs",
+        "wraps streams and device memory as another library would",
+    ),
+    (
         "crates/lowp-kernels/src/cuda/buffer.rs",
         "device memory: allocation, copies, and memory that others own",
     ),
     (
+        "crates/lowp-kernels/src/cuda/cleanup.rs",
+        "keeps destructors out of a recording of their thread",
+    ),
+    (
         "crates/lowp-kernels/src/cuda/device.rs",
-        "asks for the driver, and wraps streams that others own",
+        "asks for the driver and its streams, and wraps streams that others own",
     ),
     (
         "crates/lowp-kernels/src/cuda/graph.rs",
