@@ -26,8 +26,8 @@ pub(crate) struct Options {
 /// What runs there.
 const SCRIPT: &str = r#"#!/bin/sh
 # Runs the GPU tests of lowp and measures its kernels; results go to the folder that is named first.
-# Needs NVIDIA's driver and nothing else; with a second GPU and NCCL (libnccl.so.2 on LD_LIBRARY_PATH) one test more
-# runs.
+# Needs NVIDIA's driver and nothing else. With a second GPU two tests more run, and one of them needs NCCL (libnccl.so.2
+# on LD_LIBRARY_PATH).
 #   ./run.sh OUT            tests, then the bench
 #   ./run.sh OUT tests      only the tests; further arguments go to the test program
 #   ./run.sh OUT bench      only the bench; further arguments go to `lowp bench`

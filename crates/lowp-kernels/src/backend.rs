@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use crate::cpu::zeroed;
 use crate::{KernelError, Work};
 
 mod sealed {
@@ -118,9 +119,9 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// The content of `buffer`.
     ///
     /// # Errors
-    /// The device failed.
+    /// The device failed, or the host has no room.
     fn download<T: Element>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, KernelError> {
-        let mut values = vec![T::default(); self.len(buffer)];
+        let mut values = zeroed(self.len(buffer))?;
         self.read(buffer, 0, &mut values)?;
         Ok(values)
     }

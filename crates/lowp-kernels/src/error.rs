@@ -65,6 +65,24 @@ pub enum KernelError {
         /// Groups given.
         given: usize,
     },
+    /// More memory than there is.
+    #[error(
+        "there is no room for {bytes} bytes; free memory, cut the tensors into more ranks, or use smaller ones"
+    )]
+    NoMemory {
+        /// Bytes asked for.
+        bytes: u128,
+    },
+    /// Threads that could not be started.
+    #[error(
+        "{threads} threads could not be started: {why}; lower RAYON_NUM_THREADS, or raise the limit of threads"
+    )]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// What the system says.
+        why: String,
+    },
     /// A device that cannot be used.
     #[error("CUDA device {ordinal} cannot be used: {why}")]
     NoDevice {
@@ -84,4 +102,12 @@ pub enum KernelError {
     /// Another thread panicked while it held a buffer.
     #[error("a buffer was left half-written by a thread that failed; load the last checkpoint")]
     Poisoned,
+}
+
+impl KernelError {
+    /// No room for `len` entries of `T`.
+    pub(crate) fn no_memory<T>(len: usize) -> Self {
+        let bytes = len as u128 * size_of::<T>() as u128;
+        Self::NoMemory { bytes }
+    }
 }

@@ -27,12 +27,20 @@ const LISTED: &[(&str, &str)] = &[
         "calls NCCL on the stream and memory of plans",
     ),
     (
+        "crates/lowp-kernels/src/conformance/cuda_streams.rs",
+        "wraps streams and device memory as another library would",
+    ),
+    (
         "crates/lowp-kernels/src/cuda/buffer.rs",
         "device memory: allocation, copies, and memory that others own",
     ),
     (
+        "crates/lowp-kernels/src/cuda/cleanup.rs",
+        "keeps destructors out of a recording of their thread",
+    ),
+    (
         "crates/lowp-kernels/src/cuda/device.rs",
-        "asks for the driver, and wraps streams that others own",
+        "asks for the driver and its streams, and wraps streams that others own",
     ),
     (
         "crates/lowp-kernels/src/cuda/graph.rs",
@@ -64,7 +72,11 @@ const LISTED: &[(&str, &str)] = &[
     ),
     (
         "crates/lowp-kernels/src/cpu/memory.rs",
-        "asks the system for huge pages",
+        "asks for zeroed memory, and the system for huge pages",
+    ),
+    (
+        "crates/lowp-kernels/src/cpu/threads.rs",
+        "hands work that borrows to a pool, and waits for it",
     ),
     (
         "crates/lowp-candle/src/gemm.rs",

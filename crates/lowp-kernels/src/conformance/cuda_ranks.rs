@@ -176,11 +176,11 @@ fn ranked(rig: &Rig<Cuda>, rank: usize, world: usize, id: sys::ncclUniqueId) -> 
 
 #[test]
 fn two_launches_and_a_collective_make_a_step() {
-    // SAFETY: looks for the library.
-    if !unsafe { sys::is_culib_present() } {
-        return device::pass_over(&"there is no NCCL; put its folder on LD_LIBRARY_PATH");
-    }
     device::pair(|rigs| {
+        // SAFETY: looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            return device::pass_over(&"there is no NCCL; put its folder on LD_LIBRARY_PATH");
+        }
         let id = nccl::get_uniqueid().unwrap();
         let found: Vec<Contents> = std::thread::scope(|scope| {
             let run = |(rank, rig)| scope.spawn(move || ranked(rig, rank, rigs.len(), id));

@@ -23,6 +23,8 @@ mod cuda;
 mod cuda_large;
 #[cfg(feature = "cuda")]
 mod cuda_ranks;
+#[cfg(feature = "cuda")]
+mod cuda_streams;
 mod decode;
 mod digests;
 mod encode;

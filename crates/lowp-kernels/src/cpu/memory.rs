@@ -1,7 +1,10 @@
 //! [`Memory`]: values on the host, and where large ones lie.
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::{Element, KernelError};
 
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
@@ -41,29 +44,63 @@ impl<T> DerefMut for Memory<T> {
     }
 }
 
-/// `len` default values, in huge pages where the system gives them on request.
+/// `len` zeros. Memory that is fresh from the system is zero without being touched.
+///
+/// # Errors
+/// [`KernelError::NoMemory`] where the system has no room, or the bytes cannot be addressed.
+pub(crate) fn zeroed<T: Element>(len: usize) -> Result<Vec<T>, KernelError> {
+    let short = || KernelError::no_memory::<T>(len);
+    let layout = Layout::array::<T>(len).map_err(|_| short())?;
+    if layout.size() == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the layout has bytes; the result is checked.
+    let start = unsafe { alloc_zeroed(layout) }.cast::<T>();
+    if start.is_null() {
+        return Err(short());
+    }
+    // SAFETY: the global allocator, which `Vec` uses too, gave `len` values of `T` with the alignment of
+    // `T`. All their bits are zero, which is the number 0 of every `Element`: u8, f32 and bf16.
+    Ok(unsafe { Vec::from_raw_parts(start, len, len) })
+}
+
+/// `len` zeros, in huge pages where the system gives them on request.
 ///
 /// A kernel walks several buffers at once. AMD Zen predicts the way of its first-level cache from a
 /// hash of bits 12 to 27 of an address, and lines of one hash evict each other: AdamW over four
 /// buffers of 128 MiB, one page apart as the system hands them out, runs at 0.2 of memcpy's speed
 /// instead of 0.5. Large buffers therefore begin in different classes of that hash, in turn.
-pub(super) fn zeros<T: Copy + Default>(len: usize) -> Memory<T> {
+///
+/// # Errors
+/// As [`zeroed`].
+pub(super) fn zeros<T: Element>(len: usize) -> Result<Memory<T>, KernelError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let size = size_of::<T>();
-    if len.saturating_mul(size) < LARGE {
-        return vec![T::default(); len].into();
+    in_turn(len, &NEXT)
+}
+
+/// `len` zeros; a large buffer begins in the class that is `next`.
+fn in_turn<T: Element>(len: usize, next: &AtomicUsize) -> Result<Memory<T>, KernelError> {
+    if len.saturating_mul(size_of::<T>()) < LARGE {
+        return Ok(zeroed(len)?.into());
     }
-    // The allocator's own zeroing: memory fresh from the system is zero without being touched.
-    let mut values = vec![T::default(); len + 2 * CLASSES * PAGE / size];
+    in_class(len, next.fetch_add(1, Ordering::Relaxed) % CLASSES)
+}
+
+/// `len` zeros that begin in the class `wanted`.
+fn in_class<T: Element>(len: usize, wanted: usize) -> Result<Memory<T>, KernelError> {
+    let size = size_of::<T>();
+    let spare = 2 * CLASSES * PAGE / size;
+    // The error says what was asked for, without the spare pages.
+    let values = len.checked_add(spare).and_then(|all| zeroed(all).ok());
+    let mut values = values.ok_or_else(|| KernelError::no_memory::<T>(len))?;
     advise(&mut values);
     let base = values.as_ptr() as usize;
-    let wanted = NEXT.fetch_add(1, Ordering::Relaxed) % CLASSES;
     // Whole cache lines, then the first page of the class.
     let line = base.next_multiple_of(64) - base;
     let page = (0..2 * CLASSES - 1).find(|page| class(base + line + page * PAGE) == wanted);
     let start = (line + page.unwrap_or(0) * PAGE) / size;
     values.truncate(start + len);
-    Memory { values, start }
+    Ok(Memory { values, start })
 }
 
 /// The part of the hash that the page of an address can choose.
@@ -97,11 +134,12 @@ fn advise<T>(_: &mut [T]) {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::hint::black_box;
 
     #[test]
     fn zeros_of_any_size_are_zeros() {
         for len in [0, 1, 1000, (1 << 20) + 3, (9 << 20) + 3] {
-            let values = zeros::<f32>(len);
+            let values = zeros::<f32>(len).unwrap();
             assert_eq!(values.len(), len);
             assert!(len < LARGE || values.as_ptr().addr().is_multiple_of(64));
             assert!(values.iter().all(|x| x.to_bits() == 0));
@@ -110,11 +148,32 @@ mod tests {
 
     #[test]
     fn large_buffers_take_classes_in_turn() {
-        let buffers: Vec<_> = (0..4).map(|_| zeros::<u8>(LARGE)).collect();
-        let mut classes: Vec<usize> = buffers.iter().map(|b| class(b.as_ptr().addr())).collect();
-        classes.sort_unstable();
-        classes.dedup();
-        // Other tests allocate at the same time.
-        assert!(classes.len() > 1, "{classes:?}");
+        let next = AtomicUsize::new(0);
+        let mut buffers = Vec::new();
+        for turn in 0..3 * CLASSES {
+            // Small ones have no turn.
+            assert!(in_turn::<u8>(LARGE - 1, &next).is_ok());
+            let buffer = in_turn::<f32>(LARGE / 4 + turn, &next).unwrap();
+            let address = buffer.as_ptr().addr();
+            assert_eq!(class(address), turn % CLASSES, "{address:#x}");
+            assert!(address.is_multiple_of(64), "{address:#x}");
+            buffers.push(buffer);
+        }
+    }
+
+    #[test]
+    fn more_than_there_is_is_an_error() {
+        for len in [
+            usize::MAX,
+            usize::MAX / 2,
+            usize::MAX / 4,
+            isize::MAX as usize / 4 - (1 << 20),
+        ] {
+            let bytes = len as u128 * 4;
+            let short = Err(KernelError::NoMemory { bytes });
+            // Used, since the compiler leaves out an allocation that nobody uses.
+            assert_eq!(black_box(zeros::<f32>(len)).map(|_| ()), short);
+            assert_eq!(black_box(zeroed::<f32>(len)).map(|_| ()), short);
+        }
     }
 }

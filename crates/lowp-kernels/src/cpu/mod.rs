@@ -14,17 +14,22 @@ mod lanes;
 mod layout;
 mod memory;
 mod plan;
+mod threads;
 
 pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
 #[cfg(test)]
 pub(crate) use isa::Isa;
 pub(crate) use lanes::{LANES, Lanes};
+pub(crate) use memory::zeroed;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;
 
-/// The CPU. Work runs on the current rayon thread pool; the bits do not depend on its size.
+/// The CPU. Work runs on as many threads as the current rayon pool has (`RAYON_NUM_THREADS`,
+/// `ThreadPool::install`), which are threads of this crate; the bits do not depend on their number.
+///
+/// Runs may share buffers wherever they are called from, rayon tasks included: one waits for the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
 
@@ -33,7 +38,7 @@ impl Backend for Cpu {
     type Plan = CpuPlan;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
-        Ok(CpuBuffer::new(memory::zeros(len)))
+        Ok(CpuBuffer::new(memory::zeros(len)?))
     }
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {

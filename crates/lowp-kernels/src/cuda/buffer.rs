@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::{CudaStream, result, sys};
 
+use super::cleanup::Cleanup;
 use super::device::{Cuda, Device};
-use super::failed;
+use super::{deferred, failed};
 use crate::{Element, KernelError};
 
 /// A shared handle on device memory of fixed length. Cloning clones the handle, not the content.
@@ -30,21 +31,27 @@ pub(super) struct Memory {
 enum Owner {
     /// Allocated here, in the order of this stream.
     Stream(Arc<CudaStream>),
-    /// Someone else's, kept alive by what they gave us.
-    Other(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
+    /// Someone else's, kept alive by what they gave us; `None` once that is given back.
+    Other(Option<deferred::Owner>),
 }
 
 impl Memory {
     /// `bytes` bytes of zeros, ready for work of `cuda`.
     pub(super) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, KernelError> {
+        // What is given back to others may be what there is no room for.
+        cuda.device().reap();
         cuda.bind()?;
-        let stream = cuda.stream.cu_stream();
+        let stream = cuda.queue.stream.cu_stream();
         // SAFETY: the stream is alive; the result is checked.
         let pointer = unsafe { result::malloc_async(stream, bytes) };
+        let pointer = pointer.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => KernelError::no_memory::<u8>(bytes),
+            _ => failed("cuMemAllocAsync")(error),
+        })?;
         let memory = Self {
-            pointer: pointer.map_err(failed("cuMemAllocAsync"))?,
-            device: Arc::clone(&cuda.device),
-            owner: Owner::Stream(Arc::clone(&cuda.stream)),
+            pointer,
+            device: Arc::clone(cuda.device()),
+            owner: Owner::Stream(Arc::clone(&cuda.queue.stream)),
         };
         // SAFETY: the memory has `bytes` bytes and is used in the order of the stream.
         let zeroed = unsafe { result::memset_d8_async(memory.pointer, 0, bytes, stream) };
@@ -64,7 +71,8 @@ impl Memory {
     ) -> Result<(), KernelError> {
         cuda.bind()?;
         // SAFETY: the caller's promise; the values outlive the copy, which is waited for.
-        let copied = unsafe { result::memcpy_htod_async(pointer, values, cuda.stream.cu_stream()) };
+        let copied =
+            unsafe { result::memcpy_htod_async(pointer, values, cuda.queue.stream.cu_stream()) };
         let done = cuda.synchronize();
         copied.map_err(failed("cuMemcpyHtoDAsync"))?;
         done
@@ -79,23 +87,40 @@ impl fmt::Debug for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Owner::Stream(stream) = &self.owner {
-            // A destructor cannot report; a failing device reports at the next call. Memory that
-            // might still be used is leaked rather than freed.
-            let ready =
-                self.device.context.bind_to_thread().is_ok() && self.device.gather(stream).is_ok();
-            if ready {
-                // SAFETY: allocated by `zeros`, freed once, behind the work of every stream.
-                let freed = unsafe { result::free_async(self.pointer, stream.cu_stream()) };
-                self.device.context.record_err(freed);
+        let device = &self.device;
+        match &mut self.owner {
+            Owner::Stream(stream) => {
+                let cleanup = Cleanup::begin(&device.context);
+                // A destructor cannot report; a failing device reports at the next call. Memory that
+                // might still be used is leaked rather than freed.
+                let ready =
+                    device.context.bind_to_thread().is_ok() && device.gather(stream).is_ok();
+                if ready {
+                    // SAFETY: allocated by `zeros`, freed once, behind the work of every stream.
+                    let freed = unsafe { result::free_async(self.pointer, stream.cu_stream()) };
+                    device.context.record_err(freed);
+                }
+                drop(cleanup);
+            }
+            Owner::Other(owner) => {
+                if let Some(owner) = owner.take() {
+                    device.release(owner);
+                }
             }
         }
+        device.reap();
     }
 }
 
 impl<T: Element> CudaBuffer<T> {
     /// Wraps device memory that someone else owns: `len` entries at `pointer`, on the device of
-    /// `cuda`. `owner` is dropped with the last handle (and the last plan that uses it).
+    /// `cuda`.
+    ///
+    /// `owner` is dropped when no handle, plan or graph uses the memory any more and every stream of the
+    /// device ([`Cuda`]) has passed the work that it had been given until then. If nothing is in flight that is
+    /// at once. Else the drop of the last handle does not wait, and a later call drops the owner, on its thread:
+    /// [`Cuda::synchronize`], an allocation, a plan, a read or write, the drop of another buffer or of the last
+    /// handle of a stream.
     ///
     /// # Errors
     /// [`KernelError::NoDevice`] if `pointer` is not aligned to an entry, or null with `len > 0`.
@@ -103,7 +128,8 @@ impl<T: Element> CudaBuffer<T> {
     /// # Safety
     /// Until `owner` is dropped, `pointer` must be valid on the device for reads and writes of `len`
     /// entries, and nobody may touch them while work that uses this buffer is in flight, unless the
-    /// caller orders both ([`Cuda::wait_for`], [`Cuda::synchronize`], events on a shared stream).
+    /// caller orders both ([`Cuda::wait_for`], [`Cuda::synchronize`], events on a shared stream). Work of
+    /// other libraries counts for the drop of `owner` where it was given to a stream of a handle.
     pub unsafe fn from_raw(
         cuda: &Cuda,
         pointer: u64,
@@ -119,10 +145,11 @@ impl<T: Element> CudaBuffer<T> {
                 ),
             });
         }
+        cuda.device().reap();
         let memory = Memory {
             pointer,
-            device: Arc::clone(&cuda.device),
-            owner: Owner::Other(Box::new(owner)),
+            device: Arc::clone(cuda.device()),
+            owner: Owner::Other(Some(Box::new(owner))),
         };
         Ok(Self {
             len,
@@ -133,10 +160,8 @@ impl<T: Element> CudaBuffer<T> {
 
     /// `len` zeros.
     pub(super) fn zeros(cuda: &Cuda, len: usize) -> Result<Self, KernelError> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or(KernelError::Device {
-            call: "cuMemAllocAsync",
-            why: format!("{len} entries are more than can be addressed"),
-        })?;
+        let bytes = len.checked_mul(size_of::<T>());
+        let bytes = bytes.ok_or_else(|| KernelError::no_memory::<T>(len))?;
         let memory = match len {
             0 => None,
             _ => Some(Arc::new(Memory::zeros(cuda, bytes)?)),
@@ -173,7 +198,7 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
-        let stream = cuda.stream.cu_stream();
+        let stream = cuda.queue.stream.cu_stream();
         // SAFETY: the backend checked the range; the copy is waited for before `values` is free.
         let copied = unsafe { result::memcpy_dtoh_async(values, self.at(start), stream) };
         let done = cuda.synchronize();
@@ -196,7 +221,8 @@ impl<T: Element> CudaBuffer<T> {
         let (to, from) = (self.at(start), from.at(from_start));
         let bytes = count * size_of::<T>();
         // SAFETY: the backend checked both ranges, and that they do not overlap.
-        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, cuda.stream.cu_stream()) };
+        let copied =
+            unsafe { result::memcpy_dtod_async(to, from, bytes, cuda.queue.stream.cu_stream()) };
         copied.map_err(failed("cuMemcpyDtoDAsync"))
     }
 
@@ -208,7 +234,7 @@ impl<T: Element> CudaBuffer<T> {
         let bytes = self.len * size_of::<T>();
         // SAFETY: the buffer has this many bytes.
         let zeroed =
-            unsafe { result::memset_d8_async(self.at(0), 0, bytes, cuda.stream.cu_stream()) };
+            unsafe { result::memset_d8_async(self.at(0), 0, bytes, cuda.queue.stream.cu_stream()) };
         zeroed.map_err(failed("cuMemsetD8Async"))
     }
 
@@ -242,9 +268,8 @@ impl<T> CudaBuffer<T> {
     }
 
     /// The device that holds it; none for an empty buffer.
-    pub(super) fn ordinal(&self) -> Option<usize> {
-        let memory = self.memory.as_ref();
-        memory.map(|memory| memory.device.context.ordinal())
+    pub(super) fn device(&self) -> Option<&Arc<Device>> {
+        self.memory.as_ref().map(|memory| &memory.device)
     }
 }
 

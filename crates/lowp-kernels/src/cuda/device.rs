@@ -2,51 +2,83 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
 use super::buffer::CudaBuffer;
+use super::cleanup::Cleanup;
+use super::deferred::{Deferred, Owner, Point};
 use super::failed;
 use super::module::Modules;
-use super::step::StepMemory;
+use super::queue::Queue;
+use super::registry::Registry;
 use crate::{Element, KernelError};
 
 /// The CUDA version that the kernels are compiled with, as the driver counts.
 const CUDA_VERSION: i32 = 13000;
 
+/// The devices of this process that someone uses.
+static DEVICES: Registry<Device> = Registry::new();
+
 /// A CUDA device and a stream on it. Cloning clones the handle: clones share the stream.
 ///
 /// Work of one stream runs in order. [`Cuda::fork`] gives another stream of the same device, and
-/// [`Cuda::wait_for`] orders the two.
+/// [`Cuda::wait_for`] orders the two. All handles of one device, however they were made, may share buffers and
+/// plans: memory is freed behind the work of every one of them. The last handle of a stream waits for the
+/// stream's work when it is dropped.
 #[derive(Clone)]
 pub struct Cuda {
-    pub(super) device: Arc<Device>,
-    pub(super) stream: Arc<CudaStream>,
-    pub(super) step: Arc<StepMemory>,
+    pub(super) queue: Arc<Queue>,
 }
 
-/// What all streams of a device share.
+/// What all streams of a device share: one per device and process.
 pub(super) struct Device {
     pub(super) context: Arc<CudaContext>,
     pub(super) modules: Modules,
-    /// Every stream that work was given to: memory is freed behind all of them.
-    streams: Mutex<Vec<Weak<CudaStream>>>,
+    /// The stream of every handle, until its work is done: memory is freed behind all of them.
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+    /// Owners of foreign memory that work may still use.
+    deferred: Deferred<CudaEvent>,
+}
+
+impl Point for CudaEvent {
+    /// Not where the device failed either: memory that might still be used is kept.
+    fn passed(&self) -> bool {
+        self.is_complete()
+    }
 }
 
 /// A point in a stream's work ([`Cuda::mark`]).
 #[derive(Debug)]
-pub struct CudaMark(CudaEvent);
+pub struct CudaMark {
+    event: CudaEvent,
+    device: Arc<Device>,
+}
 
 impl Cuda {
+    /// The number of devices that this machine has; 0 without NVIDIA's driver.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub fn count() -> Result<usize, KernelError> {
+        // SAFETY: loads the driver's library, as `Device::open` does.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(0);
+        }
+        let count = CudaContext::device_count().map_err(failed("cuDeviceGetCount"))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
     /// The device `ordinal`, with a stream of its own.
     ///
     /// # Errors
     /// [`KernelError::NoDevice`] without NVIDIA's driver, with one that is too old, without such a
     /// device, or in a program that was built without kernels.
     pub fn new(ordinal: usize) -> Result<Self, KernelError> {
-        let (device, stream) = Device::open(ordinal)?;
-        Self::with(device, stream)
+        let device = DEVICES.get(ordinal, || Device::open(ordinal))?;
+        let stream = device.context.new_stream();
+        Self::with(device, stream.map_err(failed("cuStreamCreate"))?)
     }
 
     /// The device `ordinal`, with work on `stream`, a `CUstream` that another library owns: 0 is the
@@ -56,10 +88,10 @@ impl Cuda {
     /// As [`Cuda::new`].
     ///
     /// # Safety
-    /// `stream` must be a stream of the device's primary context, not being captured, and must
-    /// live as long as every handle, buffer, plan and graph that is made from this handle.
+    /// `stream` must be a stream of the device's primary context, and must live as long as every handle,
+    /// buffer, plan and graph that is made from this handle. Nobody may capture it meanwhile.
     pub unsafe fn with_stream(ordinal: usize, stream: u64) -> Result<Self, KernelError> {
-        let (device, _) = Device::open(ordinal)?;
+        let device = DEVICES.get(ordinal, || Device::open(ordinal))?;
         let raw = stream as *mut c_void;
         // SAFETY: the caller's promise.
         let stream = unsafe { device.context.wrap_borrowed_stream(raw.cast()) };
@@ -67,9 +99,9 @@ impl Cuda {
     }
 
     /// The stream, a `CUstream`: for work of other libraries between plans, such as a collective. It
-    /// lives as long as a handle to it does.
+    /// lives as long as a handle to it does. They must not capture it: [`super::CudaGraph::record`] does.
     pub fn stream(&self) -> u64 {
-        self.stream.cu_stream() as u64
+        self.queue.stream.cu_stream() as u64
     }
 
     /// The same device with a new stream, whose work follows what this one was given so far.
@@ -77,18 +109,18 @@ impl Cuda {
     /// # Errors
     /// The driver has no room.
     pub fn fork(&self) -> Result<Self, KernelError> {
-        let stream = self.stream.fork().map_err(failed("cuStreamCreate"))?;
-        Self::with(Arc::clone(&self.device), stream)
+        let stream = self.queue.stream.fork();
+        let stream = stream.map_err(failed("cuStreamCreate"))?;
+        Self::with(Arc::clone(self.device()), stream)
     }
 
     fn with(device: Arc<Device>, stream: Arc<CudaStream>) -> Result<Self, KernelError> {
-        device.follow(&stream);
-        let step = Arc::new(StepMemory::new(&device.context)?);
-        Ok(Self {
-            device,
-            stream,
-            step,
-        })
+        let queue = Arc::new(Queue::new(device, stream)?);
+        Ok(Self { queue })
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.queue.device
     }
 
     /// Makes later work of this handle follow what `other` was given so far.
@@ -96,19 +128,22 @@ impl Cuda {
     /// # Errors
     /// The handles are of different devices, or the driver failed.
     pub fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
-        self.stream
-            .join(&other.stream)
-            .map_err(failed("cuStreamWaitEvent"))
+        let what = "the other handle";
+        let remedy = "wait for its work with `synchronize`";
+        self.device().same(other.device(), what, remedy)?;
+        let joined = self.queue.stream.join(&other.queue.stream);
+        joined.map_err(failed("cuStreamWaitEvent"))
     }
 
-    /// Waits until the work of this handle is done, and reports its failures.
+    /// Waits until the work of this handle is done, and reports its failures. Owners of foreign memory
+    /// ([`CudaBuffer::from_raw`]) that wait for nothing else are dropped.
     ///
     /// # Errors
     /// The device failed.
     pub fn synchronize(&self) -> Result<(), KernelError> {
-        self.stream
-            .synchronize()
-            .map_err(failed("cuStreamSynchronize"))
+        let done = self.device().finish(&self.queue.stream);
+        self.device().reap();
+        done.map_err(failed("cuStreamSynchronize"))
     }
 
     /// Marks this point in the stream.
@@ -117,8 +152,11 @@ impl Cuda {
     /// The driver failed.
     pub fn mark(&self) -> Result<CudaMark, KernelError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let event = self.stream.record_event(Some(flags));
-        event.map(CudaMark).map_err(failed("cuEventRecord"))
+        let event = self.queue.stream.record_event(Some(flags));
+        Ok(CudaMark {
+            event: event.map_err(failed("cuEventRecord"))?,
+            device: Arc::clone(self.device()),
+        })
     }
 
     /// The device's name.
@@ -126,15 +164,13 @@ impl Cuda {
     /// # Errors
     /// The driver failed.
     pub fn name(&self) -> Result<String, KernelError> {
-        self.device
-            .context
-            .name()
-            .map_err(failed("cuDeviceGetName"))
+        let name = self.device().context.name();
+        name.map_err(failed("cuDeviceGetName"))
     }
 
     /// The device's number.
     pub fn ordinal(&self) -> usize {
-        self.device.context.ordinal()
+        self.device().context.ordinal()
     }
 
     /// Bytes of memory: free, and all.
@@ -142,7 +178,7 @@ impl Cuda {
     /// # Errors
     /// The driver failed.
     pub fn memory(&self) -> Result<[usize; 2], KernelError> {
-        let info = self.device.context.mem_get_info();
+        let info = self.device().context.mem_get_info();
         info.map(|(free, all)| [free, all])
             .map_err(failed("cuMemGetInfo"))
     }
@@ -153,7 +189,7 @@ impl Cuda {
     /// The driver failed.
     pub fn cache_bytes(&self) -> Result<usize, KernelError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-        let bytes = self.device.context.attribute(attribute);
+        let bytes = self.device().context.attribute(attribute);
         bytes
             .map(|bytes| usize::try_from(bytes).unwrap_or(0))
             .map_err(failed("cuDeviceGetAttribute"))
@@ -161,21 +197,17 @@ impl Cuda {
 
     /// Makes the device current on this thread.
     pub(super) fn bind(&self) -> Result<(), KernelError> {
-        self.device
-            .context
-            .bind_to_thread()
-            .map_err(failed("cuCtxSetCurrent"))
+        let bound = self.device().context.bind_to_thread();
+        bound.map_err(failed("cuCtxSetCurrent"))
     }
 
     /// Refuses a buffer of another device.
     pub(super) fn own<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {
-        match buffer.ordinal() {
-            Some(other) if other != self.ordinal() => Err(KernelError::NoDevice {
-                ordinal: self.ordinal(),
-                why: format!("the buffer lies on device {other}; copy it through the host"),
-            }),
-            _ => Ok(()),
-        }
+        let Some(device) = buffer.device() else {
+            return Ok(());
+        };
+        let remedy = "copy it through the host";
+        self.device().same(device, "the buffer", remedy)
     }
 }
 
@@ -189,11 +221,21 @@ impl CudaMark {
     /// Milliseconds from this point to `later`, of the same device. Waits for both.
     ///
     /// # Errors
-    /// The device failed.
+    /// A mark of another device, or the device failed.
     pub fn milliseconds_to(&self, later: &Self) -> Result<f32, KernelError> {
-        self.0
-            .elapsed_ms(&later.0)
+        let remedy = "devices have clocks of their own";
+        self.device.same(&later.device, "the later mark", remedy)?;
+        self.event
+            .elapsed_ms(&later.event)
             .map_err(failed("cuEventElapsedTime"))
+    }
+
+    /// Whether the stream has come to this point. Does not wait.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn passed(&self) -> Result<bool, KernelError> {
+        self.event.try_is_complete().map_err(failed("cuEventQuery"))
     }
 
     /// Waits until the stream has come to this point.
@@ -201,12 +243,14 @@ impl CudaMark {
     /// # Errors
     /// The device failed.
     pub fn synchronize(&self) -> Result<(), KernelError> {
-        self.0.synchronize().map_err(failed("cuEventSynchronize"))
+        self.event
+            .synchronize()
+            .map_err(failed("cuEventSynchronize"))
     }
 }
 
 impl Device {
-    fn open(ordinal: usize) -> Result<(Arc<Self>, Arc<CudaStream>), KernelError> {
+    fn open(ordinal: usize) -> Result<Self, KernelError> {
         let no = |why: String| KernelError::NoDevice { ordinal, why };
         // SAFETY: loads the driver's library, which is what initialising CUDA does; it has no
         // precondition. Without this question cudarc would panic where there is no driver.
@@ -237,34 +281,132 @@ impl Device {
         }
         let context = CudaContext::new(ordinal).map_err(why)?;
         let modules = Modules::load(&context)?;
-        let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        let device = Self {
+        Ok(Self {
             context,
             modules,
             streams: Mutex::new(Vec::new()),
-        };
-        Ok((Arc::new(device), stream))
+            deferred: Deferred::new(),
+        })
+    }
+
+    /// Refuses `what`, which belongs to `other`, unless that is this device.
+    pub(super) fn same(
+        self: &Arc<Self>,
+        other: &Arc<Self>,
+        what: &str,
+        remedy: &str,
+    ) -> Result<(), KernelError> {
+        if Arc::ptr_eq(self, other) {
+            return Ok(());
+        }
+        let found = other.context.ordinal();
+        Err(KernelError::NoDevice {
+            ordinal: self.context.ordinal(),
+            why: format!("{what} belongs to device {found}; {remedy}"),
+        })
     }
 
     /// Remembers a stream that work will be given to.
-    fn follow(&self, stream: &Arc<CudaStream>) {
-        if let Ok(mut streams) = self.streams.lock() {
-            streams.retain(|stream| stream.strong_count() > 0);
-            streams.push(Arc::downgrade(stream));
+    pub(super) fn follow(&self, stream: &Arc<CudaStream>) {
+        self.streams().push(Arc::clone(stream));
+    }
+
+    /// Forgets a stream whose work is done and which gets no more. It is not touched afterwards.
+    pub(super) fn forget(&self, stream: &Arc<CudaStream>) {
+        let mut streams = self.streams();
+        if let Some(at) = streams.iter().position(|other| Arc::ptr_eq(other, stream)) {
+            streams.swap_remove(at);
         }
+    }
+
+    /// Waits until the work of `stream` is done, also where a destructor has left an error to report: host
+    /// memory and streams of others depend on it. Then reports.
+    pub(super) fn finish(&self, stream: &CudaStream) -> Result<(), result::DriverError> {
+        // SAFETY: the context and the stream are alive.
+        let done = unsafe {
+            result::ctx::set_current(self.context.cu_ctx())?;
+            result::stream::synchronize(stream.cu_stream())
+        };
+        self.context.check_err().and(done)
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<Arc<CudaStream>>> {
+        // Whoever failed in between left the list as it was.
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes `stream` wait for what every other stream was given so far.
     pub(super) fn gather(&self, stream: &CudaStream) -> Result<(), KernelError> {
-        let others: Vec<_> = match self.streams.lock() {
-            Ok(streams) => streams.iter().filter_map(Weak::upgrade).collect(),
-            Err(_) => return Err(KernelError::Poisoned),
-        };
-        for other in others {
-            if *other != *stream {
-                stream.join(&other).map_err(failed("cuStreamWaitEvent"))?;
+        // Locked meanwhile: a stream of others may end as soon as it is forgotten.
+        for other in self.streams().iter() {
+            if **other != *stream {
+                stream.join(other).map_err(failed("cuStreamWaitEvent"))?;
             }
         }
         Ok(())
+    }
+
+    /// Drops `owner` as soon as every stream has passed what it was given so far: now, if nothing is in
+    /// flight, else in a later call ([`Device::reap`]).
+    pub(super) fn release(&self, owner: Owner) {
+        let _cleanup = Cleanup::begin(&self.context);
+        match self.points() {
+            Ok(points) if points.is_empty() => drop(owner),
+            Ok(points) => self.deferred.hold(points, owner),
+            Err(error) => {
+                // What might still be used is leaked rather than given back.
+                self.context.record_err(Err::<(), _>(error));
+                std::mem::forget(owner);
+            }
+        }
+    }
+
+    /// The point at which each stream is that has work in flight.
+    fn points(&self) -> Result<Vec<CudaEvent>, result::DriverError> {
+        self.context.bind_to_thread()?;
+        let mut points = Vec::new();
+        for stream in self.streams().iter() {
+            // SAFETY: the stream is alive as long as it is in the list.
+            match unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result() {
+                Ok(()) => {}
+                Err(result::DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {
+                    points.push(stream.record_event(None)?);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(points)
+    }
+
+    /// Drops the owners of foreign memory that no work uses any more.
+    pub(super) fn reap(&self) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        // Owners run code of others: beside a recording of this thread, too, and without a lock.
+        let _cleanup = Cleanup::begin(&self.context);
+        match self.context.bind_to_thread() {
+            Ok(()) => drop(self.deferred.take_passed()),
+            Err(error) => self.context.record_err(Err::<(), _>(error)),
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _cleanup = Cleanup::begin(&self.context);
+        // Work of handles is done by now; that of other libraries may not be.
+        let done = self.context.synchronize();
+        let owners = self.deferred.take_all();
+        match done {
+            Ok(()) => drop(owners),
+            Err(_) => std::mem::forget(owners),
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.context.ordinal())
     }
 }

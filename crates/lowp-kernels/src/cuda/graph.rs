@@ -16,10 +16,10 @@ use crate::{KernelError, StepScalars};
 ///
 /// The scalars are not part of the graph: each replay gets its own.
 pub struct CudaGraph {
-    cuda: Cuda,
-    /// Also what the graph points to.
-    plans: Vec<CudaPlan>,
+    /// First: it is gone before what it points to.
     graph: Mutex<Handle>,
+    plans: Vec<CudaPlan>,
+    cuda: Cuda,
 }
 
 struct Handle(cudarc::driver::CudaGraph);
@@ -41,6 +41,9 @@ impl CudaGraph {
     /// Captures what `work` gives to the recorder, and what other libraries give to its stream: the
     /// update of a step, a collective over its amaxes, and the encode, for instance.
     ///
+    /// `work` may drop buffers, plans and handles. It allocates, plans, reads and writes nothing: the driver
+    /// may refuse that while it records.
+    ///
     /// What the work of other libraries points to must be there, at the same address, whenever the
     /// graph is launched. Libraries that set things up on first use, as NCCL connects ranks, must have
     /// done so before.
@@ -53,7 +56,7 @@ impl CudaGraph {
     ) -> Result<Self, KernelError> {
         cuda.bind()?;
         // A stream that nothing else uses: work of other threads stays out of the capture.
-        let context = &cuda.device.context;
+        let context = &cuda.device().context;
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream
@@ -74,9 +77,9 @@ impl CudaGraph {
             what: "work in the plans of a graph".to_owned(),
         })?;
         Ok(Self {
-            cuda: cuda.clone(),
-            plans,
             graph: Mutex::new(Handle(graph)),
+            plans,
+            cuda: cuda.clone(),
         })
     }
 
@@ -88,8 +91,8 @@ impl CudaGraph {
         let fits = |plan: &CudaPlan| plan.fits(&self.cuda, scalars);
         self.plans.iter().try_for_each(fits)?;
         let graph = self.graph.lock().map_err(|_| KernelError::Poisoned)?;
-        let stream = &self.cuda.stream;
-        self.cuda.step.with(stream, scalars, |_| {
+        let stream = &self.cuda.queue.stream;
+        self.cuda.queue.step.with(stream, scalars, |_| {
             // SAFETY: the graph is instantiated and locked; what it points to is held here, and
             // freed behind the work of every stream.
             let launched =
@@ -116,7 +119,13 @@ impl CudaRecorder<'_> {
         self.plans.push(plan.clone());
         // SAFETY: nothing runs yet; `launch` replays on the handle's stream, whose scalars these
         // are, and the graph keeps the plans.
-        unsafe { plan.enqueue(self.cuda, self.stream.cu_stream(), self.cuda.step.pointer()) }
+        unsafe {
+            plan.enqueue(
+                self.cuda,
+                self.stream.cu_stream(),
+                self.cuda.queue.step.pointer(),
+            )
+        }
     }
 
     /// The stream that is captured, a `CUstream`: for work of other libraries, which belongs to the

@@ -68,7 +68,7 @@ impl Launch {
         stream: sys::CUstream,
         step: u64,
     ) -> Result<(), KernelError> {
-        let function = cuda.device.modules.function(self.kernel)?;
+        let function = cuda.device().modules.function(self.kernel)?;
         let (mut tiles, mut jobs, mut step, mut honor_skip) =
             (self.tiles, self.jobs, step, flags::HONOR_SKIP);
         let pointers: [*mut c_void; 4] = [

@@ -5,8 +5,13 @@
 //! stream of the [`Cuda`] handle. [`CudaGraph`] captures runs of several plans and replays them.
 //!
 //! Nothing waits for the device but [`Backend::read`], [`Backend::write`], [`Backend::plan`] (each
-//! moves host memory that its caller may change next) and [`Cuda::synchronize`]. Work of one handle
-//! runs in order. Between handles the caller makes the order: [`Cuda::wait_for`].
+//! moves host memory that its caller may change next), [`Cuda::synchronize`], and the drop of the last
+//! handle of a stream. Work of one handle runs in order. Between handles the caller makes the order:
+//! [`Cuda::wait_for`].
+//!
+//! A process has one device per ordinal, which all handles share. Memory is freed behind the work of all of
+//! them, in the order of the stream that it was allocated on. Memory of others goes back to them when all
+//! streams have passed its last use; no drop of a buffer or a plan waits for that.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +22,8 @@ use crate::check::range;
 use crate::{Backend, Element, KernelError, StepScalars, Work};
 
 mod buffer;
+mod cleanup;
+mod deferred;
 mod device;
 mod geometry;
 mod graph;
@@ -24,6 +31,8 @@ mod launch;
 mod lower;
 mod module;
 mod plan;
+mod queue;
+mod registry;
 mod step;
 mod table;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::buffer::Memory;
-use super::device::Cuda;
+use super::device::{Cuda, Device};
 use super::launch::Launch;
 use super::table::{RunSum, SumTotal};
 use super::{lower, step};
@@ -20,7 +20,7 @@ pub struct CudaPlan {
 
 #[derive(Debug)]
 struct Planned {
-    ordinal: usize,
+    device: Arc<Device>,
     /// Parameter groups that the work uses.
     groups: usize,
     /// `None` for work without elements.
@@ -81,7 +81,7 @@ impl CudaPlan {
             }
         }?;
         let planned = Planned {
-            ordinal: cuda.ordinal(),
+            device: Arc::clone(cuda.device()),
             groups,
             launch,
             scratch,
@@ -95,10 +95,11 @@ impl CudaPlan {
     /// Runs the work on the stream of `cuda`.
     pub(super) fn run(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.fits(cuda, scalars)?;
-        cuda.step.with(&cuda.stream, scalars, |step| {
+        let stream = &cuda.queue.stream;
+        cuda.queue.step.with(stream, scalars, |step| {
             // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
             // plan holds is freed behind the work of every stream.
-            unsafe { self.enqueue(cuda, cuda.stream.cu_stream(), step) }
+            unsafe { self.enqueue(cuda, stream.cu_stream(), step) }
         })
     }
 
@@ -114,13 +115,9 @@ impl CudaPlan {
 
     /// Refuses another device.
     pub(super) fn on(&self, cuda: &Cuda) -> Result<(), KernelError> {
-        if self.planned.ordinal != cuda.ordinal() {
-            return Err(KernelError::NoDevice {
-                ordinal: cuda.ordinal(),
-                why: format!("the work was planned for device {}", self.planned.ordinal),
-            });
-        }
-        Ok(())
+        let device = &self.planned.device;
+        cuda.device()
+            .same(device, "the plan", "plan the work on each")
     }
 
     /// # Safety

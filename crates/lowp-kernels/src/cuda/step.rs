@@ -1,10 +1,11 @@
 //! The scalars of a step, in device memory: written when they change, read by every launch.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
+use super::cleanup::Cleanup;
 use super::failed;
 use super::table::{AdamGroup, Step};
 use crate::{KernelError, StepScalars};
@@ -125,16 +126,15 @@ impl Ring {
 
 impl Drop for StepMemory {
     fn drop(&mut self) {
+        let _cleanup = Cleanup::begin(&self.context);
         self.context.record_err(self.context.bind_to_thread());
-        let Ok(ring) = self.ring.get_mut() else {
-            return;
-        };
+        let ring = self.ring.get_mut().unwrap_or_else(PoisonError::into_inner);
         for done in ring.done.iter().flatten() {
             self.context.record_err(done.synchronize());
         }
         let pinned: *mut c_void = ring.words.cast();
-        // SAFETY: allocated by `new`, freed once; no copy out of it is in flight. Freeing device
-        // memory waits for the work that reads it.
+        // SAFETY: allocated by `new`, freed once; no copy out of it is in flight. The stream whose work
+        // reads the device memory was waited for (`Queue`), and freeing it waits, too.
         unsafe {
             self.context.record_err(result::free_host(pinned));
             self.context.record_err(result::free_sync(self.pointer));

@@ -134,7 +134,7 @@ pub(crate) mod repack_path {
 
 /// Bits of the kernel parameter `flags`.
 pub(crate) mod flags {
-    /// Do nothing at all if `Step::skip` is not 0: every launch of an optimizer step.
+    /// Do nothing at all if `Step::skip` is not 0. Every launch has it, as a run on the CPU does.
     pub(crate) const HONOR_SKIP: u32 = 1;
 }
 

@@ -33,7 +33,8 @@ enum Rule : uint8_t {
 // How an encode walks its matrix.
 enum Path : uint8_t {
   PATH_WIDE = 0,     // tiles of 32 x 256, row-major outputs: FP8 with a tensor scale or with E8M0 scales of
-                     // 1 x 32, 32 x 1 and 32 x 32 blocks; values as they are. lowp_encode_bf16: of tile_cols columns
+                     // 1 x 32, 32 x 1 and 32 x 32 blocks; values as they are. lowp_encode_wide_bf16: of tile_cols
+                     // columns
   PATH_TURNED = 1,   // tiles of 128 x 64: FP8 with a tensor scale; E2M1 with two-level scales of 1 x 16,
                      // 16 x 1 and 16 x 16 blocks, each order of data filled by one pass
   PATH_FLAT = 2,     // AdamW without an encode: runs of 8192 elements, whatever the shape
@@ -51,7 +52,7 @@ enum Vector : uint8_t {
 
 // Bits of the kernel parameter `flags`.
 enum Flags : uint32_t {
-  FLAG_HONOR_SKIP = 1,  // do nothing at all if step->skip is not 0 (every launch of an optimizer step)
+  FLAG_HONOR_SKIP = 1,  // do nothing at all if step->skip is not 0 (set in every launch)
 };
 
 // One thread block's work.

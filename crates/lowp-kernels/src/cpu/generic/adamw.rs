@@ -387,7 +387,7 @@ pub(crate) fn run<'v>(
             None => part.update(0..part.master.len()),
         }
         Ok::<_, KernelError>((job, part.amax))
-    });
+    })?;
     for result in amaxes {
         let (job, bits) = result?;
         if let Some(slot) = &jobs[job].amax {

@@ -231,7 +231,8 @@ pub(crate) fn run(
             }
         }
     }
-    for partial in map(context, tasks, |task| run_task(context.isa, jobs, task)) {
+    let partials = map(context, tasks, |task| run_task(context.isa, jobs, task))?;
+    for partial in partials {
         match partial {
             Partial::Tensor { job, bits } => {
                 if let Some(entry) = jobs[job].tensor {

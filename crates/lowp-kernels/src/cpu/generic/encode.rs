@@ -75,13 +75,11 @@ impl<'a> Encoder<'a> {
         views: &mut AllViews<'v>,
     ) -> Result<Vec<Tile<'v>>, KernelError> {
         write_tensor_scale(self.key, self.tensor, targets, views)?;
-        // Rows without columns are no work, however many they are.
-        let rows = if self.shape.cols == 0 {
-            0
-        } else {
-            self.shape.rows
-        };
-        let cuts: Vec<usize> = self.layout.row_cuts(rows).collect();
+        if self.shape.elements() == 0 {
+            // Any number of rows of nothing.
+            return Ok(Vec::new());
+        }
+        let cuts: Vec<usize> = self.layout.row_cuts(self.shape.rows).collect();
         let mut tiles: Vec<Tile<'v>> = cuts
             .windows(2)
             .map(|c| Tile {

@@ -6,6 +6,7 @@ use self::convert::Values;
 use super::Cpu;
 use super::access::AllViews;
 use super::isa::Isa;
+use super::threads;
 use crate::{KernelError, Source, StepScalars};
 
 pub(crate) mod adamw;
@@ -37,16 +38,24 @@ pub(crate) struct Context<'a> {
     pub(crate) elements: usize,
 }
 
+/// The threads for `tasks` tasks: 1 where others do not pay.
+fn threads_for(context: &Context<'_>, tasks: usize) -> usize {
+    if context.elements < INLINE_ELEMENTS || tasks < 2 {
+        1
+    } else {
+        threads::available()
+    }
+}
+
 /// Runs independent tasks, in parallel where that pays.
 fn for_each<T: Send>(
     context: &Context<'_>,
     tasks: Vec<T>,
     run: impl Fn(T) -> Result<(), KernelError> + Sync + Send,
 ) -> Result<(), KernelError> {
-    if context.elements < INLINE_ELEMENTS || tasks.len() < 2 {
-        tasks.into_iter().try_for_each(run)
-    } else {
-        tasks.into_par_iter().try_for_each(run)
+    match threads_for(context, tasks.len()) {
+        1 => tasks.into_iter().try_for_each(run),
+        more => threads::install(more, || tasks.into_par_iter().try_for_each(run))?,
     }
 }
 
@@ -55,11 +64,10 @@ fn map<T: Send, U: Send>(
     context: &Context<'_>,
     tasks: Vec<T>,
     run: impl Fn(T) -> U + Sync + Send,
-) -> Vec<U> {
-    if context.elements < INLINE_ELEMENTS || tasks.len() < 2 {
-        tasks.into_iter().map(run).collect()
-    } else {
-        tasks.into_par_iter().map(run).collect()
+) -> Result<Vec<U>, KernelError> {
+    match threads_for(context, tasks.len()) {
+        1 => Ok(tasks.into_iter().map(run).collect()),
+        more => threads::install(more, || tasks.into_par_iter().map(run).collect()),
     }
 }
 

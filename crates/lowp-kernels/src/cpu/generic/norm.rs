@@ -105,7 +105,7 @@ pub(crate) fn run(
     }
     let partials = map(context, tasks, |(job, values)| {
         (job, run_sums(context.isa, values))
-    });
+    })?;
     let mut totals = vec![(Vec::new(), 0u64); jobs.len()];
     for (job, runs) in partials {
         for (sum, count) in runs {

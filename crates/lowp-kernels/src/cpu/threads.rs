@@ -1,0 +1,134 @@
+//! The threads of kernels, apart from those of the caller (docs/decisions/0011-kernel-threads.md).
+//!
+//! A run holds the locks of its buffers while its parts are worked on. A rayon thread that waits takes up other
+//! tasks of its pool meanwhile, such as another run on the same buffers, and that one would wait for the locks
+//! of the first on the same stack. Parts therefore run on pools where there is nothing but parts, which never
+//! lock, and who waits for them takes up nothing.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError, mpsc};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::KernelError;
+
+/// The threads that a run called from here may use.
+pub(super) fn available() -> usize {
+    rayon::current_num_threads()
+}
+
+/// The pool of `threads` threads, made at its first use and kept: its threads sleep between runs.
+fn pool(threads: usize) -> Result<&'static ThreadPool, KernelError> {
+    static POOLS: Mutex<BTreeMap<usize, &'static ThreadPool>> = Mutex::new(BTreeMap::new());
+    // Whoever failed in between left the map as it was.
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(&pool) = pools.get(&threads) {
+        return Ok(pool);
+    }
+    let builder = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("lowp-kernel-{index}"));
+    let pool = builder.build().map_err(|error| failed(threads, &error))?;
+    let pool: &'static ThreadPool = Box::leak(Box::new(pool));
+    pools.insert(threads, pool);
+    Ok(pool)
+}
+
+fn failed(threads: usize, error: &dyn std::error::Error) -> KernelError {
+    KernelError::Threads {
+        threads,
+        why: error.to_string(),
+    }
+}
+
+/// Runs `work`, whose parallel loops then run on `threads` threads of this crate, and waits. The calling
+/// thread takes up nothing else.
+///
+/// # Errors
+/// [`KernelError::Threads`] where they cannot be started.
+pub(super) fn install<R: Send>(
+    threads: usize,
+    work: impl FnOnce() -> R + Send,
+) -> Result<R, KernelError> {
+    let pool = pool(threads)?;
+    if rayon::current_thread_index().is_none() {
+        // Sleeps until the result is there.
+        return Ok(pool.install(work));
+    }
+    wait(pool, work)
+}
+
+/// Runs `work` on `pool` for a caller that is one of rayon's threads: it sleeps, where `ThreadPool::install`
+/// would have it take up tasks of its own pool.
+fn wait<R: Send>(pool: &ThreadPool, work: impl FnOnce() -> R + Send) -> Result<R, KernelError> {
+    let (done, result) = mpsc::sync_channel(1);
+    let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
+        let found = catch_unwind(AssertUnwindSafe(work));
+        // The caller is there: it waits for this.
+        let _ = done.send(found);
+    });
+    // SAFETY: only the lifetime changes, and the job is over before anything that it borrows: this function
+    // comes to its end behind `recv`, which returns once `work` is consumed, or once the job was dropped.
+    let job = unsafe {
+        mem::transmute::<Box<dyn FnOnce() + Send + '_>, Box<dyn FnOnce() + Send + 'static>>(job)
+    };
+    pool.spawn(job);
+    match result.recv() {
+        Ok(found) => found.map_err(|panic| resume_unwind(panic)),
+        Err(error) => Err(failed(pool.current_num_threads(), &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn here() -> (Option<String>, usize) {
+        let name = std::thread::current().name().map(str::to_owned);
+        (name, rayon::current_num_threads())
+    }
+
+    #[test]
+    fn work_runs_on_threads_of_this_crate() {
+        let callers = ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let found = [
+            install(2, here).unwrap(),
+            callers.install(|| install(2, here)).unwrap(),
+            callers.install(|| install(available(), here)).unwrap(),
+        ];
+        for ((name, threads), expected) in found.into_iter().zip([2, 2, 3]) {
+            assert!(name.is_some_and(|name| name.starts_with("lowp-kernel-")));
+            assert_eq!(threads, expected);
+        }
+    }
+
+    #[test]
+    fn pools_are_kept() {
+        let [first, second] = [pool(2).unwrap(), pool(2).unwrap()];
+        assert!(std::ptr::eq(first, second));
+    }
+
+    #[test]
+    fn work_borrows_from_its_caller() {
+        let callers = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let (values, mut sums) = ([1, 2, 3], [0, 0]);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let mut add = || values.iter().for_each(|value| *sum += value + i);
+            callers.install(|| install(2, &mut add)).unwrap();
+        }
+        assert_eq!(sums, [6, 9]);
+    }
+
+    #[test]
+    fn a_part_that_panics_panics_the_caller() {
+        let callers = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let fails = || -> usize { panic!("a part failed") };
+        let panics = [
+            catch_unwind(|| install(2, fails)),
+            catch_unwind(AssertUnwindSafe(|| callers.install(|| install(2, fails)))),
+        ];
+        assert!(panics.iter().all(Result::is_err));
+    }
+}

@@ -1,0 +1,43 @@
+//! [`Queue`]: a stream that work is given to, with the scalars that its launches read.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::cleanup::Cleanup;
+use super::device::Device;
+use super::step::StepMemory;
+use crate::KernelError;
+
+/// What the clones of a handle share. It waits for its work when the last of them goes: what is freed
+/// afterwards need not be ordered behind this stream, which may be one of others and end then.
+pub(super) struct Queue {
+    pub(super) step: StepMemory,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) device: Arc<Device>,
+}
+
+impl Queue {
+    pub(super) fn new(device: Arc<Device>, stream: Arc<CudaStream>) -> Result<Self, KernelError> {
+        let step = StepMemory::new(&device.context)?;
+        device.follow(&stream);
+        Ok(Self {
+            step,
+            stream,
+            device,
+        })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        {
+            let context = &self.device.context;
+            let _cleanup = Cleanup::begin(context);
+            // A device that failed has ended its work.
+            context.record_err(self.device.finish(&self.stream));
+        }
+        self.device.forget(&self.stream);
+        self.device.reap();
+    }
+}
