@@ -36,7 +36,7 @@ mod sharded_weight;
 pub use error::ModelError;
 pub use gemm::{MatMut, MatRef, matmul, product};
 pub use gpt::{Batch, Gpt, GptConfig, LinearSpec, VOCABULARY, VarSpec};
-pub use hadamard::hadamard_rows;
+pub use hadamard::{hadamard_rows, rotate_rows};
 pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
 pub use memory_weight::MemoryWeight;
 pub use operand::{OperandPlan, PassState, RecipeOperands};

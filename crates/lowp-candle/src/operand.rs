@@ -17,7 +17,7 @@ use lowp_kernels::{
 use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder};
 use smallvec::SmallVec;
 
-use crate::hadamard::hadamard_rows;
+use crate::hadamard::{hadamard_rows, rotate_rows};
 use crate::linear::{OperandCast, OperandRole};
 
 /// What all layers of a rank share about the pass that runs now.
@@ -50,6 +50,8 @@ struct Kind {
 pub struct OperandPlan {
     activation: Kind,
     gradient: Kind,
+    /// The cast of a weight that lives in another code than its products read.
+    weight: Option<Kind>,
     stream: u64,
     seed: u64,
 }
@@ -67,10 +69,14 @@ impl OperandPlan {
             Kind { operand, slot }
         };
         let (activation, gradient) = (kind(Role::Activation), kind(Role::Gradient));
+        // It lives in the code that its products read, unless the recipe says otherwise.
+        let cast = recipe.operand(Role::Weight).kernel != recipe.kernel();
+        let weight = cast.then(|| kind(Role::Weight));
         // Bit 62 keeps stochastic rounding apart from every other use of the seed.
         Self {
             activation,
             gradient,
+            weight,
             stream: (1 << 62) | (layer * 4),
             seed,
         }
@@ -132,32 +138,39 @@ impl<B: Backend> RecipeOperands<B> {
         }
     }
 
-    fn kind(&self, role: OperandRole) -> &Kind {
+    /// How `role` is quantized; nothing for a weight that is gathered in its recipe.
+    fn kind(&self, role: OperandRole) -> Option<&Kind> {
         match role {
-            OperandRole::Input | OperandRole::InputForWeightGrad => &self.plan.activation,
-            OperandRole::Gradient | OperandRole::GradientForWeightGrad => &self.plan.gradient,
+            OperandRole::Input | OperandRole::InputForWeightGrad => Some(&self.plan.activation),
+            OperandRole::Gradient | OperandRole::GradientForWeightGrad => Some(&self.plan.gradient),
+            OperandRole::Weight | OperandRole::WeightForInputGrad => self.plan.weight.as_ref(),
         }
     }
 
-    fn planned(&self, key: CastKey) -> Result<Arc<Mutex<Cast<B>>>> {
+    fn planned(&self, key: CastKey, kind: &Kind) -> Result<Arc<Mutex<Cast<B>>>> {
         let Ok(mut casts) = self.casts.lock() else {
             bail!("a thread failed in a cast")
         };
         Ok(match casts.entry(key) {
             Entry::Occupied(cast) => cast.get().clone(),
             Entry::Vacant(place) => place
-                .insert(Arc::new(Mutex::new(self.make(key).map_err(Error::wrap)?)))
+                .insert(Arc::new(Mutex::new(
+                    self.make(key, kind).map_err(Error::wrap)?,
+                )))
                 .clone(),
         })
     }
 
-    fn make(&self, key: CastKey) -> std::result::Result<Cast<B>, lowp_shard::ShardError> {
+    fn make(
+        &self,
+        key: CastKey,
+        Kind { operand, slot }: &Kind,
+    ) -> std::result::Result<Cast<B>, lowp_shard::ShardError> {
         let CastKey {
             role,
             shape,
             first_token,
         } = key;
-        let Kind { operand, slot } = self.kind(role);
         let backend = &self.backend;
         let source = backend.alloc::<f32>(shape.elements())?;
         let out = backend.alloc::<f32>(shape.elements())?;
@@ -259,13 +272,22 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
         tokens: usize,
         features: usize,
     ) -> Result<Cow<'a, [f32]>> {
-        let operand = &self.kind(role).operand;
-        if operand.kernel.scale == ScaleRule::None && operand.kernel.element.bits() == 32 {
+        let Some(kind) = self.kind(role) else {
             return Ok(Cow::Borrowed(data));
+        };
+        let operand = &kind.operand;
+        let orientation = orientation(role);
+        let rotate = operand.hadamard && orientation == Orientation::Columnwise;
+        let plain = operand.kernel.scale == ScaleRule::None && operand.kernel.element.bits() == 32;
+        if plain || !operand.quantized.contains(orientation.usage()) {
+            return Ok(if rotate {
+                Cow::Owned(rotate_rows(data, features))
+            } else {
+                Cow::Borrowed(data)
+            });
         }
         let transformed;
-        let weight_grad = orientation(role) == Orientation::Columnwise;
-        let data = if operand.hadamard && weight_grad {
+        let data = if rotate {
             transformed = hadamard_rows(data, features);
             &transformed
         } else {
@@ -276,11 +298,12 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
             Rounding::Nearest => 0,
         };
         let shape = Shape::new(tokens, features);
-        let cast = self.planned(CastKey {
+        let key = CastKey {
             role,
             shape,
             first_token,
-        })?;
+        };
+        let cast = self.planned(key, kind)?;
         let Ok(cast) = cast.lock() else {
             bail!("a thread failed in a cast")
         };
@@ -291,10 +314,10 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
 /// The direction of the blocks: along the axis that the product contracts.
 fn orientation(role: OperandRole) -> Orientation {
     match role {
-        OperandRole::Input | OperandRole::Gradient => Orientation::Rowwise,
-        OperandRole::InputForWeightGrad | OperandRole::GradientForWeightGrad => {
-            Orientation::Columnwise
-        }
+        OperandRole::Input | OperandRole::Gradient | OperandRole::Weight => Orientation::Rowwise,
+        OperandRole::InputForWeightGrad
+        | OperandRole::GradientForWeightGrad
+        | OperandRole::WeightForInputGrad => Orientation::Columnwise,
     }
 }
 
