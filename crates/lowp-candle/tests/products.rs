@@ -263,7 +263,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         let rows = cpu.alloc::<f32>(weight.element_ranges()[rank].len())?;
         weight.connect(rows.clone())?;
         let tokens = TOKENS / world;
-        model.begin(STEP, (FIRST + rank * tokens) as u64, true);
+        model.begin(STEP, (FIRST + rank * tokens) as u64, true)?;
         let part = |values: Vec<f32>, cols: usize| {
             let mine = rank * tokens * cols..(rank + 1) * tokens * cols;
             Var::from_slice(&values[mine], (tokens, cols), &Device::Cpu)

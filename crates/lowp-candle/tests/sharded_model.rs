@@ -119,7 +119,7 @@ fn forward_multiplies_decoded_operands() {
             let cpu = Cpu;
             let specs = layer(rows, cols);
             let model = ShardedModel::new(&cpu, &mesh(&comm)?, |_| recipe, &specs, &[], options())?;
-            model.begin(0, 0, true);
+            model.begin(0, 0, true)?;
             let x = Tensor::from_slice(&x, (tokens, cols), &Device::Cpu)?;
             let y = model.layers()[0]
                 .forward(&x)?
@@ -183,7 +183,7 @@ fn train(
                     inputs: slice(0),
                     targets: slice(1),
                 };
-                sharded.begin(step, (first * 32) as u64, true);
+                sharded.begin(step, (first * 32) as u64, true)?;
                 let loss = gpt.loss(&batch, 128)?;
                 sharded.add_gradients(&loss.backward()?)?;
                 total[0] += f64::from(loss.to_scalar::<f32>()?);

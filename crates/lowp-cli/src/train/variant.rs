@@ -346,7 +346,7 @@ mod tests {
         let dw = cpu.alloc::<f32>(rows * cols).expect("room");
         let weight = model.weight(0).expect("a layer");
         weight.connect(dw.clone()).expect("a weight");
-        model.begin(0, 0, true);
+        model.begin(0, 0, true).expect("a first pass");
         let values = |number, cols| {
             let values = Init::Normal(1.0).rows(2, number, 0..tokens, cols);
             Var::from_vec(values, (tokens, cols), &Device::Cpu).expect("values")
