@@ -154,7 +154,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// A rank that failed, called something else, or finished other micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), ModelError> {
         let finished = format!("{} finished micro-batches", self.vars.arrived());
-        self.mesh.world.agree("discarded gradients", &finished)?;
+        // Over shards and over replicas is over all ranks, and a rank that goes on with the step is
+        // most likely to be met in the gather of its next layer.
+        self.mesh.shard.agree("discarded gradients", &finished)?;
+        self.mesh
+            .replicate
+            .agree("discarded gradients", &finished)?;
         for (_, weight) in &self.weights {
             weight.discard_gradient()?;
         }
