@@ -3,7 +3,8 @@
 //! A [`QuantLinear`] is a linear layer whose weight is not a candle variable: it is fetched when the layer runs
 //! ([`WeightSource::with_weight`], once forward and once backward), used, and given back; the weight's gradient goes
 //! to a sink instead of candle's gradient store. Between the two calls nothing holds the full weight, which is what
-//! lets a rank own only a low-precision shard of it. [`Gpt`] is a byte-level transformer built from such layers.
+//! lets a rank own only a low-precision shard of it: layers take turns in the memory that it is gathered and decoded in
+//! ([`LayerMemory`]). [`Gpt`] is a byte-level transformer built from such layers.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.

@@ -322,7 +322,7 @@ mod tests {
 
     /// `y`, `dx` and `dW` of one layer under `text`, as bits.
     fn products(text: &str) -> [Vec<u32>; 3] {
-        let (tokens, rows, cols) = (64, 48, 32);
+        let (tokens, rows, cols) = (64, 96, 32);
         let variant: Variant = text.parse().expect("a variant");
         let cpu = Cpu;
         let comm = Arc::new(LocalComm::solo(&cpu));
