@@ -372,13 +372,17 @@ mod tests {
             ["exact-gradients-dgrad", "exact-weights-dgrad"],
             ["exact-activations-wgrad", "exact-gradients-wgrad"],
         ];
-        for recipe in ["fp8-current", "mxfp8", "nvfp4-1d", "nvfp4-2d"] {
-            // The transform of exact operands cancels but for its rounding.
-            let recipe = &format!("{recipe}+no-hadamard");
+        for recipe in ["fp8-current", "mxfp8", "nvfp4-2d", "nvfp4-2d+no-hadamard"] {
             let all = products(recipe);
             for (changed, pair) in pairs.iter().enumerate() {
                 let both = products(&format!("{recipe}+{}+{}", pair[0], pair[1]));
-                assert_eq!(both[changed], exact[changed], "{recipe}, {pair:?}");
+                // The transform of two exact operands cancels but for the rounding of its sums.
+                let rotated = changed == 2 && recipe == "nvfp4-2d";
+                assert_eq!(
+                    both[changed] == exact[changed],
+                    !rotated,
+                    "{recipe}, {pair:?}"
+                );
                 for control in pair {
                     let one = products(&format!("{recipe}+{control}"));
                     for product in 0..3 {
