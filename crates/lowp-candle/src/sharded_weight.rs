@@ -28,11 +28,20 @@ pub struct ShardedWeight<B: Backend, R: Recipe> {
     state: Mutex<State<B, R>>,
 }
 
+/// What a planned decode reads and writes: the pool's gathered buffers, as the phase uses them, and
+/// the pool's scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DecodeKey {
+    set: Option<u64>,
+    phase: Phase,
+    scratch: u64,
+}
+
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     group: GatherGroup<B, R>,
-    /// Planned decodes, by the pool's gathered buffers, the phase and the pool's scratch.
-    decodes: Vec<((Option<u64>, Phase, u64), B::Plan)>,
+    /// Planned once per place that the pool lends.
+    decodes: Vec<(DecodeKey, B::Plan)>,
     /// The optimizer's gradient of this rank's rows.
     grad: Option<B::Buffer<f32>>,
     /// Contributions reduced since the last step.
@@ -196,7 +205,11 @@ impl<B: Backend, R: Recipe> State<B, R> {
     ) -> std::result::Result<(), ShardError> {
         let scratch = memory.pool().scratch(values.len())?;
         self.group.unshard(phase)?;
-        let key = (self.group.set(), phase, scratch.id());
+        let key = DecodeKey {
+            set: self.group.set(),
+            phase,
+            scratch: scratch.id(),
+        };
         let known = self.decodes.iter().position(|(known, _)| *known == key);
         let index = match known {
             Some(index) => index,

@@ -158,7 +158,7 @@ fn ranks<T: Send>(
     world: usize,
     work: impl Fn(usize, Arc<dyn Communicator<Cpu>>) -> Result<T, ModelError> + Sync,
 ) -> Vec<T> {
-    let done = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| work(rank, comm));
+    let done = run_ranks(&Cpu, world, TIMEOUT, work);
     done.unwrap_or_else(|e| panic!("{world} ranks: {e}"))
 }
 

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use super::plain_recipe;
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
-    Part, PlainF32, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, Shape,
-    SourceRounding, Usage,
+    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, Shape, SourceRounding,
+    Usage,
 };
 
 /// The modifiers and what they do.
@@ -175,41 +175,33 @@ impl Recipe for Variant {
     }
 
     fn kernel(&self) -> KernelKey {
-        if self.weights_in_f32() {
-            PlainF32.kernel()
-        } else if self.tensor_scale {
-            per_tensor(self.recipe.kernel())
+        let kernel = self.stored_by().kernel();
+        if self.weights_under_one_scale() {
+            per_tensor(kernel)
         } else {
-            self.recipe.kernel()
+            kernel
         }
     }
 
     fn scale_source(&self) -> ScaleSource {
-        if self.weights_in_f32() {
-            PlainF32.scale_source()
-        } else if self.tensor_scale {
+        if self.weights_under_one_scale() {
             TENSOR_AMAX
         } else {
-            self.recipe.scale_source()
+            self.stored_by().scale_source()
         }
     }
 
     fn buffers(&self, usage: Usage) -> BufferList {
-        if self.weights_in_f32() {
-            PlainF32.buffers(usage)
-        } else if self.tensor_scale {
-            without_blocks(self.recipe.buffers(usage))
+        let buffers = self.stored_by().buffers(usage);
+        if self.weights_under_one_scale() {
+            without_blocks(buffers)
         } else {
-            self.recipe.buffers(usage)
+            buffers
         }
     }
 
     fn source_rounding(&self) -> SourceRounding {
-        if self.weights_in_f32() {
-            PlainF32.source_rounding()
-        } else {
-            self.recipe.source_rounding()
-        }
+        self.stored_by().source_rounding()
     }
 
     fn operand(&self, role: Role) -> Operand {
@@ -265,6 +257,18 @@ impl Variant {
     /// Weights that a product reads exactly live in f32; the other product quantizes them.
     fn weights_in_f32(&self) -> bool {
         !self.exact.weights.is_empty()
+    }
+
+    /// The recipe that weights live in.
+    fn stored_by(&self) -> AnyRecipe {
+        match plain_recipe(Code::F32) {
+            Some(plain) if self.weights_in_f32() => plain,
+            _ => self.recipe,
+        }
+    }
+
+    fn weights_under_one_scale(&self) -> bool {
+        self.tensor_scale && !self.weights_in_f32()
     }
 
     /// Whether one product would have to cast weights by a scale of earlier steps, which belongs to
