@@ -23,6 +23,17 @@ pub enum ModelError {
         /// Its name.
         name: String,
     },
+    /// A micro-batch failed, or was left, after its backward pass reduced gradients.
+    #[error(
+        "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `add_gradients`; \
+         call `discard_gradients` on every rank and run all micro-batches of the step again"
+    )]
+    UnfinishedMicroBatch {
+        /// Linear layers that hold some of its gradients.
+        layers: usize,
+        /// All linear layers.
+        total: usize,
+    },
     /// The optimizer failed.
     #[error(transparent)]
     Optim(#[from] OptimError),

@@ -17,6 +17,14 @@ const SIGNS: [f32; GROUP] = [
 /// rows keeps its value; it spreads an outlier over 16 values. Rows after the last whole group are
 /// only rounded. Sums are binary32 butterflies.
 pub fn hadamard_rows(data: &[f32], cols: usize) -> Vec<f32> {
+    let mut out = rotate_rows(data, cols);
+    out.iter_mut()
+        .for_each(|v| *v = bf16::from_f32(*v).to_f32());
+    out
+}
+
+/// The same without the rounding, for an operand that is not quantized.
+pub fn rotate_rows(data: &[f32], cols: usize) -> Vec<f32> {
     let mut out = data.to_vec();
     if cols == 0 {
         return out;
@@ -36,8 +44,6 @@ pub fn hadamard_rows(data: &[f32], cols: usize) -> Vec<f32> {
             half *= 2;
         }
     }
-    out.iter_mut()
-        .for_each(|v| *v = bf16::from_f32(*v).to_f32());
     out
 }
 

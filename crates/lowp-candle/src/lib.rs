@@ -3,7 +3,8 @@
 //! A [`QuantLinear`] is a linear layer whose weight is not a candle variable: it is fetched when the layer runs
 //! ([`WeightSource::with_weight`], once forward and once backward), used, and given back; the weight's gradient goes
 //! to a sink instead of candle's gradient store. Between the two calls nothing holds the full weight, which is what
-//! lets a rank own only a low-precision shard of it. [`Gpt`] is a byte-level transformer built from such layers.
+//! lets a rank own only a low-precision shard of it: layers take turns in the memory that it is gathered and decoded in
+//! ([`LayerMemory`]). [`Gpt`] is a byte-level transformer built from such layers.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.
@@ -26,6 +27,7 @@ mod gemm;
 mod gpt;
 mod hadamard;
 mod linear;
+mod memory;
 mod memory_weight;
 mod operand;
 pub mod ops;
@@ -36,8 +38,9 @@ mod sharded_weight;
 pub use error::ModelError;
 pub use gemm::{MatMut, MatRef, matmul, product};
 pub use gpt::{Batch, Gpt, GptConfig, LinearSpec, VOCABULARY, VarSpec};
-pub use hadamard::hadamard_rows;
+pub use hadamard::{hadamard_rows, rotate_rows};
 pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
+pub use memory::LayerMemory;
 pub use memory_weight::MemoryWeight;
 pub use operand::{OperandPlan, PassState, RecipeOperands};
 pub use sharded_model::{ModelOptions, ShardedModel, WeightBytes};

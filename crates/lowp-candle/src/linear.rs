@@ -34,7 +34,7 @@ pub trait WeightSource: fmt::Debug + Send + Sync {
     fn sink_gradient(&self, gradient: Vec<f32>) -> Result<()>;
 }
 
-/// The operands of a layer's three products that are not the weight.
+/// The operands of a layer's three products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperandRole {
     /// `x` in `y = x W^T`: blocks along the features.
@@ -45,11 +45,16 @@ pub enum OperandRole {
     Gradient,
     /// `dy` in `dW = dy^T x`: blocks along the tokens.
     GradientForWeightGrad,
+    /// `W` in `y = x W^T`: blocks along the input features.
+    Weight,
+    /// `W` in `dx = dy W`: blocks along the output features.
+    WeightForInputGrad,
 }
 
 /// Quantizes an operand as the recipe says and returns what the product reads: the decoded values.
 pub trait OperandCast: fmt::Debug + Send + Sync {
-    /// `data` is row-major `[tokens, features]`; the result has the same shape.
+    /// `data` is row-major `[tokens, features]`, or for a weight `[outputs, inputs]`, as its source
+    /// decoded it; the result has the same shape.
     ///
     /// # Errors
     /// A shape that the recipe cannot take.
@@ -138,8 +143,9 @@ impl CustomOp1 for QuantLinear {
         let x = self.cast.cast(OperandRole::Input, x, tokens, cols)?;
         let mut y = Vec::new();
         self.weight.with_weight(Phase::Forward, &mut |w| {
+            let w = self.cast.cast(OperandRole::Weight, w, rows, cols)?;
             let x = MatRef::new(&x, tokens, cols);
-            y = product(x, MatRef::new(w, rows, cols).t(), self.threads);
+            y = product(x, MatRef::new(&w, rows, cols).t(), self.threads);
             Ok(())
         })?;
         Ok(output(y, (tokens, rows)))
@@ -154,8 +160,10 @@ impl CustomOp1 for QuantLinear {
             with_values(grad, name, |g| {
                 let dy = self.cast.cast(OperandRole::Gradient, g, tokens, rows)?;
                 self.weight.with_weight(Phase::Backward, &mut |w| {
+                    let role = OperandRole::WeightForInputGrad;
+                    let w = self.cast.cast(role, w, rows, cols)?;
                     let dy = MatRef::new(&dy, tokens, rows);
-                    dx = product(dy, MatRef::new(w, rows, cols), self.threads);
+                    dx = product(dy, MatRef::new(&w, rows, cols), self.threads);
                     Ok(())
                 })?;
                 drop(dy);

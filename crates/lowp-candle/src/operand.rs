@@ -1,8 +1,6 @@
 //! [`RecipeOperands`]: activations and gradients, quantized and decoded as a recipe says.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -12,13 +10,14 @@ use lowp_format::{
     Shape,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, DecodeJob, EncodeJob, Source, StepScalars, StochasticKey, Target, Work,
+    AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey, Work,
 };
 use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder, ScaleSlot};
 use smallvec::SmallVec;
 
-use crate::hadamard::hadamard_rows;
+use crate::hadamard::{hadamard_rows, rotate_rows};
 use crate::linear::{OperandCast, OperandRole};
+use crate::memory::{CastBuffers, LayerMemory};
 
 /// What all layers of a rank share about the pass that runs now.
 #[derive(Debug, Default)]
@@ -50,6 +49,8 @@ struct Kind {
 pub struct OperandPlan {
     activation: Kind,
     gradient: Kind,
+    /// The cast of a weight that lives in another code than its products read.
+    weight: Option<Kind>,
     stream: u64,
     seed: u64,
 }
@@ -67,10 +68,14 @@ impl OperandPlan {
             Kind { operand, slot }
         };
         let (activation, gradient) = (kind(Role::Activation), kind(Role::Gradient));
+        // It lives in the code that its products read, unless the recipe says otherwise.
+        let cast = recipe.operand(Role::Weight).kernel != recipe.kernel();
+        let weight = cast.then(|| kind(Role::Weight));
         // Bit 62 keeps stochastic rounding apart from every other use of the seed.
         Self {
             activation,
             gradient,
+            weight,
             stream: (1 << 62) | (layer * 4),
             seed,
         }
@@ -89,11 +94,18 @@ pub struct RecipeOperands<B: Backend> {
     book: Arc<ScaleBook<B>>,
     pass: Arc<PassState>,
     world: Arc<dyn Communicator<B>>,
-    casts: Mutex<HashMap<CastKey, Arc<Mutex<Cast<B>>>>>,
+    memory: Arc<LayerMemory<B>>,
+    /// The latest used last, at most [`MAX_CASTS`].
+    casts: Mutex<Vec<(CastKey, Arc<Cast<B>>)>>,
 }
 
+/// Casts that a layer keeps planned: those of the batches of training and evaluation, and the
+/// gradients of twelve micro-batches, whose random numbers start at other tokens. Whoever uses more
+/// in turn plans them again.
+const MAX_CASTS: usize = 32;
+
 /// What a planned cast is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CastKey {
     role: OperandRole,
     shape: Shape,
@@ -103,8 +115,8 @@ struct CastKey {
 /// One planned cast: source in, codes, decoded values out.
 #[derive(Debug)]
 struct Cast<B: Backend> {
-    source: B::Buffer<f32>,
-    out: B::Buffer<f32>,
+    /// Locked while it runs: casts of other layers use them too.
+    buffers: Arc<Mutex<CastBuffers<B>>>,
     amax: B::Plan,
     /// Scales that depend on this tensor alone.
     local: Option<ScaleBook<B>>,
@@ -114,13 +126,14 @@ struct Cast<B: Backend> {
 
 impl<B: Backend> RecipeOperands<B> {
     /// Operands over the built `book` that `plan` was registered in; `world` are the ranks that
-    /// share a batch.
+    /// share a batch, `memory` is what the rank's layers share.
     pub fn new(
         backend: &B,
         plan: OperandPlan,
         book: Arc<ScaleBook<B>>,
         pass: Arc<PassState>,
         world: Arc<dyn Communicator<B>>,
+        memory: Arc<LayerMemory<B>>,
     ) -> Self {
         Self {
             backend: backend.clone(),
@@ -128,44 +141,61 @@ impl<B: Backend> RecipeOperands<B> {
             book,
             pass,
             world,
+            memory,
             casts: Mutex::default(),
         }
     }
 
-    fn kind(&self, role: OperandRole) -> &Kind {
+    /// How `role` is quantized; nothing for a weight that is gathered in its recipe.
+    fn kind(&self, role: OperandRole) -> Option<&Kind> {
         match role {
-            OperandRole::Input | OperandRole::InputForWeightGrad => &self.plan.activation,
-            OperandRole::Gradient | OperandRole::GradientForWeightGrad => &self.plan.gradient,
+            OperandRole::Input | OperandRole::InputForWeightGrad => Some(&self.plan.activation),
+            OperandRole::Gradient | OperandRole::GradientForWeightGrad => Some(&self.plan.gradient),
+            OperandRole::Weight | OperandRole::WeightForInputGrad => self.plan.weight.as_ref(),
         }
     }
 
-    fn planned(&self, key: CastKey) -> Result<Arc<Mutex<Cast<B>>>> {
+    fn planned(&self, key: CastKey, kind: &Kind) -> Result<Arc<Cast<B>>> {
         let Ok(mut casts) = self.casts.lock() else {
             bail!("a thread failed in a cast")
         };
-        Ok(match casts.entry(key) {
-            Entry::Occupied(cast) => cast.get().clone(),
-            Entry::Vacant(place) => place
-                .insert(Arc::new(Mutex::new(self.make(key).map_err(Error::wrap)?)))
-                .clone(),
-        })
+        let known = casts.iter().rposition(|(known, _)| *known == key);
+        let latest = if let Some(index) = known {
+            casts.remove(index)
+        } else {
+            if casts.len() == MAX_CASTS {
+                casts.remove(0);
+            }
+            (key, Arc::new(self.make(key, kind).map_err(Error::wrap)?))
+        };
+        let cast = latest.1.clone();
+        casts.push(latest);
+        Ok(cast)
     }
 
-    fn make(&self, key: CastKey) -> std::result::Result<Cast<B>, lowp_shard::ShardError> {
+    fn make(
+        &self,
+        key: CastKey,
+        Kind { operand, slot }: &Kind,
+    ) -> std::result::Result<Cast<B>, lowp_shard::ShardError> {
         let CastKey {
             role,
             shape,
             first_token,
         } = key;
-        let Kind { operand, slot } = self.kind(role);
         let backend = &self.backend;
-        let source = backend.alloc::<f32>(shape.elements())?;
-        let out = backend.alloc::<f32>(shape.elements())?;
-        let mut targets: SmallVec<[Target<B>; 6]> = SmallVec::new();
-        for spec in buffers(operand, orientation(role)) {
-            let bytes = backend.alloc::<u8>(spec.bytes(shape))?;
-            targets.push(Target::new(spec, bytes));
-        }
+        let shared = self
+            .memory
+            .cast_buffers(shape, buffers(operand, orientation(role)))?;
+        let (source, targets, out) = {
+            let buffers = shared.lock().map_err(|_| KernelError::Poisoned)?;
+            let CastBuffers {
+                source,
+                targets,
+                out,
+            } = &*buffers;
+            (source.clone(), targets.clone(), out.clone())
+        };
         let mut local = ScaleBookBuilder::default();
         let local_slot = match slot {
             Some(_) => None,
@@ -215,11 +245,10 @@ impl<B: Backend> RecipeOperands<B> {
             data,
             block_scale: find(Part::BlockScale),
             tensor_scale: find(Part::TensorScale).map(|t| t.bytes),
-            out: out.clone(),
+            out,
         };
         Ok(Cast {
-            source,
-            out,
+            buffers: shared,
             amax: backend.plan(Work::Amax(amax))?,
             local: local_slot.map(|_| local),
             encode: backend.plan(Work::Encode(vec![encode]))?,
@@ -238,7 +267,8 @@ impl<B: Backend> RecipeOperands<B> {
             random_step,
             ..StepScalars::default()
         };
-        backend.write(&cast.source, 0, data)?;
+        let buffers = cast.buffers.lock().map_err(|_| KernelError::Poisoned)?;
+        backend.write(&buffers.source, 0, data)?;
         if cast.local.is_some() || self.pass.training.load(Ordering::Relaxed) {
             backend.run(&cast.amax, &scalars)?;
         }
@@ -247,7 +277,7 @@ impl<B: Backend> RecipeOperands<B> {
         }
         backend.run(&cast.encode, &scalars)?;
         backend.run(&cast.decode, &scalars)?;
-        Ok(backend.download(&cast.out)?)
+        Ok(backend.download(&buffers.out)?)
     }
 }
 
@@ -259,13 +289,22 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
         tokens: usize,
         features: usize,
     ) -> Result<Cow<'a, [f32]>> {
-        let operand = &self.kind(role).operand;
-        if operand.kernel.scale == ScaleRule::None && operand.kernel.element.bits() == 32 {
+        let Some(kind) = self.kind(role) else {
             return Ok(Cow::Borrowed(data));
+        };
+        let operand = &kind.operand;
+        let orientation = orientation(role);
+        let rotate = operand.hadamard && orientation == Orientation::Columnwise;
+        let plain = operand.kernel.scale == ScaleRule::None && operand.kernel.element.bits() == 32;
+        if plain || !operand.quantized.contains(orientation.usage()) {
+            return Ok(if rotate {
+                Cow::Owned(rotate_rows(data, features))
+            } else {
+                Cow::Borrowed(data)
+            });
         }
         let transformed;
-        let weight_grad = orientation(role) == Orientation::Columnwise;
-        let data = if operand.hadamard && weight_grad {
+        let data = if rotate {
             transformed = hadamard_rows(data, features);
             &transformed
         } else {
@@ -276,14 +315,12 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
             Rounding::Nearest => 0,
         };
         let shape = Shape::new(tokens, features);
-        let cast = self.planned(CastKey {
+        let key = CastKey {
             role,
             shape,
             first_token,
-        })?;
-        let Ok(cast) = cast.lock() else {
-            bail!("a thread failed in a cast")
         };
+        let cast = self.planned(key, kind)?;
         Ok(Cow::Owned(self.run(&cast, data).map_err(Error::wrap)?))
     }
 }
@@ -291,10 +328,10 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
 /// The direction of the blocks: along the axis that the product contracts.
 fn orientation(role: OperandRole) -> Orientation {
     match role {
-        OperandRole::Input | OperandRole::Gradient => Orientation::Rowwise,
-        OperandRole::InputForWeightGrad | OperandRole::GradientForWeightGrad => {
-            Orientation::Columnwise
-        }
+        OperandRole::Input | OperandRole::Gradient | OperandRole::Weight => Orientation::Rowwise,
+        OperandRole::InputForWeightGrad
+        | OperandRole::GradientForWeightGrad
+        | OperandRole::WeightForInputGrad => Orientation::Columnwise,
     }
 }
 
@@ -315,4 +352,66 @@ fn buffers(operand: &Operand, orientation: Orientation) -> SmallVec<[BufferSpec;
         .filter(|spec| spec.key.usage.contains(usage))
         .copied()
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_format::{AnyRecipe, RecipeOptions};
+    use lowp_kernels::Cpu;
+    use lowp_shard::LocalComm;
+
+    fn operands(memory: &Arc<LayerMemory<Cpu>>) -> RecipeOperands<Cpu> {
+        let recipe = AnyRecipe::from_name("nvfp4-2d", &RecipeOptions::default());
+        let recipe = recipe.expect("a recipe");
+        let mut book = ScaleBookBuilder::default();
+        let plan = OperandPlan::new(&recipe, &mut book, 1, 0);
+        let book = Arc::new(book.build(&Cpu).expect("a book"));
+        let world = Arc::new(LocalComm::solo(&Cpu));
+        RecipeOperands::new(&Cpu, plan, book, Arc::default(), world, memory.clone())
+    }
+
+    #[test]
+    fn planned_casts_have_a_bound() {
+        let memory = LayerMemory::new(&Cpu);
+        let layer = operands(&memory);
+        let data = vec![1.0; 64 * 32];
+        let cast = |role, tokens: usize| {
+            let data = &data[..tokens * 32];
+            layer.cast(role, data, tokens, 32).map(Cow::into_owned)
+        };
+        let first = cast(OperandRole::Gradient, 16).expect("a cast");
+        for step in 0..3 * MAX_CASTS as u64 {
+            // Other tokens and other shapes in every step, and one that comes again and again.
+            layer.pass.begin(0, step * 64, true);
+            cast(OperandRole::Gradient, 64).expect("a cast");
+            cast(OperandRole::Input, 1 + step as usize % 50).expect("a cast");
+            layer.pass.begin(0, 0, true);
+            cast(OperandRole::Gradient, 16).expect("a cast");
+            let casts = layer.casts.lock().expect("casts");
+            assert!(casts.len() <= MAX_CASTS);
+        }
+        let again = cast(OperandRole::Gradient, 16).expect("a cast");
+        assert_eq!(first, again);
+        // Every kept cast holds at most one kind of buffers.
+        assert!(memory.cast_kinds() <= MAX_CASTS, "{}", memory.cast_kinds());
+    }
+
+    #[test]
+    fn layers_share_the_buffers_of_their_casts() {
+        let memory = LayerMemory::new(&Cpu);
+        let layers = [0, 1, 2].map(|_| operands(&memory));
+        let data = vec![1.0; 64 * 32];
+        for layer in &layers {
+            layer
+                .cast(OperandRole::Input, &data, 64, 32)
+                .expect("a cast");
+            layer
+                .cast(OperandRole::InputForWeightGrad, &data, 64, 32)
+                .expect("a cast");
+        }
+        assert_eq!(memory.cast_kinds(), 2, "one of each orientation");
+        drop(layers);
+        assert_eq!(memory.cast_kinds(), 0, "freed with their casts");
+    }
 }

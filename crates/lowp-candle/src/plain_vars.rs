@@ -114,6 +114,16 @@ impl<B: Backend> PlainVars<B> {
         Ok(())
     }
 
+    /// Forgets what arrived in this step: the next contribution replaces it.
+    pub(crate) fn discard_gradients(&mut self) {
+        self.arrived = 0;
+    }
+
+    /// Micro-batches that arrived in this step.
+    pub(crate) fn arrived(&self) -> usize {
+        self.arrived
+    }
+
     /// Ends the accumulation of a step: sums gradients over the replicas. Returns how many
     /// contributions arrived. Collective.
     pub(crate) fn finish_gradients(&mut self, mesh: &MeshComm<B>) -> Result<usize, ModelError> {

@@ -18,6 +18,7 @@ use lowp_shard::{
 use crate::error::ModelError;
 use crate::gpt::{LinearSpec, VarSpec};
 use crate::linear::{Linear, QuantLinear};
+use crate::memory::LayerMemory;
 use crate::operand::{OperandPlan, PassState, RecipeOperands};
 use crate::plain_vars::{PlainVars, shape_of};
 use crate::sharded_weight::ShardedWeight;
@@ -46,9 +47,25 @@ pub struct WeightBytes {
     pub sent_per_step: u64,
     /// Bytes of this rank's shards.
     pub resident: u64,
+    /// Bytes of the optimizer's f32 masters of this rank's rows. Moments and gradients are not
+    /// weights and not counted.
+    pub masters: u64,
+    /// The most bytes that held weights at once so far: the shards, the masters, and the memory in
+    /// which weights are gathered and decoded, which full gradients share.
+    pub peak: u64,
 }
 
 /// One rank of a model.
+///
+/// # Steps
+///
+/// A step is one micro-batch or several, then [`ShardedModel::finish_step`]. A micro-batch is
+/// [`ShardedModel::begin`], a forward and a backward pass, and [`ShardedModel::add_gradients`],
+/// which finishes it. It counts whole or not at all: linear layers reduce their gradients during
+/// the backward pass, so if it fails before it is finished, the gradients of the step are neither
+/// with nor without it. Then `begin` and `finish_step` are
+/// [`ModelError::UnfinishedMicroBatch`], until [`ShardedModel::discard_gradients`] on every rank
+/// forgets all micro-batches of the step, so that they can run again.
 #[derive(Debug)]
 pub struct ShardedModel<B: Backend, R: Recipe> {
     backend: B,
@@ -56,6 +73,7 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     options: ModelOptions,
     book: Arc<ScaleBook<B>>,
     pass: Arc<PassState>,
+    memory: Arc<LayerMemory<B>>,
     adamw: AdamW<B>,
     weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
     operands: Vec<Arc<RecipeOperands<B>>>,
@@ -103,27 +121,72 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     /// Begins a pass: its step and the index of this rank's first token in the global batch;
     /// `training` observes amaxes for delayed scales.
-    pub fn begin(&self, step: u64, first_token: u64, training: bool) {
-        self.pass.begin(step, first_token, training);
-    }
-
-    /// Reduces the gradients of the variables that a backward pass left in `store`, adding to what
-    /// arrived before in this step; those of the linear layers went their way during the pass.
-    /// Several calls before [`ShardedModel::finish_step`] accumulate. Collective.
     ///
     /// # Errors
-    /// A variable without a gradient, or a rank that failed.
+    /// A training pass after a micro-batch that was not finished.
+    pub fn begin(&self, step: u64, first_token: u64, training: bool) -> Result<(), ModelError> {
+        if training {
+            self.check_finished()?;
+        }
+        self.pass.begin(step, first_token, training);
+        Ok(())
+    }
+
+    /// Finishes a micro-batch: reduces the gradients of the variables that its backward pass left
+    /// in `store`, adding to what arrived before in this step; those of the linear layers went
+    /// their way during the pass. Collective.
+    ///
+    /// # Errors
+    /// A variable without a gradient, or a rank that failed. The micro-batch stays unfinished.
     pub fn add_gradients(&mut self, store: &GradStore) -> Result<(), ModelError> {
         self.vars
-            .add_gradients(&self.mesh, self.options.grad_wire, store)
+            .add_gradients(&self.mesh, self.options.grad_wire, store)?;
+        for (_, weight) in &self.weights {
+            weight.finish_micro_batch()?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the gradients of all micro-batches of this step, so that they can run again after
+    /// one of them failed. Collective.
+    ///
+    /// # Errors
+    /// A rank that failed, called something else, or finished other micro-batches.
+    pub fn discard_gradients(&mut self) -> Result<(), ModelError> {
+        let finished = format!("{} finished micro-batches", self.vars.arrived());
+        // Over shards and over replicas is over all ranks, and a rank that goes on with the step is
+        // most likely to be met in the gather of its next layer.
+        self.mesh.shard.agree("discarded gradients", &finished)?;
+        self.mesh
+            .replicate
+            .agree("discarded gradients", &finished)?;
+        for (_, weight) in &self.weights {
+            weight.discard_gradient()?;
+        }
+        self.vars.discard_gradients();
+        self.adamw.clear_grads();
+        Ok(())
+    }
+
+    fn check_finished(&self) -> Result<(), ModelError> {
+        let mut layers = 0;
+        for (_, weight) in &self.weights {
+            layers += usize::from(weight.is_open()?);
+        }
+        let total = self.weights.len();
+        match layers {
+            0 => Ok(()),
+            _ => Err(ModelError::UnfinishedMicroBatch { layers, total }),
+        }
     }
 
     /// Ends a step: updates and casts all parameters, and gives the variables their new values.
     /// Collective.
     ///
     /// # Errors
-    /// A parameter without a gradient, or a rank that failed.
+    /// A parameter without a gradient, a micro-batch that was not finished, or a rank that failed.
     pub fn finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
+        self.check_finished()?;
         for (id, weight) in &self.weights {
             if weight.finish_gradient()? > 0 {
                 self.adamw.mark_ready(*id);
@@ -160,10 +223,13 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut bytes = WeightBytes::default();
         for (_, weight) in &self.weights {
             let account = weight.account()?;
+            let rows = &weight.element_ranges()[self.mesh.shard.rank()];
+            bytes.masters += (size_of::<f32>() * rows.len()) as u64;
             bytes.sent += account.counted_sent_bytes;
             bytes.sent_per_step += account.sent_bytes() as u64;
             bytes.resident += account.shard_bytes() as u64;
         }
+        bytes.peak = bytes.resident + bytes.masters + self.memory.weight_bytes() as u64;
         Ok(bytes)
     }
 
@@ -249,7 +315,7 @@ impl<B: Backend> Builder<'_, B> {
             weight_decay: 0.0,
             ..options.group
         });
-        let pool = Arc::new(GatherPool::new(backend));
+        let memory = LayerMemory::new(backend);
         let mut weights = Vec::new();
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
@@ -266,7 +332,7 @@ impl<B: Backend> Builder<'_, B> {
                     source,
                 })?;
             let (reshard, wire) = (options.reshard_after_forward, options.grad_wire);
-            let weight = ShardedWeight::new(backend, mesh, &pool, tensor, reshard, wire)?;
+            let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard, wire)?;
             weights.push((id, Arc::new(weight)));
             plans.push(OperandPlan::new(
                 &recipe,
@@ -310,6 +376,7 @@ impl<B: Backend> Builder<'_, B> {
                     book.clone(),
                     pass.clone(),
                     mesh.world.clone(),
+                    memory.clone(),
                 ))
             })
             .collect();
@@ -317,6 +384,8 @@ impl<B: Backend> Builder<'_, B> {
             .iter()
             .map(|id| f32_buffer(adamw.grad(*id)))
             .collect::<Result<_, _>>()?;
+        // Variables are gathered once per step, all together: nothing could be shared with layers.
+        let pool = GatherPool::new(backend);
         let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, grads)?;
         vars.refresh()?;
         Ok(ShardedModel {
@@ -325,6 +394,7 @@ impl<B: Backend> Builder<'_, B> {
             options,
             book,
             pass,
+            memory,
             adamw,
             weights,
             operands,

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{Error, Result, bail};
 use lowp_format::{Orientation, Phase, Recipe, Shape};
-use lowp_kernels::{Backend, KernelError, Work};
+use lowp_kernels::{Backend, KernelError, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardError,
+    Divergence, GatherAccount, GatherGroup, GradWire, MeshComm, ReduceItem, ShardError,
     ShardedTensor, audit, decode_job,
 };
 
 use crate::linear::WeightSource;
+use crate::memory::LayerMemory;
 
 /// A sharded, quantized weight as [`WeightSource`]: gathered, decoded and freed around each use;
 /// its gradient is reduced and scattered into this rank's rows as soon as it is known.
@@ -23,32 +24,41 @@ pub struct ShardedWeight<B: Backend, R: Recipe> {
     mesh: MeshComm<B>,
     wire: GradWire,
     ranges: Vec<Range<usize>>,
+    memory: Arc<LayerMemory<B>>,
     state: Mutex<State<B, R>>,
+}
+
+/// What a planned decode reads and writes: the pool's gathered buffers, as the phase uses them, and
+/// the pool's scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DecodeKey {
+    set: Option<u64>,
+    phase: Phase,
+    scratch: u64,
 }
 
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     group: GatherGroup<B, R>,
-    /// The gathered weight, decoded.
-    decoded: B::Buffer<f32>,
-    values: Vec<f32>,
-    /// This rank's contribution to the gradient of the full weight.
-    full_grad: B::Buffer<f32>,
+    /// Planned once per place that the pool lends.
+    decodes: Vec<(DecodeKey, B::Plan)>,
     /// The optimizer's gradient of this rank's rows.
     grad: Option<B::Buffer<f32>>,
     /// Contributions reduced since the last step.
     arrived: usize,
+    /// Whether some of them are of a micro-batch that is not finished.
+    open: bool,
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
-    /// The weight whose shard is `tensor`; gathered into memory of `pool`.
+    /// The weight whose shard is `tensor`; gathered and decoded in `memory`.
     ///
     /// # Errors
     /// Ranks that planned different gathers, or no room.
     pub fn new(
         backend: &B,
         mesh: &MeshComm<B>,
-        pool: &Arc<GatherPool<B>>,
+        memory: &Arc<LayerMemory<B>>,
         tensor: ShardedTensor<B, R>,
         reshard_after_forward: bool,
         wire: GradWire,
@@ -56,14 +66,14 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let shape = tensor.spec().full();
         let ranges = tensor.spec().all_elements();
         let comm = mesh.shard.clone();
-        let group = GatherGroup::new(backend, comm, pool, vec![tensor], reshard_after_forward)?;
+        let (pool, params) = (memory.pool(), vec![tensor]);
+        let group = GatherGroup::new(backend, comm, pool, params, reshard_after_forward)?;
         let state = State {
             group,
-            decoded: backend.alloc::<f32>(shape.elements())?,
-            values: vec![0.0; shape.elements()],
-            full_grad: backend.alloc::<f32>(shape.elements())?,
+            decodes: Vec::new(),
             grad: None,
             arrived: 0,
+            open: false,
         };
         let (backend, mesh) = (backend.clone(), mesh.clone());
         Ok(Self {
@@ -72,6 +82,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             mesh,
             wire,
             ranges,
+            memory: memory.clone(),
             state: Mutex::new(state),
         })
     }
@@ -82,6 +93,33 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// A thread failed while it used the weight.
     pub fn connect(&self, grad: B::Buffer<f32>) -> Result<()> {
         self.lock()?.grad = Some(grad);
+        Ok(())
+    }
+
+    /// Whether a backward pass left a gradient here and its micro-batch is not finished.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight.
+    pub fn is_open(&self) -> Result<bool> {
+        Ok(self.lock()?.open)
+    }
+
+    /// Says that the micro-batch is finished: what it added counts.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight.
+    pub fn finish_micro_batch(&self) -> Result<()> {
+        self.lock()?.open = false;
+        Ok(())
+    }
+
+    /// Forgets what arrived in this step: the next contribution replaces it.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight.
+    pub fn discard_gradient(&self) -> Result<()> {
+        let mut state = self.lock()?;
+        (state.arrived, state.open) = (0, false);
         Ok(())
     }
 
@@ -157,12 +195,34 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 }
 
 impl<B: Backend, R: Recipe> State<B, R> {
-    fn gather(&mut self, backend: &B, phase: Phase) -> std::result::Result<(), ShardError> {
+    /// Gathers the weight and decodes it into `values`.
+    fn gather(
+        &mut self,
+        backend: &B,
+        memory: &LayerMemory<B>,
+        phase: Phase,
+        values: &mut [f32],
+    ) -> std::result::Result<(), ShardError> {
+        let scratch = memory.pool().scratch(values.len())?;
         self.group.unshard(phase)?;
-        let tensor = self.group.tensor(0)?;
-        let job = decode_job(tensor, orientation(phase), self.decoded.clone())?;
-        backend.once(Work::Decode(vec![job]))?;
-        Ok(backend.read(&self.decoded, 0, &mut self.values)?)
+        let key = DecodeKey {
+            set: self.group.set(),
+            phase,
+            scratch: scratch.id(),
+        };
+        let known = self.decodes.iter().position(|(known, _)| *known == key);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let out = scratch.buffer().clone();
+                let job = decode_job(self.group.tensor(0)?, orientation(phase), out)?;
+                let plan = backend.plan(Work::Decode(vec![job]))?;
+                self.decodes.push((key, plan));
+                self.decodes.len() - 1
+            }
+        };
+        backend.run(&self.decodes[index].1, &StepScalars::default())?;
+        Ok(backend.read(scratch.buffer(), 0, values)?)
     }
 }
 
@@ -185,10 +245,14 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
         use_weight: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.lock()?;
-        state.gather(&self.backend, phase).map_err(Error::wrap)?;
-        let used = use_weight(&state.values);
-        state.group.reshard();
-        used
+        let len = self.shape.elements();
+        self.memory.with_host(len, |values| {
+            let gathered = state.gather(&self.backend, &self.memory, phase, values);
+            gathered.map_err(Error::wrap)?;
+            let used = use_weight(values);
+            state.group.reshard();
+            used
+        })
     }
 
     fn sink_gradient(&self, gradient: Vec<f32>) -> Result<()> {
@@ -196,20 +260,25 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
         let Some(out) = &state.grad else {
             bail!("no optimizer is connected to this weight")
         };
+        if gradient.len() != self.shape.elements() {
+            let (shape, found) = (self.shape, gradient.len());
+            bail!("a gradient of {found} values for a {shape} weight");
+        }
+        let scratch = self.memory.pool().scratch(gradient.len());
+        let scratch = scratch.map_err(Error::wrap)?;
         self.backend
-            .write(&state.full_grad, 0, &gradient)
+            .write(scratch.buffer(), 0, &gradient)
             .map_err(Error::wrap)?;
         let item = ReduceItem {
-            grad: &state.full_grad,
+            grad: scratch.buffer(),
             ranges: &self.ranges,
             out,
             accumulate: state.arrived > 0,
         };
-        self.mesh
-            .shard
-            .reduce_scatter(&[item], self.wire)
-            .map_err(Error::wrap)?;
+        let reduced = self.mesh.shard.reduce_scatter(&[item], self.wire);
+        // Also a reduction that failed may have added something.
+        state.open = true;
         state.arrived += 1;
-        Ok(())
+        reduced.map_err(Error::wrap)
     }
 }

@@ -119,7 +119,7 @@ fn forward_multiplies_decoded_operands() {
             let cpu = Cpu;
             let specs = layer(rows, cols);
             let model = ShardedModel::new(&cpu, &mesh(&comm)?, |_| recipe, &specs, &[], options())?;
-            model.begin(0, 0, true);
+            model.begin(0, 0, true)?;
             let x = Tensor::from_slice(&x, (tokens, cols), &Device::Cpu)?;
             let y = model.layers()[0]
                 .forward(&x)?
@@ -129,16 +129,6 @@ fn forward_multiplies_decoded_operands() {
             Ok(())
         })
         .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
-    }
-}
-
-#[test]
-fn gradients_are_rotated_only_where_a_recipe_says_so() {
-    for recipe in AnyRecipe::all() {
-        let gradient = recipe.operand(Role::Gradient);
-        let narrow = gradient.kernel.element.bits() < 8;
-        assert_eq!(gradient.hadamard, narrow, "{}", recipe.name());
-        assert!(!recipe.operand(Role::Weight).hadamard);
     }
 }
 
@@ -183,7 +173,7 @@ fn train(
                     inputs: slice(0),
                     targets: slice(1),
                 };
-                sharded.begin(step, (first * 32) as u64, true);
+                sharded.begin(step, (first * 32) as u64, true)?;
                 let loss = gpt.loss(&batch, 128)?;
                 sharded.add_gradients(&loss.backward()?)?;
                 total[0] += f64::from(loss.to_scalar::<f32>()?);
@@ -208,22 +198,34 @@ fn policy_changes_no_bit() {
     }
 }
 
+/// The first loss is that of equal logits: its tokens are summed in f64 and rounded once per part.
+/// Later ones follow from gradients summed in another order, which may turn a code that lies at the
+/// edge of its neighbour: one of the 49,152 weights or its operand moves the loss by 2e-5.
 #[test]
 fn ranks_and_micro_batches_agree() {
+    const TURNED_CODES: f32 = 1e-4;
+    let ulps = |a: f32, b: f32| a.to_bits().abs_diff(b.to_bits());
     for recipe in AnyRecipe::all() {
         let one = train(recipe, 1, true, 1, 3);
-        // However a batch is split over ranks, codes are the same; micro-batches have amaxes of
-        // their own, so tensor scales differ.
-        for (world, micro_batches, bound) in [(2, 1, 2e-3), (4, 1, 2e-3), (1, 2, 0.1), (2, 2, 0.1)]
-        {
+        let mut splits = vec![(2, 1), (4, 1)];
+        // The amax of a tensor is that of its micro-batch, so there codes differ, and only the sum
+        // of contributions is defined: `micro_batches.rs` tests its bits.
+        let source = recipe.operand(Role::Activation).scale_source;
+        if !source.needs_tensor_amax() {
+            splits.extend([(1, 2), (2, 2)]);
+        }
+        for (world, micro_batches) in splits {
             let other = train(recipe, world, true, micro_batches, 3);
-            for (a, b) in one.iter().zip(&other) {
-                let (name, close) = (recipe.name(), (a - b).abs() < bound);
-                assert!(
-                    close,
-                    "{name} {world} ranks, {micro_batches} micro-batches: {a} {b}"
-                );
-            }
+            let what = format!(
+                "{}, {world} ranks, {micro_batches} micro-batches: {one:?} {other:?}",
+                recipe.name()
+            );
+            assert!(ulps(one[0], other[0]) <= 1, "{what}");
+            let pairs = one.iter().zip(&other).skip(1);
+            assert!(
+                pairs.into_iter().all(|(a, b)| (a - b).abs() < TURNED_CODES),
+                "{what}"
+            );
         }
     }
 }

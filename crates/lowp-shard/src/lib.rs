@@ -64,7 +64,7 @@ pub use comm::{
 };
 pub use error::ShardError;
 pub use flat_shard::FlatShard;
-pub use gather::{GatherAccount, GatherGroup, GatherPool, ParamAccount};
+pub use gather::{GatherAccount, GatherGroup, GatherPool, ParamAccount, Scratch};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};

@@ -481,3 +481,20 @@ fn cuts_off_the_quantum_or_of_other_rows_are_refused() {
         );
     }
 }
+
+#[test]
+fn scratch_is_lent_in_turn() {
+    let pool = GatherPool::new(&Cpu);
+    let id = |len| pool.scratch(len).map(|scratch| scratch.id());
+    let first = id(12).expect("room");
+    assert_eq!(id(12).expect("room"), first, "given back, lent again");
+    assert_ne!(id(8).expect("room"), first, "another length");
+    let held = pool.scratch(12).expect("room");
+    let other = pool.scratch(12).expect("room");
+    assert_ne!(held.id(), other.id(), "two users at once");
+    assert_eq!(Cpu.len(other.buffer()), 12);
+    assert_eq!(
+        (pool.allocations(), pool.resident_bytes()),
+        (3, 4 * (12 + 8 + 12))
+    );
+}

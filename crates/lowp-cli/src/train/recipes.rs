@@ -44,6 +44,12 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
                 "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
             )));
         }
+        if recipe.casts_weights_late() {
+            return Err(UsageError::new(format!(
+                "{name}: a cast of f32 weights in one product has no delayed scale; leave weights exact in both \
+                 products, or modify a recipe whose scales follow from the values"
+            )));
+        }
         let kernel = recipe.kernel();
         if kernel.element.bits() >= 16 && kernel.scale != ScaleRule::None {
             return Err(UsageError::new(format!(

@@ -54,7 +54,7 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<Strin
 fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
     let mut header = vec!["recipe", "val loss", "gap %"];
     header.extend((config.seeds > 1).then_some("range"));
-    header.extend(["resident", "wire/step", "formula", "ms/step"]);
+    header.extend(["resident", "peak", "wire/step", "formula", "ms/step"]);
     let mut out = "<div class=\"wide\"><table>\n<thead><tr>".to_owned();
     for cell in header {
         let _ = write!(out, "<th>{cell}</th>");
@@ -76,6 +76,7 @@ fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
         }
         cells.extend([
             format!("{:.3}", run.per_weight(run.resident_weight_bytes)),
+            format!("{:.3}", run.per_weight(run.peak_weight_bytes)),
             format!("{:.3}", run.per_weight(run.wire_bytes_per_step)),
             format!("{:.3}", run.per_weight(run.wire_bytes_formula)),
             format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
@@ -87,9 +88,10 @@ fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
         out.push_str("</tr>\n");
     }
     out.push_str(
-        "</tbody>\n</table></div>\n<p class=\"note\">Gap: validation loss above the baseline of the same seed. Resident, wire \
-         and formula: bytes per weight of the linear layers, all ranks of a replica together, as counted and as the \
-         gather plans say.</p>\n",
+        "</tbody>\n</table></div>\n<p class=\"note\">Gap: validation loss above the baseline of the same seed. Resident, peak, \
+         wire and formula: bytes per weight of the linear layers, all ranks of a replica together. Peak: the most that \
+         held weights at once, with f32 masters and the memory to gather and decode in. Wire and formula: as counted \
+         and as the gather plans say.</p>\n",
     );
     out
 }

@@ -21,6 +21,11 @@ pub(crate) struct RunResult {
     pub(crate) wire_bytes_formula: u64,
     /// Bytes of weight shards that stay allocated between steps, all ranks of one replica together.
     pub(crate) resident_weight_bytes: u64,
+    /// Bytes of the optimizer's f32 masters of these weights, all ranks of one replica together.
+    pub(crate) master_weight_bytes: u64,
+    /// The most bytes that held these weights at once: the two above, and the memory in which the
+    /// ranks gather and decode.
+    pub(crate) peak_weight_bytes: u64,
     /// Weights of the linear layers, which the byte counts are about.
     pub(crate) parameters: usize,
     /// Parameters of the whole model, those that stay in f32 included.
@@ -156,6 +161,8 @@ pub(super) mod tests {
             wire_bytes_per_step: 2000,
             wire_bytes_formula: 2000,
             resident_weight_bytes: 1000,
+            master_weight_bytes: 4000,
+            peak_weight_bytes: 7000,
             parameters: 1000,
             model_parameters: 1500,
             skipped_steps: 0,

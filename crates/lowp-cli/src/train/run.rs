@@ -7,7 +7,7 @@ use super::recipes::Run;
 use super::result::RunResult;
 use super::variant::Variant;
 use anyhow::{Context, Result, anyhow, bail};
-use lowp_candle::{Gpt, LinearSpec, ModelOptions, ShardedModel};
+use lowp_candle::{Gpt, LinearSpec, ModelOptions, ShardedModel, WeightBytes};
 use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, MeshComm, run_ranks};
@@ -43,10 +43,10 @@ pub(crate) fn run(
     .map_err(|e| {
         anyhow!("{:#}", e.cause).context(format!("{}, rank {} of {ranks}", run.name, e.rank))
     })?;
-    let sent = |f: fn(&Outcome) -> u64| outcomes.iter().map(f).sum::<u64>();
+    let total = |f: fn(&Outcome) -> u64| outcomes.iter().map(f).sum::<u64>();
     // Every replica sends and stores the same.
     let replicas = config.mesh.replicate as u64;
-    let counted = sent(|o| o.sent) / replicas;
+    let counted = total(|o| o.bytes.sent) / replicas;
     let steps = config.steps as u64;
     if !counted.is_multiple_of(steps) {
         bail!(
@@ -64,8 +64,10 @@ pub(crate) fn run(
         train_loss: first.train_loss.clone(),
         val_loss: first.val_loss,
         wire_bytes_per_step: counted / steps,
-        wire_bytes_formula: sent(|o| o.sent_per_step) / replicas,
-        resident_weight_bytes: sent(|o| o.resident) / replicas,
+        wire_bytes_formula: total(|o| o.bytes.sent_per_step) / replicas,
+        resident_weight_bytes: total(|o| o.bytes.resident) / replicas,
+        master_weight_bytes: total(|o| o.bytes.masters) / replicas,
+        peak_weight_bytes: total(|o| o.bytes.peak) / replicas,
         parameters: linears.iter().map(|l| l.rows * l.cols).sum(),
         model_parameters: config.model.parameters(),
         skipped_steps: first.skipped,
@@ -82,11 +84,8 @@ fn threads_per_rank(ranks: usize) -> usize {
 struct Outcome {
     train_loss: Vec<f32>,
     val_loss: f64,
-    /// This rank's gathered weight bytes, counted over all training steps.
-    sent: u64,
-    /// The same for one step, by the gather plans.
-    sent_per_step: u64,
-    resident: u64,
+    /// Of this rank's weights, after all training steps.
+    bytes: WeightBytes,
     skipped: u64,
     seconds: f64,
 }
@@ -127,7 +126,7 @@ impl Rank<'_> {
         let mut train_loss = Vec::with_capacity(config.steps);
         let start = Instant::now();
         for step in 0..config.steps {
-            sharded.begin(step as u64, first_token, true);
+            sharded.begin(step as u64, first_token, true)?;
             let batch = self.corpus.train(config.seed, step, mine.clone());
             let loss = model.loss(&batch, tokens)?;
             let gradients = loss.backward()?;
@@ -154,15 +153,13 @@ impl Rank<'_> {
                 "{name}, as {phase} gathers it: {divergence}; this is a defect in lowp: please report it"
             );
         }
-        sharded.begin(config.steps as u64, first_token, false);
+        sharded.begin(config.steps as u64, first_token, false)?;
         let val_loss = self.validate(&model, &*comm)?;
         sharded.release()?;
         Ok(Outcome {
             train_loss,
             val_loss,
-            sent: bytes.sent,
-            sent_per_step: bytes.sent_per_step,
-            resident: bytes.resident,
+            bytes,
             skipped: sharded.optimizer().skipped(),
             seconds,
         })

@@ -11,7 +11,7 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> String {
     let several = config.seeds > 1;
     let mut header = vec!["recipe", "val loss", "gap %"];
     header.extend(several.then_some("range"));
-    header.extend(["resident", "wire/step", "formula", "ms/step"]);
+    header.extend(["resident", "peak", "wire/step", "formula", "ms/step"]);
     let mut table = Columns::new(&header, &[0]);
     for summary in summaries {
         let run = summary.first;
@@ -29,6 +29,7 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> String {
         cells.extend(several.then(range));
         cells.extend([
             format!("{:.3}", run.per_weight(run.resident_weight_bytes)),
+            format!("{:.3}", run.per_weight(run.peak_weight_bytes)),
             format!("{:.3}", run.per_weight(run.wire_bytes_per_step)),
             format!("{:.3}", run.per_weight(run.wire_bytes_formula)),
             format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
@@ -70,8 +71,13 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
     };
     let _ = writeln!(
         out,
-        "\nresident, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks}",
+        "\nresident, peak, wire, formula: bytes per weight of the linear layers ({} of {} parameters), {ranks}",
         run.parameters, run.model_parameters
+    );
+    let _ = writeln!(
+        out,
+        "peak: the most that held weights at once: resident, {:.3} of f32 masters, and memory to gather and decode in",
+        run.per_weight(run.master_weight_bytes)
     );
     if let Some(bf16) = reference::bf16(config) {
         let [resident, wire] = [bf16.resident, bf16.wire_per_step].map(|b| run.per_weight(b));

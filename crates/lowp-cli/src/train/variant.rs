@@ -7,11 +7,12 @@ use std::str::FromStr;
 use super::plain_recipe;
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
-    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, SourceRounding, Usage,
+    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, Shape, SourceRounding,
+    Usage,
 };
 
 /// The modifiers and what they do.
-pub(crate) const MODIFIERS: [(&str, &str); 12] = [
+pub(crate) const MODIFIERS: [(&str, &str); 16] = [
     ("e4m3", "E4M3 codes for gradients too"),
     ("hybrid", "E5M2 codes for gradients"),
     ("pow2", "per-tensor scales rounded down to powers of two"),
@@ -36,8 +37,30 @@ pub(crate) const MODIFIERS: [(&str, &str); 12] = [
         "operand-tensor-scale",
         "activations and gradients cast to one scale for the tensor",
     ),
-    ("f32-activations", "activations not quantized"),
-    ("f32-gradients", "gradients not quantized"),
+    (
+        "exact-activations-forward",
+        "activations not quantized in y = x W",
+    ),
+    (
+        "exact-activations-wgrad",
+        "activations not quantized in the weight gradient",
+    ),
+    (
+        "exact-gradients-dgrad",
+        "gradients not quantized in the input gradient",
+    ),
+    (
+        "exact-gradients-wgrad",
+        "gradients not quantized in the weight gradient",
+    ),
+    (
+        "exact-weights-forward",
+        "weights in f32, not quantized in y = x W",
+    ),
+    (
+        "exact-weights-dgrad",
+        "weights in f32, not quantized in the input gradient",
+    ),
     (
         "bf16-ends",
         "weights and operands of the first and the last block in bf16",
@@ -52,9 +75,16 @@ pub(crate) struct Variant {
     no_hadamard: bool,
     tensor_scale: bool,
     operand_tensor_scale: bool,
-    f32_activations: bool,
-    f32_gradients: bool,
+    exact: Exact,
     bf16_ends: bool,
+}
+
+/// The products, by the orientation of the operand, that read its values and not their codes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Exact {
+    activations: Usage,
+    gradients: Usage,
+    weights: Usage,
 }
 
 impl FromStr for Variant {
@@ -69,10 +99,13 @@ impl FromStr for Variant {
             mut no_hadamard,
             mut tensor_scale,
             mut operand_tensor_scale,
-            mut f32_activations,
-            mut f32_gradients,
             mut bf16_ends,
-        ] = [false; 7];
+        ] = [false; 5];
+        let mut exact = Exact {
+            activations: Usage::empty(),
+            gradients: Usage::empty(),
+            weights: Usage::empty(),
+        };
         for modifier in parts {
             match modifier {
                 "e4m3" => options.format = Some(Fp8Format::E4M3),
@@ -84,8 +117,12 @@ impl FromStr for Variant {
                 "no-hadamard" => no_hadamard = true,
                 "tensor-scale" => tensor_scale = true,
                 "operand-tensor-scale" => operand_tensor_scale = true,
-                "f32-activations" => f32_activations = true,
-                "f32-gradients" => f32_gradients = true,
+                "exact-activations-forward" => exact.activations |= Usage::ROWWISE,
+                "exact-activations-wgrad" => exact.activations |= Usage::COLUMNWISE,
+                "exact-gradients-dgrad" => exact.gradients |= Usage::ROWWISE,
+                "exact-gradients-wgrad" => exact.gradients |= Usage::COLUMNWISE,
+                "exact-weights-forward" => exact.weights |= Usage::ROWWISE,
+                "exact-weights-dgrad" => exact.weights |= Usage::COLUMNWISE,
                 "bf16-ends" => bf16_ends = true,
                 other => {
                     let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
@@ -103,8 +140,7 @@ impl FromStr for Variant {
             no_hadamard,
             tensor_scale,
             operand_tensor_scale,
-            f32_activations,
-            f32_gradients,
+            exact,
             bf16_ends,
         })
     }
@@ -139,8 +175,8 @@ impl Recipe for Variant {
     }
 
     fn kernel(&self) -> KernelKey {
-        let kernel = self.recipe.kernel();
-        if self.tensor_scale {
+        let kernel = self.stored_by().kernel();
+        if self.weights_under_one_scale() {
             per_tensor(kernel)
         } else {
             kernel
@@ -148,16 +184,16 @@ impl Recipe for Variant {
     }
 
     fn scale_source(&self) -> ScaleSource {
-        if self.tensor_scale {
+        if self.weights_under_one_scale() {
             TENSOR_AMAX
         } else {
-            self.recipe.scale_source()
+            self.stored_by().scale_source()
         }
     }
 
     fn buffers(&self, usage: Usage) -> BufferList {
-        let buffers = self.recipe.buffers(usage);
-        if self.tensor_scale {
+        let buffers = self.stored_by().buffers(usage);
+        if self.weights_under_one_scale() {
             without_blocks(buffers)
         } else {
             buffers
@@ -165,25 +201,27 @@ impl Recipe for Variant {
     }
 
     fn source_rounding(&self) -> SourceRounding {
-        self.recipe.source_rounding()
+        self.stored_by().source_rounding()
     }
 
     fn operand(&self, role: Role) -> Operand {
-        let plain = match role {
-            Role::Weight => false,
-            Role::Activation => self.f32_activations,
-            Role::Gradient => self.f32_gradients,
-        };
-        if plain && let Some(recipe) = plain_recipe(Code::F32) {
-            return recipe.operand(role);
-        }
         let mut operand = self.recipe.operand(role);
+        let exact = match role {
+            Role::Weight => self.exact.weights,
+            Role::Activation => self.exact.activations,
+            Role::Gradient => self.exact.gradients,
+        };
+        operand.quantized = !exact;
         if self.nearest {
             operand.rounding = Rounding::Nearest;
         }
-        // The transform cancels only where both operands of a product have it.
-        operand.hadamard &= !self.no_hadamard && !self.f32_activations && !self.f32_gradients;
-        if self.operand_tensor_scale {
+        // Both operands of the weight gradient or neither: the transform cancels only then.
+        operand.hadamard &= !self.no_hadamard;
+        let per_tensor_role = match role {
+            Role::Weight => self.tensor_scale,
+            Role::Activation | Role::Gradient => self.operand_tensor_scale,
+        };
+        if per_tensor_role {
             operand.kernel = per_tensor(operand.kernel);
             operand.scale_source = TENSOR_AMAX;
             operand.buffers = without_blocks(operand.buffers);
@@ -193,6 +231,11 @@ impl Recipe for Variant {
 
     fn options(&self) -> RecipeOptions {
         self.recipe.options()
+    }
+
+    fn check(&self, shape: Shape) -> Result<(), FormatError> {
+        // Activations have the recipe's blocks, whatever the weights live in.
+        self.recipe.check(shape)
     }
 }
 
@@ -211,6 +254,30 @@ impl Variant {
         }
     }
 
+    /// Weights that a product reads exactly live in f32; the other product quantizes them.
+    fn weights_in_f32(&self) -> bool {
+        !self.exact.weights.is_empty()
+    }
+
+    /// The recipe that weights live in.
+    fn stored_by(&self) -> AnyRecipe {
+        match plain_recipe(Code::F32) {
+            Some(plain) if self.weights_in_f32() => plain,
+            _ => self.recipe,
+        }
+    }
+
+    fn weights_under_one_scale(&self) -> bool {
+        self.tensor_scale && !self.weights_in_f32()
+    }
+
+    /// Whether one product would have to cast weights by a scale of earlier steps, which belongs to
+    /// weights that live in the recipe.
+    pub(crate) fn casts_weights_late(&self) -> bool {
+        let delayed = matches!(self.recipe.scale_source(), ScaleSource::History { .. });
+        delayed && self.weights_in_f32() && self.exact.weights != Usage::BOTH
+    }
+
     /// Whether weights live in the code that gradients need more range for.
     pub(crate) fn weights_lack_precision(&self) -> bool {
         self.kernel().element == Code::E5M2
@@ -220,6 +287,12 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::{Device, Tensor, Var};
+    use lowp_candle::{LinearSpec, ModelOptions, ShardedModel};
+    use lowp_kernels::{Backend, Cpu};
+    use lowp_optim::Group;
+    use lowp_shard::{GradWire, Init, LocalComm, Mesh, MeshComm};
+    use std::sync::Arc;
 
     #[test]
     fn no_modifier_changes_nothing() {
@@ -251,16 +324,94 @@ mod tests {
         }
     }
 
+    /// `y`, `dx` and `dW` of one layer under `text`, as bits.
+    fn products(text: &str) -> [Vec<u32>; 3] {
+        let (tokens, rows, cols) = (64, 96, 32);
+        let variant: Variant = text.parse().expect("a variant");
+        let cpu = Cpu;
+        let comm = Arc::new(LocalComm::solo(&cpu));
+        let mesh = MeshComm::new(Mesh::sharded(1), comm).expect("one rank");
+        let spec = LinearSpec {
+            name: "layer".to_owned(),
+            block: 0,
+            rows,
+            cols,
+            init: Init::Normal(0.1),
+        };
+        let options = ModelOptions {
+            reshard_after_forward: true,
+            grad_wire: GradWire::F32,
+            seed: 1,
+            group: Group::default(),
+            threads: 1,
+        };
+        let model = ShardedModel::new(&cpu, &mesh, |_| variant, &[spec], &[], options);
+        let model = model.expect("a model");
+        let dw = cpu.alloc::<f32>(rows * cols).expect("room");
+        let weight = model.weight(0).expect("a layer");
+        weight.connect(dw.clone()).expect("a weight");
+        model.begin(0, 0, true).expect("a first pass");
+        let values = |number, cols| {
+            let values = Init::Normal(1.0).rows(2, number, 0..tokens, cols);
+            Var::from_vec(values, (tokens, cols), &Device::Cpu).expect("values")
+        };
+        let (x, dy) = (values(0, cols), values(1, rows));
+        let y = model.layers()[0].forward(&x).expect("y");
+        let sum = (&y * dy.as_tensor()).and_then(|sum| sum.sum_all());
+        let gradients = sum.and_then(|sum| sum.backward()).expect("gradients");
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+        let flat = |t: &Tensor| t.flatten_all().and_then(|t| t.to_vec1()).expect("values");
+        let dx = gradients.get(&x).expect("dx");
+        let dw = cpu.download(&dw).expect("dW");
+        [bits(flat(&y)), bits(flat(dx)), bits(dw)]
+    }
+
+    /// Each control changes one operand of one product: the other two products keep their bits, and
+    /// with both operands exact the product is that of f32.
     #[test]
-    fn operands_stay_in_f32() {
-        let roles = [Role::Activation, Role::Gradient];
-        let variant: Variant = "nvfp4-1d+f32-activations".parse().expect("a variant");
-        let elements = roles.map(|role| variant.operand(role).kernel.element);
-        assert_eq!(elements, [Code::F32, Code::E2M1]);
-        assert!(roles.iter().all(|&role| !variant.operand(role).hadamard));
-        let variant: Variant = "nvfp4-1d+f32-gradients".parse().expect("a variant");
-        let elements = roles.map(|role| variant.operand(role).kernel.element);
-        assert_eq!(elements, [Code::E2M1, Code::F32]);
+    fn a_control_changes_one_product() {
+        let exact = products("fp32");
+        let pairs = [
+            ["exact-activations-forward", "exact-weights-forward"],
+            ["exact-gradients-dgrad", "exact-weights-dgrad"],
+            ["exact-activations-wgrad", "exact-gradients-wgrad"],
+        ];
+        for recipe in ["fp8-current", "mxfp8", "nvfp4-2d", "nvfp4-2d+no-hadamard"] {
+            let all = products(recipe);
+            for (changed, pair) in pairs.iter().enumerate() {
+                let both = products(&format!("{recipe}+{}+{}", pair[0], pair[1]));
+                // The transform of two exact operands cancels but for the rounding of its sums.
+                let rotated = changed == 2 && recipe == "nvfp4-2d";
+                assert_eq!(
+                    both[changed] == exact[changed],
+                    !rotated,
+                    "{recipe}, {pair:?}"
+                );
+                for control in pair {
+                    let one = products(&format!("{recipe}+{control}"));
+                    for product in 0..3 {
+                        let same = one[product] == all[product];
+                        let what = format!("{recipe}+{control}, product {product}");
+                        assert_eq!(same, product != changed, "{what}");
+                    }
+                    assert_ne!(one[changed], exact[changed], "{recipe}+{control}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn controls_leave_the_transform_alone() {
+        for (control, _) in MODIFIERS {
+            let text = format!("nvfp4-2d+{control}");
+            let Ok(variant) = text.parse::<Variant>() else {
+                continue; // a modifier of other recipes
+            };
+            for role in [Role::Activation, Role::Gradient] {
+                let hadamard = variant.operand(role).hadamard;
+                assert_eq!(hadamard, control != "no-hadamard", "{text}");
+            }
+        }
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub struct Operand {
     /// Whether operands of the weight-gradient GEMM pass a random Hadamard transform along their
     /// rows first.
     pub hadamard: bool,
+    /// The orientations in which a product reads it quantized. In the others it reads the values
+    /// themselves, which still pass the Hadamard transform, because the other operand does.
+    pub quantized: Usage,
 }
 
 impl Operand {
@@ -51,6 +54,7 @@ impl Operand {
             buffers: recipe.buffers(Usage::BOTH),
             rounding: Rounding::Nearest,
             hadamard: false,
+            quantized: Usage::BOTH,
         }
     }
 }

@@ -13,10 +13,12 @@ use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort};
 
 mod account;
 mod pool;
+mod scratch;
 
 pub use account::{GatherAccount, ParamAccount};
 pub use pool::GatherPool;
 use pool::{Lease, ParamPlans, check_transpose};
+pub use scratch::Scratch;
 
 /// A full tensor as the pool's buffers hold it.
 type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
@@ -283,6 +285,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     pub fn release(&mut self) {
         self.held = None;
         self.lease = None;
+    }
+
+    /// The number of the pool's buffers that hold the full tensors: plans over them can be kept by
+    /// it and the phase.
+    pub fn set(&self) -> Option<u64> {
+        self.lease.as_ref().map(|lease| lease.set.id)
     }
 
     /// The phase whose tensors are ready.

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Transport};
-use lowp_kernels::{Backend, InterleaveJob, TransposeJob, Work};
+use lowp_kernels::{Backend, Element, InterleaveJob, TransposeJob, Work};
 
+use super::scratch::Free;
 use crate::ShardError;
 
 /// The gathers of one parameter. A phase that the shards cannot serve has none.
@@ -70,9 +71,10 @@ struct Geometry<B: Backend> {
 }
 
 #[derive(Debug)]
-struct Inner<B: Backend> {
+pub(super) struct Inner<B: Backend> {
     geometries: Vec<Geometry<B>>,
-    allocations: u64,
+    pub(super) scratch: Vec<Free<B>>,
+    pub(super) allocations: u64,
     bytes: usize,
     sets: u64,
     groups: u64,
@@ -94,6 +96,7 @@ impl<B: Backend> GatherPool<B> {
     pub fn new(backend: &B) -> Arc<Self> {
         let inner = Inner {
             geometries: Vec::new(),
+            scratch: Vec::new(),
             allocations: 0,
             bytes: 0,
             sets: 0,
@@ -110,7 +113,8 @@ impl<B: Backend> GatherPool<B> {
         self.lock().allocations
     }
 
-    /// Bytes of all buffers of the pool, scratch included.
+    /// Bytes of all buffers of the pool, scratch included. It frees none, so this is also the most
+    /// that it ever held.
     pub fn resident_bytes(&self) -> usize {
         self.lock().bytes
     }
@@ -128,7 +132,7 @@ impl<B: Backend> GatherPool<B> {
     }
 
     /// Changes under this lock are whole even if a backend panicked in between.
-    fn lock(&self) -> MutexGuard<'_, Inner<B>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner<B>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,10 +166,14 @@ impl<B: Backend> GatherPool<B> {
         })
     }
 
-    fn alloc(&self, inner: &mut Inner<B>, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
-        let buffer = self.backend.alloc(bytes)?;
+    pub(super) fn alloc<T: Element>(
+        &self,
+        inner: &mut Inner<B>,
+        len: usize,
+    ) -> Result<B::Buffer<T>, ShardError> {
+        let buffer = self.backend.alloc(len)?;
         inner.allocations += 1;
-        inner.bytes += bytes;
+        inner.bytes += len * size_of::<T>();
         Ok(buffer)
     }
 

@@ -1,0 +1,153 @@
+//! What holds weights: the bytes that a model reports are those of an account made from its gather
+//! plans, they grow with the largest layers and not with their number, and no step adds to them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowp_candle::{
+    Batch, Gpt, GptConfig, LinearSpec, ModelError, ModelOptions, ShardedModel, WeightBytes,
+};
+use lowp_format::{
+    AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
+    Usage,
+};
+use lowp_kernels::Cpu;
+use lowp_optim::{Group, StepOptions};
+use lowp_shard::{Communicator, GradWire, Mesh, MeshComm, run_ranks};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn config(layers: usize) -> GptConfig {
+    GptConfig {
+        dim: 64,
+        layers,
+        heads: 2,
+        seq: 32,
+    }
+}
+
+/// Trains `steps` steps and returns the bytes of each rank after each step.
+fn bytes(
+    recipe: AnyRecipe,
+    config: GptConfig,
+    world: usize,
+    reshard: bool,
+    steps: u64,
+) -> Vec<Vec<WeightBytes>> {
+    run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
+        let comm: Arc<dyn Communicator<Cpu>> = comm;
+        let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
+        let options = ModelOptions {
+            reshard_after_forward: reshard,
+            grad_wire: GradWire::F32,
+            seed: 7,
+            group: Group::default(),
+            threads: 1,
+        };
+        let (linears, vars) = (config.linears(), config.vars());
+        let of = |_: &LinearSpec| recipe;
+        let mut model = ShardedModel::new(&Cpu, &mesh, of, &linears, &vars, options)?;
+        let gpt = Gpt::new(config, model.layers(), model.vars().to_vec(), 1)?;
+        let text: Vec<u8> = (0..=config.seq).map(|i| (i * i + rank) as u8).collect();
+        let batch = Batch {
+            inputs: Arc::from(&text[..config.seq]),
+            targets: Arc::from(&text[1..]),
+        };
+        let mut after = Vec::new();
+        for step in 0..steps {
+            model.begin(step, (rank * config.seq) as u64, true)?;
+            let gradients = gpt.loss(&batch, world * config.seq)?.backward()?;
+            model.add_gradients(&gradients)?;
+            model.finish_step(&StepOptions::default())?;
+            after.push(model.weight_bytes()?);
+        }
+        Ok::<_, ModelError>(after)
+    })
+    .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()))
+}
+
+/// Bytes that gathering a weight of `shape` takes: a buffer for every part that is gathered or
+/// derived in either phase, and one for the pieces of every buffer that has to be interleaved.
+fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usize {
+    let quantum = recipe.row_quantum(Usage::BOTH);
+    let cuts = RowCuts::new(shape.rows, world, quantum).expect("cuts");
+    let plans = PhasePlans::new(&recipe, shape, &cuts, reshard).expect("plans");
+    let mut seen: BTreeSet<(BufferKey, bool)> = BTreeSet::new();
+    let mut bytes = 0;
+    for step in plans.forward.steps.iter().chain(&plans.backward.steps) {
+        let spec = step.spec();
+        if let GatherStep::Replicated { .. } = step {
+            continue;
+        }
+        if seen.insert((spec.key, false)) {
+            bytes += spec.bytes(shape);
+        }
+        if let GatherStep::Concat {
+            transport: Transport::Interleave,
+            pieces,
+            ..
+        } = step
+        {
+            let several = pieces.iter().filter(|&&piece| piece > 0).count() > 1;
+            if several && seen.insert((spec.key, true)) {
+                bytes += pieces.iter().sum::<usize>();
+            }
+        }
+    }
+    bytes
+}
+
+/// The account of one rank's transient memory.
+fn transient(recipe: AnyRecipe, config: GptConfig, world: usize, reshard: bool) -> usize {
+    let linears = config.linears();
+    let shapes = linears.iter().map(|l| Shape::new(l.rows, l.cols));
+    // Layers of one shape take turns in one set of buffers, or each keeps its own until backward.
+    let sets: Vec<Shape> = if reshard {
+        let distinct: BTreeSet<_> = shapes.clone().map(|s| (s.rows, s.cols)).collect();
+        distinct.iter().map(|&(r, c)| Shape::new(r, c)).collect()
+    } else {
+        shapes.clone().collect()
+    };
+    let sets = sets.iter().map(|&s| gathered(recipe, s, world, reshard));
+    let lengths: BTreeSet<usize> = shapes.map(Shape::elements).collect();
+    let decoded: usize = lengths.iter().sum();
+    let host = lengths.last().copied().unwrap_or(0);
+    sets.sum::<usize>() + 4 * (decoded + host)
+}
+
+#[test]
+fn the_report_is_the_account() {
+    for recipe in AnyRecipe::all() {
+        for (world, reshard) in [(1, true), (2, true), (3, true), (2, false)] {
+            let config = config(2);
+            let ranks = bytes(recipe, config, world, reshard, 3);
+            let what = format!("{}, {world} ranks, reshard {reshard}", recipe.name());
+            let weights: usize = config.linears().iter().map(|l| l.rows * l.cols).sum();
+            let mut masters = 0;
+            for after in &ranks {
+                let last = after.last().expect("a step");
+                let transient = transient(recipe, config, world, reshard) as u64;
+                assert_eq!(
+                    last.peak,
+                    last.resident + last.masters + transient,
+                    "{what}"
+                );
+                // What grows after the first step grows for ever.
+                assert!(after.iter().all(|bytes| bytes.peak == last.peak), "{what}");
+                masters += last.masters;
+            }
+            assert_eq!(masters, 4 * weights as u64, "{what}");
+        }
+    }
+}
+
+#[test]
+fn transient_memory_does_not_grow_with_depth() {
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
+    let [shallow, deep] = [1, 5].map(|layers| {
+        let bytes = bytes(recipe, config(layers), 2, true, 1)[0][0];
+        bytes.peak - bytes.resident - bytes.masters
+    });
+    assert_eq!(shallow, deep);
+}

@@ -1,0 +1,279 @@
+//! Micro-batches: contributions add up exactly, and one that fails counts whole or not at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, Var};
+use lowp_candle::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_format::{AnyRecipe, Recipe, RecipeOptions, Role};
+use lowp_kernels::{Backend, Cpu, CpuBuffer};
+use lowp_optim::{Group, StepOptions};
+use lowp_shard::{Communicator, GradWire, Init, Mesh, MeshComm, run_ranks};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const TOKENS: usize = 64;
+const DIM: usize = 64;
+
+/// Hands values on; its backward pass fails while `broken`.
+#[derive(Clone, Debug)]
+struct Fragile {
+    broken: Arc<AtomicBool>,
+}
+
+impl CustomOp1 for Fragile {
+    fn name(&self) -> &'static str {
+        "fragile"
+    }
+
+    fn cpu_fwd(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let values = storage.as_slice::<f32>()?.to_vec();
+        Ok((CpuStorage::F32(values), layout.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        _arg: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> candle_core::Result<Option<Tensor>> {
+        if self.broken.load(Ordering::Relaxed) {
+            candle_core::bail!("a backward pass that fails")
+        }
+        Ok(Some(grad.clone()))
+    }
+}
+
+/// Two layers with a [`Fragile`] between them: the second reduces its gradient before it fails.
+struct Model {
+    sharded: ShardedModel<Cpu, AnyRecipe>,
+    broken: Arc<AtomicBool>,
+    /// The gradients of this rank's rows, by layer.
+    gradients: Vec<CpuBuffer<f32>>,
+    rank: usize,
+    world: usize,
+}
+
+impl Model {
+    fn new(
+        recipe: AnyRecipe,
+        rank: usize,
+        comm: Arc<dyn Communicator<Cpu>>,
+    ) -> Result<Self, ModelError> {
+        let world = comm.world_size();
+        let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
+        let linears = ["first", "second"].map(|name| LinearSpec {
+            name: name.to_owned(),
+            block: 0,
+            rows: DIM,
+            cols: DIM,
+            init: Init::Normal(0.1),
+        });
+        let vars = [VarSpec {
+            name: "gain".to_owned(),
+            shape: vec![TOKENS, DIM],
+            init: Init::Constant(1.0),
+            decay: false,
+        }];
+        let options = ModelOptions {
+            reshard_after_forward: true,
+            grad_wire: GradWire::F32,
+            seed: 7,
+            group: Group::default(),
+            threads: 1,
+        };
+        let sharded = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars, options)?;
+        Ok(Self {
+            sharded,
+            broken: Arc::default(),
+            gradients: Vec::new(),
+            rank,
+            world,
+        })
+    }
+
+    /// Reads gradients where the reduction leaves them, instead of in the optimizer.
+    fn watch(&mut self) -> Result<(), ModelError> {
+        for layer in 0..2 {
+            let weight = self.sharded.weight(layer).expect("a layer");
+            let rows = Cpu.alloc::<f32>(weight.element_ranges()[self.rank].len())?;
+            weight.connect(rows.clone())?;
+            self.gradients.push(rows);
+        }
+        Ok(())
+    }
+
+    fn begin(&self, number: u64) -> Result<(), ModelError> {
+        let first = (number as usize * self.world + self.rank) * TOKENS;
+        self.sharded.begin(0, first as u64, true)
+    }
+
+    /// The backward pass of micro-batch `number`; the last value says whether it may finish.
+    fn micro_batch(&mut self, number: u64, finish: bool) -> Result<(), ModelError> {
+        self.begin(number)?;
+        let values = |stream: u64| {
+            let stream = stream + 10 * number + 1000 * self.rank as u64;
+            let values = Init::Normal(1.0).rows(3, stream, 0..TOKENS, DIM);
+            Tensor::from_vec(values, (TOKENS, DIM), &Device::Cpu)
+        };
+        let layers = self.sharded.layers();
+        let x = Var::from_tensor(&values(0)?)?;
+        let fragile = Fragile {
+            broken: self.broken.clone(),
+        };
+        let gain = self.sharded.vars()[0].as_tensor().clone();
+        let y = layers[0].forward(&x)?.apply_op1(fragile)?;
+        let y = layers[1].forward(&(y * gain)?)?;
+        let store = (y * values(1)?)?.sum_all()?.backward()?;
+        if finish {
+            self.sharded.add_gradients(&store)?;
+        }
+        Ok(())
+    }
+
+    fn found(&self) -> Result<Vec<Vec<f32>>, ModelError> {
+        let found = self.gradients.iter().map(|rows| Cpu.download(rows));
+        Ok(found.collect::<Result<_, _>>()?)
+    }
+
+    /// The masters after a step.
+    fn finish(&mut self) -> Result<Vec<f32>, ModelError> {
+        assert!(self.sharded.finish_step(&StepOptions::default())?.applied);
+        let mut values = Vec::new();
+        self.sharded.begin(1, 0, false)?;
+        for layer in self.sharded.layers() {
+            let unit = Tensor::eye(DIM, candle_core::DType::F32, &Device::Cpu)?;
+            values.extend(layer.forward(&unit)?.flatten_all()?.to_vec1::<f32>()?);
+        }
+        values.extend(self.sharded.vars()[0].flatten_all()?.to_vec1::<f32>()?);
+        Ok(values)
+    }
+}
+
+fn ranks<T: Send>(
+    world: usize,
+    work: impl Fn(usize, Arc<dyn Communicator<Cpu>>) -> Result<T, ModelError> + Sync,
+) -> Vec<T> {
+    let done = run_ranks(&Cpu, world, TIMEOUT, work);
+    done.unwrap_or_else(|e| panic!("{world} ranks: {e}"))
+}
+
+#[test]
+fn contributions_add_up_exactly() {
+    for recipe in AnyRecipe::all() {
+        for world in [1, 2] {
+            let of = |numbers: &[u64]| {
+                ranks(world, |rank, comm| {
+                    let mut model = Model::new(recipe, rank, comm)?;
+                    model.watch()?;
+                    for &number in numbers {
+                        model.micro_batch(number, true)?;
+                    }
+                    model.found()
+                })
+            };
+            let (one, other, both) = (of(&[0]), of(&[1]), of(&[0, 1]));
+            for rank in 0..world {
+                for layer in 0..2 {
+                    let pairs = other[rank][layer].iter().zip(&one[rank][layer]);
+                    let sums: Vec<f32> = pairs.map(|(b, a)| b + a).collect();
+                    let what = format!("{}, rank {rank} of {world}", recipe.name());
+                    assert_eq!(both[rank][layer], sums, "{what}, layer {layer}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_micro_batch_that_fails_counts_whole_or_not_at_all() {
+    for recipe in AnyRecipe::all() {
+        for world in [1, 2] {
+            let clean = ranks(world, |rank, comm| {
+                let mut model = Model::new(recipe, rank, comm)?;
+                model.micro_batch(0, true)?;
+                model.micro_batch(1, true)?;
+                model.finish()
+            });
+            let retried = ranks(world, |rank, comm| {
+                let mut model = Model::new(recipe, rank, comm)?;
+                model.micro_batch(0, true)?;
+                model.broken.store(true, Ordering::Relaxed);
+                model.micro_batch(1, true).expect_err("a failure");
+                model.broken.store(false, Ordering::Relaxed);
+                // Neither going on nor stopping here is right any more.
+                for error in [
+                    model.begin(1).expect_err("half a micro-batch"),
+                    model
+                        .sharded
+                        .finish_step(&StepOptions::default())
+                        .expect_err("half a micro-batch"),
+                ] {
+                    let found = matches!(
+                        error,
+                        ModelError::UnfinishedMicroBatch {
+                            layers: 1,
+                            total: 2
+                        }
+                    );
+                    assert!(found, "{error}");
+                    assert!(error.to_string().contains("discard_gradients"), "{error}");
+                }
+                model.sharded.discard_gradients()?;
+                model.micro_batch(0, true)?;
+                model.micro_batch(1, true)?;
+                model.finish()
+            });
+            assert_eq!(clean, retried, "{}, {world} ranks", recipe.name());
+        }
+    }
+}
+
+#[test]
+fn a_micro_batch_that_is_left_out_is_noticed() {
+    ranks(2, |rank, comm| {
+        let recipe = AnyRecipe::low_precision()[0];
+        let mut model = Model::new(recipe, rank, comm)?;
+        // For example because its loss was not finite.
+        model.micro_batch(0, false)?;
+        let error = model.begin(1).expect_err("half a micro-batch");
+        assert!(error.to_string().starts_with("2 of 2"), "{error}");
+        // Evaluation is no part of the step.
+        model.sharded.begin(0, 0, false)?;
+        model.sharded.discard_gradients()?;
+        model.micro_batch(1, true)?;
+        model.finish().map(drop)
+    });
+}
+
+#[test]
+fn ranks_discard_together_or_all_fail() {
+    for name in ["mxfp8", "nvfp4-2d"] {
+        let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).expect("a recipe");
+        let start = Instant::now();
+        let failed = ranks(2, |rank, comm| {
+            let mut model = Model::new(recipe, rank, comm)?;
+            // Only rank 0 fails; rank 1 goes on to the first layer.
+            model.broken.store(rank == 0, Ordering::Relaxed);
+            let first = model.micro_batch(0, true);
+            let then = match first {
+                Err(_) if rank == 0 => model.sharded.discard_gradients(),
+                other => other,
+            };
+            let again = model.sharded.discard_gradients();
+            Ok(then.is_err() && again.is_err())
+        });
+        assert_eq!(failed, [true, true], "{name}");
+        // Tensor amaxes are agreed among another group of ranks; there a rank waits its time.
+        let source = recipe.operand(Role::Gradient).scale_source;
+        let prompt = start.elapsed() < TIMEOUT;
+        assert!(
+            prompt || source.needs_tensor_amax(),
+            "{name}: rank 1 waited"
+        );
+    }
+}

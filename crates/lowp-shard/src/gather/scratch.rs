@@ -1,0 +1,73 @@
+//! [`Scratch`]: buffers of f32 values that the users of a pool take turns in.
+
+use std::sync::Arc;
+
+use lowp_kernels::Backend;
+
+use super::pool::GatherPool;
+use crate::ShardError;
+
+/// A free buffer of the pool, by number of entries.
+#[derive(Debug)]
+pub(super) struct Free<B: Backend> {
+    len: usize,
+    id: u64,
+    buffer: B::Buffer<f32>,
+}
+
+/// Memory for f32 values, borrowed from a [`GatherPool`] for one use: a decoded weight, or a full
+/// gradient. Its content is what the last user left. It goes back when dropped.
+#[derive(Debug)]
+pub struct Scratch<B: Backend> {
+    pool: Arc<GatherPool<B>>,
+    len: usize,
+    id: u64,
+    buffer: B::Buffer<f32>,
+}
+
+impl<B: Backend> Scratch<B> {
+    /// The buffer.
+    pub fn buffer(&self) -> &B::Buffer<f32> {
+        &self.buffer
+    }
+
+    /// A number that no other buffer of the pool has: plans over the buffer can be kept by it.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl<B: Backend> GatherPool<B> {
+    /// Borrows `len` f32 values. The buffer that came back last is taken, so users of one length
+    /// who do not overlap share one buffer.
+    ///
+    /// # Errors
+    /// The backend has no room for another buffer.
+    pub fn scratch(self: &Arc<Self>, len: usize) -> Result<Scratch<B>, ShardError> {
+        let mut inner = self.lock();
+        let free = inner.scratch.iter().rposition(|free| free.len == len);
+        let (id, buffer) = match free {
+            Some(index) => {
+                let free = inner.scratch.remove(index);
+                (free.id, free.buffer)
+            }
+            None => {
+                let buffer = self.alloc::<f32>(&mut inner, len)?;
+                (inner.allocations, buffer)
+            }
+        };
+        Ok(Scratch {
+            pool: Arc::clone(self),
+            len,
+            id,
+            buffer,
+        })
+    }
+}
+
+impl<B: Backend> Drop for Scratch<B> {
+    fn drop(&mut self) {
+        let (len, id, buffer) = (self.len, self.id, self.buffer.clone());
+        self.pool.lock().scratch.push(Free { len, id, buffer });
+    }
+}
