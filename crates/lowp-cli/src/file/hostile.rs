@@ -3,6 +3,7 @@
 
 use crate::counted;
 use clap::Parser;
+use lowp_format::{AnyRecipe, Recipe};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -29,7 +30,7 @@ const NUMBERS: [&str; 16] = [
     "1e30",
 ];
 /// Words that mean something in a header, in the place of others.
-const WORDS: [&str; 22] = [
+const WORDS: [&str; 18] = [
     "F32",
     "BF16",
     "F16",
@@ -39,10 +40,6 @@ const WORDS: [&str; 22] = [
     "BOOL",
     "F8_E4M3",
     "F4",
-    "mxfp8",
-    "nvfp4-2d",
-    "fp8-delayed",
-    "fp8-current",
     "both",
     "rowwise",
     "columnwise",
@@ -53,6 +50,16 @@ const WORDS: [&str; 22] = [
     "",
     "__metadata__",
 ];
+
+/// The low-precision recipes, by name.
+fn recipes() -> Vec<&'static str> {
+    let all = AnyRecipe::low_precision();
+    all.iter().map(Recipe::name).collect()
+}
+
+fn words_of_headers() -> Vec<&'static str> {
+    WORDS.into_iter().chain(recipes()).collect()
+}
 
 /// Random numbers that are the same in every run.
 struct Random(u64);
@@ -133,7 +140,7 @@ fn damaged(good: &[u8], random: &mut Random) -> Vec<u8> {
                     byte.is_ascii_alphanumeric() || b"_-.".contains(&byte)
                 });
                 if let Some(&(from, to)) = words.get(random.below(words.len())) {
-                    header.splice(from..to, random.one_of(&WORDS).bytes());
+                    header.splice(from..to, random.one_of(&words_of_headers()).bytes());
                 }
             }
             5 => {
@@ -173,7 +180,7 @@ fn good(dir: &Path) -> Vec<PathBuf> {
     let data: Vec<u8> = (0..5280u32).map(|i| (i * 37 % 120) as u8).collect();
     fs::write(&model, file(header, &data)).expect("a file");
     let mut all = vec![model.clone()];
-    for recipe in ["mxfp8", "nvfp4-1d", "fp8-delayed"] {
+    for recipe in recipes() {
         let (q, ranks) = (dir.join(format!("{recipe}.safetensors")), dir.join(recipe));
         assert!(run(&[
             "quantize",
@@ -204,7 +211,9 @@ fn damaged_files_are_refused_or_taken_and_nothing_else() {
     let dir = tempfile::tempdir().expect("a folder");
     let dir = dir.path();
     let good = good(dir);
-    let rank_0 = dir.join("mxfp8/rank-00000-of-00002.safetensors");
+    let rank_0 = dir
+        .join(recipes()[0])
+        .join("rank-00000-of-00002.safetensors");
     let (bad, out, ranks) = (
         dir.join("bad.safetensors"),
         dir.join("out"),
@@ -217,7 +226,7 @@ fn damaged_files_are_refused_or_taken_and_nothing_else() {
         let bytes = damaged(&fs::read(source).expect("a file"), &mut random);
         fs::write(&bad, &bytes).expect("a file");
         taken += usize::from(run(&["inspect", text(&bad)]));
-        let recipe = random.one_of(&["mxfp8", "nvfp4-2d", "fp8-current"]);
+        let recipe = random.one_of(&recipes());
         let (bad, out) = (text(&bad), text(&out));
         run(&[
             "quantize",
