@@ -1,6 +1,6 @@
 //! Aligned columns of text: words to the left, numbers to the right.
 
-use crate::output::harmless;
+use crate::output::shown;
 
 /// Rows of cells below a header. Every row has as many cells as the header.
 #[derive(Debug)]
@@ -20,9 +20,9 @@ impl Columns {
         }
     }
 
-    /// Adds a row. A cell is one line, whatever is in it.
+    /// Adds a row. A cell is one line of a readable length, whatever is in it.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter().map(|cell| harmless(&cell));
+        let cells = cells.into_iter().map(|cell| shown(&cell).to_string());
         self.rows.push(cells.collect());
     }
 
@@ -35,10 +35,12 @@ impl Columns {
         for row in &self.rows {
             let mut line = String::new();
             for (col, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+                // The width of a format string has 16 bits.
+                let space = " ".repeat(width - cell.chars().count());
                 if self.words.contains(&col) {
-                    line += &format!("{cell:<width$}  ");
+                    line.extend([cell, space.as_str(), "  "]);
                 } else {
-                    line += &format!("{cell:>width$}  ");
+                    line.extend([space.as_str(), cell, "  "]);
                 }
             }
             out.push_str(line.trim_end());
@@ -58,5 +60,15 @@ mod tests {
         table.row(["a".to_owned(), "1".to_owned()]);
         table.row(["longer".to_owned(), "100".to_owned()]);
         assert_eq!(table.render(), "name      n\na         1\nlonger  100\n");
+    }
+
+    #[test]
+    fn cells_of_any_length() {
+        let mut table = Columns::new(&["name", "n"], &[0]);
+        table.row(["a".repeat(1 << 20), "1x".repeat(1 << 16)]);
+        table.row(["b".to_owned(), "1".to_owned()]);
+        let lines: Vec<usize> = table.render().lines().map(str::len).collect();
+        assert_eq!((lines[0], lines[1], lines.len()), (lines[1], lines[2], 3));
+        assert!(lines[0] < 400, "{lines:?}");
     }
 }

@@ -1,10 +1,12 @@
 //! Result files that are either whole or absent, and known to be writable before hours of work.
+//!
+//! What replaces a file has the permissions of that file. Its owner is who runs the command.
 
 use crate::temporary::Temporary;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Finds out whether [`write_atomically`] could write `path` now; `option` names it in the error.
@@ -24,7 +26,7 @@ pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError
 pub(crate) fn write_atomically(path: &Path, contents: &str) -> Result<()> {
     let write = || {
         let new = NewFile::at(path)?;
-        let mut out = File::create(new.draft())?;
+        let mut out = new.create()?;
         out.write_all(contents.as_bytes())?;
         out.sync_all()?;
         new.publish()
@@ -37,6 +39,8 @@ pub(crate) fn write_atomically(path: &Path, contents: &str) -> Result<()> {
 pub(crate) struct NewFile {
     path: PathBuf,
     temporary: Temporary,
+    /// Of the file that it replaces.
+    permissions: Option<Permissions>,
 }
 
 impl NewFile {
@@ -52,14 +56,19 @@ impl NewFile {
             ));
         }
         let path = resolve(path)?;
+        let existing = fs::metadata(&path).ok();
         // A rename would replace a device or a pipe by a file.
-        if fs::metadata(&path).is_ok_and(|data| !data.is_file()) {
+        if existing.as_ref().is_some_and(|data| !data.is_file()) {
             return Err(io::Error::other(
                 "it exists and is no regular file; give another name",
             ));
         }
         let temporary = Temporary::beside(&path)?;
-        Ok(Self { path, temporary })
+        Ok(Self {
+            path,
+            temporary,
+            permissions: existing.map(|data| data.permissions()),
+        })
     }
 
     /// Where it will be, links followed.
@@ -67,8 +76,19 @@ impl NewFile {
         &self.path
     }
 
-    /// Where it must be written.
-    pub(crate) fn draft(&self) -> PathBuf {
+    /// Makes the draft, which is nobody's to read who could not read the file that it replaces.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn create(&self) -> io::Result<File> {
+        let file = File::create(self.draft())?;
+        if let Some(permissions) = &self.permissions {
+            file.set_permissions(plain(permissions))?;
+        }
+        Ok(file)
+    }
+
+    fn draft(&self) -> PathBuf {
         self.temporary.path().join("draft")
     }
 
@@ -87,6 +107,8 @@ impl NewFile {
 pub(crate) struct NewFolder {
     path: PathBuf,
     temporary: Temporary,
+    /// Of the empty folder that it replaces.
+    permissions: Option<Permissions>,
 }
 
 impl NewFolder {
@@ -107,8 +129,17 @@ impl NewFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
+        let permissions = fs::metadata(&path).ok().map(|data| data.permissions());
         let temporary = Temporary::beside(&path)?;
-        Ok(Self { path, temporary })
+        if let Some(permissions) = &permissions {
+            // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
+            fs::set_permissions(temporary.path(), writable(permissions))?;
+        }
+        Ok(Self {
+            path,
+            temporary,
+            permissions,
+        })
     }
 
     /// Where it will be, links followed.
@@ -127,9 +158,86 @@ impl NewFolder {
     /// The system refuses the name.
     pub(crate) fn publish(self) -> io::Result<()> {
         sync_names_in(self.draft())?;
+        if let Some(permissions) = &self.permissions {
+            fs::set_permissions(self.draft(), permissions.clone())?;
+        }
         fs::rename(self.draft(), &self.path)?;
         sync_names_beside(&self.path)
     }
+}
+
+/// Opens a regular file for reading and tells its length. A pipe, whose writer may never come, or a device, which may
+/// never end, is refused and not waited for.
+///
+/// # Errors
+/// There is no such file, it cannot be read, or it is no regular file.
+pub(crate) fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+    let regular = |data: &fs::Metadata| match data.file_type() {
+        kind if kind.is_file() => Ok(()),
+        kind if kind.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
+        _ => Err(io::Error::other(
+            "a pipe or a device and no regular file; write what it gives to a file first",
+        )),
+    };
+    // Opening alone does something to some devices, such as a tape.
+    regular(&fs::metadata(path)?)?;
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(libc::O_NONBLOCK);
+    }
+    let file = options.open(path)?;
+    // It may be another one by now.
+    let data = file.metadata()?;
+    regular(&data)?;
+    Ok((file, data.len()))
+}
+
+/// Reads a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`open_regular`]; the file is longer, or there is no memory for it.
+pub(crate) fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let (file, length) = open_regular(path)?;
+    if length > limit {
+        return Err(io::Error::other(format!(
+            "{length} bytes, and at most {limit} are read into memory; give a shorter file"
+        )));
+    }
+    let mut bytes = Vec::new();
+    let room = usize::try_from(length).unwrap_or(usize::MAX);
+    bytes
+        .try_reserve_exact(room)
+        .map_err(|_| io::Error::other(format!("there is no memory for its {length} bytes")))?;
+    // One that grows meanwhile is read as far as it was.
+    file.take(length).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Permissions for a file with other contents and perhaps another owner: those to read, write and run it.
+#[cfg(unix)]
+fn plain(permissions: &Permissions) -> Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    Permissions::from_mode(permissions.mode() & 0o777)
+}
+
+#[cfg(not(unix))]
+fn plain(permissions: &Permissions) -> Permissions {
+    permissions.clone()
+}
+
+/// The same permissions for a folder that its owner must fill first.
+#[cfg(unix)]
+fn writable(permissions: &Permissions) -> Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    Permissions::from_mode(permissions.mode() | 0o700)
+}
+
+#[cfg(not(unix))]
+fn writable(permissions: &Permissions) -> Permissions {
+    permissions.clone()
 }
 
 /// The path behind links; its parent must exist.

@@ -3,6 +3,8 @@
 mod bench;
 mod columns;
 mod completions;
+#[cfg(test)]
+mod counted;
 mod device;
 mod file;
 mod files;
@@ -19,8 +21,13 @@ use std::process::ExitCode;
 
 /// A training step allocates and frees tens of megabytes of activations; the system allocator
 /// returns them to the kernel each time, and page faults take a quarter of the step.
+#[cfg(not(test))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: counted::Counted = counted::Counted(mimalloc::MiMalloc);
 
 /// Low-precision sharded training weights: see what they cost and what they save.
 #[derive(Debug, Parser)]
@@ -36,7 +43,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
   lowp quantize model.safetensors -o q.safetensors --recipe NAME
   lowp completions bash > ~/.local/share/bash-completion/completions/lowp
 
-Exit code: 0 done, 1 the work failed, 2 arguments that cannot work, found before it began."
+Exit code: 0 done, 1 the work failed, 2 arguments that cannot work, found before it began. A
+command that a signal ends dies of that signal. What cannot be written to standard error is lost
+and changes no exit code; nor does a reader of standard output that stops early."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -55,7 +64,11 @@ enum Command {
 
 fn main() -> ExitCode {
     one_candle_thread();
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage::explain(&error),
+    };
+    let result = match cli.command {
         Command::Train(args) => train::main(&args),
         Command::Plan(args) => plan::main(&args),
         Command::Bench(args) => bench::main(&args),
@@ -65,7 +78,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", output::harmless(&format!("{error:#}")));
+            output::note(&format!("error: {error:#}"));
             ExitCode::from(usage::exit_code(&error))
         }
     }

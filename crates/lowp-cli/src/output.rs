@@ -1,7 +1,17 @@
-//! Text for people. A reader that stops early, such as `head`, is no failure.
+//! Text for people: on standard output and standard error, harmless to a terminal, short enough to be read.
+//!
+//! A reader that stops early, such as `head`, is no failure; neither is a standard error that cannot be written.
 
 use anyhow::{Context, Result};
-use std::io::{ErrorKind, Write, stdout};
+use std::fmt;
+use std::io::{ErrorKind, Write, stderr, stdout};
+
+/// Characters of a name that are shown from its start and from its end, where it has more than both.
+const NAME: [usize; 2] = [72, 24];
+/// The same of a whole message.
+const MESSAGE: [usize; 2] = [1500, 500];
+/// Axes of a shape that are shown.
+const AXES: usize = 8;
 
 /// Prints `text` as it is.
 ///
@@ -17,15 +27,74 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// `text` with its control characters spelled out: names in a file are somebody else's, and must neither end a line nor
-/// command a terminal.
-pub(crate) fn harmless(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default());
-        } else {
+/// Writes one line to standard error. Where that is closed or full there is nobody to tell, and the work goes on.
+pub(crate) fn note(line: &str) {
+    // One write, so that lines of several processes do not mix.
+    let _ = stderr().write_all(format!("{}\n", message(line)).as_bytes());
+}
+
+/// A name out of a file, or another text of somebody else, as it may be shown: at most some hundred characters, those
+/// that control a terminal, reorder or hide text spelled out.
+pub(crate) fn shown(name: &str) -> Shown<'_> {
+    Shown(name)
+}
+
+/// What [`shown`] returns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown<'a>(&'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shorten(self.0, NAME))
+    }
+}
+
+/// A shape as it may be shown.
+pub(crate) fn dims(shape: &[usize]) -> String {
+    let Some((first, _)) = shape.split_at_checked(AXES + 1) else {
+        return format!("{shape:?}");
+    };
+    let first: Vec<String> = first[..AXES].iter().map(usize::to_string).collect();
+    format!("[{}, .. {} axes]", first.join(", "), shape.len())
+}
+
+/// A whole message as it may be shown.
+pub(crate) fn message(text: &str) -> String {
+    shorten(text, MESSAGE)
+}
+
+/// The first and last characters of a text, all harmless, and how many were left out between them.
+fn shorten(text: &str, [head, tail]: [usize; 2]) -> String {
+    // A file can state names of megabytes; the common case counts nothing.
+    let count = match text.len() {
+        bytes if bytes <= head + tail => bytes,
+        _ => text.chars().count(),
+    };
+    if count <= head + tail {
+        return harmless(text.chars());
+    }
+    format!(
+        "{}[.. {} more characters ..]{}",
+        harmless(text.chars().take(head)),
+        count - head - tail,
+        harmless(text.chars().skip(count - tail))
+    )
+}
+
+/// `text` with everything spelled out that is no printable character: control characters, those that reorder or hide
+/// text (Unicode's Cf), line and paragraph separators, spaces that are not ` `, and what has no meaning.
+fn harmless(text: impl Iterator<Item = char>) -> String {
+    let mut out = String::new();
+    let mut utf8 = [0; 8];
+    for c in text {
+        // `str::escape_debug` knows what is printable, but escapes quotes, and a combining mark at the start of a text.
+        if c.is_ascii_graphic() || c == ' ' {
             out.push(c);
+        } else {
+            utf8[0] = b'.';
+            let end = 1 + c.encode_utf8(&mut utf8[1..]).len();
+            let after_a_dot = str::from_utf8(&utf8[..end]).unwrap_or_default();
+            out.extend(after_a_dot.escape_debug().skip(1));
         }
     }
     out
@@ -33,11 +102,58 @@ pub(crate) fn harmless(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::harmless;
+    use super::*;
 
     #[test]
-    fn control_characters_are_spelled_out() {
-        assert_eq!(harmless("a/\u{fc} '\"\\"), "a/\u{fc} '\"\\");
-        assert_eq!(harmless("\n\u{1b}[2J\u{9b}"), "\\n\\u{1b}[2J\\u{9b}");
+    fn what_is_not_printable_is_spelled_out() {
+        for (text, expected) in [
+            ("a/\u{fc} '\"\\", "a/\u{fc} '\"\\"),
+            ("\n\u{1b}[2J\u{9b}", "\\n\\u{1b}[2J\\u{9b}"),
+            (
+                "\u{202e}a\u{2066}b\u{2069}",
+                "\\u{202e}a\\u{2066}b\\u{2069}",
+            ),
+            ("\u{2028}\u{2029}\u{85}", "\\u{2028}\\u{2029}\\u{85}"),
+            (
+                "\u{200b}\u{feff}\u{ad}\u{e0041}",
+                "\\u{200b}\\u{feff}\\u{ad}\\u{e0041}",
+            ),
+            ("\u{a0}\u{3000}", "\\u{a0}\\u{3000}"),
+            // Letters of every script stay, with the marks on them.
+            (
+                "e\u{301}\u{4e2d}\u{939}\u{93f}",
+                "e\u{301}\u{4e2d}\u{939}\u{93f}",
+            ),
+            ("\u{301}", "\u{301}"),
+        ] {
+            assert_eq!(shown(text).to_string(), expected);
+            assert_eq!(message(text), expected);
+        }
+    }
+
+    #[test]
+    fn long_texts_keep_their_ends() {
+        let name = format!(
+            "{}{}{}",
+            "a".repeat(72),
+            "\u{202e}".repeat(65_536),
+            "z".repeat(24)
+        );
+        let text = shown(&name).to_string();
+        assert!(text.starts_with("aaa") && text.ends_with("zzz"), "{text}");
+        assert!(text.contains("[.. 65536 more characters ..]"), "{text}");
+        let exact = "\u{fc}".repeat(96);
+        assert_eq!(shown(&exact).to_string(), exact);
+        assert!(message(&"\u{202e}".repeat(1 << 20)).len() < 20_000);
+    }
+
+    #[test]
+    fn shapes_of_many_axes_are_cut() {
+        assert_eq!(dims(&[]), "[]");
+        assert_eq!(dims(&[1, 2, 3, 4, 5, 6, 7, 8]), "[1, 2, 3, 4, 5, 6, 7, 8]");
+        assert_eq!(
+            dims(&[1; 33_000]),
+            "[1, 1, 1, 1, 1, 1, 1, 1, .. 33000 axes]"
+        );
     }
 }

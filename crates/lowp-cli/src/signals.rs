@@ -1,6 +1,9 @@
 //! Signals that end the process: something is tidied up first, then they end it as they would have.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU, SIGXFSZ};
+use signal_hook::consts::{
+    SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
+    SIGXCPU, SIGXFSZ,
+};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -9,8 +12,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Signals that mean: stop now.
-const ENDING: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU];
+/// Signals that end a process that does nothing about them, and that it can survive for a moment. Job schedulers send
+/// SIGUSR1 or SIGUSR2 before a job's time is over, watchdogs SIGABRT.
+const ENDING: [i32; 11] = [
+    SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
+    SIGXCPU,
+];
 
 /// Runs `tidy` when a signal ends the process, and keeps what it returns until then. Only the first call has an effect.
 ///

@@ -1,6 +1,8 @@
 //! Errors of the command line, told apart from failures of the work by exit code 2.
 
+use crate::output;
 use std::fmt;
+use std::process::ExitCode;
 
 /// Arguments that parse but cannot work: found before any work begins.
 #[derive(Debug)]
@@ -30,4 +32,22 @@ impl From<lowp_format::FormatError> for UsageError {
 /// 2 for bad arguments, as clap does, 1 for everything else.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<UsageError>() { 2 } else { 1 }
+}
+
+/// Prints what clap has to say, help and version included, and returns its exit code.
+pub(crate) fn explain(error: &clap::Error) -> ExitCode {
+    let plain = error.to_string();
+    let (lines, first) = (
+        plain.lines().skip(1),
+        plain.lines().next().unwrap_or_default(),
+    );
+    if error.use_stderr() && output::message(first) != first {
+        // The message repeats an argument that is long, or that commands a terminal.
+        output::note(first);
+        lines.for_each(output::note);
+    } else {
+        // In color where there is a terminal. Where nothing can be written there is nobody to tell.
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

@@ -205,9 +205,14 @@ fn patterns_choose_and_unfit_tensors_are_kept() {
         message.contains("'b.weight'") && message.contains("--keep-unfit"),
         "{message}"
     );
-    let message = bench.refused(2, &[&QUANTIZE[..], &["--recipe", "fp8-current"]].concat());
+    // Integers are no weights; doubles may be.
+    let found = quantize(&bench, &["--recipe", "fp8-current", "--usage", "rowwise"]);
+    assert!(found.tensors.contains_key("ids"), "{:?}", found.names());
+    let double = tensor("double", Dtype::F64, &[2, 32], vec![0; 512]);
+    bench.write("double.safetensors", &[double]);
+    let message = bench.refused(2, "quantize double.safetensors -o out --recipe fp8-current");
     assert!(
-        message.contains("'ids'") && message.contains("I64"),
+        message.contains("'double'") && message.contains("F64"),
         "{message}"
     );
 

@@ -246,18 +246,6 @@ fn metadata() {
     }
 }
 
-#[test]
-fn names_cannot_command_a_terminal() {
-    let bench = Bench::new();
-    let name = "a\u{1b}[2J\nb";
-    bench.write("in.safetensors", &[f32s(name, &[2, 33], &values(66, 1))]);
-    let shown = r"a\u{1b}[2J\nb";
-    let message = bench.refused(2, "quantize in.safetensors -o out --recipe mxfp8");
-    assert!(message.contains(shown), "{message}");
-    let text = bench.done("inspect in.safetensors");
-    assert!(text.contains(shown), "{text}");
-}
-
 /// Names mean nothing to the commands: they are never paths.
 #[test]
 fn any_name_is_only_a_name() {

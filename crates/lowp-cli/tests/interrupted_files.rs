@@ -73,18 +73,27 @@ fn send(signal: i32, child: &Child) {
     assert!(status.expect("kill runs").success());
 }
 
+/// Every signal that ends a process which does nothing about it: from people, watchdogs, timers, and the job schedulers
+/// that send SIGUSR1 before a job's time is over.
 #[test]
 fn a_command_that_is_told_to_end_leaves_nothing() {
+    const SHARD: &str = "shard long.safetensors -o ranks --world-size 3 --recipe mxfp8";
     let bench = bench();
     let before = bench.listing();
-    let shard = "shard long.safetensors -o ranks --world-size 3 --recipe mxfp8";
-    for line in [LONG, shard] {
+    // SIGABRT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM, SIGXCPU, SIGVTALRM, SIGPROF, as Linux numbers them.
+    let numbers = if cfg!(target_os = "linux") {
+        &[6, 10, 12, 14, SIGTERM, 24, 26, 27][..]
+    } else {
+        &[SIGTERM]
+    };
+    let all = numbers.iter().map(|&signal| (signal, LONG));
+    for (signal, line) in all.chain([(SIGTERM, SHARD)]) {
         let mut child = started(&bench, lowp(line));
-        send(SIGTERM, &child);
+        send(signal, &child);
         let status = child.wait().expect("lowp ends");
         // As the shell, or a job scheduler, expects of a process that was stopped.
-        assert_eq!(status.signal(), Some(SIGTERM), "{line}: {status}");
-        assert_eq!(bench.listing(), before, "{line}");
+        assert_eq!(status.signal(), Some(signal), "{line}: {status}");
+        assert_eq!(bench.listing(), before, "{line}, signal {signal}");
     }
 }
 

@@ -81,6 +81,37 @@ fn outputs_have_the_permissions_of_new_files() {
     assert_eq!(mode("ranks"), mode("folder"));
 }
 
+/// Who could not read a file cannot read what replaces it, nor what is written to replace it.
+#[cfg(unix)]
+#[test]
+fn what_replaces_an_output_has_its_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 32], 1)]);
+    let mode = |name: &str| {
+        let data = std::fs::metadata(bench.path(name)).expect(name);
+        data.permissions().mode() & 0o7777
+    };
+    let set = |name: &str, mode: u32| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(bench.path(name), permissions).expect(name);
+    };
+    std::fs::write(bench.path("q.safetensors"), "old").expect("a file");
+    for wanted in [0o600, 0o640, 0o666, 0o400] {
+        set("q.safetensors", wanted);
+        bench.done(QUANTIZE);
+        assert_eq!(mode("q.safetensors"), wanted);
+    }
+    // Others' permission to run as the owner of the old file is not given to run as that of the new one.
+    set("q.safetensors", 0o4755);
+    bench.done(QUANTIZE);
+    assert_eq!(mode("q.safetensors"), 0o755);
+    std::fs::create_dir(bench.path("ranks")).expect("a folder");
+    set("ranks", 0o700);
+    bench.done("shard in.safetensors -o ranks --world-size 1 --recipe mxfp8");
+    assert_eq!(mode("ranks"), 0o700);
+}
+
 #[test]
 fn output_names_that_collide() {
     let bench = Bench::new();

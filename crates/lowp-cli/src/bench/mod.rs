@@ -79,7 +79,7 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
     for case in cases::all(shrink) {
         let wanted = |text: &String| case.names().any(|name| name.contains(text.as_str()));
         if args.filter.as_ref().is_none_or(wanted) {
-            eprintln!("{}", case.names().collect::<Vec<_>>().join("  "));
+            crate::output::note(&case.names().collect::<Vec<_>>().join("  "));
             report
                 .rows
                 .push(measure::row(&cuda, &case, args.runs, report.copy_gb_per_s)?);

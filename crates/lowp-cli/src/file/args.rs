@@ -43,7 +43,7 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "GLOB")]
     tensors: Vec<String>,
 
-    /// Pass through what the recipe cannot take, instead of stopping
+    /// Pass through what the recipe cannot take, instead of stopping; such tensors are named at the end
     #[arg(long)]
     keep_unfit: bool,
 }

@@ -7,10 +7,12 @@ use super::names::OrientationName;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::refuse::refuse_file;
+use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
 use super::unpack::{decode, served, unpack};
 use super::write::{From, Item, Outputs, Parts, Sink};
 use crate::device::{Device, OnDevice};
+use crate::output::shown;
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
 use lowp_kernels::Backend;
@@ -41,6 +43,9 @@ pub(crate) struct Args {
     /// Where the values are decoded: `cpu`, `cuda` or `cuda:N`. They are the same
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 /// Runs the command.
@@ -55,6 +60,7 @@ impl OnDevice for &Args {
     type Out = ();
 
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        let summary = Summary::begin(self.verbosity);
         let model = Model::open(&self.input)?;
         let tensors = meta::quantized(&model)?;
         if tensors.is_empty() {
@@ -102,10 +108,17 @@ impl OnDevice for &Args {
             items,
             metadata,
             make,
+            sources: Vec::new(),
         };
         outputs.check()?;
-        let progress = Progress::new("dequantize", outputs.bytes());
-        target.fill(|draft| outputs.write(draft, &progress))
+        let progress = Progress::new("dequantize");
+        progress.begin(outputs.work());
+        let written = target.fill(|draft| outputs.write(draft, &progress))?;
+        progress.finish();
+        let (made, all) = (tensors.len(), outputs.items.len());
+        let what = format!("dequantized {made} of {all} tensors");
+        summary.done(&what, model.bytes(), written);
+        Ok(())
     }
 }
 
@@ -160,7 +173,7 @@ pub(super) fn orientation(
     };
     match wanted {
         Some(wanted) if !there(&wanted) => {
-            let name = &tensor.name;
+            let name = shown(&tensor.name);
             let usage = served(tensor) & tensor.usage;
             Err(refuse_file(
                 model.path(),
@@ -173,7 +186,7 @@ pub(super) fn orientation(
         None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
             refuse_file(
                 model.path(),
-                format!("'{}' has no usage {}", tensor.name, Usage::BOTH),
+                format!("'{}' has no usage {}", shown(&tensor.name), Usage::BOTH),
             )
         }),
     }

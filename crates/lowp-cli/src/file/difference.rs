@@ -2,6 +2,7 @@
 
 use super::fields::{Content, Field};
 use super::meta::Quantized;
+use crate::output::{dims, shown};
 use anyhow::{Error, anyhow};
 use lowp_format::{Code, Form, Recipe, ScaleLayout};
 use safetensors::Dtype;
@@ -19,23 +20,24 @@ pub(super) struct Pair<'a> {
 impl Pair<'_> {
     /// A tensor that the first has and the second lacks.
     pub(super) fn only_in_a(&self, name: &str) -> Error {
-        anyhow!("'{name}' is in {} and not in {}", self.a, self.b)
+        anyhow!("'{}' is in {} and not in {}", shown(name), self.a, self.b)
     }
 
     /// A tensor that the second has and the first lacks.
     pub(super) fn only_in_b(&self, name: &str) -> Error {
-        anyhow!("'{name}' is in {} and not in {}", self.b, self.a)
+        anyhow!("'{}' is in {} and not in {}", shown(name), self.b, self.a)
     }
 
     /// A tensor of other dtypes or shapes.
     pub(super) fn kinds(&self, name: &str, a: (Dtype, &[usize]), b: (Dtype, &[usize])) -> Error {
         anyhow!(
-            "'{name}' is {} {:?} in {} and {} {:?} in {}",
+            "'{}' is {} {} in {} and {} {} in {}",
+            shown(name),
             a.0,
-            a.1,
+            dims(a.1),
             self.a,
             b.0,
-            b.1,
+            dims(b.1),
             self.b
         )
     }
@@ -45,7 +47,8 @@ impl Pair<'_> {
         let Byte { at, a, b } = byte;
         let place = place(self.tensors, name, at, a ^ b);
         anyhow!(
-            "'{name}' differs first at byte {at}{place}: {a:#04x} in {}, {b:#04x} in {}",
+            "'{}' differs first at byte {at}{place}: {a:#04x} in {}, {b:#04x} in {}",
+            shown(name),
             self.a,
             self.b
         )

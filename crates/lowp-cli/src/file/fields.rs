@@ -91,6 +91,16 @@ pub(super) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     }
 }
 
+/// The shape that arithmetic sees: where there are no elements there are no rows to walk either, however many the file
+/// states.
+pub(super) fn worked(shape: Shape) -> Shape {
+    if shape.elements() == 0 {
+        Shape::new(0, 0)
+    } else {
+        shape
+    }
+}
+
 /// The fields of a tensor of `shape` that holds `specs` and serves `usage`, block scales in `form`.
 ///
 /// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form

@@ -1,6 +1,8 @@
 //! The header of a safetensors file, checked before any tensor is touched.
 
+use super::foreign;
 use super::refuse::refuse_file;
+use crate::output::shown;
 use anyhow::Result;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Metadata, SafeTensorError};
@@ -20,6 +22,9 @@ pub(super) const MAX_HEADER: usize = 100_000_000;
 /// # Errors
 /// A file that is cut off, overlong, or whose tensors overlap, leave gaps, repeat, or have sizes that do not fit.
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
+    if let Some(what) = foreign::explain(bytes) {
+        return Err(refuse_file(path, what));
+    }
     let begin = begin(bytes).map_err(|why| refuse_file(path, why))?;
     check_entries(&bytes[LENGTH..begin], bytes.len() - begin)
         .map_err(|why| refuse_file(path, why))?;
@@ -70,7 +75,7 @@ enum Entry {
 /// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
 fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(header)
-        .map_err(|e| format!("the header is no valid JSON object: {e}; write the file again"))?;
+        .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
     let mut places: Vec<(u64, u64, String)> = entries
         .into_iter()
         .filter_map(|(name, entry)| match entry {
@@ -85,17 +90,21 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     for (start, end, name) in places {
         if end < start {
             return Err(format!(
-                "'{name}' ends at byte {end}, before it begins at {start}; write the file again"
+                "'{}' ends at byte {end}, before it begins at {start}; write the file again",
+                shown(&name)
             ));
         }
         if start < reached {
             return Err(format!(
-                "'{before}' and '{name}' overlap; write the file again"
+                "'{}' and '{}' overlap; write the file again",
+                shown(&before),
+                shown(&name)
             ));
         }
         if start > reached {
             return Err(format!(
-                "bytes {reached}..{start} in front of '{name}' belong to no tensor; write the file again"
+                "bytes {reached}..{start} in front of '{}' belong to no tensor; write the file again",
+                shown(&name)
             ));
         }
         (reached, before) = (end, name);
@@ -103,8 +112,9 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let data = data as u64;
     if reached > data {
         return Err(format!(
-            "{} bytes are missing at the end, '{before}' among them; the file is cut off (copy it again)",
-            reached - data
+            "{} bytes are missing at the end, '{}' among them; the file is cut off (copy it again)",
+            reached - data,
+            shown(&before)
         ));
     }
     if reached < data {
@@ -116,10 +126,16 @@ fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     Ok(())
 }
 
+/// What serde says repeats parts of the file.
+fn json_problem(what: &str, error: &serde_json::Error) -> String {
+    let error = error.to_string();
+    format!("{what}: {}; write the file again", shown(&error))
+}
+
 fn explain(error: &SafeTensorError) -> String {
     match error {
         SafeTensorError::InvalidHeaderDeserialization(e) => {
-            format!("the header is no safetensors header: {e}; write the file again")
+            json_problem("the header is no safetensors header", e)
         }
         SafeTensorError::TensorInvalidInfo => {
             "a tensor has more or fewer bytes than its shape and dtype need; write the file again"
@@ -150,7 +166,10 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
                 let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
                 while let Some((key, value)) = map.next_entry::<String, V>()? {
                     if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format!("'{key}' is there twice")));
+                        return Err(A::Error::custom(format!(
+                            "'{}' is there twice",
+                            shown(&key)
+                        )));
                     }
                     entries.push((key, value));
                 }

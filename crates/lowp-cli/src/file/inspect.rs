@@ -9,6 +9,7 @@ use super::refuse::refuse_file;
 use super::stats::{Distance, Stats};
 use super::unpack::unpack;
 use crate::columns::Columns;
+use crate::output::{dims, message, shown};
 use anyhow::Result;
 use lowp_format::{Orientation, Part, Recipe};
 use lowp_kernels::Cpu;
@@ -40,24 +41,22 @@ pub(crate) struct Args {
 /// # Errors
 /// Input that cannot be read, or a reference that does not fit it.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let models = if args.input.is_dir() {
-        ranks::open(&args.input)?
+    let files = if args.input.is_dir() {
+        ranks::paths(&args.input)?
     } else {
-        vec![Model::open(&args.input)?]
+        vec![args.input.clone()]
     };
     let reference = args
         .reference
         .as_ref()
         .map(|path| Model::open(path))
         .transpose()?;
-    let mut text = String::new();
-    for model in &models {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text += &describe(model, reference.as_ref())?;
+    for (i, file) in files.iter().enumerate() {
+        let text = describe(&Model::open(file)?, reference.as_ref())?;
+        let gap = if i == 0 { "" } else { "\n" };
+        crate::output::print(&format!("{gap}{text}"))?;
     }
-    crate::output::print(&text)
+    Ok(())
 }
 
 /// The tables of one model.
@@ -126,7 +125,7 @@ fn describe(model: &Model, reference: Option<&Model>) -> Result<String> {
     }
     let mut out = format!(
         "{}: {count} tensors, {} quantized, {bytes} bytes, {} bits per element\n\n{}",
-        model.path().display(),
+        message(&model.path().display().to_string()),
         tensors.len(),
         per(bytes, elements),
         table.render()
@@ -212,15 +211,20 @@ fn referred<'a>(reference: &'a Model, tensor: &Quantized) -> Result<(Source<'a>,
     let Some(found) = reference.get(name) else {
         return Err(refuse_file(
             reference.path(),
-            format!("it has no '{name}'; give the model that was quantized as --reference"),
+            format!(
+                "it has no '{}'; give the model that was quantized as --reference",
+                shown(name)
+            ),
         ));
     };
     if found.shape != tensor.text.shape {
         return Err(refuse_file(
             reference.path(),
             format!(
-                "'{name}' is {:?} and was quantized as {:?}; give the model that was quantized",
-                found.shape, tensor.text.shape
+                "'{}' is {} and was quantized as {}; give the model that was quantized",
+                shown(name),
+                dims(found.shape),
+                dims(&tensor.text.shape)
             ),
         ));
     }
@@ -237,14 +241,14 @@ fn recipe_text(tensor: &Quantized) -> String {
     )
 }
 
-fn shape_text(dims: &[usize]) -> String {
-    match dims {
-        [] => "scalar".to_owned(),
-        dims => dims
-            .iter()
-            .map(usize::to_string)
-            .collect::<Vec<_>>()
-            .join("x"),
+fn shape_text(shape: &[usize]) -> String {
+    /// Where so many are there, the table needs no more.
+    const AXES: usize = 16;
+    let axes: Vec<String> = shape.iter().take(AXES).map(usize::to_string).collect();
+    match shape.len() {
+        0 => "scalar".to_owned(),
+        count if count <= AXES => axes.join("x"),
+        count => format!("{}x.. ({count} axes)", axes.join("x")),
     }
 }
 

@@ -5,6 +5,7 @@ use super::fields::{self, Field};
 use super::model::Model;
 use super::names::Named;
 use super::refuse::refuse_file;
+use crate::output::shown;
 use anyhow::Result;
 use lowp_format::{
     AnyRecipe, BufferList, Form, FormatError, Recipe, RecipeOptions, RowCuts, Shape, Usage,
@@ -19,6 +20,9 @@ pub(super) const FORMAT_KEY: &str = "lowp.format";
 pub(super) const FORMAT: &str = "1";
 /// What the key of a tensor begins with; its name follows.
 const TENSOR_PREFIX: &str = "lowp.tensor.";
+
+/// Longest history of amaxes that a file is believed: whoever makes the tensor again has room for all of it.
+const MAX_HISTORY: usize = 1 << 16;
 
 /// The key of tensor `name`.
 pub(super) fn key(name: &str) -> String {
@@ -75,6 +79,11 @@ impl Options {
         fn value<T: Named>(what: &str, name: Option<&String>) -> Result<Option<T>, String> {
             name.map(|name| T::named(name).ok_or_else(|| format!("it has no {what} '{name}'")))
                 .transpose()
+        }
+        if let Some(history) = self.history.filter(|&history| history > MAX_HISTORY) {
+            return Err(format!(
+                "a history of {history} amaxes is longer than the {MAX_HISTORY} that are possible"
+            ));
         }
         Ok(RecipeOptions {
             format: value("format", self.format.as_ref())?,
@@ -250,7 +259,8 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
         return Err(refuse_file(
             model.path(),
             format!(
-                "{FORMAT_KEY} is '{version}' and this program reads '{FORMAT}'; use the lowp that wrote it"
+                "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
+                shown(version)
             ),
         ));
     }
@@ -262,7 +272,11 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
         let tensor = Quantized::read(name, json).map_err(|why| {
             refuse_file(
                 model.path(),
-                format!("the metadata of '{name}' make no sense: {why}; quantize the model again"),
+                format!(
+                    "the metadata of '{}' make no sense: {}; quantize the model again",
+                    shown(name),
+                    shown(&why)
+                ),
             )
         })?;
         for field in &tensor.fields {

@@ -5,7 +5,10 @@ mod cast;
 mod dequantize;
 mod difference;
 mod fields;
+mod foreign;
 mod header;
+#[cfg(test)]
+mod hostile;
 mod inspect;
 mod map;
 mod meta;
@@ -20,6 +23,7 @@ mod select;
 mod shard;
 mod source;
 mod stats;
+mod summary;
 mod target;
 mod unpack;
 mod unshard;

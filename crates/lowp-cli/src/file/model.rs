@@ -1,12 +1,15 @@
 //! [`Model`]: the tensors of one safetensors file, or of all files of a sharded model.
 
-use super::header::{self, Unique};
+use super::foreign;
+use super::header::{self, MAX_HEADER, Unique};
 use super::map::Bytes;
 use super::refuse::{refuse, refuse_file};
-use anyhow::Result;
+use crate::files::{open_regular, read_regular};
+use crate::output::{dims, shown};
+use anyhow::{Context, Result, ensure};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -18,6 +21,7 @@ pub(super) const PIECE: usize = 4 << 20;
 struct Opened {
     path: PathBuf,
     file: File,
+    length: usize,
 }
 
 #[derive(Debug)]
@@ -28,37 +32,32 @@ struct Entry {
     place: Range<usize>,
 }
 
-/// One tensor; its bytes are still in the file.
+/// Bytes of a file, which are still in it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tensor<'a> {
-    pub(super) name: &'a str,
-    pub(super) dtype: Dtype,
-    pub(super) shape: &'a [usize],
-    place: &'a Range<usize>,
+pub(super) struct Stretch<'a> {
+    start: usize,
+    len: usize,
     file: &'a Opened,
 }
 
-impl Tensor<'_> {
-    /// Number of bytes.
-    pub(super) fn len(&self) -> usize {
-        self.place.len()
-    }
-
-    /// Bytes `range` of the tensor. Memory is used only while they live.
+impl Stretch<'_> {
+    /// Bytes `range` of them. Memory is used only while they live.
     ///
     /// # Errors
     /// The system refuses to map them.
-    pub(super) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
-        let start = self.place.start;
-        Bytes::map(&self.file.file, &(start + range.start..start + range.end))
-            .map_err(|e| cannot_read(&self.file.path, &e))
+    fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
+        Bytes::map(
+            &self.file.file,
+            &(self.start + range.start..self.start + range.end),
+        )
+        .map_err(|e| cannot_read(&self.file.path, &e))
     }
 
     /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
     ///
     /// # Errors
     /// The system refuses to map them, or whatever `take` returns.
-    pub(super) fn pieces(
+    fn pieces_of(
         &self,
         range: Range<usize>,
         mut take: impl FnMut(usize, &[u8]) -> Result<()>,
@@ -70,17 +69,53 @@ impl Tensor<'_> {
         Ok(())
     }
 
-    /// All bytes.
+    /// Hands all bytes to `take` in pieces of [`PIECE`], each with its distance from the start.
+    ///
+    /// # Errors
+    /// The system refuses to map them, or whatever `take` returns.
+    pub(super) fn pieces(&self, take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
+        self.pieces_of(0..self.len, take)
+    }
+}
+
+/// One tensor; its bytes are still in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [usize],
+    place: Stretch<'a>,
+}
+
+impl Tensor<'_> {
+    /// Number of bytes.
+    pub(super) fn len(&self) -> usize {
+        self.place.len
+    }
+
+    /// Where it begins in its file.
+    pub(super) fn start(&self) -> usize {
+        self.place.start
+    }
+
+    /// Bytes `range` of the tensor. Memory is used only while they live.
     ///
     /// # Errors
     /// The system refuses to map them.
-    pub(super) fn to_vec(self) -> Result<Vec<u8>> {
-        let mut all = Vec::with_capacity(self.len());
-        self.pieces(0..self.len(), |_, bytes| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })?;
-        Ok(all)
+    pub(super) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
+        self.place.bytes_at(range)
+    }
+
+    /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
+    ///
+    /// # Errors
+    /// The system refuses to map them, or whatever `take` returns.
+    pub(super) fn pieces(
+        &self,
+        range: Range<usize>,
+        take: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.place.pieces_of(range, take)
     }
 }
 
@@ -125,18 +160,25 @@ impl Model {
         struct Index {
             weight_map: Unique<String>,
         }
-        let text = fs::read(path).map_err(|e| cannot_read(path, &e))?;
+        let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, &e))?;
+        if let Some(what) = foreign::explain(&text) {
+            return Err(refuse_file(path, what));
+        }
         let Index {
             weight_map: Unique(mut places),
         } = serde_json::from_slice(&text).map_err(|e| {
             refuse_file(
                 path,
-                format!("no index of a sharded model: {e}; write it again"),
+                format!(
+                    "no index of a sharded model: {}; write it again",
+                    shown(&e.to_string())
+                ),
             )
         })?;
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
         let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
         for (name, file) in &places {
+            let puts = || format!("it puts '{}' into {}", shown(name), shown(file));
             if !opened.contains_key(file.as_str()) {
                 let mut parts = Path::new(file).components();
                 if !matches!(
@@ -145,9 +187,7 @@ impl Model {
                 ) {
                     return Err(refuse_file(
                         path,
-                        format!(
-                            "it puts '{name}' into '{file}', which is no file name beside the index"
-                        ),
+                        format!("{}, which is no file name beside the index", puts()),
                     ));
                 }
                 let full = path.with_file_name(file);
@@ -155,7 +195,8 @@ impl Model {
                     return Err(refuse_file(
                         path,
                         format!(
-                            "it puts '{name}' into {file}, which is missing; put that file beside the index"
+                            "{}, which is missing; put that file beside the index",
+                            puts()
                         ),
                     ));
                 }
@@ -167,7 +208,8 @@ impl Model {
                 return Err(refuse_file(
                     path,
                     format!(
-                        "it puts '{name}' into {file}, which does not hold it; mend the index or the file"
+                        "{}, which does not hold it; mend the index or the file",
+                        puts()
                     ),
                 ));
             }
@@ -181,22 +223,18 @@ impl Model {
             let file = self.files[entry.file].path.display();
             return Err(refuse_file(
                 path,
-                format!("{file} holds '{name}', which the index does not name; mend the index"),
+                format!(
+                    "{file} holds '{}', which the index does not name; mend the index",
+                    shown(name)
+                ),
             ));
         }
         Ok(())
     }
 
     fn add_file(&mut self, path: &Path) -> Result<()> {
-        let file = File::open(path).map_err(|e| cannot_read(path, &e))?;
-        let data = file.metadata().map_err(|e| cannot_read(path, &e))?;
-        if !data.is_file() {
-            return Err(refuse_file(
-                path,
-                "no regular file; give a .safetensors file",
-            ));
-        }
-        let length = usize::try_from(data.len())
+        let (file, length) = open_regular(path).map_err(|e| cannot_read(path, &e))?;
+        let length = usize::try_from(length)
             .map_err(|_| refuse_file(path, "larger than this machine can address"))?;
         let bytes = Bytes::map(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
         let (begin, header) = header::read(path, &bytes)?;
@@ -215,7 +253,10 @@ impl Model {
                 let other = self.files[other.file].path.display();
                 return Err(refuse_file(
                     path,
-                    format!("it holds '{name}', which {other} holds too; keep one of them"),
+                    format!(
+                        "it holds '{}', which {other} holds too; keep one of them",
+                        shown(&name)
+                    ),
                 ));
             }
         }
@@ -227,8 +268,35 @@ impl Model {
         self.files.push(Opened {
             path: path.to_owned(),
             file,
+            length,
         });
         Ok(())
+    }
+
+    /// Bytes of all files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.length as u64).sum()
+    }
+
+    /// Forgets all metadata, and the tensors that `keep` does not want.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
+        self.metadata = BTreeMap::new();
+        self.tensors.retain(|name, _| keep(name));
+    }
+
+    /// The `len` bytes from `start` of the only file of this model.
+    ///
+    /// # Errors
+    /// The file ends before them.
+    pub(super) fn stretch(&self, start: usize, len: usize) -> Result<Stretch<'_>> {
+        let file = self.files.first().context("a model of no file")?;
+        let end = start.checked_add(len);
+        ensure!(
+            end.is_some_and(|end| end <= file.length),
+            "{}: bytes {start} to {len} more are beyond its end",
+            file.path.display()
+        );
+        Ok(Stretch { start, len, file })
     }
 
     /// What the user called it.
@@ -271,7 +339,8 @@ impl Model {
             return Err(refuse_file(
                 &self.path,
                 format!(
-                    "'{name}' is missing, though the metadata says that it is there; quantize the model again"
+                    "'{}' is missing, though the metadata says that it is there; quantize the model again",
+                    shown(name)
                 ),
             ));
         };
@@ -279,8 +348,11 @@ impl Model {
             return Err(refuse_file(
                 &self.path,
                 format!(
-                    "'{name}' is {} {:?} where the metadata asks for {dtype} {shape:?}; quantize the model again",
-                    tensor.dtype, tensor.shape
+                    "'{}' is {} {} where the metadata asks for {dtype} {}; quantize the model again",
+                    shown(name),
+                    tensor.dtype,
+                    dims(tensor.shape),
+                    dims(shape)
                 ),
             ));
         }
@@ -292,8 +364,11 @@ impl Model {
             name,
             dtype: entry.dtype,
             shape: &entry.shape,
-            place: &entry.place,
-            file: &self.files[entry.file],
+            place: Stretch {
+                start: entry.place.start,
+                len: entry.place.len(),
+                file: &self.files[entry.file],
+            },
         }
     }
 }

@@ -31,6 +31,13 @@ pub(super) struct Packed<B: Backend> {
 }
 
 impl<B: Backend> Parts for Packed<B> {
+    fn numbers(&self) -> usize {
+        self.fields
+            .iter()
+            .filter(|field| field.layout.is_none())
+            .count()
+    }
+
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
         let field = self.fields.get(part).context("there is no such field")?;
         let Content::Buffer { key, orientation } = field.content else {

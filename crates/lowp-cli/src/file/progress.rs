@@ -1,42 +1,102 @@
 //! A bar of bytes on a terminal, nothing elsewhere.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use std::fmt;
 use std::io::IsTerminal;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Less work than this is done before a bar could be read.
 const LONG: usize = 64 << 20;
+/// The time that is left is not told before this much is known of it.
+const KNOWN: (f32, Duration) = (0.01, Duration::from_secs(1));
 
-/// Shows how much of the work is done, on standard error.
+/// Shows how much of the work is done, on standard error. Work is counted in bytes that are read to be cast and bytes
+/// that are written, so that a pass which writes little does not look like one that takes weeks.
 #[derive(Debug)]
-pub(super) struct Progress(Option<ProgressBar>);
+pub(super) struct Progress {
+    label: String,
+    done: AtomicUsize,
+    total: OnceLock<usize>,
+    bar: OnceLock<ProgressBar>,
+}
 
 impl Progress {
-    /// Work of `bytes` bytes.
-    pub(super) fn new(label: &'static str, bytes: usize) -> Self {
-        let shown = bytes >= LONG && std::io::stderr().is_terminal();
-        Self(shown.then(|| {
-            let template = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    /// Work that has not begun.
+    pub(super) fn new(label: &str) -> Self {
+        Self {
+            label: label.to_owned(),
+            done: AtomicUsize::new(0),
+            total: OnceLock::new(),
+            bar: OnceLock::new(),
+        }
+    }
+
+    /// Begins work of `bytes` bytes.
+    pub(super) fn begin(&self, bytes: usize) {
+        let first = self.total.set(bytes).is_ok();
+        if first && bytes >= LONG && std::io::stderr().is_terminal() {
+            let template = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {left}";
             // The template is a constant; a bar in the default style is the worst a typo could do.
             let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(bytes as u64)
+                .unwrap_or_else(|_| ProgressStyle::default_bar())
+                .with_key("left", write_left);
+            let bar = ProgressBar::new(bytes as u64)
                 .with_style(style)
-                .with_prefix(label)
-        }))
+                .with_prefix(self.label.clone());
+            let _ = self.bar.set(bar);
+        }
     }
 
     /// `bytes` more are done.
     pub(super) fn add(&self, bytes: usize) {
-        if let Some(bar) = &self.0 {
+        self.done.fetch_add(bytes, Relaxed);
+        if let Some(bar) = self.bar.get() {
             bar.inc(bytes as u64);
         }
+    }
+
+    /// All of the work is done, and was announced.
+    pub(super) fn finish(self) {
+        let announced = self.total.get().copied();
+        debug_assert_eq!(announced, Some(self.done.load(Relaxed)), "{}", self.label);
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();
         }
+    }
+}
+
+fn write_left(state: &ProgressState, out: &mut dyn fmt::Write) {
+    if let Some(left) = left(state.fraction(), state.elapsed()) {
+        // A bar that cannot be drawn is no failure.
+        let _ = write!(out, "{} left", HumanDuration(left));
+    }
+}
+
+/// How much longer work takes of which `fraction` took `elapsed`; `None` while that would be a guess.
+fn left(fraction: f32, elapsed: Duration) -> Option<Duration> {
+    let known = fraction >= KNOWN.0 && elapsed >= KNOWN.1;
+    known.then(|| elapsed.mul_f32((1.0 - fraction).max(0.0) / fraction))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_is_told_when_it_is_known() {
+        let seconds = Duration::from_secs;
+        assert_eq!(left(0.5, seconds(10)), Some(seconds(10)));
+        assert_eq!(left(1.0, seconds(10)), Some(seconds(0)));
+        // The first bytes of a long pass: weeks, as it seems.
+        assert_eq!(left(1e-7, seconds(10)), None);
+        assert_eq!(left(0.0, seconds(10)), None);
+        assert_eq!(left(0.5, Duration::from_millis(10)), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
-use super::fields::{self, Field};
+use super::fields::{self, Field, worked};
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
@@ -11,9 +11,11 @@ use super::progress::Progress;
 use super::refuse::refuse_file;
 use super::select::{Choice, Matrix};
 use super::source::load;
+use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
 use super::write::{From, Item, Outputs, Parts, Want};
 use crate::device::{Device, OnDevice};
+use crate::output::shown;
 use anyhow::Result;
 use lowp_format::{Recipe, Usage};
 use lowp_kernels::Backend;
@@ -30,8 +32,10 @@ use std::path::PathBuf;
 
 A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
 T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
-recipe looks at the tensor's amax, T.amax. Others pass through unchanged. The file's metadata
-say under lowp.tensor.T what T was and how it was quantized.", recipe = example()))]
+recipe looks at the tensor's amax, T.amax. Others pass through unchanged, integers of any shape
+among them. The file's metadata say under lowp.tensor.T what T was and how it was quantized.
+
+A file that is replaced keeps its permissions; its owner is who runs the command.", recipe = example()))]
 pub(crate) struct Args {
     /// A .safetensors file, or the .safetensors.index.json of a sharded model
     input: PathBuf,
@@ -46,6 +50,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     recipe: RecipeArgs,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 /// Runs the command.
@@ -62,13 +69,19 @@ impl OnDevice for &Args {
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let setup = self.recipe.setup()?;
         let select = self.recipe.select()?;
+        let summary = Summary::begin(self.verbosity);
         let model = Model::open(&self.input)?;
         let choices = select.choose(&model, &setup)?;
         let target = FileTarget::new(&self.output, model.files())?;
-        let outputs = outputs(backend, &model, &choices)?;
+        let progress = Progress::new("quantize");
+        let outputs = outputs(backend, &model, &choices.all, &progress)?;
         outputs.check()?;
-        let progress = Progress::new("quantize", outputs.bytes());
-        target.fill(|draft| outputs.write(draft, &progress))
+        progress.begin(outputs.work());
+        let written = target.fill(|draft| outputs.write(draft, &progress))?;
+        drop(outputs);
+        progress.finish();
+        choices.tell("quantized", &summary, model.bytes(), written);
+        Ok(())
     }
 }
 
@@ -80,8 +93,9 @@ pub(super) fn outputs<'a, B: Backend>(
     backend: &'a B,
     model: &Model,
     choices: &[Choice<'a>],
+    progress: &'a Progress,
 ) -> Result<Outputs<'a>> {
-    let mut metadata = copied_metadata(model);
+    let (mut metadata, mut sources) = (copied_metadata(model), Vec::new());
     let mut items = Vec::new();
     let mut jobs: Vec<(Tensor<'a>, Matrix, Vec<Field>)> = Vec::new();
     for &Choice { tensor, matrix } in choices {
@@ -92,7 +106,8 @@ pub(super) fn outputs<'a, B: Backend>(
         let Matrix { shape, setup } = matrix;
         let specs = setup.recipe.buffers(setup.usage);
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-            .map_err(|e| refuse_file(model.path(), format!("'{}': {e}", tensor.name)))?;
+            .map_err(|e| refuse_file(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
+        sources.push(tensor.len());
         items.extend(made_items(jobs.len(), tensor.name, &fields));
         let text = text(&setup, tensor, setup.usage);
         metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
@@ -100,9 +115,9 @@ pub(super) fn outputs<'a, B: Backend>(
     }
     let make = Box::new(move |job: usize, want: Want| {
         let (tensor, Matrix { shape, setup }, fields) = &jobs[job];
-        let source = load(backend, tensor, 0..shape.elements())?;
+        let source = load(backend, tensor, 0..shape.elements(), progress)?;
         let specs = wanted(&setup.recipe.buffers(setup.usage), want);
-        let full = empty(backend, setup.recipe, *shape, &specs)?;
+        let full = empty(backend, setup.recipe, worked(*shape), &specs)?;
         let amax = cast(
             backend,
             &LocalComm::solo(backend),
@@ -123,6 +138,7 @@ pub(super) fn outputs<'a, B: Backend>(
         items,
         metadata,
         make,
+        sources,
     })
 }
 

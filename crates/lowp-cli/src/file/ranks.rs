@@ -1,8 +1,8 @@
 //! A folder of rank files, as `lowp shard` writes it.
 
 use super::meta::MAX_WORLD;
-use super::model::Model;
 use super::refuse::refuse_file;
+use crate::output::dims;
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,11 +27,12 @@ fn parse(name: &str) -> Option<(usize, usize)> {
     Some((number(rank)?, number(world)?))
 }
 
-/// The models of all ranks, in rank order.
+/// The files of all ranks, in rank order. Each is to be opened when its turn comes: what one says of its tensors is as
+/// much as the whole model says.
 ///
 /// # Errors
-/// A folder without rank files, of more than one world, or in which a rank is missing; a file that cannot be read.
-pub(super) fn open(folder: &Path) -> Result<Vec<Model>> {
+/// A folder without rank files, of more than one world, or in which a rank is missing.
+pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
         .map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
     let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
@@ -68,7 +69,8 @@ pub(super) fn open(folder: &Path) -> Result<Vec<Model>> {
             return Err(refuse_file(
                 folder,
                 format!(
-                    "rank files of different worlds ({worlds:?} ranks); keep those of one `lowp shard`"
+                    "rank files of different worlds ({} ranks); keep those of one `lowp shard`",
+                    dims(&worlds)
                 ),
             ));
         }
@@ -81,7 +83,7 @@ pub(super) fn open(folder: &Path) -> Result<Vec<Model>> {
     }
     (0..world)
         .map(|rank| match found.get(&rank) {
-            Some((_, path)) => Model::open(path),
+            Some((_, path)) => Ok(path.clone()),
             None => Err(refuse_file(
                 folder,
                 format!(

@@ -6,6 +6,8 @@ use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::refuse::{refuse, refuse_file};
+use super::summary::{Kept, Summary};
+use crate::output::{note, shown};
 use anyhow::Result;
 use globset::GlobMatcher;
 use lowp_format::{Recipe, Shape};
@@ -27,6 +29,37 @@ pub(super) struct Choice<'a> {
     pub(super) matrix: Option<Matrix>,
 }
 
+/// What becomes of the tensors of a model.
+#[derive(Debug)]
+pub(super) struct Choices<'a> {
+    /// All of them, in the order of names.
+    pub(super) all: Vec<Choice<'a>>,
+    /// Those that the recipe cannot take, and why.
+    unfit: Vec<Kept<'a>>,
+    /// Matrices of integers, and their dtypes.
+    integers: Vec<Kept<'a>>,
+}
+
+impl Choices<'_> {
+    /// Says what was done with them: `verb` is the past tense of it.
+    pub(super) fn tell(&self, verb: &str, summary: &Summary, read: u64, written: u64) {
+        let quantized = self
+            .all
+            .iter()
+            .filter(|choice| choice.matrix.is_some())
+            .count();
+        if quantized == 0 {
+            note("warning: nothing was quantized: every tensor passed through as it was");
+        }
+        summary.kept("tensors that the recipe cannot take and", &self.unfit);
+        if summary.is_told() {
+            summary.kept("matrices of integers", &self.integers);
+        }
+        let what = format!("{verb} {quantized} of {} tensors", self.all.len());
+        summary.done(&what, read, written);
+    }
+}
+
 /// A matrix and how it is quantized.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix {
@@ -44,7 +77,8 @@ pub(super) fn refuse_quantized(model: &Model) -> Result<()> {
         Some(name) => Err(refuse_file(
             model.path(),
             format!(
-                "'{name}' is quantized already; give the model before it was, or decode it first (lowp dequantize)"
+                "'{}' is quantized already; give the model before it was, or decode it first (lowp dequantize)",
+                shown(name)
             ),
         )),
     }
@@ -61,13 +95,13 @@ impl Select {
     /// # Errors
     /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix matches; a model that is
     /// quantized already.
-    pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Vec<Choice<'a>>> {
+    pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Choices<'a>> {
         refuse_quantized(model)?;
         for (text, glob) in &self.globs {
             let matching = || model.tensors().filter(|tensor| glob.is_match(tensor.name));
             let kind = match (matching().next(), matching().find(is_matrix)) {
                 (_, Some(_)) => continue,
-                (Some(_), None) => "tensor of two or more dimensions",
+                (Some(_), None) => "tensor of two or more dimensions that are no integers",
                 (None, None) => "tensor",
             };
             return Err(refuse(format!(
@@ -75,28 +109,40 @@ impl Select {
                 model.path().display()
             )));
         }
-        model
-            .tensors()
-            .map(|tensor| {
-                let matrix = match self.wanted(&tensor).then(|| fit(&tensor, setup)) {
-                    None => None,
-                    Some(Ok(shape)) => Some(Matrix {
-                        shape,
-                        setup: *setup,
-                    }),
-                    Some(Err(_)) if self.keep_unfit => None,
-                    Some(Err(why)) => {
-                        let Tensor { name, .. } = tensor;
+        let mut chosen = Choices {
+            all: Vec::new(),
+            unfit: Vec::new(),
+            integers: Vec::new(),
+        };
+        for tensor in model.tensors() {
+            let mut matrix = None;
+            if self.wanted(&tensor) {
+                match fit(&tensor, setup) {
+                    Ok(shape) => {
+                        matrix = Some(Matrix {
+                            shape,
+                            setup: *setup,
+                        });
+                    }
+                    Err(why) if self.keep_unfit => chosen.unfit.push((tensor.name, why)),
+                    Err(why) => {
                         let why = format!(
-                            "'{name}' cannot be quantized: {why}; --keep-unfit passes such tensors through, --tensors \
-                             leaves them out"
+                            "'{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --tensors leaves \
+                             them out",
+                            shown(tensor.name),
+                            shown(&why)
                         );
                         return Err(refuse_file(model.path(), why));
                     }
-                };
-                Ok(Choice { tensor, matrix })
-            })
-            .collect()
+                }
+            } else if tensor.shape.len() >= 2 && is_integer(tensor.dtype) {
+                chosen
+                    .integers
+                    .push((tensor.name, tensor.dtype.to_string()));
+            }
+            chosen.all.push(Choice { tensor, matrix });
+        }
+        Ok(chosen)
     }
 
     fn wanted(&self, tensor: &Tensor<'_>) -> bool {
@@ -107,7 +153,23 @@ impl Select {
 
 /// Whether a tensor is one of those that are quantized; others pass through.
 fn is_matrix(tensor: &Tensor<'_>) -> bool {
-    tensor.shape.len() >= 2
+    tensor.shape.len() >= 2 && !is_integer(tensor.dtype)
+}
+
+/// Whether a dtype counts: indices, masks and packed codes are no weights.
+fn is_integer(dtype: Dtype) -> bool {
+    matches!(
+        dtype,
+        Dtype::BOOL
+            | Dtype::U8
+            | Dtype::I8
+            | Dtype::U16
+            | Dtype::I16
+            | Dtype::U32
+            | Dtype::I32
+            | Dtype::U64
+            | Dtype::I64
+    )
 }
 
 /// The matrix of a tensor that the recipe can take, or why it cannot.

@@ -2,7 +2,7 @@
 
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
-use super::fields::{self, Field};
+use super::fields::{self, Field, worked};
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
@@ -13,14 +13,16 @@ use super::ranks::file_name;
 use super::refuse::refuse;
 use super::select::{Choice, Matrix};
 use super::source::load;
-use super::target::FolderTarget;
-use super::write::{Item, Outputs, Parts, Want};
-use anyhow::Result;
-use lowp_format::{Form, Part, Recipe, Usage};
+use super::summary::{Summary, Verbosity};
+use super::target::{Draft, FolderTarget};
+use super::write::{From, Item, Make, Maker, Parts, check_names, header, reads, sorted};
+use crate::output::shown;
+use anyhow::{Context, Result};
+use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
 use lowp_shard::{Communicator, ShardSpec, run_ranks};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longest that a rank waits for the others to finish a tensor.
@@ -51,6 +53,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     recipe: RecipeArgs,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 /// Runs the command.
@@ -58,6 +63,7 @@ pub(crate) struct Args {
 /// # Errors
 /// Input that cannot be read or taken, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
+    let summary = Summary::begin(args.verbosity);
     let setup = args.recipe.setup()?;
     let select = args.recipe.select()?;
     let world = args.world_size;
@@ -68,101 +74,177 @@ pub(super) fn main(args: &Args) -> Result<()> {
     }
     let model = Model::open(&args.input)?;
     let choices = select.choose(&model, &setup)?;
-    // What unshard will write must be possible, too.
-    for Choice { tensor, matrix } in &choices {
-        if let Some(Matrix { shape, .. }) = *matrix {
-            let specs = setup.recipe.buffers(setup.usage);
-            fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-                .map_err(|e| refuse(format!("'{}': {e}", tensor.name)))?;
+    let plan = Plan::new(&model, &choices.all, setup, world)?;
+    let target = FolderTarget::new(&args.output)?;
+    let progress = Progress::new("shard");
+    // One header at a time: each is as long as that of the whole model.
+    let (mut drafts, mut work, mut items) = (Vec::new(), 0, Vec::new());
+    for rank in 0..world {
+        let (draft, of_rank) = plan.begin(rank, &target)?;
+        work += of_rank.iter().map(|item| item.bytes).sum::<usize>();
+        drafts.push(Mutex::new(Some(draft)));
+        if rank == 0 {
+            items = of_rank;
         }
     }
-    let target = FolderTarget::new(&args.output)?;
-    let progress = Progress::new(
-        "shard",
-        choices.iter().map(|choice| choice.tensor.len()).sum(),
-    );
+    let items = sorted(&items);
+    // The rows of all ranks are the tensors.
+    let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, _)| tensor.len()).collect();
+    progress.begin(work + reads(&items, &sources));
     let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
-        let outputs = outputs(&model, &choices, setup, rank, &comm)?;
-        outputs.check()?;
-        target.fill_file(&file_name(rank, world), |draft| {
-            outputs.write(draft, &progress)
-        })
+        let draft = drafts[rank]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let mut draft = draft.context("a rank runs once")?;
+        plan.fill(&mut draft, &items, rank, &comm, &progress)?;
+        draft.finish()
     });
-    ranks.map_err(|failed| failed.cause)?;
-    target.publish()
+    let written = ranks.map_err(|failed| failed.cause)?;
+    target.publish()?;
+    progress.finish();
+    choices.tell("sharded", &summary, model.bytes(), written.iter().sum());
+    Ok(())
 }
 
-/// The tensors of one rank's file.
-fn outputs<'a>(
-    model: &Model,
-    choices: &[Choice<'a>],
+/// What all ranks do, held once whatever their number.
+struct Plan<'a> {
+    model: &'a Model,
+    /// Those that pass through.
+    passed: Vec<Tensor<'a>>,
+    /// Those that are quantized, each a job.
+    jobs: Vec<(Tensor<'a>, Shape)>,
     setup: Setup,
-    rank: usize,
-    comm: &Arc<dyn Communicator<Cpu>>,
-) -> Result<Outputs<'a>> {
-    let comm = Arc::clone(comm);
-    let stored = setup.recipe.stored(setup.usage);
-    let data = stored.iter().filter(|spec| spec.key.part == Part::Data);
-    let held = data.fold(Usage::empty(), |usage, spec| usage | spec.key.usage);
-    let mut metadata = copied_metadata(model);
-    let mut items = Vec::new();
-    let mut jobs: Vec<(Tensor<'a>, ShardSpec, Vec<Field>)> = Vec::new();
-    for &Choice { tensor, matrix } in choices {
-        let Some(Matrix { shape: full, .. }) = matrix else {
-            if rank == 0 {
-                items.push(Item::input(tensor));
-            }
-            continue;
-        };
-        let world = comm.world_size();
-        let spec = ShardSpec::for_usage(&setup.recipe, full, world, rank, setup.usage)?;
-        let fields = fields::fields(
-            &setup.recipe,
-            &stored,
-            spec.local_shape(),
-            held,
-            Form::Compact,
-        )
-        .map_err(|e| refuse(format!("'{}': {e}", tensor.name)))?;
-        items.extend(made_items(jobs.len(), tensor.name, &fields));
-        let rows = spec.rows();
-        let shard = ShardText {
-            rank,
+    world: usize,
+    /// The buffers that ranks store, and what their data serve.
+    stored: BufferList,
+    held: Usage,
+}
+
+/// The part of one job that a rank does.
+struct Part {
+    spec: ShardSpec,
+    fields: Vec<Field>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(model: &'a Model, choices: &[Choice<'a>], setup: Setup, world: usize) -> Result<Self> {
+        let stored = setup.recipe.stored(setup.usage);
+        let data = stored
+            .iter()
+            .filter(|spec| spec.key.part == BufferPart::Data);
+        let held = data.fold(Usage::empty(), |usage, spec| usage | spec.key.usage);
+        let mut plan = Self {
+            model,
+            passed: Vec::new(),
+            jobs: Vec::new(),
+            setup,
             world,
-            rows: [rows.start, rows.end],
-            usage: setup.usage.label().to_owned(),
-            scales: Named::label(setup.form).to_owned(),
+            stored,
+            held,
         };
+        let specs = setup.recipe.buffers(setup.usage);
+        for &Choice { tensor, matrix } in choices {
+            let Some(Matrix { shape, .. }) = matrix else {
+                plan.passed.push(tensor);
+                continue;
+            };
+            // What unshard will write must be possible, too.
+            fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+                .map_err(|e| refuse(format!("'{}': {e}", shown(tensor.name))))?;
+            plan.jobs.push((tensor, shape));
+        }
+        Ok(plan)
+    }
+
+    /// What `rank` does of a job.
+    fn part(&self, job: usize, rank: usize) -> Result<Part> {
+        let (tensor, full) = self.jobs[job];
+        let Setup { recipe, usage, .. } = self.setup;
+        let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
+        let shape = spec.local_shape();
+        let fields = fields::fields(&recipe, &self.stored, shape, self.held, Form::Compact)
+            .map_err(|e| refuse(format!("'{}': {e}", shown(tensor.name))))?;
+        Ok(Part { spec, fields })
+    }
+
+    /// Makes the file of `rank` and writes its header. Returns what is to follow.
+    fn begin(&self, rank: usize, target: &FolderTarget) -> Result<(Draft, Vec<Item<'a>>)> {
+        let mut metadata = copied_metadata(self.model);
+        let mut items = Vec::new();
+        if rank == 0 {
+            items.extend(self.passed.iter().copied().map(Item::input));
+        }
         let compact = Setup {
             form: Form::Compact,
-            ..setup
+            ..self.setup
         };
-        let mut text = text(&compact, tensor, held);
-        text.shard = Some(shard);
-        metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
-        jobs.push((tensor, spec, fields));
+        for (job, (tensor, _)) in self.jobs.iter().enumerate() {
+            let Part { spec, fields } = self.part(job, rank)?;
+            items.extend(made_items(job, tensor.name, &fields));
+            let rows = spec.rows();
+            let mut text = text(&compact, *tensor, self.held);
+            text.shard = Some(ShardText {
+                rank,
+                world: self.world,
+                rows: [rows.start, rows.end],
+                usage: self.setup.usage.label().to_owned(),
+                scales: Named::label(self.setup.form).to_owned(),
+            });
+            metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
+        }
+        if rank == 0 {
+            check_names(&items)?;
+        }
+        let mut draft = target.create(&file_name(rank, self.world))?;
+        draft.write(&header(&sorted(&items), &metadata)?)?;
+        Ok((draft, items))
     }
-    let make = Box::new(move |job: usize, want: Want| {
-        let (tensor, spec, fields) = &jobs[job];
-        let source = load(&Cpu, tensor, spec.elements())?;
-        let local = empty(
-            &Cpu,
-            setup.recipe,
-            spec.local_shape(),
-            &wanted(&stored, want),
-        )?;
-        let amax = cast(&Cpu, &*comm, &local, source, setup.delayed_scale, want)?;
-        let fields = fields.clone();
-        Ok(Box::new(Packed {
-            backend: Cpu,
-            tensor: local,
-            amax,
-            fields,
-        }) as Box<dyn Parts>)
-    });
-    Ok(Outputs {
-        items,
-        metadata,
-        make,
-    })
+
+    /// Writes the tensors of `rank`, which are `items` of rank 0 with the rows of this one.
+    fn fill(
+        &self,
+        draft: &mut Draft,
+        items: &[&Item<'a>],
+        rank: usize,
+        comm: &Arc<dyn Communicator<Cpu>>,
+        progress: &Progress,
+    ) -> Result<()> {
+        let make: Make<'_> = Box::new(|job, want| {
+            let Part { spec, fields } = self.part(job, rank)?;
+            let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
+            let Setup {
+                recipe,
+                delayed_scale,
+                ..
+            } = self.setup;
+            let shape = worked(spec.local_shape());
+            let local = empty(&Cpu, recipe, shape, &wanted(&self.stored, want))?;
+            let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, want)?;
+            Ok(Box::new(Packed {
+                backend: Cpu,
+                tensor: local,
+                amax,
+                fields,
+            }) as Box<dyn Parts>)
+        });
+        let mut maker = Maker::new(&make);
+        for item in items {
+            let bytes = match item.from {
+                From::Input(_) if rank > 0 => continue,
+                From::Input(_) => item.bytes,
+                From::Made { job, part, .. } => self.part(job, rank)?.fields[part].bytes(),
+            };
+            let item = Item {
+                bytes,
+                ..(*item).clone()
+            };
+            maker.write(&item, &mut |bytes| {
+                draft.write(bytes)?;
+                progress.add(bytes.len());
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
 }

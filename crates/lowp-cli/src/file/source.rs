@@ -1,7 +1,9 @@
 //! Values of a file as the input of a cast.
 
 use super::model::Tensor;
+use super::progress::Progress;
 use super::refuse::refuse;
+use crate::output::shown;
 use anyhow::Result;
 use half::{bf16, f16};
 use lowp_kernels::{Backend, Element, Source};
@@ -11,7 +13,7 @@ use std::ops::Range;
 /// Values that are converted at a time.
 const CHUNK: usize = 1 << 16;
 
-/// Elements `range` of `tensor`. F16 is widened to F32, which is exact.
+/// Elements `range` of `tensor`, read under the eyes of `progress`. F16 is widened to F32, which is exact.
 ///
 /// # Errors
 /// The file cannot be read, or the dtype is no float of 16 or 32 bits.
@@ -19,13 +21,13 @@ pub(super) fn load<B: Backend>(
     backend: &B,
     tensor: &Tensor<'_>,
     range: Range<usize>,
+    progress: &Progress,
 ) -> Result<Source<B>> {
+    let from = (tensor, range, progress);
     Ok(match tensor.dtype {
-        Dtype::F32 => Source::F32(convert::<4, _, _>(backend, tensor, range, f32_of)?),
-        Dtype::F16 => Source::F32(convert::<2, _, _>(backend, tensor, range, |b| {
-            f16_of(b).to_f32()
-        })?),
-        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, tensor, range, bf16_of)?),
+        Dtype::F32 => Source::F32(convert::<4, _, _>(backend, from, f32_of)?),
+        Dtype::F16 => Source::F32(convert::<2, _, _>(backend, from, |b| f16_of(b).to_f32())?),
+        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, from, bf16_of)?),
         _ => return Err(no_values(tensor)),
     })
 }
@@ -33,12 +35,12 @@ pub(super) fn load<B: Backend>(
 /// Reads values of `N` bytes each.
 fn convert<const N: usize, T: Element, B: Backend>(
     backend: &B,
-    tensor: &Tensor<'_>,
-    range: Range<usize>,
+    (tensor, range, progress): (&Tensor<'_>, Range<usize>, &Progress),
     value: impl Fn(&[u8]) -> T,
 ) -> Result<B::Buffer<T>> {
     let buffer = backend.alloc::<T>(range.len())?;
     each_chunk::<N, T>(tensor, range, value, |start, values| {
+        progress.add(values.len() * N);
         Ok(backend.write(&buffer, start, values)?)
     })?;
     Ok(buffer)
@@ -94,6 +96,7 @@ fn bf16_of(bytes: &[u8]) -> bf16 {
 fn no_values(tensor: &Tensor<'_>) -> anyhow::Error {
     refuse(format!(
         "'{}' has dtype {} and only F32, BF16 and F16 hold values to quantize; convert it first",
-        tensor.name, tensor.dtype
+        shown(tensor.name),
+        tensor.dtype
     ))
 }

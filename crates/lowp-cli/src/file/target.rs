@@ -5,7 +5,7 @@ use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// A file that will appear under its name when it is complete.
@@ -26,15 +26,18 @@ impl FileTarget {
         Ok(Self(file))
     }
 
-    /// Lets `write` fill a file under a temporary name, then gives it its own.
+    /// Lets `write` fill a file under a temporary name, then gives it its own. Returns its length.
     ///
     /// # Errors
     /// Whatever `write` returns, or the system refuses; nothing is left behind then.
-    pub(super) fn fill(self, write: impl FnOnce(&mut Draft) -> Result<()>) -> Result<()> {
+    pub(super) fn fill(self, write: impl FnOnce(&mut Draft) -> Result<()>) -> Result<u64> {
         let Self(file) = self;
         let path = file.path().to_owned();
-        Draft::fill(&file.draft(), &path, write)?;
-        file.publish().with_context(|| cannot_write(&path))
+        let mut draft = Draft::new(file.create(), &path)?;
+        write(&mut draft)?;
+        let written = draft.finish()?;
+        file.publish().with_context(|| cannot_write(&path))?;
+        Ok(written)
     }
 }
 
@@ -51,16 +54,15 @@ impl FolderTarget {
         NewFolder::at(path).map(Self).map_err(|e| refused(path, e))
     }
 
-    /// Makes the file called `name` in it; may be called from several threads.
+    /// Makes the file called `name` in it.
     ///
     /// # Errors
-    /// Whatever `write` returns, or the system refuses.
-    pub(super) fn fill_file(
-        &self,
-        name: &str,
-        write: impl FnOnce(&mut Draft) -> Result<()>,
-    ) -> Result<()> {
-        Draft::fill(&self.0.draft().join(name), &self.0.path().join(name), write)
+    /// The system refuses.
+    pub(super) fn create(&self, name: &str) -> Result<Draft> {
+        Draft::new(
+            File::create(self.0.draft().join(name)),
+            &self.0.path().join(name),
+        )
     }
 
     /// Gives the folder its name.
@@ -79,22 +81,29 @@ pub(super) struct Draft {
     out: BufWriter<File>,
     /// What it will be called.
     name: PathBuf,
+    written: u64,
 }
 
 impl Draft {
-    /// Lets `write` make the file at `path`, which will be called `name`, and makes sure that it is on the disk.
-    fn fill(path: &Path, name: &Path, write: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        let file = File::create(path).with_context(|| cannot_write(name))?;
-        let mut draft = Self {
-            out: BufWriter::new(file),
+    /// The file that was made for what will be called `name`.
+    fn new(file: io::Result<File>, name: &Path) -> Result<Self> {
+        Ok(Self {
+            out: BufWriter::new(file.with_context(|| cannot_write(name))?),
             name: name.to_owned(),
-        };
-        write(&mut draft)?;
-        draft
-            .out
+            written: 0,
+        })
+    }
+
+    /// Makes sure that it is on the disk, and returns its length.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn finish(mut self) -> Result<u64> {
+        self.out
             .flush()
-            .and_then(|()| draft.out.get_ref().sync_all())
-            .with_context(|| cannot_write(name))
+            .and_then(|()| self.out.get_ref().sync_all())
+            .with_context(|| cannot_write(&self.name))?;
+        Ok(self.written)
     }
 
     /// Appends `bytes`.
@@ -102,6 +111,7 @@ impl Draft {
     /// # Errors
     /// The system refuses, for want of space most often.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.written += bytes.len() as u64;
         self.out
             .write_all(bytes)
             .with_context(|| cannot_write(&self.name))

@@ -1,9 +1,10 @@
 //! A quantized tensor from its fields in a file.
 
 use super::cast::Tensor;
-use super::fields::holding;
+use super::fields::{holding, worked};
 use super::meta::Quantized;
 use super::model::Model;
+use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage};
 use lowp_kernels::{Backend, RepackJob, Work};
@@ -31,7 +32,7 @@ pub(super) fn unpack<B: Backend>(
     let wanted =
         |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
     let specs = tensor.specs.iter().filter(wanted).copied();
-    QuantizedTensor::with_buffers(tensor.recipe, tensor.shape, specs, |spec, _| {
+    QuantizedTensor::with_buffers(tensor.recipe, worked(tensor.shape), specs, |spec, _| {
         read(backend, model, tensor, spec, orientation)
     })
 }
@@ -63,7 +64,7 @@ fn read<B: Backend>(
         .or_else(|| (spec.key.usage & tensor.usage).orientations().next())
         .unwrap_or(Orientation::Rowwise);
     let field = holding(&tensor.fields, spec.key, orientation)
-        .with_context(|| format!("'{}' has no field for {}", tensor.name, spec.key))?;
+        .with_context(|| format!("'{}' has no field for {}", shown(&tensor.name), spec.key))?;
     let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
     let bytes = backend.alloc::<u8>(found.len())?;
     found.pieces(0..found.len(), |start, piece| {
@@ -72,6 +73,9 @@ fn read<B: Backend>(
     let Some(from_layout) = field.layout.filter(|layout| layout.form() != Form::Compact) else {
         return Ok(bytes);
     };
+    if found.len() == 0 {
+        return Ok(bytes);
+    }
     let to_layout = ScaleLayout::new(spec, tensor.shape, orientation, Form::Compact)?;
     let to = backend.alloc::<u8>(to_layout.bytes())?;
     backend.once(Work::Repack(vec![RepackJob {

@@ -2,7 +2,7 @@
 
 use super::args::example;
 use super::cast::Tensor;
-use super::fields::{self, Content, Field, holding};
+use super::fields::{self, Content, Field, holding, worked};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
 use super::pack::{Packed, wanted};
@@ -10,15 +10,18 @@ use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
 use super::refuse::{refuse, refuse_file};
+use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
 use super::write::{Item, Outputs, Parts, Want};
+use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
-    BufferKey, BufferSpec, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe, Transport,
+    BufferKey, BufferSpec, Form, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe,
+    RowCuts, ScaleLayout, Transport,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Gather rank files into one quantized model
 #[derive(Clone, Debug, clap::Args)]
@@ -34,13 +37,26 @@ pub(crate) struct Args {
     /// The file to write
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
-/// The rank files with what their metadata say.
+/// The rank files of one `lowp shard`. What they say of each tensor is the same but for the rows, so it is kept once; of
+/// each file only where its tensors begin.
 struct World {
-    models: Vec<Model>,
-    /// The quantized tensors of each rank.
-    tensors: Vec<BTreeMap<String, Quantized>>,
+    /// The quantized tensors as rank 0 has them, each with the number of its first field.
+    tensors: BTreeMap<String, (Quantized, usize)>,
+    ranks: Vec<Rank>,
+}
+
+/// The file of one rank.
+struct Rank {
+    /// Only those of its tensors that passed through.
+    model: Model,
+    /// Where the fields of all quantized tensors begin, in their order.
+    starts: Vec<usize>,
+    bytes: u64,
 }
 
 /// Runs the command.
@@ -48,15 +64,23 @@ struct World {
 /// # Errors
 /// Rank files that are missing, cannot be read or do not belong together; an output that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
-    let models = ranks::open(&args.input)?;
-    let tensors = models.iter().map(meta::quantized).collect::<Result<_>>()?;
-    let world = World { models, tensors };
-    world.check()?;
-    let target = FileTarget::new(&args.output, world.models.iter().flat_map(Model::files))?;
-    let outputs = outputs(&world)?;
+    let summary = Summary::begin(args.verbosity);
+    let (world, metadata) = World::open(&args.input)?;
+    let files = world.ranks.iter().flat_map(|rank| rank.model.files());
+    let target = FileTarget::new(&args.output, files)?;
+    let outputs = outputs(&world, metadata)?;
     outputs.check()?;
-    let progress = Progress::new("unshard", outputs.bytes());
-    target.fill(|draft| outputs.write(draft, &progress))
+    let progress = Progress::new("unshard");
+    progress.begin(outputs.work());
+    let written = target.fill(|draft| outputs.write(draft, &progress))?;
+    progress.finish();
+    let (count, read) = (
+        world.tensors.len(),
+        world.ranks.iter().map(|rank| rank.bytes),
+    );
+    let what = format!("gathered {count} tensors of {} ranks", world.ranks.len());
+    summary.done(&what, read.sum(), written);
+    Ok(())
 }
 
 /// The shard of a tensor of a rank file.
@@ -64,70 +88,130 @@ fn shard(tensor: &Quantized) -> Result<&Shard> {
     tensor
         .shard
         .as_ref()
-        .with_context(|| format!("'{}' is no shard", tensor.name))
+        .with_context(|| format!("'{}' is no shard", shown(&tensor.name)))
 }
 
 impl World {
-    /// Refuses rank files that are not of one `lowp shard`.
-    fn check(&self) -> Result<()> {
-        let names = |rank: usize| self.tensors[rank].keys().collect::<BTreeSet<_>>();
-        let (first, expected) = (&self.tensors[0], names(0));
-        for (rank, model) in self.models.iter().enumerate() {
-            let found = names(rank);
-            if let Some(name) = found.symmetric_difference(&expected).next() {
+    /// Opens the rank files of a folder, one after the other, and returns what their metadata say besides.
+    fn open(folder: &Path) -> Result<(Self, BTreeMap<String, String>)> {
+        let paths = ranks::paths(folder)?;
+        let mut world = Self {
+            tensors: BTreeMap::new(),
+            ranks: Vec::new(),
+        };
+        let mut metadata = BTreeMap::new();
+        for (rank, path) in paths.iter().enumerate() {
+            let model = Model::open(path)?;
+            let tensors = meta::quantized(&model)?;
+            if rank == 0 {
+                metadata = copied_metadata(&model);
+                let mut first = 0;
+                for (name, tensor) in &tensors {
+                    world.tensors.insert(name.clone(), (tensor.clone(), first));
+                    first += tensor.fields.len();
+                }
+            }
+            world.check(&model, &tensors, rank, paths.len())?;
+            world.ranks.push(Rank::new(model, &tensors)?);
+        }
+        Ok((world, metadata))
+    }
+
+    /// Refuses a rank file that is not of the same `lowp shard` as that of rank 0.
+    fn check(
+        &self,
+        model: &Model,
+        tensors: &BTreeMap<String, Quantized>,
+        rank: usize,
+        world: usize,
+    ) -> Result<()> {
+        let expected: BTreeSet<&String> = self.tensors.keys().collect();
+        if let Some(name) = tensors
+            .keys()
+            .collect::<BTreeSet<_>>()
+            .symmetric_difference(&expected)
+            .next()
+        {
+            return Err(refuse_file(
+                model.path(),
+                format!(
+                    "'{}' is not in the files of all ranks; shard the model again",
+                    shown(name)
+                ),
+            ));
+        }
+        for (name, tensor) in tensors {
+            let Some(shard) = &tensor.shard else {
                 return Err(refuse_file(
                     model.path(),
-                    format!("'{name}' is not in the files of all ranks; shard the model again"),
+                    format!(
+                        "'{}' is a whole tensor; give the files that `lowp shard` wrote",
+                        shown(name)
+                    ),
+                ));
+            };
+            if (shard.rank, shard.cuts.world()) != (rank, world) {
+                return Err(refuse_file(
+                    model.path(),
+                    format!(
+                        "'{}' belongs to rank {} of {}; give the file its own name back",
+                        shown(name),
+                        shard.rank,
+                        shard.cuts.world()
+                    ),
                 ));
             }
-            for (name, tensor) in &self.tensors[rank] {
-                let Some(shard) = &tensor.shard else {
-                    return Err(refuse_file(
-                        model.path(),
-                        format!(
-                            "'{name}' is a whole tensor; give the files that `lowp shard` wrote"
-                        ),
-                    ));
-                };
-                if (shard.rank, shard.cuts.world()) != (rank, self.models.len()) {
-                    return Err(refuse_file(
-                        model.path(),
-                        format!(
-                            "'{name}' belongs to rank {} of {}; give the file its own name back",
-                            shard.rank,
-                            shard.cuts.world()
-                        ),
-                    ));
-                }
-                if common(&tensor.text) != common(&first[name].text) {
-                    return Err(refuse_file(
-                        model.path(),
-                        format!(
-                            "'{name}' was sharded with other options than on rank 0; shard the model again"
-                        ),
-                    ));
-                }
+            let (first, _) = &self.tensors[name];
+            if common(&tensor.text) != common(&first.text) || tensor.usage != first.usage {
+                return Err(refuse_file(
+                    model.path(),
+                    format!(
+                        "'{}' was sharded with other options than on rank 0; shard the model again",
+                        shown(name)
+                    ),
+                ));
             }
         }
         Ok(())
     }
 
+    /// The number of a field of tensor `name`: that of a buffer, or of the amax that is in none.
+    fn field(&self, name: &str, key: Option<BufferKey>) -> Result<(&Field, usize)> {
+        let (tensor, first) = &self.tensors[name];
+        let found = match key {
+            Some(key) => holding(&tensor.fields, key, Orientation::Rowwise),
+            None => amax_field(tensor),
+        };
+        let position = found.and_then(|found| {
+            let mut fields = tensor.fields.iter();
+            fields.position(|field| std::ptr::eq(field, found))
+        });
+        let (found, position) = found
+            .zip(position)
+            .with_context(|| format!("'{}' lacks a field", shown(name)))?;
+        Ok((found, first + position))
+    }
+
     /// A number that must be the same in every rank file: a buffer, or the amax that is in none.
     fn agreed(&self, name: &str, key: Option<BufferKey>) -> Result<Vec<u8>> {
+        let (field, number) = self.field(name, key)?;
         let mut agreed: Option<Vec<u8>> = None;
-        for (model, tensors) in self.models.iter().zip(&self.tensors) {
-            let tensor = &tensors[name];
-            let field = match key {
-                Some(key) => holding(&tensor.fields, key, Orientation::Rowwise),
-                None => amax_field(tensor),
-            };
-            let field = field.with_context(|| format!("'{name}' lacks a scale"))?;
-            let full = field.name(name);
-            let bytes = model.expect(&full, field.dtype, &field.shape)?.to_vec()?;
+        for Rank { model, starts, .. } in &self.ranks {
+            let mut bytes = Vec::new();
+            // A number has the same size everywhere.
+            model
+                .stretch(starts[number], field.bytes())?
+                .pieces(|_, piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                })?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
                 return Err(refuse_file(
                     model.path(),
-                    format!("'{full}' differs from rank 0's; shard the model again"),
+                    format!(
+                        "'{}' differs from rank 0's; shard the model again",
+                        shown(&field.name(name))
+                    ),
                 ));
             }
             agreed = Some(bytes);
@@ -137,25 +221,34 @@ impl World {
 
     /// The pieces of a buffer, one after another.
     fn pieces(&self, name: &str, spec: &BufferSpec, pieces: &[usize]) -> Result<CpuBuffer<u8>> {
+        let (field, number) = self.field(name, Some(spec.key))?;
+        let (tensor, _) = &self.tensors[name];
+        let Shard { cuts, .. } = shard(tensor)?;
         let all = Cpu.alloc::<u8>(pieces.iter().sum())?;
         let mut start = 0;
-        for ((model, tensors), &piece) in self.models.iter().zip(&self.tensors).zip(pieces) {
-            let field = holding(&tensors[name].fields, spec.key, Orientation::Rowwise)
-                .with_context(|| format!("'{name}' lacks {}", spec.key))?;
-            let found = model.expect(&field.name(name), field.dtype, &field.shape)?;
-            if found.len() != piece {
+        for (rank, (Rank { model, starts, .. }, &piece)) in
+            self.ranks.iter().zip(pieces).enumerate()
+        {
+            // The length that the file was found to have when it was opened.
+            let rows = tensor.full.with_rows(cuts.range(rank).len());
+            let found = match field.content {
+                Content::Buffer { orientation, .. } => {
+                    ScaleLayout::new(spec, rows, orientation, Form::Compact)?.bytes()
+                }
+                Content::Amax => field.bytes(),
+            };
+            if found != piece {
                 return Err(refuse_file(
                     model.path(),
                     format!(
-                        "'{}' has {} bytes, not {piece}; shard the model again",
-                        field.name(name),
-                        found.len()
+                        "'{}' has {found} bytes, not {piece}; shard the model again",
+                        shown(&field.name(name))
                     ),
                 ));
             }
-            found.pieces(0..piece, |at, bytes| {
-                Ok(Cpu.write(&all, start + at, bytes)?)
-            })?;
+            model
+                .stretch(starts[number], piece)?
+                .pieces(|at, bytes| Ok(Cpu.write(&all, start + at, bytes)?))?;
             start += piece;
         }
         Ok(all)
@@ -163,9 +256,14 @@ impl World {
 
     /// Runs the gather plan of one tensor.
     fn gather(&self, name: &str, want: Want) -> Result<Tensor> {
-        let tensor = &self.tensors[0][name];
+        let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
-        let plan = GatherPlan::with_cuts(&tensor.recipe, tensor.full, cuts, *usage, *usage, &[])?;
+        let (full, recipe) = (worked(tensor.full), tensor.recipe);
+        let cuts = match full.rows {
+            0 => &RowCuts::new(0, cuts.world(), 1)?,
+            _ => cuts,
+        };
+        let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
         let mut buffers: Vec<(BufferKey, CpuBuffer<u8>)> = Vec::new();
         for step in &plan.steps {
             let spec = step.spec();
@@ -212,10 +310,8 @@ impl World {
             };
             buffers.push((spec.key, buffer));
         }
-        let specs = wanted(&tensor.recipe.buffers(*usage), want);
-        QuantizedTensor::with_buffers(tensor.recipe, tensor.full, specs, |spec, _| {
-            find(&buffers, spec.key)
-        })
+        let specs = wanted(&recipe.buffers(*usage), want);
+        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| find(&buffers, spec.key))
     }
 }
 
@@ -236,35 +332,21 @@ fn common(text: &Text) -> Text {
     whole
 }
 
-/// The tensors of the output file.
-fn outputs(world: &World) -> Result<Outputs<'_>> {
-    let mut metadata = copied_metadata(&world.models[0]);
+/// The tensors of the output file, whose metadata begin with `metadata`.
+fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outputs<'_>> {
     let mut items = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
-    for (model, tensors) in world.models.iter().zip(&world.tensors) {
-        let field_names = |tensor: &Quantized| -> Vec<String> {
-            tensor
-                .fields
-                .iter()
-                .map(|field| field.name(&tensor.name))
-                .collect()
-        };
-        let fields: BTreeSet<String> = tensors.values().flat_map(field_names).collect();
-        let passed = model
-            .tensors()
-            .filter(|tensor| !fields.contains(tensor.name));
-        items.extend(passed.map(Item::input));
+    for rank in &world.ranks {
+        items.extend(rank.model.tensors().map(Item::input));
     }
-    for (name, tensor) in &world.tensors[0] {
+    for (name, (tensor, _)) in &world.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
-            .map_err(|e| refuse(format!("'{name}': {e}")))?;
+            .map_err(|e| refuse(format!("'{}': {e}", shown(name))))?;
         items.extend(made_items(jobs.len(), name, &fields));
-        metadata.insert(
-            meta::key(name),
-            serde_json::to_string(&common(&tensor.text))?,
-        );
+        let text = serde_json::to_string(&common(&tensor.text))?;
+        metadata.insert(meta::key(name), text);
         jobs.push((tensor, fields));
     }
     let make = Box::new(move |job: usize, want: Want| {
@@ -288,7 +370,31 @@ fn outputs(world: &World) -> Result<Outputs<'_>> {
         items,
         metadata,
         make,
+        sources: Vec::new(),
     })
+}
+
+impl Rank {
+    /// Notes where the fields of `tensors`, which are all in `model`, begin; the rest of what it says of them is rank 0's.
+    fn new(mut model: Model, tensors: &BTreeMap<String, Quantized>) -> Result<Self> {
+        let mut starts = Vec::new();
+        let mut fields = BTreeSet::new();
+        for (name, tensor) in tensors {
+            for field in &tensor.fields {
+                let full = field.name(name);
+                starts.push(model.expect(&full, field.dtype, &field.shape)?.start());
+                fields.insert(full);
+            }
+        }
+        model.retain(|name| !fields.contains(name));
+        starts.shrink_to_fit();
+        let bytes = model.bytes();
+        Ok(Self {
+            model,
+            starts,
+            bytes,
+        })
+    }
 }
 
 /// The field of an amax that is in no buffer.

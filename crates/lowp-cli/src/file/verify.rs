@@ -1,15 +1,16 @@
 //! `lowp verify`: whether two models hold the same bytes, and where they differ first.
 
 use super::difference::{Byte, Pair};
-use super::meta;
+use super::meta::{self, Quantized};
 use super::model::{Model, PIECE, Tensor};
 use super::progress::Progress;
 use super::ranks;
 use super::refuse::refuse;
 use super::verify_source::Again;
 use crate::device::Device;
-use anyhow::{Result, bail};
-use std::collections::BTreeSet;
+use crate::output::shown;
+use anyhow::{Result, anyhow, bail};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Compare two models byte by byte, or a quantized model with its source
@@ -25,8 +26,9 @@ use std::path::{Path, PathBuf};
 With --source, every quantized tensor of A is made again from the tensor of MODEL as A's metadata
 say, and every other tensor is compared with that of MODEL.
 
-Exit code: 0 where every tensor has the same dtype, shape and bytes in both; 1 at the first
-difference, which is named with its tensor, block and byte; 2 where an input cannot be read."
+Exit code: 0 where every tensor has the same dtype, shape, bytes and meaning in both; 1 at the
+first difference, which is named with its tensor, block and byte; 2 where an input cannot be
+read."
 )]
 pub(crate) struct Args {
     /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder of rank files
@@ -65,12 +67,12 @@ pub(super) fn main(args: &Args) -> Result<()> {
 }
 
 fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
-    let (a, b) = (open(path_a)?, open(path_b)?);
     if path_a.is_dir() != path_b.is_dir() {
         return Err(refuse(
             "one is a folder of rank files and the other is not; gather the folder with `lowp unshard` first",
         ));
     }
+    let (a, b) = (files(path_a)?, files(path_b)?);
     if a.len() != b.len() {
         bail!(
             "{} has {} ranks and {} has {}",
@@ -80,25 +82,26 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
             b.len()
         );
     }
-    let bytes: usize = a
-        .iter()
-        .flat_map(Model::tensors)
-        .map(|tensor| tensor.len())
-        .sum();
-    let progress = Progress::new("verify", bytes);
-    for (a, b) in a.iter().zip(&b) {
-        compare(a, b, &progress)?;
+    let (mut tensors, mut bytes) = (0, 0);
+    for (rank, (a, b)) in a.iter().zip(&b).enumerate() {
+        let (x, y) = (Model::open(a)?, Model::open(b)?);
+        let label = format!("verify rank {rank}");
+        let progress = Progress::new(if path_a.is_dir() { &label } else { "verify" });
+        let size: usize = x.tensors().map(|tensor| tensor.len()).sum();
+        progress.begin(size);
+        compare(&x, &y, &progress)?;
+        progress.finish();
+        (tensors, bytes) = (tensors + x.tensors().count(), bytes + size);
     }
-    drop(progress);
-    let tensors: usize = a.iter().map(|model| model.tensors().count()).sum();
     crate::output::print(&format!("equal: {tensors} tensors, {bytes} bytes\n"))
 }
 
-fn open(path: &Path) -> Result<Vec<Model>> {
+/// The files to compare, each with that of the other side.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_dir() {
-        ranks::open(path)
+        ranks::paths(path)
     } else {
-        Ok(vec![Model::open(path)?])
+        Ok(vec![path.to_owned()])
     }
 }
 
@@ -129,17 +132,30 @@ fn compare(a: &Model, b: &Model, progress: &Progress) -> Result<()> {
             return Err(pair.bytes(name, byte));
         }
     }
-    for (name, x) in &quantized[0] {
-        if let Some(y) = quantized[1].get(name).filter(|y| y.text != x.text) {
-            let (x, y) = (
-                serde_json::to_string(&x.text)?,
-                serde_json::to_string(&y.text)?,
-            );
-            bail!(
-                "'{name}' has the same bytes and another meaning: {x} in {}, {y} in {}",
+    let names: BTreeSet<&String> = quantized.iter().flat_map(BTreeMap::keys).collect();
+    for name in names {
+        let text = |of: &BTreeMap<String, Quantized>| -> Result<Option<String>> {
+            let found = of
+                .get(name)
+                .map(|tensor| serde_json::to_string(&tensor.text));
+            Ok(found.transpose()?)
+        };
+        let shown = shown(name);
+        let lacks = |with: &str, without: &str| {
+            anyhow!(
+                "'{shown}' has the same bytes, but only {with} says what they mean: {without} lacks its metadata; \
+                 copy both, or write that file again"
+            )
+        };
+        match (text(&quantized[0])?, text(&quantized[1])?) {
+            (Some(x), Some(y)) if x != y => bail!(
+                "'{shown}' has the same bytes and another meaning: {x} in {}, {y} in {}",
                 pair.a,
                 pair.b
-            );
+            ),
+            (Some(_), None) => return Err(lacks(pair.a, pair.b)),
+            (None, Some(_)) => return Err(lacks(pair.b, pair.a)),
+            _ => {}
         }
     }
     Ok(())

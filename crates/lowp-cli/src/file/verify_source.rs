@@ -9,8 +9,9 @@ use super::progress::Progress;
 use super::quantize;
 use super::refuse::refuse_file;
 use super::select::{Choice, Matrix, refuse_quantized};
-use super::write::{From, Item, Maker};
+use super::write::{From, Item, Maker, reads};
 use crate::device::OnDevice;
+use crate::output::{dims, shown};
 use anyhow::{Result, bail};
 use lowp_kernels::Backend;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,14 +41,16 @@ impl OnDevice for Again<'_> {
             return Err(refuse_file(
                 file.path(),
                 format!(
-                    "it holds one rank's rows of '{name}'; gather the folder with `lowp unshard` first"
+                    "it holds one rank's rows of '{}'; gather the folder with `lowp unshard` first",
+                    shown(name)
                 ),
             ));
         }
         let model = Model::open(self.source)?;
         refuse_quantized(&model)?;
         let choices = choices(&file, &tensors, &model)?;
-        let outputs = quantize::outputs(backend, &model, &choices)?;
+        let progress = Progress::new("verify");
+        let outputs = quantize::outputs(backend, &model, &choices, &progress)?;
         outputs.check()?;
 
         let items: BTreeMap<&str, &Item<'_>> = outputs
@@ -62,7 +65,8 @@ impl OnDevice for Again<'_> {
             .collect();
         let (a, b) = names_of(&file, &model);
         let again = format!("{b} quantized again");
-        let progress = Progress::new("verify", outputs.bytes());
+        let order: Vec<&Item<'_>> = items.values().copied().collect();
+        progress.begin(outputs.bytes() + reads(&order, &outputs.sources));
         let mut maker = outputs.maker();
         for name in names {
             let item = items.get(name).copied();
@@ -86,12 +90,12 @@ impl OnDevice for Again<'_> {
                 return Err(pair.bytes(name, byte));
             }
         }
-        drop(maker);
-        drop(progress);
+        let (count, bytes) = (outputs.items.len(), outputs.bytes());
+        drop((maker, items));
+        drop(outputs);
+        progress.finish();
         crate::output::print(&format!(
-            "equal: {} tensors, {} bytes; {} quantized again\n",
-            outputs.items.len(),
-            outputs.bytes(),
+            "equal: {count} tensors, {bytes} bytes; {} quantized again\n",
             tensors.len()
         ))
     }
@@ -124,16 +128,17 @@ fn choices<'a>(
     let (a, b) = names_of(file, model);
     for (name, tensor) in tensors {
         let Some(source) = model.get(name) else {
-            bail!("'{name}' is in {a} and not in {b}");
+            bail!("'{}' is in {a} and not in {b}", shown(name));
         };
         let text = &tensor.text;
         if source.shape != text.shape || Named::label(source.dtype) != text.dtype {
             bail!(
-                "'{name}' was {} {:?} when it was quantized for {a} and is {} {:?} in {b}",
+                "'{}' was {} {} when it was quantized for {a} and is {} {} in {b}",
+                shown(name),
                 text.dtype,
-                text.shape,
+                dims(&text.shape),
                 source.dtype,
-                source.shape
+                dims(source.shape)
             );
         }
     }

@@ -5,9 +5,10 @@ use super::model::Tensor;
 use super::progress::Progress;
 use super::refuse::refuse;
 use super::target::Draft;
+use crate::output::shown;
 use anyhow::{Context, Result, ensure};
 use safetensors::Dtype;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,6 +63,11 @@ pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// What a job made; its parts become bytes one at a time.
 pub(super) trait Parts {
+    /// How many of its parts are numbers.
+    fn numbers(&self) -> usize {
+        0
+    }
+
     /// Hands the bytes of one wanted part to `sink`.
     ///
     /// # Errors
@@ -78,6 +84,8 @@ pub(super) struct Outputs<'a> {
     pub(super) metadata: BTreeMap<String, String>,
     /// Makes tensors. The order of the calls follows from names and dtypes alone, never from sizes.
     pub(super) make: Make<'a>,
+    /// Bytes of the input that `make` reads, and tells its progress, each time it makes a job.
+    pub(super) sources: Vec<usize>,
 }
 
 impl<'a> Outputs<'a> {
@@ -86,23 +94,17 @@ impl<'a> Outputs<'a> {
         self.items.iter().map(|item| item.bytes).sum()
     }
 
+    /// What the progress of writing everything adds up to.
+    pub(super) fn work(&self) -> usize {
+        self.bytes() + reads(&sorted(&self.items), &self.sources)
+    }
+
     /// Refuses names that are there twice.
     ///
     /// # Errors
     /// Names the first such tensor.
     pub(super) fn check(&self) -> Result<()> {
-        let mut seen = BTreeSet::new();
-        match self
-            .items
-            .iter()
-            .find(|item| !seen.insert(item.name.as_str()))
-        {
-            None => Ok(()),
-            Some(item) => Err(refuse(format!(
-                "two output tensors would be called '{}'; rename one in the input, or leave it out",
-                item.name
-            ))),
-        }
+        check_names(&self.items)
     }
 
     /// Writes the file.
@@ -110,9 +112,7 @@ impl<'a> Outputs<'a> {
     /// # Errors
     /// A tensor cannot be made, or the file cannot be written.
     pub(super) fn write(&self, draft: &mut Draft, progress: &Progress) -> Result<()> {
-        // As the safetensors package sorts them: wide dtypes first, so that every tensor is aligned.
-        let mut items: Vec<&Item<'_>> = self.items.iter().collect();
-        items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
+        let items = sorted(&self.items);
         draft.write(&header(&items, &self.metadata)?)?;
         let mut maker = self.maker();
         for item in items {
@@ -127,12 +127,50 @@ impl<'a> Outputs<'a> {
 
     /// Makes the bytes of items, one at a time.
     pub(super) fn maker(&self) -> Maker<'_, 'a> {
-        Maker {
-            make: &self.make,
-            made: None,
-            numbers: BTreeMap::new(),
+        Maker::new(&self.make)
+    }
+}
+
+/// Refuses names that are there twice.
+///
+/// # Errors
+/// Names the first such tensor.
+pub(super) fn check_names(items: &[Item<'_>]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    match items.iter().find(|item| !seen.insert(item.name.as_str())) {
+        None => Ok(()),
+        Some(item) => Err(refuse(format!(
+            "two output tensors would be called '{}'; rename one in the input, or leave it out",
+            shown(&item.name)
+        ))),
+    }
+}
+
+/// The items in the order in which they are written, which is that of the safetensors package: wide dtypes first, so
+/// that every tensor is aligned.
+pub(super) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
+    let mut items: Vec<&Item<'_>> = items.iter().collect();
+    items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
+    items
+}
+
+/// Bytes of `sources` that are read when a [`Maker`] writes all items in this order: those of a job once for its numbers
+/// and once each time that its arrays begin, which may be again after those of another job.
+pub(super) fn reads(items: &[&Item<'_>], sources: &[usize]) -> usize {
+    let (mut last, mut numbers, mut total) = (None, BTreeSet::new(), 0);
+    for item in items {
+        if let From::Made { job, number, .. } = item.from {
+            let made = if number {
+                numbers.insert(job)
+            } else {
+                last.replace(job) != Some(job)
+            };
+            if made {
+                total += sources.get(job).copied().unwrap_or(0);
+            }
         }
     }
+    total
 }
 
 /// The name that the format keeps for the metadata.
@@ -140,16 +178,33 @@ const METADATA: &str = "__metadata__";
 /// The header ends at a multiple of this.
 const ALIGNMENT: usize = 8;
 
-/// The bytes before the first tensor. Keys are sorted, so that equal contents give equal files.
-fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
-    let mut entries: BTreeMap<&str, Value> = BTreeMap::new();
+/// What the header holds under one key.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry<'a> {
+    Tensor {
+        data_offsets: [usize; 2],
+        dtype: Dtype,
+        shape: &'a [usize],
+    },
+    Metadata(&'a BTreeMap<String, String>),
+}
+
+/// The bytes before the first tensor, of items that are [`sorted`]. Keys are sorted, so that equal contents give equal
+/// files.
+pub(super) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+    let mut entries: BTreeMap<&str, Entry<'_>> = BTreeMap::new();
     if !metadata.is_empty() {
-        entries.insert(METADATA, json!(metadata));
+        entries.insert(METADATA, Entry::Metadata(metadata));
     }
     let mut start = 0;
     for item in items {
         let end = start + item.bytes;
-        let entry = json!({"dtype": item.dtype, "shape": item.shape, "data_offsets": [start, end]});
+        let entry = Entry::Tensor {
+            data_offsets: [start, end],
+            dtype: item.dtype,
+            shape: &item.shape,
+        };
         entries.insert(&item.name, entry);
         start = end;
     }
@@ -172,11 +227,21 @@ pub(super) struct Maker<'m, 'a> {
     make: &'m Make<'a>,
     /// The job whose arrays were made last.
     made: Option<(usize, Box<dyn Parts + 'a>)>,
-    /// The numbers of jobs that have made theirs.
-    numbers: BTreeMap<usize, Box<dyn Parts + 'a>>,
+    /// The numbers of jobs that have made theirs, and how many are still to be written: only those of tensors whose
+    /// names come between each other's.
+    numbers: BTreeMap<usize, (usize, Box<dyn Parts + 'a>)>,
 }
 
-impl Maker<'_, '_> {
+impl<'m, 'a> Maker<'m, 'a> {
+    /// One for the items whose jobs `make` makes, each of which is written once.
+    pub(super) fn new(make: &'m Make<'a>) -> Self {
+        Self {
+            make,
+            made: None,
+            numbers: BTreeMap::new(),
+        }
+    }
+
     /// Hands the bytes of `item` to `sink`. Items of one job that follow each other share its work.
     ///
     /// # Errors
@@ -188,11 +253,11 @@ impl Maker<'_, '_> {
             sink(bytes)
         };
         self.make(item, &mut counted)
-            .with_context(|| format!("'{}'", item.name))?;
+            .with_context(|| format!("'{}'", shown(&item.name)))?;
         ensure!(
             written == item.bytes,
             "'{}': {written} bytes were made where {} were announced",
-            item.name,
+            shown(&item.name),
             item.bytes
         );
         Ok(())
@@ -206,10 +271,18 @@ impl Maker<'_, '_> {
                 part,
                 number: true,
             } => {
-                if !self.numbers.contains_key(&job) {
-                    self.numbers.insert(job, (self.make)(job, Want::Numbers)?);
+                let (left, made) = match self.numbers.remove(&job) {
+                    Some(numbers) => numbers,
+                    None => {
+                        let made = (self.make)(job, Want::Numbers)?;
+                        (made.numbers(), made)
+                    }
+                };
+                made.write(part, sink)?;
+                if left > 1 {
+                    self.numbers.insert(job, (left - 1, made));
                 }
-                self.numbers[&job].write(part, sink)
+                Ok(())
             }
             From::Made { job, part, .. } => {
                 if self.made.as_ref().is_none_or(|(last, _)| *last != job) {

@@ -101,7 +101,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seeds: usize,
 
-    /// Text to train on instead of the bundled book; its last 10% is the validation split
+    /// Text to train on instead of the bundled book: a regular file of at most 4 GiB; its last 10% is the validation split
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
 

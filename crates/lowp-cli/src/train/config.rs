@@ -1,6 +1,7 @@
 //! What a run needs, checked once, before anything is read or allocated.
 
 use super::args::Args;
+use super::memory::{self, Needed};
 use super::recipes::{self, Run};
 use crate::usage::UsageError;
 use lowp_candle::GptConfig;
@@ -94,6 +95,9 @@ impl Config {
         }
         if args.json.is_some() && args.json == args.report {
             return Err(UsageError::new("--json and --report name the same file"));
+        }
+        if let Some(machine) = memory::machine() {
+            Needed::new(model, args.batch, mesh.replicate).check(machine)?;
         }
         let runs = recipes::select(&args.recipe, &args.compare)?;
         for run in &runs {

@@ -1,5 +1,6 @@
 //! The text, and the batches as a function of seed, step and sequence number.
 
+use crate::files::read_regular;
 use crate::usage::UsageError;
 use lowp_candle::Batch;
 use lowp_format::Philox;
@@ -9,6 +10,9 @@ use std::sync::Arc;
 
 /// See data/README.md for source and licence.
 static BUNDLED: &[u8] = include_bytes!("../../../../data/moby-dick.txt");
+
+/// Longest text that is read.
+const MAX_BYTES: u64 = 1 << 32;
 
 /// A text cut into training and validation split.
 #[derive(Debug)]
@@ -23,10 +27,11 @@ impl Corpus {
     /// The bundled book, or `file`, for sequences of `seq` bytes.
     ///
     /// # Errors
-    /// A file that cannot be read, or is too short for one sequence in its last tenth.
+    /// A file that cannot be read, is no regular file or longer than [`MAX_BYTES`], or is too short for one sequence in
+    /// its last tenth.
     pub(crate) fn load(file: Option<&Path>, seq: usize) -> Result<Self, UsageError> {
         let text = match file {
-            Some(path) => std::fs::read(path).map_err(|e| {
+            Some(path) => read_regular(path, MAX_BYTES).map_err(|e| {
                 UsageError::new(format!("--data: cannot read {}: {e}", path.display()))
             })?,
             None => BUNDLED.to_vec(),

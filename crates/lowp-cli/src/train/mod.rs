@@ -5,6 +5,7 @@ mod config;
 mod corpus;
 mod json;
 mod list;
+mod memory;
 mod progress;
 mod recipes;
 mod reference;

@@ -1,5 +1,6 @@
 //! A progress bar on a terminal, plain lines elsewhere.
 
+use crate::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 
@@ -46,7 +47,7 @@ impl Progress {
         } else if done.is_multiple_of(self.steps.div_ceil(LINES)) || done == self.steps {
             let (label, steps) = (&self.label, self.steps);
             let width = steps.to_string().len();
-            eprintln!("{label}  step {done:width$}/{steps}  {text}");
+            output::note(&format!("{label}  step {done:width$}/{steps}  {text}"));
         }
     }
 

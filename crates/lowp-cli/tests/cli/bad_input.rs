@@ -68,6 +68,7 @@ fn messages() {
         "--reshard-after-forward maybe",
         "--data /no/such/file",
         "--data /",
+        "--data /dev/zero",
         "--json /no/such/folder/out.json",
         "--json /",
         "--json ..",
@@ -105,6 +106,36 @@ fn short_data_is_refused_and_long_enough_data_is_not() {
             assert!(message.contains("at least 330 bytes"), "{message}");
         }
     }
+}
+
+/// Sizes that no machine has memory for: refused with the bytes, not ended by the allocator.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_does_not_fit_into_memory_is_refused() {
+    let long = "--seq 65536 --layers 64 --batch 64 --dim 128";
+    let wide = "--batch 65536 --seq 128 --layers 100 --dim 1024";
+    for (args, option) in [(long, "--seq"), (wide, "--batch")] {
+        let message = refused(&args.split(' ').collect::<Vec<_>>());
+        let needed = message
+            .split_once("at least ")
+            .and_then(|(_, rest)| rest.split_once(" bytes"));
+        let needed: u128 = needed
+            .and_then(|(bytes, _)| bytes.parse().ok())
+            .expect(&message);
+        assert!(needed > 1 << 44 && message.contains(option), "{message}");
+    }
+}
+
+/// A pipe has no end that could be known, and perhaps no writer.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_text() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let pipe = path(&dir.path().join("pipe"));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo runs").success());
+    let message = refused(&["--data", &pipe]);
+    assert!(message.contains("no regular file"), "{message}");
 }
 
 #[test]

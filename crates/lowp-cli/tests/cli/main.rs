@@ -5,6 +5,8 @@ mod fidelity;
 mod help;
 mod plan;
 mod report;
+#[cfg(unix)]
+mod streams;
 mod train;
 
 use serde_json::Value;

@@ -66,6 +66,23 @@ class Memory(Bench):
             # A command that held the whole model would be far above that.
             self.assertGreater(TENSORS * source, most + SLACK)
 
+    def test_ranks_share_what_the_file_says_of_its_tensors(self):
+        """Many small tensors over many ranks: what is kept of each tensor is kept once."""
+        count = 1000
+        values = np.ones((64, 32), dtype=ml_dtypes.bfloat16)
+        models.write(self.folder / "model.safetensors", {f"layer.{i:05}.weight": values for i in range(count)})
+        used = {}
+        for world in [2, 64]:
+            ranks = f"ranks-{world}"
+            shard = ["model.safetensors", "-o", ranks, "--recipe", "mxfp8", "--world-size", str(world)]
+            used["shard", world] = peak(self.folder, "shard", *shard)
+            used["unshard", world] = peak(self.folder, "unshard", ranks, "-o", "u.safetensors")
+            used["inspect", world] = peak(self.folder, "inspect", ranks)
+        for command in ["shard", "unshard", "inspect"]:
+            small, large = used[command, 2], used[command, 64]
+            # A thread and an open file for each rank, and 8 bytes for each of its fields.
+            self.assertLess(large - small, 24 * MIB, f"{command}: {small / MIB:.0f} and {large / MIB:.0f} MiB")
+
 
 if __name__ == "__main__":
     unittest.main()

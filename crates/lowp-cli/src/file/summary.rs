@@ -1,0 +1,109 @@
+//! What a command says on standard error when it is done: one line for people, and what it left as it was.
+
+use crate::output::{note, shown};
+use indicatif::HumanBytes;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::Instant;
+
+/// Tensors that a note names, unless all are asked for.
+const NAMED: usize = 3;
+
+/// How much a command says.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Verbosity {
+    /// Print the summary where standard error is no terminal, too, and name every tensor that was left as it was
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// A tensor that passed through, and why.
+pub(super) type Kept<'a> = (&'a str, String);
+
+/// What is told at the end of a command.
+#[derive(Debug)]
+pub(super) struct Summary {
+    start: Instant,
+    verbose: bool,
+}
+
+impl Summary {
+    /// A command that begins now.
+    pub(super) fn begin(verbosity: Verbosity) -> Self {
+        Self {
+            start: Instant::now(),
+            verbose: verbosity.verbose,
+        }
+    }
+
+    /// `what` was done, with so many bytes of input and output files. Scripts are not told.
+    pub(super) fn done(&self, what: &str, read: u64, written: u64) {
+        if self.is_told() {
+            note(&format!(
+                "{what}: {} in, {} out, {:.1} s",
+                HumanBytes(read),
+                HumanBytes(written),
+                self.start.elapsed().as_secs_f64()
+            ));
+        }
+    }
+
+    /// Whether people are watching.
+    pub(super) fn is_told(&self) -> bool {
+        self.verbose || std::io::stderr().is_terminal()
+    }
+
+    /// Names tensors that passed through although they are matrices; `what` says what they are, in the plural.
+    pub(super) fn kept(&self, what: &str, kept: &[Kept<'_>]) {
+        if kept.is_empty() {
+            return;
+        }
+        let named = if self.verbose { 0 } else { NAMED };
+        note(&kept_text(what, kept, named));
+        if self.verbose {
+            for (name, why) in kept {
+                note(&format!("  '{}' ({})", shown(name), shown(why)));
+            }
+        }
+    }
+}
+
+/// How many tensors passed through; the first `named` of them with the reason, and how many are not named.
+fn kept_text(what: &str, kept: &[Kept<'_>], named: usize) -> String {
+    let mut text = format!("note: {what} that passed through: {}", kept.len());
+    for (i, (name, why)) in kept.iter().take(named).enumerate() {
+        let before = if i == 0 { ": " } else { ", " };
+        let _ = write!(text, "{before}'{}' ({})", shown(name), shown(why));
+    }
+    if named > 0 && named < kept.len() {
+        let more = kept.len() - named;
+        let _ = write!(text, ", and {more} more (--verbose names all)");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_are_named_and_the_others_counted() {
+        let kept: Vec<Kept<'_>> = ["a", "b\n", "c", "d", "e"]
+            .into_iter()
+            .map(|name| (name, "odd".to_owned()))
+            .collect();
+        assert_eq!(
+            kept_text("unfit tensors", &kept, 3),
+            "note: unfit tensors that passed through: 5: 'a' (odd), 'b\\n' (odd), 'c' (odd), and 2 more (--verbose \
+             names all)"
+        );
+        assert_eq!(
+            kept_text("unfit tensors", &kept, 0),
+            "note: unfit tensors that passed through: 5"
+        );
+        assert_eq!(
+            kept_text("unfit tensors", &kept[..1], 3),
+            "note: unfit tensors that passed through: 1: 'a' (odd)"
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! The memory that a run cannot do without, known before it begins: what does not fit is refused with its bytes instead
+//! of ending in the allocator.
+
+use crate::usage::UsageError;
+use lowp_candle::{GptConfig, VOCABULARY};
+use std::fs;
+use std::path::Path;
+
+/// Bytes of a parameter in masters, two moments and gradients.
+const PER_PARAMETER: u128 = 16;
+/// Values per token and unit of width that one block saves for its backward pass: two norms, the residual stream twice,
+/// queries, keys and values, attention and its projection, four of `fc`, four of its GELU, `out`.
+const PER_BLOCK: u128 = 19;
+const F32: u128 = 4;
+
+/// Bytes that a step of `batch` sequences over `replicas` copies of the weights holds at one time, at the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Needed {
+    parameters: u128,
+    attention: u128,
+    activations: u128,
+}
+
+impl Needed {
+    /// All ranks are threads of this process, so the whole batch counts.
+    pub(crate) fn new(model: GptConfig, batch: usize, replicas: usize) -> Self {
+        let [dim, layers, heads, seq] =
+            [model.dim, model.layers, model.heads, model.seq].map(|n| n as u128);
+        let tokens = batch as u128 * seq;
+        Self {
+            parameters: model.parameters() as u128 * PER_PARAMETER * replicas as u128,
+            attention: layers * heads * tokens * seq * F32,
+            activations: tokens * (layers * PER_BLOCK * dim + VOCABULARY as u128) * F32,
+        }
+    }
+
+    fn total(&self) -> u128 {
+        self.parameters + self.attention + self.activations
+    }
+
+    /// Refuses what `machine` bytes cannot hold.
+    ///
+    /// # Errors
+    /// A [`UsageError`] with the bytes needed, what needs most of them, and the option that would help.
+    pub(crate) fn check(&self, machine: u128) -> Result<(), UsageError> {
+        let Self {
+            parameters,
+            attention,
+            activations,
+        } = *self;
+        if self.total() <= machine {
+            return Ok(());
+        }
+        let (bytes, what, remedy) = [
+            (parameters, "the parameters", "--dim or --layers"),
+            (
+                attention,
+                "attention",
+                "--seq, which counts squared, or --batch",
+            ),
+            (activations, "activations", "--batch or --seq"),
+        ]
+        .into_iter()
+        .max_by_key(|(bytes, ..)| *bytes)
+        .unwrap_or_default();
+        Err(UsageError::new(format!(
+            "training needs at least {} bytes of memory, {bytes} of them for {what}, and this machine has {machine}; \
+             choose a smaller {remedy}",
+            self.total()
+        )))
+    }
+}
+
+/// Bytes of memory that this process can get at most, where the system tells.
+pub(crate) fn machine() -> Option<u128> {
+    let all = fs::read_to_string("/proc/meminfo").ok();
+    let all = all.as_deref().and_then(total_of);
+    // The limit of a container.
+    let limits = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ];
+    let limits = limits.map(|path| {
+        fs::read_to_string(Path::new(path))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    });
+    [all].into_iter().chain(limits).flatten().min()
+}
+
+/// The first line of `/proc/meminfo` says, for example, `MemTotal:  24114852 kB`; swap counts as memory here.
+fn total_of(meminfo: &str) -> Option<u128> {
+    let line = |key: &str| -> Option<u128> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    Some((line("MemTotal:")? + line("SwapTotal:").unwrap_or(0)) * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: GptConfig = GptConfig {
+        dim: 128,
+        layers: 4,
+        heads: 4,
+        seq: 128,
+    };
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_its_bytes() {
+        let fits = Needed::new(MODEL, 16, 1);
+        assert!(fits.check(fits.total()).is_ok() && fits.total() < 1 << 28);
+        let long = Needed::new(
+            GptConfig {
+                seq: 65_536,
+                ..MODEL
+            },
+            16,
+            1,
+        );
+        let text = long.check(1 << 40).unwrap_err().to_string();
+        let attention = 4u128 * 4 * 16 * 65_536 * 65_536 * 4;
+        assert!(
+            text.contains(&format!("{attention} of them for attention")),
+            "{text}"
+        );
+        assert!(
+            text.contains("--seq") && text.contains("this machine has 1099511627776"),
+            "{text}"
+        );
+        let wide = Needed::new(MODEL, 65_536, 1);
+        let text = wide.check(1 << 36).unwrap_err().to_string();
+        assert!(text.contains("--batch"), "{text}");
+        let largest = GptConfig {
+            dim: 1 << 14,
+            layers: 1 << 10,
+            heads: 1 << 14,
+            seq: 1 << 16,
+        };
+        assert!(
+            Needed::new(largest, 1 << 16, 64)
+                .check(u128::from(u64::MAX))
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_machine_is_read() {
+        let text = "MemTotal:       24114852 kB\nMemFree: 1 kB\nSwapTotal:    1024 kB\n";
+        assert_eq!(total_of(text), Some((24_114_852 + 1024) * 1024));
+        assert_eq!(total_of(""), None);
+        if cfg!(target_os = "linux") {
+            assert!(machine().is_some_and(|bytes| bytes > 1 << 26));
+        }
+    }
+}
