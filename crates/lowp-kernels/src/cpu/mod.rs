@@ -18,8 +18,8 @@ mod plan;
 pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
 #[cfg(test)]
-pub(crate) use isa::Isa;
-pub(crate) use lanes::{LANES, Lanes};
+pub(crate) use isa::{Isa, Kernel};
+pub(crate) use lanes::{LANES, Lanes, Line};
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use plan::CpuPlan;
