@@ -304,7 +304,11 @@ impl ElementCode for E2M1 {
     #[inline(always)]
     fn cell_values<L: Lanes>(lanes: L, cells: &[u8; LANES], index: usize) -> L::F {
         let bytes = lanes.signed(cells);
-        let codes = if index == 0 { bytes } else { lanes.shr::<4>(bytes) };
+        let codes = if index == 0 {
+            bytes
+        } else {
+            lanes.shr::<4>(bytes)
+        };
         lanes.lookup(codes, &E2M1_VALUES)
     }
     #[inline(always)]

@@ -284,7 +284,13 @@ impl<E: ElementCode> Apply<'_, '_, E> {
             match source {
                 Source::Rows { bytes, stride } => {
                     let bytes = &bytes[i * stride..][..E::CODE.bytes(cols)];
-                    write_row::<STREAM, L, _>(lanes, Bytes::<E>(bytes, PhantomData), factors, out, to);
+                    write_row::<STREAM, L, _>(
+                        lanes,
+                        Bytes::<E>(bytes, PhantomData),
+                        factors,
+                        out,
+                        to,
+                    );
                 }
                 Source::Cells { cells, row, ahead } => {
                     let (cell, index) = ((row + i) / per_cell, (row + i) % per_cell);
@@ -345,6 +351,14 @@ fn write_row<const STREAM: bool, L: Lanes, R: Row>(
     out: &mut Out<'_>,
     [at, cols]: [usize; 2],
 ) {
+    if cols == PANEL {
+        // Known to the compiler: a row of a panel is short, and its loop costs as much as its work.
+        for i in 0..PANEL / LANES {
+            let x = factors.scale(lanes, i, row.vector(lanes, i));
+            out.put::<STREAM, L>(lanes, at + i * LANES, x);
+        }
+        return;
+    }
     let (full, rest) = (cols / LANES, cols % LANES);
     for i in 0..full {
         let x = factors.scale(lanes, i, row.vector(lanes, i));
