@@ -26,8 +26,8 @@ impl Verdict {
     }
 
     fn missed(&self) -> bool {
-        // Not `<`: a ratio that is no number misses, too.
-        !(self.median() >= self.bar)
+        // A ratio that is no number misses, too.
+        self.median().is_nan() || self.median() < self.bar
     }
 }
 

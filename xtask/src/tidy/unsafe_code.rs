@@ -59,6 +59,14 @@ const LISTED: &[(&str, &str)] = &[
         "vector instructions that were detected",
     ),
     (
+        "crates/lowp-kernels/src/cpu/lanes/mod.rs",
+        "declares the store past the caches, which its caller fences",
+    ),
+    (
+        "crates/lowp-kernels/src/cpu/lanes/portable.rs",
+        "implements the store past the caches as a plain one",
+    ),
+    (
         "crates/lowp-kernels/src/cpu/lanes/stream.rs",
         "stores past the caches, fenced before anybody reads",
     ),
