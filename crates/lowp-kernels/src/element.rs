@@ -140,8 +140,8 @@ impl Minifloat {
 
     /// The values of codes, given as signed numbers: `DROP` as in [`Minifloat::encode`].
     ///
-    /// No product corrects a bias: one with a subnormal number takes a hundred times as long on
-    /// Intel's processors.
+    /// No product corrects a bias: with a subnormal number it leaves the fast path of Intel's
+    /// processors, and `decode` would depend on the values.
     #[inline(always)]
     pub(crate) fn decode<const DROP: u32, L: Lanes>(&self, lanes: L, codes: L::U) -> L::F {
         let shifted = lanes.shl::<DROP>(codes);
