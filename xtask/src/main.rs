@@ -37,8 +37,12 @@ enum Task {
     GpuPack(gpu_pack::Options),
     /// Check the invariants of the source tree.
     Tidy,
-    /// Run the benchmarks of every crate.
+    /// Run the benchmarks of every crate; a bar that is missed fails.
     Bench {
+        /// Compare with the benchmark program of another checkout, row by row in turn. Give both the
+        /// same benches/cpu.rs.
+        #[arg(long, value_name = "PROGRAM")]
+        against: Option<std::path::PathBuf>,
         /// Passed to the benchmarks: a name filter, or options such as `--save-baseline NAME`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -52,7 +56,7 @@ fn main() -> ExitCode {
         Task::Cuda(options) => cuda::cuda(&options),
         Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
         Task::Tidy => tidy::tidy(),
-        Task::Bench { args } => bench::bench(&args),
+        Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,6 +3,7 @@
 //!
 //! With `--test` every benchmark runs once on a small matrix.
 
+use std::cell::LazyCell;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
@@ -22,33 +23,48 @@ use smallvec::SmallVec;
 
 type Result<T> = std::result::Result<T, KernelError>;
 
-/// A matrix to work on, in both dtypes.
+/// Standard deviation of the values, as weights have it.
+const SIGMA: f32 = 0.02;
+/// Values that are drawn; the matrix repeats them.
+const SAMPLES: usize = 1 << 20;
+
+/// Normal values; one in a thousand is an outlier of 10 to 100 standard deviations. Without those,
+/// blocks and codes would take few values.
+fn samples(seed: u64, count: usize, sigma: f32) -> Vec<f32> {
+    let [normal, outlier] = [0, 1].map(|stream| Philox::new(seed, stream));
+    (0..count as u64)
+        .map(|i| {
+            let [kind, size, ..] = outlier.block(i);
+            let x = sigma * normal.normal(i);
+            let distance = sigma * (10.0 + 90.0 * (size as f32 / u32::MAX as f32));
+            if kind % 1000 == 0 {
+                distance.copysign(x)
+            } else {
+                x
+            }
+        })
+        .collect()
+}
+
+/// A matrix of the caller's own, in both dtypes.
 struct Input {
     shape: Shape,
-    /// Normal values of standard deviation 0.02, as weights have.
     values: CpuBuffer<f32>,
     halves: CpuBuffer<bf16>,
     amax: f32,
 }
 
 impl Input {
-    fn new(shape: Shape) -> Result<Self> {
-        let random = Philox::new(1, 0);
-        let some: Vec<f32> = (0..shape.elements().min(1 << 20) as u64)
-            .map(|i| 0.02 * random.normal(i))
-            .collect();
-        let values: Vec<f32> = some
-            .iter()
-            .copied()
-            .cycle()
-            .take(shape.elements())
-            .collect();
-        let halves: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+    /// A matrix that repeats `samples`.
+    fn new(shape: Shape, samples: &[f32]) -> Result<Self> {
+        let halves: Vec<bf16> = samples.iter().map(|&x| bf16::from_f32(x)).collect();
+        let values = samples.iter().copied().cycle().take(shape.elements());
+        let halves = halves.iter().copied().cycle().take(shape.elements());
         Ok(Self {
             shape,
-            values: Cpu.upload(&values)?,
-            halves: Cpu.upload(&halves)?,
-            amax: some.iter().fold(0.0, |a, x| a.max(x.abs())),
+            values: Cpu.upload(&values.collect::<Vec<_>>())?,
+            halves: Cpu.upload(&halves.collect::<Vec<_>>())?,
+            amax: samples.iter().fold(0.0, |a, x| a.max(x.abs())),
         })
     }
 
@@ -101,6 +117,8 @@ impl Input {
 
     fn adamw(&self, observe: bool, encode: Option<EncodeJob<Cpu>>) -> Result<CpuPlan> {
         let n = self.shape.elements();
+        let some = samples(2, n.min(SAMPLES), 0.01);
+        let grad: Vec<f32> = some.iter().copied().cycle().take(n).collect();
         let amax = Slot {
             buffer: Cpu.alloc(1)?,
             index: 0,
@@ -111,7 +129,7 @@ impl Input {
                 exp_avg: Cpu.alloc(n)?,
                 exp_avg_sq: Cpu.alloc(n)?,
             },
-            grad: Source::F32(Cpu.upload(&vec![0.01; n])?),
+            grad: Source::F32(Cpu.upload(&grad)?),
             group: 0,
             mode: AdamMode::AdamW,
             source_rounding: SourceRounding::F32,
@@ -161,10 +179,10 @@ impl Input {
     }
 }
 
-/// Scalars of a step that is not the first.
+/// Scalars of a step that is not the first, and so small that values stay what they are.
 fn scalars() -> StepScalars {
     let adam = AdamScalars {
-        lr: 1e-4,
+        lr: 1e-8,
         ..AdamScalars::default()
     };
     StepScalars {
@@ -176,31 +194,49 @@ fn scalars() -> StepScalars {
 /// Measures benchmarks as groups of three: memcpy, the kernel on one thread, and on two.
 struct Bench<'a> {
     criterion: &'a mut Criterion,
-    input: &'a Input,
+    shape: Shape,
+    samples: Vec<f32>,
     pools: [ThreadPool; 2],
+}
+
+/// What a group works on: made anew for each, so that no group sees what another left behind, and
+/// only if it runs at all.
+struct Made {
+    input: Input,
     copy: CpuBuffer<f32>,
+    plans: Vec<CpuPlan>,
 }
 
 impl Bench<'_> {
-    fn group(&mut self, name: &str, plans: Vec<CpuPlan>) -> Result<()> {
+    fn group(&mut self, name: &str, plans: impl Fn(&Input) -> Result<Vec<CpuPlan>>) {
+        let (shape, samples) = (self.shape, &self.samples);
+        let made = LazyCell::new(|| {
+            let make = || {
+                let input = Input::new(shape, samples)?;
+                let copy = Cpu.alloc(shape.elements())?;
+                let plans = plans(&input)?;
+                Ok::<_, KernelError>(Made { input, copy, plans })
+            };
+            make().expect("the jobs of this benchmark are valid")
+        });
         let scalars = scalars();
         let mut group = self.criterion.benchmark_group(name);
-        group.throughput(Throughput::Bytes(4 * self.input.shape.elements() as u64));
+        group.throughput(Throughput::Bytes(4 * shape.elements() as u64));
         group.sample_size(10);
         group.warm_up_time(Duration::from_millis(200));
         group.measurement_time(Duration::from_millis(800));
-        let values = self.input.values.read()?;
-        let mut copy = self.copy.write()?;
         group.bench_function("memcpy", |b| {
+            // Plans lock what they touch: these locks end here.
+            let values = made.input.values.read().expect("no lock is held");
+            let mut copy = made.copy.write().expect("no lock is held");
             b.iter(|| {
                 copy.copy_from_slice(std::hint::black_box(&values));
                 std::hint::black_box(&mut *copy);
             });
         });
-        // Plans lock what they touch.
-        drop((values, copy));
         for (threads, pool) in ["1 thread", "2 threads"].iter().zip(&self.pools) {
             group.bench_function(*threads, |b| {
+                let plans = &made.plans;
                 b.iter(|| {
                     pool.install(|| plans.iter().try_for_each(|plan| Cpu.run(plan, &scalars)))
                         .expect("planned work runs");
@@ -208,22 +244,32 @@ impl Bench<'_> {
             });
         }
         group.finish();
-        Ok(())
     }
 
     /// What two threads gain where the memory is all there is to wait for.
-    fn memcpy(&mut self) -> Result<()> {
-        let values = self.input.values.read()?;
+    fn memcpy(&mut self) {
+        let (shape, samples) = (self.shape, &self.samples);
+        let made = LazyCell::new(|| {
+            let make = || {
+                Ok::<_, KernelError>((
+                    Input::new(shape, samples)?,
+                    Cpu.alloc::<f32>(shape.elements())?,
+                ))
+            };
+            make().expect("memory for two matrices")
+        });
         let mut group = self.criterion.benchmark_group("memcpy");
-        group.throughput(Throughput::Bytes(4 * values.len() as u64));
+        group.throughput(Throughput::Bytes(4 * shape.elements() as u64));
         group.sample_size(10);
         group.warm_up_time(Duration::from_millis(200));
         group.measurement_time(Duration::from_millis(800));
         for (threads, pool) in [1, 2].into_iter().zip(&self.pools) {
             let label = ["1 thread", "2 threads"][threads - 1];
-            let part = values.len().div_ceil(threads);
-            let mut copy = self.copy.write()?;
+            let part = shape.elements().div_ceil(threads);
             group.bench_function(label, |b| {
+                let (input, copy) = &*made;
+                let values = input.values.read().expect("no lock is held");
+                let mut copy = copy.write().expect("no lock is held");
                 b.iter(|| {
                     let parts = copy.par_chunks_mut(part).zip(values.par_chunks(part));
                     pool.install(|| parts.for_each(|(to, from)| to.copy_from_slice(from)));
@@ -231,50 +277,57 @@ impl Bench<'_> {
             });
         }
         group.finish();
-        Ok(())
     }
 
-    fn all(&mut self) -> Result<()> {
-        let input = self.input;
-        self.memcpy()?;
-        let usages = [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
+    fn all(&mut self) {
+        self.memcpy();
         for recipe in &AnyRecipe::all() {
-            let name = recipe.name();
-            for usage in usages {
-                for (dtype, source) in [
-                    ("", input.source()),
-                    (" bf16", Source::Bf16(input.halves.clone())),
-                ] {
-                    let encode = input.encode(recipe, usage, source)?;
-                    let encode = Cpu.plan(Work::Encode(vec![encode]))?;
-                    self.group(&format!("encode {name} {usage}{dtype}"), vec![encode])?;
-                }
-            }
-            for usage in [Usage::ROWWISE, Usage::BOTH] {
-                if recipe.scale_source().needs_tensor_amax() {
-                    let encode = input.encode(recipe, usage, input.source())?;
-                    let encode = Cpu.plan(Work::Encode(vec![encode]))?;
-                    let plans = vec![input.amax()?, encode];
-                    self.group(&format!("amax and encode {name} {usage}"), plans)?;
-                }
-                let plans = input.step(recipe, usage)?;
-                self.group(&format!("adamw and encode {name} {usage}"), plans)?;
-            }
-            for orientation in Orientation::ALL {
-                let plans = vec![input.decode(recipe, orientation)?];
-                self.group(&format!("decode {name} {orientation}"), plans)?;
-            }
+            self.recipe(recipe);
         }
-        self.group("adamw", vec![input.adamw(false, None)?])?;
-        self.group("amax", vec![input.amax()?])?;
-        let out = Cpu.alloc(16)?;
-        let source = input.source();
-        let squares = Cpu.plan(Work::SumSquares(vec![SumSquaresJob { source, out }]))?;
-        self.group("sum of squares", vec![squares])?;
+        self.group("adamw", |input| Ok(vec![input.adamw(false, None)?]));
+        self.group("amax", |input| Ok(vec![input.amax()?]));
+        self.group("sum of squares", |input| {
+            let (source, out) = (input.source(), Cpu.alloc(16)?);
+            let work = Work::SumSquares(vec![SumSquaresJob { source, out }]);
+            Ok(vec![Cpu.plan(work)?])
+        });
         for code in [Code::E4M3, Code::E2M1] {
-            self.group(&format!("transpose {code}"), vec![input.transpose(code)?])?;
+            self.group(&format!("transpose {code}"), |input| {
+                Ok(vec![input.transpose(code)?])
+            });
         }
-        Ok(())
+    }
+
+    fn recipe(&mut self, recipe: &AnyRecipe) {
+        let name = recipe.name();
+        let encode = |input: &Input, usage, source| {
+            let encode = input.encode(recipe, usage, source)?;
+            Cpu.plan(Work::Encode(vec![encode]))
+        };
+        for usage in [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH] {
+            self.group(&format!("encode {name} {usage}"), |input| {
+                Ok(vec![encode(input, usage, input.source())?])
+            });
+            self.group(&format!("encode {name} {usage} bf16"), |input| {
+                let source = Source::Bf16(input.halves.clone());
+                Ok(vec![encode(input, usage, source)?])
+            });
+        }
+        for usage in [Usage::ROWWISE, Usage::BOTH] {
+            if recipe.scale_source().needs_tensor_amax() {
+                self.group(&format!("amax and encode {name} {usage}"), |input| {
+                    Ok(vec![input.amax()?, encode(input, usage, input.source())?])
+                });
+            }
+            self.group(&format!("adamw and encode {name} {usage}"), |input| {
+                input.step(recipe, usage)
+            });
+        }
+        for orientation in Orientation::ALL {
+            self.group(&format!("decode {name} {orientation}"), |input| {
+                Ok(vec![input.decode(recipe, orientation)?])
+            });
+        }
     }
 }
 
@@ -284,19 +337,17 @@ fn main() {
     let mut args = std::env::args();
     let measure = args.any(|arg| arg == "--bench") && !args.any(|arg| arg == "--test");
     let shape = if measure { [8192, 4096] } else { [256, 512] };
-    let input = Input::new(Shape::new(shape[0], shape[1])).expect("memory for a matrix");
+    let shape = Shape::new(shape[0], shape[1]);
     let pool = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         pool.expect("threads")
     };
     let mut bench = Bench {
         criterion: &mut criterion,
-        input: &input,
+        shape,
+        samples: samples(1, shape.elements().min(SAMPLES), SIGMA),
         pools: [pool(1), pool(2)],
-        copy: Cpu
-            .alloc(input.shape.elements())
-            .expect("memory for a copy"),
     };
-    bench.all().expect("the jobs of this benchmark are valid");
+    bench.all();
     criterion.final_summary();
 }

@@ -1,9 +1,10 @@
 //! Element codes as types: how one value becomes a code, and how codes lie in bytes.
 
+use half::bf16;
 use lowp_format::Code;
 use lowp_format::codec::{e2m1, e4m3, e5m2};
 
-use crate::cpu::{LANES, Lanes, Turnable};
+use crate::cpu::{LANES, Lanes, Line, Turnable};
 
 /// How one element is encoded, and how its codes lie in bytes.
 pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
@@ -37,8 +38,15 @@ pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
             Self::encode_lanes(lanes, x, codes);
         }
     }
-    /// The value of a code, exactly.
-    fn decode(bits: Self::Bits) -> f32;
+    /// The values of [`LANES`] codes in `bytes`, exactly; zeros where bytes are missing.
+    fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F;
+    /// Code `index` of every cell: [`Code::entries_per_byte`] codes share one, as they share a byte.
+    fn cell_values<L: Lanes>(lanes: L, cells: &[Self::Bits; LANES], index: usize) -> L::F;
+    /// Reads cells from bytes.
+    #[inline(always)]
+    fn load_cells(bytes: &[u8], cells: &mut [Self::Bits]) {
+        Self::unpack(bytes, cells);
+    }
     /// Bytes that are unpacked codes themselves.
     #[inline(always)]
     fn codes(_bytes: &mut [u8]) -> Option<&mut [Self::Bits]> {
@@ -61,6 +69,22 @@ pub(crate) struct Minifloat {
     magic: u32,
     /// The code of NaN.
     nan: u32,
+    /// Values by the low four bits of a code without its sign, where that is no normal number.
+    special: Line,
+}
+
+/// The table of a codec's codes below 8 and from 0x78 on.
+macro_rules! special {
+    ($codec:ident) => {{
+        let mut table = [0.0; LANES];
+        let mut i = 0;
+        while i < LANES {
+            let code = i as u8;
+            table[i] = $codec::decode(if code < 8 { code } else { 0x70 | code });
+            i += 1;
+        }
+        table
+    }};
 }
 
 impl Minifloat {
@@ -114,6 +138,25 @@ impl Minifloat {
         lanes.store_narrow(out, codes);
     }
 
+    /// The values of codes, given as signed numbers: `DROP` as in [`Minifloat::encode`].
+    ///
+    /// No product corrects a bias: with a subnormal number it leaves the fast path of Intel's
+    /// processors, and `decode` would depend on the values.
+    #[inline(always)]
+    pub(crate) fn decode<const DROP: u32, L: Lanes>(&self, lanes: L, codes: L::U) -> L::F {
+        let shifted = lanes.shl::<DROP>(codes);
+        // Counted from the first normal code, whose exponent is 1; lower ones wrap to the top.
+        let first = 1 << 23;
+        let above = lanes.usub(shifted, lanes.usplat(first));
+        let above = lanes.and(above, lanes.usplat(0x7F << DROP));
+        let last = lanes.usplat((self.max << DROP) - first);
+        let normal = lanes.uadd(above, lanes.usplat(self.normal));
+        let special = lanes.bits(lanes.lookup(codes, &self.special));
+        let value = lanes.if_above(above, last, special, normal);
+        let sign = lanes.and(shifted, lanes.usplat(0x8000_0000));
+        lanes.value(lanes.or(value, sign))
+    }
+
     /// The codes of values that are normal in the code, or larger than it has: rounded to nearest
     /// even and rebiased.
     #[inline(always)]
@@ -140,13 +183,27 @@ pub(crate) const E4M3_FLOAT: Minifloat = Minifloat {
     normal: 0x3C80_0000,
     magic: 0x4680_0000,
     nan: 0x7F,
+    special: special!(e4m3),
 };
 const E5M2_FLOAT: Minifloat = Minifloat {
     max: 0x7B,
     normal: 0x3880_0000,
     magic: 0x4300_0000,
     nan: 0x7F,
+    special: special!(e5m2),
 };
+
+/// The values of all E2M1 codes.
+const E2M1_VALUES: Line = {
+    let mut table = [0.0; LANES];
+    let mut code = 0;
+    while code < LANES {
+        table[code] = e2m1::decode(code as u8);
+        code += 1;
+    }
+    table
+};
+
 /// E2M1 codes: the steps of the code double at 2 and at 4, so the code is the smallest of the
 /// roundings with each of the three steps, counted from where each begins. Adding a power of two
 /// rounds to its unit in the last place, to nearest even.
@@ -192,8 +249,12 @@ macro_rules! byte_code {
                 Some(bytes)
             }
             #[inline(always)]
-            fn decode(bits: u8) -> f32 {
-                $codec::decode(bits)
+            fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
+                Self::cell_values(lanes, &first(bytes), 0)
+            }
+            #[inline(always)]
+            fn cell_values<L: Lanes>(lanes: L, cells: &[u8; LANES], _: usize) -> L::F {
+                $minifloat.decode::<$drop, L>(lanes, lanes.signed(cells))
             }
             #[inline(always)]
             fn pack<L: Lanes>(_: L, codes: &[u8], bytes: &mut [u8]) {
@@ -236,13 +297,23 @@ impl ElementCode for E2M1 {
     fn encode_stochastic(x: f32, random: u8) -> u8 {
         e2m1::encode_stochastic(x, random)
     }
-    /// `e2m1::decode` without its table: exponent and mantissa placed in a binary32, whose bias an
-    /// exact product corrects.
     #[inline(always)]
-    fn decode(bits: u8) -> f32 {
-        let bits = u32::from(bits);
-        let magnitude = f32::from_bits((bits & 7) << 22) * f32::from_bits((127 + 126) << 23);
-        f32::from_bits(magnitude.to_bits() | ((bits & 8) << 28))
+    fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
+        lanes.lookup(lanes.nibbles(&first(bytes)), &E2M1_VALUES)
+    }
+    #[inline(always)]
+    fn cell_values<L: Lanes>(lanes: L, cells: &[u8; LANES], index: usize) -> L::F {
+        let bytes = lanes.signed(cells);
+        let codes = if index == 0 {
+            bytes
+        } else {
+            lanes.shr::<4>(bytes)
+        };
+        lanes.lookup(codes, &E2M1_VALUES)
+    }
+    #[inline(always)]
+    fn load_cells(bytes: &[u8], cells: &mut [u8]) {
+        cells.copy_from_slice(bytes);
     }
     #[inline(always)]
     fn pack<L: Lanes>(lanes: L, codes: &[u8], bytes: &mut [u8]) {
@@ -282,8 +353,18 @@ impl ElementCode for Bf16 {
         bf16_bits(x)
     }
     #[inline(always)]
-    fn decode(bits: u16) -> f32 {
-        f32::from_bits(u32::from(bits) << 16)
+    fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
+        let mut cells = [0; LANES];
+        Self::unpack(&first::<{ 2 * LANES }>(bytes), &mut cells);
+        Self::cell_values(lanes, &cells, 0)
+    }
+    #[inline(always)]
+    fn cell_values<L: Lanes>(lanes: L, cells: &[u16; LANES], _: usize) -> L::F {
+        let mut line = [bf16::ZERO; LANES];
+        for (value, &bits) in line.iter_mut().zip(cells) {
+            *value = bf16::from_bits(bits);
+        }
+        lanes.load_bf16(&line)
     }
     #[inline(always)]
     fn pack<L: Lanes>(_: L, codes: &[u16], bytes: &mut [u8]) {
@@ -310,8 +391,18 @@ impl ElementCode for F32 {
         x.to_bits()
     }
     #[inline(always)]
-    fn decode(bits: u32) -> f32 {
-        f32::from_bits(bits)
+    fn values<L: Lanes>(lanes: L, bytes: &[u8]) -> L::F {
+        let mut cells = [0; LANES];
+        Self::unpack(&first::<{ 4 * LANES }>(bytes), &mut cells);
+        Self::cell_values(lanes, &cells, 0)
+    }
+    #[inline(always)]
+    fn cell_values<L: Lanes>(lanes: L, cells: &[u32; LANES], _: usize) -> L::F {
+        let mut line = [0.0; LANES];
+        for (value, &bits) in line.iter_mut().zip(cells) {
+            *value = f32::from_bits(bits);
+        }
+        lanes.load(&line)
     }
     #[inline(always)]
     fn pack<L: Lanes>(_: L, codes: &[u32], bytes: &mut [u8]) {
@@ -325,6 +416,17 @@ impl ElementCode for F32 {
             *code = u32::from_le_bytes(*entry);
         }
     }
+}
+
+/// The first `N` bytes of `bytes`; zeros where it ends.
+#[inline(always)]
+fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    if let Some(all) = bytes.first_chunk() {
+        return *all;
+    }
+    let mut some = [0; N];
+    some[..bytes.len()].copy_from_slice(bytes);
+    some
 }
 
 /// The bfloat16 bits of `x`, rounded to nearest even; NaN stays a (quiet) NaN.
@@ -354,13 +456,65 @@ pub(crate) fn round_bf16(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use std::marker::PhantomData;
+
     use super::*;
+    use crate::cpu::{Isa, Kernel};
+
+    /// Values of all codes of `E` in `bytes`, row-major and by cells, as bits.
+    struct Values<E>(Vec<u8>, PhantomData<E>);
+
+    impl<E: ElementCode> Kernel for Values<E> {
+        type Out = [Vec<u32>; 2];
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> [Vec<u32>; 2] {
+            let mut found = [vec![], vec![]];
+            let mut keep = |way: usize, x| {
+                let mut line = [0.0; LANES];
+                lanes.store(x, &mut line);
+                found[way].extend(line.map(f32::to_bits));
+            };
+            for bytes in self.0.chunks(E::CODE.bytes(LANES)) {
+                keep(0, E::values(lanes, bytes));
+            }
+            let per_cell = E::CODE.entries_per_byte();
+            for bytes in self.0.chunks(LANES * E::CODE.bytes(per_cell)) {
+                let mut cells = [E::Bits::default(); LANES];
+                E::load_cells(bytes, &mut cells);
+                for index in 0..per_cell {
+                    keep(1, E::cell_values(lanes, &cells, index));
+                }
+            }
+            found
+        }
+    }
+
+    /// Every code of one byte on every instruction set.
+    fn check<E: ElementCode>(decode: impl Fn(u8) -> f32) {
+        let bytes: Vec<u8> = (0..=u8::MAX).collect();
+        let (per_cell, mask) = match E::CODE.entries_per_byte() {
+            1 => (1, 0xFF),
+            per_cell => (per_cell, 0xF),
+        };
+        let code = |byte: u8, index: usize| decode(byte >> (4 * index) & mask).to_bits();
+        let each = |byte: &u8| (0..per_cell).map(|i| code(*byte, i)).collect::<Vec<_>>();
+        let rows: Vec<u32> = bytes.iter().flat_map(each).collect();
+        let lines = bytes.chunks(LANES);
+        let cells: Vec<u32> = lines
+            .flat_map(|line| (0..per_cell).flat_map(move |i| line.iter().map(move |&b| (b, i))))
+            .map(|(byte, i)| code(byte, i))
+            .collect();
+        for isa in Isa::all() {
+            let found = isa.run(Values::<E>(bytes.clone(), PhantomData));
+            assert_eq!(found, [rows.clone(), cells.clone()], "{isa:?} {}", E::CODE);
+        }
+    }
 
     #[test]
     fn element_decodes_are_the_codecs() {
-        for code in 0..16 {
-            assert_eq!(E2M1::decode(code).to_bits(), e2m1::decode(code).to_bits());
-        }
+        check::<E4M3>(e4m3::decode);
+        check::<E5M2>(e5m2::decode);
+        check::<E2M1>(e2m1::decode);
     }
 
     #[test]

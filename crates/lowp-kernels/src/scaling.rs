@@ -3,7 +3,7 @@
 use lowp_format::codec::e8m0;
 use lowp_format::{
     Code, MxScale, ScaleRule, tensor_scale, two_level_block_factor, two_level_block_scale,
-    two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
+    two_level_encode_scale, two_level_multiplier,
 };
 
 use crate::cpu::{LANES, Lanes};
@@ -15,8 +15,8 @@ pub(crate) trait ScaleEntry: Copy + Default + Send + Sync + 'static {
     const BYTES: usize;
     /// Writes entries, little endian.
     fn store(entries: &[Self], bytes: &mut [u8]);
-    /// Reads entry `index`.
-    fn load(bytes: &[u8], index: usize) -> Self;
+    /// Reads entries.
+    fn load(bytes: &[u8], entries: &mut [Self]);
 }
 
 impl ScaleEntry for u8 {
@@ -26,8 +26,8 @@ impl ScaleEntry for u8 {
         bytes.copy_from_slice(entries);
     }
     #[inline(always)]
-    fn load(bytes: &[u8], index: usize) -> u8 {
-        bytes[index]
+    fn load(bytes: &[u8], entries: &mut [u8]) {
+        entries.copy_from_slice(bytes);
     }
 }
 
@@ -40,8 +40,10 @@ impl ScaleEntry for f32 {
         }
     }
     #[inline(always)]
-    fn load(bytes: &[u8], index: usize) -> f32 {
-        f32::from_le_bytes(bytes.as_chunks::<4>().0[index])
+    fn load(bytes: &[u8], entries: &mut [f32]) {
+        for (bytes, entry) in bytes.as_chunks::<4>().0.iter().zip(entries) {
+            *entry = f32::from_le_bytes(*bytes);
+        }
     }
 }
 
@@ -85,8 +87,8 @@ pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
         }
         lanes.load(&line)
     }
-    /// What decoded elements of a block are multiplied by.
-    fn decode(self, entry: Self::Entry) -> f32;
+    /// What decoded elements of sixteen blocks are multiplied by.
+    fn decode_lanes<L: Lanes>(self, lanes: L, entries: &[Self::Entry; LANES]) -> L::F;
 }
 
 /// Values are stored as they are.
@@ -109,8 +111,8 @@ impl ScaleKernel for Unscaled {
         (0, 1.0)
     }
     #[inline(always)]
-    fn decode(self, _: u8) -> f32 {
-        1.0
+    fn decode_lanes<L: Lanes>(self, lanes: L, _: &[u8; LANES]) -> L::F {
+        lanes.splat(1.0)
     }
 }
 
@@ -137,8 +139,8 @@ impl ScaleKernel for PerTensor {
         (0, self.0)
     }
     #[inline(always)]
-    fn decode(self, _: u8) -> f32 {
-        self.0
+    fn decode_lanes<L: Lanes>(self, lanes: L, _: &[u8; LANES]) -> L::F {
+        lanes.splat(self.0)
     }
 }
 
@@ -206,8 +208,12 @@ impl ScaleKernel for PowerOfTwo {
         l.value(l.if_above(code, l.usplat(0xFE), l.usplat(f32::NAN.to_bits()), power))
     }
     #[inline(always)]
-    fn decode(self, entry: u8) -> f32 {
-        e8m0::decode(entry)
+    fn decode_lanes<L: Lanes>(self, l: L, entries: &[u8; LANES]) -> L::F {
+        let exponent = l.and(l.shl::<23>(l.signed(entries)), l.usplat(0x7F80_0000));
+        // 2^-127 and NaN are the exponents 0 and 255 with the highest bit of the fraction.
+        let after = l.and(l.uadd(exponent, l.usplat(1 << 23)), l.usplat(0x7F80_0000));
+        let special = l.if_above(l.usplat(2 << 23), after, l.usplat(0x40_0000), l.usplat(0));
+        l.value(l.or(exponent, special))
     }
 }
 
@@ -255,8 +261,9 @@ impl ScaleKernel for TwoLevel {
         l.min(l.div(l.splat(1.0), l.mul(decoded, decode_scale)), largest)
     }
     #[inline(always)]
-    fn decode(self, entry: u8) -> f32 {
-        two_level_decode_factor(entry, self.amax)
+    fn decode_lanes<L: Lanes>(self, l: L, entries: &[u8; LANES]) -> L::F {
+        let scale = E4M3_FLOAT.decode::<20, L>(l, l.signed(entries));
+        l.mul(l.mul(scale, l.splat(self.amax)), l.splat(1.0 / 2688.0))
     }
 }
 
@@ -295,7 +302,60 @@ impl ScaleKernel for BlockFloat {
         (1.0 / scale, scale)
     }
     #[inline(always)]
-    fn decode(self, entry: f32) -> f32 {
-        entry
+    fn decode_lanes<L: Lanes>(self, lanes: L, entries: &[f32; LANES]) -> L::F {
+        lanes.load(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowp_format::two_level_decode_factor;
+
+    use super::*;
+    use crate::cpu::{Isa, Kernel};
+
+    /// The factors of all entries of one byte, as bits.
+    struct Factors<R>(R);
+
+    impl<R: ScaleKernel<Entry = u8>> Kernel for Factors<R> {
+        type Out = Vec<u32>;
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> Vec<u32> {
+            let entries: Vec<u8> = (0..=u8::MAX).collect();
+            let mut found = vec![];
+            for entries in entries.as_chunks::<LANES>().0 {
+                let mut line = [0.0; LANES];
+                lanes.store(self.0.decode_lanes(lanes, entries), &mut line);
+                found.extend(line.map(f32::to_bits));
+            }
+            found
+        }
+    }
+
+    /// One bit pattern for every NaN: arithmetic may choose any.
+    fn canonical(bits: Vec<u32>) -> Vec<u32> {
+        let nan = |bits: &u32| f32::from_bits(*bits).is_nan();
+        let one = |bits| if nan(&bits) { 0x7FC0_0000 } else { bits };
+        bits.into_iter().map(one).collect()
+    }
+
+    #[test]
+    fn factors_are_those_of_the_definition() {
+        let all = |decode: &dyn Fn(u8) -> f32| -> Vec<u32> {
+            canonical((0..=u8::MAX).map(|x| decode(x).to_bits()).collect())
+        };
+        for isa in Isa::all() {
+            let found = isa.run(Factors(PowerOfTwo(MxScale::Te)));
+            assert_eq!(canonical(found), all(&e8m0::decode), "{isa:?}");
+            for amax in [0.0, 1e-42, 0.3, 10.0, 1e38, f32::INFINITY, f32::NAN] {
+                let rule = TwoLevel::new(ScaleRule::TwoLevel, amax).expect("a rule");
+                let expected = all(&|x| two_level_decode_factor(x, amax));
+                assert_eq!(
+                    canonical(isa.run(Factors(rule))),
+                    expected,
+                    "{isa:?} {amax}"
+                );
+            }
+        }
     }
 }

@@ -71,6 +71,18 @@ const LISTED: &[(&str, &str)] = &[
         "vector instructions that were detected",
     ),
     (
+        "crates/lowp-kernels/src/cpu/lanes/mod.rs",
+        "declares the store past the caches, which its caller fences",
+    ),
+    (
+        "crates/lowp-kernels/src/cpu/lanes/portable.rs",
+        "implements the store past the caches as a plain one",
+    ),
+    (
+        "crates/lowp-kernels/src/cpu/lanes/stream.rs",
+        "stores past the caches, fenced before anybody reads",
+    ),
+    (
         "crates/lowp-kernels/src/cpu/memory.rs",
         "asks for zeroed memory, and the system for huge pages",
     ),

@@ -19,8 +19,8 @@ mod threads;
 pub(crate) use generic::flat::touched;
 pub(crate) use generic::turn::Turnable;
 #[cfg(test)]
-pub(crate) use isa::Isa;
-pub(crate) use lanes::{LANES, Lanes};
+pub(crate) use isa::{Isa, Kernel};
+pub(crate) use lanes::{LANES, Lanes, Line};
 pub(crate) use memory::zeroed;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};

@@ -1,35 +1,46 @@
 //! Decoding to f32 (docs/numerics.md 5.3, 6.4 and 7.4).
 
+use std::marker::PhantomData;
+
 use lowp_format::{Axis, Shape};
 
-use super::maxima::one_by_one;
+use super::factors::{Factor, Factors, One, Scales, Scratch};
 use super::turn::Turn;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::Lanes;
-use crate::table::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
+use crate::cpu::lanes::{LANES, Lanes, Line, Out};
+use crate::table::{ElementCode, ScaleKernel, Visit, dispatch};
 use crate::{DecodeJob, KernelError};
 
-/// Rows of a task; a multiple of 2.
+/// Rows of a task, in cells: of transposed bytes one cache line of every column.
 const ROWS: usize = 64;
-/// Columns decoded at a time; even.
-const COLS: usize = 256;
+/// Columns of transposed data that are turned at a time. The lines of the panel after them are
+/// fetched while they are decoded: `decode fp8-delayed columnwise` gains half.
+const PANEL: usize = 64;
+/// Columns of row-major data that are decoded at a time: their factors stay in the first-level
+/// cache.
+const COLS: usize = 4096;
+/// Elements of a plan from which f32 are written past the caches, which would not hold them. Tests
+/// take both ways.
+const STREAMED: usize = if cfg!(test) { 1 << 13 } else { 4 << 20 };
 
 /// Bytes of an orientation and where its entries lie.
 #[derive(Clone, Copy)]
-struct Codes<'v> {
-    bytes: &'v [u8],
-    transposed: bool,
-    row_bytes: usize,
+pub(super) struct Codes<'v> {
+    pub(super) bytes: &'v [u8],
+    pub(super) transposed: bool,
+    pub(super) row_bytes: usize,
 }
 
 struct Task<'v> {
     isa: Isa,
+    /// Whether to write past the caches.
+    stream: bool,
     shape: Shape,
     data: Codes<'v>,
-    scales: Option<(Codes<'v>, [usize; 2])>,
+    scales: Option<Scales<'v>>,
     first: usize,
     out: &'v mut [f32],
 }
@@ -40,6 +51,7 @@ impl Visit for Task<'_> {
     fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) {
         let Self {
             isa,
+            stream,
             shape,
             data,
             scales,
@@ -47,201 +59,314 @@ impl Visit for Task<'_> {
             out,
         } = self;
         let rows = out.len() / shape.cols;
-        let mut codes = vec![E::Bits::default(); rows * COLS.min(shape.cols)];
-        let mut columns = codes.clone();
-        let mut factors = vec![1f32; COLS.min(shape.cols)];
-        for col in (0..shape.cols).step_by(COLS) {
-            let cols = COLS.min(shape.cols - col);
-            let codes = &mut codes[..rows * cols];
+        let step = if data.transposed { PANEL } else { COLS }.min(shape.cols);
+        let mut panel = Panel::<E>::new(data, first, rows);
+        let mut scratch = Scratch::new(rule, step);
+        let mut out = Out::new(out);
+        let strip = [E::CODE.bytes(first), E::CODE.bytes(rows)];
+        for col in (0..shape.cols).step_by(step) {
+            let cols = step.min(shape.cols - col);
             if data.transposed {
-                let columns = &mut columns[..rows * cols];
-                isa.run(LoadCodes::<E> {
-                    data,
-                    row: col,
-                    first,
-                    len: rows,
-                    codes: columns,
-                });
-                isa.run(Turn {
-                    from: columns,
-                    stride: rows,
-                    rows: cols,
-                    cols: rows,
-                    to: codes,
-                });
-            } else {
-                isa.run(LoadCodes::<E> {
-                    data,
-                    row: first,
-                    first: col,
-                    len: cols,
-                    codes,
-                });
+                panel.load(isa, col, cols);
             }
-            let Some((scales, [height, width])) = scales.filter(|_| R::BLOCKS) else {
-                factors[..cols].fill(rule.decode(R::Entry::default()));
-                let (factors, out) = (&factors[..cols], &mut out[col..]);
-                isa.run(Apply::<E> {
-                    codes,
-                    factors,
-                    scaled: R::SCALED,
-                    stride: shape.cols,
-                    out,
-                });
-                continue;
-            };
+            let next = [col + cols, PANEL.min(shape.cols - col - cols)];
+            let ahead = [
+                Some(Ahead::new(data, strip, next)),
+                scratch.ahead(scales, [first, rows], next),
+            ];
             let mut row = 0;
             while row < rows {
                 // Rows up to the next block row share their factors.
-                let group = (first + row) / height;
-                let end = ((group + 1) * height - first).min(rows);
-                let factors = &mut factors[..cols];
-                isa.run(Factors {
-                    rule,
-                    scales,
-                    group,
-                    width,
-                    col,
-                    factors,
-                });
-                isa.run(Apply::<E> {
-                    codes: &codes[row * cols..end * cols],
-                    factors,
-                    scaled: true,
+                let (group, end) = match scales {
+                    Some(Scales { block, .. }) if R::BLOCKS => {
+                        let group = (first + row) / block[0];
+                        (group, ((group + 1) * block[0] - first).min(rows))
+                    }
+                    _ => (0, rows),
+                };
+                let source = if data.transposed {
+                    Source::Cells {
+                        cells: &panel.turned,
+                        row,
+                        ahead: &ahead,
+                    }
+                } else {
+                    let start = (first + row) * data.row_bytes + E::CODE.bytes(col);
+                    Source::Rows {
+                        bytes: &data.bytes[start..],
+                        stride: data.row_bytes,
+                    }
+                };
+                let apply = Apply::<E> {
+                    source,
+                    factors: scratch.fill(isa, scales, group, [col, cols]),
+                    size: [end - row, cols],
+                    at: row * shape.cols + col,
                     stride: shape.cols,
-                    out: &mut out[row * shape.cols + col..],
-                });
+                    out: &mut out,
+                };
+                if stream {
+                    isa.run(Streamed(apply));
+                } else {
+                    isa.run(apply);
+                }
                 row = end;
             }
         }
     }
 }
 
-/// The factors of columns `col..col + factors.len()` of block row `group`.
-struct Factors<'a, R> {
-    rule: R,
-    scales: Codes<'a>,
-    group: usize,
-    width: usize,
-    col: usize,
-    factors: &'a mut [f32],
+/// Columns of transposed data, turned to rows of cells.
+struct Panel<'v, E: ElementCode> {
+    data: Codes<'v>,
+    /// The first row, and how many.
+    rows: [usize; 2],
+    columns: Vec<E::Bits>,
+    /// Rows of the panel's columns, and a vector more, which the last row may read.
+    turned: Vec<E::Bits>,
 }
 
-impl<R: ScaleKernel> Factors<'_, R> {
-    /// The factor of block column `across`.
-    #[inline(always)]
-    fn factor(rule: R, scales: Codes<'_>, group: usize, across: usize) -> f32 {
-        let (row, index) = if scales.transposed {
-            (across, group)
-        } else {
-            (group, across)
-        };
-        let line = &scales.bytes[row * scales.row_bytes..][..scales.row_bytes];
-        rule.decode(R::Entry::load(line, index))
+impl<'v, E: ElementCode> Panel<'v, E> {
+    fn new(data: Codes<'v>, first: usize, rows: usize) -> Self {
+        let cells = rows.div_ceil(E::CODE.entries_per_byte());
+        let len = if data.transposed { cells * PANEL } else { 0 };
+        Self {
+            data,
+            rows: [first, rows],
+            columns: vec![E::Bits::default(); len],
+            turned: vec![E::Bits::default(); len + LANES],
+        }
     }
 
-    /// Factors of blocks of `N` columns, from block column `first` on.
-    #[inline(always)]
-    fn fill<const N: usize>(
-        rule: R,
-        scales: Codes<'_>,
-        group: usize,
-        first: usize,
-        out: &mut [f32],
-    ) {
-        let (blocks, rest) = out.as_chunks_mut::<N>();
-        one_by_one!(i in blocks.len() => {
-            blocks[i] = [Self::factor(rule, scales, group, first + i); N];
+    /// Turns `cols` columns from `col` on.
+    fn load(&mut self, isa: Isa, col: usize, cols: usize) {
+        let [first, rows] = self.rows;
+        let cells = rows.div_ceil(E::CODE.entries_per_byte());
+        let columns = &mut self.columns[..cells * cols];
+        isa.run(LoadColumns::<E> {
+            bytes: &self.data.bytes[col * self.data.row_bytes + E::CODE.bytes(first)..],
+            stride: self.data.row_bytes,
+            rows,
+            cells: &mut columns[..],
         });
-        if !rest.is_empty() {
-            rest.fill(Self::factor(rule, scales, group, first + blocks.len()));
-        }
+        isa.run(Turn {
+            from: columns,
+            stride: cells,
+            rows: cols,
+            cols: cells,
+            to: &mut self.turned,
+        });
     }
 }
 
-impl<R: ScaleKernel> Kernel for Factors<'_, R> {
-    type Out = ();
-    #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
-        let Self {
-            rule,
-            scales,
-            group,
-            width,
-            col,
-            factors,
-        } = self;
-        // A chunk may begin within a block.
-        let before = col.next_multiple_of(width) - col;
-        let (head, tail) = factors.split_at_mut(before.min(factors.len()));
-        if !head.is_empty() {
-            head.fill(Self::factor(rule, scales, group, col / width));
-        }
-        let first = col.div_ceil(width);
-        match width {
-            1 if !scales.transposed => {
-                let line = &scales.bytes[group * scales.row_bytes..][..scales.row_bytes];
-                for (i, factor) in tail.iter_mut().enumerate() {
-                    *factor = rule.decode(R::Entry::load(line, first + i));
-                }
-            }
-            16 => Self::fill::<16>(rule, scales, group, first, tail),
-            32 => Self::fill::<32>(rule, scales, group, first, tail),
-            _ => {
-                for (i, part) in tail.chunks_mut(width).enumerate() {
-                    part.fill(Self::factor(rule, scales, group, first + i));
-                }
-            }
-        }
-    }
-}
-
-/// Unpacks `len` entries, from entry `first` on, of consecutive physical rows from `row` on.
-struct LoadCodes<'a, E: ElementCode> {
-    data: Codes<'a>,
-    row: usize,
-    first: usize,
-    len: usize,
-    codes: &'a mut [E::Bits],
-}
-
-impl<E: ElementCode> Kernel for LoadCodes<'_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
-        let [start, bytes] = [E::CODE.bytes(self.first), E::CODE.bytes(self.len)];
-        for (i, codes) in self.codes.chunks_exact_mut(self.len).enumerate() {
-            let at = (self.row + i) * self.data.row_bytes + start;
-            E::unpack(&self.data.bytes[at..at + bytes], codes);
-        }
-    }
-}
-
-struct Apply<'a, E: ElementCode> {
-    codes: &'a [E::Bits],
-    factors: &'a [f32],
-    scaled: bool,
+/// Reads columns of `rows` rows to dense cells.
+struct LoadColumns<'a, E: ElementCode> {
+    bytes: &'a [u8],
     stride: usize,
-    out: &'a mut [f32],
+    rows: usize,
+    cells: &'a mut [E::Bits],
 }
 
-impl<E: ElementCode> Kernel for Apply<'_, E> {
+impl<E: ElementCode> Kernel for LoadColumns<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        let cols = self.factors.len();
-        for (row, codes) in self.codes.chunks_exact(cols).enumerate() {
-            let out = &mut self.out[row * self.stride..][..cols];
-            if self.scaled {
-                for ((out, &code), &factor) in out.iter_mut().zip(codes).zip(self.factors) {
-                    *out = E::decode(code) * factor;
+        let cells = self.rows.div_ceil(E::CODE.entries_per_byte());
+        let bytes = E::CODE.bytes(self.rows);
+        for (i, cells) in self.cells.chunks_exact_mut(cells).enumerate() {
+            E::load_cells(&self.bytes[i * self.stride..][..bytes], cells);
+        }
+    }
+}
+
+/// What will be read next: `bytes` bytes of each of `cols` columns.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    address: usize,
+    stride: usize,
+    bytes: usize,
+    cols: usize,
+}
+
+impl Ahead {
+    /// `bytes` bytes from `start` on of columns `col..col + cols`.
+    pub(super) fn new(
+        codes: Codes<'_>,
+        [start, bytes]: [usize; 2],
+        [col, cols]: [usize; 2],
+    ) -> Self {
+        let first = codes.bytes.as_ptr().addr();
+        Self {
+            address: first.wrapping_add(col * codes.row_bytes + start),
+            stride: codes.row_bytes,
+            bytes,
+            cols,
+        }
+    }
+
+    /// Asks for column `index`.
+    #[inline(always)]
+    fn fetch<L: Lanes>(self, lanes: L, index: usize) {
+        if index < self.cols {
+            for at in (0..self.bytes).step_by(size_of::<Line>()) {
+                lanes.prefetch(self.address.wrapping_add(index * self.stride + at));
+            }
+        }
+    }
+}
+
+/// Where rows of codes come from.
+#[derive(Clone, Copy)]
+enum Source<'a, E: ElementCode> {
+    /// Row-major bytes.
+    Rows { bytes: &'a [u8], stride: usize },
+    /// A panel, from `row` on.
+    Cells {
+        cells: &'a [E::Bits],
+        row: usize,
+        ahead: &'a [Option<Ahead>; 2],
+    },
+}
+
+/// Decodes rows that share their factors.
+struct Apply<'a, 'v, E: ElementCode> {
+    source: Source<'a, E>,
+    factors: Factors<'a>,
+    /// Rows and columns.
+    size: [usize; 2],
+    at: usize,
+    stride: usize,
+    out: &'a mut Out<'v>,
+}
+
+/// Decodes past the caches.
+struct Streamed<T>(T);
+
+impl<E: ElementCode> Kernel for Apply<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        self.write::<false, L>(lanes);
+    }
+}
+
+impl<E: ElementCode> Kernel for Streamed<Apply<'_, '_, E>> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        self.0.write::<true, L>(lanes);
+    }
+}
+
+impl<E: ElementCode> Apply<'_, '_, E> {
+    #[inline(always)]
+    fn write<const STREAM: bool, L: Lanes>(self, lanes: L) {
+        match self.factors {
+            Factors::One => self.rows::<STREAM, L>(lanes, One),
+            Factors::Columns(factors) => self.rows::<STREAM, L>(lanes, factors),
+            Factors::Blocks(factors) => self.rows::<STREAM, L>(lanes, factors),
+        }
+    }
+
+    #[inline(always)]
+    fn rows<const STREAM: bool, L: Lanes>(self, lanes: L, factors: impl Factor) {
+        let Self {
+            source,
+            size: [rows, cols],
+            at,
+            stride,
+            out,
+            ..
+        } = self;
+        let per_cell = E::CODE.entries_per_byte();
+        for i in 0..rows {
+            let to = [at + i * stride, cols];
+            match source {
+                Source::Rows { bytes, stride } => {
+                    let bytes = &bytes[i * stride..][..E::CODE.bytes(cols)];
+                    write_row::<STREAM, L, _>(
+                        lanes,
+                        Bytes::<E>(bytes, PhantomData),
+                        factors,
+                        out,
+                        to,
+                    );
                 }
-            } else {
-                for (out, &code) in out.iter_mut().zip(codes) {
-                    *out = E::decode(code);
+                Source::Cells { cells, row, ahead } => {
+                    let (cell, index) = ((row + i) / per_cell, (row + i) % per_cell);
+                    if index == 0 {
+                        for ahead in ahead.iter().flatten() {
+                            ahead.fetch(lanes, cell);
+                        }
+                    }
+                    let cells = &cells[cell * cols..];
+                    if index == 0 {
+                        write_row::<STREAM, L, _>(lanes, Cells::<E, 0>(cells), factors, out, to);
+                    } else {
+                        write_row::<STREAM, L, _>(lanes, Cells::<E, 1>(cells), factors, out, to);
+                    }
                 }
             }
         }
+    }
+}
+
+/// A row of codes.
+trait Row: Copy {
+    /// The values of vector `i`.
+    fn vector<L: Lanes>(self, lanes: L, i: usize) -> L::F;
+}
+
+/// Row-major codes.
+#[derive(Clone, Copy)]
+struct Bytes<'a, E>(&'a [u8], PhantomData<E>);
+
+impl<E: ElementCode> Row for Bytes<'_, E> {
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L, i: usize) -> L::F {
+        E::values(lanes, &self.0[i * E::CODE.bytes(LANES)..])
+    }
+}
+
+/// Code `INDEX` of every cell.
+#[derive(Clone, Copy)]
+struct Cells<'a, E: ElementCode, const INDEX: usize>(&'a [E::Bits]);
+
+impl<E: ElementCode, const INDEX: usize> Row for Cells<'_, E, INDEX> {
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L, i: usize) -> L::F {
+        match self.0[i * LANES..].first_chunk() {
+            Some(cells) => E::cell_values(lanes, cells, INDEX),
+            None => lanes.splat(0.0),
+        }
+    }
+}
+
+/// Writes a row of `cols` values from index `at` on.
+#[inline(always)]
+fn write_row<const STREAM: bool, L: Lanes, R: Row>(
+    lanes: L,
+    row: R,
+    factors: impl Factor,
+    out: &mut Out<'_>,
+    [at, cols]: [usize; 2],
+) {
+    if cols == PANEL {
+        // Known to the compiler: a row of a panel is short, and its loop costs as much as its work.
+        for i in 0..PANEL / LANES {
+            let x = factors.scale(lanes, i, row.vector(lanes, i));
+            out.put::<STREAM, L>(lanes, at + i * LANES, x);
+        }
+        return;
+    }
+    let (full, rest) = (cols / LANES, cols % LANES);
+    for i in 0..full {
+        let x = factors.scale(lanes, i, row.vector(lanes, i));
+        out.put::<STREAM, L>(lanes, at + i * LANES, x);
+    }
+    if rest > 0 {
+        let x = factors.scale(lanes, full, row.vector(lanes, full));
+        out.put_some(lanes, at + full * LANES, rest, x);
     }
 }
 
@@ -265,22 +390,26 @@ pub(crate) fn run(
         };
         let data = codes(&job.data)?;
         let scales = match &job.block_scale {
-            Some(target) => Some((codes(target)?, target.spec.block())),
+            Some(target) => Some(Scales {
+                codes: codes(target)?,
+                block: target.spec.block(),
+            }),
             None => None,
         };
         let tensor = match &job.tensor_scale {
-            Some(buffer) => f32::load(views.bytes.read(buffer)?, 0),
+            Some(buffer) => tensor_scale(views.bytes.read(buffer)?),
             None => 1.0,
         };
+        let rows = ROWS * job.data.spec.code.entries_per_byte();
         let out = views.floats.take(&job.out)?;
-        for (i, out) in out.chunks_mut((ROWS * shape.cols).max(1)).enumerate() {
-            let first = i * ROWS;
+        for (i, out) in out.chunks_mut((rows * shape.cols).max(1)).enumerate() {
             let task = Task {
                 isa: context.isa,
+                stream: context.elements >= STREAMED,
                 shape,
                 data,
                 scales,
-                first,
+                first: i * rows,
                 out,
             };
             tasks.push((job, tensor, task));
@@ -289,4 +418,10 @@ pub(crate) fn run(
     for_each(context, tasks, |(job, tensor, task)| {
         dispatch(&job.kernel, tensor, task)
     })
+}
+
+/// The value in the buffer of a tensor-level scale, whose length was checked.
+fn tensor_scale(bytes: &[u8]) -> f32 {
+    let bytes = bytes.first_chunk().copied();
+    bytes.map_or(1.0, f32::from_le_bytes)
 }

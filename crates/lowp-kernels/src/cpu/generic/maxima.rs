@@ -4,21 +4,6 @@ use super::convert::Rect;
 use crate::cpu::isa::Kernel;
 use crate::cpu::lanes::{LANES, Lanes, Line};
 
-/// Runs a body for each index below a count. The compiler cannot see how the index advances, so it
-/// vectorises within the body: across blocks it would gather, which is several times slower.
-macro_rules! one_by_one {
-    ($index:ident in $count:expr => $body:block) => {
-        let count = $count;
-        let mut next = 0;
-        while next < count {
-            let $index = next;
-            $body
-            next = std::hint::black_box(next + 1);
-        }
-    };
-}
-pub(super) use one_by_one;
-
 /// The bits of `|x|`; 0 for NaN.
 #[inline(always)]
 pub(crate) fn magnitude(x: f32) -> u32 {

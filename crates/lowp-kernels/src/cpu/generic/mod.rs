@@ -14,6 +14,7 @@ pub(crate) mod amax;
 mod convert;
 pub(crate) mod decode;
 pub(crate) mod encode;
+mod factors;
 pub(crate) mod flat;
 pub(crate) mod history;
 pub(crate) mod interleave;

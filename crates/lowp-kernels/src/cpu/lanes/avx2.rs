@@ -82,6 +82,14 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn stream(self, x: Self::F, line: &mut Line) {
+        // The caller aligns the line and fences.
+        proven!({
+            _mm256_stream_ps(line.as_mut_ptr(), x[0]);
+            _mm256_stream_ps(line[8..].as_mut_ptr(), x[1]);
+        });
+    }
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
         proven!([_mm256_set1_ps(x); 2])
     }
@@ -209,6 +217,46 @@ impl Lanes for Avx2 {
             [
                 _mm256_blendv_epi8(no[0], yes[0], _mm256_cmpgt_epi32(a[0], b[0])),
                 _mm256_blendv_epi8(no[1], yes[1], _mm256_cmpgt_epi32(a[1], b[1])),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(self, index: Self::U, table: &Line) -> Self::F {
+        proven!({
+            let low = _mm256_loadu_ps(table.as_ptr());
+            let high = _mm256_loadu_ps(table[8..].as_ptr());
+            // A permutation reads three bits of an index; the fourth, moved to the sign, chooses.
+            let mut out = [low; 2];
+            for i in 0..2 {
+                let fourth = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index[i]));
+                out[i] = _mm256_blendv_ps(
+                    _mm256_permutevar8x32_ps(low, index[i]),
+                    _mm256_permutevar8x32_ps(high, index[i]),
+                    fourth,
+                );
+            }
+            out
+        })
+    }
+    #[inline(always)]
+    fn signed(self, bytes: &[u8; LANES]) -> Self::U {
+        proven!({
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            [
+                _mm256_cvtepi8_epi32(bytes),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; LANES / 2]) -> Self::U {
+        proven!({
+            let all = i64::from_le_bytes(*bytes);
+            let by = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+            [
+                _mm256_srlv_epi32(_mm256_set1_epi32(all as i32), by),
+                _mm256_srlv_epi32(_mm256_set1_epi32((all >> 32) as i32), by),
             ]
         })
     }

@@ -60,6 +60,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn stream(self, x: __m512, line: &mut Line) {
+        // The caller aligns the line and fences.
+        proven!(_mm512_stream_ps(line.as_mut_ptr(), x));
+    }
+    #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         proven!(_mm512_set1_ps(x))
     }
@@ -171,6 +176,28 @@ impl Lanes for Avx512 {
             _mm512_cmpgt_epu32_mask(a, b),
             yes
         ))
+    }
+
+    #[inline(always)]
+    fn lookup(self, index: __m512i, table: &Line) -> __m512 {
+        proven!(_mm512_permutexvar_ps(
+            index,
+            _mm512_loadu_ps(table.as_ptr())
+        ))
+    }
+    #[inline(always)]
+    fn signed(self, bytes: &[u8; LANES]) -> __m512i {
+        proven!(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; LANES / 2]) -> __m512i {
+        proven!({
+            let all = _mm512_set1_epi64(i64::from_le_bytes(*bytes));
+            // The low word to the first eight lanes, the high one to the others.
+            let words = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+            let by = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+            _mm512_srlv_epi32(_mm512_permutexvar_epi32(words, all), by)
+        })
     }
 
     #[inline(always)]

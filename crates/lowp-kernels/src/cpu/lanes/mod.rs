@@ -9,6 +9,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
 pub(crate) use portable::Portable;
+pub(crate) use stream::Out;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
@@ -44,6 +46,11 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn load_bf16(self, line: &[bf16; LANES]) -> Self::F;
     /// Asks for the cache line of an address, which may lie outside memory.
     fn prefetch(self, address: usize);
+    /// Stores all lanes past the caches.
+    ///
+    /// # Safety
+    /// `line` is aligned to 64 bytes. The thread calls `_mm_sfence` before anybody reads it.
+    unsafe fn stream(self, x: Self::F, line: &mut Line);
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F;
@@ -88,6 +95,14 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn umax(self, a: Self::U, b: Self::U) -> Self::U;
     /// `yes` where `a > b`, else `no`. Both sides lie below 2^31.
     fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U;
+
+    /// The value of `table` that the low four bits of every lane name.
+    fn lookup(self, index: Self::U, table: &Line) -> Self::F;
+    /// Every byte as a signed number.
+    fn signed(self, bytes: &[u8; LANES]) -> Self::U;
+    /// Every nibble, the first of a byte in its low half, in the low four bits of its lane. The
+    /// other bits are any.
+    fn nibbles(self, bytes: &[u8; LANES / 2]) -> Self::U;
 
     /// Whether a lane of `a`, as an unsigned number, is above `bound`.
     fn any_above(self, a: Self::U, bound: u32) -> bool;

@@ -37,6 +37,10 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn prefetch(self, _: usize) {}
+    #[inline(always)]
+    unsafe fn stream(self, x: Self::F, line: &mut Line) {
+        self.store(x, line);
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -126,6 +130,19 @@ impl Lanes for Portable {
     #[inline(always)]
     fn if_above(self, a: Self::U, b: Self::U, yes: Self::U, no: Self::U) -> Self::U {
         each!(i => if a[i] > b[i] { yes[i] } else { no[i] })
+    }
+
+    #[inline(always)]
+    fn lookup(self, index: Self::U, table: &Line) -> Self::F {
+        each!(i => table[index[i] as usize % LANES])
+    }
+    #[inline(always)]
+    fn signed(self, bytes: &[u8; LANES]) -> Self::U {
+        each!(i => i32::from(bytes[i].cast_signed()).cast_unsigned())
+    }
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; LANES / 2]) -> Self::U {
+        each!(i => u32::from(bytes[i / 2] >> (4 * (i % 2))))
     }
 
     #[inline(always)]

@@ -46,9 +46,17 @@ impl Kernel for Everything {
         keep(l.load_bf16(&x.map(|x| bf16::from_bits((x.to_bits() >> 16) as u16))));
         let [ua, ub, uc] = [l.bits(a), l.bits(b), l.bits(c)];
         let low = l.usplat(0x7FFF_FFFF);
+        let mut codes = [0; LANES];
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = (x.to_bits() >> 3) as u8;
+        }
+        keep(l.lookup(ua, &y));
+        keep(l.lookup(l.nibbles(codes.first_chunk().expect("eight bytes")), &y));
+        let signed = l.signed(&codes);
         for bits in [
             ua,
             low,
+            signed,
             l.and(ua, ub),
             l.or(ua, ub),
             l.uadd(ua, ub),

@@ -1,0 +1,194 @@
+//! What decoded codes are multiplied by.
+
+use super::decode::{Ahead, Codes};
+use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::lanes::{LANES, Lanes, Line};
+use crate::table::{ScaleEntry, ScaleKernel};
+
+/// Scales of blocks of `block` rows x columns.
+#[derive(Clone, Copy)]
+pub(super) struct Scales<'v> {
+    pub(super) codes: Codes<'v>,
+    pub(super) block: [usize; 2],
+}
+
+/// The factors of a row.
+#[derive(Clone, Copy)]
+pub(super) enum Factors<'f> {
+    One,
+    Columns(Columns<'f>),
+    Blocks(Blocks<'f>),
+}
+
+/// A kind of [`Factors`].
+pub(super) trait Factor: Copy {
+    /// Vector `i` of the row, `x`, times its factors.
+    fn scale<L: Lanes>(self, lanes: L, i: usize, x: L::F) -> L::F;
+}
+
+/// Values stay as they are.
+#[derive(Clone, Copy)]
+pub(super) struct One;
+
+impl Factor for One {
+    #[inline(always)]
+    fn scale<L: Lanes>(self, _: L, _: usize, x: L::F) -> L::F {
+        x
+    }
+}
+
+/// One factor for every column.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<'f>(&'f [Line]);
+
+impl Factor for Columns<'_> {
+    #[inline(always)]
+    fn scale<L: Lanes>(self, lanes: L, i: usize, x: L::F) -> L::F {
+        lanes.mul(x, lanes.load(&self.0[i]))
+    }
+}
+
+/// Factors of `1 << shift` vectors each; the first began `before` vectors ago.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks<'f> {
+    factors: &'f [f32],
+    before: usize,
+    shift: u32,
+}
+
+impl Factor for Blocks<'_> {
+    #[inline(always)]
+    fn scale<L: Lanes>(self, lanes: L, i: usize, x: L::F) -> L::F {
+        let factor = self.factors[(self.before + i) >> self.shift];
+        lanes.mul(x, lanes.splat(factor))
+    }
+}
+
+/// Memory for the factors of up to a number of columns.
+pub(super) struct Scratch<R: ScaleKernel> {
+    rule: R,
+    entries: Vec<R::Entry>,
+    /// Factors of blocks.
+    blocks: Vec<f32>,
+    /// Factors of columns, where blocks are no whole vectors.
+    columns: Vec<f32>,
+}
+
+impl<R: ScaleKernel> Scratch<R> {
+    pub(super) fn new(rule: R, cols: usize) -> Self {
+        // Blocks may be cut at both ends.
+        let most = (cols + 2).next_multiple_of(LANES);
+        Self {
+            rule,
+            entries: vec![R::Entry::default(); most],
+            blocks: vec![0.0; most],
+            columns: vec![],
+        }
+    }
+
+    /// The scales of `rows` rows from `first` on of columns `next`, if each column has a line of
+    /// its own.
+    pub(super) fn ahead(
+        &self,
+        scales: Option<Scales<'_>>,
+        [first, rows]: [usize; 2],
+        next: [usize; 2],
+    ) -> Option<Ahead> {
+        let Scales { codes, block } = scales.filter(|_| R::BLOCKS)?;
+        let from = R::Entry::BYTES * (first / block[0]);
+        let to = R::Entry::BYTES * (first + rows).div_ceil(block[0]);
+        let single = codes.transposed && block[1] == 1;
+        single.then(|| Ahead::new(codes, [from, to - from], next))
+    }
+
+    /// The factors of block row `group` in `cols` columns from `col` on, a multiple of [`LANES`].
+    pub(super) fn fill(
+        &mut self,
+        isa: Isa,
+        scales: Option<Scales<'_>>,
+        group: usize,
+        [col, cols]: [usize; 2],
+    ) -> Factors<'_> {
+        if !R::SCALED {
+            return Factors::One;
+        }
+        let Some(Scales { codes, block }) = scales.filter(|_| R::BLOCKS) else {
+            self.decode(isa, 1);
+            return Factors::Blocks(Blocks {
+                factors: &self.blocks,
+                before: 0,
+                shift: usize::BITS - 1,
+            });
+        };
+        let width = block[1];
+        let first = col / width;
+        let count = (col + cols).div_ceil(width) - first;
+        self.load(codes, group, first, count);
+        self.decode(isa, count);
+        if width == 1 {
+            return Factors::Columns(Columns(self.blocks.as_chunks().0));
+        }
+        let vectors = width / LANES;
+        if width.is_multiple_of(LANES) && vectors.is_power_of_two() {
+            return Factors::Blocks(Blocks {
+                factors: &self.blocks,
+                before: col / LANES % vectors,
+                shift: vectors.trailing_zeros(),
+            });
+        }
+        self.columns.resize(cols.next_multiple_of(LANES), 0.0);
+        let mut rest = &mut self.columns[..cols];
+        for (i, &factor) in self.blocks[..count].iter().enumerate() {
+            let end = (first + i + 1) * width - col;
+            let start = cols - rest.len();
+            let (block, after) = rest.split_at_mut((end - start).min(rest.len()));
+            block.fill(factor);
+            rest = after;
+        }
+        Factors::Columns(Columns(self.columns.as_chunks().0))
+    }
+
+    /// Reads `count` entries of block row `group` from block column `first` on.
+    fn load(&mut self, codes: Codes<'_>, group: usize, first: usize, count: usize) {
+        let entries = &mut self.entries[..count];
+        let size = R::Entry::BYTES;
+        if codes.transposed {
+            let bytes = &codes.bytes[first * codes.row_bytes + group * size..];
+            for (i, entry) in entries.iter_mut().enumerate() {
+                let bytes = &bytes[i * codes.row_bytes..][..size];
+                R::Entry::load(bytes, std::slice::from_mut(entry));
+            }
+        } else {
+            let start = group * codes.row_bytes + first * size;
+            R::Entry::load(&codes.bytes[start..start + count * size], entries);
+        }
+    }
+
+    /// The factors of the first `count` entries.
+    fn decode(&mut self, isa: Isa, count: usize) {
+        let len = count.next_multiple_of(LANES);
+        isa.run(Decode {
+            rule: self.rule,
+            entries: &self.entries[..len],
+            factors: &mut self.blocks[..len],
+        });
+    }
+}
+
+/// Whole vectors of entries.
+struct Decode<'a, R: ScaleKernel> {
+    rule: R,
+    entries: &'a [R::Entry],
+    factors: &'a mut [f32],
+}
+
+impl<R: ScaleKernel> Kernel for Decode<'_, R> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let entries = self.entries.as_chunks().0;
+        for (entries, factors) in entries.iter().zip(self.factors.as_chunks_mut().0) {
+            lanes.store(self.rule.decode_lanes(lanes, entries), factors);
+        }
+    }
+}
