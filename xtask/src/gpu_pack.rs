@@ -46,6 +46,7 @@ failed=0
 case $what in
 all | tests)
   "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
+  [ $# -gt 0 ] || "$here/shard-tests" --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
   grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
   ;;
@@ -84,8 +85,10 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
 
-    let tests = test_program("lowp-kernels")?;
+    let tests = test_program("lowp-kernels", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
+    let tests = test_program("lowp-shard", &["--test", "cuda_handles"])?;
+    pack(&tests, &folder.join("shard-tests"))?;
     if !options.tests_only {
         run(cargo(&[
             "build",
@@ -116,12 +119,11 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds the unit tests of `package` with the CUDA backend and returns the program.
-fn test_program(package: &str) -> Result<PathBuf> {
+/// Builds a test target of `package` with the CUDA backend and returns the program.
+fn test_program(package: &str, target: &[&str]) -> Result<PathBuf> {
     let mut command = cargo(&[
         "test",
         "--no-run",
-        "--lib",
         "--package",
         package,
         "--features",
@@ -129,6 +131,7 @@ fn test_program(package: &str) -> Result<PathBuf> {
         "--message-format",
         "json",
     ])?;
+    command.args(target);
     command.stderr(Stdio::inherit());
     let output = command.output().context("cannot start cargo")?;
     ensure!(output.status.success(), "building the GPU tests failed");
