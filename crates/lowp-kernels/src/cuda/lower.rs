@@ -432,18 +432,7 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
             via_bf16: via_bf16(job.source_rounding),
             ..Encode::default()
         },
-        Some(job) => match encode(job)?[..] {
-            [row] => row,
-            // The update is done once, so one row must fill every target.
-            _ => {
-                return Err(KernelError::NoKernel {
-                    what:
-                        "AdamW fused with two targets of one part and order; encode the second in \
-                           a plan of its own"
-                            .to_owned(),
-                });
-            }
-        },
+        Some(job) => one_row(encode(job)?)?,
     };
     Ok(Adamw {
         master: job.master.pointer(),
@@ -459,6 +448,29 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
         reserved: 0,
         encode,
     })
+}
+
+/// The update is done once, so one row must fill every target: a second target of one part and order
+/// becomes a pass of its own.
+fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
+    let refuse = || KernelError::NoKernel {
+        what: "AdamW fused with more targets of one part and order than two passes fill; encode the \
+               others in a plan of their own"
+            .to_owned(),
+    };
+    let (first, others) = rows.split_first().ok_or_else(refuse)?;
+    let mut row = *first;
+    for other in others {
+        if other.tensor_scale != 0 {
+            return Err(refuse());
+        }
+        for pass in &other.pass[..usize::from(other.passes)] {
+            let free = row.pass.get_mut(usize::from(row.passes));
+            *free.ok_or_else(refuse)? = *pass;
+            row.passes += 1;
+        }
+    }
+    Ok(row)
 }
 
 /// Sums of runs that a job needs room for: of its elements, then of those sums, until one is left.

@@ -64,8 +64,10 @@ impl Encode {
         let sides = |side| passes.iter().all(|pass| has_side(pass, side));
         let plain = passes.len() == 1 && first.data[0] != 0;
         let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
+        let blocks = |pass: &Pass| [pass.block_rows, pass.block_cols];
+        let repeated = passes[1..].iter().any(|pass| blocks(pass) == blocks(first));
         match (self.element, self.rule) {
-            _ if self.stochastic != 0 => path::GENERIC,
+            _ if self.stochastic != 0 || repeated => path::GENERIC,
             (code::E4M3 | code::E5M2, rule::TENSOR) if sides(0) && passes.len() == 1 => {
                 if turned {
                     path::TURNED
@@ -77,7 +79,12 @@ impl Encode {
                 path::WIDE
             }
             (code::E2M1, rule::TWO_LEVEL) if sides(16) && once(0) && once(1) => path::TURNED,
-            (code::BF16 | code::F32, rule::NONE) if plain && !turned => path::WIDE,
+            // The generic path writes entries at any address.
+            (code::BF16 | code::F32, rule::NONE)
+                if plain && !turned && aligned(first.data[0], 0, bits(self.element) / 8) =>
+            {
+                path::WIDE
+            }
             _ => path::GENERIC,
         }
     }
