@@ -27,7 +27,10 @@ fn parameters_applied_and_skipped_steps_are_counted() {
         let book = book.build(&cpu).unwrap();
         let mut adamw = builder.finish(&book).unwrap();
         adamw.calibrate(&book, &comm).unwrap();
-        assert_eq!((adamw.len(), adamw.is_empty()), (parameters, parameters == 0));
+        assert_eq!(
+            (adamw.len(), adamw.is_empty()),
+            (parameters, parameters == 0)
+        );
 
         let (mut applied, mut skipped) = (0, 0);
         for grad in [0.1, f32::NAN, 0.2, f32::INFINITY, f32::NAN] {
