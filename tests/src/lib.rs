@@ -4,6 +4,7 @@
 pub mod adamw;
 pub mod golden;
 pub mod model;
+pub mod queued;
 pub mod spy;
 pub mod toy;
 pub mod values;

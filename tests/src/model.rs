@@ -270,8 +270,8 @@ impl Rank {
         }
         let scales = bits(&self.book.scales()?);
         let mut histories = Vec::new();
-        for index in 0..scales.len() {
-            histories.push(bits(&self.book.history(index)?.unwrap_or_default()));
+        for slot in self.book.slots() {
+            histories.push(bits(&self.book.history(slot)?.unwrap_or_default()));
         }
         Ok(State {
             params,

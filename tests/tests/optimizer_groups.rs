@@ -126,7 +126,7 @@ impl Plan {
             rows.push([rank.adamw.master(id)?, exp_avg, exp_avg_sq]);
         }
         let histories =
-            (0..scales.len()).map(|index| Ok(rank.book.history(index)?.unwrap_or_default()));
+            (rank.book.slots()).map(|slot| Ok(rank.book.history(slot)?.unwrap_or_default()));
         Ok(Seen {
             report,
             histories: histories.collect::<Result<_, OptimError>>()?,

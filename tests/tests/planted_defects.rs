@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use lowp_format::{AnyRecipe, Code, Orientation, Part, Phase, Recipe, Shape};
+use lowp_format::{AnyRecipe, Code, Orientation, Part, Phase, Recipe, ScaleSource, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
 use lowp_shard::{
     CastItem, Divergence, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder,
-    ShardError, ShardSpec, ShardedTensor, audit, run_ranks,
+    ShardError, ShardSpec, ShardedTensor, audit, quantize, run_ranks,
 };
 use lowp_tests::values::Family;
 use lowp_tests::world::{TIMEOUT, orientation};
@@ -58,13 +58,16 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             let mut adamw = builder.finish(&book)?;
             adamw.calibrate(&book, &*comm)?;
             let pool = Arc::new(GatherPool::new(&cpu));
-            let keep = defect != Defect::StaleColumnwise;
+            let reshard = defect != Defect::StaleColumnwise;
             let mut gathered =
-                GatherGroup::new(&cpu, comm.clone(), &pool, vec![shard.clone()], keep)?;
+                GatherGroup::new(&cpu, comm.clone(), &pool, vec![shard.clone()], reshard)?;
+            let mut stale = None;
             for step in 0..2 {
                 if defect == Defect::StaleColumnwise {
                     gathered.unshard(Phase::Forward)?;
                     gathered.unshard(Phase::Backward)?;
+                    // The group refuses it after the step; its buffers are still there.
+                    stale = Some(gathered.tensor(0)?.clone());
                 }
                 let grad = Family::Normal.values(20 + step, SHAPE.elements());
                 adamw.set_grad(id, &grad[own.clone()])?;
@@ -83,6 +86,14 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             comm.all_reduce_sum_f64(&mut sums)?;
             let full: Vec<f32> = sums.iter().map(|&v| v as f32).collect();
             let full = cpu.upload(&full)?;
+            if let Some(stale) = stale {
+                let param = 0;
+                assert_eq!(
+                    gathered.tensor(param).err(),
+                    Some(ShardError::Stale { param })
+                );
+                return Ok(audit(&cpu, &stale, Orientation::Columnwise, &full)?);
+            }
             let mut found = None;
             for phase in Phase::ALL.into_iter().rev() {
                 gathered.unshard(phase)?;
@@ -170,4 +181,56 @@ fn a_shard_with_its_own_tensor_scale_is_caught() {
             assert!(found.is_some(), "{}", recipe.name());
         }
     }
+}
+
+/// A scale is found by its reciprocal, which several scales share: the audit must find the one that
+/// the codes were written with, where the next one would give another code.
+#[test]
+fn codes_of_any_delayed_scale_are_told_from_those_of_its_neighbours() {
+    let delayed = |r: &AnyRecipe| matches!(r.scale_source(), ScaleSource::History { .. });
+    let recipes: Vec<AnyRecipe> = AnyRecipe::all().into_iter().filter(delayed).collect();
+    assert!(!recipes.is_empty());
+    // 17 lies between the codes of 16 and 18: the value that one scale puts there, or just below,
+    // the other puts above.
+    let tie = |scale: f32, other: f32| {
+        let near = (17.0 / scale).to_bits();
+        let values = (near - 8..near + 8).map(f32::from_bits);
+        let apart = |v: &f32| (v * scale <= 17.0) != (v * other <= 17.0);
+        values.clone().find(apart)
+    };
+    let mut found = 0;
+    for bits in (0x3F80_0001..0x4400_0000u32).step_by(1_000_003) {
+        let scale = f32::from_bits(bits);
+        let back = 1.0 / (1.0 / scale);
+        if back == scale {
+            continue;
+        }
+        let Some(value) = tie(scale, back) else {
+            continue;
+        };
+        for &recipe in &recipes {
+            let shape = Shape::new(1, 32);
+            let mut values = vec![1.0 / scale; shape.elements()];
+            values[7] = value;
+            let master = Cpu.upload(&values).expect("room");
+            let cast = |scale| {
+                let source = Source::F32(master.clone());
+                quantize(&Cpu, recipe, shape, Usage::BOTH, source, Some(scale)).expect("a tensor")
+            };
+            for orientation in Orientation::ALL {
+                let audited = |tensor: &_| audit(&Cpu, tensor, orientation, &master);
+                let tensor = cast(scale);
+                assert_eq!(audited(&tensor), Ok(None), "{} {scale}", recipe.name());
+                // The scale of one and the codes of another that has another reciprocal.
+                let other = cast(scale * 1.5);
+                let codes = Cpu.download(&other.data(orientation).expect("data").storage);
+                let to = &tensor.data(orientation).expect("data").storage;
+                Cpu.write(to, 0, &codes.expect("bytes")).expect("room");
+                let found = audited(&tensor).expect("an audit");
+                assert!(found.is_some(), "{} {scale}", recipe.name());
+            }
+        }
+        found += 1;
+    }
+    assert!(found >= 5, "{found} scales");
 }

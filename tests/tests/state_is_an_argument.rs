@@ -7,8 +7,8 @@ use lowp_format::{AnyRecipe, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{Group, OptimError, StepOptions};
 use lowp_shard::{
-    CastItem, Communicator, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
-    ShardSpec, ShardedTensor, run_ranks, targets,
+    CastItem, Communicator, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot,
+    ShardError, ShardSpec, ShardedTensor, run_ranks, targets,
 };
 use lowp_tests::model::{Case, ParamState, Rank, State, recipe_variants};
 use lowp_tests::values::Family;
@@ -120,7 +120,7 @@ struct Cast {
     cast: Requantize<Cpu>,
     tensor: ShardedTensor<Cpu>,
     source: CpuBuffer<f32>,
-    slot: Option<usize>,
+    slot: Option<ScaleSlot>,
 }
 
 impl Cast {
@@ -162,7 +162,8 @@ fn a_cast_depends_on_source_and_book_only() {
             used.run(&first).expect("a cast");
         }
         if let Some(slot) = used.slot {
-            let scale = used.book.scales().expect("scales")[slot];
+            let scale = used.book.scales().expect("scales")[slot.index()];
+            let slot = fresh.slot.expect("the same recipe");
             fresh.book.set_scale(slot, scale).expect("an entry");
         }
         let [a, b] = [&fresh, &used].map(|cast| cast.run(&second).expect("a cast"));
@@ -181,7 +182,8 @@ fn set_scale_reaches_one_parameter() {
     let run = |changed: Option<usize>| -> Result<Vec<ParamState>, OptimError> {
         let comm = solo();
         let mut rank = Rank::new(&cases, &[Group::default()], &comm, &comm)?;
-        if let Some(slot) = changed {
+        if let Some(index) = changed {
+            let slot = rank.book.slots().nth(index).expect("an entry");
             rank.book.set_scale(slot, 1.0 / 64.0)?;
         }
         let grads: Vec<_> = (0..cases.len() as u64).map(|s| grad(s, 0)).collect();

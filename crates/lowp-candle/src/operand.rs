@@ -14,7 +14,7 @@ use lowp_format::{
 use lowp_kernels::{
     AmaxJob, Backend, DecodeJob, EncodeJob, Source, StepScalars, StochasticKey, Target, Work,
 };
-use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder};
+use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder, ScaleSlot};
 use smallvec::SmallVec;
 
 use crate::hadamard::hadamard_rows;
@@ -42,7 +42,7 @@ impl PassState {
 #[derive(Clone, Debug)]
 struct Kind {
     operand: Operand,
-    slot: Option<usize>,
+    slot: Option<ScaleSlot>,
 }
 
 /// How one layer's operands are quantized, before the scale book is built.
@@ -182,7 +182,7 @@ impl<B: Backend> RecipeOperands<B> {
             source: Source::F32(source.clone()),
             source_rounding: operand.source_rounding,
             out: book.observed().clone(),
-            tensor: entry,
+            tensor: entry.map(|slot| book.index(slot)).transpose()?,
             blocks: SmallVec::new(),
         };
         let amax = if entry.is_some() {
@@ -200,7 +200,7 @@ impl<B: Backend> RecipeOperands<B> {
             kernel: operand.kernel,
             source: Source::F32(source.clone()),
             source_rounding: operand.source_rounding,
-            tensor: entry.map(|index| book.tensor_input(index)),
+            tensor: entry.map(|slot| book.tensor_input(slot)).transpose()?,
             targets: targets.clone(),
             stochastic,
         };

@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor, Var};
 use lowp_format::{Orientation, Phase, PlainF32, Shape};
 use lowp_kernels::Backend;
 use lowp_shard::{
-    GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardedTensor, dequantize,
+    GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardedTensor, dequantize, or_abort,
 };
 
 use crate::error::ModelError;
@@ -41,17 +41,9 @@ impl<B: Backend> PlainVars<B> {
         shards: Vec<ShardedTensor<B, PlainF32>>,
         grads: Vec<B::Buffer<f32>>,
     ) -> Result<Self, ModelError> {
-        let mut full_grads = Vec::new();
-        let mut vars = Vec::new();
-        for spec in specs {
-            let len = shape_of(spec)?.elements();
-            full_grads.push(backend.alloc::<f32>(len)?);
-            vars.push(Var::from_vec(
-                vec![0f32; len],
-                spec.shape.as_slice(),
-                &Device::Cpu,
-            )?);
-        }
+        let made = specs.iter().map(|spec| Self::variable(backend, spec));
+        let made: Vec<_> = or_abort(&*mesh.world, made.collect::<Result<_, ModelError>>())?;
+        let (vars, full_grads) = made.into_iter().unzip();
         let ranges = shards.iter().map(|s| s.spec().all_elements()).collect();
         let group = GatherGroup::new(backend, mesh.shard.clone(), pool, shards, true)?;
         Ok(Self {
@@ -66,6 +58,15 @@ impl<B: Backend> PlainVars<B> {
         })
     }
 
+    /// A variable of zeros, and a buffer for its full gradient.
+    fn variable(backend: &B, spec: &VarSpec) -> Result<(Var, B::Buffer<f32>), ModelError> {
+        let len = shape_of(spec)?.elements();
+        let full_grad = backend.alloc::<f32>(len)?;
+        let zeros = vec![0f32; len];
+        let var = Var::from_vec(zeros, spec.shape.as_slice(), &Device::Cpu)?;
+        Ok((var, full_grad))
+    }
+
     /// The variables.
     pub(crate) fn vars(&self) -> &[Var] {
         &self.vars
@@ -74,6 +75,16 @@ impl<B: Backend> PlainVars<B> {
     /// Reduces this rank's gradients into the owners' rows, adding to what arrived before in this
     /// step. Collective.
     pub(crate) fn add_gradients(
+        &mut self,
+        mesh: &MeshComm<B>,
+        wire: GradWire,
+        store: &GradStore,
+    ) -> Result<(), ModelError> {
+        let added = self.try_add(mesh, wire, store);
+        or_abort(&*mesh.world, added)
+    }
+
+    fn try_add(
         &mut self,
         mesh: &MeshComm<B>,
         wire: GradWire,
@@ -116,6 +127,11 @@ impl<B: Backend> PlainVars<B> {
 
     /// Gathers the f32 shards and sets the candle variables. Collective.
     pub(crate) fn refresh(&mut self) -> Result<(), ModelError> {
+        let set = self.try_refresh();
+        or_abort(&**self.group.comm(), set)
+    }
+
+    fn try_refresh(&mut self) -> Result<(), ModelError> {
         self.group.unshard(Phase::Forward)?;
         for (index, var) in self.vars.iter().enumerate() {
             let tensor = self.group.tensor(index)?;

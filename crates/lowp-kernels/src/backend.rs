@@ -98,6 +98,13 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Scalars that do not fit the plan, or a device failure.
     fn run(&self, plan: &Self::Plan, scalars: &StepScalars) -> Result<(), KernelError>;
 
+    /// Makes later work of this handle follow what `other`, a handle of the same device, was given so
+    /// far. Handles whose work is done when a call returns have nothing to wait for.
+    ///
+    /// # Errors
+    /// The handles are of different devices, or the device failed.
+    fn wait_for(&self, other: &Self) -> Result<(), KernelError>;
+
     /// A buffer with the content of `values`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use half::bf16;
 use lowp_kernels::{Backend, Moments, StepScalars};
-use lowp_shard::{Communicator, Requantize, ScaleBook};
+use lowp_shard::{Communicator, Requantize, ScaleBook, or_abort};
 
 use crate::clip::{NormPlan, clip_factor};
 use crate::consensus::Consensus;
@@ -99,7 +99,7 @@ impl<B: Backend> AdamW<B> {
         book: &ScaleBook<B>,
         comm: &dyn Communicator<B>,
     ) -> Result<(), OptimError> {
-        self.check_book(book).map_err(|e| fail(comm, e))?;
+        or_abort(comm, self.check_book(book))?;
         comm.agree("the parameters of the optimizer", &self.describe())?;
         Ok(self.requantize.calibrate(book, comm)?)
     }
@@ -118,7 +118,10 @@ impl<B: Backend> AdamW<B> {
     ///
     /// # Errors
     /// A parameter without a gradient, options out of range or not the same on all ranks, another
-    /// book than that of `finish`, or a rank that failed. Every rank gets an error.
+    /// book than that of `finish`, or a rank that failed. Every rank gets an error: in this call, or
+    /// in its next collective one if the failure came after the last meeting of the step, in a
+    /// rank's second pass. A rank of its own may try again after mistakes in the arguments; after a
+    /// failure of the backend its parameters may be half updated.
     pub fn step(
         &mut self,
         options: &StepOptions,
@@ -126,11 +129,20 @@ impl<B: Backend> AdamW<B> {
         shards: &dyn Communicator<B>,
         world: &dyn Communicator<B>,
     ) -> Result<StepReport, OptimError> {
-        let ready = self.check_book(book);
-        let ready = ready.and_then(|()| options.check());
-        ready
-            .and_then(|()| self.check_ready())
-            .map_err(|e| fail(world, e))?;
+        let done = self.try_step(options, book, shards, world);
+        or_abort(world, done)
+    }
+
+    fn try_step(
+        &mut self,
+        options: &StepOptions,
+        book: &ScaleBook<B>,
+        shards: &dyn Communicator<B>,
+        world: &dyn Communicator<B>,
+    ) -> Result<StepReport, OptimError> {
+        self.check_book(book)?;
+        options.check()?;
+        self.check_ready()?;
         if !self.compared {
             world.agree("the parameters of the optimizer", &self.describe())?;
             self.compared = true;
@@ -153,6 +165,8 @@ impl<B: Backend> AdamW<B> {
             ..StepScalars::default()
         };
         if applied {
+            // Before the first write, so that no gather takes the old rows for current.
+            self.params.iter().for_each(|p| p.item.mark_written());
             self.backend.run(&self.update, &scalars)?;
         }
         // Also where nothing changed: scales of other tensors in the book advance.
@@ -208,7 +222,7 @@ impl<B: Backend> AdamW<B> {
         if non_finite == 0 {
             checked = checked.and_then(|()| replicas.check(theirs, size, rank));
         }
-        checked.map_err(|e| fail(world, e))?;
+        checked?;
         Ok(GradNorm {
             norm: squares.sqrt() * f64::from(options.grad_scale.abs()),
             non_finite,
@@ -308,12 +322,4 @@ impl<B: Backend> AdamW<B> {
         let _ = write!(text, "; {:?}", self.groups);
         text
     }
-}
-
-/// A rank that stops must not leave the others waiting in a collective. Alone it may try again.
-fn fail<B: Backend>(world: &dyn Communicator<B>, error: OptimError) -> OptimError {
-    if world.world_size() > 1 {
-        world.abort(&error.to_string());
-    }
-    error
 }

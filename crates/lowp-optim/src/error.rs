@@ -109,7 +109,7 @@ pub enum OptimError {
     },
     /// Ranks that step with different options or from different states.
     #[error(
-        "the ranks disagree on {what} (seen on rank {rank} of {world}); give every rank the same groups and options, the same restored state, and gradients reduced over replicas"
+        "the ranks disagree on {what} (seen on rank {rank} of {world}); give every rank the same groups, options and number of steps, and gradients reduced over replicas"
     )]
     Disagree {
         /// What differs.

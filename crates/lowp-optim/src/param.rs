@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
-use lowp_format::{QuantizedTensor, Recipe};
+use lowp_format::Recipe;
 use lowp_kernels::{AdamwJob, Backend, KernelError, Moments, Source, Work};
-use lowp_shard::{CastItem, Requantize, ScaleBook, ScaleBookBuilder, ShardError};
+use lowp_shard::{CastInto, CastItem, Requantize, ScaleBook, ScaleBookBuilder, ShardError};
 
 use crate::adamw::AdamW;
 use crate::clip::NormPlan;
@@ -69,6 +69,24 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) ready: bool,
 }
 
+impl<B: Backend> Param<B> {
+    /// The first pass of a step.
+    fn update(&self, groups: &[Group], book: &ScaleBook<B>) -> Result<AdamwJob<B>, ShardError> {
+        let observed = |slot| book.observed_slot(slot);
+        let encode = (!self.item.needs_agreement()).then(|| self.item.encode_job(book));
+        Ok(AdamwJob {
+            master: self.master.clone(),
+            moments: self.moments.clone(),
+            grad: self.grad.clone(),
+            group: self.group,
+            mode: groups[self.group].mode,
+            source_rounding: self.item.source_rounding,
+            amax: self.item.slot.map(observed).transpose()?,
+            encode: encode.transpose()?.map(Box::new),
+        })
+    }
+}
+
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
 #[derive(Debug)]
 pub struct AdamWBuilder<B: Backend> {
@@ -105,12 +123,13 @@ impl<B: Backend> AdamWBuilder<B> {
     /// # Errors
     /// A name twice, an unknown group, master values that do not fit the shard, or another `book`
     /// than that of earlier parameters.
-    pub fn param<R: Recipe>(
+    pub fn param(
         &mut self,
         book: &mut ScaleBookBuilder,
-        tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+        tensor: &impl CastInto<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
+        let (into, tensor) = (tensor, tensor.tensor());
         let ParamSpec {
             name,
             group,
@@ -160,7 +179,7 @@ impl<B: Backend> AdamWBuilder<B> {
             FloatDtype::F32 => Source::F32(backend.alloc::<f32>(len)?),
             FloatDtype::Bf16 => Source::Bf16(backend.alloc::<bf16>(len)?),
         };
-        let item = CastItem::rows(tensor, Source::F32(master.clone()), book);
+        let item = CastItem::rows(into, Source::F32(master.clone()), book);
         let param = Param {
             name,
             group,
@@ -207,21 +226,11 @@ impl<B: Backend> AdamWBuilder<B> {
             }
             error => error.into(),
         })?;
-        let update = params
-            .iter()
-            .map(|p| AdamwJob {
-                master: p.master.clone(),
-                moments: p.moments.clone(),
-                grad: p.grad.clone(),
-                group: p.group,
-                mode: groups[p.group].mode,
-                source_rounding: p.item.source_rounding,
-                amax: p.item.slot.map(|index| book.observed_slot(index)),
-                encode: (!p.item.needs_agreement()).then(|| Box::new(p.item.encode_job(book))),
-            })
-            .collect();
+        let update = params.iter().map(|p| p.update(&groups, book));
+        let update = update.collect::<Result<_, ShardError>>()?;
         let late = params.iter().filter(|p| p.item.needs_agreement());
-        let second = late.map(|p| p.item.encode_job(book)).collect();
+        let second = late.map(|p| p.item.encode_job(book));
+        let second = second.collect::<Result<_, _>>()?;
         let grads: Vec<Source<B>> = params.iter().map(|p| p.grad.clone()).collect();
         Ok(AdamW {
             id,
@@ -247,9 +256,10 @@ fn shared_buffer<B: Backend>(
     params: &[Param<B>],
 ) -> Option<OptimError> {
     let clash = |of: &[&Param<B>]| {
-        let casts = of.iter().map(|p| p.item.encode_job(book)).collect();
-        let planned = backend.plan(Work::Encode(casts));
-        matches!(planned, Err(KernelError::Aliased { .. }))
+        let casts: Result<Vec<_>, ShardError> =
+            of.iter().map(|p| p.item.encode_job(book)).collect();
+        let planned = casts.map(|casts| backend.plan(Work::Encode(casts)));
+        matches!(planned, Ok(Err(KernelError::Aliased { .. })))
     };
     for (index, second) in params.iter().enumerate() {
         let first = if clash(&[second]) {

@@ -1,6 +1,6 @@
 //! [`ShardError`]: every way in which ranks, shards, meshes and gathers can go wrong.
 
-use lowp_format::{FormatError, Phase, Shape};
+use lowp_format::{Code, FormatError, Phase, Shape};
 use lowp_kernels::KernelError;
 use thiserror::Error;
 
@@ -173,6 +173,22 @@ pub enum ShardError {
         /// Where it should begin.
         expected: usize,
     },
+    /// Flat shards that were not cut from one matrix.
+    #[error(
+        "the flat shard of rank {rank} is cut from a {shape} tensor of {code} and that of rank 0 from a {first_shape} tensor of {first_code}; cut all of them from one"
+    )]
+    FlatMixed {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// Its full tensor.
+        shape: Shape,
+        /// Its encoding.
+        code: Code,
+        /// The full tensor of rank 0.
+        first_shape: Shape,
+        /// The encoding of rank 0.
+        first_code: Code,
+    },
     /// A tensor asked for while it is not gathered.
     #[error(
         "parameter {param} is not gathered; call unshard(phase) before use and reshard() after"
@@ -180,6 +196,22 @@ pub enum ShardError {
     NotGathered {
         /// Index in the group.
         param: usize,
+    },
+    /// A tensor that was gathered before its shards were written.
+    #[error(
+        "parameter {param} was cast again after it was gathered; call unshard(phase) before use, which gathers what changed"
+    )]
+    Stale {
+        /// Index in the group.
+        param: usize,
+    },
+    /// Entries of one scale book used with another.
+    #[error(
+        "{what} belongs to another ScaleBook than the one given; register everything in one ScaleBookBuilder, build the book from it, and pass that book to every cast"
+    )]
+    OtherBook {
+        /// What does not belong.
+        what: &'static str,
     },
     /// No such parameter.
     #[error("the gather group has {len} parameters and no number {param}")]

@@ -115,7 +115,7 @@ impl FlatShard {
     /// The byte ranges of all ranks' shards in the full data buffer: the ranges of an all-gather.
     ///
     /// # Errors
-    /// A cut through a byte, or shards that do not cover the matrix in rank order.
+    /// A cut through a byte, or shards that do not cover one matrix in rank order.
     pub fn gather_ranges(shards: &[FlatShard]) -> Result<Vec<Range<usize>>, ShardError> {
         check_tiling(shards)?;
         shards
@@ -128,7 +128,7 @@ impl FlatShard {
     /// two ranks share, each gives only the elements that it owns (docs/numerics.md 11.3).
     ///
     /// # Errors
-    /// Shards that do not cover the matrix in rank order, or pieces of another length than
+    /// Shards that do not cover one matrix in rank order, or pieces of another length than
     /// [`FlatShard::bytes`].
     pub fn merge(shards: &[FlatShard], pieces: &[&[u8]]) -> Result<Vec<u8>, ShardError> {
         check_tiling(shards)?;
@@ -180,12 +180,22 @@ impl FlatShard {
     }
 }
 
+/// Accepts shards of one matrix that cover it in rank order.
 fn check_tiling(shards: &[FlatShard]) -> Result<(), ShardError> {
-    let Some(shape) = shards.first().map(|s| s.shape) else {
+    let Some(&FlatShard { shape, code, .. }) = shards.first() else {
         return Err(lowp_format::FormatError::EmptyWorld.into());
     };
     let mut expected = 0;
     for (rank, shard) in shards.iter().enumerate() {
+        if (shard.shape, shard.code) != (shape, code) {
+            return Err(ShardError::FlatMixed {
+                rank,
+                shape: shard.shape,
+                code: shard.code,
+                first_shape: shape,
+                first_code: code,
+            });
+        }
         let start = shard.start;
         if start != expected {
             return Err(ShardError::FlatTiling {

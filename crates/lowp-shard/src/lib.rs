@@ -54,11 +54,13 @@ mod mesh;
 mod requantize;
 mod scale_book;
 mod shard;
+mod version;
 mod whole;
 
 pub use audit::{Divergence, audit};
 pub use comm::{
-    Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, run_ranks,
+    Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, or_abort,
+    run_ranks, run_ranks_on,
 };
 pub use error::ShardError;
 pub use flat_shard::FlatShard;
@@ -66,6 +68,7 @@ pub use gather::{GatherAccount, GatherGroup, GatherPool, ParamAccount};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
-pub use scale_book::{ScaleBook, ScaleBookBuilder};
-pub use shard::{ShardSpec, ShardedTensor};
+pub use scale_book::{BlockSlots, ScaleBook, ScaleBookBuilder, ScaleSlot};
+pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
+pub use version::{CastInto, Version};
 pub use whole::{decode_job, dequantize, quantize, scales_in_form};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lowp_kernels::Backend;
 
-use crate::{Communicator, ShardError};
+use crate::{Communicator, ShardError, or_abort};
 
 /// `replicate * shard` ranks. Rank `r * shard + s` holds shard `s` of replica `r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,6 +91,11 @@ impl<B: Backend> MeshComm<B> {
     /// # Errors
     /// A mesh of another size than the world, or a failure of the split.
     pub fn new(mesh: Mesh, world: Arc<dyn Communicator<B>>) -> Result<Self, ShardError> {
+        let made = Self::split(mesh, &world);
+        or_abort(&*world, made)
+    }
+
+    fn split(mesh: Mesh, world: &Arc<dyn Communicator<B>>) -> Result<Self, ShardError> {
         let Mesh { replicate, shard } = mesh;
         if mesh.world() != world.world_size() {
             let world = world.world_size();
@@ -102,13 +107,11 @@ impl<B: Backend> MeshComm<B> {
         }
         world.agree("the mesh", &mesh.to_string())?;
         let (replica, part) = mesh.coordinates(world.rank())?;
-        let shard = world.split(replica, part)?;
-        let replicate = world.split(part, replica)?;
         Ok(Self {
             mesh,
-            world,
-            shard,
-            replicate,
+            world: Arc::clone(world),
+            shard: world.split(replica, part)?,
+            replicate: world.split(part, replica)?,
         })
     }
 }

@@ -2,15 +2,19 @@
 //! tensors, row shards and flat shards.
 
 use lowp_format::{
-    KernelKey, Part, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, Usage, cdiv,
+    KernelKey, Part, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, Usage,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Source, StepScalars, Target,
+    AmaxJob, Backend, EncodeJob, FlatBlocks, FlatEncodeJob, Source, StepScalars, Target,
     TensorInput, Work,
 };
 use smallvec::SmallVec;
 
-use crate::{Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ShardError};
+use crate::version::{CastInto, Version};
+use crate::{
+    BlockSlots, Communicator, FlatShard, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError,
+    or_abort,
+};
 
 /// The part of a matrix that a cast covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +28,7 @@ pub enum Extent {
         /// Number of elements.
         len: usize,
         /// Where its block amaxes were reserved, one entry per distinct block shape.
-        blocks: SmallVec<[BlockAmax; 2]>,
+        blocks: SmallVec<[BlockSlots; 2]>,
     },
 }
 
@@ -44,18 +48,17 @@ pub struct CastItem<B: Backend> {
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
     /// Entry in the scale book.
-    pub slot: Option<usize>,
+    pub slot: Option<ScaleSlot>,
     /// The buffers to fill.
     pub targets: SmallVec<[Target<B>; 6]>,
+    /// What casts raise, for the rows of a shard.
+    version: Option<Version>,
 }
 
 impl<B: Backend> CastItem<B> {
-    /// Casts `source` into every buffer of `tensor`, registering its scale in `book`.
-    pub fn rows<R: Recipe>(
-        tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-        source: Source<B>,
-        book: &mut ScaleBookBuilder,
-    ) -> Self {
+    /// Casts `source` into every buffer of `into`, registering its scale in `book`.
+    pub fn rows(into: &impl CastInto<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
+        let tensor = into.tensor();
         let recipe = tensor.recipe();
         Self {
             shape: tensor.shape(),
@@ -66,6 +69,7 @@ impl<B: Backend> CastItem<B> {
             source_rounding: recipe.source_rounding(),
             slot: book.register(&recipe),
             targets: targets(tensor),
+            version: into.version().cloned(),
         }
     }
 
@@ -80,14 +84,10 @@ impl<B: Backend> CastItem<B> {
         book: &mut ScaleBookBuilder,
     ) -> Self {
         let kernel = recipe.kernel();
-        let mut blocks: SmallVec<[BlockAmax; 2]> = SmallVec::new();
+        let mut blocks: SmallVec<[BlockSlots; 2]> = SmallVec::new();
         for block in kernel.blocks.into_iter().flatten() {
-            if !blocks.iter().any(|b| b.block == block) {
-                let count = cdiv(shape.rows, block[0]) * cdiv(shape.cols, block[1]);
-                blocks.push(BlockAmax {
-                    block,
-                    start: book.reserve_blocks(count),
-                });
+            if !blocks.iter().any(|b| b.block() == block) {
+                blocks.push(book.reserve_blocks(shape, block));
             }
         }
         Self {
@@ -99,6 +99,7 @@ impl<B: Backend> CastItem<B> {
             source_rounding: recipe.source_rounding(),
             slot: book.register(recipe),
             targets,
+            version: None,
         }
     }
 
@@ -108,62 +109,81 @@ impl<B: Backend> CastItem<B> {
         self.scale_source.needs_tensor_amax() || flat_blocks
     }
 
+    /// Says that the buffers are about to be written. [`Requantize`] does it; whoever plans
+    /// [`CastItem::encode_job`] does it before each run, on every rank.
+    pub fn mark_written(&self) {
+        if let Some(version) = &self.version {
+            version.raise();
+        }
+    }
+
     /// The observation of this tensor, if it needs one.
-    pub fn amax_job(&self, book: &ScaleBook<B>) -> Option<AmaxJob<B>> {
+    ///
+    /// # Errors
+    /// It was registered in another book.
+    pub fn amax_job(&self, book: &ScaleBook<B>) -> Result<Option<AmaxJob<B>>, ShardError> {
         let (start, blocks) = match &self.extent {
             Extent::Rows => (0, SmallVec::new()),
-            Extent::Flat { start, blocks, .. } => (*start, placed(blocks, book)),
+            Extent::Flat { start, blocks, .. } => (*start, book.block_amaxes(blocks)?),
         };
         if self.slot.is_none() && blocks.is_empty() {
-            return None;
+            return Ok(None);
         }
-        Some(AmaxJob {
+        Ok(Some(AmaxJob {
             shape: self.shape,
             start,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
             out: book.observed().clone(),
-            tensor: self.slot,
+            tensor: self.slot.map(|slot| book.index(slot)).transpose()?,
             blocks,
-        })
+        }))
     }
 
     /// The cast of a row extent.
-    pub fn encode_job(&self, book: &ScaleBook<B>) -> EncodeJob<B> {
-        EncodeJob {
+    ///
+    /// # Errors
+    /// It was registered in another book.
+    pub fn encode_job(&self, book: &ScaleBook<B>) -> Result<EncodeJob<B>, ShardError> {
+        Ok(EncodeJob {
             shape: self.shape,
             kernel: self.kernel,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
-            tensor: self.tensor_input(book),
+            tensor: self.tensor_input(book)?,
             targets: self.targets.clone(),
             stochastic: None,
-        }
+        })
     }
 
-    fn tensor_input(&self, book: &ScaleBook<B>) -> Option<TensorInput<B>> {
-        self.slot.map(|index| book.tensor_input(index))
+    fn tensor_input(&self, book: &ScaleBook<B>) -> Result<Option<TensorInput<B>>, ShardError> {
+        self.slot.map(|slot| book.tensor_input(slot)).transpose()
     }
 
-    fn flat_job(&self, book: &ScaleBook<B>, start: usize, len: usize) -> FlatEncodeJob<B> {
+    fn flat_job(
+        &self,
+        book: &ScaleBook<B>,
+        start: usize,
+        len: usize,
+    ) -> Result<FlatEncodeJob<B>, ShardError> {
         let blocks = match &self.extent {
             Extent::Flat { blocks, .. } if !blocks.is_empty() => Some(FlatBlocks {
                 amaxes: book.observed().clone(),
-                blocks: placed(blocks, book),
+                blocks: book.block_amaxes(blocks)?,
             }),
             _ => None,
         };
-        FlatEncodeJob {
+        Ok(FlatEncodeJob {
             shape: self.shape,
             start,
             len,
             kernel: self.kernel,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
-            tensor: self.tensor_input(book),
+            tensor: self.tensor_input(book)?,
             blocks,
             targets: self.targets.clone(),
-        }
+        })
     }
 }
 
@@ -201,22 +221,13 @@ pub fn flat_targets<B: Backend, R: Recipe>(
     Ok(targets)
 }
 
-/// Reserved blocks, placed in the observed vector of the built book.
-fn placed<B: Backend>(blocks: &[BlockAmax], book: &ScaleBook<B>) -> SmallVec<[BlockAmax; 2]> {
-    let shift = book.blocks_start();
-    blocks
-        .iter()
-        .map(|b| BlockAmax {
-            start: b.start + shift,
-            ..*b
-        })
-        .collect()
-}
-
 /// A cast of many tensors, planned once.
 #[derive(Debug)]
 pub struct Requantize<B: Backend> {
     backend: B,
+    /// The book that the plans below read and write.
+    book: u64,
+    versions: Vec<Version>,
     observe: B::Plan,
     /// Casts whose scales are known before the values: row shards, then flat shards.
     early: [B::Plan; 2],
@@ -228,23 +239,25 @@ impl<B: Backend> Requantize<B> {
     /// Plans the casts of `items`, whose slots are in `book`.
     ///
     /// # Errors
-    /// Buffers that do not fit their shapes, or outputs that alias.
+    /// Items that were registered in another book, buffers that do not fit their shapes, or outputs
+    /// that alias.
     pub fn new(
         backend: &B,
         book: &ScaleBook<B>,
         items: &[CastItem<B>],
     ) -> Result<Self, ShardError> {
-        let observe = items
-            .iter()
-            .filter_map(|item| item.amax_job(book))
-            .collect();
+        let observe = items.iter().map(|item| item.amax_job(book));
+        let observe: Vec<_> = observe.collect::<Result<_, _>>()?;
+        let observe = observe.into_iter().flatten().collect();
         let casts = |of: &dyn Fn(&CastItem<B>) -> bool| -> Result<[B::Plan; 2], ShardError> {
             let mut rows = Vec::new();
             let mut flats = Vec::new();
             for item in items.iter().filter(|item| of(item)) {
                 match item.extent {
-                    Extent::Rows => rows.push(item.encode_job(book)),
-                    Extent::Flat { start, len, .. } => flats.push(item.flat_job(book, start, len)),
+                    Extent::Rows => rows.push(item.encode_job(book)?),
+                    Extent::Flat { start, len, .. } => {
+                        flats.push(item.flat_job(book, start, len)?);
+                    }
                 }
             }
             Ok([
@@ -257,6 +270,8 @@ impl<B: Backend> Requantize<B> {
         casts(&|_| true)?;
         Ok(Self {
             backend: backend.clone(),
+            book: book.id(),
+            versions: items.iter().filter_map(|i| i.version.clone()).collect(),
             observe: backend.plan(Work::Amax(observe))?,
             early: casts(&|item| !item.needs_agreement())?,
             late: casts(&CastItem::needs_agreement)?,
@@ -269,22 +284,24 @@ impl<B: Backend> Requantize<B> {
     /// Every rank must call it with the same tensors, also one that holds no rows.
     ///
     /// # Errors
-    /// A rank failed, or called something else.
+    /// Another book than that of [`Requantize::new`]; a rank failed, or called something else. An
+    /// error of one rank is an error on all: in this call, or in the next collective one where
+    /// their part was done.
     pub fn run(&self, book: &ScaleBook<B>, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
-        self.cast(book, comm, false)
+        or_abort(comm, self.cast(book, comm, false))
     }
 
     /// Casts everything with scales from the values themselves, delayed scales included: the
     /// first cast of a model, when there is no history.
     ///
     /// # Errors
-    /// A rank failed, or called something else.
+    /// As [`Requantize::run`].
     pub fn calibrate(
         &self,
         book: &ScaleBook<B>,
         comm: &dyn Communicator<B>,
     ) -> Result<(), ShardError> {
-        self.cast(book, comm, true)
+        or_abort(comm, self.cast(book, comm, true))
     }
 
     fn cast(
@@ -293,6 +310,11 @@ impl<B: Backend> Requantize<B> {
         comm: &dyn Communicator<B>,
         agree_first: bool,
     ) -> Result<(), ShardError> {
+        if book.id() != self.book {
+            let what = "the cast";
+            return Err(ShardError::OtherBook { what });
+        }
+        self.versions.iter().for_each(Version::raise);
         let run = |plans: &[B::Plan]| -> Result<(), ShardError> {
             for plan in plans {
                 self.backend.run(plan, &StepScalars::default())?;

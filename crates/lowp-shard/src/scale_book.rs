@@ -4,16 +4,48 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowp_format::{Code, KernelKey, Recipe, ScaleSource, tensor_scale};
-use lowp_kernels::{Backend, HistoryJob, Slot, StepScalars, TensorInput, Work};
+use lowp_format::{Code, KernelKey, Recipe, ScaleSource, Shape, cdiv, tensor_scale};
+use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInput, Work};
+use smallvec::SmallVec;
 
-use crate::{Communicator, ShardError};
+use crate::{Communicator, ShardError, or_abort};
 
 /// What a tensor's scale depends on, as far as it needs an entry in the book.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     rule: ScaleSource,
     element: Code,
+}
+
+/// An entry of a scale book, as its builder gave it out. It means nothing in another book, which
+/// refuses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ScaleSlot {
+    book: u64,
+    index: usize,
+}
+
+impl ScaleSlot {
+    /// The number of the entry: its place in [`ScaleBook::scales`].
+    pub fn index(self) -> usize {
+        self.index
+    }
+}
+
+/// The entries of the block amaxes of a flat shard, as a builder reserved them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSlots {
+    book: u64,
+    block: [usize; 2],
+    /// Counted from the first block amax.
+    start: usize,
+}
+
+impl BlockSlots {
+    /// Block rows x columns.
+    pub fn block(self) -> [usize; 2] {
+        self.block
+    }
 }
 
 /// Collects the tensors of a [`ScaleBook`]; sizes are fixed when it is built.
@@ -38,34 +70,40 @@ impl Default for ScaleBookBuilder {
 
 impl ScaleBookBuilder {
     /// A number that this builder and the book made from it share with no others of the process.
-    /// An entry means nothing in another book; who keeps entries can check with this.
+    /// Entries carry it; who keeps a book beside other things can check with it.
     pub fn id(&self) -> u64 {
         self.id
     }
 
     /// Registers a tensor of `recipe`. Returns its entry, or `None` where no scale depends on a
     /// tensor amax.
-    pub fn register(&mut self, recipe: &impl Recipe) -> Option<usize> {
+    pub fn register(&mut self, recipe: &impl Recipe) -> Option<ScaleSlot> {
         self.register_kernel(recipe.kernel(), recipe.scale_source())
     }
 
     /// Registers a tensor by its kernel ingredients, as GEMM operands are described.
-    pub fn register_kernel(&mut self, kernel: KernelKey, rule: ScaleSource) -> Option<usize> {
+    pub fn register_kernel(&mut self, kernel: KernelKey, rule: ScaleSource) -> Option<ScaleSlot> {
         rule.observes_tensor_amax().then(|| {
             self.entries.push(Entry {
                 rule,
                 element: kernel.element,
             });
-            self.entries.len() - 1
+            ScaleSlot {
+                book: self.id,
+                index: self.entries.len() - 1,
+            }
         })
     }
 
-    /// Reserves `count` block amaxes (flat shards only) and returns the index of the first,
-    /// counted from the first block amax; [`ScaleBook::blocks_start`] is added when the book is
-    /// built.
-    pub fn reserve_blocks(&mut self, count: usize) -> usize {
-        self.blocks += count;
-        self.blocks - count
+    /// Reserves the amaxes of the blocks of a matrix of `shape` (flat shards only).
+    pub fn reserve_blocks(&mut self, shape: Shape, block: [usize; 2]) -> BlockSlots {
+        let start = self.blocks;
+        self.blocks += cdiv(shape.rows, block[0]) * cdiv(shape.cols, block[1]);
+        BlockSlots {
+            book: self.id,
+            block,
+            start,
+        }
     }
 
     /// Allocates the book. Every scale starts at 1, every history at zeros.
@@ -143,40 +181,85 @@ impl<B: Backend> ScaleBook<B> {
         &self.observed
     }
 
-    /// The entry whose amax an observation raises.
-    pub fn observed_slot(&self, index: usize) -> Slot<B> {
-        Slot {
-            buffer: self.observed.clone(),
-            index,
-        }
+    /// The entries of the book, in the order in which they were registered.
+    pub fn slots(&self) -> impl ExactSizeIterator<Item = ScaleSlot> + use<B> {
+        let book = self.id;
+        (0..self.entries.len()).map(move |index| ScaleSlot { book, index })
     }
 
-    /// What encoding reads for `index`: the delayed scale, or the agreed amax that it makes its
+    /// The place of `slot` in the observed vector.
+    ///
+    /// # Errors
+    /// The entry belongs to another book.
+    pub fn index(&self, slot: ScaleSlot) -> Result<usize, ShardError> {
+        self.own("the entry of a tensor", slot.book)?;
+        Ok(slot.index)
+    }
+
+    fn own(&self, what: &'static str, book: u64) -> Result<(), ShardError> {
+        if book == self.id {
+            return Ok(());
+        }
+        Err(ShardError::OtherBook { what })
+    }
+
+    /// The entry whose amax an observation raises.
+    ///
+    /// # Errors
+    /// The entry belongs to another book.
+    pub fn observed_slot(&self, slot: ScaleSlot) -> Result<Slot<B>, ShardError> {
+        Ok(Slot {
+            index: self.index(slot)?,
+            buffer: self.observed.clone(),
+        })
+    }
+
+    /// Where the block amaxes of a flat shard lie in the observed vector.
+    ///
+    /// # Errors
+    /// They were reserved in another book.
+    pub fn block_amaxes(
+        &self,
+        slots: &[BlockSlots],
+    ) -> Result<SmallVec<[BlockAmax; 2]>, ShardError> {
+        let place = |slots: &BlockSlots| {
+            self.own("the entries of block amaxes", slots.book)?;
+            Ok(BlockAmax {
+                block: slots.block,
+                start: self.entries.len() + slots.start,
+            })
+        };
+        slots.iter().map(place).collect()
+    }
+
+    /// What encoding reads for `slot`: the delayed scale, or the agreed amax that it makes its
     /// scale of and spends. Every rank must encode with it after an agreement, also one that holds
     /// no rows, or its old amax would count in the next one.
-    pub fn tensor_input(&self, index: usize) -> TensorInput<B> {
-        let observed = |pow2, epsilon| TensorInput::Observed {
-            slot: self.observed_slot(index),
-            pow2,
-            epsilon,
+    ///
+    /// # Errors
+    /// The entry belongs to another book.
+    pub fn tensor_input(&self, slot: ScaleSlot) -> Result<TensorInput<B>, ShardError> {
+        let index = self.index(slot)?;
+        let observed = |pow2, epsilon| {
+            let slot = self.observed_slot(slot)?;
+            Ok(TensorInput::Observed {
+                slot,
+                pow2,
+                epsilon,
+            })
         };
         match self.entries.get(index).map(|entry| entry.rule) {
             Some(ScaleSource::TensorAmax { pow2, epsilon }) => observed(pow2, epsilon),
             Some(ScaleSource::TensorAndBlockAmax) => observed(false, 0.0),
-            _ => TensorInput::Known(Slot {
+            _ => Ok(TensorInput::Known(Slot {
                 buffer: self.scales.clone(),
                 index,
-            }),
+            })),
         }
     }
 
-    /// Index of the first block amax in the observed vector.
-    pub fn blocks_start(&self) -> usize {
-        self.entries.len()
-    }
-
     /// What encoding uses, by entry: the encode scale, or the tensor amax of two-level scales. For
-    /// checkpoints and for looking at: encodes take it from where it lies.
+    /// looking at: encodes take it from where it lies.
     ///
     /// # Errors
     /// The backend failed.
@@ -195,21 +278,22 @@ impl<B: Backend> ScaleBook<B> {
         Ok(scales)
     }
 
-    /// Replaces the delayed scale of `index`, as loading a checkpoint does. Scales that are made of
-    /// an observed amax follow that.
+    /// Replaces the delayed scale of `slot` by one that is known, such as that of a file. Scales that
+    /// are made of an observed amax follow that.
     ///
     /// # Errors
-    /// The entry does not exist.
-    pub fn set_scale(&self, index: usize, value: f32) -> Result<(), ShardError> {
+    /// The entry belongs to another book.
+    pub fn set_scale(&self, slot: ScaleSlot, value: f32) -> Result<(), ShardError> {
+        let index = self.index(slot)?;
         Ok(self.backend.write(&self.scales, index, &[value])?)
     }
 
-    /// The amax history of `index` (delayed scaling), slot 0 first.
+    /// The amax history of `slot` (delayed scaling), its slot 0 first.
     ///
     /// # Errors
-    /// The backend failed.
-    pub fn history(&self, index: usize) -> Result<Option<Vec<f32>>, ShardError> {
-        let history = self.histories.get(&index);
+    /// The entry belongs to another book, or the backend failed.
+    pub fn history(&self, slot: ScaleSlot) -> Result<Option<Vec<f32>>, ShardError> {
+        let history = self.histories.get(&self.index(slot)?);
         Ok(history
             .map(|history| self.backend.download(history))
             .transpose()?)
@@ -227,7 +311,7 @@ impl<B: Backend> ScaleBook<B> {
             return Ok(());
         }
         comm.all_reduce_max(&self.observed)?;
-        self.roll()
+        or_abort(comm, self.roll())
     }
 
     /// Rolls the histories without a reduction: for tensors that one rank holds whole.

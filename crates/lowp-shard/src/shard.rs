@@ -1,11 +1,12 @@
 //! [`ShardSpec`] and [`ShardedTensor`]: the rows of a quantized matrix that one rank owns.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use lowp_format::{AnyRecipe, BufferSpec, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
 use lowp_kernels::Backend;
 
 use crate::ShardError;
+use crate::version::{CastInto, Version};
 
 /// Which rows of a matrix a rank owns (FSDP2's `Shard(0)`).
 ///
@@ -134,11 +135,39 @@ impl ShardSpec {
     }
 }
 
-/// The rows of a quantized matrix that one rank owns. Clones share the buffers.
+/// The rows of a shard: a tensor of their own, with the version that casts raise. Clones share the
+/// buffers and the version.
+#[derive(Clone, Debug)]
+pub struct LocalTensor<B: Backend, R: Recipe = AnyRecipe> {
+    tensor: QuantizedTensor<B::Buffer<u8>, R>,
+    version: Version,
+}
+
+impl<B: Backend, R: Recipe> Deref for LocalTensor<B, R> {
+    type Target = QuantizedTensor<B::Buffer<u8>, R>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.tensor
+    }
+}
+
+impl<B: Backend, R: Recipe> CastInto<B> for LocalTensor<B, R> {
+    type Recipe = R;
+
+    fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {
+        &self.tensor
+    }
+
+    fn version(&self) -> Option<&Version> {
+        Some(&self.version)
+    }
+}
+
+/// The rows of a quantized matrix that one rank owns. Clones share the buffers and the version.
 #[derive(Clone, Debug)]
 pub struct ShardedTensor<B: Backend, R: Recipe = AnyRecipe> {
     spec: ShardSpec,
-    local: QuantizedTensor<B::Buffer<u8>, R>,
+    local: LocalTensor<B, R>,
 }
 
 impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
@@ -160,7 +189,9 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         alloc: impl FnMut(&BufferSpec, usize) -> Result<B::Buffer<u8>, ShardError>,
     ) -> Result<Self, ShardError> {
         let stored = recipe.stored(spec.usage);
-        let local = QuantizedTensor::with_buffers(recipe, spec.local_shape(), stored, alloc)?;
+        let tensor = QuantizedTensor::with_buffers(recipe, spec.local_shape(), stored, alloc)?;
+        let version = Version::default();
+        let local = LocalTensor { tensor, version };
         Ok(Self { spec, local })
     }
 
@@ -169,9 +200,21 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         &self.spec
     }
 
-    /// The rows, as a tensor of their own.
-    pub fn local(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {
+    /// The rows, as a tensor of their own. Casts that are made of it raise the shard's version;
+    /// after any other write to its buffers call [`ShardedTensor::mark_written`].
+    pub fn local(&self) -> &LocalTensor<B, R> {
         &self.local
+    }
+
+    /// Says that the rows were written other than by a cast, so that held copies are gathered
+    /// again. Every rank must call it, also one without rows.
+    pub fn mark_written(&self) {
+        self.local.version.raise();
+    }
+
+    /// How often the rows were written.
+    pub(crate) fn version(&self) -> u64 {
+        self.local.version.get()
     }
 
     /// The recipe.

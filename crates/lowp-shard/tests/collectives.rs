@@ -198,3 +198,33 @@ fn split_orders_by_key_and_counts_apart() {
         ]
     );
 }
+
+#[test]
+fn traffic_since_is_the_difference_of_each_count() {
+    let earlier = Traffic {
+        all_gather_bytes: 1,
+        reduce_scatter_bytes: 20,
+        all_reduce_bytes: 300,
+        calls: 4000,
+    };
+    let later = Traffic {
+        all_gather_bytes: 6,
+        reduce_scatter_bytes: 80,
+        all_reduce_bytes: 1000,
+        calls: 12_000,
+    };
+    let added = Traffic {
+        all_gather_bytes: 5,
+        reduce_scatter_bytes: 60,
+        all_reduce_bytes: 700,
+        calls: 8000,
+    };
+    assert_eq!(later.since(earlier), added);
+    assert_eq!(later.since(Traffic::default()), later);
+}
+
+#[test]
+fn wires_have_the_widths_of_their_dtypes() {
+    assert_eq!(GradWire::F32.bytes(), size_of::<f32>());
+    assert_eq!(GradWire::Bf16.bytes(), size_of::<bf16>());
+}

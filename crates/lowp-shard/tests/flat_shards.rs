@@ -88,6 +88,42 @@ proptest! {
         prop_assert!(shards.iter().all(|s| s.len() <= shape.elements().div_ceil(world) + 1));
     }
 
+    /// Shards that are cut of different matrices are refused, whatever they are: nothing is read or
+    /// written outside the pieces.
+    #[test]
+    fn shards_of_different_matrices_are_refused(
+        shards in prop::collection::vec(
+            (0usize..4, 0usize..3, 0usize..6, 0usize..40, 0usize..40), 1..5,
+        ),
+        adjoin: bool,
+        seed: u64,
+    ) {
+        let mut end = 0;
+        let shards: Vec<FlatShard> = shards
+            .iter()
+            .map(|&(rows, cols, code, start, len)| {
+                let shape = Shape::new(rows, 4 * cols);
+                let start = if adjoin { end } else { start }.min(shape.elements());
+                end = (start + len).min(shape.elements());
+                FlatShard::new(shape, Code::ALL[code], start..end).expect("inside")
+            })
+            .collect();
+        let pieces: Vec<Vec<u8>> = shards.iter().map(|s| bytes(seed, s.bytes().len())).collect();
+        let slices: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+        let (shape, code) = (shards[0].shape(), shards[0].code());
+        let alike = shards.iter().all(|s| s.shape() == shape && s.code() == code);
+        let merged = FlatShard::merge(&shards, &slices);
+        let ranges = FlatShard::gather_ranges(&shards);
+        if alike {
+            prop_assert_eq!(merged.is_ok_and(|m| m.len() == code.bytes(shape.elements())),
+                shards.iter().try_fold(0, |at, s| {
+                    (s.elements().start == at).then_some(s.elements().end)
+                }) == Some(shape.elements()));
+        } else {
+            prop_assert!(merged.is_err() && ranges.is_err(), "{:?} {:?}", merged, ranges);
+        }
+    }
+
     #[test]
     fn merging_any_cuts_is_exact(
         cuts in prop::collection::vec(0usize..=96, 0..8), index in 0usize..6, seed: u64,

@@ -265,6 +265,106 @@ fn backward_first_and_release_work_under_both_policies() {
     }
 }
 
+/// A group that still holds its tensors when the shards are cast again gathers again, whatever the
+/// policy, and ranks without rows with it.
+#[test]
+fn a_cast_makes_what_is_held_stale() {
+    for recipe in AnyRecipe::all() {
+        let shape = Shape::new(80, 32);
+        let [old, new] = [1, 2].map(|seed| whole(recipe, shape, seed).expect("quantized"));
+        for (world, reshard) in [(1, true), (3, true), (3, false), (9, false)] {
+            for (first, second) in [
+                (Phase::Forward, Phase::Forward),
+                (Phase::Forward, Phase::Backward),
+                (Phase::Backward, Phase::Backward),
+            ] {
+                ranks(world, |_, comm| {
+                    let shards = vec![shard(recipe, shape, &comm)?];
+                    fill(&shards, &[1], &comm)?;
+                    let pool = GatherPool::new(&Cpu);
+                    let mut group =
+                        GatherGroup::new(&Cpu, comm.clone(), &pool, shards.clone(), reshard)?;
+                    group.unshard(first)?;
+                    check(group.tensor(0)?, &old, first)?;
+                    fill(&shards, &[2], &comm)?;
+                    group.unshard(second)?;
+                    check(group.tensor(0)?, &new, second)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn stale_tensors_are_refused_until_they_are_gathered_again() {
+    ranks(3, |_, comm| {
+        let shards = vec![
+            shard(recipe_at(0), Shape::new(64, 32), &comm)?,
+            shard(recipe_at(2), Shape::new(1, 32), &comm)?,
+        ];
+        let pool = GatherPool::new(&Cpu);
+        let mut group = GatherGroup::new(&Cpu, comm.clone(), &pool, shards.clone(), false)?;
+        group.unshard(Phase::Forward)?;
+        fill(&shards[1..], &[1], &comm)?;
+        assert!(group.tensor(0).is_ok());
+        assert_eq!(group.tensor(1).err(), Some(ShardError::Stale { param: 1 }));
+        group.unshard(Phase::Forward)?;
+        let gathers = group.account().gathers;
+        assert!(group.tensor(1).is_ok());
+        // Written by hand.
+        shards[0].mark_written();
+        assert_eq!(group.tensor(0).err(), Some(ShardError::Stale { param: 0 }));
+        group.unshard(Phase::Forward)?;
+        group.unshard(Phase::Forward)?;
+        assert_eq!(group.account().gathers, gathers + 1);
+        Ok(())
+    });
+}
+
+/// A rank whose rows alone were written: no rank gathers into a call of the others, none waits.
+#[test]
+fn ranks_that_disagree_on_what_is_stale_fail() {
+    // What each rank wrote, and what it does after the first group.
+    for (writes, then) in [
+        ([0, 1, 0], "another gather"),
+        ([1, 0, 1], "another gather"),
+        ([0, 1, 0], "a stale gather"),
+        ([1, 2, 1], "another gather"),
+        ([0, 0, 1], "a barrier"),
+    ] {
+        for reshard in [true, false] {
+            let failed = failing(3, |rank, comm| {
+                let pool = GatherPool::new(&Cpu);
+                let mut groups = Vec::new();
+                for _ in 0..2 {
+                    let shards = vec![shard(recipe_at(0), Shape::new(96, 32), &comm)?];
+                    let comm = comm.clone();
+                    groups.push(GatherGroup::new(&Cpu, comm, &pool, shards, reshard)?);
+                }
+                groups[0].unshard(Phase::Forward)?;
+                if then == "a stale gather" {
+                    groups[1].unshard(Phase::Forward)?;
+                    groups[1].params()[0].mark_written();
+                }
+                for _ in 0..writes[rank] {
+                    groups[0].params()[0].mark_written();
+                }
+                groups[0].unshard(Phase::Forward)?;
+                if then != "a barrier" {
+                    groups[1].unshard(Phase::Forward)?;
+                }
+                comm.barrier()
+            });
+            let what = (writes, then, reshard);
+            let mismatch = matches!(failed.cause, ShardError::Mismatch { .. });
+            assert!(mismatch, "{what:?}: {}", failed.cause);
+            let text = failed.cause.to_string();
+            assert!(text.contains("gathered tensors are stale"), "{text}");
+            assert!(failed.others.iter().all(|(_, r)| r.is_err()), "{what:?}");
+        }
+    }
+}
+
 #[test]
 fn one_usage_is_enough_for_one_phase() {
     for recipe in AnyRecipe::all() {

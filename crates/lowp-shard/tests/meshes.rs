@@ -115,3 +115,25 @@ fn a_mesh_of_another_size_or_shape_is_refused() {
         "{text}"
     );
 }
+
+#[test]
+fn a_mesh_of_another_size_on_one_rank_is_an_error_on_all() {
+    let failed = failing(3, |rank, comm| {
+        let mesh = Mesh {
+            replicate: 1 + usize::from(rank == 1),
+            shard: 3,
+        };
+        let made = MeshComm::new(mesh, comm.clone());
+        // Whoever keeps its communicator hears of it too.
+        comm.barrier().expect_err("the world has failed");
+        made.map(drop)
+    });
+    assert_eq!(failed.others.len(), 2);
+    for error in [Err(failed.cause)]
+        .into_iter()
+        .chain(failed.others.into_iter().map(|o| o.1))
+    {
+        let text = error.expect_err("every rank fails").to_string();
+        assert!(text.contains("a 2x3 mesh needs 6 ranks"), "{text}");
+    }
+}

@@ -27,7 +27,7 @@ pub(super) fn cast<B: Backend>(
     let slot = item.slot;
     let book = book.build(backend)?;
     // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
-    let amax = match item.amax_job(&book) {
+    let amax = match item.amax_job(&book)? {
         Some(job) if want == Want::Numbers => {
             let out = backend.alloc::<f32>(1)?;
             backend.once(Work::Amax(vec![AmaxJob {

@@ -105,4 +105,8 @@ impl Backend for Cpu {
     fn run(&self, plan: &CpuPlan, scalars: &StepScalars) -> Result<(), KernelError> {
         plan.run(scalars)
     }
+
+    fn wait_for(&self, _other: &Self) -> Result<(), KernelError> {
+        Ok(())
+    }
 }

@@ -9,6 +9,7 @@
 //! runs in order. Between handles the caller makes the order: [`Cuda::wait_for`].
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::result;
 
@@ -100,6 +101,14 @@ impl Backend for Cuda {
 
     fn run(&self, plan: &CudaPlan, scalars: &StepScalars) -> Result<(), KernelError> {
         plan.run(self, scalars)
+    }
+
+    fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
+        // A stream runs in order by itself.
+        if Arc::ptr_eq(&self.stream, &other.stream) {
+            return Ok(());
+        }
+        Cuda::wait_for(self, other)
     }
 }
 

@@ -143,21 +143,19 @@ impl<B: Backend> HubState<B> {
 /// The meeting point of one world. Group 0 is the world itself.
 #[derive(Debug)]
 pub(super) struct Hub<B: Backend> {
-    pub(super) backend: B,
     timeout: Duration,
     state: Mutex<HubState<B>>,
     wake: Condvar,
 }
 
 impl<B: Backend> Hub<B> {
-    pub(super) fn new(backend: B, world: usize, timeout: Duration) -> Self {
+    pub(super) fn new(world: usize, timeout: Duration) -> Self {
         let state = HubState {
             failure: None,
             departed: vec![None; world],
             groups: vec![Group::new((0..world).collect())],
         };
         Self {
-            backend,
             timeout,
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -167,6 +165,11 @@ impl<B: Backend> Hub<B> {
     /// The state. Nothing panics while it is locked, so a poisoned lock cannot hold half a change.
     pub(super) fn lock(&self) -> MutexGuard<'_, HubState<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the world is one rank, for which nobody can wait.
+    pub(super) fn is_solo(&self) -> bool {
+        self.lock().departed.len() == 1
     }
 
     /// The cause of failure.

@@ -19,6 +19,12 @@ use reduce::Scratch;
 /// One rank of a group of threads. Data move between the ranks' buffers by the backend, without
 /// staging for gathers.
 ///
+/// Every rank has a handle of its own to the backend. What a collective reads of another rank is
+/// ordered behind the work that this rank's handle was given before the call, and what the rank
+/// gives its handle after the call is ordered behind the reads. So a rank does all its work through
+/// the handle that its communicator was made with (or clones of it), or orders other handles with
+/// [`Backend::wait_for`].
+///
 /// Results do not depend on timing: every sum is taken in rank order. A rank whose last
 /// communicator is dropped while others wait for it is an error on those.
 #[derive(Debug)]
@@ -37,6 +43,7 @@ pub struct LocalComm<B: Backend> {
 struct Seat<B: Backend> {
     hub: Arc<Hub<B>>,
     world_rank: usize,
+    backend: B,
 }
 
 impl<B: Backend> Drop for Seat<B> {
@@ -60,18 +67,32 @@ fn count(counter: &AtomicU64, bytes: usize) {
 impl<B: Backend> LocalComm<B> {
     /// A world of one rank: collectives return at once.
     pub fn solo(backend: &B) -> Self {
-        let hub = Arc::new(Hub::new(backend.clone(), 1, Duration::MAX));
-        Self::seated(Arc::new(Seat { hub, world_rank: 0 }), 0, 0, 1)
+        let hub = Arc::new(Hub::new(1, Duration::MAX));
+        let seat = Seat {
+            hub,
+            world_rank: 0,
+            backend: backend.clone(),
+        };
+        Self::seated(Arc::new(seat), 0, 0, 1)
     }
 
-    /// A world of `n` ranks, in rank order. Every wait ends after `timeout`.
+    /// A world of `n` ranks, in rank order, that share one handle. Every wait ends after `timeout`.
     pub fn world(backend: &B, n: usize, timeout: Duration) -> Vec<LocalComm<B>> {
-        let hub = Arc::new(Hub::new(backend.clone(), n, timeout));
-        (0..n)
-            .map(|rank| {
+        Self::world_on(&vec![backend.clone(); n], timeout)
+    }
+
+    /// A world of as many ranks as there are `backends`: handles of one device, each that of one
+    /// rank, in rank order. Every wait ends after `timeout`.
+    pub fn world_on(backends: &[B], timeout: Duration) -> Vec<LocalComm<B>> {
+        let n = backends.len();
+        let hub = Arc::new(Hub::new(n, timeout));
+        let ranks = backends.iter().cloned().enumerate();
+        ranks
+            .map(|(rank, backend)| {
                 let seat = Arc::new(Seat {
                     hub: Arc::clone(&hub),
                     world_rank: rank,
+                    backend,
                 });
                 Self::seated(seat, 0, rank, n)
             })
@@ -91,7 +112,7 @@ impl<B: Backend> LocalComm<B> {
     }
 
     fn backend(&self) -> &B {
-        &self.seat.hub.backend
+        &self.seat.backend
     }
 
     /// The meeting point, which outlives its ranks.
@@ -110,6 +131,17 @@ impl<B: Backend> LocalComm<B> {
         error
     }
 
+    /// This rank's part in a call of `items` items.
+    fn post(&self, op: Op, items: usize, lengths: Vec<usize>, payload: Payload<B>) -> Post<B> {
+        Post {
+            op,
+            lengths,
+            items,
+            payload,
+            backend: self.backend().clone(),
+        }
+    }
+
     /// One collective: posts, runs `work` on all ranks' posts, and waits for all to be done.
     fn exchange<T>(
         &self,
@@ -124,9 +156,22 @@ impl<B: Backend> LocalComm<B> {
         }
         let op = post.op;
         let posts = hub.arrive(self.group, self.rank, post)?;
-        let result = work(&posts).map_err(|e| self.reject(e))?;
+        let result = self.follow(&posts).and_then(|()| work(&posts));
+        let result = result.map_err(|e| self.reject(e))?;
         hub.finish(self.group, self.rank, op)?;
+        // The others were given their reads of this rank's buffers; what comes next may change them.
+        self.follow(&posts).map_err(|e| self.reject(e))?;
         Ok(result)
+    }
+
+    /// Orders this rank's handle behind the work that the others were given so far.
+    fn follow(&self, posts: &[Arc<Post<B>>]) -> Result<(), ShardError> {
+        for (rank, post) in posts.iter().enumerate() {
+            if rank != self.rank && post.payload.has_buffers() {
+                self.backend().wait_for(&post.backend)?;
+            }
+        }
+        Ok(())
     }
 
     /// Refuses ranges for another number of ranks, and buffers of another length than they say.
@@ -182,12 +227,9 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
             let source = ("the source", backend.len(item.source));
             self.check_item(Op::AllGather, i, item.ranges, source)?;
         }
-        let post = Post {
-            op: Op::AllGather,
-            lengths: lengths(items.iter().map(|i| i.ranges)),
-            items: items.len(),
-            payload: Payload::Bytes(items.iter().map(|i| i.source.clone()).collect()),
-        };
+        let sources = items.iter().map(|i| i.source.clone()).collect();
+        let lengths = lengths(items.iter().map(|i| i.ranges));
+        let post = self.post(Op::AllGather, items.len(), lengths, Payload::Bytes(sources));
         self.exchange(post, |posts| {
             for (i, item) in items.iter().enumerate() {
                 // Starting at the own rank spreads the ranks over the sources.
@@ -237,12 +279,9 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
                 return Err(self.reject(error));
             }
         }
-        let post = Post {
-            op,
-            lengths: lengths(items.iter().map(|i| i.ranges)),
-            items: items.len(),
-            payload: Payload::Floats(items.iter().map(|i| i.grad.clone()).collect()),
-        };
+        let grads = items.iter().map(|i| i.grad.clone()).collect();
+        let lengths = lengths(items.iter().map(|i| i.ranges));
+        let post = self.post(op, items.len(), lengths, Payload::Floats(grads));
         self.exchange(post, |posts| {
             for (i, item) in items.iter().enumerate() {
                 self.reduce_item(posts, i, item, wire, scratch)?;
@@ -263,12 +302,8 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
 
     fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), ShardError> {
         let _call = self.begin();
-        let post = Post {
-            op: Op::AllReduceSumF64,
-            lengths: vec![values.len()],
-            items: 1,
-            payload: Payload::Doubles(values.to_vec()),
-        };
+        let payload = Payload::Doubles(values.to_vec());
+        let post = self.post(Op::AllReduceSumF64, 1, vec![values.len()], payload);
         self.exchange(post, |posts| {
             for (rank, post) in posts.iter().enumerate() {
                 if let Payload::Doubles(theirs) = &post.payload {
@@ -288,45 +323,26 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
         let _call = self.begin();
         let (what, description) = (what.to_owned(), description.to_owned());
         let payload = Payload::Text { what, description };
-        self.exchange(
-            Post {
-                op: Op::Agree,
-                lengths: Vec::new(),
-                items: 0,
-                payload,
-            },
-            |_| Ok(()),
-        )
+        self.exchange(self.post(Op::Agree, 0, Vec::new(), payload), |_| Ok(()))
     }
 
     fn barrier(&self) -> Result<(), ShardError> {
         let _call = self.begin();
-        let payload = Payload::Nothing;
-        self.exchange(
-            Post {
-                op: Op::Barrier,
-                lengths: Vec::new(),
-                items: 0,
-                payload,
-            },
-            |_| Ok(()),
-        )
+        let post = self.post(Op::Barrier, 0, Vec::new(), Payload::Nothing);
+        self.exchange(post, |_| Ok(()))
     }
 
     fn abort(&self, message: &str) {
+        if self.seat.hub.is_solo() {
+            return;
+        }
         let (rank, message) = (self.seat.world_rank, message.to_owned());
         self.seat.hub.fail(ShardError::Failed { rank, message });
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, ShardError> {
         let _call = self.begin();
-        let payload = Payload::Seat { color, key };
-        let post = Post {
-            op: Op::Split,
-            lengths: Vec::new(),
-            items: 0,
-            payload,
-        };
+        let post = self.post(Op::Split, 0, Vec::new(), Payload::Seat { color, key });
         let comm = self.exchange(post, |_| {
             let state = self.seat.hub.lock();
             let (group, rank) = state.groups[self.group].seats[self.rank];

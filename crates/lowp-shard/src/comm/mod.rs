@@ -1,6 +1,6 @@
 //! [`Communicator`]: the collectives that sharding needs, and [`Traffic`], what they sent.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ mod post;
 mod ranks;
 
 pub use local::LocalComm;
-pub use ranks::{RanksFailed, run_ranks};
+pub use ranks::{RanksFailed, run_ranks, run_ranks_on};
 
 /// One buffer of a batched all-gather.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +154,8 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     fn barrier(&self) -> Result<(), ShardError>;
 
     /// Says that this rank failed: wakes all ranks of the whole world, whatever group they wait
-    /// in, with [`ShardError::Failed`]. Not collective. The first failure stays the cause.
+    /// in, with [`ShardError::Failed`]. Not collective. The first failure stays the cause. In a world
+    /// of one rank nobody waits, and the rank may try again.
     fn abort(&self, message: &str);
 
     /// Splits the group: ranks that give the same `color` form a new group, ordered by `key`.
@@ -165,4 +166,17 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
 
     /// What passed through this communicator so far.
     fn traffic(&self) -> Traffic;
+}
+
+/// How one rank's part in a collective operation ends: an error wakes all other ranks, which would
+/// wait for this one in their next collective call. Every operation of this crate and of the
+/// optimizer that is documented as collective returns through it.
+///
+/// # Errors
+/// Those of `result`, as they are.
+pub fn or_abort<B: Backend, T, E: Display>(
+    comm: &dyn Communicator<B>,
+    result: Result<T, E>,
+) -> Result<T, E> {
+    result.inspect_err(|error| comm.abort(&error.to_string()))
 }

@@ -44,6 +44,13 @@ pub(super) enum Payload<B: Backend> {
     Seat { color: usize, key: usize },
 }
 
+impl<B: Backend> Payload<B> {
+    /// Whether other ranks read memory of the device.
+    pub(super) fn has_buffers(&self) -> bool {
+        matches!(self, Payload::Bytes(_) | Payload::Floats(_))
+    }
+}
+
 /// A rank's part in one collective. Ranks must have equal `op` and `lengths`.
 #[derive(Debug)]
 pub(super) struct Post<B: Backend> {
@@ -53,6 +60,8 @@ pub(super) struct Post<B: Backend> {
     /// Number of items.
     pub(super) items: usize,
     pub(super) payload: Payload<B>,
+    /// The rank's own handle: what it brings was written by work of this one.
+    pub(super) backend: B,
 }
 
 impl<B: Backend> Post<B> {

@@ -36,7 +36,8 @@ impl<T: fmt::Debug, E: std::error::Error + 'static> std::error::Error for RanksF
     }
 }
 
-/// Runs `f(rank, communicator)` on `n` threads and returns their results in rank order.
+/// Runs `f(rank, communicator)` on `n` threads and returns their results in rank order. All ranks
+/// share `backend`: they must work through that handle or clones of it.
 ///
 /// A rank that returns an error or panics wakes all others, which then fail with its message.
 ///
@@ -54,8 +55,27 @@ where
     E: From<ShardError> + fmt::Display + Send,
     F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
 {
+    run_ranks_on(&vec![backend.clone(); n], timeout, f)
+}
+
+/// The same with a handle for each rank ([`LocalComm::world_on`]): rank `r` must do its work through
+/// `backends[r]`.
+///
+/// # Errors
+/// As [`run_ranks`].
+pub fn run_ranks_on<B, T, E, F>(
+    backends: &[B],
+    timeout: Duration,
+    f: F,
+) -> Result<Vec<T>, RanksFailed<T, E>>
+where
+    B: Backend,
+    T: Send,
+    E: From<ShardError> + fmt::Display + Send,
+    F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
+{
     let failures: Mutex<Vec<(usize, E)>> = Mutex::new(Vec::new());
-    let world = LocalComm::world(backend, n, timeout);
+    let world = LocalComm::world_on(backends, timeout);
     let hub = world.first().map(LocalComm::hub);
     let results: Vec<Option<T>> = thread::scope(|scope| {
         let (f, failures) = (&f, &failures);

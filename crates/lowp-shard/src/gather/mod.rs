@@ -9,7 +9,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, StepScalars};
 
-use crate::{Communicator, GatherItem, ShardError, ShardedTensor};
+use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort};
 
 mod account;
 mod pool;
@@ -34,8 +34,10 @@ struct Views<B: Backend, R: Recipe> {
 /// only what it needs and frees it; without it forward gathers what both phases need, keeps it,
 /// and backward only derives. What is derivable (a byte or nibble transpose) never travels.
 ///
-/// After the shards change (an optimizer step), gathered copies are stale: call
-/// [`GatherGroup::release`], which the end of backward does by itself.
+/// When the shards were cast again (an optimizer step), what the group holds is stale: the next
+/// `unshard` gathers again, and [`GatherGroup::tensor`] refuses until then. Casts are collective,
+/// so all ranks come to the same decision; if they do not, because one rank wrote or cast its rows
+/// alone, every rank gets an error.
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     backend: B,
@@ -44,9 +46,13 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     params: Vec<ShardedTensor<B, R>>,
     plans: Arc<[ParamPlans]>,
     geometry: usize,
+    /// The same on every rank: groups are made in the same order.
+    number: u64,
     reshard_after_forward: bool,
     lease: Option<Lease<B>>,
     held: Option<Phase>,
+    /// The versions of the shards that the held tensors were gathered from.
+    gathered: Vec<u64>,
     views: Vec<Views<B, R>>,
     sent: u64,
     gathers: u64,
@@ -66,13 +72,15 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         reshard_after_forward: bool,
     ) -> Result<Self, ShardError> {
         let planned = plan_params(&params, &*comm, reshard_after_forward);
-        let plans = planned.inspect_err(|e| comm.abort(&e.to_string()))?;
+        let plans = or_abort(&*comm, planned)?;
         comm.agree(
             "the gather plan",
             &describe(&params, &plans, reshard_after_forward),
         )?;
         let plans: Arc<[ParamPlans]> = plans.into();
         let geometry = pool.geometry(&plans);
+        let number = pool.next_group();
+        let gathered = vec![0; params.len()];
         Ok(Self {
             backend: backend.clone(),
             comm,
@@ -80,9 +88,11 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             params,
             plans,
             geometry,
+            number,
             reshard_after_forward,
             lease: None,
             held: None,
+            gathered,
             views: Vec::new(),
             sent: 0,
             gathers: 0,
@@ -96,13 +106,30 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Shards without the usage that the phase needs, a backend failure, or a failure of another
     /// rank.
     pub fn unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
-        if self.held == Some(phase) {
+        if self.held == Some(phase) && !self.is_stale() {
             return Ok(());
         }
-        self.try_unshard(phase).inspect_err(|e| {
-            // The others would wait in the gather; the first cause is kept if they failed first.
-            self.comm.abort(&e.to_string());
-        })
+        let done = self.try_unshard(phase);
+        or_abort(&*self.comm, done)
+    }
+
+    /// Whether a parameter was written since it was gathered.
+    fn is_stale(&self) -> bool {
+        let mut versions = self.params.iter().zip(&self.gathered);
+        self.held.is_some() && versions.any(|(tensor, &gathered)| tensor.version() != gathered)
+    }
+
+    /// Compares over the ranks what is stale. A rank that would gather alone, while the others use
+    /// what they hold, fails here instead of gathering into another group's call.
+    fn agree_on_stale(&self) -> Result<(), ShardError> {
+        let versions = self.params.iter().zip(&self.gathered);
+        let written = versions.map(|(tensor, &gathered)| tensor.version() - gathered);
+        let text = format!(
+            "group {}: casts since the gather, by parameter: {:?}",
+            self.number,
+            written.collect::<Vec<_>>()
+        );
+        self.comm.agree("which gathered tensors are stale", &text)
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
@@ -117,12 +144,22 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                 });
             }
         }
-        let forward_held = self.held.take() == Some(Phase::Forward);
+        // The backward plan of a group that keeps its tensors builds on the forward one.
+        let builds = phase == Phase::Backward && !self.reshard_after_forward;
+        let mut forward_held = builds && self.held == Some(Phase::Forward);
+        // Only where another rank might go on with what it holds.
+        if (forward_held || self.held == Some(phase)) && self.is_stale() {
+            self.agree_on_stale()?;
+            forward_held = false;
+        }
+        self.held = None;
+        for (gathered, tensor) in self.gathered.iter_mut().zip(&self.params) {
+            *gathered = tensor.version();
+        }
         if self.lease.is_none() {
             self.lease = Some(self.pool.lease(self.geometry)?);
         }
-        // The backward plan of a group that keeps its tensors builds on the forward one.
-        if phase == Phase::Backward && !self.reshard_after_forward && !forward_held {
+        if builds && !forward_held {
             self.run(Phase::Forward)?;
         }
         self.run(phase)?;
@@ -214,7 +251,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// The full tensor of parameter `param`, with the buffers of the phase that was unsharded.
     ///
     /// # Errors
-    /// It is not gathered, or there is no such parameter.
+    /// It is not gathered, it was cast again since, or there is no such parameter.
     pub fn tensor(&self, param: usize) -> Result<&Full<B, R>, ShardError> {
         let len = self.params.len();
         if param >= len {
@@ -223,6 +260,9 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let (Some(phase), Some(lease)) = (self.held, &self.lease) else {
             return Err(ShardError::NotGathered { param });
         };
+        if self.params[param].version() != self.gathered[param] {
+            return Err(ShardError::Stale { param });
+        }
         self.views
             .iter()
             .find(|views| views.set == lease.set.id)
@@ -238,8 +278,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         }
     }
 
-    /// Frees the full tensors whatever the policy: after an evaluation without backward, or when
-    /// the shards changed.
+    /// Frees the full tensors whatever the policy, for example after an evaluation without
+    /// backward. Not collective, but every rank must do it at the same place.
     pub fn release(&mut self) {
         self.held = None;
         self.lease = None;

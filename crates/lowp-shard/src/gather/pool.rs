@@ -75,6 +75,7 @@ struct Inner<B: Backend> {
     allocations: u64,
     bytes: usize,
     sets: u64,
+    groups: u64,
 }
 
 /// The memory that gathered weights of one rank live in.
@@ -96,6 +97,7 @@ impl<B: Backend> GatherPool<B> {
             allocations: 0,
             bytes: 0,
             sets: 0,
+            groups: 0,
         };
         Arc::new(Self {
             backend: backend.clone(),
@@ -116,6 +118,13 @@ impl<B: Backend> GatherPool<B> {
     /// Number of destination sets made so far.
     pub fn sets(&self) -> u64 {
         self.lock().sets
+    }
+
+    /// The number of a new group that uses the pool.
+    pub(super) fn next_group(&self) -> u64 {
+        let mut inner = self.lock();
+        inner.groups += 1;
+        inner.groups - 1
     }
 
     /// Changes under this lock are whole even if a backend panicked in between.

@@ -29,12 +29,8 @@ impl<B: Backend> LocalComm<B> {
     ) -> Result<(), ShardError> {
         let scratch = &mut *self.begin();
         let len = self.backend().len(values);
-        let post = Post {
-            op,
-            lengths: vec![len],
-            items: 1,
-            payload: Payload::Floats(vec![values.clone()]),
-        };
+        let payload = Payload::Floats(vec![values.clone()]);
+        let post = self.post(op, 1, vec![len], payload);
         self.exchange(post, |posts| {
             scratch.sum.resize(len, 0.0);
             scratch.piece.resize(len, 0.0);

@@ -1,0 +1,62 @@
+//! A rank that fails between two collectives of a model wakes the others, which keep their
+//! communicators: an error with the cause on every rank, at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor, Var};
+use lowp_candle::{ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_format::{AnyRecipe, RecipeOptions};
+use lowp_kernels::Cpu;
+use lowp_optim::Group;
+use lowp_shard::{Communicator, GradWire, Init, LocalComm, Mesh, MeshComm};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Far below the time limit of a wait: nobody ran into one.
+const AT_ONCE: Duration = Duration::from_secs(40);
+
+fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecipe>, ModelError> {
+    let mesh = MeshComm::new(Mesh::sharded(comm.world_size()), comm.clone())?;
+    let vars = [VarSpec {
+        name: "gamma".to_owned(),
+        shape: vec![8],
+        init: Init::Constant(1.0),
+        decay: false,
+    }];
+    let options = ModelOptions {
+        reshard_after_forward: true,
+        grad_wire: GradWire::F32,
+        seed: 1,
+        group: Group::default(),
+        threads: 1,
+    };
+    let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default())?;
+    ShardedModel::new(&Cpu, &mesh, |_| recipe, &[], &vars, options)
+}
+
+#[test]
+fn a_variable_without_a_gradient_is_an_error_on_every_rank() {
+    let world = LocalComm::world(&Cpu, 3, TIMEOUT).into_iter();
+    let world: Vec<Arc<dyn Communicator<Cpu>>> = world.map(|comm| Arc::new(comm) as _).collect();
+    let rank = |rank: usize, comm: &Arc<dyn Communicator<Cpu>>| -> Result<(), ModelError> {
+        let mut model = model(comm)?;
+        let other = Var::zeros(8, DType::F32, &Device::Cpu)?;
+        let var: &Tensor = if rank == 1 { &other } else { &model.vars()[0] };
+        let store = var.sum_all()?.backward()?;
+        model.add_gradients(&store)
+    };
+    let started = Instant::now();
+    let results: Vec<Result<(), ModelError>> = std::thread::scope(|scope| {
+        let ranks = world.iter().enumerate();
+        let threads: Vec<_> = ranks
+            .map(|(number, comm)| scope.spawn(move || rank(number, comm)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|r| r.expect("no panic")).collect()
+    });
+    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+    for result in results {
+        let text = result.expect_err("every rank fails").to_string();
+        assert!(text.contains("'gamma' has no gradient"), "{text}");
+    }
+}

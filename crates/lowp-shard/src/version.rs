@@ -1,0 +1,53 @@
+//! [`Version`]: which content the rows of a shard have, so that a gather knows when its copy is old.
+//!
+//! Every cast raises the version of what it fills, before it writes: [`crate::Requantize`] in `run`
+//! and `calibrate`, and the optimizer in every step that it applies. These are collective, and a
+//! cast names the same tensors on every rank, so versions advance together, also on ranks whose
+//! rows of a tensor are none. A [`crate::GatherGroup`] remembers the versions that it gathered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lowp_format::{QuantizedTensor, Recipe};
+use lowp_kernels::Backend;
+
+/// Counts how often something was written. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Version(Arc<AtomicU64>);
+
+impl Version {
+    /// The number of writes so far.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Says that a write begins.
+    pub(crate) fn raise(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// What a cast can fill: a tensor, or the rows of a shard, whose version it raises.
+pub trait CastInto<B: Backend> {
+    /// The recipe of the tensor.
+    type Recipe: Recipe;
+
+    /// The buffers to fill.
+    fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, Self::Recipe>;
+
+    /// What to raise with every cast.
+    fn version(&self) -> Option<&Version>;
+}
+
+/// A tensor of its own, which nobody gathers.
+impl<B: Backend, R: Recipe> CastInto<B> for QuantizedTensor<B::Buffer<u8>, R> {
+    type Recipe = R;
+
+    fn tensor(&self) -> &QuantizedTensor<B::Buffer<u8>, R> {
+        self
+    }
+
+    fn version(&self) -> Option<&Version> {
+        None
+    }
+}

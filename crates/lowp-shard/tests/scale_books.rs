@@ -1,0 +1,157 @@
+//! A scale book goes with the casts that were registered in it: any other one is an error on every
+//! rank, before anything is cast.
+
+mod common;
+
+use common::{Comm, failing, ranks, values};
+use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, ScaleSource, Shape, Usage};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
+use lowp_shard::{
+    CastItem, FlatShard, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
+    flat_targets,
+};
+
+const SHAPE: Shape = Shape::new(64, 32);
+
+type Tensor = QuantizedTensor<CpuBuffer<u8>>;
+
+fn tensor(recipe: AnyRecipe) -> Result<Tensor, ShardError> {
+    QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, |_, bytes| {
+        Ok(Cpu.alloc::<u8>(bytes)?)
+    })
+}
+
+fn source() -> Result<Source<Cpu>, ShardError> {
+    Ok(Source::F32(Cpu.upload(&values(1, SHAPE.elements()))?))
+}
+
+/// A cast of one tensor, its book, and the tensor.
+fn cast(recipe: AnyRecipe) -> Result<(Requantize<Cpu>, ScaleBook<Cpu>, Tensor), ShardError> {
+    let tensor = tensor(recipe)?;
+    let mut book = ScaleBookBuilder::default();
+    let item = CastItem::rows(&tensor, source()?, &mut book);
+    let book = book.build(&Cpu)?;
+    Ok((Requantize::new(&Cpu, &book, &[item])?, book, tensor))
+}
+
+fn bytes(tensor: &Tensor) -> Result<Vec<Vec<u8>>, ShardError> {
+    let bytes = tensor.buffers().iter().map(|b| Cpu.download(&b.storage));
+    Ok(bytes.collect::<Result<_, _>>()?)
+}
+
+#[test]
+fn another_book_is_an_error_on_every_rank() {
+    let run = |cast: &Requantize<Cpu>, book: &ScaleBook<Cpu>, comm: &Comm, first: bool| {
+        if first {
+            cast.calibrate(book, &**comm)
+        } else {
+            cast.run(book, &**comm)
+        }
+    };
+    for recipe in AnyRecipe::all() {
+        for (first, empty, all) in [
+            (true, true, true),
+            (false, true, false),
+            (true, false, false),
+            (false, false, true),
+        ] {
+            let failed = failing(3, |rank, comm| {
+                let (cast, own, tensor) = self::cast(recipe)?;
+                let mut other = ScaleBookBuilder::default();
+                if !empty {
+                    other.register(&recipe);
+                }
+                let other = other.build(&Cpu)?;
+                let before = bytes(&tensor)?;
+                let book = if all || rank == 1 { &other } else { &own };
+                let result = run(&cast, book, &comm, first);
+                if all || rank == 1 {
+                    assert!(bytes(&tensor)? == before, "something was cast");
+                }
+                // A rank whose part was done, because nothing is agreed on, hears of it here.
+                let later = comm.barrier().expect_err("the world has failed");
+                result.and(Err::<(), _>(later))
+            });
+            let text = failed.cause.to_string();
+            assert!(text.contains("another ScaleBook"), "{text}");
+            for (rank, result) in failed.others {
+                assert!(result.is_err(), "rank {rank}");
+            }
+        }
+    }
+}
+
+/// Alone, the right book can be given after the wrong one.
+#[test]
+fn a_world_of_one_may_try_again() {
+    for recipe in AnyRecipe::all() {
+        let (cast, book, _) = cast(recipe).expect("a cast");
+        let comm = LocalComm::solo(&Cpu);
+        let other = ScaleBookBuilder::default().build(&Cpu).expect("a book");
+        cast.run(&other, &comm).expect_err("another book");
+        cast.run(&book, &comm).expect("its own book");
+    }
+}
+
+/// An entry means nothing in another book, though its number is there.
+#[test]
+fn an_item_of_another_builder_is_refused() {
+    for recipe in AnyRecipe::all() {
+        let (mut one, mut two) = (ScaleBookBuilder::default(), ScaleBookBuilder::default());
+        let tensors = [(); 2].map(|()| tensor(recipe).expect("a tensor"));
+        let source = || source().expect("room");
+        let items = [
+            CastItem::rows(&tensors[0], source(), &mut one),
+            CastItem::rows(&tensors[1], source(), &mut two),
+        ];
+        let books = [one, two].map(|b| b.build(&Cpu).expect("a book"));
+        let observes = recipe.scale_source().observes_tensor_amax();
+        for book in &books {
+            let planned = Requantize::new(&Cpu, book, &items);
+            match planned {
+                Ok(_) => assert!(!observes, "{}", recipe.name()),
+                Err(error) => {
+                    assert!(observes, "{}: {error}", recipe.name());
+                    assert!(error.to_string().contains("another ScaleBook"), "{error}");
+                }
+            }
+        }
+    }
+}
+
+/// Reserved block amaxes are entries too.
+#[test]
+fn a_flat_item_of_another_builder_is_refused() {
+    let mut refused = 0;
+    for recipe in AnyRecipe::all() {
+        let shard = FlatShard::new(SHAPE, recipe.kernel().element, 0..SHAPE.elements());
+        let targets = flat_targets(&Cpu, &recipe, &shard.expect("a shard"), Usage::ROWWISE);
+        let targets = targets.expect("targets");
+        let (mut own, mut other) = (ScaleBookBuilder::default(), ScaleBookBuilder::default());
+        let whole = (0, SHAPE.elements());
+        let item = |book: &mut ScaleBookBuilder| {
+            let source = source().expect("room");
+            CastItem::flat(&recipe, SHAPE, whole, source, targets.clone(), book)
+        };
+        let (items, _) = ([item(&mut own)], item(&mut other));
+        let [own, other] = [own, other].map(|b| b.build(&Cpu).expect("a book"));
+        Requantize::new(&Cpu, &own, &items).expect("its own book");
+        let planned = Requantize::new(&Cpu, &other, &items);
+        let scaled = recipe.scale_source() != ScaleSource::None;
+        assert_eq!(planned.is_err(), scaled, "{}", recipe.name());
+        refused += usize::from(scaled);
+    }
+    assert!(refused >= 6, "{refused} recipes with scales");
+}
+
+/// Sound books pass on ranks that share one tensor's rows.
+#[test]
+fn its_own_book_passes() {
+    for recipe in AnyRecipe::all() {
+        ranks(3, |_, comm| {
+            let (cast, book, _) = cast(recipe)?;
+            cast.calibrate(&book, &*comm)?;
+            cast.run(&book, &*comm)
+        });
+    }
+}

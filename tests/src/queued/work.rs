@@ -1,0 +1,173 @@
+//! The jobs of a [`Queued`] handle as jobs of the CPU: the same buffers under another type.
+
+use lowp_kernels::{
+    AdamwJob, AmaxJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
+    InterleaveJob, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
+    TransposeJob, Work,
+};
+
+use super::Queued;
+
+/// The same work for the CPU.
+pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
+    fn all<T, U>(jobs: Vec<T>, f: fn(T) -> U) -> Vec<U> {
+        jobs.into_iter().map(f).collect()
+    }
+    match work {
+        Work::Amax(jobs) => Work::Amax(all(jobs, amax)),
+        Work::History(jobs) => Work::History(all(jobs, history)),
+        Work::Encode(jobs) => Work::Encode(all(jobs, encode)),
+        Work::FlatEncode(jobs) => Work::FlatEncode(all(jobs, flat)),
+        Work::Decode(jobs) => Work::Decode(all(jobs, decode)),
+        Work::Transpose(jobs) => Work::Transpose(all(jobs, |job| TransposeJob {
+            code: job.code,
+            entries: job.entries,
+            from: job.from,
+            to: job.to,
+        })),
+        Work::Repack(jobs) => Work::Repack(all(jobs, |job| RepackJob {
+            from_layout: job.from_layout,
+            to_layout: job.to_layout,
+            from: job.from,
+            to: job.to,
+        })),
+        Work::Interleave(jobs) => Work::Interleave(all(jobs, |job| InterleaveJob {
+            outer: job.outer,
+            widths: job.widths,
+            from: job.from,
+            to: job.to,
+        })),
+        Work::Adamw(jobs) => Work::Adamw(all(jobs, adamw)),
+        Work::SumSquares(jobs) => Work::SumSquares(all(jobs, |job| SumSquaresJob {
+            source: source(job.source),
+            out: job.out,
+        })),
+    }
+}
+
+fn source(source: Source<Queued>) -> Source<Cpu> {
+    match source {
+        Source::F32(buffer) => Source::F32(buffer),
+        Source::Bf16(buffer) => Source::Bf16(buffer),
+    }
+}
+
+fn slot(slot: Slot<Queued>) -> Slot<Cpu> {
+    let Slot { buffer, index } = slot;
+    Slot { buffer, index }
+}
+
+fn tensor(input: TensorInput<Queued>) -> TensorInput<Cpu> {
+    match input {
+        TensorInput::Known(at) => TensorInput::Known(slot(at)),
+        TensorInput::Observed {
+            slot: at,
+            pow2,
+            epsilon,
+        } => TensorInput::Observed {
+            slot: slot(at),
+            pow2,
+            epsilon,
+        },
+    }
+}
+
+fn target(target: Target<Queued>) -> Target<Cpu> {
+    match target.form {
+        None => Target::new(target.spec, target.bytes),
+        Some((form, orientation)) => Target::in_form(target.spec, form, orientation, target.bytes),
+    }
+}
+
+fn amax(job: AmaxJob<Queued>) -> AmaxJob<Cpu> {
+    AmaxJob {
+        shape: job.shape,
+        start: job.start,
+        source: source(job.source),
+        source_rounding: job.source_rounding,
+        out: job.out,
+        tensor: job.tensor,
+        blocks: job.blocks,
+    }
+}
+
+fn history(job: HistoryJob<Queued>) -> HistoryJob<Cpu> {
+    HistoryJob {
+        observed: job.observed,
+        scales: job.scales,
+        index: job.index,
+        history: job.history,
+        algorithm: job.algorithm,
+        margin: job.margin,
+        element: job.element,
+    }
+}
+
+fn encode(job: EncodeJob<Queued>) -> EncodeJob<Cpu> {
+    EncodeJob {
+        shape: job.shape,
+        kernel: job.kernel,
+        source: source(job.source),
+        source_rounding: job.source_rounding,
+        tensor: job.tensor.map(tensor),
+        targets: job.targets.into_iter().map(target).collect(),
+        stochastic: job.stochastic,
+    }
+}
+
+fn flat(job: FlatEncodeJob<Queued>) -> FlatEncodeJob<Cpu> {
+    FlatEncodeJob {
+        shape: job.shape,
+        start: job.start,
+        len: job.len,
+        kernel: job.kernel,
+        source: source(job.source),
+        source_rounding: job.source_rounding,
+        tensor: job.tensor.map(tensor),
+        blocks: job.blocks.map(|blocks| FlatBlocks {
+            amaxes: blocks.amaxes,
+            blocks: blocks.blocks,
+        }),
+        targets: job.targets.into_iter().map(target).collect(),
+    }
+}
+
+fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
+    DecodeJob {
+        shape: job.shape,
+        kernel: job.kernel,
+        data: target(job.data),
+        block_scale: job.block_scale.map(target),
+        tensor_scale: job.tensor_scale,
+        out: job.out,
+    }
+}
+
+fn adamw(job: AdamwJob<Queued>) -> AdamwJob<Cpu> {
+    let moments = match job.moments {
+        Moments::F32 {
+            exp_avg,
+            exp_avg_sq,
+        } => Moments::F32 {
+            exp_avg,
+            exp_avg_sq,
+        },
+        Moments::Bf16 {
+            exp_avg,
+            exp_avg_sq,
+        } => Moments::Bf16 {
+            exp_avg,
+            exp_avg_sq,
+        },
+    };
+    AdamwJob {
+        master: job.master,
+        moments,
+        grad: source(job.grad),
+        group: job.group,
+        mode: job.mode,
+        source_rounding: job.source_rounding,
+        amax: job.amax.map(slot),
+        encode: job.encode.map(|job| Box::new(encode(*job))),
+    }
+}

@@ -1,0 +1,209 @@
+//! A backend that fails on one rank, at any call of a collective operation: an error with the cause
+//! on every rank, at once, never a wait.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
+use lowp_kernels::{Backend, Source};
+use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_shard::{
+    CastItem, Communicator, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook,
+    ScaleBookBuilder, ShardError, ShardSpec, ShardedTensor,
+};
+use lowp_tests::queued::Queued;
+use lowp_tests::world::TIMEOUT;
+
+const SHAPE: Shape = Shape::new(64, 32);
+const RANKS: usize = 3;
+/// Far below the time limit of a wait: nobody ran into one.
+const AT_ONCE: Duration = Duration::from_secs(40);
+
+type Comm = Arc<dyn Communicator<Queued>>;
+
+/// Fails rank 1 at its first call of `work`, then at its second, and so on until `work` makes no
+/// more calls. Every rank keeps its communicator to the end, and calls `work` again until it hears
+/// of the failure: a rank whose part was done has returned by then. Returns the number of calls.
+fn at_every_call<S>(
+    build: impl Fn(&Queued, &Comm) -> Result<S, OptimError> + Sync,
+    work: impl Fn(&mut S, &Comm) -> Result<(), OptimError> + Sync,
+) -> u64 {
+    for call in 1.. {
+        let backends: Vec<Queued> = (0..RANKS).map(|_| Queued::default()).collect();
+        let world = LocalComm::world_on(&backends, TIMEOUT).into_iter();
+        let world: Vec<Comm> = world.map(|comm| Arc::new(comm) as _).collect();
+        let started = Instant::now();
+        let built = Barrier::new(RANKS);
+        let rank = |rank: usize| -> Vec<Result<(), OptimError>> {
+            let (backend, comm) = (&backends[rank], &world[rank]);
+            let mut state = build(backend, comm).expect("a sound build");
+            built.wait();
+            if rank == 1 {
+                backend.fail_at(call);
+            }
+            let mut results = Vec::new();
+            while results.len() < 2 && results.iter().all(Result::is_ok) {
+                results.push(work(&mut state, comm));
+            }
+            results
+        };
+        let results: Vec<Vec<Result<(), OptimError>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..RANKS).map(|r| scope.spawn(move || rank(r))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined.map(|r| r.expect("no panic")).collect()
+        });
+        assert!(
+            started.elapsed() < AT_ONCE,
+            "call {call}: {:?}",
+            started.elapsed()
+        );
+        if results[1][0].is_ok() {
+            return call - 1;
+        }
+        for (rank, results) in results.iter().enumerate() {
+            let text = match results.last() {
+                Some(Err(error)) => error.to_string(),
+                other => panic!("call {call}, rank {rank}: {other:?}"),
+            };
+            assert!(text.contains("planted"), "call {call}, rank {rank}: {text}");
+        }
+    }
+    0
+}
+
+/// An optimizer of one parameter of every recipe.
+struct Model {
+    adamw: AdamW<Queued>,
+    book: ScaleBook<Queued>,
+    ids: Vec<(ParamId, usize)>,
+    backend: Queued,
+}
+
+fn model(backend: &Queued, comm: &Comm) -> Result<Model, OptimError> {
+    let mut book = ScaleBookBuilder::default();
+    let mut builder = AdamWBuilder::new(backend);
+    builder.group(Group::default());
+    let mut ids = Vec::new();
+    for (index, recipe) in AnyRecipe::all().into_iter().enumerate() {
+        let spec = ShardSpec::new(&recipe, SHAPE, comm.world_size(), comm.rank())?;
+        let len = spec.elements().len();
+        let tensor = ShardedTensor::new(backend, recipe, spec)?;
+        let param = ParamSpec::new(format!("param {index}"), 0, vec![1.0; len]);
+        ids.push((builder.param(&mut book, tensor.local(), param)?, len));
+    }
+    let book = book.build(backend)?;
+    Ok(Model {
+        adamw: builder.finish(&book)?,
+        book,
+        ids,
+        backend: backend.clone(),
+    })
+}
+
+#[test]
+fn a_step_fails_on_every_rank() {
+    let calls = at_every_call(
+        |backend, comm| {
+            let mut model = model(backend, comm)?;
+            model.adamw.calibrate(&model.book, &**comm)?;
+            for &(id, len) in &model.ids {
+                model.adamw.set_grad(id, &vec![1.0; len])?;
+            }
+            Ok(model)
+        },
+        |model, comm| {
+            // The gradients of the first step stay where they are.
+            model
+                .ids
+                .iter()
+                .for_each(|&(id, _)| model.adamw.mark_ready(id));
+            let options = StepOptions::default();
+            model
+                .adamw
+                .step(&options, &model.book, &**comm, &**comm)
+                .map(drop)
+        },
+    );
+    assert!(calls >= 8, "{calls} calls");
+}
+
+#[test]
+fn a_first_cast_fails_on_every_rank() {
+    let calls = at_every_call(model, |model, comm| {
+        model.adamw.calibrate(&model.book, &**comm)?;
+        // A rank whose part was done hears of it in the next collective call.
+        Ok(comm.barrier()?)
+    });
+    assert!(calls >= 6, "{calls} calls");
+}
+
+#[test]
+fn a_cast_fails_on_every_rank() {
+    type Cast = (Requantize<Queued>, ScaleBook<Queued>);
+    let build = |backend: &Queued, _: &Comm| -> Result<Cast, OptimError> {
+        let mut book = ScaleBookBuilder::default();
+        let mut items = Vec::new();
+        for recipe in AnyRecipe::all() {
+            let tensor = QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, |_, bytes| {
+                Ok::<_, ShardError>(backend.alloc::<u8>(bytes)?)
+            })?;
+            let source = Source::F32(backend.upload(&vec![1.0; SHAPE.elements()])?);
+            items.push(CastItem::rows(&tensor, source, &mut book));
+        }
+        let book = book.build(backend)?;
+        Ok((Requantize::new(backend, &book, &items)?, book))
+    };
+    let calls = at_every_call(build, |(cast, book), comm| Ok(cast.run(book, &**comm)?));
+    assert!(calls >= 6, "{calls} calls");
+}
+
+#[test]
+fn a_gather_fails_on_every_rank() {
+    let build = |backend: &Queued, comm: &Comm| -> Result<GatherGroup<Queued>, OptimError> {
+        let shards = AnyRecipe::all().into_iter().map(|recipe| {
+            let spec = ShardSpec::new(&recipe, SHAPE, comm.world_size(), comm.rank())?;
+            ShardedTensor::new(backend, recipe, spec)
+        });
+        let shards = shards.collect::<Result<_, ShardError>>()?;
+        let pool = GatherPool::new(backend);
+        Ok(GatherGroup::new(
+            backend,
+            comm.clone(),
+            &pool,
+            shards,
+            true,
+        )?)
+    };
+    let calls = at_every_call(build, |group, _| {
+        for phase in Phase::ALL {
+            group.unshard(phase)?;
+            group.reshard();
+        }
+        Ok(())
+    });
+    assert!(calls >= 10, "{calls} calls");
+}
+
+/// Whoever fails alone mends it and goes on.
+#[test]
+fn a_world_of_one_may_try_again() {
+    let backend = Queued::default();
+    let comm: Comm = Arc::new(LocalComm::solo(&backend));
+    let mut model = model(&backend, &comm).expect("a model");
+    model.backend.fail_at(2);
+    let failed = model.adamw.calibrate(&model.book, &*comm);
+    assert!(failed.expect_err("planted").to_string().contains("planted"));
+    model.adamw.calibrate(&model.book, &*comm).expect("a cast");
+    for &(id, len) in &model.ids {
+        model
+            .adamw
+            .set_grad(id, &vec![1.0; len])
+            .expect("a gradient");
+    }
+    let options = StepOptions::default();
+    model.backend.fail_at(1);
+    let failed = model.adamw.step(&options, &model.book, &*comm, &*comm);
+    assert!(failed.expect_err("planted").to_string().contains("planted"));
+    let report = model.adamw.step(&options, &model.book, &*comm, &*comm);
+    assert!(report.expect("a step").applied);
+}

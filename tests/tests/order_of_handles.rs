@@ -1,0 +1,92 @@
+//! Ranks with a handle each: what a collective reads was written, and is read before it changes,
+//! though nothing but the collective orders the handles.
+
+use lowp_kernels::{Backend, Cpu, CpuBuffer};
+use lowp_shard::{GatherItem, GradWire, ReduceItem, ShardError, run_ranks_on};
+use lowp_tests::queued::Queued;
+use lowp_tests::world::TIMEOUT;
+
+const RANKS: usize = 3;
+const LEN: usize = 8;
+
+fn handles() -> Vec<Queued> {
+    (0..RANKS).map(|_| Queued::default()).collect()
+}
+
+/// Values in memory that no handle has to write first.
+fn at_rest<T: lowp_kernels::Element>(value: T, len: usize) -> Result<CpuBuffer<T>, ShardError> {
+    Ok(Cpu.upload(&vec![value; len])?)
+}
+
+#[test]
+fn a_gather_follows_the_writers_and_their_next_writes_follow_it() {
+    let backends = handles();
+    let run = run_ranks_on(&backends, TIMEOUT, |rank, comm| -> Result<_, ShardError> {
+        let backend = &backends[rank];
+        let ranges: Vec<_> = (0..RANKS).map(|r| r * LEN..(r + 1) * LEN).collect();
+        let (source, dest) = (backend.alloc::<u8>(LEN)?, backend.alloc::<u8>(RANKS * LEN)?);
+        let mut seen = Vec::new();
+        for step in 0..3u8 {
+            let value = at_rest(10 * step + rank as u8 + 1, LEN)?;
+            // Queued: nothing but the gather makes another rank wait for it.
+            backend.copy(&value, 0..LEN, &source, 0)?;
+            comm.all_gather(&[GatherItem {
+                source: &source,
+                dest: &dest,
+                ranges: &ranges,
+            }])?;
+            // The next step of rank 0 begins at once, while the others have not copied yet.
+            if rank == 0 {
+                backend.clear(&source)?;
+                backend.download(&source)?;
+                comm.barrier()?;
+            } else {
+                comm.barrier()?;
+            }
+            seen.push(backend.download(&dest)?);
+        }
+        Ok(seen)
+    });
+    for seen in run.unwrap_or_else(|e| panic!("{e}")) {
+        for (step, bytes) in seen.iter().enumerate() {
+            for (rank, piece) in bytes.chunks(LEN).enumerate() {
+                let expected = [(10 * step + rank + 1) as u8; LEN];
+                assert_eq!(piece, expected, "step {step}, piece of rank {rank}");
+            }
+        }
+    }
+}
+
+#[test]
+fn reductions_follow_the_writers() {
+    let backends = handles();
+    let run = run_ranks_on(&backends, TIMEOUT, |rank, comm| -> Result<_, ShardError> {
+        let backend = &backends[rank];
+        let ranges: Vec<_> = (0..RANKS).map(|r| r * LEN..(r + 1) * LEN).collect();
+        let value = at_rest(rank as f32 + 1.0, RANKS * LEN)?;
+        let [grad, sums, most] = [(); 3].map(|()| backend.alloc::<f32>(RANKS * LEN));
+        let (grad, sums, most) = (grad?, sums?, most?);
+        for to in [&grad, &sums, &most] {
+            backend.copy(&value, 0..RANKS * LEN, to, 0)?;
+        }
+        // What the sum is added to is queued as well.
+        let out = backend.alloc::<f32>(LEN)?;
+        backend.copy(&at_rest(100.0, LEN)?, 0..LEN, &out, 0)?;
+        let item = ReduceItem {
+            grad: &grad,
+            ranges: &ranges,
+            out: &out,
+            accumulate: true,
+        };
+        comm.reduce_scatter(&[item], GradWire::F32)?;
+        comm.all_reduce_sum(&sums)?;
+        comm.all_reduce_max(&most)?;
+        let read = |buffer| backend.download::<f32>(buffer);
+        Ok([read(&out)?, read(&sums)?, read(&most)?])
+    });
+    for [out, sums, most] in run.unwrap_or_else(|e| panic!("{e}")) {
+        assert_eq!(out, [106.0; LEN]);
+        assert_eq!(sums, [6.0; RANKS * LEN]);
+        assert_eq!(most, [3.0; RANKS * LEN]);
+    }
+}
