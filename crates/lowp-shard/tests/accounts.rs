@@ -6,19 +6,23 @@ mod common;
 use std::sync::Barrier;
 
 use common::{Comm, failing, ranks};
-use lowp_format::{AnyRecipe, Part, Phase, Recipe, Shape};
+use lowp_format::{AnyRecipe, GatherStep, Part, Phase, Recipe, Shape, Transport};
 use lowp_kernels::{Backend, Cpu};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GradWire, LocalComm, ReduceItem,
-    ScaleBookBuilder, ShardError, ShardSpec, ShardedTensor,
+    Communicator, GatherGroup, GatherPool, GradWire, LocalComm, ReduceItem, ScaleBookBuilder,
+    ShardError, ShardSpec, ShardedTensor,
 };
 
-fn group(recipe: AnyRecipe, comm: &Comm, reshard: bool) -> Result<GatherGroup<Cpu>, ShardError> {
+fn shard(recipe: AnyRecipe, comm: &Comm) -> Result<ShardedTensor<Cpu>, ShardError> {
     let shape = Shape::new(96, 64);
     let spec = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
-    let shard = ShardedTensor::new(&Cpu, recipe, spec)?;
+    ShardedTensor::new(&Cpu, recipe, spec)
+}
+
+fn group(recipe: AnyRecipe, comm: &Comm, reshard: bool) -> Result<GatherGroup<Cpu>, ShardError> {
     let pool = GatherPool::new(&Cpu);
-    GatherGroup::new(&Cpu, comm.clone(), &pool, vec![shard], reshard)
+    let shards = vec![shard(recipe, comm)?];
+    GatherGroup::new(&Cpu, comm.clone(), &pool, shards, reshard)
 }
 
 /// A tensor scale is the shard's own and takes no memory of the pool.
@@ -69,59 +73,45 @@ fn entries_of_a_book_are_numbered_in_order() {
     assert_eq!(book.scales().unwrap().len(), entries);
 }
 
-/// Each rank's message has its own number of casts, whatever there was before the gather.
-#[test]
-fn a_stale_rank_says_how_many_casts_it_made() {
+/// What two ranks say whose group number `stale[rank]` was written `casts[rank]` times since its
+/// gather, and five times before.
+fn stale_message(stale: [usize; 2], casts: [usize; 2]) -> String {
     let failed = failing(2, |rank, comm| {
-        let mut group = group(AnyRecipe::all()[0], &comm, true)?;
-        for _ in 0..5 {
-            group.params()[0].mark_written();
+        let pool = GatherPool::new(&Cpu);
+        let mut groups = Vec::new();
+        for _ in 0..3 {
+            let shards = vec![shard(AnyRecipe::all()[0], &comm)?];
+            groups.push(GatherGroup::new(&Cpu, comm.clone(), &pool, shards, true)?);
         }
-        group.unshard(Phase::Forward)?;
-        for _ in 0..=2 * rank {
-            group.params()[0].mark_written();
+        for group in &mut groups {
+            (0..5).for_each(|_| group.params()[0].mark_written());
+            group.unshard(Phase::Forward)?;
         }
+        let group: &mut GatherGroup<Cpu> = &mut groups[stale[rank]];
+        (0..casts[rank]).for_each(|_| group.params()[0].mark_written());
         group.unshard(Phase::Forward)
     });
-    let text = failed.cause.to_string();
-    assert!(text.contains("by parameter: [1]"), "{text}");
-    assert!(text.contains("by parameter: [3]"), "{text}");
+    failed.cause.to_string()
 }
 
-/// Of many lengths the message shows those around the first difference.
 #[test]
-fn a_difference_far_behind_is_shown() {
-    let failed = failing(2, |rank, comm| {
-        let pieces: Vec<[usize; 2]> = (0..30)
-            .map(|item| {
-                if item == 20 && rank == 1 {
-                    [777, 4]
-                } else {
-                    [3, 4]
-                }
-            })
-            .collect();
-        let mut buffers = Vec::new();
-        for lens in &pieces {
-            let ranges = common::tiling(lens);
-            buffers.push((
-                Cpu.alloc(lens[rank])?,
-                Cpu.alloc(lens[0] + lens[1])?,
-                ranges,
-            ));
+fn ranks_with_different_casts_since_the_gather_name_them() {
+    let text = stale_message([1, 1], [1, 3]);
+    for casts in [1, 3] {
+        let expected = format!("casts since the gather, by parameter: [{casts}]");
+        assert!(text.contains(&expected), "{text}");
+    }
+}
+
+/// Groups of a pool have numbers, so that equal ones are told apart.
+#[test]
+fn ranks_with_different_stale_groups_name_them() {
+    for stale in [[0, 1], [2, 1]] {
+        let text = stale_message(stale, [1, 1]);
+        for group in stale {
+            assert!(text.contains(&format!("group {group}: casts")), "{text}");
         }
-        let items: Vec<GatherItem<'_, Cpu>> = buffers
-            .iter()
-            .map(|(source, dest, ranges)| GatherItem {
-                source,
-                dest,
-                ranges,
-            })
-            .collect();
-        comm.all_gather(&items)
-    });
-    let text = failed.cause.to_string();
-    assert!(text.contains(" 777,"), "{text}");
+    }
 }
 
 /// A group of one meets nobody, and hears of a failure elsewhere in its world all the same.
@@ -184,4 +174,61 @@ fn a_gradient_covers_the_ranges_of_all_ranks() {
     let failed = failing(2, |rank, comm| reduce(&comm, rank, 6));
     let text = failed.cause.to_string();
     assert!(text.contains("the gradient"), "{text}");
+}
+
+/// A buffer for every key that is not replicated, and one for the arrival of pieces that are
+/// interleaved: nothing is interleaved where one rank has all rows.
+#[test]
+fn a_pool_has_the_buffers_of_the_plans_and_the_arrivals_of_interleaved_pieces() {
+    for recipe in AnyRecipe::all() {
+        // One rank; even rows; all rows on the first of three ranks.
+        for (world, rows) in [(1, 64), (2, 128), (3, 16)] {
+            for reshard in [true, false] {
+                ranks(world, |rank, comm| {
+                    let spec = ShardSpec::new(&recipe, Shape::new(rows, 64), world, rank)?;
+                    let shard = ShardedTensor::new(&Cpu, recipe, spec)?;
+                    let pool = GatherPool::new(&Cpu);
+                    let comm = comm.clone();
+                    let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![shard], reshard)?;
+                    assert_eq!((pool.allocations(), pool.resident_bytes()), (0, 0));
+
+                    let (mut keys, mut arrivals, mut bytes) = (Vec::new(), Vec::new(), 0);
+                    for plan in Phase::ALL.map(|phase| group.plan(0, phase).expect("a plan")) {
+                        for step in &plan.steps {
+                            let key = step.spec().key;
+                            if matches!(step, GatherStep::Replicated { .. }) {
+                                continue;
+                            }
+                            if !keys.contains(&key) {
+                                keys.push(key);
+                                bytes += step.spec().bytes(plan.full);
+                            }
+                            let GatherStep::Concat {
+                                transport, pieces, ..
+                            } = step
+                            else {
+                                continue;
+                            };
+                            let parts = pieces.iter().filter(|&&len| len > 0).count();
+                            let interleaved = *transport == Transport::Interleave && parts > 1;
+                            if interleaved && !arrivals.contains(&key) {
+                                arrivals.push(key);
+                                bytes += step.wire_bytes();
+                            }
+                        }
+                    }
+                    let buffers = (keys.len() + arrivals.len()) as u64;
+                    for _ in 0..2 {
+                        for phase in Phase::ALL {
+                            group.unshard(phase)?;
+                            let found = (pool.allocations(), pool.resident_bytes());
+                            assert_eq!(found, (buffers, bytes), "{} {world}", recipe.name());
+                            group.reshard();
+                        }
+                    }
+                    Ok(())
+                });
+            }
+        }
+    }
 }
