@@ -116,9 +116,17 @@ fn test(subject: &Subject, options: &Options) -> Result<Tally> {
         }
         args.extend(options.args.iter().map(OsString::from));
         let output = target_dir()?.join(format!("mutants/{}-{round}", subject.package));
+        // Without mutants nothing is written, and an old result must not be read.
+        if output.exists() {
+            fs::remove_dir_all(&output)
+                .with_context(|| format!("cannot remove {}", output.display()))?;
+        }
         fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
         run(&args, &output)?;
-        tally.add(&Tally::read(&output.join("mutants.out"))?, round);
+        let results = output.join("mutants.out");
+        if results.exists() {
+            tally.add(&Tally::read(&results)?, round);
+        }
     }
     Ok(tally)
 }
@@ -304,6 +312,34 @@ mod tests {
             let repeated = |name: &&str| packages.iter().filter(|p| *p == name).count() > 1;
             assert!(!packages.iter().any(repeated), "{packages:?}");
         }
+    }
+
+    #[test]
+    fn other_options_go_to_cargo_mutants() {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        let line = [
+            "x",
+            "-p",
+            "lowp-shard",
+            "--shard",
+            "3/20",
+            "--in-diff",
+            "a.diff",
+            "-j",
+            "2",
+        ];
+        let options = <Line as clap::Parser>::try_parse_from(line)
+            .unwrap()
+            .options;
+        assert_eq!(options.package, ["lowp-shard"]);
+        assert_eq!(options.shard.as_deref(), Some("3/20"));
+        assert_eq!(options.args, ["--in-diff", "a.diff", "-j", "2"]);
+        let unknown = <Line as clap::Parser>::try_parse_from(["x", "-p", "lowp-cli"]);
+        assert!(unknown.is_err());
     }
 
     #[test]
