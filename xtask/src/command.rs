@@ -62,7 +62,7 @@ pub(crate) fn succeeds(mut command: Command) -> bool {
 }
 
 /// The command line as a person would type it.
-fn display(command: &Command) -> String {
+pub(crate) fn display(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());
     let mut line = program
         .file_stem()

@@ -6,6 +6,7 @@ mod command;
 mod cuda;
 mod features;
 mod gpu_pack;
+mod mutants;
 mod python;
 mod snapshots;
 mod stages;
@@ -35,6 +36,8 @@ enum Task {
     Cuda(cuda::Options),
     /// Put the GPU tests and the bench into target/gpu-pack, for a machine without Rust.
     GpuPack(gpu_pack::Options),
+    /// Break lowp-format, lowp-shard and lowp-optim in small ways, and count what the tests see.
+    Mutants(mutants::Options),
     /// Check the invariants of the source tree.
     Tidy,
     /// Run the benchmarks of every crate; a bar that is missed fails.
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::ci(),
         Task::Cuda(options) => cuda::cuda(&options),
         Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
+        Task::Mutants(options) => mutants::mutants(&options),
         Task::Tidy => tidy::tidy(),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };

@@ -290,3 +290,18 @@ fn lcm(a: usize, b: usize) -> usize {
         .find(|m| m % b == 0)
         .unwrap_or(round_up(a, b))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_common_multiple_is_the_first_that_both_divide() {
+        for a in 1..=24 {
+            for b in 1..=24 {
+                let common = (1..).find(|m| m % a == 0 && m % b == 0);
+                assert_eq!(Some(lcm(a, b)), common, "{a} and {b}");
+            }
+        }
+    }
+}

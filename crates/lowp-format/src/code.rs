@@ -49,7 +49,7 @@ impl Code {
 
     /// Entries that share one byte: 2 for E2M1, else 1.
     pub const fn entries_per_byte(self) -> usize {
-        if self.bits() < 8 { 8 / self.bits() } else { 1 }
+        8usize.div_ceil(self.bits())
     }
 
     /// The largest finite value.

@@ -170,6 +170,10 @@ fn every_code_decodes_to_the_value_of_its_fields_and_encodes_to_itself() {
             }
         }
     }
+    // Only E5M2 has infinity, and that is one code.
+    assert_eq!(e5m2::decode(0x7C), f32::INFINITY);
+    assert!((0x7D..=0x7F).all(|code| e5m2::decode(code).is_nan()));
+    assert!(e4m3::decode(0x7F).is_nan());
     // E2M1 reads four bits of its byte.
     for byte in 0..=255 {
         assert_eq!(

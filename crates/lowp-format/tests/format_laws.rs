@@ -46,6 +46,7 @@ proptest! {
         prop_assert_eq!(end, rows);
         prop_assert_eq!(cuts.off_quantum(quantum), None);
         let ranges: Vec<_> = cuts.ranges().collect();
+        prop_assert_eq!(&(0..world).map(|rank| cuts.range(rank)).collect::<Vec<_>>(), &ranges);
         prop_assert_eq!(RowCuts::from_ranges(&ranges).unwrap(), cuts);
     }
 
@@ -72,6 +73,11 @@ proptest! {
         }
         for buffer in tensor.buffers() {
             prop_assert_eq!(tensor.buffer(buffer.spec.key), Ok(buffer));
+        }
+        let mut written = tensor.clone();
+        written.buffers_mut().iter_mut().for_each(|b| b.storage += 1);
+        for (before, after) in tensor.buffers().iter().zip(written.buffers()) {
+            prop_assert_eq!((after.spec, after.storage), (before.spec, before.storage + 1));
         }
         let doubled = tensor.try_map(|b| Ok::<_, FormatError>(2 * b.storage)).unwrap();
         prop_assert_eq!(doubled.buffers().iter().map(|b| b.storage).sum::<usize>(), 2 * tensor.bytes());
@@ -129,6 +135,7 @@ fn repack(from: &ScaleLayout, to: &ScaleLayout, values: &[usize]) -> Vec<usize> 
     for i in 0..to.entries()[0] {
         for j in 0..to.entries()[1] {
             let place = to.offset(i, j);
+            assert_eq!(to.source(to, i, j), place, "a form is its own source");
             assert!(used.insert(place), "{i},{j} shares place {place} in {to:?}");
             result[place] = values[to.source(from, i, j)];
         }
@@ -184,6 +191,33 @@ fn a_transpose_has_the_same_entries_the_other_way_round() {
                 assert_eq!(spec.axes, [from.axes[1], from.axes[0]]);
             }
         }
+    }
+}
+
+/// Storage that serves an orientation twice does not take it away.
+#[test]
+fn usage_is_the_union_over_data_buffers() {
+    let shape = Shape::new(4, 8);
+    let recipe = AnyRecipe::all()[0];
+    let data = |usage| {
+        BufferSpec::data(
+            usage,
+            Code::F32,
+            [Axis::Rows, Axis::Cols],
+            Origin::Quantized,
+        )
+    };
+    for (usages, union) in [
+        (&[Usage::ROWWISE][..], Usage::ROWWISE),
+        (&[Usage::ROWWISE, Usage::COLUMNWISE], Usage::BOTH),
+        (&[Usage::BOTH, Usage::ROWWISE], Usage::BOTH),
+        (&[], Usage::empty()),
+    ] {
+        let specs = usages.iter().copied().map(data);
+        let tensor: QuantizedTensor<(), _> =
+            QuantizedTensor::with_buffers(recipe, shape, specs, |_, _| Ok::<_, FormatError>(()))
+                .unwrap();
+        assert_eq!(tensor.usage(), union);
     }
 }
 

@@ -52,6 +52,7 @@ proptest! {
                 prop_assert_eq!(spec.origin, Origin::Quantized);
                 prop_assert_eq!(pieces.len(), world);
                 prop_assert_eq!(step.wire_bytes(), spec.bytes(full));
+                prop_assert_eq!(step.piece_ranges().len(), world);
                 for (rank, range) in step.piece_ranges().into_iter().enumerate() {
                     prop_assert_eq!(range.len(), pieces[rank]);
                     prop_assert_eq!(range.start, piece_start(spec, full, &plan.cuts, rank));
@@ -63,6 +64,7 @@ proptest! {
                 }
             } else {
                 prop_assert_eq!(step.wire_bytes(), 0);
+                prop_assert_eq!(step.piece_ranges(), Vec::new());
             }
         }
     }
@@ -90,6 +92,10 @@ proptest! {
             for spec in recipe.buffers(phase.usage()) {
                 prop_assert!(fresh.kept().any(|kept| kept.key == spec.key), "{}", spec.key);
             }
+        }
+        for plans in [&again, &once] {
+            let phases = Phase::ALL.map(|phase| plans.phase(phase).wire_bytes());
+            prop_assert_eq!(plans.wire_bytes(), phases[0] + phases[1]);
         }
         // Gathered once, backward sends nothing and completes what forward kept.
         prop_assert_eq!(once.backward.wire_bytes(), 0);

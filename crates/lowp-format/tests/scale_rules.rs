@@ -79,6 +79,10 @@ fn delayed_scaling() {
         (vec![0.0, f32::INFINITY], 7.0)
     );
     assert_eq!(roll(&[1e-38], None, Max, 0).1, f32::MAX);
+    // So does one whose only amax is NaN.
+    let (window, scale) = roll(&[f32::NAN, 0.0], None, Max, 0);
+    assert!(window[1].is_nan());
+    assert_eq!(scale, 7.0);
 }
 
 /// Section 5.2.

@@ -161,7 +161,6 @@ impl<B: Backend> AdamW<B> {
                 .map(|group| group.scalars(self.steps + 1, options.lr_factor))
                 .collect(),
             grad_scale: options.grad_scale * clip,
-            random_step: self.steps,
             ..StepScalars::default()
         };
         if applied {

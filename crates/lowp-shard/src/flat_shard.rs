@@ -170,7 +170,7 @@ impl FlatShard {
         let per_byte = self.code.entries_per_byte();
         let Range { start, end } = self.elements();
         let mut keep = 0;
-        if position == 0 && start % per_byte != 0 {
+        if position == 0 {
             keep |= (1u8 << (start % per_byte * self.code.bits())) - 1;
         }
         if position + 1 == self.bytes().len() && end % per_byte != 0 {

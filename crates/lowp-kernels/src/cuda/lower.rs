@@ -454,9 +454,10 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
 /// becomes a pass of its own.
 fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
     let refuse = || KernelError::NoKernel {
-        what: "AdamW fused with more targets of one part and order than two passes fill; encode the \
+        what:
+            "AdamW fused with more targets of one part and order than two passes fill; encode the \
                others in a plan of their own"
-            .to_owned(),
+                .to_owned(),
     };
     let (first, others) = rows.split_first().ok_or_else(refuse)?;
     let mut row = *first;

@@ -71,7 +71,7 @@ impl<B: Backend> Post<B> {
             Payload::Text { what, .. } => format!("agree on {what}"),
             _ => self.op.name().to_owned(),
         };
-        if self.lengths.is_empty() && self.items == 0 {
+        if self.items == 0 {
             return name;
         }
         let from = near.saturating_sub(4).min(self.lengths.len());

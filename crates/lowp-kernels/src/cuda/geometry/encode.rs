@@ -199,14 +199,15 @@ impl Job for Encode {
         }
     }
 
-    /// An empty matrix has one tile where a tensor scale must be written or an amax be spent.
+    /// Where no pass has anything to fill, as in an empty matrix, one tile writes the tensor scale and
+    /// spends the amax, if there is either.
     fn tiles(&self) -> u64 {
-        let settle = self.tensor_scale != 0 || self.observed != 0;
-        if self.passes == 0 && !settle {
-            return 0;
+        let settle = u64::from(self.tensor_scale != 0 || self.observed != 0);
+        if self.passes == 0 {
+            return settle;
         }
         let tiles = cdiv(self.rows, u64::from(self.tile_rows)) * self.tiles_across;
-        tiles.max(u64::from(settle))
+        tiles.max(settle)
     }
 }
 
