@@ -14,7 +14,6 @@
 //! streams have passed its last use; no drop of a buffer or a plan waits for that.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use cudarc::driver::result;
 
