@@ -165,7 +165,7 @@ impl<B: Backend> AdamW<B> {
         };
         if applied {
             // Before the first write, so that no gather takes the old rows for current.
-            self.params.iter().for_each(|p| p.item.mark_written());
+            self.params.iter().for_each(|p| p.item.begin_write());
             self.backend.run(&self.update, &scalars)?;
         }
         // Also where nothing changed: scales of other tensors in the book advance.

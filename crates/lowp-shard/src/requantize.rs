@@ -109,9 +109,9 @@ impl<B: Backend> CastItem<B> {
         self.scale_source.needs_tensor_amax() || flat_blocks
     }
 
-    /// Says that the buffers are about to be written. [`Requantize`] does it; whoever plans
+    /// Says that a write of the buffers begins. [`Requantize`] does it; whoever plans
     /// [`CastItem::encode_job`] does it before each run, on every rank.
-    pub fn mark_written(&self) {
+    pub fn begin_write(&self) {
         if let Some(version) = &self.version {
             version.raise();
         }

@@ -17,19 +17,25 @@ struct Entry {
     element: Code,
 }
 
+impl Entry {
+    /// What encoding uses, of the `known` scale and the observed `amax`.
+    fn used(&self, known: f32, amax: f32) -> f32 {
+        match self.rule {
+            ScaleSource::TensorAmax { pow2, epsilon } => {
+                tensor_scale(amax.abs(), self.element, pow2, epsilon)
+            }
+            ScaleSource::TensorAndBlockAmax => amax.abs(),
+            _ => known,
+        }
+    }
+}
+
 /// An entry of a scale book, as its builder gave it out. It means nothing in another book, which
 /// refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScaleSlot {
     book: u64,
     index: usize,
-}
-
-impl ScaleSlot {
-    /// The number of the entry: its place in [`ScaleBook::scales`].
-    pub fn index(self) -> usize {
-        self.index
-    }
 }
 
 /// The entries of the block amaxes of a flat shard, as a builder reserved them.
@@ -187,7 +193,7 @@ impl<B: Backend> ScaleBook<B> {
         (0..self.entries.len()).map(move |index| ScaleSlot { book, index })
     }
 
-    /// The place of `slot` in the observed vector.
+    /// The place of `slot` in the observed vector and in [`ScaleBook::scales`].
     ///
     /// # Errors
     /// The entry belongs to another book.
@@ -267,15 +273,21 @@ impl<B: Backend> ScaleBook<B> {
         let mut scales = self.backend.download(&self.scales)?;
         let observed = self.backend.download(&self.observed)?;
         for ((scale, entry), amax) in scales.iter_mut().zip(&self.entries).zip(observed) {
-            match entry.rule {
-                ScaleSource::TensorAmax { pow2, epsilon } => {
-                    *scale = tensor_scale(amax.abs(), entry.element, pow2, epsilon);
-                }
-                ScaleSource::TensorAndBlockAmax => *scale = amax.abs(),
-                _ => {}
-            }
+            *scale = entry.used(*scale, amax);
         }
         Ok(scales)
+    }
+
+    /// What encoding uses for `slot`, as [`ScaleBook::scales`] has it.
+    ///
+    /// # Errors
+    /// The entry belongs to another book, or the backend failed.
+    pub fn scale(&self, slot: ScaleSlot) -> Result<f32, ShardError> {
+        let index = self.index(slot)?;
+        let [mut known, mut amax] = [[0.0]; 2];
+        self.backend.read(&self.scales, index, &mut known)?;
+        self.backend.read(&self.observed, index, &mut amax)?;
+        Ok(self.entries[index].used(known[0], amax[0]))
     }
 
     /// Replaces the delayed scale of `slot` by one that is known, such as that of a file. Scales that

@@ -201,18 +201,19 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
     }
 
     /// The rows, as a tensor of their own. Casts that are made of it raise the shard's version;
-    /// after any other write to its buffers call [`ShardedTensor::mark_written`].
+    /// before any other write to its buffers call [`ShardedTensor::begin_write`].
     pub fn local(&self) -> &LocalTensor<B, R> {
         &self.local
     }
 
-    /// Says that the rows were written other than by a cast, so that held copies are gathered
-    /// again. Every rank must call it, also one without rows.
-    pub fn mark_written(&self) {
+    /// Says that a write of the rows begins that is no cast: from here on copies that are held are
+    /// stale. Every rank must call it before the write, also one without rows, and gather again
+    /// only after the write.
+    pub fn begin_write(&self) {
         self.local.version.raise();
     }
 
-    /// How often the rows were written.
+    /// How many writes of the rows began.
     pub(crate) fn version(&self) -> u64 {
         self.local.version.get()
     }

@@ -3,7 +3,8 @@
 //! Every cast raises the version of what it fills, before it writes: [`crate::Requantize`] in `run`
 //! and `calibrate`, and the optimizer in every step that it applies. These are collective, and a
 //! cast names the same tensors on every rank, so versions advance together, also on ranks whose
-//! rows of a tensor are none. A [`crate::GatherGroup`] remembers the versions that it gathered.
+//! rows of a tensor are none. Other writes say it themselves, also before they begin
+//! ([`crate::ShardedTensor::begin_write`]). A [`crate::GatherGroup`] remembers the versions that it gathered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use lowp_kernels::Backend;
 pub struct Version(Arc<AtomicU64>);
 
 impl Version {
-    /// The number of writes so far.
+    /// The number of writes that began so far.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }

@@ -311,8 +311,8 @@ fn stale_tensors_are_refused_until_they_are_gathered_again() {
         group.unshard(Phase::Forward)?;
         let gathers = group.account().gathers;
         assert!(group.tensor(1).is_ok());
-        // Written by hand.
-        shards[0].mark_written();
+        // Before a write by hand.
+        shards[0].begin_write();
         assert_eq!(group.tensor(0).err(), Some(ShardError::Stale { param: 0 }));
         group.unshard(Phase::Forward)?;
         group.unshard(Phase::Forward)?;
@@ -344,10 +344,10 @@ fn ranks_that_disagree_on_what_is_stale_fail() {
                 groups[0].unshard(Phase::Forward)?;
                 if then == "a stale gather" {
                     groups[1].unshard(Phase::Forward)?;
-                    groups[1].params()[0].mark_written();
+                    groups[1].params()[0].begin_write();
                 }
                 for _ in 0..writes[rank] {
-                    groups[0].params()[0].mark_written();
+                    groups[0].params()[0].begin_write();
                 }
                 groups[0].unshard(Phase::Forward)?;
                 if then != "a barrier" {

@@ -155,3 +155,35 @@ fn its_own_book_passes() {
         });
     }
 }
+
+/// One scale is that of the list, whatever it follows from; entries of another book have none.
+#[test]
+fn the_scale_of_an_entry_is_that_of_the_list() {
+    let mut book = ScaleBookBuilder::default();
+    let slots: Vec<_> = AnyRecipe::all()
+        .into_iter()
+        .filter_map(|recipe| book.register(&recipe))
+        .collect();
+    let book = book.build(&Cpu).expect("a book");
+    for (index, &slot) in slots.iter().enumerate() {
+        let known = 1.5 + index as f32;
+        book.set_scale(slot, known).expect("an entry");
+        Cpu.write(book.observed(), index, &[-10.0 * known])
+            .expect("an amax");
+    }
+    let scales = book.scales().expect("scales");
+    let distinct = scales.iter().enumerate();
+    let distinct = distinct.filter(|(i, scale)| !scales[..*i].contains(scale));
+    assert!(distinct.count() > 2, "{scales:?}");
+    for (index, &slot) in slots.iter().enumerate() {
+        assert_eq!(book.scale(slot), Ok(scales[index]), "entry {index}");
+    }
+    let mut other = ScaleBookBuilder::default();
+    let foreign = AnyRecipe::all().iter().find_map(|r| other.register(r));
+    let foreign = foreign.expect("an entry");
+    let refused = book.scale(foreign);
+    assert!(
+        matches!(refused, Err(ShardError::OtherBook { .. })),
+        "{refused:?}"
+    );
+}

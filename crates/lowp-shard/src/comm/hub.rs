@@ -3,6 +3,10 @@
 //! A collective is two meetings. In the first every rank posts what it brings; when the last one
 //! comes the posts are compared. Then each rank reads the others' posts. In the second meeting
 //! every rank says that it is done, so nobody changes a buffer that is still read.
+//!
+//! A rank makes one call at a time, so one that waits will come to no other meeting. Ranks that
+//! wait for each other in a circle, each in another group, are found when the last of them begins
+//! to wait.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +15,22 @@ use lowp_kernels::Backend;
 
 use super::post::{Op, Payload, Post, excerpts};
 use crate::ShardError;
+
+/// The two meetings of a collective.
+#[derive(Clone, Copy, Debug)]
+enum Meeting {
+    Posts,
+    Done,
+}
+
+/// Where a rank waits.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    group: usize,
+    /// The rank in the group.
+    rank: usize,
+    meeting: Meeting,
+}
 
 /// One group of ranks.
 #[derive(Debug)]
@@ -38,6 +58,26 @@ impl<B: Backend> Group<B> {
             finished: 0,
             seats: Vec::new(),
         }
+    }
+
+    /// How often `meeting` took place.
+    fn turn(&self, meeting: Meeting) -> u64 {
+        match meeting {
+            Meeting::Posts => self.ready,
+            Meeting::Done => self.finished,
+        }
+    }
+
+    /// The world ranks that `meeting` still needs.
+    fn missing(&self, meeting: Meeting) -> impl Iterator<Item = usize> {
+        let came = move |r: usize| match meeting {
+            Meeting::Posts => self.posts[r].is_some(),
+            Meeting::Done => self.done[r],
+        };
+        let members = self.members.iter().copied().enumerate();
+        members
+            .filter(move |&(r, _)| !came(r))
+            .map(|(_, world)| world)
     }
 
     /// Compares the posts of all ranks.
@@ -121,22 +161,62 @@ pub(super) struct HubState<B: Backend> {
     failure: Option<ShardError>,
     /// Per world rank: gone, and whether in a panic.
     departed: Vec<Option<bool>>,
+    /// Per world rank: the meeting that it waits for.
+    waits: Vec<Option<Wait>>,
     pub(super) groups: Vec<Group<B>>,
 }
 
 impl<B: Backend> HubState<B> {
-    /// Where `ranks` wait for others, in words.
-    fn elsewhere(&self, ranks: &[usize]) -> Vec<String> {
-        let mut found = Vec::new();
-        for group in &self.groups {
-            for (rank, post) in group.members.iter().zip(&group.posts) {
-                if let (Some(post), true) = (post, ranks.contains(rank)) {
-                    let (op, with) = (post.op.name(), &group.members);
-                    found.push(format!("rank {rank} waits in {op} with ranks {with:?}"));
+    /// Where those of `ranks` that wait do so, in words.
+    fn places(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<String> {
+        let place = |rank: usize| {
+            let wait = self.waits[rank]?;
+            let group = &self.groups[wait.group];
+            let call = group.posts[wait.rank].as_ref()?.describe(0);
+            let with = &group.members;
+            Some(format!("rank {rank} waits in {call} with ranks {with:?}"))
+        };
+        ranks.into_iter().filter_map(place).collect()
+    }
+
+    /// Nobody waits for this meeting of `group` any more.
+    fn release(&mut self, group: usize) {
+        for &rank in &self.groups[group].members {
+            self.waits[rank] = None;
+        }
+    }
+
+    /// The shortest circle of waits through `rank`, which begins to wait: it needs a rank that
+    /// waits elsewhere for one that ... needs `rank`. A meeting needs all members, so no meeting of
+    /// a circle can take place.
+    fn circle(&self, rank: usize) -> Option<ShardError> {
+        // Ranks that wait, nearest first, each with the place of the one that needs it.
+        let mut reached: Vec<(usize, usize)> = Vec::new();
+        let mut at = 0;
+        let mut wait = self.waits[rank]?;
+        loop {
+            for needed in self.groups[wait.group].missing(wait.meeting) {
+                if needed == rank {
+                    let mut ranks = vec![rank];
+                    // `at` counts from 1 in `reached`; 0 is `rank` itself.
+                    while at > 0 {
+                        let (waiting, by) = reached[at - 1];
+                        ranks.push(waiting);
+                        at = by;
+                    }
+                    ranks.sort_unstable();
+                    return Some(ShardError::Mismatch {
+                        what: "the next collective call".to_owned(),
+                        descriptions: self.places(ranks),
+                    });
+                }
+                if self.waits[needed].is_some() && !reached.iter().any(|r| r.0 == needed) {
+                    reached.push((needed, at));
                 }
             }
+            wait = self.waits[reached.get(at)?.0]?;
+            at += 1;
         }
-        found
     }
 }
 
@@ -153,6 +233,7 @@ impl<B: Backend> Hub<B> {
         let state = HubState {
             failure: None,
             departed: vec![None; world],
+            waits: vec![None; world],
             groups: vec![Group::new((0..world).collect())],
         };
         Self {
@@ -211,7 +292,6 @@ impl<B: Backend> Hub<B> {
         }
         let base = state.groups.len();
         let g = &mut state.groups[group];
-        let turn = g.ready;
         g.posts[rank] = Some(Arc::new(post));
         if g.posts.iter().all(Option::is_some) {
             if let Err(error) = g.verify() {
@@ -223,10 +303,16 @@ impl<B: Backend> Hub<B> {
                 let made = g.split(base);
                 state.groups.extend(made);
             }
+            state.release(group);
             self.wake.notify_all();
         } else {
-            let came = |g: &Group<B>, r: usize| g.posts[r].is_some();
-            guard = self.wait(guard, group, op, |g| g.ready > turn, came)?;
+            let meeting = Meeting::Posts;
+            let wait = Wait {
+                group,
+                rank,
+                meeting,
+            };
+            guard = self.wait(guard, wait, op)?;
         }
         Ok(guard.groups[group]
             .posts
@@ -240,44 +326,50 @@ impl<B: Backend> Hub<B> {
     pub(super) fn finish(&self, group: usize, rank: usize, op: Op) -> Result<(), ShardError> {
         let mut guard = self.lock();
         let g = &mut guard.groups[group];
-        let turn = g.finished;
         g.done[rank] = true;
         if g.done.iter().all(|&done| done) {
             g.posts.fill_with(|| None);
             g.finished += 1;
+            guard.release(group);
             self.wake.notify_all();
             return Ok(());
         }
-        let came = |g: &Group<B>, r: usize| g.done[r];
-        self.wait(guard, group, op, |g| g.finished > turn, came)
-            .map(drop)
+        let meeting = Meeting::Done;
+        let wait = Wait {
+            group,
+            rank,
+            meeting,
+        };
+        self.wait(guard, wait, op).map(drop)
     }
 
-    /// Waits until `complete`; `came` tells which ranks are not to blame.
+    /// Waits for the next meeting of the kind that `wait` names.
     fn wait<'a>(
         &'a self,
         mut guard: MutexGuard<'a, HubState<B>>,
-        group: usize,
+        wait: Wait,
         op: Op,
-        complete: impl Fn(&Group<B>) -> bool,
-        came: impl Fn(&Group<B>, usize) -> bool,
     ) -> Result<MutexGuard<'a, HubState<B>>, ShardError> {
         let started = Instant::now();
+        let Wait { group, meeting, .. } = wait;
+        let state = &mut *guard;
+        let g = &state.groups[group];
+        let (turn, world_rank) = (g.turn(meeting), g.members[wait.rank]);
+        state.waits[world_rank] = Some(wait);
+        if let Some(error) = state.circle(world_rank) {
+            return Err(self.fail_locked(state, error));
+        }
         loop {
             let state = &mut *guard;
             let g = &state.groups[group];
             // A meeting that took place counts, even if something failed right after it.
-            if complete(g) {
+            if g.turn(meeting) > turn {
                 return Ok(guard);
             }
             if let Some(cause) = &state.failure {
                 return Err(cause.clone());
             }
-            let world_ranks = g.members.iter().copied().enumerate();
-            let missing: Vec<usize> = world_ranks
-                .filter(|&(r, _)| !came(g, r))
-                .map(|(_, world)| world)
-                .collect();
+            let missing: Vec<usize> = g.missing(meeting).collect();
             let gone = missing
                 .iter()
                 .find_map(|&r| state.departed[r].map(|p| (r, p)));
@@ -294,7 +386,7 @@ impl<B: Backend> Hub<B> {
                 let error = ShardError::Timeout {
                     op,
                     waited_s: waited.as_secs_f64(),
-                    elsewhere: state.elsewhere(&missing),
+                    elsewhere: state.places(missing.iter().copied()),
                     missing,
                 };
                 return Err(self.fail_locked(state, error));

@@ -25,6 +25,9 @@ use reduce::Scratch;
 /// the handle that its communicator was made with (or clones of it), or orders other handles with
 /// [`Backend::wait_for`].
 ///
+/// A rank makes one call at a time: threads that share it take turns, also in different groups.
+/// Ranks that wait for each other, each in another group, are an error at once.
+///
 /// Results do not depend on timing: every sum is taken in rank order. A rank whose last
 /// communicator is dropped while others wait for it is an error on those.
 #[derive(Debug)]
@@ -33,8 +36,6 @@ pub struct LocalComm<B: Backend> {
     group: usize,
     rank: usize,
     size: usize,
-    /// Locked for the length of a call, so that two threads cannot mix their calls on one rank.
-    scratch: Mutex<Scratch>,
     counters: Counters,
 }
 
@@ -44,6 +45,9 @@ struct Seat<B: Backend> {
     hub: Arc<Hub<B>>,
     world_rank: usize,
     backend: B,
+    /// Locked for the length of a call in any group: the hub takes it that a rank which waits makes
+    /// no other call.
+    scratch: Mutex<Scratch>,
 }
 
 impl<B: Backend> Drop for Seat<B> {
@@ -72,6 +76,7 @@ impl<B: Backend> LocalComm<B> {
             hub,
             world_rank: 0,
             backend: backend.clone(),
+            scratch: Mutex::default(),
         };
         Self::seated(Arc::new(seat), 0, 0, 1)
     }
@@ -93,6 +98,7 @@ impl<B: Backend> LocalComm<B> {
                     hub: Arc::clone(&hub),
                     world_rank: rank,
                     backend,
+                    scratch: Mutex::default(),
                 });
                 Self::seated(seat, 0, rank, n)
             })
@@ -100,14 +106,12 @@ impl<B: Backend> LocalComm<B> {
     }
 
     fn seated(seat: Arc<Seat<B>>, group: usize, rank: usize, size: usize) -> Self {
-        let (scratch, counters) = Default::default();
         Self {
             seat,
             group,
             rank,
             size,
-            scratch,
-            counters,
+            counters: Counters::default(),
         }
     }
 
@@ -122,7 +126,8 @@ impl<B: Backend> LocalComm<B> {
 
     fn begin(&self) -> MutexGuard<'_, Scratch> {
         // Scratch holds no state between calls, so a thread that panicked leaves nothing behind.
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+        let scratch = self.seat.scratch.lock();
+        scratch.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells all ranks that this one cannot go on, and returns its error.

@@ -97,7 +97,7 @@ impl Traffic {
 }
 
 /// A group of ranks. Every method that moves data is collective: all ranks of the group make the
-/// same calls in the same order.
+/// same calls in the same order. A rank makes one call at a time, whatever group it is in.
 ///
 /// # Errors
 /// A rank that fails, departs, calls something else, or does not come in time is an error on

@@ -61,7 +61,7 @@ impl<B: Backend> DestinationSet<B> {
 }
 
 /// Arrival buffers of interleaved pieces, by parameter and buffer.
-type Scratch<B> = Vec<((usize, BufferKey), <B as Backend>::Buffer<u8>)>;
+type Arrivals<B> = Vec<((usize, BufferKey), <B as Backend>::Buffer<u8>)>;
 
 /// Sets of one geometry that no group uses at the moment.
 #[derive(Debug)]
@@ -196,9 +196,9 @@ impl<B: Backend> GatherPool<B> {
             }
             buffers.push(own);
         }
-        let mut scratch = Vec::new();
-        let forward = self.phase_work(inner, plans, &buffers, &mut scratch, Phase::Forward)?;
-        let backward = self.phase_work(inner, plans, &buffers, &mut scratch, Phase::Backward)?;
+        let mut arrivals = Arrivals::<B>::new();
+        let forward = self.phase_work(inner, plans, &buffers, &mut arrivals, Phase::Forward)?;
+        let backward = self.phase_work(inner, plans, &buffers, &mut arrivals, Phase::Backward)?;
         inner.sets += 1;
         Ok(DestinationSet {
             id: inner.sets,
@@ -212,7 +212,7 @@ impl<B: Backend> GatherPool<B> {
         inner: &mut Inner<B>,
         plans: &[ParamPlans],
         buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
-        scratch: &mut Scratch<B>,
+        arrivals: &mut Arrivals<B>,
         phase: Phase,
     ) -> Result<PhaseWork<B>, ShardError> {
         let mut moves = Vec::new();
@@ -242,11 +242,11 @@ impl<B: Backend> GatherPool<B> {
                         let several = pieces.iter().filter(|&&bytes| bytes > 0).count() > 1;
                         if *transport == Transport::Interleave && several {
                             let name = (param, spec.key);
-                            let from = match scratch.iter().find(|(n, _)| *n == name) {
+                            let from = match arrivals.iter().find(|(n, _)| *n == name) {
                                 Some((_, from)) => from.clone(),
                                 None => {
                                     let from = self.alloc(inner, step.wire_bytes())?;
-                                    scratch.push((name, from.clone()));
+                                    arrivals.push((name, from.clone()));
                                     from
                                 }
                             };
