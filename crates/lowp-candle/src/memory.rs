@@ -25,8 +25,8 @@ struct CastKind<B: Backend> {
 }
 
 /// What a layer needs only while it runs, shared by all layers of a rank: gathered weights, decoded
-/// weights, full gradients and quantized operands. Its size follows from the largest layers, not
-/// from their number, unless gathered weights are kept for the backward pass.
+/// weights, full gradients and quantized operands. Its size is a sum over the different shapes of layers,
+/// not over the layers, unless gathered weights are kept for the backward pass.
 #[derive(Debug)]
 pub struct LayerMemory<B: Backend> {
     backend: B,

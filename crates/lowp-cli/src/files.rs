@@ -81,10 +81,11 @@ impl NewFile {
     /// # Errors
     /// The system refuses.
     pub(crate) fn create(&self) -> io::Result<File> {
-        let file = File::create(self.draft())?;
-        if let Some(permissions) = &self.permissions {
-            file.set_permissions(plain(permissions))?;
-        }
+        let Some(permissions) = &self.permissions else {
+            return File::create(self.draft());
+        };
+        let file = private(&self.draft())?;
+        file.set_permissions(plain(permissions))?;
         Ok(file)
     }
 
@@ -226,6 +227,20 @@ fn plain(permissions: &Permissions) -> Permissions {
 #[cfg(not(unix))]
 fn plain(permissions: &Permissions) -> Permissions {
     permissions.clone()
+}
+
+/// A new file that only its owner may open.
+#[cfg(unix)]
+fn private(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
+}
+
+#[cfg(not(unix))]
+fn private(path: &Path) -> io::Result<File> {
+    File::create(path)
 }
 
 /// The same permissions for a folder that its owner must fill first.

@@ -1,4 +1,4 @@
-//! Throughput of every kernel on the CPU, in bytes of f32 input, beside a memcpy of the same bytes
+//! Throughput of every kernel on the CPU, in bytes of f32 input (of f32 output for decode), beside a memcpy of the same bytes
 //! that is measured just before. `cargo xtask bench` prints the ratios and the bars of `bars.toml`.
 //!
 //! With `--test` every benchmark runs once on a small matrix.

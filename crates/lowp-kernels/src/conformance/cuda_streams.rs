@@ -28,8 +28,12 @@ impl Delay {
     }
 
     fn give(&self, cuda: &Cuda) {
+        self.give_times(cuda, 1);
+    }
+
+    fn give_times(&self, cuda: &Cuda, times: usize) {
         let [from, to] = &self.0;
-        for _ in 0..COPIES {
+        for _ in 0..times * COPIES {
             cuda.copy::<f32>(from, 0..LONG, to, 0).unwrap();
         }
     }
@@ -39,21 +43,27 @@ fn ones(cuda: &Cuda) -> CudaBuffer<f32> {
     cuda.upload(&vec![1f32; LEN]).unwrap()
 }
 
-/// `owner` frees memory that `reader` has not read yet, and gets other memory, which it clears.
+/// `owner` frees memory that `reader` has not read yet, and gets other memory, which it clears. Other tests can
+/// hold up this thread until the read is over; then it is tried again with a longer delay.
 fn freed_behind(rig: &Rig<Cuda>, owner: &Cuda, reader: &Cuda) {
     let delay = Delay::new(rig);
-    let from = ones(owner);
-    let to = reader.alloc::<f32>(LEN).unwrap();
-    delay.give(reader);
-    reader.copy::<f32>(&from, 0..LEN, &to, 0).unwrap();
-    let read = reader.mark().unwrap();
-    drop(from);
-    let others = [(); 4].map(|()| owner.alloc::<f32>(LEN).unwrap());
-    assert!(!read.passed().unwrap(), "the copy was to be in flight");
-    assert!(reader.download(&to).unwrap().iter().all(|&x| x == 1.0));
-    for other in others {
-        assert!(owner.download(&other).unwrap().iter().all(|&x| x == 0.0));
-    }
+    let in_flight = |times: usize| {
+        let from = ones(owner);
+        let to = reader.alloc::<f32>(LEN).unwrap();
+        delay.give_times(reader, times);
+        reader.copy::<f32>(&from, 0..LEN, &to, 0).unwrap();
+        let read = reader.mark().unwrap();
+        drop(from);
+        let others = [(); 4].map(|()| owner.alloc::<f32>(LEN).unwrap());
+        let in_flight = !read.passed().unwrap();
+        assert!(reader.download(&to).unwrap().iter().all(|&x| x == 1.0));
+        for other in others {
+            assert!(owner.download(&other).unwrap().iter().all(|&x| x == 0.0));
+        }
+        in_flight
+    };
+    let tried = [1, 2, 4, 8].into_iter().any(in_flight);
+    assert!(tried, "the copy was never in flight when memory was freed");
 }
 
 #[test]

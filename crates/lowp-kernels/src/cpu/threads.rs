@@ -7,16 +7,29 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::KernelError;
 
-/// The threads that a run called from here may use.
+/// The threads that a run called from here may use: those of the rayon pool of the caller; outside of one
+/// `RAYON_NUM_THREADS`, or all that the system offers. Asking rayon there would start its global pool.
 pub(super) fn available() -> usize {
-    rayon::current_num_threads()
+    if rayon::current_thread_index().is_some() {
+        return rayon::current_num_threads();
+    }
+    static OUTSIDE: OnceLock<usize> = OnceLock::new();
+    *OUTSIDE.get_or_init(|| outside(std::env::var("RAYON_NUM_THREADS").ok().as_deref()))
+}
+
+/// The threads outside of a rayon pool, where `RAYON_NUM_THREADS` says `wanted`; 0 says nothing, as for rayon.
+fn outside(wanted: Option<&str>) -> usize {
+    let wanted = wanted.and_then(|text| text.trim().parse().ok());
+    let system = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    wanted.filter(|&threads| threads > 0).unwrap_or_else(system)
 }
 
 /// The pool of `threads` threads, made at its first use and kept: its threads sleep between runs.
@@ -84,6 +97,15 @@ fn wait<R: Send>(pool: &ThreadPool, work: impl FnOnce() -> R + Send) -> Result<R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_outside_of_rayon_are_those_asked_for() {
+        let system = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        assert_eq!(outside(Some("3")), 3);
+        for nothing in [None, Some(""), Some("0"), Some("many"), Some("-1")] {
+            assert_eq!(outside(nothing), system, "{nothing:?}");
+        }
+    }
 
     fn here() -> (Option<String>, usize) {
         let name = std::thread::current().name().map(str::to_owned);

@@ -16,7 +16,8 @@ impl<'a> Out<'a> {
     /// Writes `x` from index `at` on; with `STREAM`, past the caches if it fills a line of them.
     #[inline(always)]
     pub(crate) fn put<const STREAM: bool, L: Lanes>(&mut self, lanes: L, at: usize, x: L::F) {
-        let Some(line) = self.0[at..].first_chunk_mut::<LANES>() else {
+        let (line, _) = self.0[at..].split_at_mut(LANES);
+        let Some(line) = line.first_chunk_mut::<LANES>() else {
             return;
         };
         if STREAM && line.as_ptr().addr().is_multiple_of(size_of::<Line>()) {
