@@ -1,75 +1,18 @@
 //! A backend that fails on one rank, at any call of a collective operation: an error with the cause
 //! on every rank, at once, never a wait.
 
-use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    CastItem, Communicator, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook,
-    ScaleBookBuilder, ShardError, ShardSpec, ShardedTensor,
+    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook, ScaleBookBuilder,
+    ShardError, ShardSpec, ShardedTensor,
 };
-use lowp_tests::queued::Queued;
-use lowp_tests::world::TIMEOUT;
+use lowp_tests::queued::{Comm, Queued, at_every_call};
 
 const SHAPE: Shape = Shape::new(64, 32);
-const RANKS: usize = 3;
-/// Far below the time limit of a wait: nobody ran into one.
-const AT_ONCE: Duration = Duration::from_secs(40);
-
-type Comm = Arc<dyn Communicator<Queued>>;
-
-/// Fails rank 1 at its first call of `work`, then at its second, and so on until `work` makes no
-/// more calls. Every rank keeps its communicator to the end, and calls `work` again until it hears
-/// of the failure: a rank whose part was done has returned by then. Returns the number of calls.
-fn at_every_call<S>(
-    build: impl Fn(&Queued, &Comm) -> Result<S, OptimError> + Sync,
-    work: impl Fn(&mut S, &Comm) -> Result<(), OptimError> + Sync,
-) -> u64 {
-    for call in 1.. {
-        let backends: Vec<Queued> = (0..RANKS).map(|_| Queued::default()).collect();
-        let world = LocalComm::world_on(&backends, TIMEOUT).into_iter();
-        let world: Vec<Comm> = world.map(|comm| Arc::new(comm) as _).collect();
-        let started = Instant::now();
-        let built = Barrier::new(RANKS);
-        let rank = |rank: usize| -> Vec<Result<(), OptimError>> {
-            let (backend, comm) = (&backends[rank], &world[rank]);
-            let mut state = build(backend, comm).expect("a sound build");
-            built.wait();
-            if rank == 1 {
-                backend.fail_at(call);
-            }
-            let mut results = Vec::new();
-            while results.len() < 2 && results.iter().all(Result::is_ok) {
-                results.push(work(&mut state, comm));
-            }
-            results
-        };
-        let results: Vec<Vec<Result<(), OptimError>>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..RANKS).map(|r| scope.spawn(move || rank(r))).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            joined.map(|r| r.expect("no panic")).collect()
-        });
-        assert!(
-            started.elapsed() < AT_ONCE,
-            "call {call}: {:?}",
-            started.elapsed()
-        );
-        if results[1][0].is_ok() {
-            return call - 1;
-        }
-        for (rank, results) in results.iter().enumerate() {
-            let text = match results.last() {
-                Some(Err(error)) => error.to_string(),
-                other => panic!("call {call}, rank {rank}: {other:?}"),
-            };
-            assert!(text.contains("planted"), "call {call}, rank {rank}: {text}");
-        }
-    }
-    0
-}
 
 /// An optimizer of one parameter of every recipe.
 struct Model {

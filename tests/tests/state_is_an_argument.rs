@@ -162,7 +162,7 @@ fn a_cast_depends_on_source_and_book_only() {
             used.run(&first).expect("a cast");
         }
         if let Some(slot) = used.slot {
-            let scale = used.book.scales().expect("scales")[slot.index()];
+            let scale = used.book.scale(slot).expect("a scale");
             let slot = fresh.slot.expect("the same recipe");
             fresh.book.set_scale(slot, scale).expect("an entry");
         }

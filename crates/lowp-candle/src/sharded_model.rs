@@ -12,7 +12,7 @@ use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
     Divergence, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ScaleBookBuilder, ShardSpec,
-    ShardedTensor,
+    ShardedTensor, or_abort,
 };
 
 use crate::error::ModelError;
@@ -96,12 +96,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         vars: &[VarSpec],
         options: ModelOptions,
     ) -> Result<Self, ModelError> {
-        Builder {
+        let builder = Builder {
             backend,
             mesh,
             options,
-        }
-        .build(recipe, linears, vars)
+        };
+        or_abort(&*mesh.world, builder.build(recipe, linears, vars))
     }
 
     /// The linear layers over this rank's weights.
@@ -154,18 +154,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// A rank that failed, called something else, or finished other micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), ModelError> {
         let finished = format!("{} finished micro-batches", self.vars.arrived());
-        // Over shards and over replicas is over all ranks, and a rank that goes on with the step is
-        // most likely to be met in the gather of its next layer.
-        self.mesh.shard.agree("discarded gradients", &finished)?;
-        self.mesh
-            .replicate
-            .agree("discarded gradients", &finished)?;
+        self.mesh.world.agree("discarded gradients", &finished)?;
+        let done = self.forget();
+        or_abort(&*self.mesh.world, done)
+    }
+
+    fn forget(&mut self) -> Result<(), ModelError> {
         for (_, weight) in &self.weights {
             weight.discard_gradient()?;
         }
         self.vars.discard_gradients();
         self.adamw.clear_grads();
-        Ok(())
+        Ok(self.book.forget_observations()?)
     }
 
     fn check_finished(&self) -> Result<(), ModelError> {
@@ -186,7 +186,13 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A parameter without a gradient, a micro-batch that was not finished, or a rank that failed.
     pub fn finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
+        // Before the first collective call: every rank can still discard.
         self.check_finished()?;
+        let done = self.try_finish_step(options);
+        or_abort(&*self.mesh.world, done)
+    }
+
+    fn try_finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
         for (id, weight) in &self.weights {
             if weight.finish_gradient()? > 0 {
                 self.adamw.mark_ready(*id);
@@ -239,6 +245,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A rank failed.
     pub fn audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
+        or_abort(&*self.mesh.world, self.try_audit())
+    }
+
+    fn try_audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
         let mut found = Vec::new();
         for (layer, (id, weight)) in self.weights.iter().enumerate() {
             let master = self.adamw.master(*id)?;
@@ -281,6 +291,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// The optimizer.
     pub fn optimizer(&self) -> &AdamW<B> {
         &self.adamw
+    }
+
+    /// The scales of the weights and of the operands.
+    pub fn scale_book(&self) -> &ScaleBook<B> {
+        &self.book
     }
 
     /// The weight of layer `index`.

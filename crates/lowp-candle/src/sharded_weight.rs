@@ -9,7 +9,7 @@ use lowp_format::{Orientation, Phase, Recipe, Shape};
 use lowp_kernels::{Backend, KernelError, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GradWire, MeshComm, ReduceItem, ShardError,
-    ShardedTensor, audit, decode_job,
+    ShardedTensor, audit, decode_job, or_abort,
 };
 
 use crate::linear::WeightSource;
@@ -175,15 +175,10 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let Ok(mut state) = self.state.lock() else {
             return Err(KernelError::Poisoned.into());
         };
-        let mut found = Vec::new();
-        for phase in Phase::ALL {
-            state.group.unshard(phase)?;
-            let tensor = state.group.tensor(0)?;
-            let divergence = audit(&self.backend, tensor, orientation(phase), master)?;
-            found.extend(divergence.map(|d| (phase, d)));
-        }
+        let found = state.audit(&self.backend, master);
+        // Also after an error: what this rank alone holds, it would not gather with the others.
         state.group.release();
-        Ok(found)
+        or_abort(&*self.mesh.world, found)
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State<B, R>>> {
@@ -195,6 +190,21 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
 }
 
 impl<B: Backend, R: Recipe> State<B, R> {
+    /// Gathers the weight for each phase and compares it with a full cast of `master`.
+    fn audit(
+        &mut self,
+        backend: &B,
+        master: &B::Buffer<f32>,
+    ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
+        let mut found = Vec::new();
+        for phase in Phase::ALL {
+            self.group.unshard(phase)?;
+            let divergence = audit(backend, self.group.tensor(0)?, orientation(phase), master)?;
+            found.extend(divergence.map(|d| (phase, d)));
+        }
+        Ok(found)
+    }
+
     /// Gathers the weight and decodes it into `values`.
     fn gather(
         &mut self,
@@ -248,14 +258,26 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
         let len = self.shape.elements();
         self.memory.with_host(len, |values| {
             let gathered = state.gather(&self.backend, &self.memory, phase, values);
-            gathered.map_err(Error::wrap)?;
-            let used = use_weight(values);
-            state.group.reshard();
-            used
+            let used = gathered
+                .map_err(Error::wrap)
+                .and_then(|()| use_weight(values));
+            // What this rank alone holds after an error, it would not gather with the others.
+            match &used {
+                Ok(()) => state.group.reshard(),
+                Err(_) => state.group.release(),
+            }
+            or_abort(&*self.mesh.world, used)
         })
     }
 
     fn sink_gradient(&self, gradient: Vec<f32>) -> Result<()> {
+        or_abort(&*self.mesh.world, self.reduce(&gradient))
+    }
+}
+
+impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
+    /// Reduces `gradient` into the rows of their owners.
+    fn reduce(&self, gradient: &[f32]) -> Result<()> {
         let mut state = self.lock()?;
         let Some(out) = &state.grad else {
             bail!("no optimizer is connected to this weight")
@@ -267,7 +289,7 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
         let scratch = self.memory.pool().scratch(gradient.len());
         let scratch = scratch.map_err(Error::wrap)?;
         self.backend
-            .write(scratch.buffer(), 0, &gradient)
+            .write(scratch.buffer(), 0, gradient)
             .map_err(Error::wrap)?;
         let item = ReduceItem {
             grad: scratch.buffer(),

@@ -326,6 +326,18 @@ impl<B: Backend> ScaleBook<B> {
         or_abort(comm, self.roll())
     }
 
+    /// Forgets the observations for delayed scales since the last agreement. Histories and scales
+    /// stay; every other amax is spent by its encode.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn forget_observations(&self) -> Result<(), ShardError> {
+        for &index in self.histories.keys() {
+            self.backend.write(&self.observed, index, &[0.0])?;
+        }
+        Ok(())
+    }
+
     /// Rolls the histories without a reduction: for tensors that one rank holds whole.
     ///
     /// # Errors

@@ -9,7 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lowp_kernels::{Backend, Cpu, CpuBuffer, CpuPlan, Element, KernelError, StepScalars, Work};
 
+mod every_call;
 mod work;
+
+pub use every_call::{Comm, at_every_call};
 
 /// Work that a handle was given and that has not run yet.
 type Task = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;

@@ -1,0 +1,168 @@
+//! A model over a backend that fails at any call: an error with the cause on every rank, at once,
+//! and nothing is left that a later pass would take for current.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor, Var};
+use lowp_candle::{
+    LinearSpec, ModelError, ModelOptions, ShardedModel, ShardedWeight, VarSpec, WeightSource,
+};
+use lowp_format::{AnyRecipe, Phase, RecipeOptions};
+use lowp_kernels::Backend;
+use lowp_optim::{Group, StepOptions};
+use lowp_shard::{GradWire, Init, LocalComm, Mesh, MeshComm};
+use lowp_tests::queued::{Comm, Queued, at_every_call};
+
+const DIM: usize = 32;
+/// Scales of blocks, of tensors, and of the past.
+const RECIPES: [&str; 3] = ["mxfp8", "nvfp4-2d", "fp8-delayed"];
+
+type Model = ShardedModel<Queued, AnyRecipe>;
+
+fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError> {
+    let mesh = MeshComm::new(Mesh::sharded(comm.world_size()), comm.clone())?;
+    let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
+    let linears = [LinearSpec {
+        name: "layer".to_owned(),
+        block: 0,
+        rows: DIM,
+        cols: DIM,
+        init: Init::Normal(0.1),
+    }];
+    let vars = [VarSpec {
+        name: "gain".to_owned(),
+        shape: vec![DIM],
+        init: Init::Constant(1.0),
+        decay: false,
+    }];
+    let options = ModelOptions {
+        reshard_after_forward: true,
+        grad_wire: GradWire::F32,
+        seed: 1,
+        group: Group::default(),
+        threads: 1,
+    };
+    ShardedModel::new(backend, &mesh, |_| recipe, &linears, &vars, options)
+}
+
+fn solo(name: &str) -> (Queued, Model) {
+    let backend = Queued::default();
+    let comm: Comm = Arc::new(LocalComm::solo(&backend));
+    let model = model(name, &backend, &comm).expect("a model");
+    (backend, model)
+}
+
+fn forward(model: &Model, value: f32) -> Result<Tensor, ModelError> {
+    let x = Tensor::full(value, (DIM, DIM), &Device::Cpu)?;
+    Ok(model.layers()[0].forward(&x)?)
+}
+
+/// One micro-batch that is discarded, then a step.
+fn train(model: &mut Model) -> Result<(), ModelError> {
+    for kept in [false, true] {
+        model.begin(0, 0, true)?;
+        let x = Var::ones((DIM, DIM), DType::F32, &Device::Cpu)?;
+        let y = model.layers()[0].forward(&x)?;
+        let y = y.broadcast_mul(&model.vars()[0])?;
+        let store = y.sum_all()?.backward()?;
+        if kept {
+            model.add_gradients(&store)?;
+        } else {
+            model.discard_gradients()?;
+        }
+    }
+    model.finish_step(&StepOptions::default()).map(drop)
+}
+
+#[test]
+fn a_new_model_fails_on_every_rank() {
+    for name in RECIPES {
+        let calls = at_every_call(
+            |backend, _| Ok(backend.clone()),
+            |backend, comm| -> Result<(), ModelError> {
+                model(name, backend, comm)?;
+                // A rank whose part was done hears of it in the next collective call.
+                Ok(comm.barrier()?)
+            },
+        );
+        assert!(calls >= 20, "{name}: {calls} calls");
+    }
+}
+
+#[test]
+fn a_training_step_fails_on_every_rank() {
+    for name in RECIPES {
+        let build = |backend: &Queued, comm: &Comm| model(name, backend, comm);
+        let calls = at_every_call(build, |model, _| train(model));
+        assert!(calls >= 40, "{name}: {calls} calls");
+    }
+}
+
+#[test]
+fn an_audit_fails_on_every_rank() {
+    for name in RECIPES {
+        let build = |backend: &Queued, comm: &Comm| model(name, backend, comm);
+        let calls = at_every_call(build, |model, _| {
+            assert_eq!(model.audit()?, []);
+            Ok(())
+        });
+        assert!(calls >= 10, "{name}: {calls} calls");
+    }
+}
+
+/// What a failed call gathered is not taken for ready by the next one, which other ranks gather.
+#[test]
+fn a_call_that_failed_holds_no_weight() {
+    type Weight = ShardedWeight<Queued, AnyRecipe>;
+    let fetch = |weight: &Weight, phase| weight.with_weight(phase, &mut |_| Ok(()));
+    let compare = |weight: &Weight, backend: &Queued| -> Result<(), ModelError> {
+        let master = backend.upload(&[0.0; DIM * DIM])?;
+        Ok(weight.audit(&master).map(drop)?)
+    };
+    for phase in Phase::ALL {
+        for audited in [false, true] {
+            let mut failed = 0;
+            for call in 1.. {
+                let (backend, model) = solo("mxfp8");
+                let weight = model.weight(0).expect("a layer");
+                backend.fail_at(call);
+                let result = if audited {
+                    compare(weight, &backend)
+                } else {
+                    fetch(weight, phase).map_err(ModelError::from)
+                };
+                if result.is_ok() {
+                    break;
+                }
+                failed += 1;
+                let before = weight.account().expect("an account").gathers;
+                fetch(weight, phase).expect("a weight");
+                let after = weight.account().expect("an account").gathers;
+                assert_eq!(after, before + 1, "{phase:?}, call {call}");
+            }
+            assert!(failed >= 4, "{failed} calls");
+        }
+    }
+}
+
+/// The amax of a cast that failed counts in no later one.
+#[test]
+fn a_cast_that_failed_leaves_no_amax() {
+    for name in ["nvfp4-2d", "fp8-current"] {
+        let (_, clean) = solo(name);
+        let expected = forward(&clean, 0.3).and_then(|y| Ok(y.flatten_all()?.to_vec1::<f32>()?));
+        let expected = expected.expect("values");
+        let mut failed = 0;
+        for call in 1.. {
+            let (backend, model) = solo(name);
+            backend.fail_at(call);
+            if forward(&model, 3000.0).is_ok() {
+                break;
+            }
+            failed += 1;
+            let found = forward(&model, 0.3).and_then(|y| Ok(y.flatten_all()?.to_vec1::<f32>()?));
+            assert_eq!(found.expect("values"), expected, "{name}, call {call}");
+        }
+        assert!(failed >= 8, "{name}: {failed} calls");
+    }
+}
