@@ -19,6 +19,27 @@ pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError
     NewFile::at(path).map(drop).map_err(refused)
 }
 
+/// Refuses two options of which one names an output and the other the same file, also through links.
+///
+/// # Errors
+/// A [`UsageError`] that names both.
+pub(crate) fn check_distinct<'a>(
+    inputs: impl IntoIterator<Item = (&'static str, &'a Path)>,
+    outputs: impl IntoIterator<Item = (&'static str, &'a Path)>,
+) -> Result<(), UsageError> {
+    // What cannot be resolved is reported where it is opened.
+    let place = |(option, path): (&'static str, &Path)| Some((option, resolve(path).ok()?));
+    let mut taken: Vec<(&str, PathBuf)> = inputs.into_iter().filter_map(place).collect();
+    for (option, path) in outputs.into_iter().filter_map(place) {
+        if let Some((other, _)) = taken.iter().find(|(_, other)| *other == path) {
+            let text = format!("{other} and {option} name the same file; give another name");
+            return Err(UsageError::new(text));
+        }
+        taken.push((option, path));
+    }
+    Ok(())
+}
+
 /// Writes `contents` to a temporary name beside `path`, syncs it and renames it into place.
 ///
 /// # Errors
@@ -98,7 +119,7 @@ impl NewFile {
     /// # Errors
     /// There is no draft, or the system refuses the name.
     pub(crate) fn publish(self) -> io::Result<()> {
-        fs::rename(self.draft(), &self.path)?;
+        self.temporary.publish(&self.draft(), &self.path)?;
         sync_names_beside(&self.path)
     }
 }
@@ -162,7 +183,7 @@ impl NewFolder {
         if let Some(permissions) = &self.permissions {
             fs::set_permissions(self.draft(), permissions.clone())?;
         }
-        fs::rename(self.draft(), &self.path)?;
+        self.temporary.publish(self.draft(), &self.path)?;
         sync_names_beside(&self.path)
     }
 }
@@ -259,6 +280,12 @@ fn writable(permissions: &Permissions) -> Permissions {
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // A rename would replace the link and not what it names.
+            if fs::symlink_metadata(path).is_ok() {
+                return Err(io::Error::other(
+                    "it is a link to something that is not there; make that, or give another name",
+                ));
+            }
             let name = path
                 .file_name()
                 .ok_or_else(|| io::Error::other("it is no file name"))?;

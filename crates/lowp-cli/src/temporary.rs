@@ -66,6 +66,20 @@ impl Temporary {
         }
     }
 
+    /// Gives `draft`, which is this folder or a file in it, the name `path`. Once the process is being told to end it
+    /// does not: this waits for that end, so that nothing is removed under its new name.
+    ///
+    /// # Errors
+    /// The system refuses the name.
+    pub(crate) fn publish(&self, draft: &Path, path: &Path) -> io::Result<()> {
+        let mut live = live();
+        fs::rename(draft, path)?;
+        if draft == self.path {
+            live.remove(&self.path);
+        }
+        Ok(())
+    }
+
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path

@@ -97,6 +97,35 @@ fn a_command_that_is_told_to_end_leaves_nothing() {
     }
 }
 
+/// Whenever the signal comes, the folder is there with all its files, or it is not there.
+#[test]
+fn a_folder_is_whole_or_not_there() {
+    let bench = Bench::new();
+    bench.write("short.safetensors", &[matrix("w", &[64, 64], 1)]);
+    let line = "shard short.safetensors -o ranks --world-size 4 --recipe mxfp8";
+    let start = Instant::now();
+    bench.done(line);
+    let whole = std::fs::read_dir(bench.path("ranks"))
+        .expect("a folder")
+        .count();
+    let time = start.elapsed();
+    for round in 0..60u32 {
+        std::fs::remove_dir_all(bench.path("ranks")).ok();
+        let mut child = lowp(line)
+            .current_dir(bench.path(""))
+            .spawn()
+            .expect("lowp starts");
+        // Most of the time towards the end, where the folder gets its name.
+        std::thread::sleep(time * (40 + round) / 80);
+        send(SIGTERM, &child);
+        child.wait().expect("lowp ends");
+        assert_eq!(hidden(&bench), [""; 0], "round {round}");
+        if let Ok(files) = std::fs::read_dir(bench.path("ranks")) {
+            assert_eq!(files.count(), whole, "round {round}");
+        }
+    }
+}
+
 #[test]
 fn what_a_killed_command_left_is_removed_by_the_next() {
     let bench = bench();

@@ -87,14 +87,12 @@ impl Config {
                 "--final-lr {final_lr} is above 1: the rate falls after warm-up"
             )));
         }
-        if args.seed.checked_add(args.seeds as u64).is_none() {
+        let others = (args.seeds as u64).saturating_sub(1);
+        if args.seed.checked_add(others).is_none() {
             return Err(UsageError::new(format!(
                 "--seed {} with --seeds {}: the last seed is beyond 64 bits",
                 args.seed, args.seeds
             )));
-        }
-        if args.json.is_some() && args.json == args.report {
-            return Err(UsageError::new("--json and --report name the same file"));
         }
         if let Some(machine) = memory::machine() {
             Needed::new(model, args.batch, mesh.replicate).check(machine)?;

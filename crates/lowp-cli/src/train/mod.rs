@@ -20,7 +20,7 @@ pub(crate) use args::{Args, DEFAULT_RECIPE};
 pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 
-use crate::files::{check_writable, write_atomically};
+use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;
 use anyhow::{Context, Result};
 use config::Config;
@@ -38,6 +38,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         return output::print(&list::render()?);
     }
     let config = Config::new(args)?;
+    check_distinct(
+        args.data.as_deref().map(|path| ("--data", path)),
+        args.outputs(),
+    )?;
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
     for (option, path) in args.outputs() {
         check_writable(option, path)?;

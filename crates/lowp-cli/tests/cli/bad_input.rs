@@ -91,6 +91,53 @@ fn a_shape_that_does_not_fit_names_layer_numbers_and_remedy() {
     }
 }
 
+/// An output that is the input, or the other output, behind whatever path or link.
+#[cfg(unix)]
+#[test]
+fn outputs_are_files_of_their_own() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| path(&dir.path().join(name));
+    fs::create_dir(file("sub")).expect("a folder");
+    let text = vec![b'a'; 400];
+    fs::write(file("text"), &text).expect("a written file");
+    std::os::unix::fs::symlink(file("text"), file("link")).expect("a link");
+    std::os::unix::fs::symlink(file("nothing"), file("dangling")).expect("a link");
+    for (args, message) in [
+        (["--data", "text", "--json", "text"], "--data and --json"),
+        (
+            ["--data", "link", "--report", "text"],
+            "--data and --report",
+        ),
+        (
+            ["--data", "text", "--json", "sub/../link"],
+            "--data and --json",
+        ),
+        (
+            ["--json", "a", "--report", "sub/../a"],
+            "--json and --report",
+        ),
+        (["--json", "a", "--report", "dangling"], "not there"),
+    ] {
+        let args = [args[0], &file(args[1]), args[2], &file(args[3])];
+        let found = refused(&args);
+        assert!(found.contains(message), "{args:?}: {found}");
+    }
+    assert_eq!(fs::read(file("text")).expect("the text"), text);
+}
+
+#[test]
+fn the_last_seed_there_is_can_be_used() {
+    let args = [
+        "--seed",
+        "18446744073709551615",
+        "--recipe",
+        "fp32",
+        "--steps",
+        "1",
+    ];
+    assert_eq!(lowp(&tiny(&args)).code, Some(0));
+}
+
 #[test]
 fn short_data_is_refused_and_long_enough_data_is_not() {
     let dir = tempfile::tempdir().expect("a folder");
