@@ -159,7 +159,7 @@ mod table;
 pub use backend::{AdamScalars, Backend, Element, Pending, StepScalars};
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
-pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, CudaRecorder};
+pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,

@@ -26,6 +26,8 @@ pub(crate) use memory::zeroed;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use graph::CpuGraph;
+#[cfg(feature = "cuda")]
+pub(crate) use graph::nothing as nothing_captured;
 pub use plan::CpuPlan;
 
 /// The CPU. Work runs on as many threads as the current rayon pool has (`RAYON_NUM_THREADS`,
