@@ -73,6 +73,14 @@ pub enum KernelError {
         /// Bytes asked for.
         bytes: u128,
     },
+    /// Something that a graph cannot hold, or that must be there before.
+    #[error(
+        "{what} cannot be captured in a graph; do it before the capture, or after it"
+    )]
+    InCapture {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// Threads that could not be started.
     #[error(
         "{threads} threads could not be started: {why}; lower RAYON_NUM_THREADS, or raise the limit of threads"

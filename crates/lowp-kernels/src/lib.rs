@@ -156,8 +156,8 @@ pub mod reference;
 mod scaling;
 mod table;
 
-pub use backend::{AdamScalars, Backend, Element, StepScalars};
-pub use cpu::{Cpu, CpuBuffer, CpuPlan, CpuRead, CpuWrite};
+pub use backend::{AdamScalars, Backend, Element, Pending, StepScalars};
+pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, CudaRecorder};
 pub use error::KernelError;

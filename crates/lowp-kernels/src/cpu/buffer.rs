@@ -7,11 +7,13 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::memory::Memory;
 use crate::KernelError;
 
-/// A shared handle on host memory of fixed length. Cloning clones the handle, not the content.
+/// A shared handle on host memory of fixed length, or on a part of it. Cloning clones the handle, not the
+/// content.
 pub struct CpuBuffer<T> {
-    len: usize,
-    /// Address of the first value. The memory is never resized, so it does not move.
-    start: usize,
+    /// Entries of the memory that the handle names.
+    range: Range<usize>,
+    /// Address of the memory's first value. It is never resized, so it does not move.
+    base: usize,
     values: Arc<RwLock<Memory<T>>>,
 }
 
@@ -24,52 +26,78 @@ impl<T> CpuBuffer<T> {
     /// A buffer of `values`.
     pub(super) fn new(values: Memory<T>) -> Self {
         Self {
-            len: values.len(),
-            start: values.as_ptr() as usize,
+            range: 0..values.len(),
+            base: values.as_ptr() as usize,
             values: Arc::new(RwLock::new(values)),
+        }
+    }
+
+    /// Entries `range` of this buffer, which exist.
+    pub(super) fn view(&self, range: Range<usize>) -> Self {
+        let start = self.range.start;
+        Self {
+            range: start + range.start..start + range.end,
+            ..self.clone()
         }
     }
 
     /// Number of entries.
     pub fn len(&self) -> usize {
-        self.len
+        self.range.len()
     }
 
     /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.range.is_empty()
     }
 
-    /// Whether both handles name the same memory.
+    /// Whether both handles name parts of the same memory.
     pub fn ptr_eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.values, &other.values)
     }
 
-    /// The content, shared with other readers; waits while it is written.
+    /// The entries of the memory that the handle names.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// The memory of which the handle names a part.
+    pub(super) fn memory(&self) -> &RwLock<Memory<T>> {
+        &self.values
+    }
+
+    /// The content, shared with other readers; waits while any part of the memory is written.
     ///
     /// # Errors
     /// [`KernelError::Poisoned`] if a thread failed while it wrote the buffer.
     pub fn read(&self) -> Result<CpuRead<'_, T>, KernelError> {
         self.values
             .read()
-            .map(CpuRead)
+            .map(|memory| CpuRead {
+                memory,
+                range: self.range(),
+            })
             .map_err(|_| KernelError::Poisoned)
     }
 
-    /// The content, exclusively; waits while it is used.
+    /// The content, exclusively; waits while any part of the memory is used.
     ///
     /// # Errors
     /// [`KernelError::Poisoned`] if a thread failed while it wrote the buffer.
     pub fn write(&self) -> Result<CpuWrite<'_, T>, KernelError> {
         self.values
             .write()
-            .map(CpuWrite)
+            .map(|memory| CpuWrite {
+                memory,
+                range: self.range(),
+            })
             .map_err(|_| KernelError::Poisoned)
     }
 
     /// The memory, as addresses.
     pub(crate) fn span(&self) -> Range<usize> {
-        self.start..self.start + self.len * size_of::<T>()
+        let address = |entry: usize| self.base + entry * size_of::<T>();
+        address(self.range.start)..address(self.range.end)
     }
 
     /// The identity of the memory, and the order in which plans lock it.
@@ -78,11 +106,31 @@ impl<T> CpuBuffer<T> {
     }
 }
 
+/// Copies `from` to `to`, of the same length and apart from it.
+pub(super) fn copy<T: Copy>(from: &CpuBuffer<T>, to: &CpuBuffer<T>) -> Result<(), KernelError> {
+    if from.ptr_eq(to) {
+        let mut memory = to.memory().write().map_err(|_| KernelError::Poisoned)?;
+        memory.copy_within(from.range(), to.range.start);
+        return Ok(());
+    }
+    // Locks are taken in the order in which plans take theirs, so nobody waits in a circle.
+    let (source, mut target);
+    if from.address() < to.address() {
+        source = from.read()?;
+        target = to.write()?;
+    } else {
+        target = to.write()?;
+        source = from.read()?;
+    }
+    target.copy_from_slice(&source);
+    Ok(())
+}
+
 impl<T> Clone for CpuBuffer<T> {
     fn clone(&self) -> Self {
         Self {
-            len: self.len,
-            start: self.start,
+            range: self.range.clone(),
+            base: self.base,
             values: Arc::clone(&self.values),
         }
     }
@@ -91,34 +139,40 @@ impl<T> Clone for CpuBuffer<T> {
 /// Prints the length only: the content may be large, or locked by the thread that prints.
 impl<T> fmt::Debug for CpuBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuBuffer({} entries)", self.len)
+        write!(f, "CpuBuffer({} entries)", self.len())
     }
 }
 
 /// Read access to a [`CpuBuffer`]; a slice while it lives.
 #[derive(Debug)]
-pub struct CpuRead<'a, T>(RwLockReadGuard<'a, Memory<T>>);
+pub struct CpuRead<'a, T> {
+    memory: RwLockReadGuard<'a, Memory<T>>,
+    range: Range<usize>,
+}
 
 impl<T> Deref for CpuRead<'_, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.0
+        &self.memory[self.range.clone()]
     }
 }
 
 /// Write access to a [`CpuBuffer`]; a slice while it lives.
 #[derive(Debug)]
-pub struct CpuWrite<'a, T>(RwLockWriteGuard<'a, Memory<T>>);
+pub struct CpuWrite<'a, T> {
+    memory: RwLockWriteGuard<'a, Memory<T>>,
+    range: Range<usize>,
+}
 
 impl<T> Deref for CpuWrite<'_, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.0
+        &self.memory[self.range.clone()]
     }
 }
 
 impl<T> DerefMut for CpuWrite<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.0
+        &mut self.memory[self.range.clone()]
     }
 }

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use crate::check::range;
-use crate::{Backend, Element, KernelError, StepScalars, Work};
+use crate::{Backend, Element, KernelError, Pending, StepScalars, Work};
 
 mod access;
 mod bands;
 mod buffer;
 mod generic;
+mod graph;
 mod isa;
 mod lanes;
 mod layout;
@@ -24,6 +25,7 @@ pub(crate) use lanes::{LANES, Lanes, Line};
 pub(crate) use memory::zeroed;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
+pub use graph::CpuGraph;
 pub use plan::CpuPlan;
 
 /// The CPU. Work runs on as many threads as the current rayon pool has (`RAYON_NUM_THREADS`,
@@ -36,8 +38,12 @@ pub struct Cpu;
 impl Backend for Cpu {
     type Buffer<T: Element> = CpuBuffer<T>;
     type Plan = CpuPlan;
+    /// Work is done when a call returns: every point has been passed.
+    type Event = ();
+    type Graph = CpuGraph;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
+        graph::not_in_capture("an allocation")?;
         Ok(CpuBuffer::new(memory::zeros(len)?))
     }
 
@@ -49,12 +55,26 @@ impl Backend for Cpu {
         buffer.span()
     }
 
+    fn view<T: Element>(
+        &self,
+        buffer: &CpuBuffer<T>,
+        view: Range<usize>,
+    ) -> Result<CpuBuffer<T>, KernelError> {
+        range("a view", view.start, view.len(), buffer.len())?;
+        Ok(buffer.view(view))
+    }
+
+    fn owns<T: Element>(&self, _buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
+        Ok(())
+    }
+
     fn write<T: Element>(
         &self,
         buffer: &CpuBuffer<T>,
         start: usize,
         values: &[T],
     ) -> Result<(), KernelError> {
+        graph::not_in_capture("a write from the host")?;
         let range = range("write", start, values.len(), buffer.len())?;
         buffer.write()?[range].copy_from_slice(values);
         Ok(())
@@ -66,9 +86,22 @@ impl Backend for Cpu {
         start: usize,
         values: &mut [T],
     ) -> Result<(), KernelError> {
+        graph::not_in_capture("a read to the host")?;
         let range = range("read", start, values.len(), buffer.len())?;
         values.copy_from_slice(&buffer.read()?[range]);
         Ok(())
+    }
+
+    fn start_read<T: Element>(
+        &self,
+        buffer: &CpuBuffer<T>,
+        entries: Range<usize>,
+    ) -> Result<Pending<T>, KernelError> {
+        graph::not_in_capture("a read to the host")?;
+        let entries = range("read", entries.start, entries.len(), buffer.len())?;
+        let mut values = zeroed(entries.len())?;
+        values.copy_from_slice(&buffer.read()?[entries]);
+        Ok(Pending::new(values))
     }
 
     fn copy<T: Element>(
@@ -81,37 +114,61 @@ impl Backend for Cpu {
         let count = from_range.len();
         let from_range = range("copy from", from_range.start, count, from.len())?;
         let to_range = range("copy to", start, count, to.len())?;
-        if from.ptr_eq(to) {
+        let (from, to) = (from.view(from_range), to.view(to_range));
+        let (source, target) = (from.span(), to.span());
+        if source.start < target.end && target.start < source.end {
             let what = "the destination of a copy".to_owned();
             return Err(KernelError::Aliased { what, other: 0 });
         }
-        // Locks are taken in the order in which plans take theirs, so nobody waits in a circle.
-        let (source, mut target);
-        if from.address() < to.address() {
-            source = from.read()?;
-            target = to.write()?;
-        } else {
-            target = to.write()?;
-            source = from.read()?;
-        }
-        target[to_range].copy_from_slice(&source[from_range]);
-        Ok(())
+        graph::call(move || buffer::copy(&from, &to))
     }
 
     fn clear<T: Element>(&self, buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
-        buffer.write()?.fill(T::default());
-        Ok(())
+        let buffer = buffer.clone();
+        graph::call(move || {
+            buffer.write()?.fill(T::default());
+            Ok(())
+        })
     }
 
     fn plan(&self, work: Work<Self>) -> Result<CpuPlan, KernelError> {
+        graph::not_in_capture("planning")?;
         CpuPlan::new(work)
     }
 
     fn run(&self, plan: &CpuPlan, scalars: &StepScalars) -> Result<(), KernelError> {
-        plan.run(scalars)
+        plan.fits(scalars.adam.len())?;
+        if !graph::is_capturing() {
+            return plan.run(scalars);
+        }
+        let (plan, scalars) = (plan.clone(), scalars.clone());
+        graph::call(move || plan.run(&scalars))
     }
 
-    fn wait_for(&self, _other: &Self) -> Result<(), KernelError> {
+    fn fork(&self) -> Result<Self, KernelError> {
+        Ok(Self)
+    }
+
+    fn record(&self) -> Result<(), KernelError> {
         Ok(())
+    }
+
+    fn wait(&self, _event: &()) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        graph::not_in_capture("waiting for work")
+    }
+
+    fn capture<E: From<KernelError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<CpuGraph, E> {
+        CpuGraph::capture(work)
+    }
+
+    fn launch(&self, graph: &CpuGraph) -> Result<(), KernelError> {
+        graph.launch()
     }
 }

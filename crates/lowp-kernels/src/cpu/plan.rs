@@ -1,5 +1,7 @@
 //! [`CpuPlan`]: work that was checked and laid out.
 
+use std::sync::Arc;
+
 use super::Cpu;
 use super::access::Access;
 use super::generic::{self, Context};
@@ -9,9 +11,15 @@ use crate::check::access::{Mode, Use};
 use crate::check::{Checked, check};
 use crate::{AdamwJob, Backend, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work};
 
-/// Work that was checked and laid out once, and runs any number of times.
-#[derive(Debug)]
+/// Work that was checked and laid out once, and runs any number of times. Cloning clones the handle.
+#[derive(Clone, Debug)]
 pub struct CpuPlan {
+    planned: Arc<Planned>,
+    isa: Isa,
+}
+
+#[derive(Debug)]
+struct Planned {
     work: Work<Cpu>,
     access: Access,
     /// Scales in other forms: encoded in Compact form into memory of the plan, then converted.
@@ -21,7 +29,6 @@ pub struct CpuPlan {
     elements: usize,
     /// Parameter groups that the work uses.
     groups: usize,
-    isa: Isa,
 }
 
 impl CpuPlan {
@@ -64,13 +71,16 @@ impl CpuPlan {
             }
             _ => Vec::new(),
         };
-        Ok(Self {
+        let planned = Planned {
             work,
             forms,
             access: Access::new(access),
             layouts,
             elements,
             groups,
+        };
+        Ok(Self {
+            planned: Arc::new(planned),
             isa: Isa::best(),
         })
     }
@@ -81,42 +91,49 @@ impl CpuPlan {
         Self { isa, ..self }
     }
 
-    /// Runs the work.
-    pub(crate) fn run(&self, scalars: &StepScalars) -> Result<(), KernelError> {
-        if scalars.adam.len() < self.groups {
-            let (needed, given) = (self.groups, scalars.adam.len());
+    /// Checks that scalars of `given` parameter groups are enough.
+    pub(super) fn fits(&self, given: usize) -> Result<(), KernelError> {
+        let needed = self.planned.groups;
+        if given < needed {
             return Err(KernelError::Scalars { needed, given });
         }
+        Ok(())
+    }
+
+    /// Runs the work.
+    pub(crate) fn run(&self, scalars: &StepScalars) -> Result<(), KernelError> {
+        self.fits(scalars.adam.len())?;
         if scalars.skip {
             return Ok(());
         }
+        let plan = &*self.planned;
         let context = &Context {
             isa: self.isa,
             scalars,
-            elements: self.elements,
+            elements: plan.elements,
         };
-        let mut locked = self.access.lock()?;
+        let mut locked = plan.access.lock()?;
         let views = &mut locked.views();
-        match &self.work {
+        match &plan.work {
             Work::Amax(jobs) => generic::amax::run(jobs, context, views),
             Work::History(jobs) => generic::history::run(jobs, views),
-            Work::Encode(jobs) => generic::encode::run(jobs, &self.layouts, context, views),
+            Work::Encode(jobs) => generic::encode::run(jobs, &plan.layouts, context, views),
             Work::FlatEncode(jobs) => generic::flat::run(jobs, context, views),
             Work::Decode(jobs) => generic::decode::run(jobs, context, views),
             Work::Transpose(jobs) => generic::transpose::run(jobs, context, views),
             Work::Repack(jobs) => generic::repack::run(jobs, context, views),
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
-            Work::Adamw(jobs) => generic::adamw::run(jobs, &self.layouts, context, views),
+            Work::Adamw(jobs) => generic::adamw::run(jobs, &plan.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
         }?;
-        if self.forms.is_empty() {
+        if plan.forms.is_empty() {
             return Ok(());
         }
         let views = &mut locked.views();
-        for job in &self.forms {
+        for job in &plan.forms {
             views.bytes.settle(&job.from)?;
         }
-        generic::repack::run(&self.forms, context, views)
+        generic::repack::run(&plan.forms, context, views)
     }
 }
 
