@@ -86,9 +86,9 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
 
-    let tests = test_program("lowp-kernels", &["--lib"])?;
+    let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
-    let tests = test_program("lowp-shard", &["--test", "cuda_handles"])?;
+    let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
     pack(&tests, &folder.join("shard-tests"))?;
     if !options.tests_only {
         run(cargo(&[
@@ -120,10 +120,10 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds a test target of `package` with the CUDA backend and returns the program.
-fn test_program(package: &str, target: &[&str]) -> Result<PathBuf> {
+/// Builds a test target of `package` with `feature`, which includes the CUDA backend, and returns the program.
+fn test_program(package: &str, feature: &str, target: &[&str]) -> Result<PathBuf> {
     let mut command = cargo(&["test", "--no-run", "--package", package])?;
-    command.args(["--features", "cuda"]).args(target);
+    command.args(["--features", feature]).args(target);
     build_program(command)
 }
 
