@@ -1,6 +1,8 @@
 //! [`CudaGraph`]: runs of several plans, with work of other libraries between them, captured once and
 //! replayed with one call.
 
+#![expect(unsafe_code, reason = "captures launches and replays them")]
+
 use std::fmt;
 use std::sync::Mutex;
 

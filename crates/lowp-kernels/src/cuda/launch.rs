@@ -1,5 +1,7 @@
 //! One launch: a kernel and its table on the device.
 
+#![expect(unsafe_code, reason = "launches kernels over a table of addresses")]
+
 use std::ffi::c_void;
 
 use cudarc::driver::{result, sys};
