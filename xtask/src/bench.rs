@@ -130,23 +130,15 @@ fn json(path: &Path) -> Result<Value> {
 
 /// The bars of every `benches/bars.toml`: `"benchmark" = least ratio`.
 fn bars(tree: &Tree) -> Result<BTreeMap<String, f64>> {
-    let files = tree.with_extension("toml");
-    let lines = files
-        .filter(|file| file.path.ends_with("/benches/bars.toml"))
-        .flat_map(|file| file.text.lines())
-        .filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-    lines
-        .map(|line| {
-            let (name, bar) = line
-                .rsplit_once('=')
-                .with_context(|| format!("a bar without `=`: {line}"))?;
-            let bar = bar
-                .trim()
-                .parse()
-                .with_context(|| format!("a bar without a number: {line}"))?;
-            Ok((name.trim().trim_matches('"').to_owned(), bar))
-        })
-        .collect()
+    let mut bars = BTreeMap::new();
+    for file in tree.with_extension("toml") {
+        if file.path.ends_with("/benches/bars.toml") {
+            let read: BTreeMap<String, f64> =
+                toml::from_str(&file.text).with_context(|| format!("reading {}", file.path))?;
+            bars.extend(read);
+        }
+    }
+    Ok(bars)
 }
 
 /// A Markdown table of `groups`, those with bars first.

@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 
 use crate::command::{cargo, run};
 use crate::cuda;
-use crate::features::feature_args;
 use crate::stages::Stages;
 use crate::suite::{self, Options};
 
@@ -35,10 +34,15 @@ fn lock_file() -> Result<()> {
 }
 
 fn documentation() -> Result<()> {
-    let mut command = cargo(&["doc", "--workspace", "--no-deps", "--locked"])?;
-    command
-        .args(feature_args()?)
-        .env("RUSTDOCFLAGS", "-Dwarnings");
+    let args = [
+        "doc",
+        "--workspace",
+        "--no-deps",
+        "--locked",
+        "--all-features",
+    ];
+    let mut command = cargo(&args)?;
+    command.env("RUSTDOCFLAGS", "-Dwarnings");
     cuda::without_kernels(&mut command);
     run(command)
 }

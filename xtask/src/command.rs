@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 /// The folder that holds the workspace `Cargo.toml`.
 ///
@@ -51,6 +52,32 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
+/// Runs a cargo command that builds one program, and returns the program.
+pub(crate) fn build_program(mut command: Command) -> Result<PathBuf> {
+    command.arg("--message-format=json-render-diagnostics");
+    let line = display(&command);
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{line}`"))?;
+    ensure!(
+        output.status.success(),
+        "`{line}` failed ({})",
+        output.status
+    );
+    program(&String::from_utf8_lossy(&output.stdout))
+        .with_context(|| format!("`{line}` named no program"))
+}
+
+/// The last program among the messages of cargo.
+fn program(messages: &str) -> Option<PathBuf> {
+    messages
+        .lines()
+        .rev()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+}
+
 /// Whether `command` starts and succeeds. Its output is dropped.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     command
@@ -84,6 +111,16 @@ mod tests {
     fn the_root_is_the_workspace() {
         let root = workspace_root().unwrap();
         assert!(root.join("xtask/Cargo.toml").is_file());
+    }
+
+    #[test]
+    fn the_program_is_read_from_cargos_messages() {
+        let messages = r#"not a message
+            {"reason":"compiler-artifact","target":{"kind":["custom-build"]},"executable":null}
+            {"reason":"compiler-artifact","target":{"kind":["bench"]},"executable":"/t/a\"b","fresh":true}
+            {"reason":"build-finished","success":true}"#;
+        assert_eq!(program(messages), Some(PathBuf::from("/t/a\"b")));
+        assert_eq!(program("{}"), None);
     }
 
     #[test]

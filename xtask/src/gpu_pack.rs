@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::command::{cargo, run, target_dir, workspace_root};
+use crate::command::{build_program, cargo, run, target_dir, workspace_root};
 use crate::cuda;
 
 /// What to pack.
@@ -86,9 +86,9 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
 
-    let tests = test_program("lowp-kernels", &["--lib"])?;
+    let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
-    let tests = test_program("lowp-shard", &["--test", "cuda_handles"])?;
+    let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
     pack(&tests, &folder.join("shard-tests"))?;
     if !options.tests_only {
         run(cargo(&[
@@ -120,32 +120,11 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds a test target of `package` with the CUDA backend and returns the program.
-fn test_program(package: &str, target: &[&str]) -> Result<PathBuf> {
-    let mut command = cargo(&[
-        "test",
-        "--no-run",
-        "--package",
-        package,
-        "--features",
-        "cuda",
-        "--message-format",
-        "json",
-    ])?;
-    command.args(target);
-    command.stderr(Stdio::inherit());
-    let output = command.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "building the GPU tests failed");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let program = text.lines().rev().find_map(executable_of);
-    program.context("cargo named no test program")
-}
-
-/// The program in one of cargo's messages: `"executable":"PATH"`.
-fn executable_of(message: &str) -> Option<PathBuf> {
-    let (_, rest) = message.split_once("\"executable\":\"")?;
-    let (path, _) = rest.split_once('"')?;
-    Some(PathBuf::from(path))
+/// Builds a test target of `package` with `feature`, which includes the CUDA backend, and returns the program.
+fn test_program(package: &str, feature: &str, target: &[&str]) -> Result<PathBuf> {
+    let mut command = cargo(&["test", "--no-run", "--package", package])?;
+    command.args(["--features", feature]).args(target);
+    build_program(command)
 }
 
 /// Copies a program without its symbols.
@@ -169,16 +148,4 @@ fn executable(path: &Path) -> Result<()> {
 #[cfg(not(unix))]
 fn executable(_: &Path) -> Result<()> {
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_program_is_read_from_cargos_message() {
-        let message = r#"{"reason":"compiler-artifact","executable":"/t/deps/a-1","fresh":true}"#;
-        assert_eq!(executable_of(message), Some(PathBuf::from("/t/deps/a-1")));
-        assert_eq!(executable_of(r#"{"executable":null}"#), None);
-    }
 }

@@ -7,7 +7,6 @@ use clap::Args;
 
 use crate::command::{cargo, run, succeeds, target_dir};
 use crate::cuda;
-use crate::features::feature_args;
 use crate::python;
 use crate::snapshots::References;
 use crate::stages::Stages;
@@ -87,8 +86,8 @@ fn clippy() -> Result<()> {
         succeeds(cargo(&["clippy", "--version"])?),
         "clippy is missing; install it with `rustup component add clippy`"
     );
-    let mut command = cargo(&["clippy", "--workspace", "--all-targets"])?;
-    command.args(feature_args()?).args(["--", "-D", "warnings"]);
+    let mut command = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"])?;
+    command.args(["--", "-D", "warnings"]);
     cuda::without_kernels(&mut command);
     run(command)
 }

@@ -1,9 +1,11 @@
-//! The files of the workspace, read once, so that a check is a function of text.
+//! The files and packages of the workspace, read once, so that a check is a function of values.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+
+use crate::packages::{Package, packages};
 
 /// Folders of the workspace root whose files belong to the project. Everything else there is a
 /// build result or local.
@@ -34,10 +36,11 @@ impl SourceFile {
     }
 }
 
-/// All files of the workspace, sorted by path.
+/// All files of the workspace, sorted by path, and its packages.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     pub(crate) files: Vec<SourceFile>,
+    pub(crate) packages: Vec<Package>,
 }
 
 impl Tree {
@@ -49,7 +52,8 @@ impl Tree {
             read_folder(root, folder, &mut files)?;
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(Self { files })
+        let packages = packages()?;
+        Ok(Self { files, packages })
     }
 
     /// A tree made up for a test.
@@ -61,6 +65,7 @@ impl Tree {
         };
         Self {
             files: files.iter().map(file).collect(),
+            packages: Vec::new(),
         }
     }
 

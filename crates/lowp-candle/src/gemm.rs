@@ -3,6 +3,8 @@
 //! Every element of a product is one sum over the inner dimension in a fixed order, so the result does not depend on
 //! the number of threads.
 
+#![expect(unsafe_code, reason = "the gemm crate takes pointers and strides")]
+
 use gemm::Parallelism;
 
 /// A read-only matrix view: `rows x cols` values inside `data`, element `(i, j)` at `offset + i*row_stride + j*col_stride`.

@@ -86,6 +86,10 @@ fn main() -> ExitCode {
 
 /// Ranks are the parallelism here. candle's own worker pool is shared by all of them and waits by spinning, which
 /// doubles the time of a training step on two cores. candle 0.11 reads its size from the environment and nowhere else.
+#[expect(
+    unsafe_code,
+    reason = "sets an environment variable before any thread exists"
+)]
 fn one_candle_thread() {
     const VARIABLE: &str = "CANDLE_NUM_THREADS";
     if std::env::var_os(VARIABLE).is_none() {

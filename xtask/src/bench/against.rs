@@ -7,11 +7,10 @@ use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
 
 use super::read;
 use super::verdict::median;
-use crate::command::{cargo, run, target_dir};
+use crate::command::{build_program, cargo, run, target_dir};
 
 /// Runs of each program and row.
 const RUNS: usize = 3;
@@ -31,7 +30,8 @@ pub(super) fn compare(other: &Path, args: &[String]) -> Result<()> {
          which prints the path of its program",
         other.display()
     );
-    let programs = [other.to_owned(), build()?];
+    let build = cargo(&["bench", "-p", "lowp-kernels", "--bench", "cpu", "--no-run"])?;
+    let programs = [other.to_owned(), build_program(build)?];
     let rows = rows(&programs[1], args)?;
     ensure!(!rows.is_empty(), "no benchmark matches {args:?}");
     println!("| kernel | other ms | this ms | speed | runs |\n|---|---|---|---|---|");
@@ -59,33 +59,6 @@ pub(super) fn compare(other: &Path, args: &[String]) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Builds the benchmark program of this checkout.
-fn build() -> Result<PathBuf> {
-    let mut command = cargo(&[
-        "bench",
-        "-p",
-        "lowp-kernels",
-        "--bench",
-        "cpu",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ])?;
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.context("cannot start cargo")?;
-    ensure!(output.status.success(), "the benchmarks do not build");
-    let text = String::from_utf8_lossy(&output.stdout);
-    executable(&text).context("cargo named no benchmark program")
-}
-
-/// The program among the messages of cargo.
-fn executable(messages: &str) -> Option<PathBuf> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["kind"][0] == "bench")
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
 /// The rows of `program` that `args` choose.
@@ -152,15 +125,6 @@ mod tests {
         let list = "a b/memcpy: benchmark\na b/1 thread: benchmark\na b/2 threads: benchmark\n\
                     memcpy/1 thread: benchmark\n";
         assert_eq!(names(list), ["a b", "memcpy"]);
-    }
-
-    #[test]
-    fn the_program_is_that_of_the_benchmark() {
-        let messages = "not a message\n\
-            {\"target\":{\"kind\":[\"lib\"]},\"executable\":null}\n\
-            {\"target\":{\"kind\":[\"bench\"]},\"executable\":\"/target/cpu\"}\n";
-        assert_eq!(executable(messages), Some(PathBuf::from("/target/cpu")));
-        assert_eq!(executable("{}"), None);
     }
 
     #[test]

@@ -7,11 +7,11 @@ mod file_length;
 mod layers;
 mod leftovers;
 mod lex;
+mod lints;
 mod module_docs;
 mod pending_snapshots;
 mod recipe_names;
 mod toolchain;
-mod unsafe_code;
 
 use std::fmt;
 
@@ -52,11 +52,11 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     file_length::check,
     layers::check,
     leftovers::check,
+    lints::check,
     module_docs::check,
     pending_snapshots::check,
     recipe_names::check,
     toolchain::check,
-    unsafe_code::check,
 ];
 
 /// Prints every violation in the workspace and fails if there is one.

@@ -62,8 +62,10 @@ impl CustomOp1 for CrossEntropy {
             total += f64::from(sum).ln() + f64::from(max - x[target]);
         }
         *saved(&self.dlogits, self.name())? = dlogits;
-        // f64 sum, one rounding: the loss of a split batch stays within an ulp of the unsplit one.
-        #[allow(clippy::cast_possible_truncation)]
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "f64 sum, one rounding: the loss of a split batch stays within an ulp of the unsplit one"
+        )]
         let loss = (total / self.divisor as f64) as f32;
         Ok(output(vec![loss], ()))
     }

@@ -1,5 +1,7 @@
 //! Read-only memory maps of parts of input files.
 
+#![expect(unsafe_code, reason = "maps input files")]
+
 use memmap2::{Mmap, MmapOptions};
 use std::fs::File;
 use std::io;

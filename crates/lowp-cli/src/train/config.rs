@@ -280,7 +280,10 @@ fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
 }
 
 /// `value` as the optimizer holds it: finite, and above zero unless `zero` is fine.
-#[allow(clippy::cast_possible_truncation)] // the check is made on the narrow value
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the check is made on the narrow value"
+)]
 fn positive(option: &str, value: f64, zero: bool) -> Result<f32, UsageError> {
     let narrow = value as f32;
     if narrow.is_finite() && (narrow > 0.0 || (zero && value == 0.0)) {

@@ -241,8 +241,11 @@ impl Grid {
 fn step_labels(steps: usize) -> Vec<usize> {
     let grid = Grid::new(0.0, steps as f64, 8.0);
     let round = grid.lines().map(|step| step.round());
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    // between 0 and the number of steps
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and the number of steps"
+    )]
     let mut labels: Vec<usize> = round
         .map(|step| step as usize)
         .filter(|s| (1..=steps).contains(s))

@@ -1,7 +1,6 @@
 //! What the tests of the file commands share: a folder, the `lowp` command, and safetensors files.
 
-// Every test file uses its own part.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "every test file uses its own part")]
 
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};

@@ -1,5 +1,7 @@
 //! What only the CUDA backend has: graphs, streams, and memory of others.
 
+#![expect(unsafe_code, reason = "wraps device memory as another library would")]
+
 use super::rig::device;
 use super::*;
 use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, CudaGraph, Moments};

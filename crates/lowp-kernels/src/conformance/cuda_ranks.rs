@@ -1,5 +1,7 @@
 //! Ranks that agree on amaxes by NCCL, between the two launches of a step and on their stream.
 
+#![expect(unsafe_code, reason = "calls NCCL on the stream and memory of plans")]
+
 use std::mem::MaybeUninit;
 
 use cudarc::driver::sys::CUstream;

@@ -1,5 +1,10 @@
 //! Handles of one device: memory is freed, and given back to others, behind the work of every stream.
 
+#![expect(
+    unsafe_code,
+    reason = "wraps streams and device memory as another library would"
+)]
+
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};

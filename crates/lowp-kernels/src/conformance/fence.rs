@@ -36,6 +36,10 @@ mod device {
     const WIDTH: usize = 1024;
     const BYTE: u8 = 0xC3;
 
+    #[expect(
+        unsafe_code,
+        reason = "puts buffers into the middle of larger device memory"
+    )]
     impl Fenced for Cuda {
         fn fenced<'r, T: Element>(
             rig: &'r Rig<Self>,

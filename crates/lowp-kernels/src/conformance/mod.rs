@@ -21,7 +21,7 @@ mod bent;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_large;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nccl")]
 mod cuda_ranks;
 #[cfg(feature = "cuda")]
 mod cuda_streams;

@@ -1,6 +1,8 @@
 //! [`Band`]: a column range of every row of a byte matrix, written by one thread while others
 //! write other ranges. Row tiles of a transposed output are such column ranges.
 
+#![expect(unsafe_code, reason = "threads write disjoint bands of one buffer")]
+
 use std::marker::PhantomData;
 
 /// Columns `start..start + width` of every row of a matrix of `rows` rows, `stride` bytes apart.

@@ -44,7 +44,7 @@ fn avx512<K: Kernel>(kernel: K, lanes: Avx512) -> K::Out {
 impl Isa {
     /// The sets of this machine, narrowest first.
     pub(crate) fn all() -> Vec<Isa> {
-        #[allow(unused_mut)]
+        #[allow(unused_mut, reason = "only x86-64 has further sets")]
         let mut sets = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         {
@@ -61,6 +61,13 @@ impl Isa {
 
     /// Runs `kernel` compiled for this set.
     #[inline]
+    #[cfg_attr(
+        target_arch = "x86_64",
+        expect(
+            unsafe_code,
+            reason = "calls code compiled for a CPU feature that was detected"
+        )
+    )]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
         match self {
             Isa::Portable => kernel.run(Portable),

@@ -1,5 +1,10 @@
 //! [`Memory`]: values on the host, and where large ones lie.
 
+#![expect(
+    unsafe_code,
+    reason = "asks for zeroed memory, and the system for huge pages"
+)]
+
 use std::alloc::{Layout, alloc_zeroed};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};

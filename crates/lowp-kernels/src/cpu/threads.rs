@@ -5,6 +5,11 @@
 //! of the first on the same stack. Parts therefore run on pools where there is nothing but parts, which never
 //! lock, and who waits for them takes up nothing.
 
+#![expect(
+    unsafe_code,
+    reason = "hands work that borrows to a pool, and waits for it"
+)]
+
 use std::collections::BTreeMap;
 use std::mem;
 use std::num::NonZeroUsize;

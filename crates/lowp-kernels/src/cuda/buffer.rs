@@ -1,5 +1,10 @@
 //! [`CudaBuffer`]: a shared handle on device memory, owned or borrowed from another library.
 
+#![expect(
+    unsafe_code,
+    reason = "allocates and copies device memory, and wraps memory of other libraries"
+)]
+
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;

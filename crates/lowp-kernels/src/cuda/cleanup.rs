@@ -1,5 +1,10 @@
 //! [`Cleanup`]: calls of the driver in destructors, beside whatever the thread is doing.
 
+#![expect(
+    unsafe_code,
+    reason = "keeps destructors out of a stream capture of their thread"
+)]
+
 use std::marker::PhantomData;
 
 use cudarc::driver::result::DriverError;

@@ -1,5 +1,10 @@
 //! [`Cuda`]: a device and a stream on it.
 
+#![expect(
+    unsafe_code,
+    reason = "asks for the driver and its streams, and wraps streams of other libraries"
+)]
+
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

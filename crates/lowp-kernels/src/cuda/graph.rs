@@ -1,5 +1,7 @@
 //! [`CudaGraph`]: captured work, replayed with one call.
 
+#![expect(unsafe_code, reason = "captures launches and replays them")]
+
 use std::fmt;
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,7 @@
 //! One launch: a kernel and its table on the device.
 
+#![expect(unsafe_code, reason = "launches kernels over a table of addresses")]
+
 use std::ffi::c_void;
 
 use cudarc::driver::{result, sys};
@@ -79,7 +81,7 @@ impl Launch {
         ];
         let mut parameters = pointers;
         let threads = self.kernel.threads();
-        // SAFETY: the parameters are those of every kernel (table.rs) and are read before the call
+        // SAFETY: the parameters are those of every kernel (`table`) and are read before the call
         // returns; for what they point to the caller answers.
         let launched = unsafe {
             result::launch_kernel(

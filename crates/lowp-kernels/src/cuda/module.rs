@@ -1,5 +1,7 @@
 //! The compiled kernels, embedded in the program and loaded once per device.
 
+#![expect(unsafe_code, reason = "loads the embedded kernels")]
+
 use std::ffi::CString;
 use std::sync::Arc;
 

@@ -1,5 +1,10 @@
 //! [`CudaPlan`]: work as a table on the device.
 
+#![expect(
+    unsafe_code,
+    reason = "launches kernels whose memory the plan keeps alive"
+)]
+
 use std::sync::Arc;
 
 use super::buffer::Memory;

@@ -1,5 +1,10 @@
 //! The scalars of a step, in device memory: written when they change, read by every launch.
 
+#![expect(
+    unsafe_code,
+    reason = "fills page-locked memory that the device copies from"
+)]
+
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
 //! What the integration tests share.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! [`Avx2`]: sixteen lanes in two 256-bit registers.
 
+#![expect(unsafe_code, reason = "calls vector instructions that were detected")]
+
 use std::arch::x86_64::*;
 
 use half::bf16;

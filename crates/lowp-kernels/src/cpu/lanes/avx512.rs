@@ -1,5 +1,7 @@
 //! [`Avx512`]: sixteen lanes in one 512-bit register.
 
+#![expect(unsafe_code, reason = "calls vector instructions that were detected")]
+
 use std::arch::x86_64::*;
 
 use half::bf16;

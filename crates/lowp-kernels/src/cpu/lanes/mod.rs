@@ -50,6 +50,10 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     ///
     /// # Safety
     /// `line` is aligned to 64 bytes. The thread calls `_mm_sfence` before anybody reads it.
+    #[expect(
+        unsafe_code,
+        reason = "the caller aligns the line and fences the store"
+    )]
     unsafe fn stream(self, x: Self::F, line: &mut Line);
 
     /// `x` in every lane.

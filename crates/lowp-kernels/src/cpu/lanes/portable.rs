@@ -1,5 +1,10 @@
 //! [`Portable`]: lanes as arrays, for every machine. The definition that the other sets equal.
 
+#![expect(
+    unsafe_code,
+    reason = "implements the store past the caches as a plain one"
+)]
+
 use half::bf16;
 
 use super::{LANES, Lanes, Line};

@@ -2,6 +2,11 @@
 //!
 //! An ordinary store reads its cache line first, so that writing costs twice its bytes.
 
+#![expect(
+    unsafe_code,
+    reason = "stores past the caches, fenced before anybody reads"
+)]
+
 use super::{LANES, Lanes, Line};
 
 /// What kernels write to.

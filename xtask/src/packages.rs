@@ -1,0 +1,87 @@
+//! The packages of the workspace, as `cargo metadata` describes them.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::command::{cargo, workspace_root};
+
+/// A package of the workspace.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// Its Cargo.toml, from the workspace root, with `/` between the parts.
+    #[serde(rename = "manifest_path")]
+    pub(crate) manifest: String,
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+/// A package that another one names in its Cargo.toml.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Dependency {
+    /// The name of the package, whatever the manifest calls it.
+    pub(crate) name: String,
+    pub(crate) kind: Option<Kind>,
+}
+
+/// What a dependency is for, other than the package itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// The build script.
+    Build,
+    /// Tests and benches.
+    Dev,
+}
+
+/// The part of cargo's answer that is read.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+/// The packages of the workspace, sorted by name.
+pub(crate) fn packages() -> Result<Vec<Package>> {
+    let mut command = cargo(&["metadata", "--no-deps", "--format-version", "1"])?;
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    ensure!(output.status.success(), "`cargo metadata` failed");
+    parse(&output.stdout, &workspace_root()?)
+}
+
+fn parse(answer: &[u8], root: &Path) -> Result<Vec<Package>> {
+    let Metadata { mut packages } =
+        serde_json::from_slice(answer).context("reading the answer of `cargo metadata`")?;
+    for package in &mut packages {
+        // Paths outside the root stay as they are.
+        if let Ok(path) = Path::new(&package.manifest).strip_prefix(root) {
+            package.manifest = path.to_string_lossy().replace('\\', "/");
+        }
+    }
+    packages.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(packages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_workspace_is_read() {
+        let packages = packages().unwrap();
+        let find = |name: &str| packages.iter().find(|package| package.name == name);
+        let kernels = find("lowp-kernels").unwrap();
+        assert_eq!(kernels.manifest, "crates/lowp-kernels/Cargo.toml");
+        let kind = |name: &str| {
+            let dependency = kernels.dependencies.iter().find(|d| d.name == name);
+            dependency.unwrap().kind
+        };
+        assert_eq!(kind("lowp-format"), None);
+        assert_eq!(kind("criterion"), Some(Kind::Dev));
+        assert!(find("serde_json").is_none());
+    }
+}
