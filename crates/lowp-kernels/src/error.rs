@@ -74,15 +74,15 @@ pub enum KernelError {
         bytes: u128,
     },
     /// Something that a graph cannot hold, or that must be there before.
-    #[error(
-        "{what} cannot be captured in a graph; do it before the capture, or after it"
-    )]
+    #[error("{what} cannot be captured in a graph; do it before the capture, or after it")]
     InCapture {
         /// What was asked for.
         what: &'static str,
     },
     /// A graph on another stream than that which captured it.
-    #[error("the graph was captured by another handle; launch it with that one, or capture it again")]
+    #[error(
+        "the graph was captured by another handle; launch it with that one, or capture it again"
+    )]
     OtherStream,
     /// Threads that could not be started.
     #[error(

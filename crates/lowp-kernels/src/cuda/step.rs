@@ -88,7 +88,6 @@ impl StepMemory {
         }
         work(self.pointer)
     }
-
 }
 
 impl Ring {
