@@ -275,7 +275,10 @@ fn what_belongs_to_another_device_is_refused() {
         refused(first.milliseconds_to(&later).map(|_| ()));
         let plan = b.plan(amax(&theirs, &b.upload(&[0f32]).unwrap())).unwrap();
         refused(a.run(&plan, &StepScalars::default()));
-        refused(a.capture(|| a.run(&plan, &StepScalars::default())).map(|_| ()));
+        refused(
+            a.capture(|| a.run(&plan, &StepScalars::default()))
+                .map(|_| ()),
+        );
         refused(a.wait(&b.record().unwrap()));
     });
 }
