@@ -1,4 +1,4 @@
-//! The [`Backend`] trait: buffers, planned work, and the scalars of a step.
+//! The [`Backend`] trait: buffers and planned work.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::cpu::zeroed;
-use crate::{KernelError, Work};
+use crate::{KernelError, StepScalars, Work};
 
 mod sealed {
     pub trait Sealed {}
@@ -99,6 +99,15 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Scalars that do not fit the plan, or a device failure.
     fn run(&self, plan: &Self::Plan, scalars: &StepScalars) -> Result<(), KernelError>;
 
+    /// Runs planned work with scalars that lie in a buffer of the device by then, as
+    /// [`StepScalars::to_bytes`] lays them out: those that [`crate::StepScalarsJob`] made. The plan must
+    /// not write the buffer.
+    ///
+    /// # Errors
+    /// A buffer of a length that no scalars have, of fewer groups than the plan uses, or that does not
+    /// begin at a multiple of 8 bytes on a device; or a device failure.
+    fn run_with(&self, plan: &Self::Plan, scalars: &Self::Buffer<u8>) -> Result<(), KernelError>;
+
     /// Makes later work of this handle follow what `other`, a handle of the same device, was given so
     /// far. Handles whose work is done when a call returns have nothing to wait for.
     ///
@@ -133,77 +142,5 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     fn once(&self, work: Work<Self>) -> Result<(), KernelError> {
         let plan = self.plan(work)?;
         self.run(&plan, &StepScalars::default())
-    }
-}
-
-/// The scalars of AdamW for one parameter group (docs/numerics.md 12).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamScalars {
-    /// Learning rate.
-    pub lr: f32,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Weight decay.
-    pub weight_decay: f32,
-    /// `f32(1 - beta1^step)`, the power in binary64; 1 without bias correction.
-    pub correction1: f32,
-    /// `f32(1 - beta2^step)`, the power in binary64; 1 without bias correction.
-    pub correction2: f32,
-}
-
-/// What language models are mostly trained with: lr 1e-3, betas 0.9 and 0.95, eps 1e-8, weight decay
-/// 0.1; no bias correction.
-impl Default for AdamScalars {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            correction1: 1.0,
-            correction2: 1.0,
-        }
-    }
-}
-
-impl AdamScalars {
-    /// Sets both bias corrections for `step`, which starts at 1.
-    #[must_use]
-    pub fn at_step(self, step: u64) -> Self {
-        let correction = |beta: f32| (1.0 - f64::from(beta).powf(step as f64)) as f32;
-        Self {
-            correction1: correction(self.beta1),
-            correction2: correction(self.beta2),
-            ..self
-        }
-    }
-}
-
-/// What changes from run to run of one plan.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepScalars {
-    /// One set per parameter group.
-    pub adam: Vec<AdamScalars>,
-    /// Gradients are multiplied by this before use (clipping, loss scale); 1 leaves their bits.
-    pub grad_scale: f32,
-    /// Separates the random numbers of this run from those of others with the same key.
-    pub random_step: u64,
-    /// The run changes nothing: the step of a gradient that is not finite.
-    pub skip: bool,
-}
-
-impl Default for StepScalars {
-    fn default() -> Self {
-        Self {
-            adam: Vec::new(),
-            grad_scale: 1.0,
-            random_step: 0,
-            skip: false,
-        }
     }
 }

@@ -150,6 +150,13 @@ impl Backend for Queued {
         Ok(())
     }
 
+    fn run_with(&self, plan: &Arc<CpuPlan>, scalars: &CpuBuffer<u8>) -> Result<(), KernelError> {
+        self.call()?;
+        let (plan, scalars) = (plan.clone(), scalars.clone());
+        self.push(move || Cpu.run_with(&plan, &scalars));
+        Ok(())
+    }
+
     fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
         self.call()?;
         other.flush()

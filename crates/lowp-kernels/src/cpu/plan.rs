@@ -87,7 +87,8 @@ impl CpuPlan {
             let (needed, given) = (self.groups, scalars.adam.len());
             return Err(KernelError::Scalars { needed, given });
         }
-        if scalars.skip {
+        // What makes scalars does not follow those of its own run.
+        if scalars.skip && !matches!(self.work, Work::StepScalars(_)) {
             return Ok(());
         }
         let context = &Context {
@@ -108,6 +109,9 @@ impl CpuPlan {
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
             Work::Adamw(jobs) => generic::adamw::run(jobs, &self.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
+            Work::Sum(jobs) => generic::sum::sums(jobs, context, views),
+            Work::Convert(jobs) => generic::sum::conversions(jobs, context, views),
+            Work::StepScalars(jobs) => generic::step_scalars::run(jobs, views),
         }?;
         if self.forms.is_empty() {
             return Ok(());
