@@ -155,17 +155,22 @@ mod cuda;
 mod element;
 mod error;
 mod job;
+mod pending;
+mod power;
 pub mod reference;
+mod scalars;
 mod scaling;
 mod table;
 
-pub use backend::{AdamScalars, Backend, Element, Pending, StepScalars};
+pub use backend::{Backend, Element};
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use error::KernelError;
+pub use pending::Pending;
 pub use job::{
-    AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StochasticKey, SumSquaresJob,
-    Target, TensorInput, TransposeJob, Work,
+    AdamMode, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
+    FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob,
+    StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
+pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};

@@ -11,7 +11,7 @@ use super::cleanup::Cleanup;
 use super::device::Device;
 use super::event::EventPool;
 use super::failed;
-use crate::backend::Arrival;
+use crate::pending::Arrival;
 use crate::cpu::zeroed;
 use crate::{Element, KernelError};
 
