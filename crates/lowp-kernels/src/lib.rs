@@ -167,10 +167,10 @@ pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use error::KernelError;
-pub use pending::Pending;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
     FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob,
     StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
+pub use pending::Pending;
 pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};

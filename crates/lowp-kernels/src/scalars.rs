@@ -185,6 +185,8 @@ pub struct GradPart {
 impl GradPart {
     /// Bytes of a part.
     pub const BYTES: usize = 32;
+    /// Bytes of it that [`crate::SumSquaresJob`] writes; the host writes those behind.
+    pub const SUMS: usize = 16;
 
     /// The part as a device has it.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
