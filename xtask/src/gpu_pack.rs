@@ -90,6 +90,8 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     pack(&tests, &folder.join("kernel-tests"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
     pack(&tests, &folder.join("shard-tests"))?;
+    let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
+    pack(&tests, &folder.join("optim-tests"))?;
     if !options.tests_only {
         run(cargo(&[
             "build",
