@@ -17,6 +17,7 @@ use kernels::{ARCHITECTURES, Manifest, Nvcc, Result, Unit};
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=build/kernels.rs");
+    println!("cargo::rerun-if-changed=src/cuda/table");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -58,6 +59,7 @@ fn embed() -> Result<()> {
 
 /// The folder with up-to-date kernels: that of `cargo xtask cuda`, or one that is filled here.
 fn compiled(out: &Path, cuda: &Path) -> Result<PathBuf> {
+    kernels::check_header(cuda)?;
     let units = Unit::all(cuda)?;
     // Of the workspace's target folder, where there is one: crates elsewhere have none.
     let shared = out.ancestors().map(|folder| folder.join("cuda-kernels"));

@@ -11,6 +11,10 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::{env, fmt, fs, io, thread};
 
+#[path = "../src/cuda/table/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the backend uses the rest")]
+mod table;
+
 /// An architecture that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arch {
@@ -63,6 +67,9 @@ pub(crate) const FLAGS: &[&str] = &[
 
 /// First line of a manifest.
 const FORMAT: &str = "lowp CUDA kernels 1";
+
+/// The header that is written from `src/cuda/table`, below the folder of the kernels.
+const HEADER: &str = "include/lowp/jobs.cuh";
 
 /// A failure, in words.
 pub(crate) type Result<T> = std::result::Result<T, String>;
@@ -235,6 +242,33 @@ impl fmt::Display for Manifest {
         }
         Ok(())
     }
+}
+
+/// Writes the header of the table below `cuda`, where it is not up to date.
+///
+/// # Errors
+/// It cannot be written.
+#[allow(dead_code, reason = "the build script writes nothing into the sources")]
+pub(crate) fn write_header(cuda: &Path) -> Result<()> {
+    match check_header(cuda) {
+        Ok(()) => Ok(()),
+        Err(_) => write(&cuda.join(HEADER), table::header().as_bytes()),
+    }
+}
+
+/// Whether the header of the table below `cuda` says what the table says.
+///
+/// # Errors
+/// It does not.
+pub(crate) fn check_header(cuda: &Path) -> Result<()> {
+    let path = cuda.join(HEADER);
+    if fs::read_to_string(&path).is_ok_and(|text| text == table::header()) {
+        return Ok(());
+    }
+    Err(format!(
+        "{} is not what src/cuda/table says; run `cargo xtask cuda`, which writes it",
+        path.display()
+    ))
 }
 
 /// Compiles the units below `cuda` into `folder`, several at a time, and writes the manifest.

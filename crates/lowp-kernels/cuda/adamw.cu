@@ -5,8 +5,6 @@
 
 namespace lowp {
 
-constexpr uint64_t FLAT_TILE = 8192;
-
 // Updates the warp's 32 x 32 elements, all inside and aligned; the new master stays in `p`.
 template <bool HALF_MOMENTS, bool HALF_GRAD>
 __device__ __forceinline__ void update_tile(const Adamw& job, const Adam& adam, const View& view, const Lane<4>& at,
@@ -77,15 +75,15 @@ __device__ __forceinline__ float update_any(const Adamw& job, const Adam& adam, 
 }
 
 // Updates a tile and encodes it; returns the thread's amax of the new master.
-template <bool TURNED>
+template <bool TRANSPOSED>
 __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
-                                             Stage<TURNED>& stage) {
-  using Shape = Tiling<TURNED>;
+                                             Stage<TRANSPOSED>& stage) {
+  using Shape = Tiling<TRANSPOSED>;
   const Encode& encode = job.encode;
   uint32_t across = uint32_t(encode.tiles_across);
   uint64_t row = uint64_t(index / across) * Shape::ROWS, col = uint64_t(index % across) * Shape::COLS;
   Lane<4> at{threadIdx.x % 32, row + Shape::warp_row(), col + Shape::warp_col()};
-  const auto place = Place<TURNED, false>::begin(encode, index, stage);
+  const auto place = Place<TRANSPOSED, false>::begin(encode, index, stage);
   bool vector = encode.vector & VECTOR_SOURCE;
   Values<4> v;
   float a = 0.0f;
@@ -105,7 +103,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   }
   place.hold_tensor(stage);
   if (encode.via_bf16) v.round();
-  quantize<4, TURNED>(place, at.lane, v, stage);
+  quantize<4, TRANSPOSED>(place, at.lane, v, stage);
   return a;
 }
 
@@ -125,16 +123,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   if (job.len == 0) {
     // Nothing but the tensor scale below.
   } else if (encode.path == PATH_FLAT) {
-    View view{cdiv(job.len, 256), 256, job.len};
+    View view{cdiv(job.len, FLAT_COLS), FLAT_COLS, job.len};
     a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
   } else {
     View view{encode.rows, encode.cols, job.len};
     if (encode.path == PATH_WIDE) {
       a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
       if (encode.forms) forms_apart(shared.wide);
-    } else if (encode.path == PATH_TURNED) {
-      a = adamw_tiled<true>(job, adam, view, tile.index, shared.turned);
-      if (encode.forms) forms_apart(shared.turned);
+    } else if (encode.path == PATH_TRANSPOSED) {
+      a = adamw_tiled<true>(job, adam, view, tile.index, shared.transposed);
+      if (encode.forms) forms_apart(shared.transposed);
     } else {
       uint32_t across = uint32_t(encode.tiles_across);
       uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;
@@ -144,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       encode_generic(encode, step, tile.index, shared.multipliers);
     }
   }
-  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(encode);
+  if (tile.index == 0 && threadIdx.x == 0) store_tensor(encode);
   if (job.amax && job.len != 0) {
     __syncthreads();
     a = block_max(a);

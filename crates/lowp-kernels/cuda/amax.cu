@@ -4,10 +4,6 @@
 
 namespace lowp {
 
-// Elements of a tile of a flat run.
-constexpr uint64_t AMAX_TILE = 16384;
-constexpr uint64_t RUN = 2048;
-
 // The amax of `count` elements from `first` on: the part of one thread.
 __device__ __forceinline__ float flat_amax(const Amax& job, uint64_t first, uint32_t count) {
   float a = 0.0f;
@@ -99,11 +95,11 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
   }
 }
 
-// One tile of 32 x 256 of the part of a matrix that the elements cover; returns the thread's amax.
+// One tile of the part of a matrix that the elements cover; returns the thread's amax.
 template <int W>
 __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index) {
   uint32_t tiles = uint32_t(job.tiles_across);
-  uint64_t row = job.first_row + uint64_t(index / tiles) * 32, col = uint64_t(index % tiles) * 256;
+  uint64_t row = job.first_row + uint64_t(index / tiles) * AMAX_ROWS, col = uint64_t(index % tiles) * AMAX_COLS;
   uint64_t end = job.start + job.len;
   Lane<W> at{threadIdx.x % 32, row, col + threadIdx.x / 32 * 32};
   // Element 0 of the matrix, if it were in memory.
@@ -159,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   } else if (job.path == AMAX_TILES) {
     a = job.source_code == BF16 ? tile_amax<8>(job, tile.index) : tile_amax<4>(job, tile.index);
   } else {
-    uint64_t first = tile.index * RUN;
-    a = generic_amax(job, first, uint32_t(min(RUN, job.len - first)));
+    uint64_t first = tile.index * AMAX_RUN;
+    a = generic_amax(job, first, uint32_t(min(AMAX_RUN, job.len - first)));
   }
   if (job.tensor) {
     a = block_max(a);

@@ -5,7 +5,7 @@
 
 namespace lowp {
 
-constexpr uint32_t SIDE = 64;
+constexpr uint32_t SIDE = DECODE_SIDE;
 constexpr uint32_t PITCH = SIDE + 1;
 
 __device__ __forceinline__ float decode_element(uint8_t element, uint32_t code) {
@@ -64,8 +64,8 @@ template <typename E, uint32_t BITS>
 __device__ __forceinline__ void decode_wide(const Decode& job, uint32_t index) {
   constexpr int ROWS = 8;
   uint32_t across = uint32_t(job.tiles_across);
-  uint64_t row = uint64_t(index / across) * 64 + threadIdx.x / 32 * ROWS;
-  uint64_t col = uint64_t(index % across) * 128 + threadIdx.x % 32 * 4;
+  uint64_t row = uint64_t(index / across) * DECODE_SIDE + threadIdx.x / 32 * ROWS;
+  uint64_t col = uint64_t(index % across) * DECODE_WIDE_COLS + threadIdx.x % 32 * 4;
   if (row >= job.rows || col >= job.cols) return;
   uint32_t rows = uint32_t(min(uint64_t(ROWS), job.rows - row));
   uint32_t codes[ROWS];
@@ -104,10 +104,10 @@ __device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, ui
   uint32_t across = uint32_t(job.tiles_across);
   uint64_t row = uint64_t(index / across) * SIDE, col = uint64_t(index % across) * SIDE;
   uint32_t rows = uint32_t(min(uint64_t(SIDE), job.rows - row)), cols = uint32_t(min(uint64_t(SIDE), job.cols - col));
-  uint32_t bits = code_bits(job.element), turned = job.data_transposed;
+  uint32_t bits = code_bits(job.element), transposed = job.data_transposed;
   // Physical rows of the tile.
-  uint64_t line = turned ? col : row, at = turned ? row : col;
-  uint32_t lines = turned ? cols : rows, entries = turned ? rows : cols;
+  uint64_t line = transposed ? col : row, at = transposed ? row : col;
+  uint32_t lines = transposed ? cols : rows, entries = transposed ? rows : cols;
   for (uint32_t e = threadIdx.x; e < lines * SIDE; e += THREADS) {
     uint32_t i = e / SIDE, j = e % SIDE;
     if (j >= entries) continue;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, ui
     uint32_t code = *from;
     if (bits == 4) code = (code >> (j % 2 * 4)) & 15;
     for (uint32_t b = 1; b < bits / 8; ++b) code |= uint32_t(from[b]) << (8 * b);
-    codes[turned ? j * PITCH + i : i * PITCH + j] = code;
+    codes[transposed ? j * PITCH + i : i * PITCH + j] = code;
   }
   __syncthreads();
   float tensor = job.tensor ? __uint_as_float(load_f32(job.tensor)) : 1.0f;

@@ -3,9 +3,9 @@
 
 namespace lowp {
 
-template <int W, bool TURNED, typename Place>
-__device__ __forceinline__ void encode_tiled(const Place& place, Stage<TURNED>& stage) {
-  using Shape = Tiling<TURNED>;
+template <int W, bool TRANSPOSED, typename Place>
+__device__ __forceinline__ void encode_tiled(const Place& place, Stage<TRANSPOSED>& stage) {
+  using Shape = Tiling<TRANSPOSED>;
   uint32_t lane = threadIdx.x % 32;
   place.hold_tensor(stage);
   Values<W> v;
@@ -16,7 +16,7 @@ __device__ __forceinline__ void encode_tiled(const Place& place, Stage<TURNED>& 
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
     if (job.via_bf16) v.round();
   }
-  quantize<W, TURNED>(place, lane, v, stage);
+  quantize<W, TRANSPOSED>(place, lane, v, stage);
 }
 
 // Blocks of a multiprocessor, as many as no register is spilled for.
@@ -65,21 +65,21 @@ __device__ __forceinline__ void encode_bf16(const Place& place, Stage<false>& st
   store_scales8(place, place.row(), place.col(), place.encode().tile_rows, place.encode().tile_cols, stage);
 }
 
-template <int W, bool TURNED, typename Place>
-__device__ __forceinline__ void encode_whole(const Place& place, Stage<TURNED>& stage) {
-  encode_tiled<W, TURNED>(place, stage);
+template <int W, bool TRANSPOSED, typename Place>
+__device__ __forceinline__ void encode_whole(const Place& place, Stage<TRANSPOSED>& stage) {
+  encode_tiled<W, TRANSPOSED>(place, stage);
   store_forms(place, stage);
 }
 
 // Not inlined: each has registers of its own.
-template <int W, bool TURNED>
-__device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
-  encode_whole<W, TURNED>(Place<TURNED, false>::begin(job, index, stage), stage);
+template <int W, bool TRANSPOSED>
+__device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Stage<TRANSPOSED>& stage) {
+  encode_whole<W, TRANSPOSED>(Place<TRANSPOSED, false>::begin(job, index, stage), stage);
 }
 
 // What every launch does first: whether there is anything to encode.
 __device__ __forceinline__ bool begin(const Encode& job, uint32_t index) {
-  if (index == 0 && threadIdx.x == 0) settle_tensor(job);
+  if (index == 0 && threadIdx.x == 0) store_tensor(job);
   return job.rows != 0 && job.cols != 0 && job.passes != 0;
 }
 
@@ -98,8 +98,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   bool half = job.source_code == BF16;
   if (job.path == PATH_WIDE) {
     half ? encode_apart<8, false>(job, tile.index, shared.wide) : encode_apart<4, false>(job, tile.index, shared.wide);
-  } else if (job.path == PATH_TURNED) {
-    half ? encode_apart<8, true>(job, tile.index, shared.turned) : encode_apart<4, true>(job, tile.index, shared.turned);
+  } else if (job.path == PATH_TRANSPOSED) {
+    half ? encode_apart<8, true>(job, tile.index, shared.transposed)
+         : encode_apart<4, true>(job, tile.index, shared.transposed);
   } else {
     encode_generic(job, step, tile.index, shared.multipliers);
   }
@@ -120,10 +121,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   store_forms(place, stage);
 }
 
-// Jobs of PATH_TURNED from bf16.
+// Jobs of PATH_TRANSPOSED from bf16.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_turned_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
-                            uint32_t flags) {
+    lowp_encode_transposed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
+                                const Step* __restrict__ step, uint32_t flags) {
   __shared__ Stage<true> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
@@ -133,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // The same from binary32.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_turned_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
-                           uint32_t flags) {
+    lowp_encode_transposed_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
+                               const Step* __restrict__ step, uint32_t flags) {
   __shared__ Stage<true> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];

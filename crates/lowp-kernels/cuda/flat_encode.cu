@@ -4,8 +4,7 @@
 
 namespace lowp {
 
-constexpr uint64_t RUN = 2048;
-constexpr uint32_t CHUNK = RUN / THREADS;  // elements of a thread; whole bytes of any code
+constexpr uint32_t CHUNK = FLAT_ENCODE_RUN / THREADS;  // elements of a thread; whole bytes of any code
 
 // The multiplier of one element.
 __device__ __forceinline__ float multiplier(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule,
@@ -53,19 +52,19 @@ __device__ __forceinline__ void codes(const FlatEncode& job, const FlatPass& pas
   }
 }
 
-// The scales of a run of blocks, row-major. Spends their amaxes, which others may still read: the
+// The scales of a run of blocks, row-major. Consumes their amaxes, which others may still read: the
 // magnitudes stay.
 __device__ __forceinline__ void scales(const FlatEncode& job, const FlatPass& pass, const ScaleRule& rule, uint64_t first) {
   uint64_t down = cdiv(job.rows, pass.block_rows), across = cdiv(job.cols, pass.block_cols);
-  uint64_t end = min(first + RUN, down * across);
+  uint64_t end = min(first + FLAT_ENCODE_RUN, down * across);
   for (uint64_t b = first + threadIdx.x; b < end; b += THREADS) {
     float* amax = pointer<float>(pass.amaxes) + b;
     uint32_t entry = rule.block(fabsf(*amax)).entry;
     atomicOr(reinterpret_cast<uint32_t*>(amax), 0x80000000u);
-    for (int turned = 0; turned < 2; ++turned) {
-      uint64_t base = turned ? pass.scale[1] : pass.scale[0];
+    for (int transposed = 0; transposed < 2; ++transposed) {
+      uint64_t base = transposed ? pass.scale[1] : pass.scale[0];
       if (base == 0) continue;
-      uint64_t at = turned ? b % across * down + b / across : b;
+      uint64_t at = transposed ? b % across * down + b / across : b;
       if (rule.entry_bytes() == 1) {
         pointer<uint8_t>(base)[at] = uint8_t(entry);
       } else {
@@ -86,10 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Tile tile = tiles[blockIdx.x];
   const FlatEncode& job = jobs[tile.job];
   ScaleRule rule = ScaleRule::of(job);
-  if (tile.index == 0 && threadIdx.x == 0) settle_tensor(job);
+  if (tile.index == 0 && threadIdx.x == 0) store_tensor(job);
   uint64_t index = tile.index;
   if (index < job.data_tiles) {
-    uint64_t first = (job.start / RUN + index) * RUN + threadIdx.x * CHUNK;
+    uint64_t first = (job.start / FLAT_ENCODE_RUN + index) * FLAT_ENCODE_RUN + threadIdx.x * CHUNK;
     uint64_t end = min(first + CHUNK, job.start + job.len);
     first = max(first, job.start);
     for (uint32_t p = 0; p < job.passes; ++p) {
@@ -98,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     return;
   }
   index -= job.data_tiles;
-  if (index < job.scale_tiles[0]) return scales(job, job.pass[0], rule, index * RUN);
+  if (index < job.scale_tiles[0]) return scales(job, job.pass[0], rule, index * FLAT_ENCODE_RUN);
   index -= job.scale_tiles[0];
-  if (index < job.scale_tiles[1]) scales(job, job.pass[1], rule, index * RUN);
+  if (index < job.scale_tiles[1]) scales(job, job.pass[1], rule, index * FLAT_ENCODE_RUN);
 }

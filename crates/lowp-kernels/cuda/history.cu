@@ -47,12 +47,12 @@ __device__ __forceinline__ float roll(const History& job, float observed, float 
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(HISTORY_THREADS)
     lowp_history(const Tile* __restrict__ tiles, const History* __restrict__ jobs, const Step* __restrict__ step,
                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const History& job = jobs[tiles[blockIdx.x].job];
-  // A spent entry says that nothing was observed since.
+  // A consumed entry says that nothing was observed since.
   float entry = *pointer<const float>(job.observed), observed = entry > 0.0f ? entry : 0.0f, scale = *pointer<const float>(job.scale);
   __syncwarp();
   float next = roll(job, observed, scale, threadIdx.x);

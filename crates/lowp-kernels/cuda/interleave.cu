@@ -7,11 +7,10 @@ using namespace lowp;
 extern "C" __global__ void __launch_bounds__(THREADS)
     lowp_interleave(const Tile* __restrict__ tiles, const Interleave* __restrict__ jobs, const Step* __restrict__ step,
                     uint32_t flags) {
-  constexpr uint64_t RUN = 16384;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Interleave& job = jobs[tile.job];
-  uint64_t first = tile.index * RUN, end = min(first + RUN, job.outer * job.width);
+  uint64_t first = tile.index * INTERLEAVE_TILE, end = min(first + INTERLEAVE_TILE, job.outer * job.width);
   const uint8_t* from = pointer<const uint8_t>(job.from);
   uint8_t* to = pointer<uint8_t>(job.to);
   if (job.vector) {

@@ -30,8 +30,8 @@ __device__ __forceinline__ uint32_t entry(const Repack& job, uint64_t i, uint64_
   const Layout &f = job.from_layout, &t = job.to_layout;
   if (i >= t.entries[0] || j >= t.entries[1]) return 0;
   uint64_t a = i * t.tile[0], b = j * t.tile[1];
-  bool turned = f.cols_first != t.cols_first;
-  uint64_t at = offset(f, job.bits, (turned ? b : a) / f.tile[0], (turned ? a : b) / f.tile[1]);
+  bool transposed = f.cols_first != t.cols_first;
+  uint64_t at = offset(f, job.bits, (transposed ? b : a) / f.tile[0], (transposed ? a : b) / f.tile[1]);
   const uint8_t* from = pointer<const uint8_t>(job.from) + at * job.bits / 8;
   if (job.bits == 4) return (*from >> (at % 2 * 4)) & 15;
   uint32_t value = 0;
@@ -39,10 +39,10 @@ __device__ __forceinline__ uint32_t entry(const Repack& job, uint64_t i, uint64_
   return value;
 }
 
-// 4096 bytes of `to`, entry by entry.
+// A run of bytes of `to`, entry by entry.
 __device__ __forceinline__ void repack_any(const Repack& job, uint32_t index) {
   uint32_t bits = job.bits, size = bits < 8 ? 1 : bits / 8, packed = bits == 4 ? 2 : 1;
-  uint64_t first = index * uint64_t(4096), end = min(first + 4096, job.bytes);
+  uint64_t first = index * REPACK_RUN, end = min(first + REPACK_RUN, job.bytes);
   uint8_t* to = pointer<uint8_t>(job.to);
   for (uint64_t b = first + threadIdx.x * size; b < end; b += THREADS * size) {
     uint64_t i, j;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void repack_any(const Repack& job, uint32_t index) {
 
 // 128 x 128 entries of a swizzled buffer: 32 tiles of 512 bytes, in memory one after another. Words
 // of four entries pass through shared memory, one line per outer entry.
-constexpr uint32_t SIDE = 128, PITCH = SIDE / 4 + 1;
+constexpr uint32_t SIDE = REPACK_SIDE, PITCH = SIDE / 4 + 1;
 
 // Sixteen bytes of a line of `from`, zero where there are none.
 __device__ __forceinline__ uint4 load_line(const uint8_t* from, bool vector, uint64_t at, uint64_t end) {
@@ -74,23 +74,23 @@ __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint3
   uint64_t i0 = uint64_t(index / across) * SIDE, j0 = uint64_t(index % across) * SIDE;
   uint64_t rows = t.entries[0], cols = t.entries[1], pitch = f.padded[1];
   const uint8_t* from = pointer<const uint8_t>(job.from);
-  bool turned = job.path == REPACK_SWIZZLE_TURNED;
+  bool transposed = job.path == REPACK_SWIZZLE_TRANSPOSED;
   uint4 lines[4];
-  // Turned, a thread's four lines are four neighbouring columns here: the words of a tile.
-  uint32_t line = turned ? threadIdx.x / 8 * 4 : threadIdx.x / 8, at = threadIdx.x % 8 * 16;
+  // Transposed, a thread's four lines are four neighbouring columns here: the words of a tile.
+  uint32_t line = transposed ? threadIdx.x / 8 * 4 : threadIdx.x / 8, at = threadIdx.x % 8 * 16;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    uint64_t i = turned ? j0 + line + k : i0 + line + 32 * k;
-    bool inside = i < (turned ? cols : rows);
-    lines[k] = inside ? load_line(from + i * pitch, job.vector, (turned ? i0 : j0) + at, turned ? rows : cols)
+    uint64_t i = transposed ? j0 + line + k : i0 + line + 32 * k;
+    bool inside = i < (transposed ? cols : rows);
+    lines[k] = inside ? load_line(from + i * pitch, job.vector, (transposed ? i0 : j0) + at, transposed ? rows : cols)
                       : make_uint4(0, 0, 0, 0);
   }
-  if (turned) {
+  if (transposed) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint32_t in[4] = {word(lines[0], k), word(lines[1], k), word(lines[2], k), word(lines[3], k)};
       uint32_t out[4];
-      turn_bytes(in, out);
+      transpose_bytes4(in, out);
       // Lines 16 apart are written together: the exclusive or keeps them off one bank.
 #pragma unroll
       for (int b = 0; b < 4; ++b) shared[(at + 4 * k + b) * PITCH + (line / 4 ^ threadIdx.x % 8 * 4)] = out[b];
@@ -113,7 +113,7 @@ __device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint3
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       uint32_t l = i + 32 * q;
-      words[q] = shared[l * PITCH + (turned ? tile ^ l / 16 * 4 : tile)];
+      words[q] = shared[l * PITCH + (transposed ? tile ^ l / 16 * 4 : tile)];
     }
     store16(to + tile * 512 + i * 16, make_uint4(words[0], words[1], words[2], words[3]));
   }
@@ -128,13 +128,13 @@ __device__ __forceinline__ void swizzle_spread(const Repack& job, uint32_t index
   uint64_t i0 = uint64_t(index / across) * SIDE, j0 = uint64_t(index % across) * SIDE;
   uint64_t rows = t.entries[0], cols = t.entries[1], pitch = f.padded[1];
   const uint8_t* from = pointer<const uint8_t>(job.from);
-  bool turned = f.cols_first != t.cols_first;
+  bool transposed = f.cols_first != t.cols_first;
   uint64_t i = i0 + lane / 16 * 16 + lane % 16 / 4 * 32;
   uint32_t words[TILES];
 #pragma unroll
   for (int k = 0; k < TILES; ++k) {
     uint64_t j = j0 + (threadIdx.x / 32 * TILES + k) * 4 + lane % 4, at = i >> job.spread;
-    words[k] = i < rows && j < cols ? from[turned ? j * pitch + at : at * pitch + j] : 0;
+    words[k] = i < rows && j < cols ? from[transposed ? j * pitch + at : at * pitch + j] : 0;
   }
   uint8_t* to = pointer<uint8_t>(job.to) + (i0 / SIDE * (t.padded[1] / 4) + j0 / 4) * 512;
   uint32_t tiles = uint32_t(min(uint64_t(SIDE / 4), (t.padded[1] - j0) / 4));

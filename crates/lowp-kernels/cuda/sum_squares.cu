@@ -7,8 +7,7 @@
 
 namespace lowp {
 
-constexpr uint64_t RUN = 4096;
-constexpr uint32_t WARPS = THREADS / 32;  // runs of a tile, one per warp
+static_assert(SUM_RUNS == THREADS / 32, "a warp per run of a tile");
 
 // Sums 8 * lane .. 8 * lane + 8 of 256; returns the sum of all in lane 0.
 __device__ __forceinline__ double halve(double (&sums)[8]) {
@@ -73,9 +72,9 @@ __device__ __forceinline__ void add_run(uint64_t source, uint64_t first, double 
 // Writes the sum of a run of a job, and how many of its values are not finite; by one warp.
 __device__ __forceinline__ void run_sum(const SumSquares& job, uint64_t run) {
   uint32_t lane = threadIdx.x % 32;
-  uint64_t first = run * RUN, count = min(RUN, job.len - first);
+  uint64_t first = run * SUM_RUN, count = min(SUM_RUN, job.len - first);
   double sums[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-  if (job.vector && count == RUN) {
+  if (job.vector && count == SUM_RUN) {
     job.source_code == BF16 ? add_run<true>(job.source, first, sums) : add_run<false>(job.source, first, sums);
   } else {
 #pragma unroll 1
@@ -89,44 +88,46 @@ __device__ __forceinline__ void run_sum(const SumSquares& job, uint64_t run) {
     }
   }
   double sum = __shfl_sync(FULL_WARP, halve(sums), 0);
-  uint64_t odd = 0;
+  uint64_t non_finite = 0;
   // Finite values have a finite sum.
   if (!isfinite(sum)) {
-    for (uint32_t i = lane; i < count; i += 32) odd += !isfinite(load_source(job.source, job.source_code, first + i));
+    for (uint32_t i = lane; i < count; i += 32) {
+      non_finite += !isfinite(load_source(job.source, job.source_code, first + i));
+    }
 #pragma unroll
-    for (uint32_t half = 16; half > 0; half /= 2) odd += __shfl_down_sync(FULL_WARP, odd, half);
+    for (uint32_t half = 16; half > 0; half /= 2) non_finite += __shfl_down_sync(FULL_WARP, non_finite, half);
   }
-  if (lane == 0) pointer<RunSum>(job.runs)[run] = {sum, odd};
+  if (lane == 0) pointer<RunSum>(job.runs)[run] = {sum, non_finite};
 }
 
 // The sum of up to 4096 sums of runs, in lane 0.
 __device__ __forceinline__ RunSum sum_of_runs(const volatile RunSum* runs, uint32_t count) {
   uint32_t lane = threadIdx.x % 32;
   double sums[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-  uint64_t odd = 0;
+  uint64_t non_finite = 0;
 #pragma unroll 2
   for (uint32_t row = 0; row < count; row += 256) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       uint32_t i = row + lane * 8 + j;
       sums[j] += i < count ? runs[i].sum : 0.0;
-      odd += i < count ? runs[i].odd : 0;
+      non_finite += i < count ? runs[i].non_finite : 0;
     }
   }
 #pragma unroll
-  for (uint32_t half = 16; half > 0; half /= 2) odd += __shfl_down_sync(FULL_WARP, odd, half);
-  return {halve(sums), odd};
+  for (uint32_t half = 16; half > 0; half /= 2) non_finite += __shfl_down_sync(FULL_WARP, non_finite, half);
+  return {halve(sums), non_finite};
 }
 
 // Level by level, behind one another in memory, until one sum is left; by a block of threads. The
 // result is in thread 0.
 __device__ __forceinline__ RunSum job_sum(const SumSquares& job) {
   RunSum* level = pointer<RunSum>(job.runs);
-  uint64_t count = cdiv(job.len, RUN);
+  uint64_t count = cdiv(job.len, SUM_RUN);
   while (count > 1) {
-    uint64_t groups = cdiv(count, RUN);
-    for (uint64_t group = threadIdx.x / 32; group < groups; group += WARPS) {
-      RunSum sum = sum_of_runs(level + group * RUN, uint32_t(min(RUN, count - group * RUN)));
+    uint64_t groups = cdiv(count, SUM_RUN);
+    for (uint64_t group = threadIdx.x / 32; group < groups; group += SUM_RUNS) {
+      RunSum sum = sum_of_runs(level + group * SUM_RUN, uint32_t(min(SUM_RUN, count - group * SUM_RUN)));
       if (threadIdx.x % 32 == 0) level[count + group] = sum;
     }
     __syncthreads();
@@ -136,7 +137,7 @@ __device__ __forceinline__ RunSum job_sum(const SumSquares& job) {
   RunSum total{0.0, 0};
   if (threadIdx.x == 0 && count == 1) {
     const volatile RunSum* last = level;
-    total = {last->sum, last->odd};
+    total = {last->sum, last->non_finite};
   }
   return total;
 }
@@ -144,20 +145,20 @@ __device__ __forceinline__ RunSum job_sum(const SumSquares& job) {
 // Adds the totals of all jobs to their outputs, in order, by one warp: its lanes read, each adds.
 __device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, volatile SumTotal* totals) {
   uint32_t lane = threadIdx.x % 32;
-  uint64_t out = 0, odd = 0;
+  uint64_t out = 0, non_finite = 0;
   double sum = 0.0;
   auto store = [&] {
     if (lane != 0 || out == 0) return;
     store_u64(out, static_cast<uint64_t>(__double_as_longlong(sum)));
-    store_u64(out + 8, odd);
+    store_u64(out + 8, non_finite);
   };
   for (uint64_t first = 0; first < count; first += 32) {
-    uint64_t own_out = 0, own_odd = 0;
+    uint64_t own_out = 0, own_non_finite = 0;
     double own_sum = 0.0;
     if (first + lane < count) {
       volatile SumTotal& total = totals[first + lane];
-      own_out = jobs[first + lane].out, own_sum = total.sum, own_odd = total.odd;
-      total.sum = 0.0, total.odd = 0, total.done = 0;
+      own_out = jobs[first + lane].out, own_sum = total.sum, own_non_finite = total.non_finite;
+      total.sum = 0.0, total.non_finite = 0, total.done = 0;
     }
     uint32_t here = uint32_t(min(uint64_t(32), count - first));
     for (uint32_t i = 0; i < here; ++i) {
@@ -167,10 +168,10 @@ __device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, v
         __syncwarp();
         out = to;
         sum = __longlong_as_double(static_cast<long long>(load_u64(out)));
-        odd = load_u64(out + 8);
+        non_finite = load_u64(out + 8);
       }
       sum += __shfl_sync(FULL_WARP, own_sum, i);
-      odd += __shfl_sync(FULL_WARP, own_odd, i);
+      non_finite += __shfl_sync(FULL_WARP, own_non_finite, i);
     }
   }
   store();
@@ -187,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const SumSquares& job = jobs[tile.job];
-  uint64_t run = uint64_t(tile.index) * WARPS + threadIdx.x / 32;
-  if (run * RUN < job.len) run_sum(job, run);
+  uint64_t run = uint64_t(tile.index) * SUM_RUNS + threadIdx.x / 32;
+  if (run * SUM_RUN < job.len) run_sum(job, run);
   // The last block of a job sees the runs of all others.
   SumTotal* totals = pointer<SumTotal>(job.totals);
   __threadfence();
@@ -203,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   RunSum total = job_sum(job);
   if (threadIdx.x == 0) {
     totals[tile.job].sum = total.sum;
-    totals[tile.job].odd = total.odd;
+    totals[tile.job].non_finite = total.non_finite;
     // The last job sees the totals of all others.
     __threadfence();
     auto* state = pointer<unsigned long long>(job.state);

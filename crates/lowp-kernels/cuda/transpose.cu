@@ -5,7 +5,7 @@
 
 namespace lowp {
 
-constexpr uint32_t SIDE = 64;
+constexpr uint32_t SIDE = TRANSPOSE_SIDE;
 
 // Any entries, one at a time.
 __device__ __forceinline__ void transpose_any(const Transpose& job, uint32_t index, uint32_t* shared) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void transpose_any(const Transpose& job, uint32_t ind
 // 128 x 128 bytes. Thread t loads 16 bytes of each of four rows. The chunks of a line are exchanged
 // by an exclusive or with the thread that wrote them, so that no two lanes meet in a bank.
 __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {
-  constexpr uint32_t TILE = 128;
+  constexpr uint32_t TILE = TRANSPOSE_BYTES;
   uint2 tile = grouped(index, uint32_t(cdiv(job.outer, TILE)), uint32_t(job.tiles_across));
   uint64_t i0 = uint64_t(tile.x) * TILE, j0 = uint64_t(tile.y) * TILE;
   uint32_t r = threadIdx.x / 8 * 4, c = threadIdx.x % 8 * 16;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t i
   for (int k = 0; k < 4; ++k) {
     const uint32_t in[4] = {word(rows[0], k), word(rows[1], k), word(rows[2], k), word(rows[3], k)};
     uint32_t out[4];
-    turn_bytes(in, out);
+    transpose_bytes4(in, out);
 #pragma unroll
     for (int b = 0; b < 4; ++b) *reinterpret_cast<uint32_t*>(shared + (c + 4 * k + b) * TILE + at) = out[b];
   }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t i
 // exchanged by an exclusive or with the column that wrote them, and half of a warp writes odd rows
 // while the other writes even ones, so no two lanes meet in a bank.
 __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint32_t* shared) {
-  constexpr uint32_t TILE = 256, WORDS = TILE / 8;
+  constexpr uint32_t TILE = TRANSPOSE_NIBBLES, WORDS = TILE / 8;
   uint2 tile = grouped(index, uint32_t(cdiv(job.outer, TILE)), uint32_t(job.tiles_across));
   uint64_t i0 = uint64_t(tile.x) * TILE, j0 = uint64_t(tile.y) * (TILE / 2);  // rows, bytes
   uint32_t r = threadIdx.x / 16 * 8, c = threadIdx.x % 16 * 8;
@@ -109,8 +109,8 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
         high[q] = ((a >> 4) & 0x0F0F0F0Fu) | (b & 0xF0F0F0F0u);
       }
       uint32_t even[4], odd[4];
-      turn_bytes(low, even);
-      turn_bytes(high, odd);
+      transpose_bytes4(low, even);
+      transpose_bytes4(high, odd);
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         // Odd rows have their halves exchanged, so that the two rows of a warp's store differ in bank.
@@ -140,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     lowp_transpose(const Tile* __restrict__ tiles, const Transpose* __restrict__ jobs, const Step* __restrict__ step,
                    uint32_t flags) {
   __shared__ union {
-    uint32_t entries[256 * 32];
-    alignas(16) uint8_t bytes[128 * 128];
+    uint32_t entries[TRANSPOSE_NIBBLES * TRANSPOSE_NIBBLES / 8];
+    alignas(16) uint8_t bytes[TRANSPOSE_BYTES * TRANSPOSE_BYTES];
   } shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];

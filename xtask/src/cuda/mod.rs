@@ -71,6 +71,7 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     let nvcc = toolkit::nvcc()?;
     eprintln!("nvcc {} ({})", nvcc.version, nvcc.program.display());
     let sources = workspace_root()?.join(SOURCES);
+    kernels::write_header(&sources).map_err(|why| anyhow!("{why}"))?;
     let folder = target_dir()?.join("cuda-kernels");
     let start = std::time::Instant::now();
     let compiled =
@@ -138,4 +139,30 @@ fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Resu
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_of_the_kernels_is_what_the_table_says() {
+        let sources = workspace_root().unwrap().join(SOURCES);
+        assert_eq!(kernels::check_header(&sources), Ok(()));
+    }
+
+    #[test]
+    fn another_header_is_caught() {
+        let folder = std::env::temp_dir().join(format!("lowp-header-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("include/lowp")).unwrap();
+        let checked = || kernels::check_header(&folder);
+        assert!(checked().is_err_and(|why| why.contains("run `cargo xtask cuda`")));
+        kernels::write_header(&folder).unwrap();
+        assert_eq!(checked(), Ok(()));
+        let header = folder.join("include/lowp/jobs.cuh");
+        let text = std::fs::read_to_string(&header).unwrap();
+        std::fs::write(&header, text.replace("uint64_t rows;", "uint32_t rows;")).unwrap();
+        assert!(checked().is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -79,7 +79,7 @@ impl Launch {
         ];
         let mut parameters = pointers;
         let threads = self.kernel.threads();
-        // SAFETY: the parameters are those of every kernel (table.rs) and are read before the call
+        // SAFETY: the parameters are those of every kernel (`table`) and are read before the call
         // returns; for what they point to the caller answers.
         let launched = unsafe {
             result::launch_kernel(

@@ -91,7 +91,7 @@ fn sides(block: Option<[usize; 2]>) -> [u32; 2] {
     block.map_or([0, 0], |block| block.map(|side| side as u32))
 }
 
-fn turned(target: &Target<Cuda>) -> usize {
+fn transposed(target: &Target<Cuda>) -> usize {
     usize::from(target.spec.axes[0] == Axis::Cols)
 }
 
@@ -293,7 +293,7 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
         let block = block_of(&job.kernel, target.spec.key.usage)?;
         let amaxes = block.and_then(agreed).unwrap_or(0);
         let [block_rows, block_cols] = sides(block);
-        let side = turned(target);
+        let side = transposed(target);
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
             let same =
@@ -315,7 +315,7 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
             free
         })?;
     }
-    // Amaxes of blocks that no target has are spent, too.
+    // Amaxes of blocks that no target has are consumed, too.
     for part in job.blocks.iter().flat_map(|flat| &flat.blocks) {
         let [block_rows, block_cols] = sides(Some(part.block));
         let amaxes = agreed(part.block).unwrap_or(0);
@@ -359,8 +359,8 @@ pub(super) fn decode(job: &DecodeJob<Cuda>) -> Result<Decode, KernelError> {
         block_cols,
         element: code_of(job.kernel.element),
         rule,
-        data_transposed: turned(&job.data) as u8,
-        scale_transposed: scale.map_or(0, |scale| turned(scale) as u8),
+        data_transposed: transposed(&job.data) as u8,
+        scale_transposed: scale.map_or(0, |scale| transposed(scale) as u8),
         ..Decode::default()
     })
 }
@@ -453,21 +453,21 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
 /// The update is done once, so one row must fill every target: a second target of one part and order
 /// becomes a pass of its own.
 fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
-    let refuse = || KernelError::NoKernel {
+    let too_many = || KernelError::NoKernel {
         what:
             "AdamW fused with more targets of one part and order than two passes fill; encode the \
                others in a plan of their own"
                 .to_owned(),
     };
-    let (first, others) = rows.split_first().ok_or_else(refuse)?;
+    let (first, others) = rows.split_first().ok_or_else(too_many)?;
     let mut row = *first;
     for other in others {
         if other.tensor_scale != 0 {
-            return Err(refuse());
+            return Err(too_many());
         }
         for pass in &other.pass[..usize::from(other.passes)] {
             let free = row.pass.get_mut(usize::from(row.passes));
-            *free.ok_or_else(refuse)? = *pass;
+            *free.ok_or_else(too_many)? = *pass;
             row.passes += 1;
         }
     }
@@ -480,7 +480,7 @@ pub(super) fn runs(job: &SumSquaresJob<Cuda>) -> usize {
     let mut level = len as usize;
     let mut runs = 0;
     while level > 1 || runs == 0 {
-        level = cdiv(level, super::geometry::SUM_RUN as usize);
+        level = cdiv(level, super::table::SUM_RUN as usize);
         runs += level.max(1);
     }
     runs

@@ -9,7 +9,7 @@ namespace lowp {
 // Shared memory of a block of threads: one way at a time.
 union EncodeMemory {
   Stage<false> wide;
-  Stage<true> turned;
+  Stage<true> transposed;
   float multipliers[UNIT_BLOCKS];
 };
 

@@ -15,9 +15,9 @@ struct FormTile {
   uint32_t repeat_i, repeat_j;  // entries that share a scale, as powers of two
   uint32_t pitch_i, pitch_j;    // of scales in the stage
 
-  __device__ __forceinline__ FormTile(const Encode& job, uint64_t row, uint64_t col, const Pass& pass, bool turned,
+  __device__ __forceinline__ FormTile(const Encode& job, uint64_t row, uint64_t col, const Pass& pass, bool transposed,
                                       const uint8_t* stage)
-      : scales(pass.form[turned]), stage(stage) {
+      : scales(pass.form[transposed]), stage(stage) {
     uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
     uint32_t entry_h = 31 - __clz(scales.tile_rows), entry_w = 31 - __clz(scales.tile_cols);
     uint64_t top = row >> entry_h, left = col >> entry_w;
@@ -27,11 +27,11 @@ struct FormTile {
     uint32_t r_end = last_row ? uint32_t(((job.rows + scales.tile_rows - 1) >> entry_h) - top) : down;
     uint32_t c_end = last_col ? uint32_t(((job.cols + scales.tile_cols - 1) >> entry_w) - left) : across;
     uint32_t pitch = job.tile_cols >> w;
-    first_i = turned ? left : top, first_j = turned ? top : left;
-    outer = turned ? across : down, inner = turned ? down : across;
-    i_end = turned ? c_end : r_end, j_end = turned ? r_end : c_end;
-    repeat_i = turned ? w - entry_w : h - entry_h, repeat_j = turned ? h - entry_h : w - entry_w;
-    pitch_i = turned ? 1 : pitch, pitch_j = turned ? pitch : 1;
+    first_i = transposed ? left : top, first_j = transposed ? top : left;
+    outer = transposed ? across : down, inner = transposed ? down : across;
+    i_end = transposed ? c_end : r_end, j_end = transposed ? r_end : c_end;
+    repeat_i = transposed ? w - entry_w : h - entry_h, repeat_j = transposed ? h - entry_h : w - entry_w;
+    pitch_i = transposed ? 1 : pitch, pitch_j = transposed ? pitch : 1;
   }
 
   // Entry (i, j); 0 for padding.
@@ -40,11 +40,11 @@ struct FormTile {
   }
 
   // Entry by entry.
-  __device__ __forceinline__ void store(bool turned) const {
+  __device__ __forceinline__ void store(bool transposed) const {
     for (uint32_t e = threadIdx.x; e < outer * inner; e += THREADS) {
       uint32_t i = e / inner, j = e % inner;
-      uint64_t row = turned ? first_j + j : first_i + i, col = turned ? first_i + i : first_j + j;
-      pointer<uint8_t>(scales.to)[scale_offset(scales, turned, row, col)] = uint8_t(at(i, j));
+      uint64_t row = transposed ? first_j + j : first_i + i, col = transposed ? first_i + i : first_j + j;
+      pointer<uint8_t>(scales.to)[scale_offset(scales, transposed, row, col)] = uint8_t(at(i, j));
     }
   }
 };
@@ -58,13 +58,13 @@ __device__ __forceinline__ void store_swizzled(const Pass& pass, uint64_t row, u
   static_assert(COLS % 128 == 0 || COLS == 64, "whole tiles, or halves");
 #pragma unroll
   for (uint32_t x = threadIdx.x; x < 2 * WORDS; x += THREADS) {
-    bool turned = x >= WORDS;
+    bool transposed = x >= WORDS;
     uint32_t e = x % WORDS;
-    const Scales& scales = pass.form[turned];
+    const Scales& scales = pass.form[transposed];
     if (scales.to == 0) continue;
     uint32_t word, at;
     uint64_t tile;
-    if (!turned) {
+    if (!transposed) {
       uint32_t i = e % 4 * 32 + e % 128 / 4, j = e / 128 * 4;
       uint32_t line = pass.block_rows == 1 ? i : i / SIDE;
       word = *reinterpret_cast<const uint32_t*>(stage + line * (COLS / SIDE) + j);
@@ -89,9 +89,9 @@ __device__ __forceinline__ void store_swizzled(const Pass& pass, uint64_t row, u
 }
 
 // All scales of a tile that have another form than Compact, when the tile is done.
-template <bool TURNED, typename Place>
-__device__ __forceinline__ void store_forms(const Place& place, const Stage<TURNED>& stage) {
-  constexpr uint32_t COLS = Tiling<TURNED>::COLS, SIDE = TURNED ? 16 : 32;
+template <bool TRANSPOSED, typename Place>
+__device__ __forceinline__ void store_forms(const Place& place, const Stage<TRANSPOSED>& stage) {
+  constexpr uint32_t COLS = Tiling<TRANSPOSED>::COLS, SIDE = TRANSPOSED ? 16 : 32;
   if (place.held().forms == FORMS_NONE) return;
   const Encode& job = place.encode();
   const uint64_t row = place.row(), col = place.col();
@@ -106,16 +106,16 @@ __device__ __forceinline__ void store_forms(const Place& place, const Stage<TURN
       continue;
     }
 #pragma unroll 1
-    for (int turned = 0; turned < 2; ++turned) {
-      if (pass.form[turned].to) FormTile(job, row, col, pass, turned, stage.scales[p]).store(turned);
+    for (int transposed = 0; transposed < 2; ++transposed) {
+      if (pass.form[transposed].to) FormTile(job, row, col, pass, transposed, stage.scales[p]).store(transposed);
     }
   }
 }
 
 // The same, not inlined: with registers of its own.
-template <bool TURNED>
-__device__ __noinline__ void forms_apart(const Stage<TURNED>& stage) {
-  store_forms(Place<TURNED, false>{stage, nullptr}, stage);
+template <bool TRANSPOSED>
+__device__ __noinline__ void forms_apart(const Stage<TRANSPOSED>& stage) {
+  store_forms(Place<TRANSPOSED, false>{stage, nullptr}, stage);
 }
 
 }  // namespace lowp

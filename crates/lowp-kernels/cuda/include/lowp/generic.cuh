@@ -8,8 +8,6 @@
 
 namespace lowp {
 
-constexpr uint32_t UNIT_BLOCKS = 2048;
-
 // A rectangle of a matrix, clipped to it.
 struct Rectangle {
   uint64_t row, col;
@@ -75,25 +73,28 @@ struct GenericEncode {
       if (active && thread == 0) {
         Scaled s = rule.block(a);
         multipliers[b] = s.multiplier;
-        for (int turned = 0; turned < 2; ++turned) {
-          uint64_t at = turned ? (left + c) * rows + top + r : (top + r) * cols + left + c;
-          if (pass.scale[turned]) store(pass.scale[turned], at, s.entry);
-          if (pass.form[turned].to) spread(pass, turned, top + r, left + c, s.entry);
+        for (int transposed = 0; transposed < 2; ++transposed) {
+          uint64_t at = transposed ? (left + c) * rows + top + r : (top + r) * cols + left + c;
+          if (pass.scale[transposed]) store(pass.scale[transposed], at, s.entry);
+          if (pass.form[transposed].to) spread(pass, transposed, top + r, left + c, s.entry);
         }
       }
     }
   }
 
   // Every entry of a block in another form than Compact, and the padding behind the last blocks.
-  __device__ void spread(const Pass& pass, int turned, uint64_t block_row, uint64_t block_col, uint32_t entry) const {
-    const Scales& to = pass.form[turned];
+  __device__ void spread(const Pass& pass, int transposed, uint64_t block_row, uint64_t block_col,
+                         uint32_t entry) const {
+    const Scales& to = pass.form[transposed];
     uint64_t rows = cdiv(job.rows, to.tile_rows), cols = cdiv(job.cols, to.tile_cols);
     uint64_t times_rows = pass.block_rows / to.tile_rows, times_cols = pass.block_cols / to.tile_cols;
     uint64_t top = block_row * times_rows, left = block_col * times_cols;
     uint64_t bottom = top + times_rows < rows ? top + times_rows : to.rows;
     uint64_t right = left + times_cols < cols ? left + times_cols : to.cols;
     for (uint64_t r = top; r < bottom; ++r) {
-      for (uint64_t c = left; c < right; ++c) store(to.to, scale_offset(to, turned, r, c), r < rows && c < cols ? entry : 0);
+      for (uint64_t c = left; c < right; ++c) {
+        store(to.to, scale_offset(to, transposed, r, c), r < rows && c < cols ? entry : 0);
+      }
     }
   }
 
@@ -127,23 +128,23 @@ struct GenericEncode {
     }
   }
 
-  // All codes of a unit, row-major (`turned` 0) or transposed.
-  __device__ void codes(const Pass& pass, const Rectangle& unit, int turned) const {
+  // All codes of a unit, row-major (`transposed` 0) or transposed.
+  __device__ void codes(const Pass& pass, const Rectangle& unit, int transposed) const {
     uint32_t bits = code_bits(rule.element), packed = bits == 4 ? 2 : 1;
-    uint32_t inner = turned ? unit.rows : unit.cols, outer = turned ? unit.cols : unit.rows;
+    uint32_t inner = transposed ? unit.rows : unit.cols, outer = transposed ? unit.cols : unit.rows;
     uint32_t entries = (inner + packed - 1) / packed;
-    uint64_t pitch = code_bytes(rule.element, turned ? job.rows : job.cols);
+    uint64_t pitch = code_bytes(rule.element, transposed ? job.rows : job.cols);
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < outer * entries; e += THREADS) {
       uint32_t i = e / entries, j = e % entries * packed;
-      uint64_t row = unit.row + (turned ? j : i), col = unit.col + (turned ? i : j);
-      uint64_t line = turned ? col : row, at = turned ? row : col;
-      uint8_t* to = pointer<uint8_t>(turned ? pass.data[1] : pass.data[0]) + line * pitch + at * bits / 8;
+      uint64_t row = unit.row + (transposed ? j : i), col = unit.col + (transposed ? i : j);
+      uint64_t line = transposed ? col : row, at = transposed ? row : col;
+      uint8_t* to = pointer<uint8_t>(transposed ? pass.data[1] : pass.data[0]) + line * pitch + at * bits / 8;
       // A nibble behind the last element is 0.
       uint32_t entry = 0, count = min(packed, inner - j);
 #pragma unroll 1
       for (uint32_t k = 0; k < count; ++k) {
-        entry |= code(pass, unit, row + (turned ? k : 0), col + (turned ? 0 : k)) << (4 * k);
+        entry |= code(pass, unit, row + (transposed ? k : 0), col + (transposed ? 0 : k)) << (4 * k);
       }
 #pragma unroll 1
       for (uint32_t b = 0; b < max(bits / 8, 1u); ++b) to[b] = uint8_t(entry >> (8 * b));

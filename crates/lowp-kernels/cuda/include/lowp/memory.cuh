@@ -80,8 +80,8 @@ __device__ __forceinline__ uint64_t swizzled(uint64_t i, uint64_t j, uint64_t in
 }
 
 // The position of the entry at (row, col) of Padded or Swizzled scales.
-__device__ __forceinline__ uint64_t scale_offset(const Scales& scales, bool turned, uint64_t row, uint64_t col) {
-  uint64_t i = turned ? col : row, j = turned ? row : col, inner = turned ? scales.rows : scales.cols;
+__device__ __forceinline__ uint64_t scale_offset(const Scales& scales, bool transposed, uint64_t row, uint64_t col) {
+  uint64_t i = transposed ? col : row, j = transposed ? row : col, inner = transposed ? scales.rows : scales.cols;
   return scales.swizzled ? swizzled(i, j, inner) : i * inner + j;
 }
 

@@ -13,14 +13,14 @@ namespace lowp {
 
 // Block scales of a warp's tile: staged, and as multipliers of each lane's rows, columns or all of
 // its elements. `SIDE` is the side of the blocks.
-template <int W, bool TURNED, uint32_t SIDE, typename Rule>
+template <int W, bool TRANSPOSED, uint32_t SIDE, typename Rule>
 struct BlockScales {
   static constexpr int N = 32 / W;
   // Powers of two are kept as pairs of bfloat16: one row's twice, those of neighbouring columns.
   static constexpr bool PAIRS = SIDE == 32;
   static constexpr int COLUMNS = PAIRS ? W / 2 : W;
   using Multiplier = std::conditional_t<PAIRS, uint32_t, float>;
-  using Tile = Tiling<TURNED>;
+  using Tile = Tiling<TRANSPOSED>;
 
   const Rule& rule;
   uint32_t lane;
@@ -82,11 +82,11 @@ struct BlockScales {
 __device__ __forceinline__ void once(uint32_t& code) { asm volatile("" : "+r"(code)); }
 
 // Codes of 8 bits into the staged tiles. POWERS says that the multipliers are pairs of powers of two.
-template <int W, bool TURNED, bool POWERS, typename E, typename Multiplier>
+template <int W, bool TRANSPOSED, bool POWERS, typename E, typename Multiplier>
 __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
                                              uint8_t* column_stage, Multiplier m) {
   constexpr int N = 32 / W;
-  uint32_t row = Tiling<TURNED>::warp_row() + lane / N * N, col = Tiling<TURNED>::warp_col() + lane % N * W;
+  uint32_t row = Tiling<TRANSPOSED>::warp_row() + lane / N * N, col = Tiling<TRANSPOSED>::warp_col() + lane % N * W;
   uint32_t codes[N][W / 4];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
       once(codes[i][j / 4]);
     }
     if (rows) {
-      uint8_t* to = row_stage + RowTile<W, TURNED, 8>::chunk(row + i, col / 16) + col % 16;
+      uint8_t* to = row_stage + RowTile<W, TRANSPOSED, 8>::chunk(row + i, col / 16) + col % 16;
       if constexpr (W == 8) {
         *reinterpret_cast<uint2*>(to) = make_uint2(codes[i][0], codes[i][1]);
       } else {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
       }
     }
   }
-  if constexpr (TURNED) {
+  if constexpr (TRANSPOSED) {
     if (columns) {
 #pragma unroll
       for (int i = 0; i < N; i += 4) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
         for (int j = 0; j < W; j += 4) {
           const uint32_t in[4] = {codes[i][j / 4], codes[i + 1][j / 4], codes[i + 2][j / 4], codes[i + 3][j / 4]};
           uint32_t out[4];
-          turn_bytes(in, out);
+          transpose_bytes4(in, out);
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             uint32_t at = ColumnTile<W, 8>::chunk(col + j + k, (row + i) / 16) + (row + i) % 16;
@@ -142,9 +142,9 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
                                              uint8_t* column_stage, Multiplier m) {
   constexpr int N = 32 / W;
   uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
-  uint32_t turned[W];
+  uint32_t transposed[W];
 #pragma unroll
-  for (int j = 0; j < W; ++j) turned[j] = 0;
+  for (int j = 0; j < W; ++j) transposed[j] = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     uint32_t codes = 0;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
       for (int k = 0; k < 2; ++k) {
         once(two[k]);
         codes += two[k] << (4 * (j + k));
-        turned[j + k] += two[k] << (4 * i);
+        transposed[j + k] += two[k] << (4 * i);
       }
     }
     if (rows) {
@@ -173,19 +173,19 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
     for (int j = 0; j < W; ++j) {
       uint8_t* to = column_stage + ColumnTile<W, 4>::chunk(col + j, row / 32) + row % 32 / 2;
       if constexpr (N == 8) {
-        *reinterpret_cast<uint32_t*>(to) = turned[j];
+        *reinterpret_cast<uint32_t*>(to) = transposed[j];
       } else {
-        *reinterpret_cast<uint16_t*>(to) = uint16_t(turned[j]);
+        *reinterpret_cast<uint16_t*>(to) = uint16_t(transposed[j]);
       }
     }
   }
 }
 
 // Codes and scales of one pass into the stage, with what each element is multiplied by.
-template <int W, bool TURNED, uint32_t SIDE, typename Rule, typename Codes>
+template <int W, bool TRANSPOSED, uint32_t SIDE, typename Rule, typename Codes>
 __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule, const Values<W>& v, uint32_t lane,
                                              const ScaleStage& scales, Codes codes) {
-  using Blocks = BlockScales<W, TURNED, SIDE, Rule>;
+  using Blocks = BlockScales<W, TRANSPOSED, SIDE, Rule>;
   using Multiplier = typename Blocks::Multiplier;
   Blocks blocks{rule, lane, scales};
   if (pass.block_cols == 1) {
@@ -203,11 +203,11 @@ __device__ __forceinline__ void stage_blocks(const Pass& pass, const Rule& rule,
 }
 
 // Codes and scales of FP8 into the stage: those from `first_row` and `first_col` on in a tile of `cols` columns.
-template <int W, bool TURNED, typename E, typename Place>
-__device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage,
+template <int W, bool TRANSPOSED, typename E, typename Place>
+__device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values<W>& v, Stage<TRANSPOSED>& stage,
                                        uint32_t first_row, uint32_t first_col, uint32_t cols) {
   const Encode& job = place.encode();
-  if constexpr (TURNED) {
+  if constexpr (TRANSPOSED) {
     const Pass& pass = job.pass[0];
     float tensor = place.held().tensor;
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
@@ -219,7 +219,7 @@ __device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values
     PowerOfTwo rule = PowerOfTwo::of(job);
 #pragma unroll 1
     for (uint32_t p = 0; p < place.held().passes; ++p) {
-      v.pin();
+      v.stay_in_loop();
       stage_blocks<W, false, 32>(job.pass[p], rule, v, lane, ScaleStage{stage.scales[p], cols, first_row, first_col}, [&](auto m) {
         stage_codes8<W, false, true, E>(v, lane, true, false, stage.codes[p], nullptr, m);
       });
@@ -228,18 +228,19 @@ __device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values
 }
 
 // The staged codes of FP8 from (row, col) on.
-template <int W, bool TURNED, typename Place>
-__device__ __forceinline__ void store_codes8(const Place& place, uint64_t row, uint64_t col, const Stage<TURNED>& stage) {
+template <int W, bool TRANSPOSED, typename Place>
+__device__ __forceinline__ void store_codes8(const Place& place, uint64_t row, uint64_t col,
+                                             const Stage<TRANSPOSED>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Encode& out = place.encode();
     uint32_t vector = out.vector;
     const Pass& pass = out.pass[p];
     if (pass.data[0]) {
-      store_lines<RowTile<W, TURNED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, out.rows, out.cols, false,
-                                         stage.codes[TURNED ? 0 : p]);
+      store_lines<RowTile<W, TRANSPOSED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, out.rows, out.cols,
+                                             false, stage.codes[TRANSPOSED ? 0 : p]);
     }
-    if constexpr (TURNED) {
+    if constexpr (TRANSPOSED) {
       if (pass.data[1]) {
         store_lines<ColumnTile<W, 8>>(pass.data[1], vector & (VECTOR_COLUMNS_0 << p), col, row, out.cols, out.rows, false,
                                       stage.codes[1]);
@@ -260,13 +261,13 @@ __device__ __forceinline__ void store_scales8(const Place& place, uint64_t row, 
 }
 
 // FP8 codes of a tile.
-template <int W, bool TURNED, typename E, typename Place>
-__device__ __forceinline__ void quantize8(const Place& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
-  stage8<W, TURNED, E>(place, lane, v, stage, 0, 0, Tiling<TURNED>::COLS);
+template <int W, bool TRANSPOSED, typename E, typename Place>
+__device__ __forceinline__ void quantize8(const Place& place, uint32_t lane, Values<W>& v, Stage<TRANSPOSED>& stage) {
+  stage8<W, TRANSPOSED, E>(place, lane, v, stage, 0, 0, Tiling<TRANSPOSED>::COLS);
   __syncthreads();
   const uint64_t row = place.row(), col = place.col();
   store_codes8<W>(place, row, col, stage);
-  if constexpr (!TURNED) store_scales8(place, row, col, Tiling<false>::ROWS, Tiling<false>::COLS, stage);
+  if constexpr (!TRANSPOSED) store_scales8(place, row, col, Tiling<false>::ROWS, Tiling<false>::COLS, stage);
 }
 
 // NVFP4 codes of a tile.
@@ -276,7 +277,7 @@ __device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Val
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Pass& pass = place.encode().pass[p];
-    v.pin();
+    v.stay_in_loop();
     stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
       stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], m);
     });
@@ -342,13 +343,13 @@ __device__ __forceinline__ void store_plain(const Place& place, uint32_t lane, c
 }
 
 // Encodes a tile from the values of its threads.
-template <int W, bool TURNED, typename Place>
-__device__ __forceinline__ void quantize(const Place& place, uint32_t lane, Values<W>& v, Stage<TURNED>& stage) {
+template <int W, bool TRANSPOSED, typename Place>
+__device__ __forceinline__ void quantize(const Place& place, uint32_t lane, Values<W>& v, Stage<TRANSPOSED>& stage) {
   switch (place.encode().element) {
-    case E4M3: return quantize8<W, TURNED, E4m3>(place, lane, v, stage);
-    case E5M2: return quantize8<W, TURNED, E5m2>(place, lane, v, stage);
+    case E4M3: return quantize8<W, TRANSPOSED, E4m3>(place, lane, v, stage);
+    case E5M2: return quantize8<W, TRANSPOSED, E5m2>(place, lane, v, stage);
     default:
-      if constexpr (TURNED) {
+      if constexpr (TRANSPOSED) {
         quantize4<W>(place, lane, v, stage);
       } else {
         store_plain<W>(place, lane, v);

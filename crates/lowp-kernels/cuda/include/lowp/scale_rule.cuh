@@ -34,7 +34,7 @@ __device__ __forceinline__ float two_level_decode_factor(uint32_t entry, float a
   return __fmul_rn(__fmul_rn(E4m3::decode(entry), amax), __uint_as_float(0x39C30C31u));
 }
 
-// The magnitude of an amax, spent or not (job.rs, TensorInput); an encode scale that is known as it stands.
+// The magnitude of an amax, consumed or not (job.rs, TensorInput); an encode scale that is known as it stands.
 template <typename Job>
 __device__ __forceinline__ float tensor_amax(const Job& job) {
   float x = *pointer<const float>(job.tensor);
@@ -112,10 +112,10 @@ struct ScaleRule {
 
 };
 
-// Writes the tensor-scale target and spends what was observed: one thread of a job does. The others may
-// still read the entry: its magnitude stays.
+// Writes the tensor-scale target and marks what was observed as consumed: one thread of a job does. The
+// others may still read the entry: its magnitude stays.
 template <typename Job>
-__device__ __forceinline__ void settle_tensor(const Job& job) {
+__device__ __forceinline__ void store_tensor(const Job& job) {
   if (job.tensor_scale) {
     float tensor = job.rule == RULE_TENSOR ? __fdiv_rn(1.0f, tensor_multiplier(job)) : tensor_amax(job);
     store_f32(job.tensor_scale, __float_as_uint(tensor));

@@ -7,21 +7,22 @@
 namespace lowp {
 
 // Where the warps of a block lie: side by side, or four down and two across.
-template <bool TURNED>
+template <bool TRANSPOSED>
 struct Tiling {
-  static constexpr uint32_t ROWS = TURNED ? 128 : 32, COLS = TURNED ? 64 : 256;
-  static __device__ __forceinline__ uint32_t warp_row() { return TURNED ? threadIdx.x / 32 % 4 * 32 : 0; }
+  static constexpr uint32_t ROWS = TRANSPOSED ? TRANSPOSED_ROWS : WIDE_ROWS;
+  static constexpr uint32_t COLS = TRANSPOSED ? TRANSPOSED_COLS : WIDE_COLS;
+  static __device__ __forceinline__ uint32_t warp_row() { return TRANSPOSED ? threadIdx.x / 32 % 4 * 32 : 0; }
   static __device__ __forceinline__ uint32_t warp_col() {
-    return TURNED ? threadIdx.x / 128 * 32 : threadIdx.x / 32 * 32;
+    return TRANSPOSED ? threadIdx.x / 128 * 32 : threadIdx.x / 32 * 32;
   }
 };
 
 // Codes of a tile of 8 KiB at most, as lines of 16-byte chunks. Chunks are exchanged within a line
 // by an exclusive or with a function of the line, which keeps the words that a warp writes at a
 // time (a chunk of each of its groups of rows) off each other's banks.
-template <int W, bool TURNED, uint32_t BITS>
+template <int W, bool TRANSPOSED, uint32_t BITS>
 struct RowTile {
-  static constexpr uint32_t LINES = Tiling<TURNED>::ROWS, CHUNKS = Tiling<TURNED>::COLS * BITS / 128;
+  static constexpr uint32_t LINES = Tiling<TRANSPOSED>::ROWS, CHUNKS = Tiling<TRANSPOSED>::COLS * BITS / 128;
   static constexpr uint32_t PITCH = BITS == 4 ? 48 : CHUNKS * 16;
   static __device__ __forceinline__ uint32_t chunk(uint32_t line, uint32_t chunk) {
     uint32_t group = CHUNKS == 2 ? line / 8 % 2 : CHUNKS == 4 ? line / (32 / W) % 2 * 2 : line / (32 / W) % 4 * 2;
@@ -48,22 +49,22 @@ struct Held {
   uint32_t passes, forms;
 };
 
-template <bool TURNED>
+template <bool TRANSPOSED>
 struct alignas(16) Stage {
-  uint8_t codes[2][8192];                  // wide: of each pass; turned: row-major and transposed
-  uint8_t scales[2][TURNED ? 512 : 1024];  // of each pass
+  uint8_t codes[2][8192];                  // wide: of each pass; transposed: row-major and transposed
+  uint8_t scales[2][TRANSPOSED ? 512 : 1024];  // of each pass
   Held held[THREADS / 32];                 // of each warp
 };
 
 // The encode of a block of threads and where its tile begins, in shared memory: in registers they would be in
 // the way of the values. REGISTERS says that there is room for the address of the job, which is quicker.
-template <bool TURNED, bool REGISTERS>
+template <bool TRANSPOSED, bool REGISTERS>
 struct Place {
-  const Stage<TURNED>& stage;
+  const Stage<TRANSPOSED>& stage;
   const Encode* planned;
 
   // Tile `index` of `job`.
-  static __device__ __forceinline__ Place begin(const Encode& job, uint32_t index, Stage<TURNED>& stage) {
+  static __device__ __forceinline__ Place begin(const Encode& job, uint32_t index, Stage<TRANSPOSED>& stage) {
     Held& held = stage.held[threadIdx.x / 32];
     uint32_t across = uint32_t(job.tiles_across);
     uint64_t row = uint64_t(index / across) * job.tile_rows, col = uint64_t(index % across) * job.tile_cols;
@@ -72,7 +73,7 @@ struct Place {
     held.encode = &job;
     held.passes = job.passes;
     held.forms = job.forms;
-    if (!TURNED) {
+    if (!TRANSPOSED) {
       using Step = Tiling<false>;
       bool tall = job.tile_rows > Step::ROWS;
       held.step_down = tall ? Step::ROWS : 0;
@@ -84,7 +85,7 @@ struct Place {
     return {stage, &job};
   }
   // What is known of the tensor. An encode reads it before the values: it is there when they are.
-  __device__ __forceinline__ void hold_tensor(Stage<TURNED>& stage) const {
+  __device__ __forceinline__ void hold_tensor(Stage<TRANSPOSED>& stage) const {
     const Encode& job = encode();
     if (job.tensor) stage.held[threadIdx.x / 32].tensor = job.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
     __syncwarp();
@@ -143,7 +144,7 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
 
 // Writes the staged Compact scales of a tile of `height` x `width` elements, in whole rows of either order.
 // Block sides are powers of two.
-template <bool TURNED>
+template <bool TRANSPOSED>
 __device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col,
                                              uint32_t height, uint32_t width, const uint8_t* stage) {
   if (pass.block_rows == 0) return;
@@ -169,7 +170,7 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
       }
     }
   }
-  if constexpr (TURNED) {
+  if constexpr (TRANSPOSED) {
     if (uint64_t to = pass.scale[1]; to != 0) {
       // So has a column.
       uint32_t shift = whole && (to | rows) % 4 == 0 ? 2 : 0;

@@ -7,7 +7,6 @@
 namespace lowp {
 
 constexpr uint32_t FULL_WARP = 0xFFFFFFFFu;
-constexpr int THREADS = 256;
 
 // Where the 32 x 32 elements of a warp lie.
 template <int W>
@@ -128,7 +127,7 @@ struct Values<4> {
     }
   }
   // Keeps the compiler from doing what follows before a loop instead of in it.
-  __device__ __forceinline__ void pin() {}
+  __device__ __forceinline__ void stay_in_loop() {}
 
   __device__ __forceinline__ void row_maxima(float (&a)[8]) const {
 #pragma unroll
@@ -234,7 +233,7 @@ struct Values<8> {
     }
   }
   __device__ __forceinline__ void round() {}
-  __device__ __forceinline__ void pin() {
+  __device__ __forceinline__ void stay_in_loop() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -315,7 +314,7 @@ struct Values<8> {
 };
 
 // Four words of four bytes, transposed: byte r of out[c] is byte c of in[r].
-__device__ __forceinline__ void turn_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
+__device__ __forceinline__ void transpose_bytes4(const uint32_t (&in)[4], uint32_t (&out)[4]) {
   uint32_t a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
   uint32_t c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
   out[0] = __byte_perm(a, b, 0x5410);

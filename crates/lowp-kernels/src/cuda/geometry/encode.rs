@@ -1,14 +1,11 @@
 //! Encodes, alone and fused with AdamW.
 
-use super::super::table::{Adamw, Encode, Kernel, Pass, code, forms, path, rule, vector};
+use super::super::table::{
+    Adamw, Encode, FLAT_COLS, FLAT_TILE, Kernel, Pass, TRANSPOSED_COLS, TRANSPOSED_ROWS,
+    UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, forms, path, rule, vector,
+};
 use super::{Job, aligned, bits, cdiv};
 
-/// Elements of a tile of [`path::FLAT`].
-const FLAT_TILE: u64 = 8192;
-/// Columns of its rows, when it is seen as a matrix.
-const FLAT_COLS: u64 = 256;
-/// Blocks whose multipliers a generic unit keeps at a time.
-pub(super) const UNIT_BLOCKS: u64 = 2048;
 /// Elements of a generic unit, about.
 const UNIT: u64 = 4096;
 /// Tiles of a launch from which fewer and larger ones keep a device as busy.
@@ -38,7 +35,7 @@ fn unit(pass: &Pass) -> [u64; 2] {
     let [rows, cols] = [lcm(height, 2), lcm(width, 2)];
     let rows = rows * (32 / rows).max(1);
     let blocks = (rows / height) * (cols / width);
-    let times = (UNIT / (rows * cols)).min(UNIT_BLOCKS / blocks.max(1));
+    let times = (UNIT / (rows * cols)).min(u64::from(UNIT_BLOCKS) / blocks.max(1));
     [rows, cols * times.max(1)]
 }
 
@@ -58,7 +55,7 @@ impl Encode {
             return path::FLAT;
         };
         // Scales in another form than Compact follow no order of data.
-        let turned = passes
+        let transposed = passes
             .iter()
             .any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
         let sides = |side| passes.iter().all(|pass| has_side(pass, side));
@@ -69,19 +66,21 @@ impl Encode {
         match (self.element, self.rule) {
             _ if self.stochastic != 0 || repeated => path::GENERIC,
             (code::E4M3 | code::E5M2, rule::TENSOR) if sides(0) && passes.len() == 1 => {
-                if turned {
-                    path::TURNED
+                if transposed {
+                    path::TRANSPOSED
                 } else {
                     path::WIDE
                 }
             }
-            (code::E4M3 | code::E5M2, rule::E8M0_TE | rule::E8M0_FLOOR) if sides(32) && !turned => {
+            (code::E4M3 | code::E5M2, rule::E8M0_TE | rule::E8M0_FLOOR)
+                if sides(32) && !transposed =>
+            {
                 path::WIDE
             }
-            (code::E2M1, rule::TWO_LEVEL) if sides(16) && once(0) && once(1) => path::TURNED,
+            (code::E2M1, rule::TWO_LEVEL) if sides(16) && once(0) && once(1) => path::TRANSPOSED,
             // The generic path writes entries at any address.
             (code::BF16 | code::F32, rule::NONE)
-                if plain && !turned && aligned(first.data[0], 0, bits(self.element) / 8) =>
+                if plain && !transposed && aligned(first.data[0], 0, bits(self.element) / 8) =>
             {
                 path::WIDE
             }
@@ -118,9 +117,9 @@ impl Encode {
             return;
         }
         [self.tile_rows, self.tile_cols] = if self.forms == forms::SWIZZLED {
-            [128, 256]
+            [128, WIDE_COLS]
         } else {
-            [32, 1024]
+            [WIDE_ROWS, 1024]
         };
         self.tiles_across = cdiv(self.cols, u64::from(self.tile_cols));
     }
@@ -130,10 +129,10 @@ impl Encode {
         let mut found = 0;
         for (i, pass) in self.passes().iter().enumerate() {
             if aligned(pass.data[0], cdiv(self.cols * bits, 8), 16) {
-                found |= vector::ROWS[i];
+                found |= [vector::ROWS_0, vector::ROWS_1][i];
             }
             if aligned(pass.data[1], cdiv(self.rows * bits, 8), 16) {
-                found |= vector::COLUMNS[i];
+                found |= [vector::COLUMNS_0, vector::COLUMNS_1][i];
             }
         }
         found
@@ -143,8 +142,8 @@ impl Encode {
     fn lay_out_with(&mut self, source: bool) {
         self.path = self.choose_path();
         let [rows, cols] = match self.path {
-            path::WIDE => [32, 256],
-            path::TURNED => [128, 64],
+            path::WIDE => [WIDE_ROWS, WIDE_COLS].map(u64::from),
+            path::TRANSPOSED => [TRANSPOSED_ROWS, TRANSPOSED_COLS].map(u64::from),
             path::FLAT => [FLAT_TILE / FLAT_COLS, FLAT_COLS],
             _ => {
                 let mut tile = [2, 2];
@@ -172,8 +171,8 @@ impl Job for Encode {
 
     fn kernel(jobs: &[Self]) -> Kernel {
         let kind = |job: &Self| match (job.path, job.source_code) {
-            (path::TURNED, code::BF16) => Kernel::EncodeTurnedBf16,
-            (path::TURNED, _) => Kernel::EncodeTurnedF32,
+            (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
+            (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
             (path::WIDE, code::BF16)
                 if job.observed == 0 && matches!(job.element, code::E4M3 | code::E5M2) =>
             {
@@ -200,14 +199,14 @@ impl Job for Encode {
     }
 
     /// Where no pass has anything to fill, as in an empty matrix, one tile writes the tensor scale and
-    /// spends the amax, if there is either.
+    /// consumes the amax, if there is either.
     fn tiles(&self) -> u64 {
-        let settle = u64::from(self.tensor_scale != 0 || self.observed != 0);
+        let least = u64::from(self.tensor_scale != 0 || self.observed != 0);
         if self.passes == 0 {
-            return settle;
+            return least;
         }
         let tiles = cdiv(self.rows, u64::from(self.tile_rows)) * self.tiles_across;
-        tiles.max(settle)
+        tiles.max(least)
     }
 }
 

@@ -9,20 +9,12 @@ mod encode;
 mod tests;
 
 use super::table::{
-    Amax, Decode, FlatEncode, History, Interleave, Kernel, Pass, Repack, SumSquares, Tile,
-    Transpose, amax_path, code, decode_path, repack_path, rule,
+    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
+    FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass, REPACK_RUN,
+    REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SumSquares, TRANSPOSE_BYTES, TRANSPOSE_NIBBLES,
+    TRANSPOSE_SIDE, Tile, Transpose, amax_path, code, decode_path, repack_path, rule,
 };
 use encode::has_side;
-
-/// Elements of a tile of [`amax_path::FLAT`].
-const AMAX_TILE: u64 = 16384;
-/// Elements of a run of a flat encode, and of [`amax_path::GENERIC`].
-const RUN: u64 = 2048;
-/// Bytes of a tile of an interleave.
-const INTERLEAVE_TILE: u64 = 16384;
-/// Elements of a run of a sum of squares, and runs of a tile.
-pub(crate) const SUM_RUN: u64 = 4096;
-const SUM_RUNS: u64 = 8;
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
@@ -95,8 +87,9 @@ impl Job for Amax {
             ),
             _ => (amax_path::GENERIC, 0),
         };
-        self.first_row = self.start / self.cols.max(1) / 32 * 32;
-        self.tiles_across = cdiv(self.cols, 256);
+        let rows = u64::from(AMAX_ROWS);
+        self.first_row = self.start / self.cols.max(1) / rows * rows;
+        self.tiles_across = cdiv(self.cols, AMAX_COLS.into());
     }
 
     fn tiles(&self) -> u64 {
@@ -107,9 +100,9 @@ impl Job for Amax {
             amax_path::FLAT => cdiv(self.len, AMAX_TILE),
             amax_path::TILES => {
                 let end = cdiv(self.start + self.len, self.cols);
-                cdiv(end - self.first_row, 32) * self.tiles_across
+                cdiv(end - self.first_row, AMAX_ROWS.into()) * self.tiles_across
             }
-            _ => cdiv(self.len, RUN),
+            _ => cdiv(self.len, AMAX_RUN),
         }
     }
 }
@@ -130,14 +123,14 @@ impl Job for FlatEncode {
         self.data_tiles = if self.len == 0 {
             0
         } else {
-            cdiv(end, RUN) - self.start / RUN
+            cdiv(end, FLAT_ENCODE_RUN) - self.start / FLAT_ENCODE_RUN
         };
         for (tiles, pass) in self.scale_tiles.iter_mut().zip(&self.pass) {
             let [height, width] = [pass.block_rows, pass.block_cols].map(u64::from);
             let blocks = cdiv(self.rows, height) * cdiv(self.cols, width);
-            // Amaxes are spent with or without scales.
+            // Amaxes are consumed with or without scales.
             *tiles = if pass.amaxes != 0 {
-                cdiv(blocks, RUN)
+                cdiv(blocks, FLAT_ENCODE_RUN)
             } else {
                 0
             };
@@ -166,11 +159,11 @@ impl Decode {
     }
 
     fn tile_cols(&self) -> u64 {
-        if self.path == decode_path::WIDE {
-            128
+        u64::from(if self.path == decode_path::WIDE {
+            DECODE_WIDE_COLS
         } else {
-            64
-        }
+            DECODE_SIDE
+        })
     }
 }
 
@@ -184,7 +177,7 @@ impl Job for Decode {
     }
 
     fn tiles(&self) -> u64 {
-        cdiv(self.rows, 64) * self.tiles_across
+        cdiv(self.rows, DECODE_SIDE.into()) * self.tiles_across
     }
 }
 
@@ -199,22 +192,22 @@ impl Job for Transpose {
             && aligned(self.from, self.from_pitch, 16)
             && aligned(self.to, self.to_pitch, 16);
         self.vector = u8::from(vector);
-        self.tiles_across = cdiv(self.inner, self.tile()[1]);
+        self.tiles_across = cdiv(self.inner, self.side());
     }
 
     fn tiles(&self) -> u64 {
-        cdiv(self.outer, self.tile()[0]) * self.tiles_across
+        cdiv(self.outer, self.side()) * self.tiles_across
     }
 }
 
 impl Transpose {
-    /// Entries of a tile, outer x inner.
-    fn tile(&self) -> [u64; 2] {
-        match (self.vector, self.bits) {
-            (0, _) => [64, 64],
-            (_, 4) => [256, 256],
-            _ => [128, 128],
-        }
+    /// A side of a tile, in entries.
+    fn side(&self) -> u64 {
+        u64::from(match (self.vector, self.bits) {
+            (0, _) => TRANSPOSE_SIDE,
+            (_, 4) => TRANSPOSE_NIBBLES,
+            _ => TRANSPOSE_BYTES,
+        })
     }
 }
 
@@ -231,17 +224,17 @@ impl Repack {
         if !bytes || to.swizzled == 0 || from.swizzled != 0 {
             return generic;
         }
-        let turned = from.cols_first != to.cols_first;
-        let [outer, inner] = if turned {
+        let transposed = from.cols_first != to.cols_first;
+        let [outer, inner] = if transposed {
             [from.tile[1], from.tile[0]]
         } else {
             from.tile
         };
         let spread = outer / to.tile[0].max(1);
         let whole = inner == to.tile[1] && outer == spread * to.tile[0];
-        match (whole, spread, turned) {
+        match (whole, spread, transposed) {
             (true, 1, false) => (repack_path::SWIZZLE, 0),
-            (true, 1, true) => (repack_path::SWIZZLE_TURNED, 0),
+            (true, 1, true) => (repack_path::SWIZZLE_TRANSPOSED, 0),
             (true, 16.., _) if spread.is_power_of_two() => {
                 (repack_path::SWIZZLE_SPREAD, spread.ilog2() as u8)
             }
@@ -257,14 +250,14 @@ impl Job for Repack {
         let padded = self.to_layout.padded;
         self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
         (self.path, self.spread) = self.choose_path();
-        self.tiles_across = cdiv(padded[1], 128);
+        self.tiles_across = cdiv(padded[1], REPACK_SIDE.into());
         self.vector = u8::from(aligned(self.from, self.from_layout.padded[1], 16));
     }
 
     fn tiles(&self) -> u64 {
         match self.path {
-            repack_path::GENERIC => cdiv(self.bytes, 4096),
-            _ => cdiv(self.to_layout.padded[0], 128) * self.tiles_across,
+            repack_path::GENERIC => cdiv(self.bytes, REPACK_RUN),
+            _ => cdiv(self.to_layout.padded[0], REPACK_SIDE.into()) * self.tiles_across,
         }
     }
 }
@@ -288,7 +281,7 @@ impl Job for SumSquares {
     const KERNEL: Kernel = Kernel::SumSquares;
 
     fn lay_out(&mut self) {
-        self.tiles = cdiv(self.len, SUM_RUN * SUM_RUNS).max(1) as u32;
+        self.tiles = cdiv(self.len, SUM_RUN * u64::from(SUM_RUNS)).max(1) as u32;
         self.vector = u8::from(aligned(self.source, 0, 16));
     }
 

@@ -1,7 +1,6 @@
 //! Paths and tiles of jobs.
 
-use super::super::table::{Encode, code, path, rule, vector};
-use super::encode::UNIT_BLOCKS;
+use super::super::table::{Encode, UNIT_BLOCKS, code, path, rule, vector};
 use super::*;
 
 fn encode(rows: u64, cols: u64, blocks: &[[u32; 2]]) -> Encode {
@@ -30,12 +29,9 @@ fn encode(rows: u64, cols: u64, blocks: &[[u32; 2]]) -> Encode {
 fn known_blocks_are_tiled() {
     let job = encode(33, 512, &[[1, 32], [32, 1]]);
     assert_eq!((job.path, job.tiles()), (path::WIDE, 4));
+    assert_eq!(job.vector, vector::SOURCE | vector::ROWS_0 | vector::ROWS_1);
     assert_eq!(
-        job.vector,
-        vector::SOURCE | vector::ROWS[0] | vector::ROWS[1]
-    );
-    assert_eq!(
-        encode(1, 10, &[[0, 0]]).vector & (vector::SOURCE | vector::ROWS[0]),
+        encode(1, 10, &[[0, 0]]).vector & (vector::SOURCE | vector::ROWS_0),
         0
     );
 }
@@ -98,10 +94,7 @@ fn other_blocks_are_walked_in_whole_units() {
             assert!(rows % 2 == 0 && cols % 2 == 0);
             assert!(rows % pass.block_rows == 0 && cols % pass.block_cols == 0);
             let blocks = (rows / pass.block_rows) * (cols / pass.block_cols);
-            assert!(
-                u64::from(blocks) <= UNIT_BLOCKS,
-                "{height}x{width}: {blocks}"
-            );
+            assert!(blocks <= UNIT_BLOCKS, "{height}x{width}: {blocks}");
             assert!(job.tile_rows.is_multiple_of(rows) && job.tile_cols.is_multiple_of(cols));
         }
     }

@@ -1,0 +1,359 @@
+//! The structs of the table: jobs as the device reads them.
+//!
+//! A pointer is a device address as `u64`; 0 says that the buffer is absent. What follows from other
+//! fields (paths, tile counts, alignment) is filled by `geometry`.
+
+use super::declare::{Field, Shared, structs, structure};
+
+structs! {
+    /// One thread block's work.
+    struct Tile {
+        job: u32,
+        /// Tile within the job.
+        index: u32,
+    }
+
+    /// The scalars of AdamW for one parameter group (numerics 12).
+    struct AdamGroup {
+        lr: f32,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        weight_decay: f32,
+        correction1: f32,
+        correction2: f32,
+        reserved: u32,
+    }
+
+    /// What changes from run to run. The `AdamGroup`s follow this header directly.
+    struct Step {
+        /// Separates the random numbers of this run from those of others.
+        random_step: u64,
+        /// Gradients are multiplied by this before use.
+        grad_scale: f32,
+        /// Not 0: launches with FLAG_HONOR_SKIP change nothing.
+        skip: u32,
+        reserved: [u64; 2],
+    }
+
+    /// One part of `AmaxJob::blocks`.
+    struct AmaxBlocks {
+        /// float*: entry 0 of the row-major array of this part; 0: no such part.
+        out: u64,
+        /// Sides of a block.
+        rows: u32,
+        cols: u32,
+    }
+
+    /// `AmaxJob`: out = max(out, amax) for a tensor and for blocks of up to two shapes, over the elements
+    /// start .. start + len of a flattened matrix. More block shapes make more jobs.
+    struct Amax {
+        /// Element `start` of the matrix.
+        source: u64,
+        rows: u64,
+        cols: u64,
+        start: u64,
+        len: u64,
+        /// float* or 0.
+        tensor: u64,
+        blocks: [AmaxBlocks; 2],
+        /// AMAX_TILES: the row that tile 0 begins at, a multiple of AMAX_ROWS.
+        first_row: u64,
+        /// AMAX_TILES: tiles along the columns.
+        tiles_across: u64,
+        /// F32 or BF16.
+        source_code: u8,
+        /// Round the source to bf16 first.
+        via_bf16: u8,
+        /// AmaxPath.
+        path: u8,
+        /// AMAX_FLAT, AMAX_TILES: 16-byte loads stay aligned.
+        vector: u8,
+        reserved: u32,
+    }
+
+    /// `HistoryJob`: one warp each.
+    struct History {
+        /// float*: this job's entry.
+        observed: u64,
+        /// float*: this job's entry.
+        scale: u64,
+        /// float*.
+        history: u64,
+        /// Entries of the history.
+        window: u64,
+        /// f32(max_finite * 2^-margin).
+        numerator: f32,
+        most_recent: u8,
+        reserved: [u8; 3],
+    }
+
+    /// A buffer of block scales in another form than Compact.
+    struct Scales {
+        /// 0: none.
+        to: u64,
+        /// Entries along the matrix's rows, padding included.
+        rows: u64,
+        /// The same along its columns.
+        cols: u64,
+        /// Elements of an entry: a side of the block, or 1 where its scale is repeated.
+        tile_rows: u32,
+        tile_cols: u32,
+        /// Tiles of 128 x 4; else Padded.
+        swizzled: u32,
+        reserved: u32,
+    }
+
+    /// The outputs of one quantization: what shares a block shape. Index 0 is row-major, 1 transposed
+    /// (physical rows follow the matrix's columns).
+    struct Pass {
+        data: [u64; 2],
+        /// Compact.
+        scale: [u64; 2],
+        /// Sides of a block; 0 where blocks have no scale.
+        block_rows: u32,
+        block_cols: u32,
+        /// PATH_GENERIC: what the threads of a block do at a time.
+        unit_rows: u32,
+        unit_cols: u32,
+        form: [Scales; 2],
+    }
+
+    /// `EncodeJob`; within `Adamw` the source is the master. A second target of the same part and order
+    /// makes another job.
+    struct Encode {
+        source: u64,
+        rows: u64,
+        cols: u64,
+        /// float*: encode scale or tensor amax; 0: none.
+        tensor: u64,
+        /// float*: the tensor-scale target, or 0.
+        tensor_scale: u64,
+        /// Of stochastic rounding, as `stream` and `first`.
+        seed: u64,
+        stream: u64,
+        first: u64,
+        pass: [Pass; 2],
+        tiles_across: u64,
+        tile_rows: u32,
+        tile_cols: u32,
+        /// RULE_BLOCK_F32; RULE_TENSOR of an observed amax.
+        epsilon: f32,
+        /// The same.
+        pow2: u8,
+        /// 0, 1 or 2.
+        passes: u8,
+        /// Code.
+        element: u8,
+        /// Rule.
+        rule: u8,
+        /// F32 or BF16.
+        source_code: u8,
+        /// Round the source to bf16 first.
+        via_bf16: u8,
+        stochastic: u8,
+        /// Path.
+        path: u8,
+        /// Bits of Vector.
+        vector: u8,
+        /// `tensor` holds an observed amax: its magnitude counts, and the run consumes it.
+        observed: u8,
+        /// Forms.
+        forms: u8,
+        reserved: u8,
+    }
+
+    /// `AdamwJob`; without an encode `encode.passes` is 0, of its fields only `via_bf16` counts (the
+    /// rounding of the amax), and its path is PATH_FLAT.
+    struct Adamw {
+        master: u64,
+        exp_avg: u64,
+        exp_avg_sq: u64,
+        grad: u64,
+        /// float* raised to the amax of the new master, or 0.
+        amax: u64,
+        len: u64,
+        group: u32,
+        /// F32 or BF16.
+        moments_code: u8,
+        /// F32 or BF16.
+        grad_code: u8,
+        /// AdamMode::L2.
+        l2: u8,
+        reserved: u8,
+        encode: Encode,
+    }
+
+    /// The outputs of a flat encode that share a block shape.
+    struct FlatPass {
+        /// float*: entry 0 of this part of the agreed vector, which the run consumes; 0: no blocks.
+        amaxes: u64,
+        /// Row-major codes; byte 0 is the first that element `start` touches; or 0.
+        data: u64,
+        /// Row-major, transposed.
+        scale: [u64; 2],
+        block_rows: u32,
+        block_cols: u32,
+    }
+
+    /// `FlatEncodeJob`. Data are those of elements start .. start + len; scales are whole arrays.
+    struct FlatEncode {
+        /// Element `start`.
+        source: u64,
+        rows: u64,
+        cols: u64,
+        start: u64,
+        len: u64,
+        tensor: u64,
+        tensor_scale: u64,
+        pass: [FlatPass; 2],
+        /// The first tiles: runs of elements, cut at multiples of FLAT_ENCODE_RUN.
+        data_tiles: u64,
+        /// Then those of the scales of each pass: runs of blocks.
+        scale_tiles: [u64; 2],
+        epsilon: f32,
+        pow2: u8,
+        passes: u8,
+        element: u8,
+        rule: u8,
+        source_code: u8,
+        via_bf16: u8,
+        /// As in `Encode`.
+        observed: u8,
+        reserved: [u8; 5],
+    }
+
+    /// `DecodeJob`.
+    struct Decode {
+        /// Codes.
+        data: u64,
+        /// Block scales, or 0.
+        scale: u64,
+        /// const float*: the tensor-scale buffer (4-byte aligned), or 0.
+        tensor: u64,
+        /// float*.
+        out: u64,
+        rows: u64,
+        cols: u64,
+        /// Bytes of a physical row.
+        data_pitch: u64,
+        scale_pitch: u64,
+        tiles_across: u64,
+        block_rows: u32,
+        block_cols: u32,
+        element: u8,
+        rule: u8,
+        data_transposed: u8,
+        scale_transposed: u8,
+        /// 16-byte stores to `out` stay aligned in every row.
+        vector: u8,
+        /// DecodePath.
+        path: u8,
+        reserved: [u8; 2],
+    }
+
+    /// `TransposeJob`.
+    struct Transpose {
+        from: u64,
+        to: u64,
+        /// Entries of `from`.
+        outer: u64,
+        inner: u64,
+        /// Bytes of a physical row.
+        from_pitch: u64,
+        to_pitch: u64,
+        /// Tiles along `inner`.
+        tiles_across: u64,
+        /// 4, 8, 16 or 32.
+        bits: u8,
+        /// 4 or 8 bits, both pitches and addresses multiples of 16.
+        vector: u8,
+        reserved: [u8; 6],
+    }
+
+    /// `lowp_format::ScaleLayout`.
+    struct Layout {
+        /// Logical elements per entry along each physical axis.
+        tile: [u64; 2],
+        entries: [u64; 2],
+        padded: [u64; 2],
+        /// Tiles of 128 x 4.
+        swizzled: u32,
+        /// Physical axis 0 follows the columns.
+        cols_first: u32,
+    }
+
+    /// `RepackJob`.
+    struct Repack {
+        from: u64,
+        to: u64,
+        from_layout: Layout,
+        to_layout: Layout,
+        tiles_across: u64,
+        /// Bytes of `to`.
+        bytes: u64,
+        /// Of an entry.
+        bits: u8,
+        /// RepackPath.
+        path: u8,
+        /// REPACK_SWIZZLE: 16-byte loads of `from` stay aligned in every row.
+        vector: u8,
+        /// REPACK_SWIZZLE_SPREAD: outer entries of `to` that share an entry of `from`, as a power of two.
+        spread: u8,
+        reserved: [u8; 4],
+    }
+
+    /// One piece of an `InterleaveJob`: `outer` rows of `width` bytes, densely from `from`, to rows of
+    /// `pitch` bytes from `to` on. Pieces of width 0 make no job.
+    struct Interleave {
+        /// The first byte of the piece.
+        from: u64,
+        /// Its first byte in the result.
+        to: u64,
+        outer: u64,
+        width: u64,
+        /// Bytes of a row of the result.
+        pitch: u64,
+        /// 16-byte accesses stay aligned in every row.
+        vector: u64,
+    }
+
+    /// Scratch: the sum of a run of SUM_RUN elements, or of as many such sums.
+    struct RunSum {
+        sum: f64,
+        /// Values that are not finite.
+        non_finite: u64,
+    }
+
+    /// Scratch: the sum of one job.
+    struct SumTotal {
+        sum: f64,
+        non_finite: u64,
+        /// Blocks that have finished.
+        done: u64,
+    }
+
+    /// `SumSquaresJob`. The last block of a job adds up its runs; the last job of the launch adds the
+    /// totals to the outputs in order. Scratch of a plan: per job `RunSum`s (of its runs, then of runs of
+    /// them), one `SumTotal` per job, one `u64`. It is zeroed once, when it is allocated; a run leaves it so.
+    struct SumSquares {
+        source: u64,
+        len: u64,
+        /// 8 bytes of binary64, 8 bytes of count.
+        out: u64,
+        /// RunSum* of this job: cdiv(len, SUM_RUN), then of runs of them, until one is left.
+        runs: u64,
+        /// SumTotal* of the plan, the same in every job: one entry per job.
+        totals: u64,
+        /// uint64_t* of the plan, the same in every job: jobs that have finished.
+        state: u64,
+        /// Jobs of the plan.
+        jobs: u64,
+        /// Blocks of this job: at least one, SUM_RUNS runs each.
+        tiles: u32,
+        source_code: u8,
+        /// 16-byte loads stay aligned.
+        vector: u8,
+        reserved: [u8; 2],
+    }
+}

@@ -1,0 +1,81 @@
+//! The entry points of the compiled kernels.
+
+use super::{HISTORY_THREADS, THREADS};
+
+/// One operation of the device: the name of its kernel and the threads of a block. Every kernel
+/// takes `(tiles: *const Tile, jobs: *const Job, step: *const Step, flags: u32)`, runs one block per
+/// tile and uses no dynamic shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    Amax,
+    History,
+    Encode,
+    EncodeWideBf16,
+    EncodeTransposedBf16,
+    EncodeTransposedF32,
+    FlatEncode,
+    Decode,
+    Transpose,
+    Repack,
+    Interleave,
+    Adamw,
+    SumSquares,
+}
+
+impl Kernel {
+    /// Every kernel.
+    pub(crate) const ALL: [Kernel; 13] = [
+        Kernel::Amax,
+        Kernel::History,
+        Kernel::Encode,
+        Kernel::EncodeWideBf16,
+        Kernel::EncodeTransposedBf16,
+        Kernel::EncodeTransposedF32,
+        Kernel::FlatEncode,
+        Kernel::Decode,
+        Kernel::Transpose,
+        Kernel::Repack,
+        Kernel::Interleave,
+        Kernel::Adamw,
+        Kernel::SumSquares,
+    ];
+
+    /// The entry point in the module.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Kernel::Amax => "lowp_amax",
+            Kernel::History => "lowp_history",
+            Kernel::Encode => "lowp_encode",
+            Kernel::EncodeWideBf16 => "lowp_encode_wide_bf16",
+            Kernel::EncodeTransposedBf16 => "lowp_encode_transposed_bf16",
+            Kernel::EncodeTransposedF32 => "lowp_encode_transposed_f32",
+            Kernel::FlatEncode => "lowp_flat_encode",
+            Kernel::Decode => "lowp_decode",
+            Kernel::Transpose => "lowp_transpose",
+            Kernel::Repack => "lowp_repack",
+            Kernel::Interleave => "lowp_interleave",
+            Kernel::Adamw => "lowp_adamw",
+            Kernel::SumSquares => "lowp_sum_squares",
+        }
+    }
+
+    /// Threads of a block.
+    pub(crate) const fn threads(self) -> u32 {
+        match self {
+            Kernel::History => HISTORY_THREADS as u32,
+            _ => THREADS as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_have_distinct_names() {
+        let mut names = Kernel::ALL.map(Kernel::name);
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,147 @@
+//! Numbers that host and device share: sizes of tiles, and what the fields of a job may hold.
+
+use super::declare::{Shared, Value, constant, constants, enumeration, values};
+
+constants! {
+    /// Threads of a block of every kernel but `lowp_history`.
+    THREADS: i32 = 256;
+    /// Threads of a block of `lowp_history`.
+    HISTORY_THREADS: i32 = 32;
+    /// AMAX_FLAT: elements of a tile.
+    AMAX_TILE: u64 = 16384;
+    /// AMAX_TILES: rows and columns of a tile.
+    AMAX_ROWS: u32 = 32;
+    AMAX_COLS: u32 = 256;
+    /// AMAX_GENERIC: elements of a tile.
+    AMAX_RUN: u64 = 2048;
+    /// PATH_WIDE: rows and columns that the threads of a block do at a time.
+    WIDE_ROWS: u32 = 32;
+    WIDE_COLS: u32 = 256;
+    /// PATH_TRANSPOSED: rows and columns of a tile.
+    TRANSPOSED_ROWS: u32 = 128;
+    TRANSPOSED_COLS: u32 = 64;
+    /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
+    FLAT_TILE: u64 = 8192;
+    FLAT_COLS: u64 = 256;
+    /// PATH_GENERIC: blocks whose multipliers a unit keeps at a time.
+    UNIT_BLOCKS: u32 = 2048;
+    /// FlatEncode: elements, or blocks, of a tile.
+    FLAT_ENCODE_RUN: u64 = 2048;
+    /// Decode: rows of a tile and, with DECODE_GENERIC, its columns.
+    DECODE_SIDE: u32 = 64;
+    /// DECODE_WIDE: columns of a tile.
+    DECODE_WIDE_COLS: u32 = 128;
+    /// Transpose: sides of a tile, in entries; with `vector` of nibbles, and of bytes.
+    TRANSPOSE_SIDE: u32 = 64;
+    TRANSPOSE_NIBBLES: u32 = 256;
+    TRANSPOSE_BYTES: u32 = 128;
+    /// REPACK_GENERIC: bytes of `to` that a tile has.
+    REPACK_RUN: u64 = 4096;
+    /// The other paths of a repack: sides of a tile, in entries of `to`.
+    REPACK_SIDE: u32 = 128;
+    /// Interleave: bytes of a tile.
+    INTERLEAVE_TILE: u64 = 16384;
+    /// SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
+    SUM_RUN: u64 = 4096;
+    SUM_RUNS: u32 = 8;
+}
+
+values! {
+    /// Codes of entries: lowp_format::Code in its order.
+    mod code: u8 as Code, "" {
+        E4M3 = 0,
+        E5M2 = 1,
+        E2M1 = 2,
+        E8M0 = 3,
+        BF16 = 4,
+        F32 = 5,
+    }
+
+    /// Scale rules: lowp_format::ScaleRule with the rounding of E8M0 scales folded in.
+    mod rule: u8 as Rule, "RULE_" {
+        /// The code holds the value itself.
+        NONE = 0,
+        /// One f32 encode scale for the tensor.
+        TENSOR = 1,
+        /// A power of two per block, rounded up.
+        E8M0_TE = 2,
+        /// A power of two per block, the exponent of the amax.
+        E8M0_FLOOR = 3,
+        /// An E4M3 scale per block under the f32 tensor amax.
+        TWO_LEVEL = 4,
+        /// An f32 scale per block; `pow2` and `epsilon` apply.
+        BLOCK_F32 = 5,
+    }
+
+    /// How an encode walks its matrix.
+    mod path: u8 as Path, "PATH_" {
+        /// Row-major outputs: FP8 with a tensor scale or with E8M0 scales of 1 x 32, 32 x 1 and 32 x 32
+        /// blocks; values as they are. Tiles of WIDE_ROWS x WIDE_COLS; lowp_encode_wide_bf16 takes larger
+        /// ones, too.
+        WIDE = 0,
+        /// Row-major and transposed outputs: FP8 with a tensor scale; E2M1 with two-level scales of 1 x 16,
+        /// 16 x 1 and 16 x 16 blocks, each order of data filled by one pass.
+        TRANSPOSED = 1,
+        /// AdamW without an encode: runs of FLAT_TILE elements, whatever the shape.
+        FLAT = 2,
+        /// Anything else: tiles of tile_rows x tile_cols, whole blocks.
+        GENERIC = 3,
+    }
+
+    /// Bits of Encode::vector: 16-byte accesses stay aligned in every row.
+    mod vector: u8 as Vector, "VECTOR_" {
+        /// The source, or all inputs and outputs of an AdamW update.
+        SOURCE = 1,
+        /// Row-major data of pass 0.
+        ROWS_0 = 2,
+        /// Row-major data of pass 1.
+        ROWS_1 = 4,
+        /// Transposed data of pass 0.
+        COLUMNS_0 = 8,
+        /// Transposed data of pass 1.
+        COLUMNS_1 = 16,
+    }
+
+    /// Scales in other forms than Compact among the outputs of an encode.
+    mod forms: u8 as Forms, "FORMS_" {
+        NONE = 0,
+        /// Swizzled ones at multiples of 4, of blocks along the inner axis, for every outer index.
+        SWIZZLED = 1,
+        ANY = 2,
+    }
+
+    /// How an amax walks its elements.
+    mod amax_path: u8 as AmaxPath, "AMAX_" {
+        /// Tensor only: runs of AMAX_TILE elements.
+        FLAT = 0,
+        /// Blocks of sides 1, 16 or 32: tiles from the block row of `start` on.
+        TILES = 1,
+        /// Any blocks: runs of AMAX_RUN elements, one maximum per element.
+        GENERIC = 2,
+    }
+
+    /// How a decode walks its matrix.
+    mod decode_path: u8 as DecodePath, "DECODE_" {
+        GENERIC = 0,
+        /// Row-major codes of 4 or 8 bits, scaled, blocks of powers of two; four codes at a time.
+        WIDE = 1,
+    }
+
+    /// How a repack walks its result.
+    mod repack_path: u8 as RepackPath, "REPACK_" {
+        /// Entry by entry.
+        GENERIC = 0,
+        /// 8-bit Compact or Padded of the same axes and tiles to Swizzled.
+        SWIZZLE = 1,
+        /// The same with the axes exchanged.
+        SWIZZLE_TRANSPOSED = 2,
+        /// Of any axes, where 16 or more outer entries of the result share one of the source.
+        SWIZZLE_SPREAD = 3,
+    }
+
+    /// Bits of the kernel parameter `flags`.
+    mod flags: u32 as Flags, "FLAG_" {
+        /// Do nothing at all if Step::skip is not 0. Every launch has it, as a run on the CPU does.
+        HONOR_SKIP = 1,
+    }
+}
