@@ -111,6 +111,10 @@ impl Backend for Cuda {
         plan.run(self, scalars)
     }
 
+    fn run_with(&self, plan: &CudaPlan, scalars: &CudaBuffer<u8>) -> Result<(), KernelError> {
+        plan.run_with(self, scalars)
+    }
+
     fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
         Cuda::wait_for(self, other)
     }
