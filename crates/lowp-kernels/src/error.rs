@@ -102,6 +102,16 @@ pub enum KernelError {
         /// Why, and the remedy.
         why: String,
     },
+    /// An address that no entry can lie at.
+    #[error(
+        "{pointer:#x} is no address of {size}-byte entries; it must be a multiple of their size, and not null"
+    )]
+    Misaligned {
+        /// The address.
+        pointer: u64,
+        /// Bytes of an entry.
+        size: usize,
+    },
     /// The device or its driver failed.
     #[error("{call} failed: {why}")]
     Device {
