@@ -143,6 +143,7 @@ cuda.synchronize()?;
 )]
 
 mod backend;
+mod bf16;
 mod check;
 #[cfg(test)]
 mod conformance;
@@ -151,15 +152,17 @@ mod cpu;
 mod cuda;
 mod element;
 mod error;
+mod host;
+mod ingredients;
 mod job;
+mod lanes;
 pub mod reference;
-mod scaling;
-mod table;
 
-pub use backend::{AdamScalars, Backend, Element, Pending, StepScalars};
+pub use backend::{AdamScalars, Backend, Pending, StepScalars};
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, CudaRecorder};
+pub use element::Element;
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,

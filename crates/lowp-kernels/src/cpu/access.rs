@@ -51,7 +51,10 @@ impl<T> Table<T> {
         let mut memories: Vec<Touched<T>> = Vec::new();
         for Use { buffer, mode } in uses {
             let range = buffer.range();
-            if memories.last().is_none_or(|last| !last.buffer.ptr_eq(&buffer)) {
+            if memories
+                .last()
+                .is_none_or(|last| !last.buffer.ptr_eq(&buffer))
+            {
                 let parts = Vec::new();
                 memories.push(Touched { buffer, parts });
             }
@@ -167,15 +170,19 @@ impl<'v, T> Views<'v, T> {
                 Guard::Write(values) => {
                     let (mut rest, mut done) = (&mut values[..], 0);
                     for (range, mode) in &touched.parts {
-                        let (part, after) =
-                            std::mem::take(&mut rest)[range.start - done..].split_at_mut(range.len());
+                        let (part, after) = std::mem::take(&mut rest)[range.start - done..]
+                            .split_at_mut(range.len());
                         (rest, done) = (after, range.end);
                         let view = match mode {
                             Mode::Read => View::Read(part),
                             Mode::Write | Mode::Shared => View::Write(part),
                         };
                         let range = range.clone();
-                        parts.push(Part { address, range, view });
+                        parts.push(Part {
+                            address,
+                            range,
+                            view,
+                        });
                     }
                 }
             }

@@ -128,7 +128,7 @@ impl<T: Element> CudaBuffer<T> {
     /// handle of a stream.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] if `pointer` is not aligned to an entry, or null with `len > 0`.
+    /// [`KernelError::Misaligned`] if `pointer` is not aligned to an entry, or null with `len > 0`.
     ///
     /// # Safety
     /// Until `owner` is dropped, `pointer` must be valid on the device for reads and writes of `len`
@@ -142,13 +142,8 @@ impl<T: Element> CudaBuffer<T> {
         owner: impl Any + Send + Sync,
     ) -> Result<Self, KernelError> {
         if len > 0 && (pointer == 0 || !pointer.is_multiple_of(align_of::<T>() as u64)) {
-            return Err(KernelError::NoDevice {
-                ordinal: cuda.ordinal(),
-                why: format!(
-                    "{pointer:#x} is no address of {}-byte entries",
-                    size_of::<T>()
-                ),
-            });
+            let size = size_of::<T>();
+            return Err(KernelError::Misaligned { pointer, size });
         }
         cuda.device().reap();
         let memory = Memory {
@@ -275,6 +270,17 @@ impl<T> CudaBuffer<T> {
     /// The device that holds it; none for an empty buffer.
     pub(super) fn device(&self) -> Option<&Arc<Device>> {
         self.memory.as_ref().map(|memory| &memory.device)
+    }
+}
+
+impl Cuda {
+    /// Checks that a buffer is of this device.
+    pub(super) fn own<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {
+        let Some(memory) = &buffer.memory else {
+            return Ok(());
+        };
+        let remedy = "copy it through the host";
+        self.device().same(&memory.device, "the buffer", remedy)
     }
 }
 

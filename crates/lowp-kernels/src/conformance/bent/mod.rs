@@ -260,16 +260,22 @@ fn one<B: Fenced, J: Bent<B>>(rig: &Rig<B>, seed: u64, bends: &[usize], fit: boo
     let plan = match rig.plan(job.clone().work()) {
         Ok(plan) => plan,
         Err(error) => {
-            let ours = matches!(
+            let of_the_machine = matches!(
                 error,
-                KernelError::Format(_)
-                    | KernelError::Length { .. }
-                    | KernelError::Aliased { .. }
-                    | KernelError::NoKernel { .. }
-                    | KernelError::Missing { .. }
-                    | KernelError::Range { .. }
+                KernelError::Scalars { .. }
+                    | KernelError::NoMemory { .. }
+                    | KernelError::InCapture { .. }
+                    | KernelError::Threads { .. }
+                    | KernelError::NoDevice { .. }
+                    | KernelError::OtherDevice { .. }
+                    | KernelError::Misaligned { .. }
+                    | KernelError::Device { .. }
+                    | KernelError::TooManyTiles { .. }
+                    | KernelError::NotCompiled { .. }
+                    | KernelError::Groups { .. }
+                    | KernelError::Poisoned
             );
-            assert!(ours, "{error}: {what}");
+            assert!(!of_the_machine, "{error}: {what}");
             assert!(!bends.is_empty(), "a good job is refused: {error}: {what}");
             hand.fences.iter().for_each(|fence| fence());
             return false;
