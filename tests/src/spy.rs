@@ -54,6 +54,14 @@ impl Spy {
 }
 
 impl Communicator<Cpu> for Spy {
+    fn backend(&self) -> &Cpu {
+        self.inner.backend()
+    }
+
+    fn is_enqueued(&self) -> bool {
+        self.inner.is_enqueued()
+    }
+
     fn rank(&self) -> usize {
         self.inner.rank()
     }

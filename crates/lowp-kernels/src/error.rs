@@ -253,6 +253,11 @@ pub enum KernelError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A graph on another stream than that which captured it.
+    #[error(
+        "the graph was captured by another handle; launch it with that one, or capture it again"
+    )]
+    OtherStream,
     /// Threads that could not be started.
     #[error(
         "{threads} threads could not be started: {why}; lower RAYON_NUM_THREADS, or raise the limit of threads"

@@ -99,8 +99,8 @@ A step of AdamW with its encode, captured once and replayed with new scalars.
 ```no_run
 use lowp_format::{AnyRecipe, Recipe, ScaleSource, Shape, Usage};
 use lowp_kernels::{
-    AdamMode, AdamScalars, AdamwJob, Backend, Cuda, CudaGraph, EncodeJob, KernelError, Moments, Source,
-    StepScalars, Target, Work,
+    AdamMode, AdamScalars, AdamwJob, Backend, Cuda, EncodeJob, KernelError, Moments, Source, StepScalars,
+    Target, Work,
 };
 
 let cuda = Cuda::new(0)?;
@@ -131,10 +131,13 @@ let plan = cuda.plan(Work::Adamw(vec![AdamwJob {
     amax: None,
     encode: Some(Box::new(encode)),
 }]))?;
-let step = CudaGraph::capture(&cuda, &[&plan])?;
 let adam = AdamScalars::default();
+let scalars = |i| StepScalars { adam: vec![adam.at_step(i)], ..StepScalars::default() }.to_bytes();
+let on_device = cuda.upload(&scalars(1))?;
+let step = cuda.capture(|| cuda.run_with(&plan, &on_device))?;
 for i in 1..=1000 {
-    step.launch(&StepScalars { adam: vec![adam.at_step(i)], ..StepScalars::default() })?;
+    cuda.write(&on_device, 0, &scalars(i))?;
+    cuda.launch(&step)?;
 }
 cuda.synchronize()?;
 # Ok::<(), Box<dyn std::error::Error>>(())
@@ -161,7 +164,7 @@ pub mod reference;
 pub use backend::{AdamScalars, Backend, Pending, StepScalars};
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
-pub use cuda::{Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, CudaRecorder};
+pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use element::Element;
 pub use error::KernelError;
 pub use job::{

@@ -60,7 +60,7 @@ mod whole;
 pub use audit::{Divergence, audit};
 pub use comm::{
     Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, or_abort,
-    run_ranks, run_ranks_on,
+    ordered, run_ranks, run_ranks_on,
 };
 pub use error::ShardError;
 pub use flat_shard::FlatShard;

@@ -8,7 +8,7 @@ use lowp_format::{Code, KernelKey, Recipe, ScaleSource, Shape, cdiv, tensor_scal
 use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInput, Work};
 use smallvec::SmallVec;
 
-use crate::{Communicator, ShardError, or_abort};
+use crate::{Communicator, ShardError, or_abort, ordered};
 
 /// What a tensor's scale depends on, as far as it needs an entry in the book.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -322,7 +322,7 @@ impl<B: Backend> ScaleBook<B> {
         if self.entries.len() + self.blocks == 0 {
             return Ok(());
         }
-        comm.all_reduce_max(&self.observed)?;
+        ordered(&self.backend, comm, || comm.all_reduce_max(&self.observed))?;
         or_abort(comm, self.roll())
     }
 

@@ -1,13 +1,16 @@
 //! A backend for tests: the CPU behind handles that queue their work, as the streams of a device
 //! do, and that fail at the call that a test chooses.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fmt;
-use std::mem::take;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lowp_kernels::{Backend, Cpu, CpuBuffer, CpuPlan, Element, KernelError, StepScalars, Work};
+use lowp_kernels::{
+    Backend, Cpu, CpuBuffer, CpuGraph, CpuPlan, Element, KernelError, Pending, StepScalars, Work,
+};
 
 mod every_call;
 mod work;
@@ -24,9 +27,29 @@ type Task = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;
 pub struct Queued(Arc<Handle>);
 
 struct Handle {
-    queue: Mutex<Vec<Task>>,
+    queue: Mutex<Queue>,
     /// Calls until one fails; 0 is never.
     fuse: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    /// Tasks that have run.
+    done: u64,
+}
+
+/// A point in the work of a handle.
+#[derive(Clone, Debug)]
+pub struct Point {
+    handle: Queued,
+    /// Tasks before it.
+    tasks: u64,
+}
+
+thread_local! {
+    /// Whether this thread captures: the CPU takes its calls.
+    static CAPTURE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Default for Queued {
@@ -67,21 +90,44 @@ impl Queued {
         Ok(())
     }
 
-    fn push(&self, task: impl FnOnce() -> Result<(), KernelError> + Send + 'static) {
-        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.push(Box::new(task));
+    fn push(
+        &self,
+        task: impl FnOnce() -> Result<(), KernelError> + Send + 'static,
+    ) -> Result<(), KernelError> {
+        if CAPTURE.get() {
+            return task();
+        }
+        self.queue().tasks.push_back(Box::new(task));
+        Ok(())
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs what is queued. Others that come meanwhile wait.
     fn flush(&self) -> Result<(), KernelError> {
-        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        take(&mut *queue).into_iter().try_for_each(|task| task())
+        self.flush_to(u64::MAX)
+    }
+
+    /// Runs what is queued before task number `end`.
+    fn flush_to(&self, end: u64) -> Result<(), KernelError> {
+        let mut queue = self.queue();
+        while queue.done < end
+            && let Some(task) = queue.tasks.pop_front()
+        {
+            queue.done += 1;
+            task()?;
+        }
+        Ok(())
     }
 }
 
 impl Backend for Queued {
     type Buffer<T: Element> = CpuBuffer<T>;
-    type Plan = Arc<CpuPlan>;
+    type Plan = CpuPlan;
+    type Event = Point;
+    type Graph = CpuGraph;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         self.call()?;
@@ -94,6 +140,18 @@ impl Backend for Queued {
 
     fn span<T: Element>(&self, buffer: &CpuBuffer<T>) -> Range<usize> {
         Cpu.span(buffer)
+    }
+
+    fn view<T: Element>(
+        &self,
+        buffer: &CpuBuffer<T>,
+        range: Range<usize>,
+    ) -> Result<CpuBuffer<T>, KernelError> {
+        Cpu.view(buffer, range)
+    }
+
+    fn owns<T: Element>(&self, buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
+        Cpu.owns(buffer)
     }
 
     fn write<T: Element>(
@@ -118,6 +176,16 @@ impl Backend for Queued {
         Cpu.read(buffer, start, values)
     }
 
+    fn start_read<T: Element>(
+        &self,
+        buffer: &CpuBuffer<T>,
+        range: Range<usize>,
+    ) -> Result<Pending<T>, KernelError> {
+        self.call()?;
+        self.flush()?;
+        Cpu.start_read(buffer, range)
+    }
+
     fn copy<T: Element>(
         &self,
         from: &CpuBuffer<T>,
@@ -127,31 +195,79 @@ impl Backend for Queued {
     ) -> Result<(), KernelError> {
         self.call()?;
         let (from, to) = (from.clone(), to.clone());
-        self.push(move || Cpu.copy(&from, range, &to, start));
-        Ok(())
+        self.push(move || Cpu.copy(&from, range, &to, start))
     }
 
     fn clear<T: Element>(&self, buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
         self.call()?;
         let buffer = buffer.clone();
-        self.push(move || Cpu.clear(&buffer));
-        Ok(())
+        self.push(move || Cpu.clear(&buffer))
     }
 
-    fn plan(&self, work: Work<Self>) -> Result<Arc<CpuPlan>, KernelError> {
+    fn plan(&self, work: Work<Self>) -> Result<CpuPlan, KernelError> {
         self.call()?;
-        Ok(Arc::new(Cpu.plan(work::on_cpu(work))?))
+        Cpu.plan(work::on_cpu(work))
     }
 
-    fn run(&self, plan: &Arc<CpuPlan>, scalars: &StepScalars) -> Result<(), KernelError> {
+    fn run(&self, plan: &CpuPlan, scalars: &StepScalars) -> Result<(), KernelError> {
         self.call()?;
         let (plan, scalars) = (plan.clone(), scalars.clone());
-        self.push(move || Cpu.run(&plan, &scalars));
-        Ok(())
+        self.push(move || Cpu.run(&plan, &scalars))
+    }
+
+    fn fork(&self) -> Result<Self, KernelError> {
+        self.call()?;
+        let fork = Self::default();
+        fork.wait_for(self)?;
+        Ok(fork)
+    }
+
+    fn record(&self) -> Result<Point, KernelError> {
+        self.call()?;
+        let queue = self.queue();
+        Ok(Point {
+            handle: self.clone(),
+            tasks: queue.done + queue.tasks.len() as u64,
+        })
+    }
+
+    fn wait(&self, point: &Point) -> Result<(), KernelError> {
+        self.call()?;
+        if Arc::ptr_eq(&self.0, &point.handle.0) {
+            return Ok(());
+        }
+        point.handle.flush_to(point.tasks)
     }
 
     fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
+        // A queue runs in order by itself.
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return Ok(());
+        }
+        self.wait(&other.record()?)
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
         self.call()?;
-        other.flush()
+        self.flush()
+    }
+
+    fn capture<E: From<KernelError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<CpuGraph, E> {
+        self.call()?;
+        Cpu.capture(|| {
+            CAPTURE.set(true);
+            let done = work();
+            CAPTURE.set(false);
+            done
+        })
+    }
+
+    fn launch(&self, graph: &CpuGraph) -> Result<(), KernelError> {
+        self.call()?;
+        let graph = graph.clone();
+        self.push(move || Cpu.launch(&graph))
     }
 }

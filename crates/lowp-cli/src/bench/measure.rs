@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use lowp_kernels::{
     AdamScalars, Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, KernelError, StepScalars,
 };
+use std::cell::RefCell;
 use std::time::Instant;
 
 /// Buffers of a row together exceed the second-level cache by this factor.
@@ -19,23 +20,55 @@ const HOST_CALLS: u64 = 8;
 /// One run: a plan, or several as a graph.
 enum Run {
     Plan(CudaPlan),
-    Graph(CudaGraph),
+    Graph(CudaGraph, Scalars),
+}
+
+/// Scalars on the device, which captured work reads.
+struct Scalars {
+    buffer: CudaBuffer<u8>,
+    /// What was written last.
+    written: RefCell<StepScalars>,
+}
+
+impl Scalars {
+    fn new(cuda: &Cuda) -> Result<Self, KernelError> {
+        let written = scalars(1);
+        Ok(Self {
+            buffer: cuda.upload(&written.to_bytes())?,
+            written: RefCell::new(written),
+        })
+    }
+
+    fn set(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+        let mut written = self.written.borrow_mut();
+        if *written != *scalars {
+            cuda.write(&self.buffer, 0, &scalars.to_bytes())?;
+            *written = scalars.clone();
+        }
+        Ok(())
+    }
 }
 
 impl Run {
     fn new(cuda: &Cuda, made: Made) -> Result<Self> {
         let plans = made.work.into_iter().map(|work| cuda.plan(work));
         let plans: Vec<CudaPlan> = plans.collect::<Result<_, KernelError>>()?;
-        Ok(match &plans[..] {
-            [plan] => Self::Plan(plan.clone()),
-            plans => Self::Graph(CudaGraph::capture(cuda, &plans.iter().collect::<Vec<_>>())?),
-        })
+        if let [plan] = &plans[..] {
+            return Ok(Self::Plan(plan.clone()));
+        }
+        let scalars = Scalars::new(cuda)?;
+        let run = |plan: &CudaPlan| cuda.run_with(plan, &scalars.buffer);
+        let graph = cuda.capture(|| plans.iter().try_for_each(run))?;
+        Ok(Self::Graph(graph, scalars))
     }
 
     fn launch(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         match self {
             Self::Plan(plan) => cuda.run(plan, scalars),
-            Self::Graph(graph) => graph.launch(scalars),
+            Self::Graph(graph, on_device) => {
+                on_device.set(cuda, scalars)?;
+                cuda.launch(graph)
+            }
         }
     }
 }

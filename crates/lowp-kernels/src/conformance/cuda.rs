@@ -4,7 +4,7 @@
 
 use super::rig::device;
 use super::*;
-use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, CudaGraph, Moments};
+use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, Moments};
 
 /// The buffers of a step in two passes, and its work in order.
 struct Step {
@@ -71,8 +71,12 @@ fn a_captured_step_equals_its_runs() {
             work.into_iter().map(|w| rig.plan(w).unwrap()).collect()
         };
         let (apart_plans, captured_plans) = (plans(apart.work), plans(captured.work));
-        let graph =
-            CudaGraph::capture(&rig.backend, &captured_plans.iter().collect::<Vec<_>>()).unwrap();
+        let device = rig.buffer(&scalars(1).to_bytes());
+        let run = |plan| rig.backend.run_with(plan, &device);
+        let graph = rig
+            .backend
+            .capture(|| captured_plans.iter().try_for_each(run))
+            .unwrap();
         // The graph holds what it needs.
         drop(captured_plans);
         for step in 1..=40 {
@@ -80,14 +84,18 @@ fn a_captured_step_equals_its_runs() {
             for plan in &apart_plans {
                 rig.backend.run(plan, &scalars).unwrap();
             }
-            graph.launch(&scalars).unwrap();
+            rig.backend
+                .write::<u8>(&device, 0, &scalars.to_bytes())
+                .unwrap();
+            rig.backend.launch(&graph).unwrap();
         }
         for (a, b) in apart.results.iter().zip(&captured.results) {
             assert_eq!(bits(&rig.content::<f32>(a)), bits(&rig.content::<f32>(b)));
         }
         let [a, b] = [&apart.bytes, &captured.bytes].map(|bytes| rig.content::<u8>(bytes));
         assert_eq!(a, b);
-        assert!(graph.launch(&StepScalars::default()).is_err());
+        let other = rig.backend.fork().unwrap();
+        assert_eq!(other.launch(&graph), Err(KernelError::OtherStream));
     });
 }
 
@@ -131,5 +139,76 @@ fn streams_wait_for_each_other() {
         let mut last = [0f32];
         other.read(&to, len - 1, &mut last).unwrap();
         assert_eq!(last, [1.0]);
+    });
+}
+
+/// Work of a stream that has no place in the capture, and one that nothing waits for.
+#[test]
+fn streams_of_a_graph_are_joined() {
+    device::once(|rig| {
+        let other = rig.backend.fork().unwrap();
+        let buffer = rig.buffer(&[0f32; 8]);
+        other.wait_for(&rig.backend).unwrap();
+        for joined in [false, true] {
+            let error = rig.backend.capture(|| {
+                rig.backend.clear::<f32>(&buffer)?;
+                if joined {
+                    other.wait_for(&rig.backend)?;
+                }
+                other.clear::<f32>(&buffer)
+            });
+            let error = error.unwrap_err();
+            assert!(matches!(error, KernelError::InCapture { .. }), "{error}");
+        }
+        let point = rig.backend.capture(|| {
+            let point = rig.backend.record()?;
+            assert!(point.passed().is_err());
+            rig.backend.clear::<f32>(&buffer)
+        });
+        point.unwrap();
+        // Another thread's work is not captured, although it is that of the same handle.
+        let graph = rig.backend.capture(|| {
+            std::thread::scope(|scope| {
+                let work = || rig.backend.write::<f32>(&buffer, 0, &[5.0]);
+                scope.spawn(work).join().unwrap()
+            })?;
+            rig.backend.copy::<f32>(&buffer, 0..1, &buffer, 1)
+        });
+        let graph = graph.unwrap();
+        assert_eq!(rig.content::<f32>(&buffer)[..2], [5.0, 0.0]);
+        rig.backend.launch(&graph).unwrap();
+        assert_eq!(rig.content::<f32>(&buffer)[..2], [5.0, 5.0]);
+    });
+}
+
+/// The host goes on while the device is busy, whatever it writes, records and launches.
+#[test]
+fn nothing_but_reads_waits_for_the_device() {
+    device::once(|rig| {
+        let cuda = rig.backend.fork().unwrap();
+        let len = 1 << 28;
+        let [from, to] = [(); 2].map(|()| cuda.alloc::<f32>(len).unwrap());
+        let small = cuda.upload(&[0f32; 64]).unwrap();
+        let other = cuda.fork().unwrap();
+        let graph = cuda.capture(|| cuda.clear::<f32>(&small)).unwrap();
+        cuda.synchronize().unwrap();
+        let mut pending = Vec::new();
+        // 0.2 s of an H200.
+        for _ in 0..400 {
+            cuda.copy::<f32>(&from, 0..len, &to, 0).unwrap();
+        }
+        let busy = cuda.record().unwrap();
+        for i in 0..100 {
+            cuda.write::<f32>(&small, 0, &[i as f32; 64]).unwrap();
+            cuda.launch(&graph).unwrap();
+            other.wait_for(&cuda).unwrap();
+            cuda.wait(&other.record().unwrap()).unwrap();
+            pending.push(cuda.start_read::<f32>(&small, 0..64).unwrap());
+            cuda.alloc::<u8>(1 << 20).unwrap();
+        }
+        assert!(!busy.passed().unwrap(), "the host waited");
+        for pending in pending {
+            assert_eq!(pending.wait().unwrap(), [0f32; 64]);
+        }
     });
 }

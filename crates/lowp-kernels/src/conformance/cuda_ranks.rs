@@ -9,7 +9,7 @@ use cudarc::nccl::{result as nccl, sys};
 
 use super::rig::device;
 use super::*;
-use crate::{AdamMode, AdamScalars, AdamwJob, Cpu, Cuda, CudaBuffer, CudaGraph, Moments};
+use crate::{AdamMode, AdamScalars, AdamwJob, Cpu, Cuda, CudaBuffer, Moments};
 
 /// Rows of the two tensors that each of two ranks has: uneven ones, and none.
 const ROWS: [[usize; 2]; 2] = [[96, 0], [64, 48]];
@@ -156,15 +156,18 @@ fn ranked(rig: &Rig<Cuda>, rank: usize, world: usize, id: sys::ncclUniqueId) -> 
             })
     };
     // Connects the ranks, which cannot be done while work is recorded.
-    agree(rig.backend.stream()).unwrap();
-    let graph = CudaGraph::record(&rig.backend, |recorder| {
-        recorder.run(&plans[0])?;
-        agree(recorder.stream())?;
-        recorder.run(&plans[1])
-    })
-    .unwrap();
+    agree(rig.backend.stream().unwrap()).unwrap();
+    let device = rig.buffer(&scalars(1).to_bytes());
+    let graph = rig.backend.capture(|| {
+        rig.backend.run_with(&plans[0], &device)?;
+        agree(rig.backend.stream()?)?;
+        rig.backend.run_with(&plans[1], &device)
+    });
+    let graph = graph.unwrap();
     for step in 1..=STEPS {
-        graph.launch(&scalars(step)).unwrap();
+        let scalars = scalars(step).to_bytes();
+        rig.backend.write::<u8>(&device, 0, &scalars).unwrap();
+        rig.backend.launch(&graph).unwrap();
     }
     rig.backend.synchronize().unwrap();
     let spent = rig.content::<f32>(&observed);

@@ -13,7 +13,7 @@ use cudarc::driver::CudaContext;
 
 use super::rig::device;
 use super::*;
-use crate::{AmaxJob, Cuda, CudaBuffer, CudaGraph, CudaMark};
+use crate::{AmaxJob, Cuda, CudaBuffer, CudaMark};
 
 /// Entries of what is freed.
 const LEN: usize = 1 << 20;
@@ -239,16 +239,16 @@ fn memory_may_go_while_work_is_recorded() {
         user.copy::<f32>(&loan.buffer, 0..LEN, &to, 0).unwrap();
         user.copy::<f32>(&to, 0..LEN, &own, 0).unwrap();
         assert!(loan.last_use.set(user.mark().unwrap()).is_ok());
-        let graph = CudaGraph::record(&rig.backend, |recorder| {
+        let graph = rig.backend.capture(|| {
             drop((own, loan.buffer));
-            recorder.run(&plan)?;
+            rig.backend.run(&plan, &StepScalars::default())?;
             // Waits for its stream, and gives back what is behind it.
             drop(user);
-            Ok(())
-        })
-        .unwrap();
+            Ok::<_, KernelError>(())
+        });
+        let graph = graph.unwrap();
         assert!(given_back(rig, &loan.was_over));
-        graph.launch(&StepScalars::default()).unwrap();
+        rig.backend.launch(&graph).unwrap();
         assert_eq!(rig.content::<f32>(&out), [1.0]);
         assert!(rig.content::<f32>(&to).iter().all(|&x| x == 1.0));
     });
@@ -275,6 +275,10 @@ fn what_belongs_to_another_device_is_refused() {
         refused(first.milliseconds_to(&later).map(|_| ()));
         let plan = b.plan(amax(&theirs, &b.upload(&[0f32]).unwrap())).unwrap();
         refused(a.run(&plan, &StepScalars::default()));
-        refused(CudaGraph::capture(a, &[&plan]).map(|_| ()));
+        refused(
+            a.capture(|| a.run(&plan, &StepScalars::default()))
+                .map(|_| ()),
+        );
+        refused(a.wait(&b.record().unwrap()));
     });
 }

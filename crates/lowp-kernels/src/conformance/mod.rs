@@ -36,7 +36,9 @@ mod history;
 mod layout;
 mod observed;
 mod rig;
+mod time;
 mod values;
+mod views;
 
 // `everywhere`: for every instruction set, with one thread and with two; on the CPU. `once`: for
 // the widest set and the threads of the machine. `together`: with every set at once, where the
@@ -115,6 +117,19 @@ rig::suite! {
         a_step_in_two_passes_follows_its_masters once;
         observations_must_fit once;
         known_values_are_taken_as_they_stand once;
+    }
+    time {
+        a_pending_read_has_the_values_of_its_point once;
+        large_writes_arrive_whole once;
+        streams_follow_events once;
+        a_graph_does_what_was_captured once;
+        a_graph_spans_streams once;
+        a_capture_takes_only_work once;
+    }
+    views {
+        a_plan_works_on_parts_of_one_memory everywhere;
+        parts_that_overlap_alias once;
+        views_lie_within_their_buffers once;
     }
     values {
         all_bf16_values together;

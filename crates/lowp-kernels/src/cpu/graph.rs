@@ -95,7 +95,7 @@ pub(super) fn not_in_capture(what: &'static str) -> Result<(), KernelError> {
 }
 
 /// `what` cannot be captured.
-pub(crate) fn in_capture(what: &'static str) -> KernelError {
+fn in_capture(what: &'static str) -> KernelError {
     KernelError::InCapture { what }
 }
 

@@ -21,6 +21,8 @@ mod threads;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use graph::CpuGraph;
+#[cfg(feature = "cuda")]
+pub(crate) use graph::nothing as nothing_captured;
 pub use plan::CpuPlan;
 
 /// The CPU. Work runs on as many threads as the current rayon pool has (`RAYON_NUM_THREADS`,

@@ -15,11 +15,14 @@ use cudarc::driver::{CudaStream, result, sys};
 
 use super::cleanup::Cleanup;
 use super::device::{Cuda, Device};
-use super::{deferred, failed};
-use crate::{Element, KernelError};
+use super::{capture, deferred, failed, host};
+use crate::{Element, KernelError, Pending};
 
-/// A shared handle on device memory of fixed length. Cloning clones the handle, not the content.
+/// A shared handle on device memory of fixed length, or on a part of it. Cloning clones the handle, not the
+/// content.
 pub struct CudaBuffer<T> {
+    /// The first entry of the memory that the handle names.
+    start: usize,
     len: usize,
     /// `None` for no entries.
     memory: Option<Arc<Memory>>,
@@ -78,7 +81,7 @@ impl Memory {
         // SAFETY: the caller's promise; the values outlive the copy, which is waited for.
         let copied =
             unsafe { result::memcpy_htod_async(pointer, values, cuda.queue.stream.cu_stream()) };
-        let done = cuda.synchronize();
+        let done = cuda.finish();
         copied.map_err(failed("cuMemcpyHtoDAsync"))?;
         done
     }
@@ -124,7 +127,7 @@ impl<T: Element> CudaBuffer<T> {
     /// `owner` is dropped when no handle, plan or graph uses the memory any more and every stream of the
     /// device ([`Cuda`]) has passed the work that it had been given until then. If nothing is in flight that is
     /// at once. Else the drop of the last handle does not wait, and a later call drops the owner, on its thread:
-    /// [`Cuda::synchronize`], an allocation, a plan, a read or write, the drop of another buffer or of the last
+    /// [`crate::Backend::synchronize`], an allocation, a plan, a read or write, the drop of another buffer or of the last
     /// handle of a stream.
     ///
     /// # Errors
@@ -133,7 +136,7 @@ impl<T: Element> CudaBuffer<T> {
     /// # Safety
     /// Until `owner` is dropped, `pointer` must be valid on the device for reads and writes of `len`
     /// entries, and nobody may touch them while work that uses this buffer is in flight, unless the
-    /// caller orders both ([`Cuda::wait_for`], [`Cuda::synchronize`], events on a shared stream). Work of
+    /// caller orders both ([`crate::Backend::wait_for`], [`crate::Backend::synchronize`], events on a shared stream). Work of
     /// other libraries counts for the drop of `owner` where it was given to a stream of a handle.
     pub unsafe fn from_raw(
         cuda: &Cuda,
@@ -152,6 +155,7 @@ impl<T: Element> CudaBuffer<T> {
             owner: Owner::Other(Some(Box::new(owner))),
         };
         Ok(Self {
+            start: 0,
             len,
             memory: (len > 0).then(|| Arc::new(memory)),
             entry: PhantomData,
@@ -167,10 +171,21 @@ impl<T: Element> CudaBuffer<T> {
             _ => Some(Arc::new(Memory::zeros(cuda, bytes)?)),
         };
         Ok(Self {
+            start: 0,
             len,
             memory,
             entry: PhantomData,
         })
+    }
+
+    /// Entries `range` of this buffer, which exist.
+    pub(super) fn view(&self, range: Range<usize>) -> Self {
+        Self {
+            start: self.start + range.start,
+            len: range.len(),
+            memory: self.memory.clone().filter(|_| !range.is_empty()),
+            entry: PhantomData,
+        }
     }
 
     pub(super) fn upload(
@@ -179,13 +194,27 @@ impl<T: Element> CudaBuffer<T> {
         start: usize,
         values: &[T],
     ) -> Result<(), KernelError> {
-        match &self.memory {
-            Some(memory) if !values.is_empty() => {
-                // SAFETY: the backend checked the range.
-                unsafe { memory.upload(cuda, self.at(start), values) }
-            }
-            _ => Ok(()),
+        if values.is_empty() {
+            return Ok(());
         }
+        cuda.bind()?;
+        // SAFETY: the backend checked the range; the memory is freed behind the work of every stream.
+        unsafe { host::write(cuda.device(), &cuda.queue.stream, self.at(start), values) }
+    }
+
+    pub(super) fn start_download(
+        &self,
+        cuda: &Cuda,
+        range: Range<usize>,
+    ) -> Result<Pending<T>, KernelError> {
+        if range.is_empty() {
+            return Ok(Pending::new(Vec::new()));
+        }
+        cuda.bind()?;
+        let (stream, from) = (&cuda.queue.stream, self.at(range.start));
+        // SAFETY: the backend checked the range; the memory is freed behind the work of every stream.
+        let on_its_way = unsafe { host::start_read(cuda.device(), stream, from, range.len())? };
+        Ok(Pending::new(on_its_way))
     }
 
     pub(super) fn download(
@@ -201,7 +230,7 @@ impl<T: Element> CudaBuffer<T> {
         let stream = cuda.queue.stream.cu_stream();
         // SAFETY: the backend checked the range; the copy is waited for before `values` is free.
         let copied = unsafe { result::memcpy_dtoh_async(values, self.at(start), stream) };
-        let done = cuda.synchronize();
+        let done = cuda.finish();
         copied.map_err(failed("cuMemcpyDtoHAsync"))?;
         done
     }
@@ -218,11 +247,12 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
+        let stream = capture::stream_of(&cuda.queue)?;
+        capture::keep(|| (self.clone(), from.clone()));
         let (to, from) = (self.at(start), from.at(from_start));
         let bytes = count * size_of::<T>();
         // SAFETY: the backend checked both ranges, and that they do not overlap.
-        let copied =
-            unsafe { result::memcpy_dtod_async(to, from, bytes, cuda.queue.stream.cu_stream()) };
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
         copied.map_err(failed("cuMemcpyDtoDAsync"))
     }
 
@@ -231,17 +261,12 @@ impl<T: Element> CudaBuffer<T> {
             return Ok(());
         }
         cuda.bind()?;
+        let stream = capture::stream_of(&cuda.queue)?;
+        capture::keep(|| self.clone());
         let bytes = self.len * size_of::<T>();
         // SAFETY: the buffer has this many bytes.
-        let zeroed =
-            unsafe { result::memset_d8_async(self.at(0), 0, bytes, cuda.queue.stream.cu_stream()) };
+        let zeroed = unsafe { result::memset_d8_async(self.at(0), 0, bytes, stream.cu_stream()) };
         zeroed.map_err(failed("cuMemsetD8Async"))
-    }
-
-    /// The device address of entry `index`; 0 for an empty buffer.
-    pub(super) fn at(&self, index: usize) -> u64 {
-        let memory = self.memory.as_ref();
-        memory.map_or(0, |memory| memory.pointer + (index * size_of::<T>()) as u64)
     }
 
     pub(super) fn span(&self) -> Range<usize> {
@@ -264,7 +289,19 @@ impl<T> CudaBuffer<T> {
     /// The device address of the first entry, for kernels of others; 0 for an empty buffer. It is
     /// valid as long as a handle lives.
     pub fn pointer(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.pointer)
+        self.at(0)
+    }
+
+    /// The device address of entry `index`; 0 for an empty buffer.
+    pub(super) fn at(&self, index: usize) -> u64 {
+        let offset = (self.start + index) * size_of::<T>();
+        let memory = self.memory.as_ref();
+        memory.map_or(0, |memory| memory.pointer + offset as u64)
+    }
+
+    /// The number of the device that holds it; none for an empty buffer.
+    pub fn ordinal(&self) -> Option<usize> {
+        self.device().map(|device| device.context.ordinal())
     }
 
     /// The device that holds it; none for an empty buffer.
@@ -287,6 +324,7 @@ impl Cuda {
 impl<T> Clone for CudaBuffer<T> {
     fn clone(&self) -> Self {
         Self {
+            start: self.start,
             len: self.len,
             memory: self.memory.clone(),
             entry: PhantomData,

@@ -12,8 +12,8 @@ use cudarc::driver::{CudaContext, sys};
 
 /// While it lives, calls of the driver from this thread stand apart from what the thread is doing.
 ///
-/// - A recording ([`super::CudaGraph::record`]) that goes on in this thread neither refuses them nor is spoilt
-///   by them. They must not concern the stream that is recorded.
+/// - A capture ([`crate::Backend::capture`]) that this thread is in neither rejects them nor is ended
+///   by them.
 /// - An error that an earlier destructor left for the next call that can report is not taken for theirs, and is
 ///   still there afterwards.
 pub(super) struct Cleanup<'c> {

@@ -11,9 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
+use super::capture;
 use super::cleanup::Cleanup;
 use super::deferred::{Deferred, Owner, Point};
+use super::event::EventPool;
 use super::failed;
+use super::host::HostPool;
 use super::module::Modules;
 use super::queue::Queue;
 use super::registry::Registry;
@@ -27,8 +30,8 @@ static DEVICES: Registry<Device> = Registry::new();
 
 /// A CUDA device and a stream on it. Cloning clones the handle: clones share the stream.
 ///
-/// Work of one stream runs in order. [`Cuda::fork`] gives another stream of the same device, and
-/// [`Cuda::wait_for`] orders the two. All handles of one device, however they were made, may share buffers and
+/// Work of one stream runs in order. [`crate::Backend::fork`] gives another stream of the same device, and
+/// [`crate::Backend::wait_for`] orders the two. All handles of one device, however they were made, may share buffers and
 /// plans: memory is freed behind the work of every one of them. The last handle of a stream waits for the
 /// stream's work when it is dropped.
 #[derive(Clone)]
@@ -44,6 +47,9 @@ pub(super) struct Device {
     streams: Mutex<Vec<Arc<CudaStream>>>,
     /// Owners of foreign memory that work may still use.
     deferred: Deferred<CudaEvent>,
+    pub(super) events: EventPool,
+    /// Host memory for copies that nobody waits for.
+    pub(super) host: HostPool,
 }
 
 impl Point for CudaEvent {
@@ -103,16 +109,18 @@ impl Cuda {
     }
 
     /// The stream, a `CUstream`: for work of other libraries between plans, such as a collective. It
-    /// lives as long as a handle to it does. They must not capture it: [`super::CudaGraph::record`] does.
-    pub fn stream(&self) -> u64 {
-        self.queue.stream.cu_stream() as u64
-    }
-
-    /// The same device with a new stream, whose work follows what this one was given so far.
+    /// lives as long as a handle to it does. They must not capture it. Within a capture of this thread
+    /// ([`crate::Backend::capture`]) it is the one that is captured, and is used no longer than that.
     ///
     /// # Errors
-    /// The driver has no room.
-    pub fn fork(&self) -> Result<Self, KernelError> {
+    /// This thread captures, and this handle takes no part.
+    pub fn stream(&self) -> Result<u64, KernelError> {
+        Ok(capture::stream_of(&self.queue)?.cu_stream() as u64)
+    }
+
+    /// A new stream, whose work follows what this one was given so far.
+    pub(super) fn fork_stream(&self) -> Result<Self, KernelError> {
+        capture::not_in("a new stream")?;
         let stream = self.queue.stream.fork();
         let stream = stream.map_err(failed("cuStreamCreate"))?;
         Self::with(Arc::clone(self.device()), stream)
@@ -127,28 +135,10 @@ impl Cuda {
         &self.queue.device
     }
 
-    /// Makes later work of this handle follow what `other` was given so far.
-    ///
-    /// # Errors
-    /// The handles are of different devices, or the driver failed.
-    pub fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
-        let what = "the other handle";
-        let remedy = "wait for its work with `synchronize`";
-        self.device().same(other.device(), what, remedy)?;
-        // A stream runs in order by itself.
-        if Arc::ptr_eq(&self.queue, &other.queue) {
-            return Ok(());
-        }
-        let joined = self.queue.stream.join(&other.queue.stream);
-        joined.map_err(failed("cuStreamWaitEvent"))
-    }
-
     /// Waits until the work of this handle is done, and reports its failures. Owners of foreign memory
     /// ([`super::CudaBuffer::from_raw`]) that wait for nothing else are dropped.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn synchronize(&self) -> Result<(), KernelError> {
+    pub(super) fn finish(&self) -> Result<(), KernelError> {
+        capture::not_in("waiting for work")?;
         let done = self.device().finish(&self.queue.stream);
         self.device().reap();
         done.map_err(failed("cuStreamSynchronize"))
@@ -285,6 +275,8 @@ impl Device {
             modules,
             streams: Mutex::new(Vec::new()),
             deferred: Deferred::new(),
+            events: EventPool::default(),
+            host: HostPool::default(),
         })
     }
 
@@ -400,7 +392,10 @@ impl Drop for Device {
         let owners = self.deferred.take_all();
         match done {
             Ok(()) => drop(owners),
-            Err(_) => std::mem::forget(owners),
+            Err(_) => {
+                std::mem::forget(owners);
+                self.host.leak();
+            }
         }
     }
 }

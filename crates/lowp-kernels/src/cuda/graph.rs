@@ -1,26 +1,33 @@
-//! [`CudaGraph`]: runs of several plans, with work of other libraries between them, captured once and
-//! replayed with one call.
+//! [`CudaGraph`]: captured work, replayed with one call.
 
 #![expect(unsafe_code, reason = "captures launches and replays them")]
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use cudarc::driver::{CudaStream, result, sys};
+use cudarc::driver::{DriverError, result, sys};
 
+use super::capture::{self, Kept};
 use super::device::Cuda;
 use super::failed;
-use super::plan::CudaPlan;
-use crate::{KernelError, StepScalars};
+use crate::KernelError;
 
-/// Runs of plans, one after the other, as one call of the driver; [`CudaGraph::record`] takes work of
-/// other libraries between them.
+/// Work that was captured ([`crate::Backend::capture`]): one call of the driver runs all of it. It holds the
+/// plans and buffers of the work. Cloning clones the handle.
 ///
-/// The scalars are not part of the graph: each replay gets its own.
+/// Work of other libraries belongs to it where they gave it, within the capture, to the stream that
+/// [`Cuda::stream`] named there. What that work points to must be there, at the same address, whenever the
+/// graph is launched; libraries that set things up on first use, as NCCL connects ranks, must have done so
+/// before.
+#[derive(Clone)]
 pub struct CudaGraph {
+    captured: Arc<Captured>,
+}
+
+struct Captured {
     /// First: it is gone before what it points to.
     graph: Mutex<Handle>,
-    plans: Vec<CudaPlan>,
+    kept: Vec<Kept>,
     cuda: Cuda,
 }
 
@@ -30,122 +37,78 @@ struct Handle(cudarc::driver::CudaGraph);
 unsafe impl Send for Handle {}
 
 impl CudaGraph {
-    /// Captures one run of each of `plans`, in order, for the stream of `cuda`.
-    ///
-    /// # Errors
-    /// A plan of another device, plans without any work, or a driver failure.
-    pub fn capture(cuda: &Cuda, plans: &[&CudaPlan]) -> Result<Self, KernelError> {
-        Self::record(cuda, |recorder| {
-            plans.iter().try_for_each(|&plan| recorder.run(plan))
-        })
-    }
-
-    /// Captures what `work` gives to the recorder, and what other libraries give to its stream: the
-    /// update of a step, a collective over its amaxes, and the encode, for instance.
-    ///
-    /// `work` may drop buffers, plans and handles. It allocates, plans, reads and writes nothing: the driver
-    /// may refuse that while it records.
-    ///
-    /// What the work of other libraries points to must be there, at the same address, whenever the
-    /// graph is launched. Libraries that set things up on first use, as NCCL connects ranks, must have
-    /// done so before.
-    ///
-    /// # Errors
-    /// The error of `work`, no work at all, or a driver failure.
-    pub fn record(
+    pub(super) fn capture<E: From<KernelError>>(
         cuda: &Cuda,
-        work: impl FnOnce(&mut CudaRecorder<'_>) -> Result<(), KernelError>,
-    ) -> Result<Self, KernelError> {
-        cuda.bind()?;
-        // A stream that nothing else uses: work of other threads stays out of the capture.
-        let context = &cuda.device().context;
-        let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        stream
-            .begin_capture(mode)
-            .map_err(failed("cuStreamBeginCapture"))?;
-        let mut recorder = CudaRecorder {
-            cuda,
-            stream: &stream,
-            plans: Vec::new(),
-        };
-        let recorded = work(&mut recorder);
-        let plans = recorder.plans;
-        // Ends the capture also where the work was refused.
-        let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        recorded?;
-        let graph = captured.map_err(failed("cuStreamEndCapture"))?;
-        let graph = graph.ok_or_else(|| KernelError::Missing {
-            what: "work in the plans of a graph".to_owned(),
-        })?;
-        Ok(Self {
-            graph: Mutex::new(Handle(graph)),
-            plans,
-            cuda: cuda.clone(),
-        })
-    }
-
-    /// Replays the runs with `scalars`, behind the work that the stream has.
-    ///
-    /// # Errors
-    /// Scalars that do not fit a plan, or a driver failure.
-    pub fn launch(&self, scalars: &StepScalars) -> Result<(), KernelError> {
-        let fits = |plan: &CudaPlan| plan.fits(&self.cuda, scalars);
-        self.plans.iter().try_for_each(fits)?;
-        let graph = self.graph.lock().map_err(|_| KernelError::Poisoned)?;
-        let stream = &self.cuda.queue.stream;
-        self.cuda.queue.step.with(stream, scalars, |_| {
-            // SAFETY: the graph is instantiated and locked; what it points to is held here, and
-            // freed behind the work of every stream.
-            let launched =
-                unsafe { result::graph::launch(graph.0.cu_graph_exec(), stream.cu_stream()) };
-            launched.map_err(failed("cuGraphLaunch"))
-        })
-    }
-}
-
-/// Takes the work of a graph, in order ([`CudaGraph::record`]).
-pub struct CudaRecorder<'g> {
-    cuda: &'g Cuda,
-    stream: &'g CudaStream,
-    plans: Vec<CudaPlan>,
-}
-
-impl CudaRecorder<'_> {
-    /// Adds a run of `plan`.
-    ///
-    /// # Errors
-    /// A plan of another device, or a driver failure.
-    pub fn run(&mut self, plan: &CudaPlan) -> Result<(), KernelError> {
-        plan.on(self.cuda)?;
-        self.plans.push(plan.clone());
-        // SAFETY: nothing runs yet; `launch` replays on the handle's stream, whose scalars these
-        // are, and the graph keeps the plans.
-        unsafe {
-            plan.enqueue(
-                self.cuda,
-                self.stream.cu_stream(),
-                self.cuda.queue.step.pointer(),
-            )
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Self, E> {
+        /// Ends the capture also where `work` panics.
+        struct End<'s>(Option<&'s cudarc::driver::CudaStream>);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                if let Some(stream) = self.0 {
+                    // SAFETY: the stream captures; what comes of it is not used.
+                    if let Ok(graph) = unsafe { result::stream::end_capture(stream.cu_stream()) }
+                        && !graph.is_null()
+                    {
+                        // SAFETY: nobody else has the graph.
+                        let _ = unsafe { result::graph::destroy(graph) };
+                    }
+                    drop(capture::end());
+                }
+            }
         }
+        cuda.bind()?;
+        let stream = capture::begin(cuda)?;
+        let mut end = End(Some(&stream));
+        work()?;
+        end.0 = None;
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        let (kept, streams) = capture::end();
+        // The driver has ended the capture: the streams may go.
+        drop(streams);
+        let graph = graph
+            .map_err(unjoined)?
+            .filter(|_| !kept.is_empty())
+            .ok_or_else(crate::cpu::nothing_captured)?;
+        Ok(Self {
+            captured: Arc::new(Captured {
+                graph: Mutex::new(Handle(graph)),
+                kept,
+                cuda: cuda.clone(),
+            }),
+        })
     }
 
-    /// The stream that is captured, a `CUstream`: for work of other libraries, which belongs to the
-    /// graph then. It must not be used after the recording.
-    pub fn stream(&self) -> u64 {
-        self.stream.cu_stream() as u64
+    /// Runs the work behind what the stream of `cuda`, which captured it, has.
+    pub(super) fn launch(&self, cuda: &Cuda) -> Result<(), KernelError> {
+        capture::not_in("the launch of a graph")?;
+        if !Arc::ptr_eq(&self.captured.cuda.queue, &cuda.queue) {
+            return Err(KernelError::OtherStream);
+        }
+        cuda.bind()?;
+        let graph = self.captured.graph.lock();
+        let graph = graph.map_err(|_| KernelError::Poisoned)?;
+        let stream = &cuda.queue.stream;
+        // SAFETY: the graph is instantiated and locked; what it points to is held here, and freed behind
+        // the work of every stream.
+        let launched =
+            unsafe { result::graph::launch(graph.0.cu_graph_exec(), stream.cu_stream()) };
+        launched.map_err(failed("cuGraphLaunch"))
     }
 }
 
-impl fmt::Debug for CudaRecorder<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plans = self.plans.len();
-        write!(f, "CudaRecorder({plans} plans, {:?})", self.cuda)
+/// Says what a capture lacks that the driver rejects.
+fn unjoined(error: DriverError) -> KernelError {
+    if error.0 == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED {
+        let what = "work of a stream that the one that captures does not wait for at the end";
+        return KernelError::InCapture { what };
     }
+    failed("cuStreamEndCapture")(error)
 }
 
 impl fmt::Debug for CudaGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaGraph({} plans, {:?})", self.plans.len(), self.cuda)
+        let kept = self.captured.kept.len();
+        write!(f, "CudaGraph({kept} calls, {:?})", self.captured.cuda)
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Work is planned into a table that stays on the device. A run writes the scalars of the step if
 //! they changed and launches one kernel over the table, whatever the number of jobs in it, on the
-//! stream of the [`Cuda`] handle. [`CudaGraph`] captures runs of several plans and replays them.
+//! stream of the [`Cuda`] handle. A [`CudaGraph`] replays many of them with one call.
 //!
-//! Nothing waits for the device but [`Backend::read`], [`Backend::write`], [`Backend::plan`] (each
-//! moves host memory that its caller may change next), [`Cuda::synchronize`], and the drop of the last
-//! handle of a stream. Work of one handle runs in order. Between handles the caller makes the order:
-//! [`Cuda::wait_for`].
+//! Nothing waits for the device but [`Backend::read`], [`Backend::plan`], [`Backend::synchronize`],
+//! [`crate::Pending::wait`], a [`Backend::write`] with 64 MiB of earlier ones on their way, and the drop of
+//! the last handle of a stream. Work of one handle runs in order. Between handles the caller makes the
+//! order: [`Backend::wait`], [`Backend::wait_for`].
 //!
 //! A process has one device per ordinal, which all handles share. Memory is freed behind the work of all of
 //! them, in the order of the stream that it was allocated on. Memory of others goes back to them when all
@@ -18,14 +18,17 @@ use std::ops::Range;
 use cudarc::driver::result;
 
 use crate::check::range;
-use crate::{Backend, Element, KernelError, StepScalars, Work};
+use crate::{Backend, Element, KernelError, Pending, StepScalars, Work};
 
 mod buffer;
+mod capture;
 mod cleanup;
 mod deferred;
 mod device;
+mod event;
 mod geometry;
 mod graph;
+mod host;
 mod launch;
 mod lower;
 mod module;
@@ -37,14 +40,18 @@ mod table;
 
 pub use buffer::CudaBuffer;
 pub use device::{Cuda, CudaMark};
-pub use graph::{CudaGraph, CudaRecorder};
+pub use event::CudaEvent;
+pub use graph::CudaGraph;
 pub use plan::CudaPlan;
 
 impl Backend for Cuda {
     type Buffer<T: Element> = CudaBuffer<T>;
     type Plan = CudaPlan;
+    type Event = CudaEvent;
+    type Graph = CudaGraph;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CudaBuffer<T>, KernelError> {
+        capture::not_in("an allocation")?;
         CudaBuffer::zeros(self, len)
     }
 
@@ -56,12 +63,26 @@ impl Backend for Cuda {
         buffer.span()
     }
 
+    fn view<T: Element>(
+        &self,
+        buffer: &CudaBuffer<T>,
+        view: Range<usize>,
+    ) -> Result<CudaBuffer<T>, KernelError> {
+        range("a view", view.start, view.len(), buffer.len())?;
+        Ok(buffer.view(view))
+    }
+
+    fn owns<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {
+        self.own(buffer)
+    }
+
     fn write<T: Element>(
         &self,
         buffer: &CudaBuffer<T>,
         start: usize,
         values: &[T],
     ) -> Result<(), KernelError> {
+        capture::not_in("a write from the host")?;
         range("write", start, values.len(), buffer.len())?;
         self.own(buffer)?;
         buffer.upload(self, start, values)
@@ -73,9 +94,21 @@ impl Backend for Cuda {
         start: usize,
         values: &mut [T],
     ) -> Result<(), KernelError> {
+        capture::not_in("a read to the host")?;
         range("read", start, values.len(), buffer.len())?;
         self.own(buffer)?;
         buffer.download(self, start, values)
+    }
+
+    fn start_read<T: Element>(
+        &self,
+        buffer: &CudaBuffer<T>,
+        entries: Range<usize>,
+    ) -> Result<Pending<T>, KernelError> {
+        capture::not_in("a read to the host")?;
+        range("read", entries.start, entries.len(), buffer.len())?;
+        self.own(buffer)?;
+        buffer.start_download(self, entries)
     }
 
     fn copy<T: Element>(
@@ -111,8 +144,43 @@ impl Backend for Cuda {
         plan.run(self, scalars)
     }
 
+    fn fork(&self) -> Result<Self, KernelError> {
+        self.fork_stream()
+    }
+
+    fn record(&self) -> Result<CudaEvent, KernelError> {
+        capture::record(&self.queue)
+    }
+
+    fn wait(&self, event: &CudaEvent) -> Result<(), KernelError> {
+        let remedy = "wait for its work with `synchronize`";
+        self.device().same(event.device(), "the event", remedy)?;
+        capture::wait(&self.queue, event)
+    }
+
     fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
-        Cuda::wait_for(self, other)
+        let (what, remedy) = ("the other handle", "wait for its work with `synchronize`");
+        self.device().same(other.device(), what, remedy)?;
+        // A stream runs in order by itself.
+        if self.queue.number == other.queue.number {
+            return Ok(());
+        }
+        self.wait(&other.record()?)
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        self.finish()
+    }
+
+    fn capture<E: From<KernelError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<CudaGraph, E> {
+        CudaGraph::capture(self, work)
+    }
+
+    fn launch(&self, graph: &CudaGraph) -> Result<(), KernelError> {
+        graph.launch(self)
     }
 }
 

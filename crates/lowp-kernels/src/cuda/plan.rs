@@ -11,7 +11,7 @@ use super::buffer::Memory;
 use super::device::{Cuda, Device};
 use super::launch::Launch;
 use super::table::{RunSum, SumTotal};
-use super::{lower, step};
+use super::{capture, lower, step};
 use crate::check::{Checked, check};
 use crate::{KernelError, StepScalars, SumSquaresJob, Work};
 
@@ -39,6 +39,7 @@ struct Planned {
 impl CudaPlan {
     /// Checks `work` and puts it on the device of `cuda`.
     pub(super) fn new(cuda: &Cuda, work: Work<Cuda>) -> Result<Self, KernelError> {
+        capture::not_in("planning")?;
         let Checked { access, groups, .. } = check(cuda, &work)?;
         access
             .bytes
@@ -100,12 +101,25 @@ impl CudaPlan {
     /// Runs the work on the stream of `cuda`.
     pub(super) fn run(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.fits(cuda, scalars)?;
+        if capture::is_on() {
+            return self.record(cuda, scalars);
+        }
         let stream = &cuda.queue.stream;
         cuda.queue.step.with(stream, scalars, |step| {
             // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
             // plan holds is freed behind the work of every stream.
             unsafe { self.enqueue(cuda, stream.cu_stream(), step) }
         })
+    }
+
+    /// Adds the work to the capture of this thread. It gets the scalars of now at every launch.
+    fn record(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
+        let stream = capture::stream_of(&cuda.queue)?;
+        let memory = step::constant(cuda, scalars)?;
+        // SAFETY: nothing runs yet; the graph keeps the plan and the scalars.
+        unsafe { self.enqueue(cuda, stream.cu_stream(), memory.pointer)? };
+        capture::keep(|| (self.clone(), memory));
+        Ok(())
     }
 
     /// Refuses scalars or a device that do not fit the plan.

@@ -1,6 +1,7 @@
 //! [`Queue`]: a stream that work is given to, with the scalars that its launches read.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::CudaStream;
 
@@ -12,6 +13,8 @@ use crate::KernelError;
 /// What the clones of a handle share. It waits for its work when the last of them goes: what is freed
 /// afterwards need not be ordered behind this stream, which may be one of others and end then.
 pub(super) struct Queue {
+    /// A number that no other queue of the process has.
+    pub(super) number: u64,
     pub(super) step: StepMemory,
     pub(super) stream: Arc<CudaStream>,
     pub(super) device: Arc<Device>,
@@ -19,9 +22,11 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(device: Arc<Device>, stream: Arc<CudaStream>) -> Result<Self, KernelError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let step = StepMemory::new(&device.context)?;
         device.follow(&stream);
         Ok(Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             step,
             stream,
             device,

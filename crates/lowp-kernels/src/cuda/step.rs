@@ -10,9 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
+use super::buffer::Memory;
 use super::cleanup::Cleanup;
-use super::failed;
+use super::device::Cuda;
 use super::table::{AdamGroup, Step};
+use super::{failed, host};
 use crate::{KernelError, StepScalars};
 
 /// Parameter groups that fit.
@@ -86,11 +88,6 @@ impl StepMemory {
         }
         work(self.pointer)
     }
-
-    /// The address that launches read.
-    pub(super) fn pointer(&self) -> u64 {
-        self.pointer
-    }
 }
 
 impl Ring {
@@ -145,6 +142,19 @@ impl Drop for StepMemory {
             self.context.record_err(result::free_sync(self.pointer));
         }
     }
+}
+
+/// Scalars in memory of their own, for a graph: they are there before any launch of the handle.
+pub(super) fn constant(cuda: &Cuda, scalars: &StepScalars) -> Result<Memory, KernelError> {
+    let words = words(scalars)?;
+    let device = cuda.device();
+    // Memory and copy are work of the handle's own stream, which nothing captures.
+    let _apart = Cleanup::begin(&device.context);
+    let memory = Memory::zeros(cuda, words.len() * 4)?;
+    let words: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    // SAFETY: the memory was just allocated for them.
+    unsafe { host::write(device, &cuda.queue.stream, memory.pointer, &words)? };
+    Ok(memory)
 }
 
 /// A `Step` and its `AdamGroup`s as words.

@@ -115,10 +115,6 @@ impl<B: Backend> LocalComm<B> {
         }
     }
 
-    fn backend(&self) -> &B {
-        &self.seat.backend
-    }
-
     /// The meeting point, which outlives its ranks.
     pub(super) fn hub(&self) -> Arc<Hub<B>> {
         Arc::clone(&self.seat.hub)
@@ -223,6 +219,15 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
 
     fn world_size(&self) -> usize {
         self.size
+    }
+
+    fn backend(&self) -> &B {
+        &self.seat.backend
+    }
+
+    /// Ranks meet on the host; one alone meets nobody.
+    fn is_enqueued(&self) -> bool {
+        self.size == 1
     }
 
     fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {

@@ -109,6 +109,15 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// Number of ranks in the group.
     fn world_size(&self) -> usize;
 
+    /// The stream that gathers and reductions work on: they read what it was given before the call, and
+    /// what it is given after the call reads them. [`ordered`] makes another stream wait for them, and
+    /// them for it.
+    fn backend(&self) -> &B;
+
+    /// Whether gathers and reductions only give work to the stream, and wait for no other rank on the
+    /// host: a graph can capture them.
+    fn is_enqueued(&self) -> bool;
+
     /// Gathers every rank's piece of every item; the rank's own piece is copied too.
     ///
     /// # Errors
@@ -166,6 +175,22 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
 
     /// What passed through this communicator so far.
     fn traffic(&self) -> Traffic;
+}
+
+/// Makes a `call` of `comm` between the earlier and the later work of `backend`, a stream of the same device
+/// as the communicator's.
+///
+/// # Errors
+/// Those of `call`, handles of different devices, or a device failure.
+pub fn ordered<B: Backend, T>(
+    backend: &B,
+    comm: &dyn Communicator<B>,
+    call: impl FnOnce() -> Result<T, ShardError>,
+) -> Result<T, ShardError> {
+    comm.backend().wait_for(backend)?;
+    let done = call()?;
+    backend.wait_for(comm.backend())?;
+    Ok(done)
 }
 
 /// How one rank's part in a collective operation ends: an error wakes all other ranks, which would

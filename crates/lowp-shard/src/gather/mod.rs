@@ -9,7 +9,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, StepScalars};
 
-use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort};
+use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort, ordered};
 
 mod account;
 mod pool;
@@ -61,7 +61,9 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
 }
 
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
-    /// Plans the gathers of `params` and checks that all ranks planned the same. Collective.
+    /// Plans the gathers of `params` and checks that all ranks planned the same. Collective. The shards
+    /// are written and the full tensors read by work of `backend`; the gathers are work of the
+    /// communicator's stream, between both.
     ///
     /// # Errors
     /// Shards for another world or rank than the communicator's, cuts off the recipe's quantum, or
@@ -75,6 +77,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ) -> Result<Self, ShardError> {
         let planned = plan_params(&params, &*comm, reshard_after_forward);
         let plans = or_abort(&*comm, planned)?;
+        // Of one device, or the ranks hear of it.
+        or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
         comm.agree(
             "the gather plan",
             &describe(&params, &plans, reshard_after_forward),
@@ -159,7 +163,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             *gathered = tensor.version();
         }
         if self.lease.is_none() {
-            self.lease = Some(self.pool.lease(self.geometry)?);
+            self.lease = Some(
+                self.pool
+                    .lease(self.geometry, [&self.backend, self.comm.backend()])?,
+            );
         }
         if builds && !forward_held {
             self.run(Phase::Forward)?;
@@ -189,7 +196,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                 })
                 .collect::<Result<Vec<_>, ShardError>>()?;
             let before = self.comm.traffic();
-            self.comm.all_gather(&items)?;
+            ordered(&self.backend, &*self.comm, || self.comm.all_gather(&items))?;
             self.sent += self.comm.traffic().since(before).all_gather_bytes;
             self.gathers += 1;
         }

@@ -67,7 +67,8 @@ type Arrivals<B> = Vec<((usize, BufferKey), <B as Backend>::Buffer<u8>)>;
 #[derive(Debug)]
 struct Geometry<B: Backend> {
     plans: Arc<[ParamPlans]>,
-    free: Vec<Arc<DestinationSet<B>>>,
+    /// Each with the point behind its last use.
+    free: Vec<(Arc<DestinationSet<B>>, B::Event)>,
 }
 
 #[derive(Debug)]
@@ -84,10 +85,10 @@ pub(super) struct Inner<B: Backend> {
 ///
 /// A group borrows a set of destination buffers when it unshards and gives it back when it
 /// reshards, so layers of equal shapes take turns in the same memory and nothing is allocated
-/// from the second step on. Local work (interleave, transpose) is planned once per set.
+/// from the second step on. A set is lent again behind the work of its last user. Local work (interleave, transpose) is planned once per set.
 #[derive(Debug)]
 pub struct GatherPool<B: Backend> {
-    backend: B,
+    pub(super) backend: B,
     inner: Mutex<Inner<B>>,
 }
 
@@ -149,20 +150,35 @@ impl<B: Backend> GatherPool<B> {
         inner.geometries.len() - 1
     }
 
-    /// Borrows a set, made now if none is free.
-    pub(super) fn lease(self: &Arc<Self>, geometry: usize) -> Result<Lease<B>, ShardError> {
+    /// Borrows a set, made now if none is free, for work of `streams`, the first of which does the
+    /// last of it. They follow whoever used the memory before.
+    pub(super) fn lease(
+        self: &Arc<Self>,
+        geometry: usize,
+        streams: [&B; 2],
+    ) -> Result<Lease<B>, ShardError> {
         let mut inner = self.lock();
         let set = match inner.geometries[geometry].free.pop() {
-            Some(set) => set,
+            Some((set, last_use)) => {
+                for stream in streams {
+                    stream.wait(&last_use)?;
+                }
+                set
+            }
             None => {
                 let plans = Arc::clone(&inner.geometries[geometry].plans);
-                Arc::new(self.make(&mut inner, &plans)?)
+                let set = Arc::new(self.make(&mut inner, &plans)?);
+                for stream in streams {
+                    stream.wait_for(&self.backend)?;
+                }
+                set
             }
         };
         Ok(Lease {
             pool: Arc::clone(self),
             geometry,
             set,
+            stream: streams[0].clone(),
         })
     }
 
@@ -328,18 +344,23 @@ pub(super) fn check_transpose(
     })
 }
 
-/// A borrowed set; goes back to the pool when dropped.
+/// A borrowed set; goes back to the pool when dropped, to be lent behind the work that its stream has by
+/// then.
 #[derive(Debug)]
 pub(super) struct Lease<B: Backend> {
     pool: Arc<GatherPool<B>>,
     geometry: usize,
     pub(super) set: Arc<DestinationSet<B>>,
+    stream: B,
 }
 
 impl<B: Backend> Drop for Lease<B> {
     fn drop(&mut self) {
-        self.pool.lock().geometries[self.geometry]
-            .free
-            .push(Arc::clone(&self.set));
+        // A device that cannot say when it is done does not get the memory again.
+        if let Ok(last_use) = self.stream.record() {
+            let set = Arc::clone(&self.set);
+            let mut inner = self.pool.lock();
+            inner.geometries[self.geometry].free.push((set, last_use));
+        }
     }
 }

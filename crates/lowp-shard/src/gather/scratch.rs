@@ -13,10 +13,13 @@ pub(super) struct Free<B: Backend> {
     len: usize,
     id: u64,
     buffer: B::Buffer<f32>,
+    /// The point behind its last use.
+    last_use: B::Event,
 }
 
 /// Memory for f32 values, borrowed from a [`GatherPool`] for one use: a decoded weight, or a full
-/// gradient. Its content is what the last user left. It goes back when dropped.
+/// gradient. Its content is what the last user left. It goes back when dropped, to be lent behind the work that
+/// the pool's stream has by then: streams that use it besides are ordered before.
 #[derive(Debug)]
 pub struct Scratch<B: Backend> {
     pool: Arc<GatherPool<B>>,
@@ -49,6 +52,7 @@ impl<B: Backend> GatherPool<B> {
         let (id, buffer) = match free {
             Some(index) => {
                 let free = inner.scratch.remove(index);
+                self.backend.wait(&free.last_use)?;
                 (free.id, free.buffer)
             }
             None => {
@@ -67,7 +71,16 @@ impl<B: Backend> GatherPool<B> {
 
 impl<B: Backend> Drop for Scratch<B> {
     fn drop(&mut self) {
-        let (len, id, buffer) = (self.len, self.id, self.buffer.clone());
-        self.pool.lock().scratch.push(Free { len, id, buffer });
+        // A device that cannot say when it is done does not get the memory again.
+        if let Ok(last_use) = self.pool.backend.record() {
+            let (len, id, buffer) = (self.len, self.id, self.buffer.clone());
+            let free = Free {
+                len,
+                id,
+                buffer,
+                last_use,
+            };
+            self.pool.lock().scratch.push(free);
+        }
     }
 }
