@@ -4,7 +4,8 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::host::zeroed;
-use crate::{Element, KernelError, Work};
+use crate::sealed;
+use crate::{DeviceBuffer, Element, KernelError, Work};
 
 /// A stream of work on a device that holds buffers and runs jobs.
 ///
@@ -27,9 +28,9 @@ use crate::{Element, KernelError, Work};
 /// wait for this one and this one's wait for them. What moves host memory or makes something
 /// ([`Backend::alloc`], [`Backend::plan`], [`Backend::read`], [`Backend::write`],
 /// [`Backend::synchronize`]) is an error in a capture.
-pub trait Backend: Clone + Debug + Send + Sync + 'static {
+pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// A buffer of `T`.
-    type Buffer<T: Element>: Clone + Debug + Send + Sync + 'static;
+    type Buffer<T: Element>: DeviceBuffer<T>;
     /// Work that was checked and laid out once. Cloning clones the handle.
     type Plan: Clone + Debug + Send + Sync + 'static;
     /// A point in the work of a stream.

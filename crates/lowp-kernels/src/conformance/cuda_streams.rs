@@ -139,7 +139,7 @@ fn amax(source: &CudaBuffer<f32>, out: &CudaBuffer<f32>) -> Work<Cuda> {
         source_rounding: SourceRounding::F32,
         out: out.clone(),
         tensor: Some(0),
-        blocks: SmallVec::new(),
+        blocks: Vec::new(),
     }])
 }
 

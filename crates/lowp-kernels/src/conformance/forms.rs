@@ -68,7 +68,7 @@ pub(super) fn scales_are_written_in_every_form<B: Backend>(rig: &Rig<B>) {
                 let job = encode_job(rig, case.kernel, &case.specs, shape, source.clone(), 3.75);
                 let targets = case.specs.iter();
                 let targets = targets.flat_map(|spec| targets_in(rig, *spec, shape, form));
-                let targets: SmallVec<[Target<B>; 6]> = targets.collect();
+                let targets: Vec<Target<B>> = targets.collect();
                 rig.run(Work::Encode(vec![EncodeJob {
                     targets: targets.clone(),
                     ..job
@@ -100,7 +100,7 @@ pub(super) fn one_job_writes_several_forms<B: Backend>(rig: &Rig<B>) {
     for case in padded_cases() {
         let source = source(rig, &values(shape.elements(), 77, true), false).0;
         let forms = Form::ALL.into_iter();
-        let targets: SmallVec<[Target<B>; 6]> = forms
+        let targets: Vec<Target<B>> = forms
             .flat_map(|form| {
                 let of = |spec: &BufferSpec| targets_in(rig, *spec, shape, form);
                 case.specs.iter().flat_map(of).collect::<Vec<_>>()

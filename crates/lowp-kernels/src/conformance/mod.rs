@@ -6,7 +6,6 @@ use lowp_format::{
     Axis, BufferKey, BufferSpec, Code, KernelKey, MxScale, Origin, PaddedForm, Part, Philox,
     ScaleRule, Shape, SourceRounding, Usage,
 };
-use smallvec::SmallVec;
 
 use crate::ingredients::{RuleKind, TABLE, traits};
 use crate::{
@@ -400,10 +399,7 @@ fn encode_job<B: Backend>(
     }
 }
 
-fn contents<B: Backend>(
-    rig: &Rig<B>,
-    targets: &SmallVec<[Target<B>; 6]>,
-) -> Vec<(BufferKey, Vec<u8>)> {
+fn contents<B: Backend>(rig: &Rig<B>, targets: &[Target<B>]) -> Vec<(BufferKey, Vec<u8>)> {
     let content = |t: &Target<B>| (t.spec.key, rig.content::<u8>(&t.bytes));
     targets.iter().map(content).collect()
 }

@@ -4,8 +4,8 @@ use half::bf16;
 use lowp_format::Code;
 use lowp_format::codec::{e2m1, e4m3, e5m2};
 
-use crate::bf16::bf16_bits;
 use crate::lanes::{LANES, Lanes, Line, Transpose};
+use crate::rounding::bf16_bits;
 
 /// How one element is encoded, and how its codes lie in bytes.
 pub(crate) trait ElementCode: Copy + Send + Sync + 'static {

@@ -32,6 +32,8 @@ pub use plan::CpuPlan;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
 
+impl crate::sealed::Backend for Cpu {}
+
 impl Backend for Cpu {
     type Buffer<T: Element> = CpuBuffer<T>;
     type Plan = CpuPlan;

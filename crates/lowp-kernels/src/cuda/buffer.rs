@@ -310,6 +310,30 @@ impl<T> CudaBuffer<T> {
     }
 }
 
+impl<T: Element> DeviceBuffer<T> for CudaBuffer<T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn to_vec(&self) -> Result<Vec<T>, KernelError> {
+        capture::not_in("reading a buffer")?;
+        let mut values = zeroed(self.len())?;
+        if let Some(memory) = &self.memory {
+            let device = &memory.device;
+            let stream = device.context.new_stream();
+            let stream = stream.map_err(failed("cuStreamCreate"))?;
+            device.gather(&stream)?;
+            let raw = stream.cu_stream();
+            // SAFETY: the buffer has as many entries; the copy is waited for before `values` is free.
+            let copied = unsafe { result::memcpy_dtoh_async(&mut values, self.at(0), raw) };
+            let done = device.finish(&stream);
+            copied.map_err(failed("cuMemcpyDtoHAsync"))?;
+            done.map_err(failed("cuStreamSynchronize"))?;
+        }
+        Ok(values)
+    }
+}
+
 impl Cuda {
     /// Checks that a buffer is of this device.
     pub(super) fn own<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {

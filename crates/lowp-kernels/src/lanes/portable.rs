@@ -8,7 +8,7 @@
 use half::bf16;
 
 use super::{LANES, Lanes, Line};
-use crate::bf16::bf16_value;
+use crate::rounding::bf16_value;
 
 /// Arrays, without any assumption about the machine.
 #[derive(Clone, Copy, Debug)]

@@ -430,7 +430,7 @@ pub(super) fn what_is_stated_is_not_allocated<B: Backend>(rig: &Rig<B>) {
                 tensor_scale: find(Part::TensorScale).map(|t| t.bytes.clone()),
                 out: rig.buffer::<f32>(&[]),
             }]));
-            let mut blocks: SmallVec<[crate::BlockAmax; 2]> = SmallVec::new();
+            let mut blocks: Vec<crate::BlockAmax> = Vec::new();
             for block in case.kernel.blocks.into_iter().flatten() {
                 if blocks.iter().all(|part| part.block != block) {
                     blocks.push(crate::BlockAmax { block, start: 0 });

@@ -5,11 +5,11 @@ use lowp_format::SourceRounding;
 use super::convert::Values;
 use super::maxima::{Amax, magnitude};
 use super::{Context, map, source};
-use crate::bf16::round_bf16;
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::lanes::Lanes;
 use crate::lanes::{Isa, Kernel};
+use crate::rounding::round_bf16;
 use crate::{AmaxJob, BlockAmax, KernelError};
 
 /// Elements of one task.
