@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(crate) struct CastBuffers<B: Backend> {
     pub(crate) source: B::Buffer<f32>,
-    pub(crate) targets: SmallVec<[Target<B>; 6]>,
+    pub(crate) targets: Vec<Target<B>>,
     pub(crate) out: B::Buffer<f32>,
 }
 

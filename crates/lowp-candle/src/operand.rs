@@ -213,7 +213,7 @@ impl<B: Backend> RecipeOperands<B> {
             source_rounding: operand.source_rounding,
             out: book.observed().clone(),
             tensor: entry.map(|slot| book.index(slot)).transpose()?,
-            blocks: SmallVec::new(),
+            blocks: Vec::new(),
         };
         let amax = if entry.is_some() {
             vec![amax]

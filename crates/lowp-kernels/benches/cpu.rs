@@ -19,7 +19,6 @@ use lowp_kernels::{
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
-use smallvec::SmallVec;
 
 type Result<T> = std::result::Result<T, KernelError>;
 
@@ -111,7 +110,7 @@ impl Input {
             source_rounding: SourceRounding::F32,
             out: Cpu.alloc(1)?,
             tensor: Some(0),
-            blocks: SmallVec::new(),
+            blocks: Vec::new(),
         }]))
     }
 

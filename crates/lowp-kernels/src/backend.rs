@@ -3,26 +3,9 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
-use half::bf16;
-
-use crate::cpu::zeroed;
-use crate::{KernelError, Pending, StepScalars, Work};
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for u8 {}
-    impl Sealed for f32 {}
-    impl Sealed for half::bf16 {}
-}
-
-/// A plain value that buffers are made of: `u8`, `f32` or `bf16`.
-pub trait Element:
-    Copy + Debug + Default + PartialEq + Send + Sync + sealed::Sealed + 'static
-{
-}
-impl Element for u8 {}
-impl Element for f32 {}
-impl Element for bf16 {}
+use crate::host::zeroed;
+use crate::sealed;
+use crate::{DeviceBuffer, Element, KernelError, Pending, StepScalars, Work};
 
 /// A stream of work on a device that holds buffers and runs jobs.
 ///
@@ -45,9 +28,9 @@ impl Element for bf16 {}
 /// wait for this one and this one's wait for them. What moves host memory or makes something
 /// ([`Backend::alloc`], [`Backend::plan`], [`Backend::read`], [`Backend::write`],
 /// [`Backend::synchronize`]) is an error in a capture.
-pub trait Backend: Clone + Debug + Send + Sync + 'static {
+pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// A buffer of `T`.
-    type Buffer<T: Element>: Clone + Debug + Send + Sync + 'static;
+    type Buffer<T: Element>: DeviceBuffer<T>;
     /// Work that was checked and laid out once. Cloning clones the handle.
     type Plan: Clone + Debug + Send + Sync + 'static;
     /// A point in the work of a stream.

@@ -1,10 +1,11 @@
 //! [`KernelError`]: what can be wrong with work before and while it runs.
 
-use lowp_format::FormatError;
+use lowp_format::{BufferKey, Code, Form, FormatError, KernelKey, Orientation, Part, ScaleRule};
 use thiserror::Error;
 
 /// What is wrong, with the numbers and the remedy.
 #[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
 pub enum KernelError {
     /// A shape, layout or buffer is wrong.
     #[error(transparent)]
@@ -31,11 +32,184 @@ pub enum KernelError {
         /// The other job.
         other: usize,
     },
-    /// No kernel is made of these ingredients.
-    #[error("no kernel for {what}")]
-    NoKernel {
+    /// An element code and a scale rule that do not go together, or blocks where the rule has none.
+    #[error("no kernel for {}; take the ingredients of a recipe", ingredients(.key))]
+    Ingredients {
         /// The ingredients.
-        what: String,
+        key: KernelKey,
+    },
+    /// A block that no kernel takes.
+    #[error("blocks with a side of {side}; block sides are 1 to {most}")]
+    BlockSide {
+        /// The side.
+        side: usize,
+        /// The longest side.
+        most: usize,
+    },
+    /// A least amax that is no magnitude.
+    #[error("an epsilon of {epsilon}; the least amax is finite and not negative")]
+    Epsilon {
+        /// The least amax.
+        epsilon: f32,
+    },
+    /// Options of per-tensor scales where there are none.
+    #[error(
+        "pow2 {pow2} and epsilon {epsilon} for the amax of {scale:?} scales; they are of per-tensor scales: leave them false and 0"
+    )]
+    TensorOptions {
+        /// Whether a scale is rounded down to a power of two.
+        pow2: bool,
+        /// The least amax.
+        epsilon: f32,
+        /// The rule of the job.
+        scale: ScaleRule,
+    },
+    /// An observed amax for scales that do not depend on the tensor.
+    #[error(
+        "an observed tensor amax for {scale:?} scales, which depend on no tensor; give the job none"
+    )]
+    ObservedAmax {
+        /// The rule of the job.
+        scale: ScaleRule,
+    },
+    /// Stochastic rounding of elements that have none.
+    #[error("stochastic rounding of {element} elements; only E2M1 elements have it")]
+    Stochastic {
+        /// The code of the elements.
+        element: Code,
+    },
+    /// A delayed scale that would leave too many powers of two unused.
+    #[error("a margin of {margin} binary orders; a scale leaves {least} to {most} unused")]
+    Margin {
+        /// The margin.
+        margin: i32,
+        /// The least margin.
+        least: i32,
+        /// The largest margin.
+        most: i32,
+    },
+    /// Two vectors of agreed amaxes for one kind of blocks.
+    #[error("two vectors of agreed amaxes of {}x{} blocks; give one per block shape", .block[0], .block[1])]
+    BlocksTwice {
+        /// Rows and columns of a block.
+        block: [usize; 2],
+    },
+    /// One buffer for two orientations whose blocks differ.
+    #[error(
+        "one buffer for both orientations where their blocks differ ({blocks:?}); give each a buffer of its own"
+    )]
+    BlocksDiffer {
+        /// Blocks of the rowwise and of the columnwise orientation.
+        blocks: Option<[[usize; 2]; 2]>,
+    },
+    /// A target that serves no orientation.
+    #[error("{key}: it serves no orientation; its usage is rowwise, columnwise or both")]
+    TargetUsage {
+        /// The target.
+        key: BufferKey,
+    },
+    /// A tensor scale where the rule has none.
+    #[error("{key}: {scale:?} scales have no tensor part; leave the target out")]
+    TargetPart {
+        /// The target.
+        key: BufferKey,
+        /// The rule of the job.
+        scale: ScaleRule,
+    },
+    /// A target whose entries are not those of the kernel.
+    #[error("{key}: {code} entries of {block:?} elements, not {}", entries(.needed))]
+    TargetEntries {
+        /// The target.
+        key: BufferKey,
+        /// Its code.
+        code: Code,
+        /// Elements that share one of its entries.
+        block: [usize; 2],
+        /// The code and the elements of an entry that the kernel fills; `None` where it has no such part.
+        needed: Option<(Code, [usize; 2])>,
+    },
+    /// A form that the target does not have.
+    #[error("{key}: it has no {} form for {orientation:?}; only block scales have forms, for the orientations that they serve", .form.name())]
+    TargetForm {
+        /// The target.
+        key: BufferKey,
+        /// The form.
+        form: Form,
+        /// The orientation.
+        orientation: Orientation,
+    },
+    /// Scales in another form where only Compact ones can be.
+    #[error("{what} with the {} form of {key}; repack it from or to Compact", .form.name())]
+    NotCompact {
+        /// What was asked for.
+        what: &'static str,
+        /// The target.
+        key: BufferKey,
+        /// Its form.
+        form: Form,
+    },
+    /// Transposed data of a flat encode.
+    #[error(
+        "a flat encode of the transposed {key}; encode row-major data and derive it after the gather"
+    )]
+    FlatTransposed {
+        /// The target.
+        key: BufferKey,
+    },
+    /// A decode that was given a buffer of another part or orientation.
+    #[error("decoding with {key} in the place of {part:?}; give the buffers of one orientation")]
+    DecodePart {
+        /// The buffer.
+        key: BufferKey,
+        /// What it was given as.
+        part: Part,
+    },
+    /// Layouts that do not hold the same entries.
+    #[error(
+        "repacking {from} to {to}; layouts of one buffer have the same code and cover the same elements"
+    )]
+    Repack {
+        /// The layout of the source.
+        from: String,
+        /// The layout of the destination.
+        to: String,
+    },
+    /// A fused encode of something else than the master.
+    #[error(
+        "a fused encode whose source or rounding is not that of the master; give both the same buffer and rounding"
+    )]
+    FusedSource,
+    /// A fused encode that needs an amax of what it updates.
+    #[error(
+        "a fused encode that waits for the amax of the new master; encode it in a plan of its own"
+    )]
+    FusedObserved,
+    /// More targets than a fused encode fills.
+    #[error(
+        "AdamW fused with more targets of one part and order than two passes fill; encode the others in a plan of their own"
+    )]
+    FusedTargets,
+    /// More parameter groups than a device holds.
+    #[error(
+        "{groups} parameter groups on a CUDA device; there is room for {most}: use fewer groups"
+    )]
+    Groups {
+        /// Groups of the plan.
+        groups: usize,
+        /// Groups that there is room for.
+        most: usize,
+    },
+    /// More work than one launch counts.
+    #[error("{kernel} over more than 2^31 tiles; plan it in parts")]
+    TooManyTiles {
+        /// The kernel.
+        kernel: &'static str,
+    },
+    /// A kernel that the program was built without.
+    #[error("{kernel} is not among the compiled kernels; run `cargo xtask cuda` and build again")]
+    NotCompiled {
+        /// The kernel.
+        kernel: &'static str,
     },
     /// A part that the ingredients need is not there.
     #[error("{what} is missing; the kernel of the job needs it")]
@@ -102,6 +276,18 @@ pub enum KernelError {
         /// Why, and the remedy.
         why: String,
     },
+    /// A buffer, event or plan of another device.
+    #[error("{what} belongs to CUDA device {found}, not to {ordinal}; {remedy}")]
+    OtherDevice {
+        /// What was given.
+        what: &'static str,
+        /// The device of the handle.
+        ordinal: usize,
+        /// The device that it belongs to.
+        found: usize,
+        /// What to do instead.
+        remedy: &'static str,
+    },
     /// An address that no entry can lie at.
     #[error(
         "{pointer:#x} is no address of {size}-byte entries; it must be a multiple of their size, and not null"
@@ -130,5 +316,29 @@ impl KernelError {
     pub(crate) fn no_memory<T>(len: usize) -> Self {
         let bytes = len as u128 * size_of::<T>() as u128;
         Self::NoMemory { bytes }
+    }
+}
+
+/// A combination of ingredients, in words.
+fn ingredients(key: &KernelKey) -> String {
+    let KernelKey {
+        element,
+        scale,
+        blocks,
+    } = key;
+    match blocks {
+        None => format!("{element} elements with {scale:?} scales and no blocks"),
+        Some([row, col]) => format!(
+            "{element} elements with {scale:?} scales over {}x{} and {}x{} blocks",
+            row[0], row[1], col[0], col[1]
+        ),
+    }
+}
+
+/// What a kernel fills, in words.
+fn entries(needed: &Option<(Code, [usize; 2])>) -> String {
+    match needed {
+        Some((code, block)) => format!("{code} of {block:?}"),
+        None => "of this kernel, which has no such part".to_owned(),
     }
 }

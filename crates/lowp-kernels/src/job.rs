@@ -6,7 +6,6 @@ use lowp_format::{
     AmaxAlgorithm, BufferSpec, Code, Form, FormatError, KernelKey, Orientation, ScaleLayout, Shape,
     SourceRounding,
 };
-use smallvec::SmallVec;
 
 use crate::Backend;
 
@@ -150,7 +149,7 @@ pub struct AmaxJob<B: Backend> {
     /// Entry of the tensor amax.
     pub tensor: Option<usize>,
     /// Block amaxes.
-    pub blocks: SmallVec<[BlockAmax; 2]>,
+    pub blocks: Vec<BlockAmax>,
 }
 
 /// Rolls the amax history of one tensor (delayed scaling, docs/numerics.md 4.2): column `history`
@@ -176,7 +175,7 @@ pub struct HistoryJob<B: Backend> {
 
 /// The seed of stochastic rounding: element `i` of the job uses random byte `first + i` of
 /// Philox(seed, stream + run's `random_step`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StochasticKey {
     /// Seed.
     pub seed: u64,
@@ -204,7 +203,7 @@ pub struct EncodeJob<B: Backend> {
     /// The encode scale or the amax of the tensor; `None` where the kernel needs neither.
     pub tensor: Option<TensorInput<B>>,
     /// The buffers to fill.
-    pub targets: SmallVec<[Target<B>; 6]>,
+    pub targets: Vec<Target<B>>,
     /// Stochastic rounding of E2M1 elements; `None` rounds to nearest.
     pub stochastic: Option<StochasticKey>,
 }
@@ -215,7 +214,7 @@ pub struct FlatBlocks<B: Backend> {
     /// The agreed vector.
     pub amaxes: B::Buffer<f32>,
     /// Its parts, one per distinct block shape, as [`AmaxJob`] wrote them.
-    pub blocks: SmallVec<[BlockAmax; 2]>,
+    pub blocks: Vec<BlockAmax>,
 }
 
 /// Encodes a contiguous range of a flattened matrix with agreed amaxes.
@@ -243,7 +242,7 @@ pub struct FlatEncodeJob<B: Backend> {
     /// Agreed block amaxes; `None` where no block has a scale.
     pub blocks: Option<FlatBlocks<B>>,
     /// The buffers to fill.
-    pub targets: SmallVec<[Target<B>; 6]>,
+    pub targets: Vec<Target<B>>,
 }
 
 /// Decodes one orientation of a quantized matrix to f32 in row-major order.

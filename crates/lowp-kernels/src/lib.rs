@@ -8,46 +8,36 @@
 //!
 //! # Example
 //!
-//! Encode a matrix on the CPU for a recipe whose scales depend on blocks only, then decode it.
+//! Cast a matrix on the CPU, and read it back.
 //!
 //! ```
-//! use lowp_format::{AnyRecipe, Orientation, Part, Recipe, ScaleSource, Shape, Usage};
-//! use lowp_kernels::{Backend, Cpu, DecodeJob, EncodeJob, KernelError, Source, Target, Work};
+//! use lowp_kernels::{AnyRecipe, Cpu, Quantized, Shape};
 //!
-//! let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
-//! let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
-//! let shape = Shape::new(4, 64);
+//! let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
 //! let values: Vec<f32> = (0..256u16).map(|i| f32::from(i) / 16.0 - 8.0).collect();
-//!
-//! let targets = recipe
-//!     .buffers(Usage::BOTH)
-//!     .into_iter()
-//!     .map(|spec| Ok(Target::new(spec, Cpu.alloc(spec.bytes(shape))?)))
-//!     .collect::<Result<_, KernelError>>()?;
-//! let encode = EncodeJob {
-//!     shape,
-//!     kernel: recipe.kernel(),
-//!     source: Source::F32(Cpu.upload(&values)?),
-//!     source_rounding: recipe.source_rounding(),
-//!     tensor: None,
-//!     targets,
-//!     stochastic: None,
-//! };
-//! Cpu.once(Work::Encode(vec![encode.clone()]))?;
-//!
-//! let target = |part| encode.target(Orientation::Rowwise, part).cloned();
-//! let out = Cpu.alloc(shape.elements())?;
-//! Cpu.once(Work::Decode(vec![DecodeJob {
-//!     shape,
-//!     kernel: recipe.kernel(),
-//!     data: target(Part::Data).ok_or("no rowwise data")?,
-//!     block_scale: target(Part::BlockScale),
-//!     tensor_scale: None,
-//!     out: out.clone(),
-//! }]))?;
-//! for (x, y) in values.iter().zip(Cpu.download(&out)?) {
+//! let weight = Quantized::encode(&Cpu, recipe, Shape::new(4, 64), &values)?;
+//! for (x, y) in values.iter().zip(weight.decode()?) {
 //!     assert!((x - y).abs() <= x.abs() / 16.0);
 //! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The same as jobs, planned once and run in every step.
+//!
+//! ```
+//! use lowp_kernels::{AnyRecipe, Backend, Cpu, DeviceBuffer, EncodeJob, Shape, Source, Usage, Work};
+//!
+//! let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
+//! let weight = Cpu.alloc::<f32>(256)?;
+//! let shape = Shape::new(4, 64);
+//! let job = EncodeJob::new(&Cpu, &recipe, shape, Usage::ROWWISE, Source::F32(weight.clone()))?;
+//! let codes = job.targets[0].bytes.clone();
+//! let plan = Cpu.plan(Work::Encode(vec![job]))?;
+//! for step in 0u8..3 {
+//!     Cpu.write(&weight, 0, &[f32::from(step); 256])?;
+//!     Cpu.run(&plan, &Default::default())?;
+//! }
+//! assert_eq!(codes.to_vec()?, [0x78; 256]); // 2 is 256 * 2^-7
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -60,84 +50,39 @@ With the feature `cuda`: a tensor encoded for a product of matrices, in one laun
 product reads.
 
 ```no_run
-use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, ScaleSource, Shape, Usage};
-use lowp_kernels::{Backend, Cuda, EncodeJob, Source, Target, Work};
+use lowp_kernels::{AnyRecipe, Backend, Cuda, EncodeJob, Form, Shape, Source, Usage, Work, bf16};
 
 let cuda = Cuda::new(0)?;
-let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
-let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
+let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
 let shape = Shape::new(4096, 4096);
-let mut targets = Vec::new();
-for spec in recipe.buffers(Usage::BOTH) {
-    if spec.key.part != Part::BlockScale {
-        targets.push(Target::new(spec, cuda.alloc(spec.bytes(shape))?));
-        continue;
-    }
-    for orientation in spec.key.usage.orientations() {
-        let layout = ScaleLayout::new(&spec, shape, orientation, Form::Swizzled)?;
-        let bytes = cuda.alloc(layout.bytes())?;
-        targets.push(Target::in_form(spec, Form::Swizzled, orientation, bytes));
-    }
-}
-let activations = vec![half::bf16::ONE; shape.elements()];
-let encode = cuda.plan(Work::Encode(vec![EncodeJob {
-    shape,
-    kernel: recipe.kernel(),
-    source: Source::Bf16(cuda.upload(&activations)?),
-    source_rounding: recipe.source_rounding(),
-    tensor: None,
-    targets: targets.into(),
-    stochastic: None,
-}]))?;
-cuda.run(&encode, &Default::default())?;
+let activations = Source::Bf16(cuda.upload(&vec![bf16::ONE; shape.elements()])?);
+let encode = EncodeJob::new(&cuda, &recipe, shape, Usage::BOTH, activations)?;
+let encode = encode.with_scales_in(&cuda, Form::Swizzled)?;
+let plan = cuda.plan(Work::Encode(vec![encode]))?;
+cuda.run(&plan, &Default::default())?;
 cuda.synchronize()?;
 # Ok::<(), Box<dyn std::error::Error>>(())
 ```
 
-A step of AdamW with its encode, captured once and replayed with new scalars.
+A step of AdamW with its encode, planned once.
 
 ```no_run
-use lowp_format::{AnyRecipe, Recipe, ScaleSource, Shape, Usage};
 use lowp_kernels::{
-    AdamMode, AdamScalars, AdamwJob, Backend, Cuda, EncodeJob, KernelError, Moments, Source, StepScalars,
-    Target, Work,
+    AdamScalars, AdamwJob, AnyRecipe, Backend, Cuda, EncodeJob, Shape, Source, StepScalars, Usage, Work,
 };
 
 let cuda = Cuda::new(0)?;
-let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
-let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
+let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
 let shape = Shape::new(4096, 4096);
 let master = cuda.alloc::<f32>(shape.elements())?;
-let target = |spec: lowp_format::BufferSpec| Ok(Target::new(spec, cuda.alloc(spec.bytes(shape))?));
-let encode = EncodeJob {
-    shape,
-    kernel: recipe.kernel(),
-    source: Source::F32(master.clone()),
-    source_rounding: recipe.source_rounding(),
-    tensor: None,
-    targets: recipe.buffers(Usage::BOTH).into_iter().map(target).collect::<Result<_, KernelError>>()?,
-    stochastic: None,
-};
-let plan = cuda.plan(Work::Adamw(vec![AdamwJob {
-    master,
-    moments: Moments::F32 {
-        exp_avg: cuda.alloc(shape.elements())?,
-        exp_avg_sq: cuda.alloc(shape.elements())?,
-    },
-    grad: Source::Bf16(cuda.alloc(shape.elements())?),
-    group: 0,
-    mode: AdamMode::AdamW,
-    source_rounding: recipe.source_rounding(),
-    amax: None,
-    encode: Some(Box::new(encode)),
-}]))?;
+let grad = Source::Bf16(cuda.alloc(shape.elements())?);
+let encode = EncodeJob::new(&cuda, &recipe, shape, Usage::BOTH, Source::F32(master.clone()))?;
+let (update, _) = AdamwJob::new(&cuda, master, grad)?.with_encode(encode);
+let plan = cuda.plan(Work::Adamw(vec![update]))?;
 let adam = AdamScalars::default();
-let scalars = |i| StepScalars { adam: vec![adam.at_step(i)], ..StepScalars::default() }.to_bytes();
-let on_device = cuda.upload(&scalars(1))?;
-let step = cuda.capture(|| cuda.run_with(&plan, &on_device))?;
-for i in 1..=1000 {
-    cuda.write(&on_device, 0, &scalars(i))?;
-    cuda.launch(&step)?;
+for step in 1..=1000 {
+    let scalars = StepScalars { adam: vec![adam.at_step(step)], ..StepScalars::default() };
+    cuda.run(&plan, &scalars)?;
 }
 cuda.synchronize()?;
 # Ok::<(), Box<dyn std::error::Error>>(())
@@ -146,6 +91,7 @@ cuda.synchronize()?;
 )]
 
 mod backend;
+mod buffer;
 mod check;
 #[cfg(test)]
 mod conformance;
@@ -154,18 +100,26 @@ mod cpu;
 mod cuda;
 mod element;
 mod error;
+mod from_recipe;
+mod host;
+mod ingredients;
 mod job;
+mod lanes;
 mod pending;
 mod power;
+mod quantized;
 pub mod reference;
+mod rounding;
 mod scalars;
-mod scaling;
-mod table;
+#[doc(hidden)]
+pub mod sealed;
 
-pub use backend::{Backend, Element};
+pub use backend::Backend;
+pub use buffer::DeviceBuffer;
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
+pub use element::Element;
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
@@ -174,3 +128,12 @@ pub use job::{
 };
 pub use pending::Pending;
 pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
+pub use quantized::Quantized;
+
+// What signatures here need of other crates.
+pub use half::bf16;
+pub use lowp_format::{
+    AmaxAlgorithm, AnyRecipe, Axis, BufferKey, BufferSpec, Code, Form, FormatError, KernelKey,
+    MxScale, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, ScaleLayout, ScaleRule,
+    ScaleSource, Shape, SourceRounding, Usage,
+};

@@ -50,7 +50,7 @@ pub struct CastItem<B: Backend> {
     /// Entry in the scale book.
     pub slot: Option<ScaleSlot>,
     /// The buffers to fill.
-    pub targets: SmallVec<[Target<B>; 6]>,
+    pub targets: Vec<Target<B>>,
     /// What casts raise, for the rows of a shard.
     version: Option<Version>,
 }
@@ -80,7 +80,7 @@ impl<B: Backend> CastItem<B> {
         shape: Shape,
         (start, len): (usize, usize),
         source: Source<B>,
-        targets: SmallVec<[Target<B>; 6]>,
+        targets: Vec<Target<B>>,
         book: &mut ScaleBookBuilder,
     ) -> Self {
         let kernel = recipe.kernel();
@@ -123,7 +123,7 @@ impl<B: Backend> CastItem<B> {
     /// It was registered in another book.
     pub fn amax_job(&self, book: &ScaleBook<B>) -> Result<Option<AmaxJob<B>>, ShardError> {
         let (start, blocks) = match &self.extent {
-            Extent::Rows => (0, SmallVec::new()),
+            Extent::Rows => (0, Vec::new()),
             Extent::Flat { start, blocks, .. } => (*start, book.block_amaxes(blocks)?),
         };
         if self.slot.is_none() && blocks.is_empty() {
@@ -190,7 +190,7 @@ impl<B: Backend> CastItem<B> {
 /// The buffers of a tensor as encode targets.
 pub fn targets<B: Backend, R: Recipe>(
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-) -> SmallVec<[Target<B>; 6]> {
+) -> Vec<Target<B>> {
     tensor
         .buffers()
         .iter()
@@ -208,9 +208,9 @@ pub fn flat_targets<B: Backend, R: Recipe>(
     recipe: &R,
     shard: &FlatShard,
     usage: Usage,
-) -> Result<SmallVec<[Target<B>; 6]>, ShardError> {
+) -> Result<Vec<Target<B>>, ShardError> {
     recipe.check(shard.shape())?;
-    let mut targets = SmallVec::new();
+    let mut targets = Vec::new();
     for spec in recipe.stored(usage) {
         let bytes = match spec.key.part {
             Part::Data => shard.bytes().len(),

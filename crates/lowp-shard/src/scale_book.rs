@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_format::{Code, KernelKey, Recipe, ScaleSource, Shape, cdiv, tensor_scale};
 use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInput, Work};
-use smallvec::SmallVec;
 
 use crate::{Communicator, ShardError, or_abort, ordered};
 
@@ -224,10 +223,7 @@ impl<B: Backend> ScaleBook<B> {
     ///
     /// # Errors
     /// They were reserved in another book.
-    pub fn block_amaxes(
-        &self,
-        slots: &[BlockSlots],
-    ) -> Result<SmallVec<[BlockAmax; 2]>, ShardError> {
+    pub fn block_amaxes(&self, slots: &[BlockSlots]) -> Result<Vec<BlockAmax>, ShardError> {
         let place = |slots: &BlockSlots| {
             self.own("the entries of block amaxes", slots.book)?;
             Ok(BlockAmax {

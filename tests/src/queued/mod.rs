@@ -123,6 +123,8 @@ impl Queued {
     }
 }
 
+impl lowp_kernels::sealed::Backend for Queued {}
+
 impl Backend for Queued {
     type Buffer<T: Element> = CpuBuffer<T>;
     type Plan = CpuPlan;

@@ -1,4 +1,4 @@
-//! Which buffers a plan touches and how, and the refusal of aliases.
+//! Which buffers a plan touches and how, and that none is written and touched otherwise too.
 
 use std::ops::Range;
 
@@ -99,11 +99,11 @@ impl<B: Backend> Access<B> {
         });
     }
 
-    /// Refuses memory that is written and touched otherwise too.
+    /// Checks that memory which is written is not touched otherwise too.
     ///
     /// # Errors
     /// [`KernelError::Aliased`].
-    pub(super) fn refuse_aliases(&mut self) -> Result<(), KernelError> {
+    pub(super) fn check_aliases(&mut self) -> Result<(), KernelError> {
         self.touches.sort_by_key(|touch| touch.span.start);
         // Of each mode, the earlier touch that reaches farthest: it overlaps if any does.
         let mut farthest: [Option<&Touch>; 3] = [None; 3];

@@ -6,15 +6,16 @@ use std::ops::{Range, RangeInclusive};
 use half::bf16;
 use lowp_format::{Axis, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
 
-use crate::cpu::touched;
-use crate::table::Traits;
+use crate::ingredients::Traits;
 use crate::{
     AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
     HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob,
     Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{block_of, check_block, check_epsilon, check_target, compact, covers, ingredients};
+use target::{
+    block_of, check_block, check_epsilon, check_target, compact, covers, ingredients, touched,
+};
 
 pub(crate) mod access;
 mod step_scalars;
@@ -48,7 +49,7 @@ pub(crate) fn check<B: Backend>(backend: &B, work: &Work<B>) -> Result<Checked<B
         groups,
         ..
     } = planner;
-    access.refuse_aliases()?;
+    access.check_aliases()?;
     Ok(Checked {
         access,
         elements,
@@ -173,9 +174,7 @@ impl<B: Backend> Planner<'_, B> {
                 self.entry(job, "tensor scale slot", buffer, *index, Mode::Read)
             }
             Some(TensorInput::Observed { .. }) if !traits.tensor => {
-                let scale = key.scale;
-                let what = format!("an observed tensor amax for {scale:?} scales");
-                Err(KernelError::NoKernel { what })
+                Err(KernelError::ObservedAmax { scale: key.scale })
             }
             Some(TensorInput::Observed {
                 slot,
@@ -184,12 +183,11 @@ impl<B: Backend> Planner<'_, B> {
             }) => {
                 check_epsilon(*epsilon)?;
                 if key.scale != ScaleRule::Tensor && (*pow2 || *epsilon != 0.0) {
-                    let what = format!(
-                        "pow2 {pow2} and epsilon {epsilon} for the amax of {:?} scales; they are \
-                         of per-tensor scales",
-                        key.scale
-                    );
-                    return Err(KernelError::NoKernel { what });
+                    return Err(KernelError::TensorOptions {
+                        pow2: *pow2,
+                        epsilon: *epsilon,
+                        scale: key.scale,
+                    });
                 }
                 let Slot { buffer, index } = slot;
                 self.entry(job, "observed amax", buffer, *index, Mode::Shared)
@@ -213,8 +211,8 @@ impl<B: Backend> Planner<'_, B> {
     fn encode(&mut self, index: usize, job: &EncodeJob<B>) -> Done {
         let traits = ingredients(&job.kernel)?;
         if job.stochastic.is_some() && !traits.stochastic {
-            let what = format!("stochastic rounding of {} elements", job.kernel.element);
-            return Err(KernelError::NoKernel { what });
+            let element = job.kernel.element;
+            return Err(KernelError::Stochastic { element });
         }
         self.tensor(index, &job.kernel, job.tensor.as_ref(), &traits)?;
         for target in &job.targets {
@@ -252,13 +250,11 @@ impl<B: Backend> Planner<'_, B> {
             }
         }
         if !MARGINS.contains(&job.margin) {
-            let what = format!(
-                "a margin of {} binary orders; a scale leaves {} to {} unused",
-                job.margin,
-                MARGINS.start(),
-                MARGINS.end()
-            );
-            return Err(KernelError::NoKernel { what });
+            return Err(KernelError::Margin {
+                margin: job.margin,
+                least: *MARGINS.start(),
+                most: *MARGINS.end(),
+            });
         }
         let window = self.backend.len::<f32>(&job.history);
         if window == 0 {
@@ -277,9 +273,7 @@ impl<B: Backend> Planner<'_, B> {
             for (i, part) in flat.blocks.iter().enumerate() {
                 self.blocks(index, "agreed block amaxes", job.shape, part, &flat.amaxes)?;
                 if flat.blocks[..i].iter().any(|p| p.block == part.block) {
-                    let [rows, cols] = part.block;
-                    let what = format!("two vectors of agreed amaxes of {rows}x{cols} blocks");
-                    return Err(KernelError::NoKernel { what });
+                    return Err(KernelError::BlocksTwice { block: part.block });
                 }
             }
         }
@@ -289,8 +283,7 @@ impl<B: Backend> Planner<'_, B> {
             compact(target, "a flat encode")?;
             let needed = match spec.key.part {
                 Part::Data if spec.axes[0] != Axis::Rows => {
-                    let what = format!("a flat encode of the transposed {}", spec.key);
-                    return Err(KernelError::NoKernel { what });
+                    return Err(KernelError::FlatTransposed { key: spec.key });
                 }
                 // An empty range touches nothing, whatever its buffer is.
                 Part::Data if job.len == 0 => self.backend.len::<u8>(bytes),
@@ -351,8 +344,8 @@ impl<B: Backend> Planner<'_, B> {
             check_target(job.shape, key, &traits, target)?;
             compact(target, "decoding")?;
             if spec.key.part != part || block_of(key, spec.key.usage)? != block_of(key, usage)? {
-                let what = format!("decoding with {} in the place of {part:?}", spec.key);
-                return Err(KernelError::NoKernel { what });
+                let key = spec.key;
+                return Err(KernelError::DecodePart { key, part });
             }
             self.whole::<u8>(index, spec.key, bytes, spec.bytes(job.shape), Mode::Read)?;
         }
@@ -396,9 +389,7 @@ impl<B: Backend> Planner<'_, B> {
                 )
             };
             let [from, to] = [describe(from_layout), describe(to_layout)];
-            return Err(KernelError::NoKernel {
-                what: format!("repacking {from} to {to}"),
-            });
+            return Err(KernelError::Repack { from, to });
         }
         self.whole::<u8>(index, "source", from, from_layout.bytes(), Mode::Read)?;
         self.whole::<u8>(index, "destination", to, to_layout.bytes(), Mode::Write)
@@ -447,17 +438,10 @@ impl<B: Backend> Planner<'_, B> {
         let same =
             matches!(&encode.source, Source::F32(buffer) if span(buffer) == span(&job.master));
         if !same || encode.source_rounding != job.source_rounding {
-            let what = "a fused encode whose source or rounding is not that of the master";
-            return Err(KernelError::NoKernel {
-                what: what.to_owned(),
-            });
+            return Err(KernelError::FusedSource);
         }
         if matches!(encode.tensor, Some(TensorInput::Observed { .. })) {
-            let what = "a fused encode that waits for the amax of the new master; encode it in a \
-                        plan of its own";
-            return Err(KernelError::NoKernel {
-                what: what.to_owned(),
-            });
+            return Err(KernelError::FusedObserved);
         }
         if len != elements(encode.shape)? {
             let (needed, found) = (encode.shape.elements(), len);

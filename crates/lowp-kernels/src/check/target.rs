@@ -1,17 +1,19 @@
 //! Which targets a kernel can fill: parts, codes, blocks and columns that fit its ingredients.
 
+use std::ops::Range;
+
 use lowp_format::{
     Axis, BufferSpec, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, ScaleRule,
     Shape, Usage,
 };
 
-use crate::table::{Traits, traits};
+use crate::ingredients::{Traits, traits};
 use crate::{Backend, KernelError, Target};
 
 /// The traits of the kernel of `key`, whose blocks and constants are checked.
 ///
 /// # Errors
-/// [`KernelError::NoKernel`].
+/// [`KernelError::Ingredients`], a block or an epsilon that no kernel takes.
 pub(super) fn ingredients(key: &KernelKey) -> Result<Traits, KernelError> {
     let traits = traits(key)?;
     for &block in key.blocks.iter().flatten() {
@@ -23,24 +25,21 @@ pub(super) fn ingredients(key: &KernelKey) -> Result<Traits, KernelError> {
     Ok(traits)
 }
 
-/// Refuses a block that no kernel takes: the device keeps its sides in 32 bits.
+/// Checks a block: the device keeps its sides in 32 bits.
 pub(super) fn check_block(block: [usize; 2]) -> Result<(), KernelError> {
     let most = BufferSpec::MAX_SIDE;
     match block.iter().find(|side| !(1..=most).contains(*side)) {
-        Some(side) => Err(KernelError::NoKernel {
-            what: format!("blocks with a side of {side}; block sides are 1 to {most}"),
-        }),
+        Some(&side) => Err(KernelError::BlockSide { side, most }),
         None => Ok(()),
     }
 }
 
-/// Refuses a least amax that is no magnitude.
+/// Checks that a least amax is a magnitude.
 pub(super) fn check_epsilon(epsilon: f32) -> Result<(), KernelError> {
     if epsilon >= 0.0 && epsilon.is_finite() {
         return Ok(());
     }
-    let what = format!("an epsilon of {epsilon}; the least amax is finite and not negative");
-    Err(KernelError::NoKernel { what })
+    Err(KernelError::Epsilon { epsilon })
 }
 
 /// The block that every orientation of `usage` has.
@@ -50,16 +49,12 @@ pub(crate) fn block_of(key: &KernelKey, usage: Usage) -> Result<Option<[usize; 2
         .map(|orientation| key.block(orientation));
     let first = blocks.next().flatten();
     if blocks.any(|block| block != first) {
-        let what = format!(
-            "one buffer for both orientations where their blocks differ ({:?})",
-            key.blocks
-        );
-        return Err(KernelError::NoKernel { what });
+        return Err(KernelError::BlocksDiffer { blocks: key.blocks });
     }
     Ok(first)
 }
 
-/// Refuses a target that is not made of the ingredients of `key`.
+/// Checks that a target is made of the ingredients of `key`.
 pub(crate) fn check_target<B: Backend>(
     shape: Shape,
     key: &KernelKey,
@@ -67,50 +62,40 @@ pub(crate) fn check_target<B: Backend>(
     target: &Target<B>,
 ) -> Result<(), KernelError> {
     let spec = &target.spec;
-    let refuse = |why: String| {
-        Err(KernelError::NoKernel {
-            what: format!("{}: {why}", spec.key),
+    let (at, scale) = (spec.key, key.scale);
+    let holds = |block: [usize; 2], needed: Option<(Code, [usize; 2])>| {
+        if needed == Some((spec.code, block)) {
+            return Ok(());
+        }
+        Err(KernelError::TargetEntries {
+            key: at,
+            code: spec.code,
+            block,
+            needed,
         })
     };
     spec.check(shape)?;
-    if spec.key.usage.is_empty() || !Usage::BOTH.contains(spec.key.usage) {
-        return refuse("it serves no orientation".to_owned());
+    if at.usage.is_empty() || !Usage::BOTH.contains(at.usage) {
+        return Err(KernelError::TargetUsage { key: at });
     }
-    if let Some((form, orientation)) = target.form {
-        if spec.key.part != Part::BlockScale {
-            return refuse(format!("only block scales have a {} form", form.name()));
-        }
-        if !spec.key.usage.contains(orientation.usage()) {
-            let form = form.name();
-            return refuse(format!(
-                "it has no {form} form for {orientation:?}, which it does not serve"
-            ));
-        }
+    if let Some((form, orientation)) = target.form
+        && (at.part != Part::BlockScale || !at.usage.contains(orientation.usage()))
+    {
+        return Err(KernelError::TargetForm {
+            key: at,
+            form,
+            orientation,
+        });
     }
-    match spec.key.part {
+    match at.part {
         Part::TensorScale if !traits.tensor => {
-            return refuse(format!("{:?} scales have no tensor part", key.scale));
+            return Err(KernelError::TargetPart { key: at, scale });
         }
-        Part::TensorScale if spec.code != Code::F32 => {
-            return refuse(format!("a tensor scale is F32, not {}", spec.code));
-        }
-        Part::TensorScale => return Ok(()),
-        Part::Data if spec.code != key.element || spec.tile != [1, 1] => {
-            let tile = spec.tile;
-            let [code, element] = [spec.code, key.element];
-            return refuse(format!(
-                "{code} entries of {tile:?} elements, not {element} of 1"
-            ));
-        }
-        Part::Data => {}
+        Part::TensorScale => return holds(spec.tile, Some((Code::F32, spec.tile))),
+        Part::Data => holds(spec.tile, Some((key.element, [1, 1])))?,
         Part::BlockScale => {
-            let block = block_of(key, spec.key.usage)?;
-            if Some(spec.code) != traits.entry || Some(spec.block()) != block {
-                let [code, found] = [format!("{}", spec.code), format!("{:?}", spec.block())];
-                return refuse(format!(
-                    "{code} entries over {found} blocks, the kernel {block:?}"
-                ));
-            }
+            let block = block_of(key, at.usage)?;
+            holds(spec.block(), traits.entry.zip(block))?;
         }
     }
     let packed = if spec.axes[1] == Axis::Cols {
@@ -135,15 +120,16 @@ pub(crate) fn check_target<B: Backend>(
     Ok(())
 }
 
-/// Refuses scales in another form than Compact.
-pub(super) fn compact<B: Backend>(target: &Target<B>, what: &str) -> Result<(), KernelError> {
+/// Checks that scales are in Compact form.
+pub(super) fn compact<B: Backend>(
+    target: &Target<B>,
+    what: &'static str,
+) -> Result<(), KernelError> {
     match target.form {
-        Some((form, _)) if !target.is_compact() => Err(KernelError::NoKernel {
-            what: format!(
-                "{what} with the {} form of {}; repack it from or to Compact",
-                form.name(),
-                target.spec.key
-            ),
+        Some((form, _)) if !target.is_compact() => Err(KernelError::NotCompact {
+            what,
+            key: target.spec.key,
+            form,
         }),
         _ => Ok(()),
     }
@@ -162,6 +148,12 @@ pub(super) fn covers(from: &ScaleLayout, to: &ScaleLayout) -> bool {
         Axis::Cols => [col / tile[0], row / tile[1]],
     };
     at[0] < entries[0] && at[1] < entries[1]
+}
+
+/// The bytes that elements `start..start + len` touch.
+pub(crate) fn touched(code: Code, start: usize, len: usize) -> Range<usize> {
+    let bits = code.bits();
+    start * bits / 8..((start + len) * bits).div_ceil(8)
 }
 
 /// Least common multiple.

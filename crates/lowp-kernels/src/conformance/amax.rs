@@ -2,7 +2,6 @@
 
 use lowp_format::Shape;
 use proptest::prelude::*;
-use smallvec::smallvec;
 
 use super::*;
 use crate::reference::{self, Reference};
@@ -21,7 +20,7 @@ pub(super) fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole<B: Backend>(rig: 
         let out = rig.buffer(&vec![0f32; 4000]);
         let blocks = [[1, 32], [32, 1], [16, 16]];
         let mut start = 3;
-        let parts: SmallVec<[BlockAmax; 2]> = blocks.iter().map(|&block| {
+        let parts: Vec<BlockAmax> = blocks.iter().map(|&block| {
             let part = BlockAmax { block, start };
             start += rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
             part
@@ -101,9 +100,9 @@ pub(super) fn large_amaxes_run<B: Backend>(rig: &Rig<B>) {
         source_rounding: SourceRounding::F32,
         out: out.clone(),
         tensor: Some(0),
-        blocks: smallvec![BlockAmax {
+        blocks: vec![BlockAmax {
             block: [1, 32],
-            start: 1
+            start: 1,
         }],
     };
     rig.run(Work::Amax(vec![job]));

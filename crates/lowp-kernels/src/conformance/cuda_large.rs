@@ -2,7 +2,6 @@
 //! bits wide, and one of so many tiles that they are enlarged.
 
 use lowp_format::{Form, ScaleLayout};
-use smallvec::smallvec;
 
 use super::rig::{cpu, device};
 use super::*;

@@ -51,7 +51,7 @@ pub(super) fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn stochastic_rounding_is_keyed_by_element<B: Backend>(rig: &Rig<B>) {
-    let stochastic = |case: &Case| table::traits(&case.kernel).unwrap().stochastic;
+    let stochastic = |case: &Case| traits(&case.kernel).unwrap().stochastic;
     for case in cases().into_iter().filter(stochastic) {
         for shape in shapes(&case) {
             let values = values(shape.elements(), 5, true);

@@ -74,23 +74,34 @@ pub(super) fn sources_and_slots_may_be_shared<B: Backend>(rig: &Rig<B>) {
 pub(super) fn ingredients_must_exist<B: Backend>(rig: &Rig<B>) {
     let mut job = good(rig);
     job.kernel.element = Code::F32;
-    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    assert!(matches!(refused(rig, job), KernelError::Ingredients { .. }));
     let mut job = good(rig);
     job.kernel.blocks = None;
-    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    assert!(matches!(refused(rig, job), KernelError::Ingredients { .. }));
     let mut job = good(rig);
     job.kernel.blocks = Some([[1, 16], [32, 1]]);
-    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    assert!(matches!(
+        refused(rig, job),
+        KernelError::TargetEntries { .. }
+    ));
     let mut job = good(rig);
     job.targets[0].spec.key.usage = Usage::BOTH;
-    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    assert!(matches!(
+        refused(rig, job),
+        KernelError::BlocksDiffer { .. }
+    ));
     let mut job = good(rig);
     job.stochastic = Some(crate::StochasticKey {
         seed: 0,
         stream: 0,
         first: 0,
     });
-    assert!(matches!(refused(rig, job), KernelError::NoKernel { .. }));
+    assert_eq!(
+        refused(rig, job),
+        KernelError::Stochastic {
+            element: Code::E4M3
+        }
+    );
 }
 
 pub(super) fn required_parts_are_missed<B: Backend>(rig: &Rig<B>) {

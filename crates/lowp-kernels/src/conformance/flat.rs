@@ -33,7 +33,7 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
         bounds.push(all);
         // Agree on the amaxes.
         let amaxes = rig.buffer(&vec![0f32; 2 * all + 1]);
-        let mut blocks: SmallVec<[BlockAmax; 2]> = SmallVec::new();
+        let mut blocks: Vec<BlockAmax> = Vec::new();
         let mut start = 1;
         for block in case.kernel.blocks.into_iter().flatten() {
             if blocks.iter().all(|b| b.block != block) {
@@ -59,7 +59,7 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
         for (from, to) in pairs() {
             let bits = case.kernel.element.bits();
             let span = from * bits / 8..(to * bits).div_ceil(8);
-            let targets: SmallVec<[Target<B>; 6]> = specs.iter().zip(&merged).map(|(spec, m)| {
+            let targets: Vec<Target<B>> = specs.iter().zip(&merged).map(|(spec, m)| {
                 let bytes = match spec.key.part {
                     Part::Data if from == to => vec![],
                     // Neighbours' nibbles are there already and must survive.

@@ -6,9 +6,8 @@ use lowp_format::{
     Axis, BufferKey, BufferSpec, Code, KernelKey, MxScale, Origin, PaddedForm, Part, Philox,
     ScaleRule, Shape, SourceRounding, Usage,
 };
-use smallvec::SmallVec;
 
-use crate::table;
+use crate::ingredients::{RuleKind, TABLE, traits};
 use crate::{
     Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work,
 };
@@ -225,14 +224,37 @@ fn case(
     Case { kernel, specs }
 }
 
+/// The rules of a kind, with every way in which they differ.
+fn rules(kind: RuleKind) -> &'static [ScaleRule] {
+    match kind {
+        RuleKind::Unscaled => &[ScaleRule::None],
+        RuleKind::PerTensor => &[ScaleRule::Tensor],
+        RuleKind::PowerOfTwo => &[
+            ScaleRule::E8M0(MxScale::Te),
+            ScaleRule::E8M0(MxScale::OcpFloor),
+        ],
+        RuleKind::TwoLevel => &[ScaleRule::TwoLevel],
+        RuleKind::BlockFloat => &[
+            ScaleRule::BlockF32 {
+                pow2: true,
+                epsilon: 0.0,
+            },
+            ScaleRule::BlockF32 {
+                pow2: false,
+                epsilon: 1e-3,
+            },
+        ],
+    }
+}
+
 /// Every row of the table, in every order of the columnwise data that its blocks allow: one copy for
 /// both orientations, transposed, and row-major; with 1-D, 2-D and odd blocks.
 fn cases() -> Vec<Case> {
     let (one_copy, transposed, row_major) = (None, Some(TRANSPOSED), Some(ROW_MAJOR));
     let mut cases = vec![];
-    for (element, blocks, rules) in table::rows() {
-        for &rule in rules {
-            if !blocks {
+    for (element, kind) in TABLE {
+        for &rule in rules(kind) {
+            if kind.entry().is_none() {
                 let orders = [one_copy, transposed, row_major].into_iter();
                 cases.extend(orders.map(|axes| case(element, rule, None, axes)));
                 continue;
@@ -290,7 +312,7 @@ fn every_kernel_has_cases() {
                 scale,
                 blocks,
             };
-            if table::traits(&key).is_err() {
+            if traits(&key).is_err() {
                 continue;
             }
             kernels += 1;
@@ -394,10 +416,7 @@ fn encode_job<B: Backend>(
     }
 }
 
-fn contents<B: Backend>(
-    rig: &Rig<B>,
-    targets: &SmallVec<[Target<B>; 6]>,
-) -> Vec<(BufferKey, Vec<u8>)> {
+fn contents<B: Backend>(rig: &Rig<B>, targets: &[Target<B>]) -> Vec<(BufferKey, Vec<u8>)> {
     let content = |t: &Target<B>| (t.spec.key, rig.content::<u8>(&t.bytes));
     targets.iter().map(content).collect()
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::cpu::{Cpu, Isa};
+use crate::cpu::Cpu;
+use crate::lanes::Isa;
 use crate::{Backend, Element, KernelError, StepScalars, Work};
 
 /// A backend under test.

@@ -5,7 +5,8 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::memory::Memory;
-use crate::KernelError;
+use crate::host::zeroed;
+use crate::{DeviceBuffer, Element, KernelError};
 
 /// A shared handle on host memory of fixed length, or on a part of it. Cloning clones the handle, not the
 /// content.
@@ -103,6 +104,18 @@ impl<T> CpuBuffer<T> {
     /// The identity of the memory, and the order in which plans lock it.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.values) as usize
+    }
+}
+
+impl<T: Element> DeviceBuffer<T> for CpuBuffer<T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn to_vec(&self) -> Result<Vec<T>, KernelError> {
+        let mut values = zeroed(self.len())?;
+        values.copy_from_slice(&self.read()?);
+        Ok(values)
     }
 }
 

@@ -121,11 +121,13 @@ impl Layout {
         let blocks = || passes.iter().filter_map(|pass| pass.block);
         let rows = blocks().fold(2, |unit, block| lcm(unit, block[0]));
         let cols = blocks().fold(2, |unit, block| lcm(unit, block[1]));
-        let turned = || {
+        let transposed = || {
             let outputs = passes.iter().flat_map(|pass| &pass.outputs);
             outputs.filter(|output| output.transposed)
         };
-        let per_byte = turned().map(|output| output.code.entries_per_byte()).max();
+        let per_byte = transposed()
+            .map(|output| output.code.entries_per_byte())
+            .max();
         let tile_rows = (TILE_BYTES * per_byte.unwrap_or(1)).next_multiple_of(rows);
         let unit = blocks().fold(1, |unit, block| lcm(unit, block[0]));
         let packed = |rows: usize| (rows, (PACKED / rows).max(1).next_multiple_of(cols));

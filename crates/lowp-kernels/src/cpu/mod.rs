@@ -3,26 +3,21 @@
 use std::ops::Range;
 
 use crate::check::range;
+use crate::host::zeroed;
 use crate::{Backend, Element, KernelError, Pending, StepScalars, Work};
 
 mod access;
 mod bands;
 mod buffer;
+mod element;
 mod generic;
 mod graph;
-mod isa;
-mod lanes;
+mod ingredients;
 mod layout;
 mod memory;
 mod plan;
+mod scaling;
 mod threads;
-
-pub(crate) use generic::flat::touched;
-pub(crate) use generic::turn::Turnable;
-#[cfg(test)]
-pub(crate) use isa::{Isa, Kernel};
-pub(crate) use lanes::{LANES, Lanes, Line};
-pub(crate) use memory::zeroed;
 
 pub use buffer::{CpuBuffer, CpuRead, CpuWrite};
 pub use graph::CpuGraph;
@@ -36,6 +31,8 @@ pub use plan::CpuPlan;
 /// Runs may share buffers wherever they are called from, rayon tasks included: one waits for the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu;
+
+impl crate::sealed::Backend for Cpu {}
 
 impl Backend for Cpu {
     type Buffer<T: Element> = CpuBuffer<T>;

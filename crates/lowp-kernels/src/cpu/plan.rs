@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::Cpu;
 use super::access::Access;
 use super::generic::{self, Context};
-use super::isa::Isa;
 use super::layout::Layout;
 use crate::check::access::{Mode, Use};
 use crate::check::{Checked, check};
+use crate::lanes::Isa;
 use crate::{AdamwJob, Backend, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work};
 
 /// Work that was checked and laid out once, and runs any number of times. Cloning clones the handle.

@@ -131,7 +131,7 @@ impl<T: Element> CudaBuffer<T> {
     /// handle of a stream.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] if `pointer` is not aligned to an entry, or null with `len > 0`.
+    /// [`KernelError::Misaligned`] if `pointer` is not aligned to an entry, or null with `len > 0`.
     ///
     /// # Safety
     /// Until `owner` is dropped, `pointer` must be valid on the device for reads and writes of `len`
@@ -145,13 +145,8 @@ impl<T: Element> CudaBuffer<T> {
         owner: impl Any + Send + Sync,
     ) -> Result<Self, KernelError> {
         if len > 0 && (pointer == 0 || !pointer.is_multiple_of(align_of::<T>() as u64)) {
-            return Err(KernelError::NoDevice {
-                ordinal: cuda.ordinal(),
-                why: format!(
-                    "{pointer:#x} is no address of {}-byte entries",
-                    size_of::<T>()
-                ),
-            });
+            let size = size_of::<T>();
+            return Err(KernelError::Misaligned { pointer, size });
         }
         cuda.device().reap();
         let memory = Memory {
@@ -312,6 +307,41 @@ impl<T> CudaBuffer<T> {
     /// The device that holds it; none for an empty buffer.
     pub(super) fn device(&self) -> Option<&Arc<Device>> {
         self.memory.as_ref().map(|memory| &memory.device)
+    }
+}
+
+impl<T: Element> DeviceBuffer<T> for CudaBuffer<T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn to_vec(&self) -> Result<Vec<T>, KernelError> {
+        capture::not_in("reading a buffer")?;
+        let mut values = zeroed(self.len())?;
+        if let Some(memory) = &self.memory {
+            let device = &memory.device;
+            let stream = device.context.new_stream();
+            let stream = stream.map_err(failed("cuStreamCreate"))?;
+            device.gather(&stream)?;
+            let raw = stream.cu_stream();
+            // SAFETY: the buffer has as many entries; the copy is waited for before `values` is free.
+            let copied = unsafe { result::memcpy_dtoh_async(&mut values, self.at(0), raw) };
+            let done = device.finish(&stream);
+            copied.map_err(failed("cuMemcpyDtoHAsync"))?;
+            done.map_err(failed("cuStreamSynchronize"))?;
+        }
+        Ok(values)
+    }
+}
+
+impl Cuda {
+    /// Checks that a buffer is of this device.
+    pub(super) fn own<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {
+        let Some(memory) = &buffer.memory else {
+            return Ok(());
+        };
+        let remedy = "copy it through the host";
+        self.device().same(&memory.device, "the buffer", remedy)
     }
 }
 

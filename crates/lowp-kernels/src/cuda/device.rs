@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
-use super::buffer::CudaBuffer;
 use super::capture;
 use super::cleanup::Cleanup;
 use super::deferred::{Deferred, Owner, Point};
@@ -22,7 +21,7 @@ use super::host::HostPool;
 use super::module::Modules;
 use super::queue::Queue;
 use super::registry::Registry;
-use crate::{Element, KernelError};
+use crate::KernelError;
 
 /// The CUDA version that the kernels are compiled with, as the driver counts.
 const CUDA_VERSION: i32 = 13000;
@@ -139,7 +138,7 @@ impl Cuda {
     }
 
     /// Waits until the work of this handle is done, and reports its failures. Owners of foreign memory
-    /// ([`CudaBuffer::from_raw`]) that wait for nothing else are dropped.
+    /// ([`super::CudaBuffer::from_raw`]) that wait for nothing else are dropped.
     pub(super) fn finish(&self) -> Result<(), KernelError> {
         capture::not_in("waiting for work")?;
         let done = self.device().finish(&self.queue.stream);
@@ -206,15 +205,6 @@ impl Cuda {
     pub(super) fn bind(&self) -> Result<(), KernelError> {
         let bound = self.device().context.bind_to_thread();
         bound.map_err(failed("cuCtxSetCurrent"))
-    }
-
-    /// Refuses a buffer of another device.
-    pub(super) fn own<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {
-        let Some(device) = buffer.device() else {
-            return Ok(());
-        };
-        let remedy = "copy it through the host";
-        self.device().same(device, "the buffer", remedy)
     }
 }
 
@@ -299,20 +289,21 @@ impl Device {
         })
     }
 
-    /// Refuses `what`, which belongs to `other`, unless that is this device.
+    /// Checks that `what`, which belongs to `other`, belongs to this device.
     pub(super) fn same(
         self: &Arc<Self>,
         other: &Arc<Self>,
-        what: &str,
-        remedy: &str,
+        what: &'static str,
+        remedy: &'static str,
     ) -> Result<(), KernelError> {
         if Arc::ptr_eq(self, other) {
             return Ok(());
         }
-        let found = other.context.ordinal();
-        Err(KernelError::NoDevice {
+        Err(KernelError::OtherDevice {
+            what,
             ordinal: self.context.ordinal(),
-            why: format!("{what} belongs to device {found}; {remedy}"),
+            found: other.context.ordinal(),
+            remedy,
         })
     }
 

@@ -1,5 +1,10 @@
 //! Page-locked host memory, through which values go to the device and come back without a wait.
 
+#![expect(
+    unsafe_code,
+    reason = "pinned memory of the driver, and copies from and to it"
+)]
+
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -11,7 +16,7 @@ use super::cleanup::Cleanup;
 use super::device::Device;
 use super::event::EventPool;
 use super::failed;
-use crate::cpu::zeroed;
+use crate::host::zeroed;
 use crate::pending::Arrival;
 use crate::{Element, KernelError};
 

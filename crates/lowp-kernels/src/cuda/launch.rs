@@ -31,11 +31,8 @@ impl Launch {
         jobs.iter_mut().for_each(Job::lay_out);
         J::lay_out_together(&mut jobs);
         let kernel = J::kernel(&jobs);
-        let tiles = tile_table(&jobs).ok_or_else(|| KernelError::NoKernel {
-            what: format!(
-                "{} over more than 2^31 tiles; plan it in parts",
-                kernel.name()
-            ),
+        let tiles = tile_table(&jobs).ok_or(KernelError::TooManyTiles {
+            kernel: kernel.name(),
         })?;
         if tiles.is_empty() {
             return Ok(None);

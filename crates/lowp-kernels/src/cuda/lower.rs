@@ -112,9 +112,7 @@ fn place<J: Copy>(
     if placed {
         return Ok(());
     }
-    Err(KernelError::NoKernel {
-        what: "a target that an empty job does not take".to_owned(),
-    })
+    Err(KernelError::FusedTargets)
 }
 
 /// Puts `pointer` where there is nothing.
@@ -454,12 +452,7 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
 /// The update is done once, so one row must fill every target: a second target of one part and order
 /// becomes a pass of its own.
 fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
-    let too_many = || KernelError::NoKernel {
-        what:
-            "AdamW fused with more targets of one part and order than two passes fill; encode the \
-               others in a plan of their own"
-                .to_owned(),
-    };
+    let too_many = || KernelError::FusedTargets;
     let (first, others) = rows.split_first().ok_or_else(too_many)?;
     let mut row = *first;
     for other in others {

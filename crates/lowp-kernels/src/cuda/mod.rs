@@ -44,6 +44,8 @@ pub use event::CudaEvent;
 pub use graph::CudaGraph;
 pub use plan::CudaPlan;
 
+impl crate::sealed::Backend for Cuda {}
+
 impl Backend for Cuda {
     type Buffer<T: Element> = CudaBuffer<T>;
     type Plan = CudaPlan;

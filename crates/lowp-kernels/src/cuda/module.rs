@@ -84,9 +84,7 @@ impl Modules {
 
     /// A kernel lies in the unit whose name its own begins with.
     fn find(&self, kernel: Kernel) -> Result<sys::CUfunction, KernelError> {
-        let missing = || KernelError::NoKernel {
-            what: format!("{} on a CUDA device", kernel.name()),
-        };
+        let missing = || missing(kernel);
         let stem = kernel.name().trim_start_matches("lowp_");
         let units = self.modules.iter().zip(UNITS);
         let (&module, _) = units
@@ -102,10 +100,13 @@ impl Modules {
     pub(super) fn function(&self, kernel: Kernel) -> Result<sys::CUfunction, KernelError> {
         let at = Kernel::ALL.iter().position(|&other| other == kernel);
         at.and_then(|at| self.functions.get(at).copied())
-            .ok_or_else(|| KernelError::NoKernel {
-                what: format!("{} on a CUDA device", kernel.name()),
-            })
+            .ok_or_else(|| missing(kernel))
     }
+}
+
+fn missing(kernel: Kernel) -> KernelError {
+    let kernel = kernel.name();
+    KernelError::NotCompiled { kernel }
 }
 
 impl Drop for Modules {

@@ -195,8 +195,9 @@ fn words(scalars: &StepScalars) -> Result<Vec<u32>, KernelError> {
 
 /// More parameter groups than the device's memory for scalars holds.
 pub(super) fn too_many(groups: usize) -> KernelError {
-    KernelError::NoKernel {
-        what: format!("{groups} parameter groups on a CUDA device; there is room for {GROUPS}"),
+    KernelError::Groups {
+        groups,
+        most: GROUPS,
     }
 }
 

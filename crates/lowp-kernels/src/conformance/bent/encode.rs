@@ -237,7 +237,7 @@ pub(super) fn encoded<B: Backend>(
 impl<B: Fenced> Bent<B> for EncodeJob<B> {
     fn good(hand: &mut Hand<'_, B>) -> Self {
         let (case, shape) = case_and_shape(hand);
-        let mut targets = SmallVec::new();
+        let mut targets = Vec::new();
         for spec in &case.specs {
             let orientation = spec.key.usage.orientations().next();
             let form = hand.pick(&[Form::Compact, Form::Compact, Form::Padded, Form::Swizzled]);

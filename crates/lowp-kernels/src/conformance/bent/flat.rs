@@ -25,7 +25,7 @@ impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
         let start = hand.below(all);
         let len = hand.below(all - start + 1);
         let (start, len) = hand.pick(&[(0, all), (start, len)]);
-        let mut targets = SmallVec::new();
+        let mut targets = Vec::new();
         for spec in &case.specs {
             let needed = match spec.key.part {
                 Part::Data if spec.axes != ROW_MAJOR => continue,
@@ -35,7 +35,7 @@ impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
             targets.push(Target::new(*spec, hand.bytes(needed)));
         }
         let mut at = 1;
-        let mut blocks: SmallVec<[BlockAmax; 2]> = SmallVec::new();
+        let mut blocks: Vec<BlockAmax> = Vec::new();
         for block in case.kernel.blocks.into_iter().flatten() {
             if blocks.iter().all(|part| part.block != block) {
                 blocks.push(BlockAmax { block, start: at });

@@ -37,7 +37,7 @@ impl<B: Fenced> Bent<B> for AmaxJob<B> {
         let (start, len) = hand.pick(&[(0, shape.elements()), (start, len)]);
         let kinds = [[1, 32], [32, 1], [16, 16], [3, 5], [1, 1], [40, 4096]];
         let mut at = 2;
-        let mut blocks = SmallVec::new();
+        let mut blocks = Vec::new();
         for _ in 0..hand.below(4) {
             let block = hand.pick(&kinds);
             blocks.push(BlockAmax { block, start: at });

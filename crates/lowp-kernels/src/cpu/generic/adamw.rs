@@ -12,9 +12,9 @@ use super::encode::{Encoder, Load, Tile};
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::{LANES, Lanes, Line};
 use crate::cpu::layout::Layout;
+use crate::lanes::{Isa, Kernel};
+use crate::lanes::{LANES, Lanes, Line};
 use crate::{AdamMode, AdamScalars, AdamwJob, KernelError, Moments};
 
 /// Elements of one task of an update without encode.

@@ -7,9 +7,9 @@ use super::maxima::{Amax, magnitude};
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::Lanes;
-use crate::table::round_bf16;
+use crate::lanes::Lanes;
+use crate::lanes::{Isa, Kernel};
+use crate::rounding::round_bf16;
 use crate::{AmaxJob, BlockAmax, KernelError};
 
 /// Elements of one task.

@@ -3,9 +3,9 @@
 use half::bf16;
 use lowp_format::SourceRounding;
 
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::{LANES, Lanes};
-use crate::table::{bf16_bits, bf16_value, round_bf16};
+use crate::lanes::{Isa, Kernel};
+use crate::lanes::{LANES, Lanes};
+use crate::rounding::{bf16_bits, bf16_value, round_bf16};
 
 /// A rectangle of f32 values, `stride` apart from row to row.
 #[derive(Clone, Copy)]

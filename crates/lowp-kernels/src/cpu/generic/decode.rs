@@ -5,18 +5,18 @@ use std::marker::PhantomData;
 use lowp_format::{Axis, Shape};
 
 use super::factors::{Factor, Factors, One, Scales, Scratch};
-use super::turn::Turn;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::{LANES, Lanes, Line, Out};
-use crate::table::{ElementCode, ScaleKernel, Visit, dispatch};
+use crate::cpu::ingredients::{ElementCode, ScaleKernel, Visit, dispatch};
+use crate::lanes::TransposeDense;
+use crate::lanes::{Isa, Kernel};
+use crate::lanes::{LANES, Lanes, Line, Out};
 use crate::{DecodeJob, KernelError};
 
 /// Rows of a task, in cells: of transposed bytes one cache line of every column.
 const ROWS: usize = 64;
-/// Columns of transposed data that are turned at a time. The lines of the panel after them are
+/// Columns of transposed data that are transposed at a time. The lines of the panel after them are
 /// fetched while they are decoded: `decode fp8-delayed columnwise` gains half.
 const PANEL: usize = 64;
 /// Columns of row-major data that are decoded at a time: their factors stay in the first-level
@@ -86,7 +86,7 @@ impl Visit for Task<'_> {
                 };
                 let source = if data.transposed {
                     Source::Cells {
-                        cells: &panel.turned,
+                        cells: &panel.transposed,
                         row,
                         ahead: &ahead,
                     }
@@ -116,14 +116,14 @@ impl Visit for Task<'_> {
     }
 }
 
-/// Columns of transposed data, turned to rows of cells.
+/// Columns of transposed data, transposed to rows of cells.
 struct Panel<'v, E: ElementCode> {
     data: Codes<'v>,
     /// The first row, and how many.
     rows: [usize; 2],
     columns: Vec<E::Bits>,
     /// Rows of the panel's columns, and a vector more, which the last row may read.
-    turned: Vec<E::Bits>,
+    transposed: Vec<E::Bits>,
 }
 
 impl<'v, E: ElementCode> Panel<'v, E> {
@@ -134,7 +134,7 @@ impl<'v, E: ElementCode> Panel<'v, E> {
             data,
             rows: [first, rows],
             columns: vec![E::Bits::default(); len],
-            turned: vec![E::Bits::default(); len + LANES],
+            transposed: vec![E::Bits::default(); len + LANES],
         }
     }
 
@@ -149,12 +149,12 @@ impl<'v, E: ElementCode> Panel<'v, E> {
             rows,
             cells: &mut columns[..],
         });
-        isa.run(Turn {
+        isa.run(TransposeDense {
             from: columns,
             stride: cells,
             rows: cols,
             cols: cells,
-            to: &mut self.turned,
+            to: &mut self.transposed,
         });
     }
 }

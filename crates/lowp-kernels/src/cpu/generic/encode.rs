@@ -11,9 +11,9 @@ use super::{Context, for_each, source, tensor};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
-use crate::cpu::isa::Isa;
+use crate::cpu::ingredients::{ElementCode, ScaleKernel, Visit, dispatch};
 use crate::cpu::layout::Layout;
-use crate::table::{ElementCode, ScaleKernel, Visit, dispatch};
+use crate::lanes::Isa;
 use crate::{EncodeJob, KernelError, StochasticKey, Target};
 
 /// What every tile of one encode shares.
@@ -179,7 +179,7 @@ impl Visit for EncodeTile<'_, '_> {
             layout.chunk_rows.min(tile.rows)
         };
         let mut codes = vec![E::Bits::default(); room * (widest + GAP)];
-        let mut turned = Vec::new();
+        let mut transposed = Vec::new();
         let mut entries: Vec<R::Entry> = Vec::new();
         let mut scratch = Scratch::default();
         for row in (0..tile.rows).step_by(layout.chunk_rows) {
@@ -211,7 +211,7 @@ impl Visit for EncodeTile<'_, '_> {
                         scratch: &mut scratch,
                         ahead: ahead.filter(|_| number == 0),
                     });
-                    chunk.store::<E, R>(isa, pass, own, &codes, &entries, &mut turned);
+                    chunk.store::<E, R>(isa, pass, own, &codes, &entries, &mut transposed);
                 }
             }
         }

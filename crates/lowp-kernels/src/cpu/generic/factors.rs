@@ -1,9 +1,9 @@
 //! What decoded codes are multiplied by.
 
 use super::decode::{Ahead, Codes};
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::{LANES, Lanes, Line};
-use crate::table::{ScaleEntry, ScaleKernel};
+use crate::cpu::ingredients::{ScaleEntry, ScaleKernel};
+use crate::lanes::{Isa, Kernel};
+use crate::lanes::{LANES, Lanes, Line};
 
 /// Scales of blocks of `block` rows x columns.
 #[derive(Clone, Copy)]

@@ -1,19 +1,19 @@
 //! Encoding a range of a flattened matrix with agreed amaxes (docs/numerics.md 11).
 
 use lowp_format::codec::e2m1;
-use lowp_format::{Axis, Code, Part, Shape};
+use lowp_format::{Axis, Part, Shape};
 
 use super::convert::{Rect, Values};
 use super::encode::write_tensor_scale;
 use super::quantize::{Columns, encode_row};
 use super::{Context, for_each, source, tensor};
+use crate::check::target::{block_of, touched};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::{Lanes, Portable};
-use crate::cpu::layout::block_of;
-use crate::table::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
+use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
+use crate::lanes::{Isa, Kernel};
+use crate::lanes::{Lanes, Portable};
 use crate::{FlatEncodeJob, KernelError};
 
 /// Elements of one task, about.
@@ -219,12 +219,6 @@ fn cuts(job: &FlatEncodeJob<Cpu>) -> Vec<usize> {
     }
     cuts.push(end);
     cuts
-}
-
-/// The bytes that elements `start..start + len` touch.
-pub(crate) fn touched(code: Code, start: usize, len: usize) -> std::ops::Range<usize> {
-    let bits = code.bits();
-    start * bits / 8..((start + len) * bits).div_ceil(8)
 }
 
 /// Runs every flat encode of a plan.

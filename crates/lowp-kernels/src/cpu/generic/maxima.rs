@@ -1,8 +1,8 @@
 //! Maxima of absolute values, NaN ignored: exact in any order.
 
 use super::convert::Rect;
-use crate::cpu::isa::Kernel;
-use crate::cpu::lanes::{LANES, Lanes, Line};
+use crate::lanes::Kernel;
+use crate::lanes::{LANES, Lanes, Line};
 
 /// The bits of `|x|`; 0 for NaN.
 #[inline(always)]

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use self::convert::Values;
 use super::Cpu;
 use super::access::AllViews;
-use super::isa::Isa;
 use super::threads;
+use crate::lanes::Isa;
 use crate::{KernelError, Source, StepScalars};
 
 pub(crate) mod adamw;
@@ -27,7 +27,6 @@ mod store;
 pub(crate) mod sum;
 mod tensor;
 pub(crate) mod transpose;
-pub(crate) mod turn;
 
 /// Work on fewer elements than this runs on the calling thread: waking others costs more.
 const INLINE_ELEMENTS: usize = 16 * 1024;

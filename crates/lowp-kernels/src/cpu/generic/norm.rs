@@ -5,8 +5,8 @@ use super::convert::Values;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::Lanes;
+use crate::lanes::Lanes;
+use crate::lanes::{Isa, Kernel};
 use crate::{KernelError, SumSquaresJob};
 use lowp_format::SourceRounding;
 

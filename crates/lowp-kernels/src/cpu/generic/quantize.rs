@@ -4,9 +4,9 @@ use lowp_format::Philox;
 
 use super::convert::{FOUR, Rect, Stream};
 use super::maxima::block_maxima;
-use crate::cpu::isa::Kernel;
-use crate::cpu::lanes::{LANES, Lanes};
-use crate::table::{ElementCode, ScaleKernel};
+use crate::cpu::ingredients::{ElementCode, ScaleKernel};
+use crate::lanes::Kernel;
+use crate::lanes::{LANES, Lanes};
 
 /// The random bytes of a rectangle.
 #[derive(Clone, Copy, Debug)]

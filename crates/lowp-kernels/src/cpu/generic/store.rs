@@ -3,12 +3,12 @@
 use lowp_format::Part;
 
 use super::quantize::Codes;
-use super::turn::Turn;
 use crate::cpu::bands::Band;
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::Lanes;
+use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel};
 use crate::cpu::layout::{Output, Pass};
-use crate::table::{ElementCode, ScaleEntry, ScaleKernel};
+use crate::lanes::Lanes;
+use crate::lanes::TransposeDense;
+use crate::lanes::{Isa, Kernel};
 
 /// Rows x columns `size` from row `at[0]` of the tile and column `at[1]` on.
 #[derive(Clone, Copy)]
@@ -22,12 +22,12 @@ const TURNED: usize = 128;
 
 /// The row-major data output of `pass` that codes are written to as they are made, if no output is
 /// transposed. With a transposed output the codes go to scratch: rows of an output, a power of two
-/// apart, would evict each other while they are turned.
+/// apart, would evict each other while they are transposed.
 pub(super) fn direct(pass: &Pass) -> Option<usize> {
     let data = |output: &Output| output.part == Part::Data;
-    let turned = |output: &Output| data(output) && output.transposed;
+    let transposed = |output: &Output| data(output) && output.transposed;
     let first = pass.outputs.iter().position(data)?;
-    (!pass.outputs.iter().any(turned)).then_some(first)
+    (!pass.outputs.iter().any(transposed)).then_some(first)
 }
 
 /// Codes between the rows of the scratch matrix: its rows lie in different sets of the cache.
@@ -70,7 +70,7 @@ impl Chunk {
         bands: &mut [Band<'_>],
         scratch: &[E::Bits],
         entries: &[R::Entry],
-        turned: &mut Vec<E::Bits>,
+        transposed: &mut Vec<E::Bits>,
     ) {
         let direct = direct(pass);
         for (index, output) in pass.outputs.iter().enumerate() {
@@ -81,7 +81,7 @@ impl Chunk {
                     self.copy::<E>(&mut before[first], &mut after[0], output.row_bytes);
                 }
                 (Part::Data, _, None) if output.transposed => {
-                    self.store_columns::<E>(isa, &mut bands[index], scratch, turned);
+                    self.store_columns::<E>(isa, &mut bands[index], scratch, transposed);
                 }
                 (Part::Data, _, None) => {
                     isa.run(StoreRows::<E> {
@@ -115,22 +115,22 @@ impl Chunk {
         isa: Isa,
         band: &mut Band<'_>,
         scratch: &[E::Bits],
-        turned: &mut Vec<E::Bits>,
+        transposed: &mut Vec<E::Bits>,
     ) {
         let [rows, cols] = self.size;
         for sub in (0..cols).step_by(TURNED) {
             let width = TURNED.min(cols - sub);
-            turned.resize(rows * width, E::Bits::default());
-            isa.run(Turn {
+            transposed.resize(rows * width, E::Bits::default());
+            isa.run(TransposeDense {
                 from: &scratch[sub..],
                 stride: cols + GAP,
                 rows,
                 cols: width,
-                to: turned,
+                to: transposed,
             });
             let [row, col] = self.at;
             isa.run(StoreColumns::<E> {
-                codes: turned,
+                codes: transposed,
                 band,
                 at: [row, col + sub],
                 rows,

@@ -31,7 +31,7 @@ pub(super) fn spend_range(
     Ok(())
 }
 
-/// The encode scale, or the amax of two-level scales: what [`crate::table::dispatch`] takes.
+/// The encode scale, or the amax of two-level scales: what [`crate::cpu::ingredients::dispatch`] takes.
 pub(super) fn value(
     input: Option<&TensorInput<Cpu>>,
     key: &KernelKey,

@@ -2,18 +2,18 @@
 
 use lowp_format::Code;
 
-use super::turn::Turn;
 use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::cpu::isa::{Isa, Kernel};
-use crate::cpu::lanes::Lanes;
-use crate::table::{Bf16, E2M1, E4M3, ElementCode, F32};
+use crate::cpu::ingredients::{Bf16, E2M1, E4M3, ElementCode, F32};
+use crate::lanes::Lanes;
+use crate::lanes::TransposeDense;
+use crate::lanes::{Isa, Kernel};
 use crate::{KernelError, TransposeJob};
 
 /// Output rows of one task; even.
 const ROWS: usize = 64;
-/// Output columns turned at a time; even.
+/// Output columns transposed at a time; even.
 const COLS: usize = 256;
 
 /// Output rows `first..` of a transpose. `E` names the width of an entry only.
@@ -70,10 +70,10 @@ fn transpose<E: ElementCode>(isa: Isa, part: Part<'_>) {
     let (from_stride, to_stride) = (E::CODE.bytes(inner), E::CODE.bytes(outer));
     let rows = to.len() / to_stride;
     let mut codes = vec![E::Bits::default(); rows * COLS];
-    let mut turned = codes.clone();
+    let mut transposed = codes.clone();
     for col in (0..outer).step_by(COLS) {
         let cols = COLS.min(outer - col);
-        let (codes, turned) = (&mut codes[..rows * cols], &mut turned[..rows * cols]);
+        let (codes, transposed) = (&mut codes[..rows * cols], &mut transposed[..rows * cols]);
         let from = &from[col * from_stride + E::CODE.bytes(first)..];
         isa.run(LoadRows::<E> {
             from,
@@ -81,16 +81,16 @@ fn transpose<E: ElementCode>(isa: Isa, part: Part<'_>) {
             codes,
             cols: rows,
         });
-        isa.run(Turn {
+        isa.run(TransposeDense {
             from: codes,
             stride: rows,
             rows: cols,
             cols: rows,
-            to: turned,
+            to: transposed,
         });
         let to = &mut to[E::CODE.bytes(col)..];
         isa.run(StoreRows::<E> {
-            codes: turned,
+            codes: transposed,
             cols,
             to,
             stride: to_stride,

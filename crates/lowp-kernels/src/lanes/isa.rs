@@ -5,8 +5,8 @@
 //! reorders float arithmetic, so every set gives the same bits.
 
 #[cfg(target_arch = "x86_64")]
-use super::lanes::{Avx2, Avx512};
-use super::lanes::{Lanes, Portable};
+use super::{Avx2, Avx512};
+use super::{Lanes, Portable};
 
 /// A loop to be compiled for every instruction set.
 pub(crate) trait Kernel {

@@ -2,12 +2,12 @@
 
 use lowp_format::codec::e8m0;
 use lowp_format::{
-    Code, MxScale, ScaleRule, tensor_scale, two_level_block_factor, two_level_block_scale,
+    MxScale, ScaleRule, tensor_scale, two_level_block_factor, two_level_block_scale,
     two_level_encode_scale, two_level_multiplier,
 };
 
-use crate::cpu::{LANES, Lanes};
-use crate::element::{E4M3_FLOAT, ElementCode};
+use super::element::{E4M3_FLOAT, ElementCode};
+use crate::lanes::{LANES, Lanes};
 
 /// One stored block scale.
 pub(crate) trait ScaleEntry: Copy + Default + Send + Sync + 'static {
@@ -53,15 +53,8 @@ pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
     const BLOCKS: bool;
     /// Whether values are multiplied at all.
     const SCALED: bool = true;
-    /// Whether `tensor` is used.
-    const TENSOR: bool;
     /// One stored block scale.
     type Entry: ScaleEntry;
-    /// The code of a stored block scale.
-    const ENTRY: Code;
-    /// The rules of this kind, with every way in which they differ.
-    #[cfg(test)]
-    const RULES: &'static [ScaleRule];
 
     /// The kernel of `rule`, if it is one of this kind.
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self>;
@@ -98,11 +91,7 @@ pub(crate) struct Unscaled;
 impl ScaleKernel for Unscaled {
     const BLOCKS: bool = false;
     const SCALED: bool = false;
-    const TENSOR: bool = false;
     type Entry = u8;
-    const ENTRY: Code = Code::E8M0;
-    #[cfg(test)]
-    const RULES: &'static [ScaleRule] = &[ScaleRule::None];
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         matches!(rule, ScaleRule::None).then_some(Self)
     }
@@ -123,11 +112,7 @@ pub(crate) struct PerTensor(f32);
 
 impl ScaleKernel for PerTensor {
     const BLOCKS: bool = false;
-    const TENSOR: bool = true;
     type Entry = u8;
-    const ENTRY: Code = Code::E8M0;
-    #[cfg(test)]
-    const RULES: &'static [ScaleRule] = &[ScaleRule::Tensor];
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self> {
         matches!(rule, ScaleRule::Tensor).then_some(Self(tensor))
     }
@@ -150,14 +135,7 @@ pub(crate) struct PowerOfTwo(MxScale);
 
 impl ScaleKernel for PowerOfTwo {
     const BLOCKS: bool = true;
-    const TENSOR: bool = false;
     type Entry = u8;
-    const ENTRY: Code = Code::E8M0;
-    #[cfg(test)]
-    const RULES: &'static [ScaleRule] = &[
-        ScaleRule::E8M0(MxScale::Te),
-        ScaleRule::E8M0(MxScale::OcpFloor),
-    ];
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         match rule {
             ScaleRule::E8M0(mode) => Some(Self(mode)),
@@ -226,11 +204,7 @@ pub(crate) struct TwoLevel {
 
 impl ScaleKernel for TwoLevel {
     const BLOCKS: bool = true;
-    const TENSOR: bool = true;
     type Entry = u8;
-    const ENTRY: Code = Code::E4M3;
-    #[cfg(test)]
-    const RULES: &'static [ScaleRule] = &[ScaleRule::TwoLevel];
     fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
         let encode_scale = two_level_encode_scale(amax);
         matches!(rule, ScaleRule::TwoLevel).then_some(Self { amax, encode_scale })
@@ -276,20 +250,7 @@ pub(crate) struct BlockFloat {
 
 impl ScaleKernel for BlockFloat {
     const BLOCKS: bool = true;
-    const TENSOR: bool = false;
     type Entry = f32;
-    const ENTRY: Code = Code::F32;
-    #[cfg(test)]
-    const RULES: &'static [ScaleRule] = &[
-        ScaleRule::BlockF32 {
-            pow2: true,
-            epsilon: 0.0,
-        },
-        ScaleRule::BlockF32 {
-            pow2: false,
-            epsilon: 1e-3,
-        },
-    ];
     fn new(rule: ScaleRule, _: f32) -> Option<Self> {
         match rule {
             ScaleRule::BlockF32 { pow2, epsilon } => Some(Self { pow2, epsilon }),
@@ -312,7 +273,7 @@ mod tests {
     use lowp_format::two_level_decode_factor;
 
     use super::*;
-    use crate::cpu::{Isa, Kernel};
+    use crate::lanes::{Isa, Kernel};
 
     /// The factors of all entries of one byte, as bits.
     struct Factors<R>(R);

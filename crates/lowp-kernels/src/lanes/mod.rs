@@ -1,17 +1,19 @@
 //! [`Lanes`]: sixteen f32 lanes, the vector that every hot loop is written in.
 //!
 //! A value of a type that implements it proves that the machine has the instructions: only
-//! [`super::isa`] makes them, after detection. Every set gives the same bits: integer operations
+//! [`isa`] makes them, after detection. Every set gives the same bits: integer operations
 //! are exact, and float operations round once, to nearest.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod isa;
 mod portable;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod transpose;
 
 use half::bf16;
 
@@ -19,8 +21,10 @@ use half::bf16;
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+pub(crate) use isa::{Isa, Kernel};
 pub(crate) use portable::Portable;
 pub(crate) use stream::Out;
+pub(crate) use transpose::{Transpose, TransposeDense};
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
@@ -29,7 +33,7 @@ pub(crate) const LANES: usize = 16;
 pub(crate) type Line = [f32; LANES];
 
 /// Sixteen lanes of f32, u32 and u8, and what can be done with them. All methods are
-/// `#[inline(always)]`, so that they melt into the loop that [`super::isa::Isa::run`] compiles.
+/// `#[inline(always)]`, so that they melt into the loop that [`Isa::run`] compiles.
 pub(crate) trait Lanes: Copy + Send + Sync {
     /// f32 in every lane.
     type F: Copy;
@@ -120,5 +124,5 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Packs 32 nibbles to 16 bytes, the first of a pair in the low nibble.
     fn pack_nibbles(self, codes: &[u8; 2 * LANES], bytes: &mut [u8; LANES]);
     /// The columns of a 16x16 matrix of bytes.
-    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES];
+    fn transpose_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES];
 }

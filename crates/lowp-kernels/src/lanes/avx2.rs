@@ -290,8 +290,8 @@ impl Lanes for Avx2 {
         proven!(pack_nibbles(codes, bytes));
     }
     #[inline(always)]
-    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
-        proven!(turn_bytes(rows))
+    fn transpose_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
+        proven!(transpose_bytes(rows))
     }
 }
 
@@ -318,7 +318,7 @@ pub(super) unsafe fn pack_nibbles(codes: &[u8; 2 * LANES], bytes: &mut [u8; LANE
 /// # Safety
 /// The machine has AVX2.
 #[inline(always)]
-pub(super) unsafe fn turn_bytes(from: [&[u8; LANES]; LANES]) -> [__m128i; LANES] {
+pub(super) unsafe fn transpose_bytes(from: [&[u8; LANES]; LANES]) -> [__m128i; LANES] {
     // SAFETY: as the function requires; loads go through arrays of the vector's size.
     unsafe {
         let mut rows = [_mm_setzero_si128(); LANES];

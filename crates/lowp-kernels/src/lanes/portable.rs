@@ -8,7 +8,7 @@
 use half::bf16;
 
 use super::{LANES, Lanes, Line};
-use crate::table::bf16_value;
+use crate::rounding::bf16_value;
 
 /// Arrays, without any assumption about the machine.
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +167,7 @@ impl Lanes for Portable {
         *bytes = each!(i => codes[2 * i] | codes[2 * i + 1] << 4);
     }
     #[inline(always)]
-    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
+    fn transpose_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
         each!(c => each!(r => rows[r][c]))
     }
 }

@@ -1,17 +1,16 @@
 //! Transposing dense matrices of unpacked codes.
 
-use crate::cpu::isa::Kernel;
-use crate::cpu::lanes::{LANES, Lanes};
+use super::{Kernel, LANES, Lanes};
 
 /// An unpacked code that matrices are made of.
-pub(crate) trait Turnable: Copy + Default + Send + Sync + 'static {
+pub(crate) trait Transpose: Copy + Default + Send + Sync + 'static {
     /// `to[c][r] = from[r][c]` for a square of [`LANES`] codes; rows of both sides are `strides`
     /// apart.
-    fn turn_square<L: Lanes>(lanes: L, from: &[Self], strides: [usize; 2], to: &mut [Self]);
+    fn transpose_square<L: Lanes>(lanes: L, from: &[Self], strides: [usize; 2], to: &mut [Self]);
 }
 
 /// Transposes `rows x cols` codes of `from`, whose rows are `stride` apart, into `to`, dense.
-pub(crate) struct Turn<'a, T> {
+pub(crate) struct TransposeDense<'a, T> {
     pub(crate) from: &'a [T],
     pub(crate) stride: usize,
     pub(crate) rows: usize,
@@ -19,7 +18,7 @@ pub(crate) struct Turn<'a, T> {
     pub(crate) to: &'a mut [T],
 }
 
-impl<T: Turnable> Kernel for Turn<'_, T> {
+impl<T: Transpose> Kernel for TransposeDense<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
@@ -34,7 +33,7 @@ impl<T: Turnable> Kernel for Turn<'_, T> {
         for col in (0..full[1]).step_by(LANES) {
             for row in (0..full[0]).step_by(LANES) {
                 let from = &from[row * stride + col..];
-                T::turn_square(lanes, from, [stride, rows], &mut to[col * rows + row..]);
+                T::transpose_square(lanes, from, [stride, rows], &mut to[col * rows + row..]);
             }
         }
         for col in 0..cols {
@@ -46,9 +45,9 @@ impl<T: Turnable> Kernel for Turn<'_, T> {
     }
 }
 
-impl Turnable for u8 {
+impl Transpose for u8 {
     #[inline(always)]
-    fn turn_square<L: Lanes>(
+    fn transpose_square<L: Lanes>(
         lanes: L,
         from: &[u8],
         [stride, to_stride]: [usize; 2],
@@ -60,7 +59,7 @@ impl Turnable for u8 {
                 *row = line;
             }
         }
-        let columns = lanes.turn_bytes(rows);
+        let columns = lanes.transpose_bytes(rows);
         for (i, column) in columns.into_iter().enumerate() {
             if let Some(line) = to[i * to_stride..].first_chunk_mut() {
                 lanes.store_bytes(column, line);
@@ -69,11 +68,11 @@ impl Turnable for u8 {
     }
 }
 
-macro_rules! turn_simply {
+macro_rules! entry_by_entry {
     ($($Word:ty),*) => {$(
-        impl Turnable for $Word {
+        impl Transpose for $Word {
             #[inline(always)]
-            fn turn_square<L: Lanes>(
+            fn transpose_square<L: Lanes>(
                 _: L,
                 from: &[$Word],
                 [stride, to_stride]: [usize; 2],
@@ -89,4 +88,4 @@ macro_rules! turn_simply {
         }
     )*};
 }
-turn_simply!(u16, u32);
+entry_by_entry!(u16, u32);

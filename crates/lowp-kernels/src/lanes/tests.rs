@@ -3,8 +3,7 @@
 use half::bf16;
 use lowp_format::Philox;
 
-use super::{LANES, Lanes, Line, Portable};
-use crate::cpu::isa::{Isa, Kernel};
+use super::{Isa, Kernel, LANES, Lanes, Line, Portable};
 
 /// What every operation gives for three vectors of bits.
 struct Everything([[u32; LANES]; 3]);
@@ -100,7 +99,7 @@ impl Kernel for Everything {
             let words = if i % 2 == 0 { x } else { y };
             words.map(|x| (x.to_bits().rotate_left(i as u32)) as u8)
         });
-        for column in l.turn_bytes(rows.each_ref()) {
+        for column in l.transpose_bytes(rows.each_ref()) {
             l.store_bytes(column, &mut bytes);
             all.push(bytes.map(u32::from).to_vec());
         }

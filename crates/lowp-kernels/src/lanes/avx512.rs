@@ -227,7 +227,7 @@ impl Lanes for Avx512 {
         proven!(super::avx2::pack_nibbles(codes, bytes));
     }
     #[inline(always)]
-    fn turn_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
-        proven!(super::avx2::turn_bytes(rows))
+    fn transpose_bytes(self, rows: [&[u8; LANES]; LANES]) -> [Self::B; LANES] {
+        proven!(super::avx2::transpose_bytes(rows))
     }
 }

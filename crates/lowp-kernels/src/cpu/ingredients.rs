@@ -1,0 +1,96 @@
+//! Ingredients as types: every kernel is compiled for exactly the combinations of
+//! [`crate::ingredients::TABLE`], and no loop asks what it is made of.
+
+use lowp_format::KernelKey;
+
+pub(crate) use super::element::{Bf16, E2M1, E4M3, E5M2, ElementCode, F32};
+pub(crate) use super::scaling::{
+    BlockFloat, PerTensor, PowerOfTwo, ScaleEntry, ScaleKernel, TwoLevel, Unscaled,
+};
+use crate::KernelError;
+
+/// Something to be compiled for every combination of ingredients.
+pub(crate) trait Visit {
+    /// What it returns.
+    type Out;
+    /// Runs it for one combination.
+    fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) -> Self::Out;
+}
+
+macro_rules! dispatch {
+    ($($Element:ident: $($Rule:ident),+;)+) => {
+        /// Runs `visitor` with the types that `key` names; `tensor` is the tensor-level scale or
+        /// amax, where the rule has one.
+        ///
+        /// # Errors
+        /// [`KernelError::Ingredients`] for a combination outside the table.
+        pub(crate) fn dispatch<V: Visit>(
+            key: &KernelKey,
+            tensor: f32,
+            visitor: V,
+        ) -> Result<V::Out, KernelError> {
+            $($(
+                if key.element == $Element::CODE
+                    && key.blocks.is_some() == $Rule::BLOCKS
+                    && let Some(rule) = $Rule::new(key.scale, tensor)
+                {
+                    return Ok(visitor.visit::<$Element, $Rule>(rule));
+                }
+            )+)+
+            Err(KernelError::Ingredients { key: *key })
+        }
+    };
+}
+
+dispatch! {
+    F32: Unscaled;
+    Bf16: Unscaled;
+    E4M3: PerTensor, PowerOfTwo, BlockFloat;
+    E5M2: PerTensor, PowerOfTwo, BlockFloat;
+    E2M1: PerTensor, PowerOfTwo, TwoLevel;
+}
+
+#[cfg(test)]
+mod tests {
+    use lowp_format::{Code, MxScale, ScaleRule};
+
+    use super::*;
+    use crate::ingredients::{TABLE, traits};
+
+    /// Bytes of a stored block scale, and whether stochastic rounding exists.
+    struct Ask;
+    impl Visit for Ask {
+        type Out = (Option<usize>, bool);
+        fn visit<E: ElementCode, R: ScaleKernel>(self, _: R) -> Self::Out {
+            (R::BLOCKS.then_some(R::Entry::BYTES), E::STOCHASTIC)
+        }
+    }
+
+    #[test]
+    fn the_types_are_those_of_the_table() {
+        let rules = [
+            ScaleRule::None,
+            ScaleRule::Tensor,
+            ScaleRule::E8M0(MxScale::Te),
+            ScaleRule::TwoLevel,
+            ScaleRule::BlockF32 {
+                pow2: true,
+                epsilon: 0.0,
+            },
+        ];
+        let mut kernels = 0;
+        for (element, scale) in Code::ALL.into_iter().flat_map(|e| rules.map(|r| (e, r))) {
+            for blocks in [None, Some([[8, 8]; 2])] {
+                let key = KernelKey {
+                    element,
+                    scale,
+                    blocks,
+                };
+                let known = traits(&key).map(|t| (t.entry.map(|code| code.bytes(1)), t.stochastic));
+                assert_eq!(dispatch(&key, 1.0, Ask), known, "{key:?}");
+                kernels += usize::from(known.is_ok());
+            }
+        }
+        assert_eq!(kernels, TABLE.len());
+    }
+}
