@@ -127,8 +127,8 @@ pub use job::{
     StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
-pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
 pub use quantized::Quantized;
+pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
 
 // What signatures here need of other crates.
 pub use half::bf16;

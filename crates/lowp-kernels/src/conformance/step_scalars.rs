@@ -265,7 +265,7 @@ struct Step<B: Backend> {
     masters: [B::Buffer<f32>; 2],
     moments: [B::Buffer<f32>; 4],
     observed: B::Buffer<f32>,
-    targets: SmallVec<[Target<B>; 6]>,
+    targets: Vec<Target<B>>,
     plans: [B::Plan; 2],
 }
 
