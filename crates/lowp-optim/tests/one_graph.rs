@@ -189,6 +189,14 @@ fn call_by_call<B: Backend>(backend: &B) -> Result<Vec<(Vec<Vec<u8>>, StepReport
     Ok(seen)
 }
 
+/// Reports as text: the norm of a skipped step may be NaN, which equals nothing.
+fn text(report: &StepReport) -> String {
+    let norm = report.grad.norm;
+    // Sign and payload of a NaN are nobody's promise.
+    let bits = if norm.is_nan() { 0 } else { norm.to_bits() };
+    format!("{report:?}, norm {bits:x}")
+}
+
 /// The same with one graph; `waits` counts how often the host waited for the device.
 fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), OptimError> {
     let expected = call_by_call(&Cpu)?;
@@ -197,7 +205,8 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
     for (step, (state, report)) in (1..).zip(&expected) {
         model.feed(step)?;
         backend.launch(&graph)?;
-        assert_eq!(model.adamw.outcome()?.wait()?, *report, "step {step}");
+        let found = model.adamw.outcome()?.wait()?;
+        assert_eq!(text(&found), text(report), "step {step}");
         let found = model.state()?;
         let differs = found.iter().zip(state).position(|(a, b)| a != b);
         assert_eq!(differs, None, "step {step}: {} buffers", state.len());
@@ -215,7 +224,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
     }
     assert_eq!(waits(), before, "the host waited for the device");
     for (outcome, (_, report)) in outcomes.into_iter().zip(&expected) {
-        assert_eq!(outcome.wait()?, *report);
+        assert_eq!(text(&outcome.wait()?), text(report));
     }
     assert!(blind.state()? == expected[expected.len() - 1].0);
     Ok(())
