@@ -12,10 +12,7 @@ use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{
     AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
-use lowp_shard::{
-    Communicator, GatherGroup, GatherPool, ScaleBook, ScaleBookBuilder, ShardSpec, ShardedTensor,
-    quantize,
-};
+use lowp_shard::{Communicator, GatherGroup, GatherPool, Mesh, ShardSpec, ShardedTensor, quantize};
 
 use crate::world::{Bytes, bytes_of, orientation};
 
@@ -136,8 +133,6 @@ pub struct Rank {
     pub shards: Arc<dyn Communicator<Cpu>>,
     /// All ranks.
     pub world: Arc<dyn Communicator<Cpu>>,
-    /// The scales.
-    pub book: ScaleBook<Cpu>,
     /// The optimizer.
     pub adamw: AdamW<Cpu>,
     /// The parameters, in the order of the cases.
@@ -158,8 +153,12 @@ impl Rank {
         shards: &Arc<dyn Communicator<Cpu>>,
         world: &Arc<dyn Communicator<Cpu>>,
     ) -> Result<Self, OptimError> {
-        let mut book = ScaleBookBuilder::default();
-        let mut builder = AdamWBuilder::new(&Cpu);
+        let shard = shards.world_size();
+        let mesh = Mesh {
+            replicate: world.world_size() / shard,
+            shard,
+        };
+        let mut builder = AdamWBuilder::new(world.clone()).mesh(mesh);
         for &group in groups {
             builder.group(group);
         }
@@ -174,17 +173,13 @@ impl Rank {
                 moments: case.moments,
                 ..ParamSpec::new(format!("param {index}"), case.group, own)
             };
-            ids.push(builder.param(&mut book, tensor.local(), param)?);
+            ids.push(builder.param(tensor.local(), param)?);
             tensors.push(tensor);
         }
-        let book = book.build(&Cpu)?;
-        let adamw = builder.finish(&book)?;
-        adamw.calibrate(&book, &**world)?;
         Ok(Self {
             shards: shards.clone(),
             world: world.clone(),
-            book,
-            adamw,
+            adamw: builder.build()?,
             ids,
             tensors,
             cases: cases.to_vec(),
@@ -227,8 +222,7 @@ impl Rank {
     /// # Errors
     /// Whatever a rank fails with.
     pub fn finish(&mut self, options: &StepOptions) -> Result<StepReport, OptimError> {
-        self.adamw
-            .step(options, &self.book, &*self.shards, &*self.world)
+        self.adamw.step(options)?.wait()
     }
 
     /// The gathered bytes of every parameter, for forward and backward. Collective.
@@ -268,10 +262,12 @@ impl Rank {
                 bytes: bytes.collect::<Result<_, _>>()?,
             });
         }
-        let scales = bits(&self.book.scales()?);
+        let scales = bits(&self.adamw.scales().scales()?);
         let mut histories = Vec::new();
-        for slot in self.book.slots() {
-            histories.push(bits(&self.book.history(slot)?.unwrap_or_default()));
+        for slot in self.adamw.scales().slots() {
+            histories.push(bits(
+                &self.adamw.scales().history(slot)?.unwrap_or_default(),
+            ));
         }
         Ok(State {
             params,

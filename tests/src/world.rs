@@ -5,9 +5,7 @@ use std::time::Duration;
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
-use lowp_shard::{
-    GatherGroup, GatherPool, ScaleBookBuilder, ShardSpec, ShardedTensor, quantize, run_ranks,
-};
+use lowp_shard::{GatherGroup, GatherPool, ShardSpec, ShardedTensor, quantize, run_ranks};
 
 /// Every wait of the tests ends after this.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -96,24 +94,17 @@ pub fn train<R: Recipe>(recipe: R, run: &Run<'_>) -> Vec<Seen> {
             let spec = ShardSpec::new(&recipe, run.shape, run.world, rank)?;
             let own = spec.elements();
             let shard = ShardedTensor::new(&cpu, recipe, spec)?;
-            let mut book = ScaleBookBuilder::default();
-            let mut builder = AdamWBuilder::new(&cpu);
+            let mut builder = AdamWBuilder::new(comm.clone());
             let group = builder.group(Group {
                 lr: 0.01,
                 ..Group::default()
             });
             let param = ParamSpec::new("weight", group, run.values[own.clone()].to_vec());
-            let id = builder.param(&mut book, shard.local(), param)?;
-            let book = book.build(&cpu)?;
-            let mut adamw = builder.finish(&book)?;
-            adamw.calibrate(&book, &*comm)?;
+            let id = builder.param(shard.local(), param)?;
+            let mut adamw = builder.build()?;
             for grad in run.grads {
                 adamw.set_grad(id, &grad[own.clone()])?;
-                assert!(
-                    adamw
-                        .step(&StepOptions::default(), &book, &*comm, &*comm)?
-                        .applied
-                );
+                assert!(adamw.step(&StepOptions::default())?.wait()?.applied);
             }
             let pool = GatherPool::new(&cpu);
             let reshard = run.reshard_after_forward;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_format::{AnyRecipe, Buffer, QuantizedTensor, Recipe, ScaleSource, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
-use lowp_optim::{AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_optim::{
+    AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
+};
 use lowp_shard::{CastItem, Communicator, LocalComm, Requantize, ScaleBookBuilder, ShardError};
 use lowp_tests::model::{Case, Rank};
 
@@ -26,7 +28,7 @@ fn spec(name: &str) -> ParamSpec {
 
 /// A builder with one group.
 fn builder() -> AdamWBuilder<Cpu> {
-    let mut builder = AdamWBuilder::new(&Cpu);
+    let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
     builder.group(Group::default());
     builder
 }
@@ -35,15 +37,6 @@ fn builder() -> AdamWBuilder<Cpu> {
 fn plain() -> AnyRecipe {
     let plain = |r: &AnyRecipe| r.scale_source() == ScaleSource::None;
     AnyRecipe::all().into_iter().find(plain).expect("a recipe")
-}
-
-/// A recipe that has an entry in the book.
-fn observing() -> AnyRecipe {
-    let observes = |r: &AnyRecipe| r.scale_source().observes_tensor_amax();
-    AnyRecipe::all()
-        .into_iter()
-        .find(observes)
-        .expect("a recipe")
 }
 
 fn assert_says(error: &impl ToString, words: &[&str]) {
@@ -56,8 +49,8 @@ fn assert_says(error: &impl ToString, words: &[&str]) {
 #[test]
 fn registration_mistakes_are_named() {
     for recipe in AnyRecipe::all() {
-        let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
-        let mut register = |spec: ParamSpec| builder.param(&mut book, &tensor(recipe), spec);
+        let mut builder = builder();
+        let mut register = |spec: ParamSpec| builder.param(&tensor(recipe), spec);
         register(spec("first")).expect("a parameter");
         let error = register(spec("first")).expect_err("the name is taken");
         assert_says(&error, &["'first'", "exactly once"]);
@@ -82,66 +75,22 @@ fn hyperparameters_out_of_range_are_refused() {
         betas: (0.9, 1.0),
         ..Group::default()
     });
-    let book = ScaleBookBuilder::default().build(&Cpu).expect("a book");
-    let error = builder.finish(&book).expect_err("beta2 of 1");
+    let error = builder.build().expect_err("beta2 of 1");
     assert_says(&error, &["beta2 of group 1", "is 1", "below 1"]);
 }
 
 #[test]
-fn another_scale_book_is_refused_everywhere() {
-    let (mut book, mut other) = (ScaleBookBuilder::default(), ScaleBookBuilder::default());
-    let mut builder = builder();
-    let first = tensor(observing());
-    let id = builder
-        .param(&mut book, &first, spec("first"))
-        .expect("a parameter");
-    let error = builder.param(&mut other, &tensor(observing()), spec("second"));
-    assert_says(
-        &error.expect_err("a second builder"),
-        &["'second'", "ScaleBookBuilder"],
-    );
-    // As large as the right one, so that no index is out of range.
-    other.register(&observing());
-    let (book, other) = (
-        book.build(&Cpu).expect("a book"),
-        other.build(&Cpu).expect("a book"),
-    );
-    let again = || {
-        let mut again = self::builder();
-        let mut book = ScaleBookBuilder::default();
-        again
-            .param(&mut book, &first, spec("first"))
-            .expect("a parameter");
-        again
-    };
-    let error = again().finish(&other).expect_err("another book");
-    assert_says(&error, &["another ScaleBook"]);
-    let mut adamw = builder.finish(&book).expect("its own book");
-    let comm = LocalComm::solo(&Cpu);
-    let error = adamw.calibrate(&other, &comm).expect_err("another book");
-    assert_says(&error, &["another ScaleBook"]);
-    adamw
-        .set_grad(id, &[1.0; SHAPE.elements()])
-        .expect("a gradient");
-    let error = adamw.step(&StepOptions::default(), &other, &comm, &comm);
-    assert_says(&error.expect_err("another book"), &["another ScaleBook"]);
-    let report = adamw.step(&StepOptions::default(), &book, &comm, &comm);
-    assert!(report.expect("its own book").applied);
-}
-
-#[test]
 fn gradient_mistakes_are_named() {
-    let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
-    let wide = builder.param(&mut book, &tensor(plain()), spec("wide"));
+    let mut builder = builder();
+    let wide = builder.param(&tensor(plain()), spec("wide"));
     let wide = wide.expect("a parameter");
     let narrow = ParamSpec {
         grad: FloatDtype::Bf16,
         ..spec("narrow")
     };
-    let narrow = builder.param(&mut book, &tensor(plain()), narrow);
+    let narrow = builder.param(&tensor(plain()), narrow);
     let narrow = narrow.expect("a parameter");
-    let book = book.build(&Cpu).expect("a book");
-    let mut adamw = builder.finish(&book).expect("an optimizer");
+    let mut adamw = builder.build().expect("an optimizer");
     let (f32s, bf16s) = ([1.0f32; 1024], [bf16::ONE; 1024]);
 
     let error = adamw.set_grad(narrow, &f32s).expect_err("bf16 gradients");
@@ -153,21 +102,16 @@ fn gradient_mistakes_are_named() {
     assert!(!adamw.has_grad(wide) && !adamw.has_grad(narrow));
 
     adamw.set_grad(wide, &f32s).expect("a gradient");
-    let comm = LocalComm::solo(&Cpu);
     let options = StepOptions::default();
-    let error = adamw.step(&options, &book, &comm, &comm);
+    let error = adamw.step(&options);
     let error = error.expect_err("one of two gradients");
     assert_says(&error, &["'narrow'", "1 of 2"]);
     // A rank of its own mends it and goes on.
     adamw.set_grad_bf16(narrow, &bf16s).expect("a gradient");
-    assert!(
-        adamw
-            .step(&options, &book, &comm, &comm)
-            .expect("a step")
-            .applied
-    );
+    let report = adamw.step(&options).and_then(PendingStep::wait);
+    assert!(report.expect("a step").applied);
     // Gradients are used once.
-    let error = adamw.step(&options, &book, &comm, &comm);
+    let error = adamw.step(&options);
     assert_says(&error.expect_err("no gradients"), &["2 of 2"]);
     adamw.set_grad(wide, &f32s).expect("a gradient");
     adamw.clear_grads();
@@ -177,10 +121,9 @@ fn gradient_mistakes_are_named() {
 #[test]
 fn ids_of_another_optimizer_are_refused() {
     let optimizer = || {
-        let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
-        let id = builder.param(&mut book, &tensor(plain()), spec("weight"));
-        let book = book.build(&Cpu).expect("a book");
-        let adamw = builder.finish(&book).expect("an optimizer");
+        let mut builder = builder();
+        let id = builder.param(&tensor(plain()), spec("weight"));
+        let adamw = builder.build().expect("an optimizer");
         (adamw, id.expect("a parameter"))
     };
     let ((mut adamw, own), (_, foreign)) = (optimizer(), optimizer());
@@ -247,18 +190,17 @@ fn a_buffer_of_two_parameters_is_refused() {
             let Some([first, second]) = sharing(a, b) else {
                 continue;
             };
-            let (mut book, mut builder) = (ScaleBookBuilder::default(), builder());
+            let mut builder = builder();
             for (name, tensor) in [
                 ("a", &first),
                 ("other", &tensor(a)),
                 ("b", &second),
                 ("last", &tensor(b)),
             ] {
-                let registered = builder.param(&mut book, tensor, spec(name));
-                registered.expect("not known before finish");
+                let registered = builder.param(tensor, spec(name));
+                registered.expect("not known before the build");
             }
-            let book = book.build(&Cpu).expect("a book");
-            let error = builder.finish(&book).expect_err("a shared buffer");
+            let error = builder.build().expect_err("a shared buffer");
             assert_says(&error, &["'a'", "'b'", "same buffer"]);
 
             // The cast by itself refuses it too.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use lowp_format::{AnyRecipe, Phase, QuantizedTensor, Shape, Usage};
 use lowp_kernels::{Backend, Source};
-use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_optim::{
+    AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
+};
 use lowp_shard::{
     CastItem, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook, ScaleBookBuilder,
     ShardError, ShardSpec, ShardedTensor,
@@ -17,14 +19,12 @@ const SHAPE: Shape = Shape::new(64, 32);
 /// An optimizer of one parameter of every recipe.
 struct Model {
     adamw: AdamW<Queued>,
-    book: ScaleBook<Queued>,
     ids: Vec<(ParamId, usize)>,
     backend: Queued,
 }
 
 fn model(backend: &Queued, comm: &Comm) -> Result<Model, OptimError> {
-    let mut book = ScaleBookBuilder::default();
-    let mut builder = AdamWBuilder::new(backend);
+    let mut builder = AdamWBuilder::new(comm.clone()).on(backend);
     builder.group(Group::default());
     let mut ids = Vec::new();
     for (index, recipe) in AnyRecipe::all().into_iter().enumerate() {
@@ -32,12 +32,10 @@ fn model(backend: &Queued, comm: &Comm) -> Result<Model, OptimError> {
         let len = spec.elements().len();
         let tensor = ShardedTensor::new(backend, recipe, spec)?;
         let param = ParamSpec::new(format!("param {index}"), 0, vec![1.0; len]);
-        ids.push((builder.param(&mut book, tensor.local(), param)?, len));
+        ids.push((builder.param(tensor.local(), param)?, len));
     }
-    let book = book.build(backend)?;
     Ok(Model {
-        adamw: builder.finish(&book)?,
-        book,
+        adamw: builder.build_uncast()?,
         ids,
         backend: backend.clone(),
     })
@@ -48,23 +46,20 @@ fn a_step_fails_on_every_rank() {
     let calls = at_every_call(
         |backend, comm| {
             let mut model = model(backend, comm)?;
-            model.adamw.calibrate(&model.book, &**comm)?;
+            model.adamw.calibrate()?;
             for &(id, len) in &model.ids {
                 model.adamw.set_grad(id, &vec![1.0; len])?;
             }
             Ok(model)
         },
-        |model, comm| {
+        |model, _| {
             // The gradients of the first step stay where they are.
             model
                 .ids
                 .iter()
                 .for_each(|&(id, _)| model.adamw.mark_ready(id));
             let options = StepOptions::default();
-            model
-                .adamw
-                .step(&options, &model.book, &**comm, &**comm)
-                .map(drop)
+            model.adamw.step(&options)?.wait().map(drop)
         },
     );
     assert!(calls >= 8, "{calls} calls");
@@ -73,7 +68,7 @@ fn a_step_fails_on_every_rank() {
 #[test]
 fn a_first_cast_fails_on_every_rank() {
     let calls = at_every_call(model, |model, comm| {
-        model.adamw.calibrate(&model.book, &**comm)?;
+        model.adamw.calibrate()?;
         // A rank whose part was done hears of it in the next collective call.
         Ok(comm.barrier()?)
     });
@@ -134,9 +129,9 @@ fn a_world_of_one_may_try_again() {
     let comm: Comm = Arc::new(LocalComm::solo(&backend));
     let mut model = model(&backend, &comm).expect("a model");
     model.backend.fail_at(2);
-    let failed = model.adamw.calibrate(&model.book, &*comm);
+    let failed = model.adamw.calibrate();
     assert!(failed.expect_err("planted").to_string().contains("planted"));
-    model.adamw.calibrate(&model.book, &*comm).expect("a cast");
+    model.adamw.calibrate().expect("a cast");
     for &(id, len) in &model.ids {
         model
             .adamw
@@ -145,8 +140,8 @@ fn a_world_of_one_may_try_again() {
     }
     let options = StepOptions::default();
     model.backend.fail_at(1);
-    let failed = model.adamw.step(&options, &model.book, &*comm, &*comm);
+    let failed = model.adamw.step(&options);
     assert!(failed.expect_err("planted").to_string().contains("planted"));
-    let report = model.adamw.step(&options, &model.book, &*comm, &*comm);
+    let report = model.adamw.step(&options).and_then(PendingStep::wait);
     assert!(report.expect("a step").applied);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lowp_format::{AnyRecipe, Shape};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, OptimError, StepOptions, StepReport};
-use lowp_shard::{Communicator, LocalComm, ScaleBookBuilder, run_ranks};
+use lowp_shard::{Communicator, LocalComm, run_ranks};
 use lowp_tests::model::{Case, Rank};
 use lowp_tests::world::TIMEOUT;
 
@@ -172,18 +172,4 @@ fn ranks_with_other_parameters_stop_before_the_first_cast() {
             assert_says(&error, &["parameters of the optimizer", "ranks [1]"]);
         }
     }
-}
-
-#[test]
-fn a_rank_with_another_book_stops_all() {
-    let found = errors(2, same, |number, rank| {
-        rank.set_grads(&ones(rank))?;
-        if number == 0 {
-            rank.book = ScaleBookBuilder::default().build(&Cpu)?;
-        }
-        rank.finish(&StepOptions::default()).map(drop)
-    });
-    found
-        .iter()
-        .for_each(|e| assert_says(e, &["another ScaleBook"]));
 }

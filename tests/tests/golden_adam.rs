@@ -6,7 +6,7 @@ use lowp_format::{AnyRecipe, Fp8Format, QuantizedTensor, RecipeOptions, Shape, U
 use lowp_kernels::{AdamMode, AdamScalars, AdamwJob, Backend, Cpu, EncodeJob, Moments, Slot};
 use lowp_kernels::{Source, StepScalars, TensorInput, Work};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-use lowp_shard::{LocalComm, ScaleBookBuilder, targets};
+use lowp_shard::{LocalComm, targets};
 use lowp_tests::golden::{Golden, first_difference};
 
 fn group(golden: &Golden, mode: AdamMode) -> Group {
@@ -26,29 +26,22 @@ fn three_steps_of_each_mode() {
     let golden = Golden::open("adam");
     let cpu = Cpu;
     for (name, mode) in [("adamw_fma", AdamMode::AdamW), ("l2_fma", AdamMode::L2)] {
-        let comm = LocalComm::solo(&cpu);
         let p0 = golden.f32(&format!("{name}.p0"));
         let shape = Shape::new(1, p0.len());
         let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default()).expect("f32");
         let tensor =
             QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| cpu.alloc::<u8>(n)).unwrap();
-        let mut book = ScaleBookBuilder::default();
-        let mut builder = AdamWBuilder::new(&cpu);
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&cpu));
         let group = builder.group(group(&golden, mode));
         let id = builder
-            .param(&mut book, &tensor, ParamSpec::new("p", group, p0))
+            .param(&tensor, ParamSpec::new("p", group, p0))
             .unwrap();
-        let book = book.build(&cpu).unwrap();
-        let mut adamw = builder.finish(&book).unwrap();
+        let mut adamw = builder.build().unwrap();
         for step in 1..=3 {
             let grad = golden.f32(&format!("{name}.g{step}"));
             adamw.set_grad(id, &grad).unwrap();
-            assert!(
-                adamw
-                    .step(&StepOptions::default(), &book, &comm, &comm)
-                    .unwrap()
-                    .applied
-            );
+            let report = adamw.step(&StepOptions::default()).unwrap();
+            assert!(report.wait().unwrap().applied);
             let expected = golden.f32(&format!("{name}.p{step}"));
             assert_eq!(
                 first_difference(&adamw.master(id).unwrap(), &expected),

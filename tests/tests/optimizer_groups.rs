@@ -119,14 +119,14 @@ impl Plan {
     }
 
     fn look(&self, rank: &Rank, report: Option<StepReport>) -> Result<Seen, OptimError> {
-        let scales = rank.book.scales()?;
+        let scales = rank.adamw.scales().scales()?;
         let mut rows = Vec::new();
         for &id in &rank.ids {
             let [exp_avg, exp_avg_sq] = rank.adamw.moments(id)?;
             rows.push([rank.adamw.master(id)?, exp_avg, exp_avg_sq]);
         }
-        let histories =
-            (rank.book.slots()).map(|slot| Ok(rank.book.history(slot)?.unwrap_or_default()));
+        let histories = (rank.adamw.scales().slots())
+            .map(|slot| Ok(rank.adamw.scales().history(slot)?.unwrap_or_default()));
         Ok(Seen {
             report,
             histories: histories.collect::<Result<_, OptimError>>()?,

@@ -46,17 +46,14 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             let spec = ShardSpec::new(&recipe, SHAPE, RANKS, rank)?;
             let (own, all) = (spec.elements(), spec.all_elements());
             let shard = ShardedTensor::new(&cpu, recipe, spec)?;
-            let mut book = ScaleBookBuilder::default();
-            let mut builder = AdamWBuilder::new(&cpu);
+            let mut builder = AdamWBuilder::new(comm.clone());
             let group = builder.group(Group {
                 lr: 0.05,
                 ..Group::default()
             });
             let param = ParamSpec::new("weight", group, values()[own.clone()].to_vec());
-            let id = builder.param(&mut book, shard.local(), param)?;
-            let book = book.build(&cpu)?;
-            let mut adamw = builder.finish(&book)?;
-            adamw.calibrate(&book, &*comm)?;
+            let id = builder.param(shard.local(), param)?;
+            let mut adamw = builder.build()?;
             let pool = Arc::new(GatherPool::new(&cpu));
             let reshard = defect != Defect::StaleColumnwise;
             let mut gathered =
@@ -71,7 +68,7 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
                 }
                 let grad = Family::Normal.values(20 + step, SHAPE.elements());
                 adamw.set_grad(id, &grad[own.clone()])?;
-                adamw.step(&StepOptions::default(), &book, &*comm, &*comm)?;
+                adamw.step(&StepOptions::default())?.wait()?;
             }
             let master = adamw.master(id)?;
             match defect {

@@ -183,8 +183,8 @@ fn set_scale_reaches_one_parameter() {
         let comm = solo();
         let mut rank = Rank::new(&cases, &[Group::default()], &comm, &comm)?;
         if let Some(index) = changed {
-            let slot = rank.book.slots().nth(index).expect("an entry");
-            rank.book.set_scale(slot, 1.0 / 64.0)?;
+            let slot = rank.adamw.scales().slots().nth(index).expect("an entry");
+            rank.adamw.scales().set_scale(slot, 1.0 / 64.0)?;
         }
         let grads: Vec<_> = (0..cases.len() as u64).map(|s| grad(s, 0)).collect();
         rank.step(&grads, &StepOptions::default())?;

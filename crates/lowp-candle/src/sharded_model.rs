@@ -11,8 +11,8 @@ use lowp_kernels::{Backend, Source};
 use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    Divergence, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ScaleBookBuilder, ShardSpec,
-    ShardedTensor, or_abort,
+    Divergence, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ShardSpec, ShardedTensor,
+    or_abort, ordered,
 };
 
 use crate::error::ModelError;
@@ -71,7 +71,6 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     backend: B,
     mesh: MeshComm<B>,
     options: ModelOptions,
-    book: Arc<ScaleBook<B>>,
     pass: Arc<PassState>,
     memory: Arc<LayerMemory<B>>,
     adamw: AdamW<B>,
@@ -165,7 +164,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         }
         self.vars.discard_gradients();
         self.adamw.clear_grads();
-        Ok(self.book.forget_observations()?)
+        Ok(self.adamw.scales().forget_observations()?)
     }
 
     fn check_finished(&self) -> Result<(), ModelError> {
@@ -204,8 +203,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 .iter()
                 .for_each(|id| self.adamw.mark_ready(*id));
         }
-        let (shard, world) = (&*self.mesh.shard, &*self.mesh.world);
-        let report = self.adamw.step(options, &self.book, shard, world)?;
+        let report = self.adamw.step(options)?.wait()?;
         self.vars.refresh()?;
         Ok(report)
     }
@@ -277,7 +275,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             dest: &dest,
             ranges: &ranges,
         };
-        self.mesh.shard.all_gather(&[item])?;
+        let shard = &*self.mesh.shard;
+        ordered(&self.backend, shard, || shard.all_gather(&[item]))?;
         let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
         let values: Vec<f32> = self
             .backend
@@ -295,7 +294,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     /// The scales of the weights and of the operands.
     pub fn scale_book(&self) -> &ScaleBook<B> {
-        &self.book
+        self.adamw.scales()
     }
 
     /// The weight of layer `index`.
@@ -323,8 +322,9 @@ impl<B: Backend> Builder<'_, B> {
             mesh,
             options,
         } = *self;
-        let mut book = ScaleBookBuilder::default();
-        let mut adamw = AdamWBuilder::new(backend);
+        let mut adamw = AdamWBuilder::new(mesh.world.clone())
+            .on(backend)
+            .mesh(mesh.mesh);
         let decay = adamw.group(options.group);
         let no_decay = adamw.group(Group {
             weight_decay: 0.0,
@@ -336,7 +336,7 @@ impl<B: Backend> Builder<'_, B> {
         for (number, spec) in linears.iter().enumerate() {
             let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
             let (tensor, id) = self
-                .param(recipe, shape, &mut adamw, &mut book, |s| {
+                .param(recipe, shape, &mut adamw, |s| {
                     let init = spec
                         .init
                         .rows(options.seed, number as u64, s.rows(), spec.cols);
@@ -351,7 +351,7 @@ impl<B: Backend> Builder<'_, B> {
             weights.push((id, Arc::new(weight)));
             plans.push(OperandPlan::new(
                 &recipe,
-                &mut book,
+                adamw.scales(),
                 options.seed,
                 number as u64,
             ));
@@ -362,7 +362,7 @@ impl<B: Backend> Builder<'_, B> {
             let shape = shape_of(spec)?;
             let group = if spec.decay { decay } else { no_decay };
             let (tensor, id) = self
-                .param(PlainF32, shape, &mut adamw, &mut book, |s| {
+                .param(PlainF32, shape, &mut adamw, |s| {
                     let init = spec
                         .init
                         .rows(options.seed, number as u64, s.rows(), shape.cols);
@@ -375,9 +375,7 @@ impl<B: Backend> Builder<'_, B> {
             ids.push(id);
             shards.push(tensor);
         }
-        let book = Arc::new(book.build(backend)?);
-        let adamw = adamw.finish(&book)?;
-        adamw.calibrate(&book, &*mesh.world)?;
+        let adamw = adamw.build()?;
         for (id, weight) in &weights {
             weight.connect(f32_buffer(adamw.grad(*id))?)?;
         }
@@ -388,7 +386,7 @@ impl<B: Backend> Builder<'_, B> {
                 Arc::new(RecipeOperands::new(
                     backend,
                     plan,
-                    book.clone(),
+                    Arc::clone(adamw.scales()),
                     pass.clone(),
                     mesh.world.clone(),
                     memory.clone(),
@@ -407,7 +405,6 @@ impl<B: Backend> Builder<'_, B> {
             backend: backend.clone(),
             mesh: mesh.clone(),
             options,
-            book,
             pass,
             memory,
             adamw,
@@ -424,14 +421,13 @@ impl<B: Backend> Builder<'_, B> {
         recipe: R,
         shape: Shape,
         adamw: &mut AdamWBuilder<B>,
-        book: &mut ScaleBookBuilder,
         spec: impl FnOnce(&ShardSpec) -> ParamSpec,
     ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
         let comm = &self.mesh.shard;
         let shard = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
         let spec = spec(&shard);
         let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
-        let id = adamw.param(book, tensor.local(), spec)?;
+        let id = adamw.param(tensor.local(), spec)?;
         Ok((tensor, id))
     }
 }

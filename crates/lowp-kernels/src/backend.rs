@@ -1,11 +1,11 @@
-//! The [`Backend`] trait: buffers, planned work, and the scalars of a step.
+//! The [`Backend`] trait: buffers and planned work.
 
 use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::host::zeroed;
 use crate::sealed;
-use crate::{DeviceBuffer, Element, KernelError, Work};
+use crate::{DeviceBuffer, Element, KernelError, Pending, StepScalars, Work};
 
 /// A stream of work on a device that holds buffers and runs jobs.
 ///
@@ -131,6 +131,15 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// Scalars that do not fit the plan, or a device failure.
     fn run(&self, plan: &Self::Plan, scalars: &StepScalars) -> Result<(), KernelError>;
 
+    /// Runs planned work with scalars that lie in a buffer of the device by then, as
+    /// [`StepScalars::to_bytes`] lays them out: those that [`crate::StepScalarsJob`] made. The plan must
+    /// not write the buffer.
+    ///
+    /// # Errors
+    /// A buffer of a length that no scalars have, of fewer groups than the plan uses, or that does not
+    /// begin at a multiple of 8 bytes on a device; or a device failure.
+    fn run_with(&self, plan: &Self::Plan, scalars: &Self::Buffer<u8>) -> Result<(), KernelError>;
+
     /// A new stream of the same device, whose work follows what this one was given so far.
     ///
     /// # Errors
@@ -208,132 +217,5 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     fn once(&self, work: Work<Self>) -> Result<(), KernelError> {
         let plan = self.plan(work)?;
         self.run(&plan, &StepScalars::default())
-    }
-}
-
-/// Values on their way from a device to the host ([`Backend::start_read`]).
-pub struct Pending<T> {
-    arrival: Box<dyn Arrival<T>>,
-}
-
-/// What a backend knows of values on their way.
-pub(crate) trait Arrival<T>: Send + Sync {
-    /// Whether they are there.
-    fn is_ready(&self) -> Result<bool, KernelError>;
-    /// The values, as soon as they are there.
-    fn wait(self: Box<Self>) -> Result<Vec<T>, KernelError>;
-}
-
-impl<T> Arrival<T> for Vec<T>
-where
-    T: Send + Sync,
-{
-    fn is_ready(&self) -> Result<bool, KernelError> {
-        Ok(true)
-    }
-
-    fn wait(self: Box<Self>) -> Result<Vec<T>, KernelError> {
-        Ok(*self)
-    }
-}
-
-impl<T> Pending<T> {
-    pub(crate) fn new(arrival: impl Arrival<T> + 'static) -> Self {
-        let arrival = Box::new(arrival);
-        Self { arrival }
-    }
-
-    /// Whether the values are there. Does not wait.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn is_ready(&self) -> Result<bool, KernelError> {
-        self.arrival.is_ready()
-    }
-
-    /// The values. Waits until they are there.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn wait(self) -> Result<Vec<T>, KernelError> {
-        self.arrival.wait()
-    }
-}
-
-impl<T> Debug for Pending<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pending")
-    }
-}
-
-/// The scalars of AdamW for one parameter group (docs/numerics.md 12).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamScalars {
-    /// Learning rate.
-    pub lr: f32,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Weight decay.
-    pub weight_decay: f32,
-    /// `f32(1 - beta1^step)`, the power in binary64; 1 without bias correction.
-    pub correction1: f32,
-    /// `f32(1 - beta2^step)`, the power in binary64; 1 without bias correction.
-    pub correction2: f32,
-}
-
-/// What language models are mostly trained with: lr 1e-3, betas 0.9 and 0.95, eps 1e-8, weight decay
-/// 0.1; no bias correction.
-impl Default for AdamScalars {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            correction1: 1.0,
-            correction2: 1.0,
-        }
-    }
-}
-
-impl AdamScalars {
-    /// Sets both bias corrections for `step`, which starts at 1.
-    #[must_use]
-    pub fn at_step(self, step: u64) -> Self {
-        let correction = |beta: f32| (1.0 - f64::from(beta).powf(step as f64)) as f32;
-        Self {
-            correction1: correction(self.beta1),
-            correction2: correction(self.beta2),
-            ..self
-        }
-    }
-}
-
-/// What changes from run to run of one plan.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepScalars {
-    /// One set per parameter group.
-    pub adam: Vec<AdamScalars>,
-    /// Gradients are multiplied by this before use (clipping, loss scale); 1 leaves their bits.
-    pub grad_scale: f32,
-    /// Separates the random numbers of this run from those of others with the same key.
-    pub random_step: u64,
-    /// The run changes nothing: the step of a gradient that is not finite.
-    pub skip: bool,
-}
-
-impl Default for StepScalars {
-    fn default() -> Self {
-        Self {
-            adam: Vec::new(),
-            grad_scale: 1.0,
-            random_step: 0,
-            skip: false,
-        }
     }
 }

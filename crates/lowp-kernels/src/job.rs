@@ -349,8 +349,53 @@ pub struct SumSquaresJob<B: Backend> {
     /// Input.
     pub source: Source<B>,
     /// Two f32 entries are not enough for a binary64: the sum's bits are written as 8 bytes, and
-    /// the count of non-finite values as 8 more (both little endian).
+    /// the count of non-finite values as 8 more (both little endian). 16 bytes, or a whole
+    /// [`crate::GradPart`], of which they are the first 16.
     pub out: B::Buffer<u8>,
+}
+
+/// Adds a vector to another one: `into[i] = round(into[i] + from[i])`. The sum is taken in binary32 and,
+/// where `into` is bfloat16, rounded to it to nearest even. A NaN gives a NaN; which one is not defined.
+#[derive(Clone, Debug)]
+pub struct SumJob<B: Backend> {
+    /// What is added.
+    pub from: Source<B>,
+    /// The sums so far, updated in place; as long as `from`, of any dtype.
+    pub into: Source<B>,
+}
+
+/// Converts a vector to another dtype, or copies it: `into[i] = round(from[i])`. Widening is exact,
+/// narrowing rounds to nearest even (a NaN keeps its sign and the upper bits of its payload, and is
+/// quiet), and between equal dtypes every bit stays.
+#[derive(Clone, Debug)]
+pub struct ConvertJob<B: Backend> {
+    /// What is converted.
+    pub from: Source<B>,
+    /// The result; as long as `from`.
+    pub into: Source<B>,
+}
+
+/// Makes the scalars of an optimizer step from the gradient's sums of squares, on the device
+/// (docs/numerics.md 12.8): the norm, the factor that clips it, whether the step is applied, and the bias
+/// corrections. Plans run with them by [`Backend::run_with`].
+///
+/// It runs whatever the `skip` of the scalars it is run with.
+#[derive(Clone, Debug)]
+pub struct StepScalarsJob<B: Backend> {
+    /// A [`crate::GradPart`] of every rank, in the order of ranks: replicas x shards.
+    pub parts: B::Buffer<u8>,
+    /// Ranks of a replica: ranks `r * shards .. (r + 1) * shards` are replica `r`.
+    pub shards: usize,
+    /// The replica whose norm counts: that of this rank.
+    pub replica: usize,
+    /// [`crate::StepScalars`] as the host wrote them. Corrections are ignored.
+    pub options: B::Buffer<u8>,
+    /// [`crate::StepCounts`], read and updated.
+    pub counts: B::Buffer<u8>,
+    /// [`crate::StepScalars`] as plans read them, of as many groups as `options`.
+    pub out: B::Buffer<u8>,
+    /// [`crate::StepReport`].
+    pub report: B::Buffer<u8>,
 }
 
 /// Jobs of one kind, planned and run together.
@@ -376,6 +421,12 @@ pub enum Work<B: Backend> {
     Adamw(Vec<AdamwJob<B>>),
     /// See [`SumSquaresJob`].
     SumSquares(Vec<SumSquaresJob<B>>),
+    /// See [`SumJob`].
+    Sum(Vec<SumJob<B>>),
+    /// See [`ConvertJob`].
+    Convert(Vec<ConvertJob<B>>),
+    /// See [`StepScalarsJob`].
+    StepScalars(Vec<StepScalarsJob<B>>),
 }
 
 impl<B: Backend> EncodeJob<B> {

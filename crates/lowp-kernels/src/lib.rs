@@ -105,13 +105,16 @@ mod host;
 mod ingredients;
 mod job;
 mod lanes;
+mod pending;
+mod power;
 mod quantized;
 pub mod reference;
 mod rounding;
+mod scalars;
 #[doc(hidden)]
 pub mod sealed;
 
-pub use backend::{AdamScalars, Backend, Pending, StepScalars};
+pub use backend::Backend;
 pub use buffer::DeviceBuffer;
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
@@ -119,11 +122,13 @@ pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use element::Element;
 pub use error::KernelError;
 pub use job::{
-    AdamMode, AdamwJob, AmaxJob, BlockAmax, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
-    HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StochasticKey, SumSquaresJob,
-    Target, TensorInput, TransposeJob, Work,
+    AdamMode, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
+    FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob,
+    StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
+pub use pending::Pending;
 pub use quantized::Quantized;
+pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
 
 // What signatures here need of other crates.
 pub use half::bf16;

@@ -3,6 +3,7 @@
 //!
 //! It is the oracle of every conformance suite.
 
+use half::bf16;
 use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
     Axis, BufferSpec, Code, KernelKey, Part, Philox, ScaleLayout, ScaleRule, Shape, SourceRounding,
@@ -10,7 +11,9 @@ use lowp_format::{
     two_level_multiplier,
 };
 
-use crate::{AdamMode, AdamScalars, KernelError};
+use crate::power::power;
+use crate::scalars::canonical;
+use crate::{AdamMode, AdamScalars, GradPart, KernelError, StepCounts, StepReport, StepScalars};
 
 /// A matrix and how it is quantized.
 #[derive(Clone, Copy, Debug)]
@@ -315,6 +318,81 @@ fn run_sum(values: &[f64]) -> f64 {
         }
     }
     sums[0]
+}
+
+/// One element of a sum into binary32 ([`crate::SumJob`]).
+pub fn sum_f32(into: f32, from: f32) -> f32 {
+    into + from
+}
+
+/// One element of a sum into bfloat16 ([`crate::SumJob`]).
+pub fn sum_bf16(into: bf16, from: f32) -> bf16 {
+    bf16::from_f32(into.to_f32() + from)
+}
+
+/// The scalars of a step ([`crate::StepScalarsJob`], docs/numerics.md 12.8), the counts after it and the
+/// report. `parts` are whole replicas of `shards` ranks, among them `replica`.
+pub fn step_scalars(
+    parts: &[GradPart],
+    shards: usize,
+    replica: usize,
+    options: &StepScalars,
+    counts: StepCounts,
+) -> (StepScalars, StepCounts, StepReport) {
+    let squares = |replica: usize| {
+        let mut sum = parts[replica * shards].sum_squares;
+        for shard in 1..shards {
+            sum += parts[replica * shards + shard].sum_squares;
+        }
+        sum
+    };
+    let mut report = StepReport::default();
+    for (rank, part) in parts.iter().enumerate() {
+        report.non_finite = report.non_finite.wrapping_add(part.non_finite);
+        if part.consensus != parts[0].consensus && report.consensus.is_none() {
+            report.consensus = Some(rank);
+        }
+    }
+    for other in 1..parts.len() / shards {
+        let differs = squares(other).to_bits() != squares(0).to_bits();
+        if differs && report.non_finite == 0 && report.replicas.is_none() {
+            report.replicas = Some(other);
+        }
+    }
+    let norm = squares(replica).sqrt() * f64::from(options.grad_scale.abs());
+    report.norm = if norm.is_nan() { f64::NAN } else { norm };
+    let factor = f64::from(options.max_norm) / (norm + 1e-6);
+    report.clip = if factor < 1.0 { factor as f32 } else { 1.0 };
+    let clipped = norm * f64::from(report.clip);
+    let defects = [
+        report.non_finite != 0,
+        !options.grad_scale.is_finite(),
+        clipped.is_nan() || clipped > f64::from(f32::MAX),
+        report.consensus.is_some(),
+        report.replicas.is_some(),
+    ];
+    let good = !defects.contains(&true);
+    report.applied = good && !options.skip;
+    let step = counts.applied.wrapping_add(1);
+    let mut after = counts;
+    match (options.skip, good) {
+        (true, _) => {}
+        (false, true) => after.applied = step,
+        (false, false) => after.skipped = counts.skipped.wrapping_add(1),
+    }
+    report.steps = after.applied;
+    report.skipped = after.skipped;
+    let mut scalars = options.clone();
+    scalars.grad_scale = canonical(options.grad_scale * report.clip);
+    scalars.skip = !report.applied;
+    for group in &mut scalars.adam {
+        let correction = |beta: f32| match group.bias_correction {
+            true => canonical((1.0 - power(beta.into(), step)) as f32),
+            false => 1.0,
+        };
+        [group.correction1, group.correction2] = [group.beta1, group.beta2].map(correction);
+    }
+    (scalars, after, report)
 }
 
 /// Writes entry `index` of a physical row.

@@ -1,231 +1,113 @@
 //! [`AdamW`]: one optimizer step over all parameters of a rank.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use half::bf16;
-use lowp_kernels::{Backend, Moments, StepScalars};
-use lowp_shard::{Communicator, Requantize, ScaleBook, or_abort};
+use lowp_kernels::{Backend, Moments, StepCounts};
+use lowp_shard::{Communicator, Mesh, Requantize, ScaleBook, or_abort};
 
-use crate::clip::{NormPlan, clip_factor};
-use crate::consensus::Consensus;
 use crate::param::Param;
-use crate::{GradNorm, Group, OptimError, ParamId};
+use crate::report::{PendingStep, StepReport, of_device, read};
+use crate::work::StepWork;
+use crate::{Group, OptimError, ParamId, StepOptions};
 
-/// What changes from step to step; the same on every rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepOptions {
-    /// Multiplies the rate of every group (see [`crate::Schedule`]); at least 0. Default 1.
-    pub lr_factor: f32,
-    /// Multiplies gradients first: the inverse of a loss scale, or of the number of micro-batches
-    /// that were added up. If it is not finite the step is skipped. Default 1.
-    pub grad_scale: f32,
-    /// Clips the global gradient norm to this; above 0. Default `None`.
-    pub max_norm: Option<f32>,
-}
-
-impl StepOptions {
-    fn check(&self) -> Result<(), OptimError> {
-        let bad = |option: &str, value, expected| {
-            let option = option.to_owned();
-            Err(OptimError::OptionValue {
-                option,
-                value,
-                expected,
-            })
-        };
-        if !(self.lr_factor.is_finite() && self.lr_factor >= 0.0) {
-            return bad("lr_factor", self.lr_factor, "a finite number of at least 0");
-        }
-        match self.max_norm {
-            // NaN as well: it would mean no clipping.
-            Some(norm) if norm.is_nan() || norm <= 0.0 => bad("max_norm", norm, "above 0"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Default for StepOptions {
-    fn default() -> Self {
-        Self {
-            lr_factor: 1.0,
-            grad_scale: 1.0,
-            max_norm: None,
-        }
-    }
-}
-
-/// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// Whether parameters were updated; false where a gradient of any rank was not finite, or
-    /// would leave the range of f32 when scaled.
-    pub applied: bool,
-    /// Global norm (after `grad_scale`, before clipping) and non-finite count.
-    pub grad: GradNorm,
-    /// The clipping factor.
-    pub clip: f32,
-}
-
-/// AdamW over groups that mix recipes and plain parameters. Made by
-/// [`AdamWBuilder`](crate::AdamWBuilder).
+/// AdamW over groups that mix recipes and plain parameters, with their scales and the ranks that hold
+/// the other rows. Made by [`AdamWBuilder`](crate::AdamWBuilder).
 #[derive(Debug)]
 pub struct AdamW<B: Backend> {
     pub(crate) id: u64,
-    /// The book that the plans below read and write.
-    pub(crate) book: u64,
     pub(crate) backend: B,
+    pub(crate) world: Arc<dyn Communicator<B>>,
+    pub(crate) mesh: Mesh,
+    pub(crate) book: Arc<ScaleBook<B>>,
     pub(crate) groups: Vec<Group>,
     pub(crate) params: Vec<Param<B>>,
-    pub(crate) update: B::Plan,
-    pub(crate) second: B::Plan,
-    pub(crate) norm: NormPlan<B>,
     pub(crate) requantize: Requantize<B>,
-    pub(crate) steps: u64,
-    pub(crate) skipped: u64,
-    /// Whether the ranks have compared their parameters.
-    pub(crate) compared: bool,
+    pub(crate) work: StepWork<B>,
+    /// The step as one call, from the second one on, where the communicator allows it.
+    pub(crate) graph: Option<B::Graph>,
+    /// Steps so far, applied or not.
+    pub(crate) number: u64,
 }
 
 impl<B: Backend> AdamW<B> {
     /// Casts the masters for the first time, with scales from the values themselves.
+    /// [`AdamWBuilder::build`](crate::AdamWBuilder::build) does it; again it is needed where masters were
+    /// replaced.
     ///
     /// Every rank must call it.
     ///
     /// # Errors
-    /// Ranks with other parameters or groups, another book than that of `finish`, a rank that
-    /// failed or called something else.
-    pub fn calibrate(
-        &self,
-        book: &ScaleBook<B>,
-        comm: &dyn Communicator<B>,
-    ) -> Result<(), OptimError> {
-        or_abort(comm, self.check_book(book))?;
-        comm.agree("the parameters of the optimizer", &self.describe())?;
-        Ok(self.requantize.calibrate(book, comm)?)
+    /// A rank failed or called something else.
+    pub fn calibrate(&self) -> Result<(), OptimError> {
+        Ok(self.requantize.calibrate(&self.book, &*self.world)?)
     }
 
-    /// Applies one step: norm, update, amax, agreement, cast.
+    /// Applies one step: norm, update, amax, agreement, cast. Every rank must call it.
     ///
-    /// `shards` are the ranks that hold the other rows of the parameters (the gradient norm is
-    /// taken over them); `world` are all ranks that share `book` (amaxes are agreed among them).
-    /// Without replication both are the same; with it, replicas must have equal gradients, which
-    /// is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
+    /// The gradient norm is taken over the shards of a replica; replicas must have equal gradients,
+    /// which is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
     /// and is counted: masters, moments, codes and their scales stay, and scales of other tensors
-    /// in the book advance. Afterwards no gradient is ready.
+    /// in the book advance. Afterwards no gradient is ready, and gathered weights are stale.
     ///
-    /// Two collectives, whatever the number of parameters: a sum for the norm (with replication a
-    /// second one), and the maximum of all amaxes.
+    /// Two collectives, whatever the number of parameters: a gather of the sums of squares, and the
+    /// maximum of all amaxes. Norm, clipping factor, skip and bias corrections are made on the device.
+    /// Where collectives are work of its stream ([`Communicator::is_enqueued`]) the host waits for
+    /// nothing, and from the second step on gives the whole step as one graph; what became of it
+    /// arrives later. Elsewhere the report is there when the call returns.
     ///
     /// # Errors
-    /// A parameter without a gradient, options out of range or not the same on all ranks, another
-    /// book than that of `finish`, or a rank that failed. Every rank gets an error: in this call, or
-    /// in its next collective one if the failure came after the last meeting of the step, in a
+    /// A parameter without a gradient, options out of range or not the same on all ranks, or a rank
+    /// that failed. Every rank gets an error: in this call or in the wait for its report, or
+    /// in its next collective call if the failure came after the last collective of the step, in a
     /// rank's second pass. A rank of its own may try again after mistakes in the arguments; after a
     /// failure of the backend its parameters may be half updated.
-    pub fn step(
-        &mut self,
-        options: &StepOptions,
-        book: &ScaleBook<B>,
-        shards: &dyn Communicator<B>,
-        world: &dyn Communicator<B>,
-    ) -> Result<StepReport, OptimError> {
-        let done = self.try_step(options, book, shards, world);
-        or_abort(world, done)
+    pub fn step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {
+        let done = self.try_step(options);
+        or_abort(&*self.world, done)
     }
 
-    fn try_step(
-        &mut self,
-        options: &StepOptions,
-        book: &ScaleBook<B>,
-        shards: &dyn Communicator<B>,
-        world: &dyn Communicator<B>,
-    ) -> Result<StepReport, OptimError> {
-        self.check_book(book)?;
+    fn try_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {
         options.check()?;
         self.check_ready()?;
-        if !self.compared {
-            world.agree("the parameters of the optimizer", &self.describe())?;
-            self.compared = true;
+        let number = self.number + 1;
+        let scalars = options.scalars(&self.groups);
+        self.work.set(options, number, &scalars)?;
+        // Before the first write, so that no gather takes the old rows for current.
+        self.params.iter().for_each(|p| p.item.begin_write());
+        let enqueued = self.world.is_enqueued();
+        match &self.graph {
+            Some(graph) => self.backend.launch(graph)?,
+            None => {
+                self.work.enqueue()?;
+                if enqueued {
+                    self.graph = Some(self.backend.capture(|| self.work.enqueue())?);
+                }
+            }
         }
-        let grad = self.measure(options, shards, world)?;
-        let clip = options
-            .max_norm
-            .map_or(1.0, |max_norm| clip_factor(grad.norm, max_norm));
-        // No element is larger than the norm, so none overflows when it is scaled.
-        let fits = grad.norm * f64::from(clip) <= f64::from(f32::MAX);
-        let applied = grad.non_finite == 0 && options.grad_scale.is_finite() && fits;
-        let scalars = StepScalars {
-            adam: self
-                .groups
-                .iter()
-                .map(|group| group.scalars(self.steps + 1, options.lr_factor))
-                .collect(),
-            grad_scale: options.grad_scale * clip,
-            ..StepScalars::default()
-        };
-        if applied {
-            // Before the first write, so that no gather takes the old rows for current.
-            self.params.iter().for_each(|p| p.item.begin_write());
-            self.backend.run(&self.update, &scalars)?;
-        }
-        // Also where nothing changed: scales of other tensors in the book advance.
-        book.agree(world)?;
-        if applied {
-            self.backend.run(&self.second, &scalars)?;
-            self.steps += 1;
-        } else {
-            self.skipped += 1;
-        }
+        self.number = number;
         self.clear_grads();
-        Ok(StepReport {
-            applied,
-            grad,
-            clip,
-        })
+        let bytes = self.work.report()?;
+        if enqueued {
+            let world = Arc::clone(&self.world);
+            return Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard));
+        }
+        self.report(options, bytes).map(PendingStep::here)
     }
 
-    /// The global norm, after `grad_scale`. The same sums tell whether all ranks do the same step.
-    fn measure(
+    /// What became of a step that is done.
+    fn report(
         &self,
         options: &StepOptions,
-        shards: &dyn Communicator<B>,
-        world: &dyn Communicator<B>,
-    ) -> Result<GradNorm, OptimError> {
-        let [mut squares, count] = self.norm.local(&self.backend)?;
-        let replicated = shards.world_size() != world.world_size();
-        if replicated {
-            let mut sums = [squares];
-            shards.all_reduce_sum_f64(&mut sums)?;
-            [squares] = sums;
-        }
-        let (mut common, mut replicas) = (Consensus::default(), Consensus::default());
-        common.add("the number of applied steps", self.steps);
-        common.add("lr_factor", options.lr_factor.to_bits().into());
-        common.add("grad_scale", options.grad_scale.to_bits().into());
-        let max_norm = options.max_norm.map_or(u64::MAX, |x| x.to_bits().into());
-        common.add("max_norm", max_norm);
-        if replicated {
-            replicas.add("the gradient norm of their replica", squares.to_bits());
-        }
-        let mut sums = vec![squares, count];
-        sums.extend(common.halves().chain(replicas.halves()));
-        world.all_reduce_sum_f64(&mut sums)?;
-        if !replicated {
-            squares = sums[0];
-        }
-        let non_finite = sums[1] as u64;
-        let (size, rank) = (world.world_size(), world.rank());
-        let (ours, theirs) = sums[2..].split_at(common.halves().count());
-        let mut checked = common.check(ours, size, rank);
-        // One replica's NaN may be spelled unlike another's; that step is skipped by all.
-        if non_finite == 0 {
-            checked = checked.and_then(|()| replicas.check(theirs, size, rank));
-        }
-        checked?;
-        Ok(GradNorm {
-            norm: squares.sqrt() * f64::from(options.grad_scale.abs()),
-            non_finite,
-        })
+        bytes: lowp_kernels::Pending<u8>,
+    ) -> Result<StepReport, OptimError> {
+        let report = read(bytes)?;
+        let what = match report.consensus {
+            Some(_) => self.work.difference(options, self.number)?,
+            None => "the step",
+        };
+        of_device(&report, what, self.mesh.shard, self.world.world_size())
     }
 
     /// The fp32 master values of this rank's rows.
@@ -270,14 +152,17 @@ impl<B: Backend> AdamW<B> {
         self.params.is_empty()
     }
 
-    /// Steps that were applied.
-    pub fn steps(&self) -> u64 {
-        self.steps
+    /// How many steps were applied and skipped. Waits for the steps that the device works on.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn counts(&self) -> Result<StepCounts, OptimError> {
+        self.work.counts()
     }
 
-    /// Steps that were skipped because a gradient was not finite.
-    pub fn skipped(&self) -> u64 {
-        self.skipped
+    /// The scales of the parameters, and of what else was registered with the builder.
+    pub fn scales(&self) -> &Arc<ScaleBook<B>> {
+        &self.book
     }
 
     pub(crate) fn index(&self, id: ParamId) -> Result<usize, OptimError> {
@@ -286,14 +171,6 @@ impl<B: Backend> AdamW<B> {
         }
         let len = self.len();
         Err(OptimError::OtherOptimizer { len })
-    }
-
-    fn check_book(&self, book: &ScaleBook<B>) -> Result<(), OptimError> {
-        if book.id() == self.book {
-            return Ok(());
-        }
-        let what = "the optimizer".to_owned();
-        Err(OptimError::OtherBook { what })
     }
 
     fn check_ready(&self) -> Result<(), OptimError> {
@@ -309,7 +186,7 @@ impl<B: Backend> AdamW<B> {
     }
 
     /// Everything that ranks must have in common, as text: not the rows, which they share out.
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let mut text = format!("{} parameters", self.params.len());
         for param in &self.params {
             let (name, group, item) = (&param.name, param.group, &param.item);

@@ -81,14 +81,6 @@ pub enum OptimError {
         /// What is allowed.
         expected: &'static str,
     },
-    /// Entries of one scale book used with another.
-    #[error(
-        "{what} belongs to another ScaleBook than the one given; register all parameters in one ScaleBookBuilder, build the book from it, and pass that book to finish, calibrate and step"
-    )]
-    OtherBook {
-        /// What does not belong.
-        what: String,
-    },
     /// A parameter id of another optimizer.
     #[error(
         "the parameter id was given by another optimizer (this one has {len} parameters); use the ids that its own builder returned"
@@ -109,12 +101,12 @@ pub enum OptimError {
     },
     /// Ranks that step with different options or from different states.
     #[error(
-        "the ranks disagree on {what} (seen on rank {rank} of {world}); give every rank the same groups, options and number of steps, and gradients reduced over replicas"
+        "the ranks disagree on {what} (rank {rank} of {world} has another than rank 0); give every rank the same groups, options and number of steps, and gradients reduced over replicas"
     )]
     Disagree {
         /// What differs.
         what: &'static str,
-        /// The rank that found out.
+        /// The first rank that differs from rank 0.
         rank: usize,
         /// Number of ranks.
         world: usize,

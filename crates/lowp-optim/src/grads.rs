@@ -1,7 +1,7 @@
 //! Gradients of an [`AdamW`]: set or added from the host, or reduced on the device.
 
 use half::bf16;
-use lowp_kernels::{Backend, Element, Source};
+use lowp_kernels::{Backend, Element, Source, SumJob, Work};
 
 use crate::adamw::AdamW;
 use crate::{OptimError, ParamId};
@@ -14,8 +14,8 @@ trait GradElement: Element {
     /// The buffer, if gradients are of this dtype.
     fn buffer<B: Backend>(source: &Source<B>) -> Option<&B::Buffer<Self>>;
 
-    /// The sum, rounded once.
-    fn sum(self, other: Self) -> Self;
+    /// A gradient of this dtype.
+    fn source<B: Backend>(buffer: B::Buffer<Self>) -> Source<B>;
 }
 
 impl GradElement for f32 {
@@ -28,8 +28,8 @@ impl GradElement for f32 {
         }
     }
 
-    fn sum(self, other: f32) -> f32 {
-        self + other
+    fn source<B: Backend>(buffer: B::Buffer<f32>) -> Source<B> {
+        Source::F32(buffer)
     }
 }
 
@@ -43,8 +43,8 @@ impl GradElement for bf16 {
         }
     }
 
-    fn sum(self, other: bf16) -> bf16 {
-        bf16::from_f32(self.to_f32() + other.to_f32())
+    fn source<B: Backend>(buffer: B::Buffer<bf16>) -> Source<B> {
+        Source::Bf16(buffer)
     }
 }
 
@@ -152,14 +152,13 @@ impl<B: Backend> AdamW<B> {
                 needed: param.len,
             });
         }
-        if add && param.ready {
-            let mut sums = self.backend.download(buffer)?;
-            for (sum, &value) in sums.iter_mut().zip(values) {
-                *sum = sum.sum(value);
-            }
-            self.backend.write(buffer, 0, &sums)?;
-        } else {
+        if !(add && param.ready) {
             self.backend.write(buffer, 0, values)?;
+        } else if !values.is_empty() {
+            // The values arrive beside the sums so far, and are added there.
+            let from = self.backend.upload(values)?;
+            let (from, into) = (T::source::<B>(from), param.grad.clone());
+            self.backend.once(Work::Sum(vec![SumJob { from, into }]))?;
         }
         param.ready = true;
         Ok(())

@@ -15,26 +15,19 @@
 //! use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
 //! use lowp_kernels::{Backend, Cpu};
 //! use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-//! use lowp_shard::{LocalComm, ScaleBookBuilder};
+//! use lowp_shard::LocalComm;
 //!
-//! let cpu = Cpu;
-//! let comm = LocalComm::solo(&cpu);
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(32, 64);
-//! let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| cpu.alloc::<u8>(n))?;
+//! let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n))?;
 //!
-//! let mut book = ScaleBookBuilder::default();
-//! let mut builder = AdamWBuilder::new(&cpu);
+//! let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
 //! let group = builder.group(Group { lr: 1e-3, ..Group::default() });
-//! let spec = ParamSpec::new("weight", group, vec![0.5; shape.elements()]);
-//! let weight = builder.param(&mut book, &tensor, spec)?;
-//! let book = book.build(&cpu)?;
-//! let mut adamw = builder.finish(&book)?;
-//! adamw.calibrate(&book, &comm)?; // the first cast
+//! let weight = builder.param(&tensor, ParamSpec::new("weight", group, vec![0.5; 32 * 64]))?;
+//! let mut adamw = builder.build()?;
 //!
-//! adamw.set_grad(weight, &vec![0.1; shape.elements()])?;
-//! let report = adamw.step(&StepOptions::default(), &book, &comm, &comm)?;
-//! assert!(report.applied);
+//! adamw.set_grad(weight, &[0.1; 32 * 64])?;
+//! assert!(adamw.step(&StepOptions::default())?.wait()?.applied);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -50,13 +43,11 @@
 //! use lowp_format::{AnyRecipe, RecipeOptions, Shape};
 //! use lowp_kernels::Cpu;
 //! use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, Schedule, StepOptions};
-//! use lowp_shard::{Init, ScaleBookBuilder, ShardSpec, ShardedTensor, run_ranks};
+//! use lowp_shard::{Init, ShardSpec, ShardedTensor, run_ranks};
 //!
-//! let cpu = Cpu;
 //! let schedule = Schedule { warmup: 10, total: 1000, floor: 0.1 };
-//! run_ranks(&cpu, 2, Duration::from_secs(10), |rank, comm| {
-//!     let mut book = ScaleBookBuilder::default();
-//!     let mut builder = AdamWBuilder::new(&cpu);
+//! run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {
+//!     let mut builder = AdamWBuilder::new(comm);
 //!     let decay = builder.group(Group { lr: 3e-4, ..Group::default() });
 //!     let no_decay = builder.group(Group { lr: 3e-4, weight_decay: 0.0, ..Group::default() });
 //!
@@ -69,13 +60,11 @@
 //!         let recipe = AnyRecipe::from_name(recipe, &RecipeOptions::default())?;
 //!         let spec = ShardSpec::new(&recipe, shape, 2, rank)?;
 //!         let master = Init::Normal(0.02).rows(1, number, spec.rows(), shape.cols);
-//!         let shard = ShardedTensor::new(&cpu, recipe, spec)?;
-//!         let id = builder.param(&mut book, shard.local(), ParamSpec::new(name, group, master))?;
+//!         let shard = ShardedTensor::new(&Cpu, recipe, spec)?;
+//!         let id = builder.param(shard.local(), ParamSpec::new(name, group, master))?;
 //!         params.push((id, shard));
 //!     }
-//!     let book = book.build(&cpu)?;
-//!     let mut adamw = builder.finish(&book)?;
-//!     adamw.calibrate(&book, &*comm)?;
+//!     let mut adamw = builder.build()?;
 //!
 //!     for step in 1..=3 {
 //!         for _micro_batch in 0..2 {
@@ -88,7 +77,7 @@
 //!             grad_scale: 0.5, // the mean of two micro-batches
 //!             max_norm: Some(1.0),
 //!         };
-//!         assert!(adamw.step(&options, &book, &*comm, &*comm)?.applied);
+//!         assert!(adamw.step(&options)?.wait()?.applied);
 //!     }
 //!     Ok::<(), OptimError>(())
 //! })?;
@@ -96,17 +85,23 @@
 //! ```
 
 mod adamw;
+mod builder;
 mod clip;
-mod consensus;
 mod error;
 mod grads;
 mod group;
+mod options;
 mod param;
+mod report;
 mod schedule;
+mod work;
 
-pub use adamw::{AdamW, StepOptions, StepReport};
-pub use clip::{GradNorm, clip_factor};
+pub use adamw::AdamW;
+pub use builder::AdamWBuilder;
+pub use clip::clip_factor;
 pub use error::OptimError;
 pub use group::Group;
-pub use param::{AdamWBuilder, FloatDtype, ParamId, ParamSpec};
+pub use options::StepOptions;
+pub use param::{FloatDtype, ParamId, ParamSpec};
+pub use report::{GradNorm, PendingStep, StepReport};
 pub use schedule::Schedule;

@@ -1,19 +1,17 @@
 //! What an optimizer says about itself: its parameters, the steps it applied and those it skipped.
 
 use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::{Backend, Cpu, StepCounts};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-use lowp_shard::{LocalComm, ScaleBookBuilder};
+use lowp_shard::LocalComm;
 
 const SHAPE: Shape = Shape::new(2, 32);
 
 #[test]
 fn parameters_applied_and_skipped_steps_are_counted() {
     let cpu = Cpu;
-    let comm = LocalComm::solo(&cpu);
     for parameters in 0..4 {
-        let mut book = ScaleBookBuilder::default();
-        let mut builder = AdamWBuilder::new(&cpu);
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&cpu));
         let group = builder.group(Group::default());
         let mut ids = Vec::new();
         for index in 0..parameters {
@@ -22,11 +20,9 @@ fn parameters_applied_and_skipped_steps_are_counted() {
             })
             .unwrap();
             let spec = ParamSpec::new(format!("p{index}"), group, vec![0.5; SHAPE.elements()]);
-            ids.push(builder.param(&mut book, &tensor, spec).unwrap());
+            ids.push(builder.param(&tensor, spec).unwrap());
         }
-        let book = book.build(&cpu).unwrap();
-        let mut adamw = builder.finish(&book).unwrap();
-        adamw.calibrate(&book, &comm).unwrap();
+        let mut adamw = builder.build().unwrap();
         assert_eq!(
             (adamw.len(), adamw.is_empty()),
             (parameters, parameters == 0)
@@ -37,13 +33,14 @@ fn parameters_applied_and_skipped_steps_are_counted() {
             for &id in &ids {
                 adamw.set_grad(id, &[grad; SHAPE.elements()]).unwrap();
             }
-            let report = adamw.step(&StepOptions::default(), &book, &comm, &comm);
+            let report = adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
             // Without parameters no gradient can be bad.
             let fits = grad.is_finite() || parameters == 0;
-            assert_eq!(report.unwrap().applied, fits);
+            assert_eq!(report.applied, fits);
             applied += u64::from(fits);
             skipped += u64::from(!fits);
-            assert_eq!((adamw.steps(), adamw.skipped()), (applied, skipped));
+            assert_eq!((report.steps, report.skipped), (applied, skipped));
+            assert_eq!(adamw.counts().unwrap(), StepCounts { applied, skipped });
         }
     }
 }

@@ -241,6 +241,12 @@ impl Backend for Queued {
         point.handle.flush_to(point.tasks)
     }
 
+    fn run_with(&self, plan: &CpuPlan, scalars: &CpuBuffer<u8>) -> Result<(), KernelError> {
+        self.call()?;
+        let (plan, scalars) = (plan.clone(), scalars.clone());
+        self.push(move || Cpu.run_with(&plan, &scalars))
+    }
+
     fn wait_for(&self, other: &Self) -> Result<(), KernelError> {
         // A queue runs in order by itself.
         if Arc::ptr_eq(&self.0, &other.0) {

@@ -1,9 +1,9 @@
 //! The jobs of a [`Queued`] handle as jobs of the CPU: the same buffers under another type.
 
 use lowp_kernels::{
-    AdamwJob, AmaxJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob, HistoryJob,
-    InterleaveJob, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
+    HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob, SumJob,
+    SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 
 use super::Queued;
@@ -41,6 +41,23 @@ pub(super) fn on_cpu(work: Work<Queued>) -> Work<Cpu> {
         Work::SumSquares(jobs) => Work::SumSquares(all(jobs, |job| SumSquaresJob {
             source: source(job.source),
             out: job.out,
+        })),
+        Work::Sum(jobs) => Work::Sum(all(jobs, |job| SumJob {
+            from: source(job.from),
+            into: source(job.into),
+        })),
+        Work::Convert(jobs) => Work::Convert(all(jobs, |job| ConvertJob {
+            from: source(job.from),
+            into: source(job.into),
+        })),
+        Work::StepScalars(jobs) => Work::StepScalars(all(jobs, |job| StepScalarsJob {
+            parts: job.parts,
+            shards: job.shards,
+            replica: job.replica,
+            options: job.options,
+            counts: job.counts,
+            out: job.out,
+            report: job.report,
         })),
     }
 }

@@ -160,7 +160,7 @@ impl Rank<'_> {
             train_loss,
             val_loss,
             bytes,
-            skipped: sharded.optimizer().skipped(),
+            skipped: sharded.optimizer().counts()?.skipped,
             seconds,
         })
     }

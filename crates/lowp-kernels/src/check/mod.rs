@@ -8,9 +8,9 @@ use lowp_format::{Axis, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
 
 use crate::ingredients::Traits;
 use crate::{
-    AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob,
-    InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target,
-    TensorInput, TransposeJob, Work,
+    AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
+    HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob,
+    Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
 use target::{
@@ -18,6 +18,7 @@ use target::{
 };
 
 pub(crate) mod access;
+mod step_scalars;
 pub(crate) mod target;
 
 /// What checking finds out.
@@ -93,6 +94,9 @@ impl<B: Backend> Planner<'_, B> {
             Work::Interleave(jobs) => each(jobs, |i, job| self.interleave(i, job)),
             Work::Adamw(jobs) => each(jobs, |i, job| self.adamw(i, job)),
             Work::SumSquares(jobs) => each(jobs, |i, job| self.sum_squares(i, job)),
+            Work::Sum(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
+            Work::Convert(jobs) => each(jobs, |i, job| self.vectors(i, &job.from, &job.into)),
+            Work::StepScalars(jobs) => each(jobs, |i, job| self.step_scalars(i, job)),
         }
     }
 
@@ -454,7 +458,25 @@ impl<B: Backend> Planner<'_, B> {
     fn sum_squares(&mut self, index: usize, job: &SumSquaresJob<B>) -> Done {
         let len = self.len(&job.source);
         self.source(index, "source", &job.source, len)?;
-        self.whole::<u8>(index, "sum of squares", &job.out, 16, Mode::Shared)
+        let needed = match self.backend.len::<u8>(&job.out) {
+            GradPart::BYTES => GradPart::BYTES,
+            _ => 16,
+        };
+        self.whole::<u8>(index, "sum of squares", &job.out, needed, Mode::Shared)
+    }
+
+    /// A vector that is read and one of as many values that is written.
+    fn vectors(&mut self, index: usize, from: &Source<B>, into: &Source<B>) -> Done {
+        let len = self.len(from);
+        self.source(index, "source", from, len)?;
+        match into {
+            Source::F32(buffer) => {
+                self.whole::<f32>(index, "destination", buffer, len, Mode::Write)
+            }
+            Source::Bf16(buffer) => {
+                self.whole::<bf16>(index, "destination", buffer, len, Mode::Write)
+            }
+        }
     }
 }
 

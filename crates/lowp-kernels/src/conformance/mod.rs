@@ -35,6 +35,8 @@ mod history;
 mod layout;
 mod observed;
 mod rig;
+mod step_scalars;
+mod sum;
 mod time;
 mod values;
 mod views;
@@ -67,6 +69,9 @@ rig::suite! {
         transpose_jobs once;
         repack_jobs once;
         interleave_jobs once;
+        add_jobs once;
+        convert_jobs once;
+        step_scalars_jobs once;
         sides_and_sums_that_overflow_are_refused once;
         what_is_stated_is_not_allocated once;
     }
@@ -116,6 +121,18 @@ rig::suite! {
         a_step_in_two_passes_follows_its_masters once;
         observations_must_fit once;
         known_values_are_taken_as_they_stand once;
+    }
+    step_scalars {
+        any_gradient_equals_the_reference once;
+        thousands_of_ranks_equal_the_reference once;
+        counts_go_on_from_step_to_step once;
+        a_step_of_the_device_equals_that_of_the_host once;
+        scalars_in_a_buffer_must_fit once;
+    }
+    sum {
+        every_pair_of_dtypes_equals_the_reference everywhere;
+        conversions_keep_every_bit_they_can everywhere;
+        one_plan_adds_many_vectors once;
     }
     time {
         a_pending_read_has_the_values_of_its_point once;

@@ -144,6 +144,16 @@ impl Backend for Cpu {
         graph::call(move || plan.run(&scalars))
     }
 
+    fn run_with(&self, plan: &CpuPlan, scalars: &CpuBuffer<u8>) -> Result<(), KernelError> {
+        let (plan, scalars) = (plan.clone(), scalars.clone());
+        plan.fits(StepScalars::groups(scalars.len())?)?;
+        graph::call(move || {
+            // Copied, so that no two buffers are locked at a time outside of the plan's order.
+            let scalars = StepScalars::from_bytes(&scalars.read()?)?;
+            plan.run(&scalars)
+        })
+    }
+
     fn fork(&self) -> Result<Self, KernelError> {
         Ok(Self)
     }

@@ -103,7 +103,8 @@ impl CpuPlan {
     /// Runs the work.
     pub(crate) fn run(&self, scalars: &StepScalars) -> Result<(), KernelError> {
         self.fits(scalars.adam.len())?;
-        if scalars.skip {
+        // What makes scalars does not follow those of its own run.
+        if scalars.skip && !matches!(self.planned.work, Work::StepScalars(_)) {
             return Ok(());
         }
         let plan = &*self.planned;
@@ -125,6 +126,9 @@ impl CpuPlan {
             Work::Interleave(jobs) => generic::interleave::run(jobs, context, views),
             Work::Adamw(jobs) => generic::adamw::run(jobs, &plan.layouts, context, views),
             Work::SumSquares(jobs) => generic::norm::run(jobs, context, views),
+            Work::Sum(jobs) => generic::sum::sums(jobs, context, views),
+            Work::Convert(jobs) => generic::sum::conversions(jobs, context, views),
+            Work::StepScalars(jobs) => generic::step_scalars::run(jobs, views),
         }?;
         if plan.forms.is_empty() {
             return Ok(());

@@ -16,8 +16,8 @@ use super::cleanup::Cleanup;
 use super::device::Device;
 use super::event::EventPool;
 use super::failed;
-use crate::backend::Arrival;
 use crate::host::zeroed;
+use crate::pending::Arrival;
 use crate::{Element, KernelError};
 
 /// Bytes that may be on their way to a device; more wait for the first of them.

@@ -168,8 +168,8 @@ fn words(scalars: &StepScalars) -> Result<Vec<u32>, KernelError> {
         (random >> 32) as u32,
         scalars.grad_scale.to_bits(),
         u32::from(scalars.skip),
-        0,
-        0,
+        scalars.max_norm.to_bits(),
+        scalars.adam.len() as u32,
         0,
         0,
     ];
@@ -184,7 +184,7 @@ fn words(scalars: &StepScalars) -> Result<Vec<u32>, KernelError> {
             group.correction2,
         ];
         words.extend(fields.map(f32::to_bits));
-        words.push(0);
+        words.push(u32::from(group.bias_correction));
     }
     Ok(words)
 }
@@ -204,27 +204,24 @@ mod tests {
 
     #[test]
     fn scalars_lie_as_the_device_reads_them() {
-        let group = AdamScalars {
-            lr: 1.0,
-            beta1: 2.0,
-            beta2: 3.0,
-            eps: 4.0,
-            weight_decay: 5.0,
-            correction1: 6.0,
-            correction2: 7.0,
+        let group = |seed: u16| AdamScalars {
+            lr: f32::from(seed) / 8.0,
+            bias_correction: seed % 2 == 1,
+            ..AdamScalars::default().at_step(seed.into())
         };
         let scalars = StepScalars {
-            adam: vec![group],
+            adam: vec![group(3), group(4)],
             grad_scale: 0.5,
             random_step: 0x1_0000_0002,
             skip: true,
+            max_norm: 0.25,
         };
         let words = words(&scalars).unwrap();
-        assert_eq!(words.len() * 4, size_of::<Step>() + size_of::<AdamGroup>());
-        assert_eq!(words[..4], [2, 1, 0.5f32.to_bits(), 1]);
         assert_eq!(
-            words[8..15],
-            [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(f32::to_bits)
+            words.len() * 4,
+            size_of::<Step>() + 2 * size_of::<AdamGroup>()
         );
+        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        assert_eq!(bytes, scalars.to_bytes());
     }
 }

@@ -207,6 +207,12 @@ impl<B: Backend> LocalComm<B> {
     }
 }
 
+impl<B: Backend> From<LocalComm<B>> for Arc<dyn Communicator<B>> {
+    fn from(comm: LocalComm<B>) -> Self {
+        Arc::new(comm)
+    }
+}
+
 /// The lengths of `ranges`, for comparing calls.
 fn lengths<'a>(ranges: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<usize> {
     ranges.flatten().map(ExactSizeIterator::len).collect()

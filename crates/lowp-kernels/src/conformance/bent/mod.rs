@@ -15,6 +15,8 @@ mod arrays;
 mod decode;
 mod encode;
 mod flat;
+mod step_scalars;
+mod sum;
 mod vectors;
 
 pub(super) use adamw::adamw_jobs;
@@ -22,6 +24,8 @@ pub(super) use arrays::{interleave_jobs, repack_jobs, transpose_jobs};
 pub(super) use decode::decode_jobs;
 pub(super) use encode::encode_jobs;
 pub(super) use flat::flat_encode_jobs;
+pub(super) use step_scalars::step_scalars_jobs;
+pub(super) use sum::{add_jobs, convert_jobs};
 pub(super) use vectors::{amax_jobs, history_jobs, sum_jobs};
 
 /// Random choices, and the buffers made so far.
@@ -152,7 +156,7 @@ impl<'r, B: Fenced> Hand<'r, B> {
 }
 
 /// The widened content of `source`.
-fn widened<B: Backend>(rig: &Rig<B>, source: &Source<B>) -> Vec<f32> {
+pub(super) fn widened<B: Backend>(rig: &Rig<B>, source: &Source<B>) -> Vec<f32> {
     match source {
         Source::F32(buffer) => rig.content::<f32>(buffer),
         Source::Bf16(buffer) => {
@@ -242,7 +246,7 @@ fn scalars() -> StepScalars {
         adam: vec![AdamScalars::default().at_step(3); 2],
         grad_scale: 0.5,
         random_step: 7,
-        skip: false,
+        ..StepScalars::default()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{AdamMode, AdamScalars, AdamwJob, KernelError, Moments};
 const TASK: usize = 64 * 1024;
 
 /// A stored moment or gradient.
-trait Stored: Copy + Default {
+pub(super) trait Stored: Copy + Default {
     fn load<L: Lanes>(lanes: L, line: &[Self; LANES]) -> L::F;
     fn store<L: Lanes>(lanes: L, x: L::F, line: &mut [Self; LANES]);
 }

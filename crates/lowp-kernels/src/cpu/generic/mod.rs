@@ -22,7 +22,9 @@ mod maxima;
 pub(crate) mod norm;
 mod quantize;
 pub(crate) mod repack;
+pub(crate) mod step_scalars;
 mod store;
+pub(crate) mod sum;
 mod tensor;
 pub(crate) mod transpose;
 

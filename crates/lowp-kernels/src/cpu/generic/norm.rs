@@ -115,7 +115,7 @@ pub(crate) fn run(
     }
     for (job, (sums, count)) in jobs.iter().zip(totals) {
         let sum = total(sums);
-        let [old_sum, old_count] = views.bytes.shared(&job.out)?.as_chunks_mut::<8>().0 else {
+        let [old_sum, old_count, ..] = views.bytes.shared(&job.out)?.as_chunks_mut::<8>().0 else {
             continue;
         };
         *old_sum = (f64::from_le_bytes(*old_sum) + sum).to_le_bytes();

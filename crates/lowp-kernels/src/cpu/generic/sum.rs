@@ -1,0 +1,146 @@
+//! Sums of vectors, and their conversion from dtype to dtype.
+
+use half::bf16;
+
+use super::adamw::Stored;
+use super::convert::Values;
+use super::{Context, for_each, source};
+use crate::cpu::Cpu;
+use crate::cpu::access::AllViews;
+use crate::lanes::{Isa, Kernel};
+use crate::lanes::{LANES, Lanes};
+use crate::{ConvertJob, KernelError, Source, SumJob};
+
+/// Elements of one task.
+const TASK: usize = 64 * 1024;
+
+/// `into += from`, or `into = from` where `ADD` is false.
+struct Merge<'a, F, I, const ADD: bool> {
+    from: &'a [F],
+    into: &'a mut [I],
+}
+
+impl<F: Stored, I: Stored, const ADD: bool> Merge<'_, F, I, ADD> {
+    #[inline(always)]
+    fn line<L: Lanes>(lanes: L, from: &[F; LANES], into: &mut [I; LANES]) {
+        let mut x = F::load(lanes, from);
+        if ADD {
+            x = lanes.add(I::load(lanes, into), x);
+        }
+        I::store(lanes, x, into);
+    }
+}
+
+impl<F: Stored, I: Stored, const ADD: bool> Kernel for Merge<'_, F, I, ADD> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let (froms, from) = self.from.as_chunks::<LANES>();
+        let (intos, into) = self.into.as_chunks_mut::<LANES>();
+        for (from, into) in froms.iter().zip(intos) {
+            Self::line(lanes, from, into);
+        }
+        // The tail is a line of which only the beginning counts.
+        let (mut last_from, mut last_into) = ([F::default(); LANES], [I::default(); LANES]);
+        let count = into.len();
+        last_from[..count].copy_from_slice(from);
+        last_into[..count].copy_from_slice(into);
+        Self::line(lanes, &last_from, &mut last_into);
+        into.copy_from_slice(&last_into[..count]);
+    }
+}
+
+/// A range of a vector that is written.
+enum ValuesMut<'v> {
+    F32(&'v mut [f32]),
+    Bf16(&'v mut [bf16]),
+}
+
+struct Task<'v> {
+    from: Values<'v>,
+    into: ValuesMut<'v>,
+}
+
+impl Task<'_> {
+    fn add(self, isa: Isa) {
+        use {Values as From, ValuesMut as Into};
+        fn add<F: Stored, I: Stored>(isa: Isa, from: &[F], into: &mut [I]) {
+            isa.run(Merge::<F, I, true> { from, into });
+        }
+        match (self.from, self.into) {
+            (From::F32(from), Into::F32(into)) => add(isa, from, into),
+            (From::F32(from), Into::Bf16(into)) => add(isa, from, into),
+            (From::Bf16(from), Into::F32(into)) => add(isa, from, into),
+            (From::Bf16(from), Into::Bf16(into)) => add(isa, from, into),
+        }
+    }
+
+    fn convert(self, isa: Isa) {
+        use {Values as From, ValuesMut as Into};
+        match (self.from, self.into) {
+            // Not by way of arithmetic, which quiets a signalling NaN.
+            (From::F32(from), Into::F32(into)) => into.copy_from_slice(from),
+            (From::Bf16(from), Into::Bf16(into)) => into.copy_from_slice(from),
+            (From::F32(from), Into::Bf16(into)) => {
+                isa.run(Merge::<f32, bf16, false> { from, into });
+            }
+            (From::Bf16(from), Into::F32(into)) => {
+                isa.run(Merge::<bf16, f32, false> { from, into });
+            }
+        }
+    }
+}
+
+/// The tasks of one job.
+fn tasks<'v>(
+    from: &Source<Cpu>,
+    into: &Source<Cpu>,
+    views: &mut AllViews<'v>,
+) -> Result<Vec<Task<'v>>, KernelError> {
+    let from = source(from, views)?;
+    let starts = (0..from.len()).step_by(TASK);
+    let pieces = starts.map(|start| from.slice(start..(start + TASK).min(from.len())));
+    let task = |(from, into)| Task { from, into };
+    Ok(match into {
+        Source::F32(buffer) => {
+            let into = views.floats.take(buffer)?.chunks_mut(TASK);
+            pieces.zip(into.map(ValuesMut::F32)).map(task).collect()
+        }
+        Source::Bf16(buffer) => {
+            let into = views.halves.take(buffer)?.chunks_mut(TASK);
+            pieces.zip(into.map(ValuesMut::Bf16)).map(task).collect()
+        }
+    })
+}
+
+/// Runs every sum of a plan.
+pub(crate) fn sums(
+    jobs: &[SumJob<Cpu>],
+    context: &Context<'_>,
+    views: &mut AllViews<'_>,
+) -> Result<(), KernelError> {
+    let mut all = Vec::new();
+    for job in jobs {
+        all.extend(tasks(&job.from, &job.into, views)?);
+    }
+    for_each(context, all, |task| {
+        task.add(context.isa);
+        Ok(())
+    })
+}
+
+/// Runs every conversion of a plan.
+pub(crate) fn conversions(
+    jobs: &[ConvertJob<Cpu>],
+    context: &Context<'_>,
+    views: &mut AllViews<'_>,
+) -> Result<(), KernelError> {
+    let mut all = Vec::new();
+    for job in jobs {
+        all.extend(tasks(&job.from, &job.into, views)?);
+    }
+    for_each(context, all, |task| {
+        task.convert(context.isa);
+        Ok(())
+    })
+}

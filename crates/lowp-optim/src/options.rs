@@ -1,0 +1,130 @@
+//! [`StepOptions`]: what changes from step to step.
+
+use lowp_kernels::{GradPart, StepScalars};
+
+use crate::{Group, OptimError};
+
+/// What changes from step to step; the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOptions {
+    /// Multiplies the rate of every group (see [`crate::Schedule`]); at least 0. Default 1.
+    pub lr_factor: f32,
+    /// Multiplies gradients first: the inverse of a loss scale, or of the number of micro-batches
+    /// that were added up. If it is not finite the step is skipped. Default 1.
+    pub grad_scale: f32,
+    /// Clips the global gradient norm to this; above 0. Default `None`.
+    pub max_norm: Option<f32>,
+}
+
+impl Default for StepOptions {
+    fn default() -> Self {
+        Self {
+            lr_factor: 1.0,
+            grad_scale: 1.0,
+            max_norm: None,
+        }
+    }
+}
+
+impl StepOptions {
+    /// Rejects values that no step can use.
+    pub(crate) fn check(&self) -> Result<(), OptimError> {
+        let bad = |option: &str, value, expected| {
+            let option = option.to_owned();
+            Err(OptimError::OptionValue {
+                option,
+                value,
+                expected,
+            })
+        };
+        if !(self.lr_factor.is_finite() && self.lr_factor >= 0.0) {
+            return bad("lr_factor", self.lr_factor, "a finite number of at least 0");
+        }
+        match self.max_norm {
+            // NaN as well: it would mean no clipping.
+            Some(norm) if norm.is_nan() || norm <= 0.0 => bad("max_norm", norm, "above 0"),
+            _ => Ok(()),
+        }
+    }
+
+    /// What ranks must have in common in step `number`.
+    pub(crate) fn common(&self, number: u64) -> [(&'static str, u64); 4] {
+        let max_norm = self.max_norm.map_or(u64::MAX, |x| x.to_bits().into());
+        [
+            ("the number of steps", number),
+            ("lr_factor", self.lr_factor.to_bits().into()),
+            ("grad_scale", self.grad_scale.to_bits().into()),
+            ("max_norm", max_norm),
+        ]
+    }
+
+    /// The scalars of a step of `groups`; the device makes bias corrections, clipping and skip of them.
+    pub(crate) fn scalars(&self, groups: &[Group]) -> StepScalars {
+        let scalars = |group: &Group| group.scalars(1, self.lr_factor);
+        StepScalars {
+            adam: groups.iter().map(scalars).collect(),
+            grad_scale: self.grad_scale,
+            max_norm: self.max_norm.unwrap_or(f32::INFINITY),
+            ..StepScalars::default()
+        }
+    }
+
+    /// This rank's part of step `number` as [`GradPart`] has it, without the gradients.
+    pub(crate) fn part(&self, number: u64) -> GradPart {
+        let values = self.common(number).map(|(_, bits)| bits);
+        GradPart {
+            consensus: values
+                .into_iter()
+                .fold(0, |digest, bits| mix(digest ^ bits)),
+            ..GradPart::default()
+        }
+    }
+}
+
+/// A bijection of 64 bits of which every bit depends on every bit (splitmix64).
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_and_the_number_of_the_step_show() {
+        let good = StepOptions::default();
+        let all = [
+            good.part(1),
+            good.part(2),
+            StepOptions {
+                lr_factor: 0.5,
+                ..good
+            }
+            .part(1),
+            StepOptions {
+                grad_scale: 0.5,
+                ..good
+            }
+            .part(1),
+            StepOptions {
+                max_norm: Some(0.5),
+                ..good
+            }
+            .part(1),
+            StepOptions {
+                max_norm: Some(f32::INFINITY),
+                ..good
+            }
+            .part(1),
+        ];
+        for (i, a) in all.iter().enumerate() {
+            for b in &all[..i] {
+                assert_ne!(a.consensus, b.consensus);
+            }
+        }
+        assert_eq!(good.part(1), good.part(1));
+    }
+}

@@ -1,0 +1,135 @@
+//! What a step did, as the host hears of it.
+
+use std::sync::Arc;
+
+use lowp_kernels::{Backend, Pending, StepReport as DeviceReport};
+use lowp_shard::{Communicator, or_abort};
+
+use crate::OptimError;
+
+/// Euclidean norm and count of non-finite values of all gradients of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    /// The norm over the shards, after `grad_scale` and before clipping; not finite if a gradient of this
+    /// replica is not. Squares are exact and sums are taken in binary64: on each rank in parameter order,
+    /// then in rank order.
+    pub norm: f64,
+    /// Non-finite gradient values of all ranks; one that every replica holds counts in each.
+    pub non_finite: u64,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Whether parameters were updated; false where a gradient of any rank was not finite, or
+    /// would leave the range of f32 when scaled.
+    pub applied: bool,
+    /// Global norm and non-finite count.
+    pub grad: GradNorm,
+    /// The clipping factor.
+    pub clip: f32,
+    /// Steps that were applied so far, this one included.
+    pub steps: u64,
+    /// Steps that were skipped so far, this one included.
+    pub skipped: u64,
+}
+
+/// The report of a step that the device may still work on ([`crate::AdamW::step`]).
+#[derive(Debug)]
+#[must_use = "a step that was skipped, or that ranks disagree on, says so in its report"]
+pub struct PendingStep<B: Backend> {
+    arrival: Arrival<B>,
+}
+
+#[derive(Debug)]
+enum Arrival<B: Backend> {
+    Here(StepReport),
+    OnItsWay {
+        bytes: Pending<u8>,
+        world: Arc<dyn Communicator<B>>,
+        shards: usize,
+    },
+}
+
+impl<B: Backend> PendingStep<B> {
+    pub(crate) fn here(report: StepReport) -> Self {
+        let arrival = Arrival::Here(report);
+        Self { arrival }
+    }
+
+    pub(crate) fn on_its_way(
+        bytes: Pending<u8>,
+        world: Arc<dyn Communicator<B>>,
+        shards: usize,
+    ) -> Self {
+        let arrival = Arrival::OnItsWay {
+            bytes,
+            world,
+            shards,
+        };
+        Self { arrival }
+    }
+
+    /// Whether the step is done. Does not wait.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn is_done(&self) -> Result<bool, OptimError> {
+        match &self.arrival {
+            Arrival::Here(_) => Ok(true),
+            Arrival::OnItsWay { bytes, .. } => Ok(bytes.is_ready()?),
+        }
+    }
+
+    /// Waits until the step is done.
+    ///
+    /// # Errors
+    /// Ranks that did not do the same step, or the device failed.
+    pub fn wait(self) -> Result<StepReport, OptimError> {
+        match self.arrival {
+            Arrival::Here(report) => Ok(report),
+            Arrival::OnItsWay {
+                bytes,
+                world,
+                shards,
+            } => {
+                let report = read(bytes)?;
+                let size = world.world_size();
+                let checked =
+                    of_device(&report, "the step, its options or its number", shards, size);
+                or_abort(&*world, checked)
+            }
+        }
+    }
+}
+
+/// The report that the device wrote.
+pub(crate) fn read(bytes: Pending<u8>) -> Result<DeviceReport, OptimError> {
+    let mut report = [0; DeviceReport::BYTES];
+    report.copy_from_slice(&bytes.wait()?);
+    Ok(DeviceReport::from_bytes(&report))
+}
+
+/// The report of a step that all of `world` ranks did alike; `options` is what they may differ in.
+pub(crate) fn of_device(
+    report: &DeviceReport,
+    options: &'static str,
+    shards: usize,
+    world: usize,
+) -> Result<StepReport, OptimError> {
+    let replica = |replica| (replica * shards, "the gradient norm of their replica");
+    let differs = report.consensus.map(|rank| (rank, options));
+    if let Some((rank, what)) = differs.or_else(|| report.replicas.map(replica)) {
+        return Err(OptimError::Disagree { what, rank, world });
+    }
+    Ok(StepReport {
+        applied: report.applied,
+        grad: GradNorm {
+            norm: report.norm,
+            non_finite: report.non_finite,
+        },
+        clip: report.clip,
+        steps: report.steps,
+        skipped: report.skipped,
+    })
+}

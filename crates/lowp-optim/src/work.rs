@@ -1,0 +1,167 @@
+//! [`StepWork`]: a step as work of the device, from gradients to low-precision rows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lowp_kernels::{
+    AdamwJob, Backend, EncodeJob, GradPart, Pending, Source, StepCounts, StepReport, StepScalars,
+    StepScalarsJob, SumSquaresJob, Work,
+};
+use lowp_shard::{Communicator, GatherItem, Mesh, ScaleBook, ShardError, ordered};
+
+use crate::{OptimError, StepOptions};
+
+/// Buffers and plans of a step. Nothing in it waits for the host: the norm, the clipping factor, the
+/// decision to skip and the bias corrections are made where the update reads them.
+#[derive(Debug)]
+pub(crate) struct StepWork<B: Backend> {
+    backend: B,
+    world: Arc<dyn Communicator<B>>,
+    book: Arc<ScaleBook<B>>,
+    norm: B::Plan,
+    scalars: B::Plan,
+    update: B::Plan,
+    second: B::Plan,
+    /// What the host writes: the second half of this rank's [`GradPart`], then the options of the step.
+    input: B::Buffer<u8>,
+    /// The content of `input`.
+    written: Vec<u8>,
+    /// This rank's [`GradPart`], the sums in it, and the parts of all ranks.
+    part: B::Buffer<u8>,
+    sums: B::Buffer<u8>,
+    parts: B::Buffer<u8>,
+    ranges: Vec<Range<usize>>,
+    counts: B::Buffer<u8>,
+    /// The scalars that the update reads.
+    on_device: B::Buffer<u8>,
+    report: B::Buffer<u8>,
+}
+
+/// The jobs that change masters and rows.
+pub(crate) struct Passes<B: Backend> {
+    /// Updates, with encodes whose scale is known before the values.
+    pub(crate) update: Vec<AdamwJob<B>>,
+    /// Encodes that need agreed amaxes.
+    pub(crate) second: Vec<EncodeJob<B>>,
+}
+
+impl<B: Backend> StepWork<B> {
+    /// Plans a step of `groups` parameter groups over `grads`.
+    pub(crate) fn new(
+        (backend, world, mesh): (&B, &Arc<dyn Communicator<B>>, Mesh),
+        book: &Arc<ScaleBook<B>>,
+        grads: &[Source<B>],
+        groups: usize,
+        passes: Passes<B>,
+    ) -> Result<Self, OptimError> {
+        let ranks = world.world_size();
+        let (replica, _) = mesh.coordinates(world.rank())?;
+        let scalars = StepScalars::bytes(groups);
+        let input = backend.alloc::<u8>(GradPart::BYTES + scalars)?;
+        let part = backend.view::<u8>(&input, 0..GradPart::BYTES)?;
+        let sums = backend.view::<u8>(&input, 0..GradPart::SUMS)?;
+        let options = backend.view::<u8>(&input, GradPart::BYTES..GradPart::BYTES + scalars)?;
+        let parts = backend.alloc::<u8>(ranks * GradPart::BYTES)?;
+        let counts = backend.alloc::<u8>(StepCounts::BYTES)?;
+        let on_device = backend.alloc::<u8>(scalars)?;
+        let report = backend.alloc::<u8>(StepReport::BYTES)?;
+        let norm = grads.iter().map(|source| SumSquaresJob {
+            source: source.clone(),
+            out: sums.clone(),
+        });
+        let make_scalars = StepScalarsJob {
+            parts: parts.clone(),
+            shards: mesh.shard,
+            replica,
+            options,
+            counts: counts.clone(),
+            out: on_device.clone(),
+            report: report.clone(),
+        };
+        Ok(Self {
+            norm: backend.plan(Work::SumSquares(norm.collect()))?,
+            scalars: backend.plan(Work::StepScalars(vec![make_scalars]))?,
+            update: backend.plan(Work::Adamw(passes.update))?,
+            second: backend.plan(Work::Encode(passes.second))?,
+            ranges: (0..ranks)
+                .map(|rank| rank * GradPart::BYTES..(rank + 1) * GradPart::BYTES)
+                .collect(),
+            backend: backend.clone(),
+            world: Arc::clone(world),
+            book: Arc::clone(book),
+            input,
+            written: Vec::new(),
+            part,
+            sums,
+            parts,
+            counts,
+            on_device,
+            report,
+        })
+    }
+
+    /// Gives the device the options of step `number`.
+    pub(crate) fn set(
+        &mut self,
+        options: &StepOptions,
+        number: u64,
+        scalars: &StepScalars,
+    ) -> Result<(), OptimError> {
+        let mut bytes = options.part(number).to_bytes()[GradPart::SUMS..].to_vec();
+        bytes.extend(scalars.to_bytes());
+        if self.written != bytes {
+            self.backend.write(&self.input, GradPart::SUMS, &bytes)?;
+            self.written = bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives the step to the stream.
+    pub(crate) fn enqueue(&self) -> Result<(), OptimError> {
+        let Self { backend, world, .. } = self;
+        let none = StepScalars::default();
+        backend.clear(&self.sums)?;
+        backend.run(&self.norm, &none)?;
+        let item = GatherItem {
+            source: &self.part,
+            dest: &self.parts,
+            ranges: &self.ranges,
+        };
+        ordered(backend, &**world, || world.all_gather(&[item]))?;
+        backend.run(&self.scalars, &none)?;
+        backend.run_with(&self.update, &self.on_device)?;
+        // Also where the step is skipped: scales of other tensors in the book advance.
+        self.book.agree(&**world)?;
+        Ok(backend.run_with(&self.second, &self.on_device)?)
+    }
+
+    /// Starts to read what became of the step.
+    pub(crate) fn report(&self) -> Result<Pending<u8>, OptimError> {
+        Ok(self
+            .backend
+            .start_read(&self.report, 0..StepReport::BYTES)?)
+    }
+
+    /// How many steps were applied and skipped, once the stream is done.
+    pub(crate) fn counts(&self) -> Result<StepCounts, OptimError> {
+        let mut bytes = [0; StepCounts::BYTES];
+        self.backend.read(&self.counts, 0, &mut bytes)?;
+        Ok(StepCounts::from_bytes(&bytes))
+    }
+
+    /// Compares over the ranks what they must have in common, and says in what they differ.
+    pub(crate) fn difference(
+        &self,
+        options: &StepOptions,
+        number: u64,
+    ) -> Result<&'static str, OptimError> {
+        for (what, bits) in options.common(number) {
+            match self.world.agree(what, &bits.to_string()) {
+                Ok(()) => {}
+                Err(ShardError::Mismatch { .. }) => return Ok(what),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok("the step")
+    }
+}
