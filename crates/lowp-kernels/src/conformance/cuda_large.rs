@@ -128,7 +128,7 @@ fn amaxes(rig: &Rig<Cuda>, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf
             source_rounding: SourceRounding::F32,
             out: out.clone(),
             tensor: Some(0),
-            blocks: smallvec![],
+            blocks: vec![],
         }]));
         rig.content::<f32>(&out)[0]
     };

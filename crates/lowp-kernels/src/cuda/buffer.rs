@@ -16,7 +16,8 @@ use cudarc::driver::{CudaStream, result, sys};
 use super::cleanup::Cleanup;
 use super::device::{Cuda, Device};
 use super::{capture, deferred, failed, host};
-use crate::{Element, KernelError, Pending};
+use crate::host::zeroed;
+use crate::{DeviceBuffer, Element, KernelError, Pending};
 
 /// A shared handle on device memory of fixed length, or on a part of it. Cloning clones the handle, not the
 /// content.
