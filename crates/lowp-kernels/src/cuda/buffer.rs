@@ -236,23 +236,17 @@ impl<T: Element> CudaBuffer<T> {
         done
     }
 
-    pub(super) fn copy_from(
-        &self,
-        cuda: &Cuda,
-        start: usize,
-        from: &Self,
-        from_start: usize,
-        count: usize,
-    ) -> Result<(), KernelError> {
-        if count == 0 {
+    /// Copies `from`, of the same length and apart from this buffer.
+    pub(super) fn copy_from(&self, cuda: &Cuda, from: &Self) -> Result<(), KernelError> {
+        if self.len == 0 {
             return Ok(());
         }
         cuda.bind()?;
         let stream = capture::stream_of(&cuda.queue)?;
         capture::keep(|| (self.clone(), from.clone()));
-        let (to, from) = (self.at(start), from.at(from_start));
-        let bytes = count * size_of::<T>();
-        // SAFETY: the backend checked both ranges, and that they do not overlap.
+        let (to, from) = (self.at(0), from.at(0));
+        let bytes = self.len * size_of::<T>();
+        // SAFETY: both have this many bytes, and the backend checked that they do not overlap.
         let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
         copied.map_err(failed("cuMemcpyDtoDAsync"))
     }

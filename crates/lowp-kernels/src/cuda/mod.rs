@@ -125,12 +125,13 @@ impl Backend for Cuda {
         range("copy to", start, count, to.len())?;
         self.own(from)?;
         self.own(to)?;
+        let (from, to) = (from.view(from_range), to.view(start..start + count));
         let (a, b) = (from.span(), to.span());
         if a.start < b.end && b.start < a.end {
             let what = "the destination of a copy".to_owned();
             return Err(KernelError::Aliased { what, other: 0 });
         }
-        to.copy_from(self, start, from, from_range.start, count)
+        to.copy_from(self, &from)
     }
 
     fn clear<T: Element>(&self, buffer: &CudaBuffer<T>) -> Result<(), KernelError> {

@@ -276,7 +276,6 @@ fn one<B: Fenced, J: Bent<B>>(rig: &Rig<B>, seed: u64, bends: &[usize], fit: boo
                     | KernelError::Device { .. }
                     | KernelError::TooManyTiles { .. }
                     | KernelError::NotCompiled { .. }
-                    | KernelError::Groups { .. }
                     | KernelError::Poisoned
             );
             assert!(!of_the_machine, "{error}: {what}");
