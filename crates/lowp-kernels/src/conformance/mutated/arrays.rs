@@ -59,14 +59,8 @@ impl<B: Fenced> Mutate<B> for TransposeJob<B> {
             "code" => *code = choices.pick(&Code::ALL),
             "entries[0]" => entries[0] = choices.size(entries[0]),
             "entries[1]" => entries[1] = choices.size(entries[1]),
-            "from" => {
-                let len = choices.length(choices.rig.backend.len::<u8>(from));
-                *from = choices.bytes(len);
-            }
-            "to" => {
-                let len = choices.length(choices.rig.backend.len::<u8>(to));
-                *to = choices.bytes(len);
-            }
+            "from" => *from = choices.resized(from),
+            "to" => *to = choices.resized(to),
             _ => *to = from.clone(),
         }
     }
@@ -257,14 +251,8 @@ impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
                 let width = choices.size(8);
                 widths.push(width);
             }
-            "from" => {
-                let len = choices.length(choices.rig.backend.len::<u8>(from));
-                *from = choices.bytes(len);
-            }
-            "to" => {
-                let len = choices.length(choices.rig.backend.len::<u8>(to));
-                *to = choices.bytes(len);
-            }
+            "from" => *from = choices.resized(from),
+            "to" => *to = choices.resized(to),
             _ => *to = from.clone(),
         }
     }

@@ -163,10 +163,7 @@ pub(super) fn mutate_target<B: Fenced>(target: &mut Target<B>, choices: &mut Cho
             let form_of = (choices.pick(&Form::ALL), choices.pick(&Orientation::ALL));
             *form = choices.pick(&[None, Some(form_of)]);
         }
-        _ => {
-            let len = choices.length(choices.rig.backend.len::<u8>(bytes));
-            *bytes = choices.bytes(len);
-        }
+        _ => *bytes = choices.resized(bytes),
     }
 }
 

@@ -153,6 +153,12 @@ impl<'r, B: Fenced> Choices<'r, B> {
     fn length(&mut self, now: usize) -> usize {
         self.pick(&[0, now.saturating_sub(1), now + 1, 1, 2 * now])
     }
+
+    /// Other bytes than those of `buffer`, of a length that is a little wrong.
+    fn resized(&mut self, buffer: &B::Buffer<u8>) -> B::Buffer<u8> {
+        let len = self.length(self.rig.backend.len::<u8>(buffer));
+        self.bytes(len)
+    }
 }
 
 /// The widened content of `source`.
