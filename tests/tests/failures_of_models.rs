@@ -94,7 +94,7 @@ fn a_training_step_fails_on_every_rank() {
     for name in RECIPES {
         let build = |backend: &Queued, comm: &Comm| model(name, backend, comm);
         let calls = at_every_call(build, |model, _| train(model));
-        assert!(calls >= 40, "{name}: {calls} calls");
+        assert!(calls >= 30, "{name}: {calls} calls");
     }
 }
 

@@ -1,8 +1,14 @@
 //! Ranks with a handle each: what a collective reads was written, and is read before it changes,
 //! though nothing but the collective orders the handles.
 
+use std::sync::Arc;
+
+use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
-use lowp_shard::{GatherItem, GradWire, ReduceItem, ShardError, run_ranks_on};
+use lowp_shard::{
+    Communicator, GatherGroup, GatherItem, GatherPool, GradWire, LocalComm, ReduceItem, ShardError,
+    ShardSpec, ShardedTensor, run_ranks_on,
+};
 use lowp_tests::queued::Queued;
 use lowp_tests::world::TIMEOUT;
 
@@ -89,4 +95,41 @@ fn reductions_follow_the_writers() {
         assert_eq!(sums, [6.0; RANKS * LEN]);
         assert_eq!(most, [3.0; RANKS * LEN]);
     }
+}
+
+/// Two groups share the pool's memory, and each has a stream of its own for what reads the gathered
+/// weights: the gather of the second group waits for the readers of the first.
+#[test]
+fn gathered_memory_is_written_again_behind_its_last_reader() {
+    const SHAPE: Shape = Shape::new(LEN, 32);
+    let run = || -> Result<(), ShardError> {
+        let [gathers, first, second] = [(); 3].map(|()| Queued::default());
+        let comm: Arc<dyn Communicator<Queued>> = LocalComm::solo(&gathers).into();
+        let pool = GatherPool::new(&gathers);
+        let group = |reader: &Queued, value: u8| {
+            let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+            let spec = ShardSpec::new(&recipe, SHAPE, 1, 0)?;
+            let shard = ShardedTensor::new(&gathers, recipe, spec)?;
+            let data = shard.local().buffers()[0].storage.clone();
+            reader.copy(&at_rest(value, data.len())?, 0..data.len(), &data, 0)?;
+            GatherGroup::new(reader, comm.clone(), &pool, vec![shard], true)
+        };
+        let mut groups = [group(&first, 1)?, group(&second, 2)?];
+        let seen = [(); 2].map(|()| first.alloc::<u8>(SHAPE.elements()));
+        for ((group, reader), seen) in groups.iter_mut().zip([&first, &second]).zip(&seen) {
+            let seen = seen.as_ref().map_err(Clone::clone)?;
+            group.unshard(Phase::Forward)?;
+            let data = &group.tensor(0)?.buffers()[0].storage;
+            // Queued: nothing but the memory's next writer makes anyone wait for it.
+            reader.copy(data, 0..seen.len(), seen, 0)?;
+            group.reshard();
+        }
+        assert_eq!(pool.sets(), 1, "the groups share one set");
+        for (reader, seen, value) in [(&second, &seen[1], 2), (&first, &seen[0], 1)] {
+            let seen = seen.as_ref().map_err(Clone::clone)?;
+            assert_eq!(reader.download(seen)?, [value; SHAPE.elements()]);
+        }
+        Ok(())
+    };
+    run().unwrap_or_else(|e| panic!("{e}"));
 }

@@ -47,7 +47,9 @@ failed=0
 case $what in
 all | tests)
   "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
-  [ $# -gt 0 ] || "$here/shard-tests" --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
+  [ $# -gt 0 ] || for tests in shard-tests optim-tests; do
+    "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
+  done
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
   grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
   ;;
@@ -90,6 +92,8 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     pack(&tests, &folder.join("kernel-tests"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
     pack(&tests, &folder.join("shard-tests"))?;
+    let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
+    pack(&tests, &folder.join("optim-tests"))?;
     if !options.tests_only {
         run(cargo(&[
             "build",

@@ -72,6 +72,21 @@ mod tests {
     }
 
     #[test]
+    fn powers_of_integers_are_rounded_once() {
+        for base in [3u32, 5, 6, 7, 10, 11, 13, 1_000_003] {
+            let mut exact = 1u128;
+            for exponent in 1.. {
+                let Some(next) = exact.checked_mul(base.into()) else {
+                    break;
+                };
+                exact = next;
+                let found = power(f64::from(base), exponent);
+                assert_eq!(found, exact as f64, "{base}^{exponent}");
+            }
+        }
+    }
+
+    #[test]
     fn known_powers() {
         assert_eq!(power(0.3, 0), 1.0);
         assert_eq!(power(0.0, 0), 1.0);

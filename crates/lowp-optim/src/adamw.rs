@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_kernels::{Backend, Moments, StepCounts};
+use lowp_kernels::{Backend, Moments, Pending, StepCounts};
 use lowp_shard::{Communicator, Mesh, Requantize, ScaleBook, or_abort};
 
 use crate::param::Param;
@@ -69,39 +69,65 @@ impl<B: Backend> AdamW<B> {
     }
 
     fn try_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {
-        options.check()?;
-        self.check_ready()?;
-        let number = self.number + 1;
-        let scalars = options.scalars(&self.groups);
-        self.work.set(options, number, &scalars)?;
-        // Before the first write, so that no gather takes the old rows for current.
-        self.params.iter().for_each(|p| p.item.begin_write());
+        self.prepare(options)?;
         let enqueued = self.world.is_enqueued();
         match &self.graph {
             Some(graph) => self.backend.launch(graph)?,
             None => {
-                self.work.enqueue()?;
+                self.enqueue()?;
                 if enqueued {
-                    self.graph = Some(self.backend.capture(|| self.work.enqueue())?);
+                    self.graph = Some(self.backend.capture(|| self.enqueue())?);
                 }
             }
         }
-        self.number = number;
-        self.clear_grads();
         let bytes = self.work.report()?;
         if enqueued {
-            let world = Arc::clone(&self.world);
-            return Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard));
+            return Ok(self.pending(bytes));
         }
         self.report(options, bytes).map(PendingStep::here)
     }
 
+    /// The part of a step that the host does: checks that every gradient is there, gives the device the
+    /// options, and says that the rows change. [`AdamW::enqueue`], or a graph that captured it, follows, then
+    /// [`AdamW::outcome`]; [`AdamW::step`] is all three.
+    ///
+    /// # Errors
+    /// A parameter without a gradient, or options out of range: of this rank alone.
+    pub fn prepare(&mut self, options: &StepOptions) -> Result<(), OptimError> {
+        options.check()?;
+        self.check_ready()?;
+        let scalars = options.scalars(&self.groups);
+        self.work.set(options, self.number + 1, &scalars)?;
+        // Before the first write, so that no gather takes the old rows for current.
+        self.params.iter().for_each(|p| p.item.begin_write());
+        self.number += 1;
+        self.clear_grads();
+        Ok(())
+    }
+
+    /// Gives the stream the step that was prepared. In a capture it is a part of the caller's graph, where
+    /// collectives are work of the stream, too ([`Communicator::is_enqueued`]).
+    ///
+    /// # Errors
+    /// A rank or the backend failed.
+    pub fn enqueue(&self) -> Result<(), OptimError> {
+        self.work.enqueue()
+    }
+
+    /// What became of the last step that the stream was given, as soon as it is done.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn outcome(&self) -> Result<PendingStep<B>, OptimError> {
+        Ok(self.pending(self.work.report()?))
+    }
+
+    fn pending(&self, bytes: Pending<u8>) -> PendingStep<B> {
+        PendingStep::on_its_way(bytes, Arc::clone(&self.world), self.mesh.shard)
+    }
+
     /// What became of a step that is done.
-    fn report(
-        &self,
-        options: &StepOptions,
-        bytes: lowp_kernels::Pending<u8>,
-    ) -> Result<StepReport, OptimError> {
+    fn report(&self, options: &StepOptions, bytes: Pending<u8>) -> Result<StepReport, OptimError> {
         let report = read(bytes)?;
         let what = match report.consensus {
             Some(_) => self.work.difference(options, self.number)?,

@@ -47,6 +47,7 @@ impl Group {
             beta2: self.betas.1,
             eps: self.eps,
             weight_decay: self.weight_decay,
+            bias_correction: self.bias_correction,
             ..AdamScalars::default()
         };
         if self.bias_correction {

@@ -99,7 +99,7 @@ pub(super) mod device {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::Rig;
-    use crate::{Cuda, KernelError};
+    use crate::{Backend, Cuda, KernelError};
 
     pub(in crate::conformance) fn once(test: impl Fn(&Rig<Cuda>)) {
         static DEVICE: OnceLock<Result<Cuda, KernelError>> = OnceLock::new();

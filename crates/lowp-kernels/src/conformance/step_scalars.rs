@@ -57,7 +57,7 @@ impl Input {
                 beta1: beta(words[0]),
                 beta2: beta(words[1]),
                 correction1: f32::from_bits(words[3]),
-                bias_correction: words[3] % 4 > 0,
+                bias_correction: !words[3].is_multiple_of(4),
                 ..AdamScalars::default()
             }
         };
@@ -348,11 +348,12 @@ impl<B: Backend> Step<B> {
         }
     }
 
-    fn state(&self, rig: &Rig<B>) -> (Vec<Vec<u32>>, Vec<(BufferKey, Vec<u8>)>) {
+    fn state(&self, rig: &Rig<B>) -> (Vec<Vec<u32>>, Vec<Vec<u8>>) {
         let floats = self.masters.iter().chain(&self.moments);
         let floats = floats.chain([&self.observed]);
         let floats = floats.map(|buffer| bits(&rig.content::<f32>(buffer)));
-        (floats.collect(), contents(rig, &self.targets))
+        let encoded = contents(rig, &self.targets).into_iter();
+        (floats.collect(), encoded.map(|(_, bytes)| bytes).collect())
     }
 }
 
@@ -488,4 +489,28 @@ pub(super) fn scalars_in_a_buffer_must_fit<B: Backend>(rig: &Rig<B>) {
     };
     assert_eq!(run(update, &scalars.to_bytes()), Ok(()));
     assert_ne!(step.state(rig), before);
+}
+
+/// Kernels read words of eight bytes.
+#[cfg(feature = "cuda")]
+#[test]
+fn scalars_begin_at_multiples_of_eight_bytes_on_a_device() {
+    use super::fence::Fenced;
+    super::rig::device::once(|rig| {
+        let [update, _] = &Step::new(rig).plans;
+        let scalars = StepScalars {
+            adam: vec![AdamScalars::default(); 2],
+            ..StepScalars::default()
+        };
+        for shift in [0, 1, 4, 8] {
+            let (buffer, fence) = crate::Cuda::fenced(rig, &scalars.to_bytes(), shift);
+            let run = rig.backend.run_with(update, &buffer);
+            let (pointer, size) = (buffer.pointer(), 8);
+            match shift % 8 {
+                0 => assert_eq!(run, Ok(())),
+                _ => assert_eq!(run, Err(KernelError::Misaligned { pointer, size })),
+            }
+            fence();
+        }
+    });
 }

@@ -7,6 +7,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
@@ -50,6 +51,7 @@ pub(super) struct Device {
     pub(super) events: EventPool,
     /// Host memory for copies that nobody waits for.
     pub(super) host: HostPool,
+    waits: AtomicU64,
 }
 
 impl Point for CudaEvent {
@@ -155,6 +157,12 @@ impl Cuda {
             event: event.map_err(failed("cuEventRecord"))?,
             device: Arc::clone(self.device()),
         })
+    }
+
+    /// How often the host waited for this device so far, in this process: for the end of a stream's work, for
+    /// a point in it, or for values to arrive.
+    pub fn waits(&self) -> u64 {
+        self.device().waits.load(Ordering::Relaxed)
     }
 
     /// The device's name.
@@ -277,6 +285,7 @@ impl Device {
             deferred: Deferred::new(),
             events: EventPool::default(),
             host: HostPool::default(),
+            waits: AtomicU64::new(0),
         })
     }
 
@@ -314,12 +323,19 @@ impl Device {
     /// Waits until the work of `stream` is done, also where a destructor has left an error to report: host
     /// memory and streams of others depend on it. Then reports.
     pub(super) fn finish(&self, stream: &CudaStream) -> Result<(), result::DriverError> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the context and the stream are alive.
         let done = unsafe {
             result::ctx::set_current(self.context.cu_ctx())?;
             result::stream::synchronize(stream.cu_stream())
         };
         self.context.check_err().and(done)
+    }
+
+    /// Waits for `event`.
+    pub(super) fn wait(&self, event: &CudaEvent) -> Result<(), KernelError> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        event.synchronize().map_err(failed("cuEventSynchronize"))
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Arc<CudaStream>>> {

@@ -75,9 +75,7 @@ impl CudaEvent {
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.outside()?;
         let event = self.point.event.as_ref();
-        event
-            .map_or(Ok(()), DriverEvent::synchronize)
-            .map_err(failed("cuEventSynchronize"))
+        event.map_or(Ok(()), |event| self.device().wait(event))
     }
 
     fn outside(&self) -> Result<(), KernelError> {

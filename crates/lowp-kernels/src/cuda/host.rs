@@ -87,7 +87,7 @@ impl HostPool {
             let Some((block, event)) = oldest else {
                 return allocate(device, bytes.next_power_of_two().max(SMALLEST));
             };
-            event.synchronize().map_err(failed("cuEventSynchronize"))?;
+            device.wait(&event)?;
             device.events.give_back(event);
             self.lock().retain(block);
         }
@@ -243,7 +243,7 @@ impl<T: Element> Arrival<T> for OnItsWay<T> {
     fn wait(mut self: Box<Self>) -> Result<Vec<T>, KernelError> {
         let mut values = zeroed::<T>(self.len)?;
         if let Some((block, event)) = &self.copy {
-            event.synchronize().map_err(failed("cuEventSynchronize"))?;
+            self.device.wait(event)?;
             // SAFETY: the copy, of as many values, is done; every bit pattern is an `Element`.
             unsafe {
                 let to = values.as_mut_ptr().cast::<u8>();

@@ -6,14 +6,15 @@ use lowp_format::{ScaleRule, Shape, SourceRounding, cdiv};
 
 use super::device::Cuda;
 use super::table::{
-    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, History, Interleave, Layout,
-    Pass, Repack, Scales, SumSquares, Transpose, code, rule,
+    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Interleave,
+    Layout, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum, SumSquares, Transpose,
+    code, rule,
 };
 use crate::check::target::block_of;
 use crate::{
-    AdamMode, AdamwJob, AmaxJob, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob, InterleaveJob,
-    KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob, Target, TensorInput,
-    TransposeJob,
+    AdamMode, AdamwJob, AmaxJob, ConvertJob, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
+    HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, StepScalarsJob,
+    SumJob, SumSquaresJob, Target, TensorInput, TransposeJob,
 };
 
 fn code_of(code: Code) -> u8 {
@@ -497,4 +498,47 @@ pub(super) fn sum_squares(
         source_code,
         ..SumSquares::default()
     }
+}
+
+pub(super) fn sum(job: &SumJob<Cuda>) -> Sum {
+    vectors(&job.from, &job.into, 0)
+}
+
+pub(super) fn convert(job: &ConvertJob<Cuda>) -> Sum {
+    vectors(&job.from, &job.into, 1)
+}
+
+fn vectors(from: &Source<Cuda>, into: &Source<Cuda>, convert: u8) -> Sum {
+    let (from, from_code, len) = source(from);
+    let (into, into_code, _) = source(into);
+    Sum {
+        from,
+        into,
+        len,
+        from_code,
+        into_code,
+        convert,
+        ..Sum::default()
+    }
+}
+
+/// The kernel goes through the records of docs/numerics.md 12.8 by these sizes.
+const _: () = assert!(
+    GRAD_PART as usize == GradPart::BYTES
+        && STEP_HEADER as usize == crate::StepScalars::bytes(0)
+        && (STEP_HEADER + STEP_GROUP) as usize == crate::StepScalars::bytes(1)
+);
+
+pub(super) fn step_scalars(job: &StepScalarsJob<Cuda>) -> Result<StepScalars, KernelError> {
+    Ok(StepScalars {
+        parts: job.parts.pointer(),
+        options: job.options.pointer(),
+        counts: job.counts.pointer(),
+        out: job.out.pointer(),
+        report: job.report.pointer(),
+        ranks: (job.parts.len() / GradPart::BYTES) as u64,
+        shards: job.shards as u64,
+        replica: job.replica as u64,
+        groups: crate::StepScalars::groups(job.options.len())? as u64,
+    })
 }

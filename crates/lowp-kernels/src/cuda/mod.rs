@@ -146,6 +146,10 @@ impl Backend for Cuda {
         plan.run(self, scalars)
     }
 
+    fn run_with(&self, plan: &CudaPlan, scalars: &CudaBuffer<u8>) -> Result<(), KernelError> {
+        plan.run_with(self, scalars)
+    }
+
     fn fork(&self) -> Result<Self, KernelError> {
         self.fork_stream()
     }

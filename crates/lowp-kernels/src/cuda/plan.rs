@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use super::buffer::Memory;
+use super::buffer::{CudaBuffer, Memory};
 use super::device::{Cuda, Device};
 use super::launch::Launch;
-use super::table::{RunSum, SumTotal};
+use super::table::{RunSum, Step, SumTotal};
 use super::{capture, lower, step};
 use crate::check::{Checked, check};
 use crate::{KernelError, StepScalars, SumSquaresJob, Work};
@@ -85,6 +85,12 @@ impl CudaPlan {
                 let rows = sum_rows(jobs, memory.pointer);
                 Launch::new(cuda, rows)
             }
+            Work::Sum(jobs) => Launch::new(cuda, jobs.iter().map(lower::sum).collect()),
+            Work::Convert(jobs) => Launch::new(cuda, jobs.iter().map(lower::convert).collect()),
+            Work::StepScalars(jobs) => {
+                let rows = jobs.iter().map(lower::step_scalars);
+                Launch::new(cuda, rows.collect::<Result<_, _>>()?)
+            }
         }?;
         let planned = Planned {
             device: Arc::clone(cuda.device()),
@@ -119,6 +125,31 @@ impl CudaPlan {
         // SAFETY: nothing runs yet; the graph keeps the plan and the scalars.
         unsafe { self.enqueue(cuda, stream.cu_stream(), memory.pointer)? };
         capture::keep(|| (self.clone(), memory));
+        Ok(())
+    }
+
+    /// Runs the work on the stream of `cuda`, with scalars that lie in device memory.
+    pub(super) fn run_with(
+        &self,
+        cuda: &Cuda,
+        scalars: &CudaBuffer<u8>,
+    ) -> Result<(), KernelError> {
+        self.on(cuda)?;
+        cuda.own(scalars)?;
+        let (needed, given) = (self.planned.groups, StepScalars::groups(scalars.len())?);
+        if given < needed {
+            return Err(KernelError::Scalars { needed, given });
+        }
+        let (pointer, size) = (scalars.pointer(), align_of::<Step>());
+        if !pointer.is_multiple_of(size as u64) {
+            return Err(KernelError::Misaligned { pointer, size });
+        }
+        cuda.bind()?;
+        let stream = capture::stream_of(&cuda.queue)?;
+        // SAFETY: the buffer holds a step of enough groups, and like what the plan holds it is freed
+        // behind the work of every stream.
+        unsafe { self.enqueue(cuda, stream.cu_stream(), pointer)? };
+        capture::keep(|| (self.clone(), scalars.clone()));
         Ok(())
     }
 

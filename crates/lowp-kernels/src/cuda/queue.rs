@@ -23,7 +23,7 @@ pub(super) struct Queue {
 impl Queue {
     pub(super) fn new(device: Arc<Device>, stream: Arc<CudaStream>) -> Result<Self, KernelError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let step = StepMemory::new(&device.context)?;
+        let step = StepMemory::new(&device)?;
         device.follow(&stream);
         Ok(Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),

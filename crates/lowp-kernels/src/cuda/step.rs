@@ -8,11 +8,11 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use super::buffer::Memory;
 use super::cleanup::Cleanup;
-use super::device::Cuda;
+use super::device::{Cuda, Device};
 use super::table::{AdamGroup, Step};
 use super::{failed, host};
 use crate::{KernelError, StepScalars};
@@ -27,7 +27,7 @@ const SLOTS: usize = 16;
 /// The scalars of one stream: graphs hold the address, so it never changes.
 pub(super) struct StepMemory {
     pointer: u64,
-    context: Arc<CudaContext>,
+    device: Arc<Device>,
     ring: Mutex<Ring>,
 }
 
@@ -45,7 +45,8 @@ struct Ring {
 unsafe impl Send for Ring {}
 
 impl StepMemory {
-    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, KernelError> {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self, KernelError> {
+        let context = &device.context;
         context
             .bind_to_thread()
             .map_err(failed("cuCtxSetCurrent"))?;
@@ -60,7 +61,7 @@ impl StepMemory {
         })?;
         Ok(Self {
             pointer,
-            context: Arc::clone(context),
+            device: Arc::clone(device),
             ring: Mutex::new(Ring {
                 words: pinned.cast(),
                 next: 0,
@@ -79,12 +80,13 @@ impl StepMemory {
     ) -> Result<(), KernelError> {
         // Held until the work is enqueued: another thread's scalars come behind it.
         let mut ring = self.ring.lock().map_err(|_| KernelError::Poisoned)?;
-        self.context
+        let context = &self.device.context;
+        context
             .bind_to_thread()
             .map_err(failed("cuCtxSetCurrent"))?;
         let words = words(scalars)?;
         if ring.written != words {
-            ring.write(self.pointer, stream, words)?;
+            ring.write(&self.device, self.pointer, stream, words)?;
         }
         work(self.pointer)
     }
@@ -93,13 +95,14 @@ impl StepMemory {
 impl Ring {
     fn write(
         &mut self,
+        device: &Device,
         pointer: u64,
         stream: &CudaStream,
         words: Vec<u32>,
     ) -> Result<(), KernelError> {
         let slot = self.next;
         if let Some(done) = &self.done[slot] {
-            done.synchronize().map_err(failed("cuEventSynchronize"))?;
+            device.wait(done)?;
         }
         // SAFETY: slot `slot` has `WORDS` words, `words` is no longer (see `words`), and the last
         // copy out of the slot is done.
@@ -128,18 +131,19 @@ impl Ring {
 
 impl Drop for StepMemory {
     fn drop(&mut self) {
-        let _cleanup = Cleanup::begin(&self.context);
-        self.context.record_err(self.context.bind_to_thread());
+        let context = &self.device.context;
+        let _cleanup = Cleanup::begin(context);
+        context.record_err(context.bind_to_thread());
         let ring = self.ring.get_mut().unwrap_or_else(PoisonError::into_inner);
         for done in ring.done.iter().flatten() {
-            self.context.record_err(done.synchronize());
+            context.record_err(done.synchronize());
         }
         let pinned: *mut c_void = ring.words.cast();
         // SAFETY: allocated by `new`, freed once; no copy out of it is in flight. The stream whose work
         // reads the device memory was waited for (`Queue`), and freeing it waits, too.
         unsafe {
-            self.context.record_err(result::free_host(pinned));
-            self.context.record_err(result::free_sync(self.pointer));
+            context.record_err(result::free_host(pinned));
+            context.record_err(result::free_sync(self.pointer));
         }
     }
 }

@@ -58,6 +58,12 @@ constexpr uint64_t INTERLEAVE_TILE = 16384;
 // SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
 constexpr uint64_t SUM_RUN = 4096;
 constexpr uint32_t SUM_RUNS = 8;
+// Sum: elements of a tile.
+constexpr uint64_t SUM_TILE = 8192;
+// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
+constexpr uint64_t GRAD_PART = 32;
+constexpr uint64_t STEP_HEADER = 32;
+constexpr uint64_t STEP_GROUP = 32;
 
 // Codes of entries: lowp_format::Code in its order.
 enum Code : uint8_t {
@@ -153,7 +159,8 @@ enum RepackPath : uint8_t {
 
 // Bits of the kernel parameter `flags`.
 enum Flags : uint32_t {
-  // Do nothing at all if Step::skip is not 0. Every launch has it, as a run on the CPU does.
+  // Do nothing at all if Step::skip is not 0. Every launch has it, as a run on the CPU does;
+  // lowp_step_scalars, which makes a Step, does not look at it.
   FLAG_HONOR_SKIP = 1,
 };
 
@@ -168,7 +175,8 @@ static_assert(sizeof(Tile) == 8);
 // The scalars of AdamW for one parameter group (numerics 12).
 struct AdamGroup {
   float lr, beta1, beta2, eps, weight_decay, correction1, correction2;
-  uint32_t reserved;
+  // Not 0: lowp_step_scalars makes the corrections of the betas.
+  uint32_t bias_correction;
 };
 static_assert(sizeof(AdamGroup) == 32);
 
@@ -180,7 +188,11 @@ struct Step {
   float grad_scale;
   // Not 0: launches with FLAG_HONOR_SKIP change nothing.
   uint32_t skip;
-  uint64_t reserved[2];
+  // lowp_step_scalars scales gradients of a larger norm down to it.
+  float max_norm;
+  // Groups that follow.
+  uint32_t groups;
+  uint64_t reserved;
 };
 static_assert(sizeof(Step) == 32);
 
@@ -487,5 +499,33 @@ struct SumSquares {
   uint8_t reserved[2];
 };
 static_assert(sizeof(SumSquares) == 64);
+
+// `SumJob` or `ConvertJob`: into[i] = into[i] + from[i], or from[i], in tiles of SUM_TILE elements.
+struct Sum {
+  uint64_t from, into, len;
+  // F32 or BF16.
+  uint8_t from_code;
+  uint8_t into_code;
+  // Without the sum.
+  uint8_t convert;
+  // 16-byte accesses stay aligned.
+  uint8_t vector;
+  uint32_t reserved;
+};
+static_assert(sizeof(Sum) == 32);
+
+// `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
+struct StepScalars {
+  // The part of every rank.
+  uint64_t parts;
+  uint64_t options, counts, out, report, ranks;
+  // Ranks of a replica.
+  uint64_t shards;
+  // The replica whose norm counts.
+  uint64_t replica;
+  // Groups of the options.
+  uint64_t groups;
+};
+static_assert(sizeof(StepScalars) == 72);
 
 }  // namespace lowp

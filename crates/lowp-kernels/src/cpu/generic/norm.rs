@@ -5,8 +5,7 @@ use super::convert::Values;
 use super::{Context, map, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::lanes::Lanes;
-use crate::lanes::{Isa, Kernel};
+use crate::lanes::{Isa, Kernel, Lanes};
 use crate::{KernelError, SumSquaresJob};
 use lowp_format::SourceRounding;
 

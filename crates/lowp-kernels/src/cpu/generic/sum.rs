@@ -7,8 +7,7 @@ use super::convert::Values;
 use super::{Context, for_each, source};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
-use crate::lanes::{Isa, Kernel};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{Isa, Kernel, LANES, Lanes};
 use crate::{ConvertJob, KernelError, Source, SumJob};
 
 /// Elements of one task.

@@ -11,8 +11,9 @@ mod tests;
 use super::table::{
     AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
     FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass, REPACK_RUN,
-    REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SumSquares, TRANSPOSE_BYTES, TRANSPOSE_NIBBLES,
-    TRANSPOSE_SIDE, Tile, Transpose, amax_path, code, decode_path, repack_path, rule,
+    REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
+    TRANSPOSE_BYTES, TRANSPOSE_NIBBLES, TRANSPOSE_SIDE, Tile, Transpose, amax_path, code,
+    decode_path, repack_path, rule,
 };
 use encode::has_side;
 
@@ -287,5 +288,25 @@ impl Job for SumSquares {
 
     fn tiles(&self) -> u64 {
         u64::from(self.tiles)
+    }
+}
+
+impl Job for Sum {
+    const KERNEL: Kernel = Kernel::Sum;
+
+    fn lay_out(&mut self) {
+        self.vector = u8::from(aligned(self.from | self.into, 0, 16));
+    }
+
+    fn tiles(&self) -> u64 {
+        cdiv(self.len, SUM_TILE)
+    }
+}
+
+impl Job for StepScalars {
+    const KERNEL: Kernel = Kernel::StepScalars;
+    fn lay_out(&mut self) {}
+    fn tiles(&self) -> u64 {
+        1
     }
 }

@@ -117,3 +117,21 @@ fn more_than_two_billion_elements_are_counted() {
     let job = encode(1 << 20, 1 << 14, &[[1, 32], [32, 1]]);
     assert_eq!(job.tiles(), (1 << 15) * (1 << 6));
 }
+
+#[test]
+fn vectors_are_cut_into_runs() {
+    let job = |from, into, len| {
+        let mut job = Sum {
+            from,
+            into,
+            len,
+            ..Sum::default()
+        };
+        job.lay_out();
+        (job.vector, job.tiles())
+    };
+    assert_eq!(job(256, 512, 0), (1, 0));
+    assert_eq!(job(256, 512, SUM_TILE), (1, 1));
+    assert_eq!(job(256, 520, SUM_TILE + 1), (0, 2));
+    assert_eq!(job(258, 512, 1), (0, 1));
+}

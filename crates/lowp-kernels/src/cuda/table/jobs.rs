@@ -22,7 +22,8 @@ structs! {
         weight_decay: f32,
         correction1: f32,
         correction2: f32,
-        reserved: u32,
+        /// Not 0: lowp_step_scalars makes the corrections of the betas.
+        bias_correction: u32,
     }
 
     /// What changes from run to run. The `AdamGroup`s follow this header directly.
@@ -33,7 +34,11 @@ structs! {
         grad_scale: f32,
         /// Not 0: launches with FLAG_HONOR_SKIP change nothing.
         skip: u32,
-        reserved: [u64; 2],
+        /// lowp_step_scalars scales gradients of a larger norm down to it.
+        max_norm: f32,
+        /// Groups that follow.
+        groups: u32,
+        reserved: u64,
     }
 
     /// One part of `AmaxJob::blocks`.
@@ -355,5 +360,37 @@ structs! {
         /// 16-byte loads stay aligned.
         vector: u8,
         reserved: [u8; 2],
+    }
+
+    /// `SumJob` or `ConvertJob`: into[i] = into[i] + from[i], or from[i], in tiles of SUM_TILE elements.
+    struct Sum {
+        from: u64,
+        into: u64,
+        len: u64,
+        /// F32 or BF16.
+        from_code: u8,
+        into_code: u8,
+        /// Without the sum.
+        convert: u8,
+        /// 16-byte accesses stay aligned.
+        vector: u8,
+        reserved: u32,
+    }
+
+    /// `StepScalarsJob`: one block each. Records lie at any address, as docs/numerics.md 12.8 has them.
+    struct StepScalars {
+        /// The part of every rank.
+        parts: u64,
+        options: u64,
+        counts: u64,
+        out: u64,
+        report: u64,
+        ranks: u64,
+        /// Ranks of a replica.
+        shards: u64,
+        /// The replica whose norm counts.
+        replica: u64,
+        /// Groups of the options.
+        groups: u64,
     }
 }

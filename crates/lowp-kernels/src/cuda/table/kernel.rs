@@ -20,11 +20,13 @@ pub(crate) enum Kernel {
     Interleave,
     Adamw,
     SumSquares,
+    Sum,
+    StepScalars,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 13] = [
+    pub(crate) const ALL: [Kernel; 15] = [
         Kernel::Amax,
         Kernel::History,
         Kernel::Encode,
@@ -38,6 +40,8 @@ impl Kernel {
         Kernel::Interleave,
         Kernel::Adamw,
         Kernel::SumSquares,
+        Kernel::Sum,
+        Kernel::StepScalars,
     ];
 
     /// The entry point in the module.
@@ -56,6 +60,8 @@ impl Kernel {
             Kernel::Interleave => "lowp_interleave",
             Kernel::Adamw => "lowp_adamw",
             Kernel::SumSquares => "lowp_sum_squares",
+            Kernel::Sum => "lowp_sum",
+            Kernel::StepScalars => "lowp_step_scalars",
         }
     }
 

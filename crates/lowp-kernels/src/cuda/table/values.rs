@@ -44,6 +44,12 @@ constants! {
     /// SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
     SUM_RUN: u64 = 4096;
     SUM_RUNS: u32 = 8;
+    /// Sum: elements of a tile.
+    SUM_TILE: u64 = 8192;
+    /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
+    GRAD_PART: u64 = 32;
+    STEP_HEADER: u64 = 32;
+    STEP_GROUP: u64 = 32;
 }
 
 values! {
@@ -141,7 +147,8 @@ values! {
 
     /// Bits of the kernel parameter `flags`.
     mod flags: u32 as Flags, "FLAG_" {
-        /// Do nothing at all if Step::skip is not 0. Every launch has it, as a run on the CPU does.
+        /// Do nothing at all if Step::skip is not 0. Every launch has it, as a run on the CPU does;
+        /// lowp_step_scalars, which makes a Step, does not look at it.
         HONOR_SKIP = 1,
     }
 }
