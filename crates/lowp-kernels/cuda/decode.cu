@@ -34,7 +34,7 @@ __device__ __forceinline__ float factor(const Decode& job, float tensor, uint64_
   return block_factor(job, tensor, row / job.block_rows, col / job.block_cols);
 }
 
-// The product; a NaN is that of the operand it came from, as on the host, not the canonical one.
+// The product; a NaN is that of the operand that is one, as on the host, not the canonical one.
 __device__ __forceinline__ float scaled(float x, float factor) {
   float y = __fmul_rn(x, factor);
   if (y == y) return y;

@@ -50,12 +50,12 @@ pub struct Slot<B: Backend> {
 #[derive(Clone, Debug)]
 pub enum TensorInput<B: Backend> {
     /// The encode scale (per-tensor scales), as it stands, or the tensor amax (two-level scales), of
-    /// which the magnitude counts: the entry may be spent. It is not spent by this.
+    /// which the magnitude counts: the entry may be consumed. It is not consumed by this.
     Known(Slot<B>),
     /// The agreed amax of the tensor, as amax jobs raised it. The encode makes the scale of it, so
-    /// that nothing needs to run between the agreement and the encode, and then spends it: the
+    /// that nothing needs to run between the agreement and the encode, and then consumes it: the
     /// entry's sign is set, its magnitude stays, and the next amax job replaces it instead of
-    /// raising it. Any number of encodes may read one entry, spent or not.
+    /// raising it. Any number of encodes may read one entry, consumed or not.
     Observed {
         /// Where it is.
         slot: Slot<B>,
@@ -132,7 +132,7 @@ pub struct BlockAmax {
 }
 
 /// Raises amax entries (docs/numerics.md 2.2): `out = max(out, amax)`, NaN elements ignored. An entry
-/// that is negative (spent, see [`TensorInput`]) or NaN is replaced. Entries of blocks without an
+/// that is negative (consumed, see [`TensorInput`]) or NaN is replaced. Entries of blocks without an
 /// element in `source` stay.
 #[derive(Clone, Debug)]
 pub struct AmaxJob<B: Backend> {
@@ -154,7 +154,7 @@ pub struct AmaxJob<B: Backend> {
 
 /// Rolls the amax history of one tensor (delayed scaling, docs/numerics.md 4.2): column `history`
 /// takes the agreed amax `observed[index]`, `scales[index]` becomes the next encode scale, and
-/// `observed[index]` becomes 0. A spent entry counts as 0. Jobs of one plan must not share an entry.
+/// `observed[index]` becomes 0. A consumed entry counts as 0. Jobs of one plan must not share an entry.
 #[derive(Clone, Debug)]
 pub struct HistoryJob<B: Backend> {
     /// Agreed amaxes.
@@ -208,7 +208,7 @@ pub struct EncodeJob<B: Backend> {
     pub stochastic: Option<StochasticKey>,
 }
 
-/// Where a flat encode finds agreed block amaxes. It spends them, as [`TensorInput::Observed`].
+/// Where a flat encode finds agreed block amaxes. It consumes them, as [`TensorInput::Observed`].
 #[derive(Clone, Debug)]
 pub struct FlatBlocks<B: Backend> {
     /// The agreed vector.

@@ -41,54 +41,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![cfg_attr(
-    feature = "cuda",
-    doc = r#"
-# On a GPU
-
-With the feature `cuda`: a tensor encoded for a product of matrices, in one launch. The scales have the layout that the
-product reads.
-
-```no_run
-use lowp_kernels::{AnyRecipe, Backend, Cuda, EncodeJob, Form, Shape, Source, Usage, Work, bf16};
-
-let cuda = Cuda::new(0)?;
-let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
-let shape = Shape::new(4096, 4096);
-let activations = Source::Bf16(cuda.upload(&vec![bf16::ONE; shape.elements()])?);
-let encode = EncodeJob::new(&cuda, &recipe, shape, Usage::BOTH, activations)?;
-let encode = encode.with_scales_in(&cuda, Form::Swizzled)?;
-let plan = cuda.plan(Work::Encode(vec![encode]))?;
-cuda.run(&plan, &Default::default())?;
-cuda.synchronize()?;
-# Ok::<(), Box<dyn std::error::Error>>(())
-```
-
-A step of AdamW with its encode, planned once.
-
-```no_run
-use lowp_kernels::{
-    AdamScalars, AdamwJob, AnyRecipe, Backend, Cuda, EncodeJob, Shape, Source, StepScalars, Usage, Work,
-};
-
-let cuda = Cuda::new(0)?;
-let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
-let shape = Shape::new(4096, 4096);
-let master = cuda.alloc::<f32>(shape.elements())?;
-let grad = Source::Bf16(cuda.alloc(shape.elements())?);
-let encode = EncodeJob::new(&cuda, &recipe, shape, Usage::BOTH, Source::F32(master.clone()))?;
-let (update, _) = AdamwJob::new(&cuda, master, grad)?.with_encode(encode);
-let plan = cuda.plan(Work::Adamw(vec![update]))?;
-let adam = AdamScalars::default();
-for step in 1..=1000 {
-    let scalars = StepScalars { adam: vec![adam.at_step(step)], ..StepScalars::default() };
-    cuda.run(&plan, &scalars)?;
-}
-cuda.synchronize()?;
-# Ok::<(), Box<dyn std::error::Error>>(())
-```
-"#
-)]
+#![cfg_attr(feature = "cuda", doc = include_str!("cuda/example.md"))]
 
 mod backend;
 mod buffer;

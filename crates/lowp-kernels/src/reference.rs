@@ -27,7 +27,7 @@ pub struct Reference<'a> {
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
     /// The encode scale (per-tensor scales) or tensor amax (two-level scales, of which the magnitude
-    /// counts: a spent entry is negative); otherwise unused.
+    /// counts: a consumed entry is negative); otherwise unused.
     pub tensor: f32,
     /// Stochastic rounding: the generator, its step included, and the random byte of element 0.
     pub random: Option<(Philox, u64)>,
@@ -122,7 +122,7 @@ impl Reference<'_> {
 
     /// What a flat encode (docs/numerics.md 11) makes of `bytes`, the content of a target of `spec`:
     /// the values are those from flat index `start` on, `amaxes` the agreed ones of the target's
-    /// blocks, row-major, spent or not.
+    /// blocks, row-major, consumed or not.
     ///
     /// # Errors
     /// Ingredients outside the definition.
@@ -301,8 +301,8 @@ pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
     while sums.len() > 1 {
         sums = sums.chunks(4096).map(run_sum).collect();
     }
-    let odd = values.iter().filter(|x| !x.is_finite()).count();
-    (sums.first().copied().unwrap_or(0.0), odd as u64)
+    let non_finite = values.iter().filter(|x| !x.is_finite()).count();
+    (sums.first().copied().unwrap_or(0.0), non_finite as u64)
 }
 
 /// Value `i` is added to sum `i % 256`; then the upper half of the sums is added to the lower half

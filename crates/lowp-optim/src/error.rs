@@ -11,7 +11,7 @@ pub enum OptimError {
     /// A shape or recipe is wrong.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A kernel refused its job.
+    /// A kernel rejected its job.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// A collective failed.

@@ -57,7 +57,7 @@ impl Group {
         }
     }
 
-    /// Refuses values that would turn masters into NaN or climb the loss.
+    /// Checks that no value would turn masters into NaN or climb the loss.
     pub(crate) fn check(&self, index: usize) -> Result<(), OptimError> {
         let at_least_0 = |x: f32| x.is_finite() && x >= 0.0;
         let below_1 = |x: f32| (0.0..1.0).contains(&x);

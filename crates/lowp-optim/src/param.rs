@@ -43,7 +43,7 @@ impl ParamSpec {
     }
 }
 
-/// The name of a parameter in its optimizer. Other optimizers refuse it.
+/// The name of a parameter in its optimizer. Other optimizers reject it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId {
     pub(crate) optimizer: u64,

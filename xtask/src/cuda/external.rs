@@ -13,38 +13,21 @@ use crate::command::{cargo, run, workspace_root};
 
 /// The program of that crate.
 const PROGRAM: &str = r#"
-use lowp_format::{AnyRecipe, BufferSpec, Recipe, ScaleSource, Shape, Usage};
-use lowp_kernels::{Backend, Cpu, Cuda, EncodeJob, KernelError, Source, Target, Work};
-use std::error::Error;
+use lowp_kernels::{AnyRecipe, Backend, Cpu, Cuda, DeviceBuffer, KernelError, Quantized, Shape};
 
-fn encode<B: Backend>(backend: &B) -> Result<Vec<u8>, Box<dyn Error>> {
-    let per_block = |recipe: &AnyRecipe| recipe.scale_source() == ScaleSource::BlockAmax;
-    let recipe = AnyRecipe::all().into_iter().find(per_block).ok_or("no such recipe")?;
+fn cast<B: Backend>(backend: &B) -> Result<(Vec<Vec<u8>>, Vec<f32>), KernelError> {
+    let recipe = AnyRecipe::from_name("mxfp8", &Default::default())?;
     let shape = Shape::new(256, 512);
     let values: Vec<f32> = (0..shape.elements()).map(|i| (i % 997) as f32 - 498.5).collect();
-    let target = |spec: BufferSpec| Ok(Target::new(spec, backend.alloc(spec.bytes(shape))?));
-    let job: EncodeJob<B> = EncodeJob {
-        shape,
-        kernel: recipe.kernel(),
-        source: Source::F32(backend.upload(&values)?),
-        source_rounding: recipe.source_rounding(),
-        tensor: None,
-        targets: recipe.buffers(Usage::BOTH).into_iter().map(target).collect::<Result<_, KernelError>>()?,
-        stochastic: None,
-    };
-    let targets = job.targets.clone();
-    backend.once(Work::Encode(vec![job]))?;
-    let mut bytes = Vec::new();
-    for target in &targets {
-        bytes.extend(backend.download::<u8>(&target.bytes)?);
-    }
-    Ok(bytes)
+    let weight = Quantized::encode(backend, recipe, shape, &values)?;
+    let bytes = weight.tensor().buffers().iter().map(|buffer| buffer.storage.to_vec());
+    Ok((bytes.collect::<Result<_, _>>()?, weight.decode()?))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let expected = encode(&Cpu)?;
+fn main() -> Result<(), KernelError> {
+    let expected = cast(&Cpu)?;
     match Cuda::new(0) {
-        Ok(cuda) => assert!(encode(&cuda)? == expected, "the device gave other bytes"),
+        Ok(cuda) => assert!(cast(&cuda)? == expected, "the device gave other values"),
         Err(error) => println!("built, and not run on a device: {error}"),
     }
     Ok(())
@@ -77,7 +60,7 @@ fn build(nvcc: &Nvcc, folder: &Path) -> Result<()> {
     );
     let manifest = format!(
         "[package]\nname = \"external\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n\
-         lowp-format = {{ {lowp} }}\nlowp-kernels = {{ {lowp}, features = [\"cuda\"] }}\n"
+         lowp-kernels = {{ {lowp}, features = [\"cuda\"] }}\n"
     );
     fs::write(folder.join("Cargo.toml"), manifest)?;
     let nvcc = nvcc.program.parent().context("nvcc lies in no folder")?;

@@ -9,6 +9,7 @@ mod leftovers;
 mod lex;
 mod lints;
 mod module_docs;
+mod modules;
 mod pending_snapshots;
 mod recipe_names;
 mod toolchain;
@@ -54,6 +55,7 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     leftovers::check,
     lints::check,
     module_docs::check,
+    modules::check,
     pending_snapshots::check,
     recipe_names::check,
     toolchain::check,

@@ -73,7 +73,7 @@ fn sum_equals_the_reference<B: Backend>(rig: &Rig<B>, values: &[f32], half: bool
         out: out.clone(),
     };
     let plan = rig.plan(Work::SumSquares(vec![job(), job()])).unwrap();
-    let (sum, odd) = reference::sum_of_squares(&values);
+    let (sum, non_finite) = reference::sum_of_squares(&values);
     let len = values.len();
     for run in 1..=2u64 {
         rig.backend.run(&plan, &StepScalars::default()).unwrap();
@@ -85,7 +85,7 @@ fn sum_equals_the_reference<B: Backend>(rig: &Rig<B>, values: &[f32], half: bool
             found_sum.to_bits() == total.to_bits() || (found_sum.is_nan() && total.is_nan()),
             "{rig:?}, {len} values: {found_sum} and {total}"
         );
-        assert_eq!(found[1], 2 * run * odd, "{rig:?}, {len} values");
+        assert_eq!(found[1], 2 * run * non_finite, "{rig:?}, {len} values");
     }
 }
 
@@ -138,8 +138,8 @@ fn sums_do_not_depend_on_threads() {
 #[test]
 fn a_sum_of_squares_is_near_the_exact_one() {
     let values = values(10_000, 3, false);
-    let (sum, odd) = reference::sum_of_squares(&values);
+    let (sum, non_finite) = reference::sum_of_squares(&values);
     let exact: f64 = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     assert!((sum / exact - 1.0).abs() < 1e-12);
-    assert_eq!(odd, 0);
+    assert_eq!(non_finite, 0);
 }

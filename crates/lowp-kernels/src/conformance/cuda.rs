@@ -118,9 +118,9 @@ fn memory_of_others_is_used_in_place() {
         drop(part);
         let found = rig.content::<f32>(&whole);
         assert!(found[100..400].iter().all(|&x| x == 0.0) && found[400] != 0.0);
-        // SAFETY: refused before it is used.
-        let odd = unsafe { CudaBuffer::<f32>::from_raw(&rig.backend, pointer + 1, 1, ()) };
-        assert!(odd.is_err());
+        // SAFETY: rejected before it is used.
+        let unaligned = unsafe { CudaBuffer::<f32>::from_raw(&rig.backend, pointer + 1, 1, ()) };
+        assert!(unaligned.is_err());
     });
 }
 

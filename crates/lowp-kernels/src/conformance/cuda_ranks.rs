@@ -170,8 +170,11 @@ fn ranked(rig: &Rig<Cuda>, rank: usize, world: usize, id: sys::ncclUniqueId) -> 
         rig.backend.launch(&graph).unwrap();
     }
     rig.backend.synchronize().unwrap();
-    let spent = rig.content::<f32>(&observed);
-    assert!(spent.iter().all(|x| x.is_sign_negative()), "{spent:?}");
+    let consumed = rig.content::<f32>(&observed);
+    assert!(
+        consumed.iter().all(|x| x.is_sign_negative()),
+        "{consumed:?}"
+    );
     drop(graph);
     // SAFETY: the last use of the handle.
     unsafe { nccl::comm_destroy(comm).unwrap() };

@@ -255,30 +255,30 @@ fn memory_may_go_while_work_is_recorded() {
 }
 
 #[test]
-fn what_belongs_to_another_device_is_refused() {
+fn what_belongs_to_another_device_is_rejected() {
     device::pair(|[here, there]| {
         let [a, b] = [&here.backend, &there.backend];
         let (mine, out, theirs) = (ones(a), a.upload(&[0f32]).unwrap(), ones(b));
-        let refused = |result: Result<(), KernelError>| {
+        let rejected = |result: Result<(), KernelError>| {
             let error = result.unwrap_err();
             assert!(matches!(error, KernelError::OtherDevice { ordinal: 0, .. }));
             assert!(error.to_string().contains("belongs to device 1"), "{error}");
         };
-        refused(a.write::<f32>(&theirs, 0, &[0.0]));
-        refused(a.read::<f32>(&theirs, 0, &mut [0.0]));
-        refused(a.copy::<f32>(&theirs, 0..1, &mine, 0));
-        refused(a.copy::<f32>(&mine, 0..1, &theirs, 0));
-        refused(a.clear::<f32>(&theirs));
-        refused(a.plan(amax(&theirs, &out)).map(|_| ()));
-        refused(a.wait_for(b));
+        rejected(a.write::<f32>(&theirs, 0, &[0.0]));
+        rejected(a.read::<f32>(&theirs, 0, &mut [0.0]));
+        rejected(a.copy::<f32>(&theirs, 0..1, &mine, 0));
+        rejected(a.copy::<f32>(&mine, 0..1, &theirs, 0));
+        rejected(a.clear::<f32>(&theirs));
+        rejected(a.plan(amax(&theirs, &out)).map(|_| ()));
+        rejected(a.wait_for(b));
         let [first, later] = [a, b].map(|cuda| cuda.mark().unwrap());
-        refused(first.milliseconds_to(&later).map(|_| ()));
+        rejected(first.milliseconds_to(&later).map(|_| ()));
         let plan = b.plan(amax(&theirs, &b.upload(&[0f32]).unwrap())).unwrap();
-        refused(a.run(&plan, &StepScalars::default()));
-        refused(
+        rejected(a.run(&plan, &StepScalars::default()));
+        rejected(
             a.capture(|| a.run(&plan, &StepScalars::default()))
                 .map(|_| ()),
         );
-        refused(a.wait(&b.record().unwrap()));
+        rejected(a.wait(&b.record().unwrap()));
     });
 }

@@ -1,4 +1,4 @@
-//! What planning refuses.
+//! What planning rejects.
 
 use lowp_format::FormatError;
 
@@ -16,7 +16,7 @@ fn good<B: Backend>(rig: &Rig<B>) -> EncodeJob<B> {
     encode_job(rig, case.kernel, &case.specs, shape, source, 1.0)
 }
 
-fn refused<B: Backend>(rig: &Rig<B>, job: EncodeJob<B>) -> KernelError {
+fn rejected<B: Backend>(rig: &Rig<B>, job: EncodeJob<B>) -> KernelError {
     rig.plan(Work::Encode(vec![job])).unwrap_err()
 }
 
@@ -25,7 +25,7 @@ pub(super) fn lengths_are_checked_and_named<B: Backend>(rig: &Rig<B>) {
     job.targets[1].bytes = rig.buffer(&[0u8; 7]);
     let what = "rowwise_scale_inv of job 0".to_owned();
     assert_eq!(
-        refused(rig, job),
+        rejected(rig, job),
         KernelError::Length {
             what,
             needed: 8,
@@ -37,7 +37,7 @@ pub(super) fn lengths_are_checked_and_named<B: Backend>(rig: &Rig<B>) {
         ..good(rig)
     };
     assert!(matches!(
-        refused(rig, job),
+        rejected(rig, job),
         KernelError::Length {
             needed: 256,
             found: 0,
@@ -50,7 +50,7 @@ pub(super) fn outputs_do_not_alias<B: Backend>(rig: &Rig<B>) {
     let mut job = good(rig);
     job.targets[2].bytes = job.targets[0].bytes.clone();
     assert!(matches!(
-        refused(rig, job),
+        rejected(rig, job),
         KernelError::Aliased { other: 0, .. }
     ));
     let twice = vec![good(rig), good(rig), good(rig)];
@@ -74,20 +74,26 @@ pub(super) fn sources_and_slots_may_be_shared<B: Backend>(rig: &Rig<B>) {
 pub(super) fn ingredients_must_exist<B: Backend>(rig: &Rig<B>) {
     let mut job = good(rig);
     job.kernel.element = Code::F32;
-    assert!(matches!(refused(rig, job), KernelError::Ingredients { .. }));
+    assert!(matches!(
+        rejected(rig, job),
+        KernelError::Ingredients { .. }
+    ));
     let mut job = good(rig);
     job.kernel.blocks = None;
-    assert!(matches!(refused(rig, job), KernelError::Ingredients { .. }));
+    assert!(matches!(
+        rejected(rig, job),
+        KernelError::Ingredients { .. }
+    ));
     let mut job = good(rig);
     job.kernel.blocks = Some([[1, 16], [32, 1]]);
     assert!(matches!(
-        refused(rig, job),
+        rejected(rig, job),
         KernelError::TargetEntries { .. }
     ));
     let mut job = good(rig);
     job.targets[0].spec.key.usage = Usage::BOTH;
     assert!(matches!(
-        refused(rig, job),
+        rejected(rig, job),
         KernelError::BlocksDiffer { .. }
     ));
     let mut job = good(rig);
@@ -97,7 +103,7 @@ pub(super) fn ingredients_must_exist<B: Backend>(rig: &Rig<B>) {
         first: 0,
     });
     assert_eq!(
-        refused(rig, job),
+        rejected(rig, job),
         KernelError::Stochastic {
             element: Code::E4M3
         }
@@ -113,14 +119,14 @@ pub(super) fn required_parts_are_missed<B: Backend>(rig: &Rig<B>) {
         tensor: None,
         ..job.clone()
     };
-    assert!(matches!(refused(rig, lost), KernelError::Missing { .. }));
+    assert!(matches!(rejected(rig, lost), KernelError::Missing { .. }));
     let mut outside = job;
     let Some(TensorInput::Known(slot)) = &mut outside.tensor else {
         unreachable!()
     };
     slot.index = 2;
     assert!(matches!(
-        refused(rig, outside),
+        rejected(rig, outside),
         KernelError::Length {
             needed: 3,
             found: 2,
@@ -132,7 +138,7 @@ pub(super) fn required_parts_are_missed<B: Backend>(rig: &Rig<B>) {
 pub(super) fn columns_must_be_whole_blocks<B: Backend>(rig: &Rig<B>) {
     let mut job = good(rig);
     job.shape.cols = 48;
-    let error = refused(
+    let error = rejected(
         rig,
         EncodeJob {
             source: Source::F32(rig.buffer(&[0f32; 192])),

@@ -50,7 +50,7 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
             shape, start: from, source: piece(from, to), source_rounding: SourceRounding::F32,
             out: amaxes.clone(), tensor: Some(0), blocks: blocks.clone(),
         }).collect()));
-        // Each piece spends them, and the next one still reads them.
+        // Each piece consumes them, and the next one still reads them.
         let slot = Slot { buffer: amaxes.clone(), index: 0 };
         let tensor = matches!(case.kernel.scale, ScaleRule::Tensor | ScaleRule::TwoLevel)
             .then_some(TensorInput::Observed { slot, pow2: false, epsilon: 0.0 });
@@ -84,8 +84,8 @@ pub(super) fn any_split_equals_the_whole<B: Backend>(rig: &Rig<B>) {
             }
         }
         let found = rig.content::<f32>(&amaxes);
-        let spent = if tensor.is_some() { 0..start } else { 1..start };
-        prop_assert!(found[spent].iter().all(|x| x.is_sign_negative()));
+        let consumed = if tensor.is_some() { 0..start } else { 1..start };
+        prop_assert!(found[consumed].iter().all(|x| x.is_sign_negative()));
         for ((key, expected), merged) in expected.iter().zip(&merged) {
             prop_assert_eq!(expected, merged, "{} {:?} {:?}", key, case.kernel, bounds);
         }

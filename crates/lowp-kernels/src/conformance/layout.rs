@@ -38,13 +38,13 @@ pub(super) fn transposing_twice_is_the_identity<B: Backend>(rig: &Rig<B>) {
         if code == Code::E2M1 && inner % 2 == 1 {
             from.chunks_mut(row).for_each(|line| line[row - 1] &= 0xF);
         }
-        let turned = transpose(rig, code, [outer, inner], &from);
-        prop_assert_eq!(transpose(rig, code, [inner, outer], &turned), from.clone());
+        let transposed = transpose(rig, code, [outer, inner], &from);
+        prop_assert_eq!(transpose(rig, code, [inner, outer], &transposed), from.clone());
         if code == Code::E2M1 {
             let to_row = code.bytes(outer);
             for i in 0..outer {
                 for j in 0..inner {
-                    let found = e2m1::nibble(&turned[j * to_row..], i);
+                    let found = e2m1::nibble(&transposed[j * to_row..], i);
                     prop_assert_eq!(found, e2m1::nibble(&from[i * row..], j));
                 }
             }
@@ -57,7 +57,7 @@ pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
     proptest!(config, |(
         rows in 0usize..300, width in 1usize..40, code in prop::sample::select(vec![Code::E8M0, Code::F32]),
         side in prop::sample::select(vec![4usize, 16, 32]),
-        square: bool, columnwise: bool, turned: bool, seed: u64,
+        square: bool, columnwise: bool, transposed: bool, seed: u64,
     )| {
         let shape = Shape::new(rows, width * side);
         let block = match (square, columnwise) {
@@ -65,7 +65,7 @@ pub(super) fn forms_lead_back_to_compact<B: Backend>(rig: &Rig<B>) {
             (_, true) => [side, 1],
             _ => [1, side],
         };
-        let axes = if turned { TRANSPOSED } else { ROW_MAJOR };
+        let axes = if transposed { TRANSPOSED } else { ROW_MAJOR };
         let pad = PaddedForm::TILES_128X4;
         let orientation = Orientation::ALL[usize::from(columnwise)];
         let usage = orientation.usage();

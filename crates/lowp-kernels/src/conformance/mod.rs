@@ -15,7 +15,6 @@ use rig::Rig;
 
 mod adamw;
 mod amax;
-mod bent;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
@@ -33,6 +32,7 @@ mod flat;
 mod forms;
 mod history;
 mod layout;
+mod mutated;
 mod observed;
 mod rig;
 mod step_scalars;
@@ -58,7 +58,7 @@ rig::suite! {
         large_sums_equal_the_reference once;
         large_amaxes_run everywhere;
     }
-    bent {
+    mutated {
         amax_jobs once;
         history_jobs once;
         sum_jobs once;
@@ -72,7 +72,7 @@ rig::suite! {
         add_jobs once;
         convert_jobs once;
         step_scalars_jobs once;
-        sides_and_sums_that_overflow_are_refused once;
+        sides_and_sums_that_overflow_are_rejected once;
         what_is_stated_is_not_allocated once;
     }
     decode {
@@ -248,7 +248,7 @@ fn rules(kind: RuleKind) -> &'static [ScaleRule] {
 }
 
 /// Every row of the table, in every order of the columnwise data that its blocks allow: one copy for
-/// both orientations, transposed, and row-major; with 1-D, 2-D and odd blocks.
+/// both orientations, transposed, and row-major; with 1-D, 2-D and unusual blocks.
 fn cases() -> Vec<Case> {
     let (one_copy, transposed, row_major) = (None, Some(TRANSPOSED), Some(ROW_MAJOR));
     let mut cases = vec![];

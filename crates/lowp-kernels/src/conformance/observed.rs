@@ -1,4 +1,4 @@
-//! Encodes that make their scale of an observed amax, and spend it.
+//! Encodes that make their scale of an observed amax, and consume it.
 
 use lowp_format::tensor_scale;
 
@@ -39,7 +39,7 @@ fn observed<B: Backend>(
     EncodeJob { tensor, ..job }
 }
 
-/// Any number of encodes of one plan may read an entry; a spent one can be read again, and the next
+/// Any number of encodes of one plan may read an entry; a consumed one can be read again, and the next
 /// observation replaces it, however small.
 pub(super) fn scales_follow_from_observations<B: Backend>(rig: &Rig<B>) {
     for case in cases().into_iter().filter(needs_tensor) {
@@ -90,7 +90,7 @@ pub(super) fn scales_follow_from_observations<B: Backend>(rig: &Rig<B>) {
     }
 }
 
-/// An amax job replaces a spent entry by the amax of the values, and raises it from then on.
+/// An amax job replaces a consumed entry by the amax of the values, and raises it from then on.
 fn observe<B: Backend>(rig: &Rig<B>, shape: Shape, given: &[f32], slot: &Slot<B>) {
     if given.is_empty() {
         return;
@@ -181,7 +181,7 @@ pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>)
 }
 
 /// A known encode scale is taken as it stands, whatever it is; of a known tensor amax the magnitude
-/// counts, so a spent entry gives what it gave before.
+/// counts, so a consumed entry gives what it gave before.
 pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
     let entries = [
         -3.75,
@@ -227,7 +227,7 @@ pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
         assert_eq!(
             left.to_bits(),
             entry.to_bits(),
-            "a known entry is not spent"
+            "a known entry is not consumed"
         );
     }
 }
@@ -246,7 +246,7 @@ pub(super) fn observations_must_fit<B: Backend>(rig: &Rig<B>) {
     };
     let lines = |n| Some([[1, n], [n, 1]]);
     let none = ScaleRule::E8M0(MxScale::Te);
-    for (refused, words) in [
+    for (rejected, words) in [
         (job(Code::E4M3, none, lines(32), WAYS[0]), "E8M0"),
         (
             job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[1]),
@@ -257,7 +257,7 @@ pub(super) fn observations_must_fit<B: Backend>(rig: &Rig<B>) {
             "epsilon",
         ),
     ] {
-        let error = rig.plan(Work::Encode(vec![refused])).unwrap_err();
+        let error = rig.plan(Work::Encode(vec![rejected])).unwrap_err();
         assert!(matches!(
             error,
             KernelError::ObservedAmax { .. } | KernelError::TensorOptions { .. }

@@ -1,7 +1,7 @@
 //! Sums and conversions of vectors.
 
-use super::bent::widened;
 use super::fence::{Fence, Fenced};
+use super::mutated::widened;
 use super::*;
 use crate::{ConvertJob, SumJob, reference};
 

@@ -228,7 +228,7 @@ impl<'v, T> Views<'v, T> {
     }
 
     /// From here on `buffer`, which jobs updated, is only read.
-    pub(crate) fn settle(&mut self, buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
+    pub(crate) fn freeze(&mut self, buffer: &CpuBuffer<T>) -> Result<(), KernelError> {
         if buffer.is_empty() {
             return Ok(());
         }

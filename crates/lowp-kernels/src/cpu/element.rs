@@ -162,8 +162,8 @@ impl Minifloat {
     /// even and rebiased.
     #[inline(always)]
     fn normal<const DROP: u32, L: Lanes>(&self, lanes: L, abs: L::U) -> L::U {
-        let odd = lanes.and(lanes.shr::<DROP>(abs), lanes.usplat(1));
-        let half = lanes.uadd(odd, lanes.usplat((1 << (DROP - 1)) - 1));
+        let lsb = lanes.and(lanes.shr::<DROP>(abs), lanes.usplat(1));
+        let half = lanes.uadd(lsb, lanes.usplat((1 << (DROP - 1)) - 1));
         let rounded = lanes.shr::<DROP>(lanes.uadd(abs, half));
         // The smallest normal value has the code that follows the subnormal ones.
         let rebias = (self.normal >> DROP) - (1 << (23 - DROP));

@@ -135,7 +135,7 @@ impl CpuPlan {
         }
         let views = &mut locked.views();
         for job in &plan.forms {
-            views.bytes.settle(&job.from)?;
+            views.bytes.freeze(&job.from)?;
         }
         generic::repack::run(&plan.forms, context, views)
     }

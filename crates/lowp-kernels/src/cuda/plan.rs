@@ -153,7 +153,7 @@ impl CudaPlan {
         Ok(())
     }
 
-    /// Refuses scalars or a device that do not fit the plan.
+    /// Checks that scalars and a device fit the plan.
     pub(super) fn fits(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.on(cuda)?;
         let (needed, given) = (self.planned.groups, scalars.adam.len());
@@ -163,7 +163,7 @@ impl CudaPlan {
         Ok(())
     }
 
-    /// Refuses another device.
+    /// Checks that a device is that of the plan.
     pub(super) fn on(&self, cuda: &Cuda) -> Result<(), KernelError> {
         let device = &self.planned.device;
         cuda.device()

@@ -113,7 +113,7 @@ struct ScaleStage {
 // Writes a staged tile to lines of `pitch` bytes, from (line, byte) on.
 template <typename Tile>
 __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t line, uint64_t byte, uint64_t lines,
-                                            uint64_t pitch, bool odd, const uint8_t* stage) {
+                                            uint64_t pitch, bool partial, const uint8_t* stage) {
   constexpr uint32_t COUNT = Tile::LINES * Tile::CHUNKS;
   uint64_t corner = base + line * pitch + byte;
   if (vector && line + Tile::LINES <= lines && byte + Tile::CHUNKS * 16 <= pitch) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
 #pragma unroll 1
     for (; done < bytes; ++done) pointer<uint8_t>(to)[done] = from[done];
     // The high nibble behind an odd number of entries is 0, whatever the multiplier made of it.
-    if (odd && byte + b + bytes == pitch) pointer<uint8_t>(to)[bytes - 1] = from[bytes - 1] & 15;
+    if (partial && byte + b + bytes == pitch) pointer<uint8_t>(to)[bytes - 1] = from[bytes - 1] & 15;
   }
 }
 

@@ -252,7 +252,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// `out = max(out, amax)`; an entry that is spent (negative) or NaN is replaced.
+/// `out = max(out, amax)`; an entry that is negative (consumed) or NaN is replaced.
 pub(super) fn raise(out: &mut f32, bits: u32) {
     let amax = f32::from_bits(bits);
     let keep = out.is_sign_positive() && *out >= amax;

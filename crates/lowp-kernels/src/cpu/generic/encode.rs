@@ -262,7 +262,7 @@ pub(crate) fn run(
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
     for job in jobs {
-        tensor::spend(job.tensor.as_ref(), views)?;
+        tensor::consume(job.tensor.as_ref(), views)?;
     }
     let mut tasks = Vec::new();
     for (job, layout) in jobs.iter().zip(layouts) {

@@ -19,7 +19,7 @@ use crate::{FlatEncodeJob, KernelError};
 /// Elements of one task, about.
 const TASK: usize = 64 * 1024;
 
-/// Agreed amaxes of the blocks of `block`, row-major; spent, so with a sign.
+/// Agreed amaxes of the blocks of `block`, row-major; consumed, so with a sign.
 #[derive(Clone, Copy)]
 struct Amaxes<'v> {
     block: [usize; 2],
@@ -228,7 +228,7 @@ pub(crate) fn run<'v>(
     views: &mut AllViews<'v>,
 ) -> Result<(), KernelError> {
     for job in jobs {
-        tensor::spend(job.tensor.as_ref(), views)?;
+        tensor::consume(job.tensor.as_ref(), views)?;
         for (flat, part) in job
             .blocks
             .iter()
@@ -237,7 +237,7 @@ pub(crate) fn run<'v>(
             let [rows, cols] = [job.shape.rows, job.shape.cols];
             let count = rows.div_ceil(part.block[0]) * cols.div_ceil(part.block[1]);
             if count > 0 {
-                tensor::spend_range(&flat.amaxes, part.start, count, views)?;
+                tensor::consume_range(&flat.amaxes, part.start, count, views)?;
             }
         }
     }
@@ -260,7 +260,7 @@ pub(crate) fn run<'v>(
                     let values: &[f32] = match job.shape.elements() {
                         0 => &[],
                         _ => {
-                            views.floats.settle(&flat.amaxes)?;
+                            views.floats.freeze(&flat.amaxes)?;
                             &views.floats.read(&flat.amaxes)?[start..]
                         }
                     };

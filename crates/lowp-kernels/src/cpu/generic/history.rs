@@ -10,7 +10,7 @@ use crate::{HistoryJob, KernelError};
 pub(crate) fn run(jobs: &[HistoryJob<Cpu>], views: &mut AllViews<'_>) -> Result<(), KernelError> {
     for job in jobs {
         let observed = std::mem::take(&mut views.floats.shared(&job.observed)?[job.index]);
-        // A spent entry says that nothing was observed since.
+        // A consumed entry says that nothing was observed since.
         let observed = if observed > 0.0 { observed } else { 0.0 };
         let scale = views.floats.shared(&job.scales)?[job.index];
         let column = views.floats.shared(&job.history)?;

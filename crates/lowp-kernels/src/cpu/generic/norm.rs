@@ -38,12 +38,12 @@ impl Kernel for Squares<'_> {
         }
         let sum = halve(sums);
         // No finite values have a sum that is not finite.
-        let odd = if sum.is_finite() {
+        let non_finite = if sum.is_finite() {
             0
         } else {
             self.0.iter().filter(|x| !x.is_finite()).count() as u64
         };
-        (sum, odd)
+        (sum, non_finite)
     }
 }
 

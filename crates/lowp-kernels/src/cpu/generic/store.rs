@@ -18,7 +18,7 @@ pub(super) struct Chunk {
 }
 
 /// Columns transposed at a time: both sides stay in the first-level cache.
-const TURNED: usize = 128;
+const TRANSPOSED_COLS: usize = 128;
 
 /// The row-major data output of `pass` that codes are written to as they are made, if no output is
 /// transposed. With a transposed output the codes go to scratch: rows of an output, a power of two
@@ -118,8 +118,8 @@ impl Chunk {
         transposed: &mut Vec<E::Bits>,
     ) {
         let [rows, cols] = self.size;
-        for sub in (0..cols).step_by(TURNED) {
-            let width = TURNED.min(cols - sub);
+        for sub in (0..cols).step_by(TRANSPOSED_COLS) {
+            let width = TRANSPOSED_COLS.min(cols - sub);
             transposed.resize(rows * width, E::Bits::default());
             isa.run(TransposeDense {
                 from: &scratch[sub..],

@@ -1,4 +1,4 @@
-//! What encodes know about their tensors ([`TensorInput`]), and how observations are spent.
+//! What encodes know about their tensors ([`TensorInput`]), and how observations are consumed.
 
 use lowp_format::{KernelKey, ScaleRule, tensor_scale};
 
@@ -7,19 +7,21 @@ use crate::cpu::access::AllViews;
 use crate::cpu::buffer::CpuBuffer;
 use crate::{KernelError, TensorInput};
 
-/// Spends the observed amax of `input`, if it has one. Call [`value`] after the last of a plan.
-pub(super) fn spend(
+/// Consumes the observed amax of `input`, if it has one. Call [`value`] after the last of a plan.
+pub(super) fn consume(
     input: Option<&TensorInput<Cpu>>,
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
     match input {
-        Some(TensorInput::Observed { slot, .. }) => spend_range(&slot.buffer, slot.index, 1, views),
+        Some(TensorInput::Observed { slot, .. }) => {
+            consume_range(&slot.buffer, slot.index, 1, views)
+        }
         _ => Ok(()),
     }
 }
 
-/// Spends `count` entries of `buffer` from `start` on.
-pub(super) fn spend_range(
+/// Consumes `count` entries of `buffer` from `start` on.
+pub(super) fn consume_range(
     buffer: &CpuBuffer<f32>,
     start: usize,
     count: usize,
@@ -39,10 +41,10 @@ pub(super) fn value(
 ) -> Result<f32, KernelError> {
     let Some(input) = input else { return Ok(1.0) };
     let slot = input.slot();
-    views.floats.settle(&slot.buffer)?;
+    views.floats.freeze(&slot.buffer)?;
     let entry = views.floats.read(&slot.buffer)?[slot.index];
     Ok(match *input {
-        // Another encode may have spent the amax: its magnitude stays.
+        // Another encode may have consumed the amax: its magnitude stays.
         TensorInput::Known(_) if key.scale == ScaleRule::TwoLevel => entry.abs(),
         TensorInput::Known(_) => entry,
         TensorInput::Observed { pow2, epsilon, .. } => match key.scale {

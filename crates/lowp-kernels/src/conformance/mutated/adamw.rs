@@ -1,6 +1,6 @@
-//! Bent updates, alone and with an encode.
+//! Mutated updates, alone and with an encode.
 
-use super::encode::{encoded, fit_targets};
+use super::encode::{encoded, resize_targets};
 use super::vectors::raised;
 use super::*;
 use crate::reference;
@@ -11,13 +11,13 @@ pub(in crate::conformance) fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
 }
 
 /// Moments of `len` values; squares are not negative.
-fn moments<B: Fenced>(hand: &mut Hand<'_, B>, len: usize) -> Moments<B> {
-    let seed = hand.word();
+fn moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
+    let seed = choices.word();
     let first = values(len, seed, false);
     let second: Vec<f32> = first.iter().rev().map(|x| x * x).collect();
-    if hand.often() {
-        let exp_avg = hand.buffer(&first);
-        let exp_avg_sq = hand.buffer(&second);
+    if choices.coin() {
+        let exp_avg = choices.buffer(&first);
+        let exp_avg_sq = choices.buffer(&second);
         return Moments::F32 {
             exp_avg,
             exp_avg_sq,
@@ -26,40 +26,55 @@ fn moments<B: Fenced>(hand: &mut Hand<'_, B>, len: usize) -> Moments<B> {
     let [first, second] =
         [first, second].map(|v| v.into_iter().map(bf16::from_f32).collect::<Vec<_>>());
     Moments::Bf16 {
-        exp_avg: hand.buffer(&first),
-        exp_avg_sq: hand.buffer(&second),
+        exp_avg: choices.buffer(&first),
+        exp_avg_sq: choices.buffer(&second),
     }
 }
 
-impl<B: Fenced> Bent<B> for AdamwJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let mut encode = EncodeJob::good(hand);
-        let fused = hand.often();
+impl<B: Fenced> Mutate<B> for AdamwJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "master",
+        "moments",
+        "grad",
+        "group",
+        "mode",
+        "source_rounding",
+        "amax",
+        "amax = master",
+        "encode = None",
+        "encode",
+        "encode",
+        "encode",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let mut encode = EncodeJob::good(choices);
+        let fused = choices.coin();
         let len = if fused {
             encode.shape.elements()
         } else {
-            hand.below(3000)
+            choices.below(3000)
         };
-        let master = hand.floats(len, false);
+        let master = choices.floats(len, false);
         encode.source = Source::F32(master.clone());
         encode.tensor = encode.tensor.map(|t| TensorInput::Known(t.slot().clone()));
         let amax = Slot {
-            buffer: hand.amaxes(3),
-            index: hand.below(3),
+            buffer: choices.amaxes(3),
+            index: choices.below(3),
         };
         of_one_row(AdamwJob {
             master,
-            moments: moments(hand, len),
-            grad: hand.source(len, false),
-            group: hand.below(2),
-            mode: hand.pick(&[AdamMode::AdamW, AdamMode::L2]),
+            moments: moments(choices, len),
+            grad: choices.source(len, false),
+            group: choices.below(2),
+            mode: choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
             source_rounding: encode.source_rounding,
-            amax: hand.pick(&[None, Some(amax)]),
+            amax: choices.pick(&[None, Some(amax)]),
             encode: fused.then(|| Box::new(encode)),
         })
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let AdamwJob {
             master,
             moments: both,
@@ -70,38 +85,39 @@ impl<B: Fenced> Bent<B> for AdamwJob<B> {
             amax,
             encode,
         } = self;
-        let len = hand.rig.backend.len::<f32>(master);
-        match pick % 12 {
-            0 => {
-                let len = hand.length(len);
-                *master = hand.floats(len, false);
+        let len = choices.rig.backend.len::<f32>(master);
+        match field {
+            "master" => {
+                let len = choices.length(len);
+                *master = choices.floats(len, false);
             }
-            1 => {
-                let len = hand.length(len);
-                *both = moments(hand, len);
+            "moments" => {
+                let len = choices.length(len);
+                *both = moments(choices, len);
             }
-            2 => {
-                let len = hand.length(len);
-                *grad = hand.source(len, false);
+            "grad" => {
+                let len = choices.length(len);
+                *grad = choices.source(len, false);
             }
-            3 => *group = hand.size(*group),
-            4 => *mode = hand.pick(&[AdamMode::AdamW, AdamMode::L2]),
-            5 => *source_rounding = hand.rounding(),
-            6 => {
-                let buffer = hand.amaxes(3);
-                let index = hand.size(1);
+            "group" => *group = choices.size(*group),
+            "mode" => *mode = choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
+            "source_rounding" => *source_rounding = choices.rounding(),
+            "amax" => {
+                let buffer = choices.amaxes(3);
+                let index = choices.size(1);
                 *amax = Some(Slot { buffer, index });
             }
-            7 => {
+            "amax = master" => {
                 let buffer = master.clone();
                 *amax = Some(Slot { buffer, index: 0 });
             }
-            8 => *encode = None,
+            "encode = None" => *encode = None,
             _ => {
                 if let Some(encode) = encode {
-                    let (pick, source) = (hand.below(12), encode.source.clone());
-                    encode.bend(pick, hand);
-                    if hand.below(4) > 0 {
+                    let (field, source) =
+                        (choices.pick(EncodeJob::<B>::FIELDS), encode.source.clone());
+                    encode.mutate(field, choices);
+                    if choices.below(4) > 0 {
                         encode.source = source;
                     }
                 }
@@ -109,17 +125,17 @@ impl<B: Fenced> Bent<B> for AdamwJob<B> {
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
-        let now = hand.rig.backend.len::<f32>(&self.master);
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
+        let now = choices.rig.backend.len::<f32>(&self.master);
         let len = match &self.encode {
             None => now,
             Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
         };
-        self.master = hand.floats(len, false);
-        self.moments = moments(hand, len);
-        self.grad = hand.source(len, false);
+        self.master = choices.floats(len, false);
+        self.moments = moments(choices, len);
+        self.grad = choices.source(len, false);
         if let Some(encode) = &mut self.encode {
-            fit_targets(&mut encode.targets, encode.shape, hand);
+            resize_targets(&mut encode.targets, encode.shape, choices);
             encode.source = Source::F32(self.master.clone());
             encode.source_rounding = self.source_rounding;
         }

@@ -1,4 +1,4 @@
-//! Bent jobs on bytes: transposes, conversions between forms, interleaves.
+//! Mutated jobs on bytes: transposes, conversions between forms, interleaves.
 
 use lowp_format::codec::e2m1;
 use lowp_format::{Form, Orientation, ScaleLayout};
@@ -25,49 +25,52 @@ fn matrix(code: Code, rows: usize, entries: usize) -> Option<usize> {
     small(&[rows, code.bytes(small(&[entries])?)])
 }
 
-impl<B: Fenced> Bent<B> for TransposeJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let entries = [hand.below(160), hand.below(300)];
-        let entries = hand.pick(&[entries, [128, 256]]);
-        let code = hand.pick(&[Code::E2M1, Code::E8M0, Code::Bf16, Code::F32]);
+impl<B: Fenced> Mutate<B> for TransposeJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "code",
+        "entries[0]",
+        "entries[1]",
+        "from",
+        "to",
+        "to = from",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let entries = [choices.below(160), choices.below(300)];
+        let entries = choices.pick(&[entries, [128, 256]]);
+        let code = choices.pick(&[Code::E2M1, Code::E8M0, Code::Bf16, Code::F32]);
         let [outer, inner] = entries;
         TransposeJob {
             code,
             entries,
-            from: hand.bytes(outer * code.bytes(inner)),
-            to: hand.bytes(inner * code.bytes(outer)),
+            from: choices.bytes(outer * code.bytes(inner)),
+            to: choices.bytes(inner * code.bytes(outer)),
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let TransposeJob {
             code,
             entries,
             from,
             to,
         } = self;
-        match pick % 6 {
-            0 => *code = hand.pick(&Code::ALL),
-            1 => entries[0] = hand.size(entries[0]),
-            2 => entries[1] = hand.size(entries[1]),
-            3 => {
-                let len = hand.length(hand.rig.backend.len::<u8>(from));
-                *from = hand.bytes(len);
-            }
-            4 => {
-                let len = hand.length(hand.rig.backend.len::<u8>(to));
-                *to = hand.bytes(len);
-            }
+        match field {
+            "code" => *code = choices.pick(&Code::ALL),
+            "entries[0]" => entries[0] = choices.size(entries[0]),
+            "entries[1]" => entries[1] = choices.size(entries[1]),
+            "from" => *from = choices.resized(from),
+            "to" => *to = choices.resized(to),
             _ => *to = from.clone(),
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
         let [outer, inner] = self.entries;
         let lengths = [(outer, inner), (inner, outer)].map(|(a, b)| matrix(self.code, a, b));
         if let [Some(from), Some(to)] = lengths {
-            self.from = hand.bytes(from);
-            self.to = hand.bytes(to);
+            self.from = choices.bytes(from);
+            self.to = choices.bytes(to);
         }
     }
 
@@ -95,29 +98,34 @@ impl<B: Fenced> Bent<B> for TransposeJob<B> {
     }
 }
 
-/// A layout that a caller may make of a bent description.
-fn layout<B: Fenced>(hand: &mut Hand<'_, B>, bent: bool, code: Code, shape: Shape) -> ScaleLayout {
-    let good = |hand: &mut Hand<'_, B>| {
-        let usage = hand.pick(&[Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH]);
-        let block = hand.pick(&[[1, 32], [32, 1], [32, 32], [16, 16], [1, 1], [5, 3]]);
-        let axes = hand.pick(&[ROW_MAJOR, TRANSPOSED]);
-        let pad = hand.pick(&[PaddedForm::NONE, PaddedForm::TILES_128X4]);
+/// A layout that a caller may make of a mutated description.
+fn layout<B: Fenced>(
+    choices: &mut Choices<'_, B>,
+    mutated: bool,
+    code: Code,
+    shape: Shape,
+) -> ScaleLayout {
+    let good = |choices: &mut Choices<'_, B>| {
+        let usage = choices.pick(&[Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH]);
+        let block = choices.pick(&[[1, 32], [32, 1], [32, 32], [16, 16], [1, 1], [5, 3]]);
+        let axes = choices.pick(&[ROW_MAJOR, TRANSPOSED]);
+        let pad = choices.pick(&[PaddedForm::NONE, PaddedForm::TILES_128X4]);
         BufferSpec::block_scale(usage, code, axes, block, pad, Origin::Quantized)
     };
     loop {
-        let (mut spec, mut shape) = (good(hand), shape);
-        if bent {
-            match hand.below(6) {
-                0 => spec.tile[0] = hand.size(spec.tile[0]),
-                1 => spec.axes = hand.pick(&[[Axis::Rows; 2], [Axis::Cols; 2], TRANSPOSED]),
-                2 => spec.padded.outer = hand.size(spec.padded.outer),
-                3 => spec.padded.block = hand.size(spec.padded.block),
-                4 => spec.key.part = hand.pick(&[Part::Data, Part::TensorScale]),
-                _ => shape.rows = hand.size(shape.rows),
+        let (mut spec, mut shape) = (good(choices), shape);
+        if mutated {
+            match choices.below(6) {
+                0 => spec.tile[0] = choices.size(spec.tile[0]),
+                1 => spec.axes = choices.pick(&[[Axis::Rows; 2], [Axis::Cols; 2], TRANSPOSED]),
+                2 => spec.padded.outer = choices.size(spec.padded.outer),
+                3 => spec.padded.block = choices.size(spec.padded.block),
+                4 => spec.key.part = choices.pick(&[Part::Data, Part::TensorScale]),
+                _ => shape.rows = choices.size(shape.rows),
             }
         }
-        let orientation = hand.pick(&Orientation::ALL);
-        let form = hand.pick(&Form::ALL);
+        let orientation = choices.pick(&Orientation::ALL);
+        let form = choices.pick(&Form::ALL);
         match ScaleLayout::new(&spec, shape, orientation, form) {
             Ok(layout) => {
                 let [entries, padded] = [layout.entries(), layout.padded()];
@@ -142,54 +150,57 @@ fn layout<B: Fenced>(hand: &mut Hand<'_, B>, bent: bool, code: Code, shape: Shap
     }
 }
 
-impl<B: Fenced> Bent<B> for RepackJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let shape = Shape::new(hand.below(300), hand.below(200));
-        let code = hand.pick(&[Code::E8M0, Code::E4M3, Code::F32, Code::E2M1]);
+impl<B: Fenced> Mutate<B> for RepackJob<B> {
+    const FIELDS: &'static [&'static str] =
+        &["from_layout", "to_layout", "from", "to", "to = from"];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let shape = Shape::new(choices.below(300), choices.below(200));
+        let code = choices.pick(&[Code::E8M0, Code::E4M3, Code::F32, Code::E2M1]);
         // Of one spec: every form has an entry for every element.
-        let mut to_layout = layout(hand, false, code, shape);
-        let mut from_layout = layout(hand, false, code, shape);
+        let mut to_layout = layout(choices, false, code, shape);
+        let mut from_layout = layout(choices, false, code, shape);
         while from_layout.tile() != to_layout.tile() || from_layout.bytes() > SMALL {
-            from_layout = layout(hand, false, code, shape);
-            to_layout = layout(hand, false, code, shape);
+            from_layout = layout(choices, false, code, shape);
+            to_layout = layout(choices, false, code, shape);
         }
         RepackJob {
             from_layout,
             to_layout,
-            from: hand.bytes(from_layout.bytes()),
-            to: hand.bytes(to_layout.bytes()),
+            from: choices.bytes(from_layout.bytes()),
+            to: choices.bytes(to_layout.bytes()),
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let RepackJob {
             from_layout,
             to_layout,
             from,
             to,
         } = self;
-        let code = hand.pick(&[from_layout.code(), from_layout.code(), Code::Bf16]);
-        let shape = Shape::new(hand.below(300), hand.below(200));
-        match pick % 5 {
-            0 => *from_layout = layout(hand, true, code, shape),
-            1 => *to_layout = layout(hand, true, code, shape),
-            2 => {
-                let len = hand.length(from_layout.bytes().min(SMALL));
-                *from = hand.bytes(len);
+        let code = choices.pick(&[from_layout.code(), from_layout.code(), Code::Bf16]);
+        let shape = Shape::new(choices.below(300), choices.below(200));
+        match field {
+            "from_layout" => *from_layout = layout(choices, true, code, shape),
+            "to_layout" => *to_layout = layout(choices, true, code, shape),
+            "from" => {
+                let len = choices.length(from_layout.bytes().min(SMALL));
+                *from = choices.bytes(len);
             }
-            3 => {
-                let len = hand.length(to_layout.bytes().min(SMALL));
-                *to = hand.bytes(len);
+            "to" => {
+                let len = choices.length(to_layout.bytes().min(SMALL));
+                *to = choices.bytes(len);
             }
             _ => *to = from.clone(),
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
         let lengths = [&self.from_layout, &self.to_layout].map(|l| small(&[l.bytes()]));
         if let [Some(from), Some(to)] = lengths {
-            self.from = hand.bytes(from);
-            self.to = hand.bytes(to);
+            self.from = choices.bytes(from);
+            self.to = choices.bytes(to);
         }
     }
 
@@ -204,52 +215,49 @@ impl<B: Fenced> Bent<B> for RepackJob<B> {
     }
 }
 
-impl<B: Fenced> Bent<B> for InterleaveJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let outer = hand.below(40);
-        let width = |hand: &mut Hand<'_, B>| hand.pick(&[0, 1, 7, 16, 32]);
-        let widths: Vec<usize> = (0..hand.below(5)).map(|_| width(hand)).collect();
+impl<B: Fenced> Mutate<B> for InterleaveJob<B> {
+    const FIELDS: &'static [&'static str] =
+        &["outer", "widths[i]", "widths", "from", "to", "to = from"];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let outer = choices.below(40);
+        let width = |choices: &mut Choices<'_, B>| choices.pick(&[0, 1, 7, 16, 32]);
+        let widths: Vec<usize> = (0..choices.below(5)).map(|_| width(choices)).collect();
         let all = outer * widths.iter().sum::<usize>();
         InterleaveJob {
             outer,
             widths,
-            from: hand.bytes(all),
-            to: hand.bytes(all),
+            from: choices.bytes(all),
+            to: choices.bytes(all),
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let InterleaveJob {
             outer,
             widths,
             from,
             to,
         } = self;
-        let at = hand.below(widths.len());
-        match pick % 6 {
-            0 => *outer = hand.size(*outer),
-            1 => {
+        let at = choices.below(widths.len());
+        match field {
+            "outer" => *outer = choices.size(*outer),
+            "widths[i]" => {
                 if let Some(width) = widths.get_mut(at) {
-                    *width = hand.size(*width);
+                    *width = choices.size(*width);
                 }
             }
-            2 => {
-                let width = hand.size(8);
+            "widths" => {
+                let width = choices.size(8);
                 widths.push(width);
             }
-            3 => {
-                let len = hand.length(hand.rig.backend.len::<u8>(from));
-                *from = hand.bytes(len);
-            }
-            4 => {
-                let len = hand.length(hand.rig.backend.len::<u8>(to));
-                *to = hand.bytes(len);
-            }
+            "from" => *from = choices.resized(from),
+            "to" => *to = choices.resized(to),
             _ => *to = from.clone(),
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
         let width = self
             .widths
             .iter()
@@ -257,8 +265,8 @@ impl<B: Fenced> Bent<B> for InterleaveJob<B> {
         let all = width.map(|width| Shape::new(self.outer, width));
         if let Some(all) = all {
             let all = all.elements_or_zero();
-            self.from = hand.bytes(all);
-            self.to = hand.bytes(all);
+            self.from = choices.bytes(all);
+            self.to = choices.bytes(all);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Bent encodes, and what other jobs that quantize bend in the same way.
+//! Mutated encodes, and what other jobs that quantize mutate in the same way.
 
 use lowp_format::{Form, Orientation};
 
@@ -33,34 +33,37 @@ const RULES: [ScaleRule; 8] = [
 ];
 
 /// A case and a shape that it takes.
-pub(super) fn case_and_shape<B: Fenced>(hand: &mut Hand<'_, B>) -> (Case, Shape) {
-    let mut case = hand.pick(&cases());
+pub(super) fn case_and_shape<B: Fenced>(choices: &mut Choices<'_, B>) -> (Case, Shape) {
+    let mut case = choices.pick(&cases());
     for spec in &mut case.specs {
-        if spec.key.part == Part::BlockScale && hand.often() {
+        if spec.key.part == Part::BlockScale && choices.coin() {
             spec.padded = PaddedForm::TILES_128X4;
         }
     }
     let unit = case.columns();
-    let rows = hand.below(70);
-    let rows = hand.pick(&[rows, rows, 1, 32, 130]);
-    let cols = unit * (1 + hand.below(3));
-    (case, Shape::new(rows, hand.pick(&[cols, cols, 0])))
+    let rows = choices.below(70);
+    let rows = choices.pick(&[rows, rows, 1, 32, 130]);
+    let cols = unit * (1 + choices.below(3));
+    (case, Shape::new(rows, choices.pick(&[cols, cols, 0])))
 }
 
-pub(super) fn tensor<B: Fenced>(hand: &mut Hand<'_, B>, kernel: &KernelKey) -> TensorInput<B> {
+pub(super) fn tensor<B: Fenced>(
+    choices: &mut Choices<'_, B>,
+    kernel: &KernelKey,
+) -> TensorInput<B> {
     let slot = Slot {
-        buffer: hand.amaxes(3),
-        index: hand.below(3),
+        buffer: choices.amaxes(3),
+        index: choices.below(3),
     };
     let scaled = matches!(kernel.scale, ScaleRule::Tensor | ScaleRule::TwoLevel);
-    if !scaled || hand.often() {
+    if !scaled || choices.coin() {
         return TensorInput::Known(slot);
     }
     let ways = match kernel.scale {
         ScaleRule::Tensor => &[(false, 0.0), (true, 0.0), (false, 2.5)][..],
         _ => &[(false, 0.0)],
     };
-    let (pow2, epsilon) = hand.pick(ways);
+    let (pow2, epsilon) = choices.pick(ways);
     TensorInput::Observed {
         slot,
         pow2,
@@ -68,18 +71,21 @@ pub(super) fn tensor<B: Fenced>(hand: &mut Hand<'_, B>, kernel: &KernelKey) -> T
     }
 }
 
-pub(super) fn bend_tensor<B: Fenced>(input: &mut Option<TensorInput<B>>, hand: &mut Hand<'_, B>) {
+pub(super) fn mutate_tensor<B: Fenced>(
+    input: &mut Option<TensorInput<B>>,
+    choices: &mut Choices<'_, B>,
+) {
     let Some(now) = input else { return };
     let slot = Slot {
         buffer: now.slot().buffer.clone(),
-        index: hand.size(1),
+        index: choices.size(1),
     };
-    let epsilon = hand.float();
-    *input = match (hand.below(4), now.clone()) {
+    let epsilon = choices.float();
+    *input = match (choices.below(4), now.clone()) {
         (0, _) => None,
         (1, _) => Some(TensorInput::Known(slot)),
         (_, TensorInput::Known(slot) | TensorInput::Observed { slot, .. }) => {
-            let pow2 = hand.often();
+            let pow2 = choices.coin();
             Some(TensorInput::Observed {
                 slot,
                 pow2,
@@ -89,28 +95,28 @@ pub(super) fn bend_tensor<B: Fenced>(input: &mut Option<TensorInput<B>>, hand: &
     };
 }
 
-pub(super) fn bend_kernel<B: Fenced>(
+pub(super) fn mutate_kernel<B: Fenced>(
     kernel: &mut KernelKey,
     targets: &mut [Target<B>],
-    hand: &mut Hand<'_, B>,
+    choices: &mut Choices<'_, B>,
 ) {
     let KernelKey {
         element,
         scale,
         blocks,
     } = kernel;
-    match hand.below(5) {
-        0 => *element = hand.pick(&Code::ALL),
-        1 => *scale = hand.pick(&RULES),
-        2 => *blocks = hand.pick(&[None, Some([[1, 16], [16, 1]]), Some([[8, 8]; 2])]),
+    match choices.below(5) {
+        0 => *element = choices.pick(&Code::ALL),
+        1 => *scale = choices.pick(&RULES),
+        2 => *blocks = choices.pick(&[None, Some([[1, 16], [16, 1]]), Some([[8, 8]; 2])]),
         _ => {
             let Some(blocks) = blocks else { return };
-            let (which, side) = (hand.below(2), hand.below(2));
-            blocks[which][side] = hand.size(blocks[which][side]);
-            // Often the targets follow, so that odd blocks are run, too.
+            let (which, side) = (choices.below(2), choices.below(2));
+            blocks[which][side] = choices.size(blocks[which][side]);
+            // Mostly the targets follow, so that such blocks are run, too.
             for spec in targets.iter_mut().map(|target| &mut target.spec) {
                 let serves = spec.key.usage.contains(Orientation::ALL[which].usage());
-                if spec.key.part == Part::BlockScale && serves && hand.below(4) > 0 {
+                if spec.key.part == Part::BlockScale && serves && choices.below(4) > 0 {
                     let [height, width] = blocks[which];
                     spec.tile = match spec.axes[0] {
                         Axis::Rows => [height, width],
@@ -122,7 +128,7 @@ pub(super) fn bend_kernel<B: Fenced>(
     }
 }
 
-pub(super) fn bend_target<B: Fenced>(target: &mut Target<B>, hand: &mut Hand<'_, B>) {
+pub(super) fn mutate_target<B: Fenced>(target: &mut Target<B>, choices: &mut Choices<'_, B>) {
     let Target { spec, form, bytes } = target;
     let BufferSpec {
         key: BufferKey { usage, part },
@@ -132,47 +138,44 @@ pub(super) fn bend_target<B: Fenced>(target: &mut Target<B>, hand: &mut Hand<'_,
         padded,
         origin,
     } = spec;
-    let side = hand.below(2);
-    match hand.below(11) {
+    let side = choices.below(2);
+    match choices.below(11) {
         0 => {
-            let odd = [Usage::empty(), Usage::from_bits_retain(7)];
+            let invalid = [Usage::empty(), Usage::from_bits_retain(7)];
             let all = [
                 Usage::ROWWISE,
                 Usage::COLUMNWISE,
                 Usage::BOTH,
-                odd[0],
-                odd[1],
+                invalid[0],
+                invalid[1],
             ];
-            *usage = hand.pick(&all);
+            *usage = choices.pick(&all);
         }
-        1 => *part = hand.pick(&[Part::Data, Part::BlockScale, Part::TensorScale]),
-        2 => *code = hand.pick(&Code::ALL),
-        3 => *axes = hand.pick(&[ROW_MAJOR, TRANSPOSED, [Axis::Rows; 2], [Axis::Cols; 2]]),
-        4 => tile[side] = hand.size(tile[side]),
-        5 => padded.outer = hand.size(padded.outer),
-        6 => padded.block = hand.size(padded.block),
+        1 => *part = choices.pick(&[Part::Data, Part::BlockScale, Part::TensorScale]),
+        2 => *code = choices.pick(&Code::ALL),
+        3 => *axes = choices.pick(&[ROW_MAJOR, TRANSPOSED, [Axis::Rows; 2], [Axis::Cols; 2]]),
+        4 => tile[side] = choices.size(tile[side]),
+        5 => padded.outer = choices.size(padded.outer),
+        6 => padded.block = choices.size(padded.block),
         7 => padded.repeat = !padded.repeat,
         8 => *origin = Origin::Replicated,
         9 => {
-            let form_of = (hand.pick(&Form::ALL), hand.pick(&Orientation::ALL));
-            *form = hand.pick(&[None, Some(form_of)]);
+            let form_of = (choices.pick(&Form::ALL), choices.pick(&Orientation::ALL));
+            *form = choices.pick(&[None, Some(form_of)]);
         }
-        _ => {
-            let len = hand.length(hand.rig.backend.len::<u8>(bytes));
-            *bytes = hand.bytes(len);
-        }
+        _ => *bytes = choices.resized(bytes),
     }
 }
 
 /// Gives every target the bytes of its layout.
-pub(super) fn fit_targets<B: Fenced>(
+pub(super) fn resize_targets<B: Fenced>(
     targets: &mut [Target<B>],
     shape: Shape,
-    hand: &mut Hand<'_, B>,
+    choices: &mut Choices<'_, B>,
 ) {
     for target in targets {
         if let Some(len) = target.layout(shape).ok().and_then(|l| small(&[l.bytes()])) {
-            target.bytes = hand.bytes(len);
+            target.bytes = choices.bytes(len);
         }
     }
 }
@@ -206,7 +209,7 @@ pub(super) fn encoded<B: Backend>(
     job: &EncodeJob<B>,
     values: &[f32],
 ) -> Vec<Output<B>> {
-    let (tensor, spent) = tensor_after(rig, &job.kernel, job.tensor.as_ref());
+    let (tensor, consumed) = tensor_after(rig, &job.kernel, job.tensor.as_ref());
     let random = job.stochastic.map(|key| {
         let stream = key.stream.wrapping_add(scalars().random_step << 32);
         (Philox::new(key.seed, stream), key.first)
@@ -231,46 +234,61 @@ pub(super) fn encoded<B: Backend>(
         }
         Output::Bytes("target", target.bytes.clone(), expected)
     };
-    job.targets.iter().map(output).chain(spent).collect()
+    job.targets.iter().map(output).chain(consumed).collect()
 }
 
-impl<B: Fenced> Bent<B> for EncodeJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let (case, shape) = case_and_shape(hand);
+impl<B: Fenced> Mutate<B> for EncodeJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "shape.rows",
+        "shape.cols",
+        "kernel",
+        "kernel",
+        "source",
+        "source_rounding",
+        "tensor",
+        "stochastic",
+        "targets",
+        "targets[i]",
+        "targets[i]",
+        "targets[i]",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let (case, shape) = case_and_shape(choices);
         let mut targets = Vec::new();
         for spec in &case.specs {
             let orientation = spec.key.usage.orientations().next();
-            let form = hand.pick(&[Form::Compact, Form::Compact, Form::Padded, Form::Swizzled]);
-            let mut target = Target::new(*spec, hand.bytes(spec.bytes(shape)));
+            let form = choices.pick(&[Form::Compact, Form::Compact, Form::Padded, Form::Swizzled]);
+            let mut target = Target::new(*spec, choices.bytes(spec.bytes(shape)));
             if let (Part::BlockScale, Some(orientation)) = (spec.key.part, orientation) {
                 target.form = Some((form, orientation));
             }
             match target.layout(shape) {
-                Ok(layout) => target.bytes = hand.bytes(layout.bytes()),
+                Ok(layout) => target.bytes = choices.bytes(layout.bytes()),
                 Err(_) => target.form = None,
             }
-            if hand.below(6) > 0 {
+            if choices.below(6) > 0 {
                 targets.push(target);
             }
         }
         let key = StochasticKey {
-            seed: hand.word(),
-            stream: hand.word(),
-            first: hand.pick(&[0, 7, u64::MAX - 5, 1 << 40]),
+            seed: choices.word(),
+            stream: choices.word(),
+            first: choices.pick(&[0, 7, u64::MAX - 5, 1 << 40]),
         };
-        let stochastic = case.kernel.element == Code::E2M1 && hand.often();
+        let stochastic = case.kernel.element == Code::E2M1 && choices.coin();
         EncodeJob {
             shape,
             kernel: case.kernel,
-            source: hand.source(shape.elements(), true),
-            source_rounding: hand.rounding(),
-            tensor: Some(tensor(hand, &case.kernel)),
+            source: choices.source(shape.elements(), true),
+            source_rounding: choices.rounding(),
+            tensor: Some(tensor(choices, &case.kernel)),
             targets,
             stochastic: stochastic.then_some(key),
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let EncodeJob {
             shape,
             kernel,
@@ -280,41 +298,41 @@ impl<B: Fenced> Bent<B> for EncodeJob<B> {
             targets,
             stochastic,
         } = self;
-        let at = hand.below(targets.len());
-        match pick % 12 {
-            0 => shape.rows = hand.size(shape.rows),
-            1 => shape.cols = hand.size(shape.cols),
-            2 | 3 => bend_kernel(kernel, targets, hand),
-            4 => {
-                let len = hand.length(shape.elements_or_zero());
-                *source = hand.source(len, true);
+        let at = choices.below(targets.len());
+        match field {
+            "shape.rows" => shape.rows = choices.size(shape.rows),
+            "shape.cols" => shape.cols = choices.size(shape.cols),
+            "kernel" => mutate_kernel(kernel, targets, choices),
+            "source" => {
+                let len = choices.length(shape.elements_or_zero());
+                *source = choices.source(len, true);
             }
-            5 => *source_rounding = hand.rounding(),
-            6 => bend_tensor(tensor, hand),
-            7 => {
+            "source_rounding" => *source_rounding = choices.rounding(),
+            "tensor" => mutate_tensor(tensor, choices),
+            "stochastic" => {
                 *stochastic = Some(StochasticKey {
                     seed: 1,
                     stream: u64::MAX,
                     first: u64::MAX,
                 });
             }
-            8 if !targets.is_empty() => {
+            "targets" if !targets.is_empty() => {
                 let twice = targets[at].clone();
                 targets.push(twice);
             }
             _ => {
                 if let Some(target) = targets.get_mut(at) {
-                    bend_target(target, hand);
+                    mutate_target(target, choices);
                 }
             }
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
         if let Some(all) = small(&[self.shape.rows, self.shape.cols]) {
-            self.source = hand.source(all, true);
+            self.source = choices.source(all, true);
         }
-        fit_targets(&mut self.targets, self.shape, hand);
+        resize_targets(&mut self.targets, self.shape, choices);
     }
 
     fn work(self) -> Work<B> {

@@ -1,4 +1,4 @@
-//! Bent jobs on vectors: amaxes, histories and sums of squares.
+//! Mutated jobs on vectors: amaxes, histories and sums of squares.
 
 use std::collections::HashMap;
 
@@ -29,32 +29,45 @@ pub(super) fn raised(entry: f32, amax: f32) -> f32 {
     }
 }
 
-impl<B: Fenced> Bent<B> for AmaxJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let shape = Shape::new(1 + hand.below(40), 32 * (1 + hand.below(4)));
-        let start = hand.below(shape.elements());
-        let len = hand.below(shape.elements() - start + 1);
-        let (start, len) = hand.pick(&[(0, shape.elements()), (start, len)]);
+impl<B: Fenced> Mutate<B> for AmaxJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "shape.rows",
+        "shape.cols",
+        "start",
+        "source",
+        "source_rounding",
+        "out",
+        "tensor",
+        "blocks[i].block",
+        "blocks[i].block",
+        "blocks[i].start",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let shape = Shape::new(1 + choices.below(40), 32 * (1 + choices.below(4)));
+        let start = choices.below(shape.elements());
+        let len = choices.below(shape.elements() - start + 1);
+        let (start, len) = choices.pick(&[(0, shape.elements()), (start, len)]);
         let kinds = [[1, 32], [32, 1], [16, 16], [3, 5], [1, 1], [40, 4096]];
         let mut at = 2;
         let mut blocks = Vec::new();
-        for _ in 0..hand.below(4) {
-            let block = hand.pick(&kinds);
+        for _ in 0..choices.below(4) {
+            let block = choices.pick(&kinds);
             blocks.push(BlockAmax { block, start: at });
             at += shape.rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
         }
         AmaxJob {
             shape,
             start,
-            source: hand.source(len, true),
-            source_rounding: hand.rounding(),
-            out: hand.amaxes(at + 1),
-            tensor: hand.pick(&[None, Some(1)]),
+            source: choices.source(len, true),
+            source_rounding: choices.rounding(),
+            out: choices.amaxes(at + 1),
+            tensor: choices.pick(&[None, Some(1)]),
             blocks,
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let AmaxJob {
             shape,
             start,
@@ -64,38 +77,38 @@ impl<B: Fenced> Bent<B> for AmaxJob<B> {
             tensor,
             blocks,
         } = self;
-        let at = hand.below(blocks.len());
-        match pick % 10 {
-            0 => shape.rows = hand.size(shape.rows),
-            1 => shape.cols = hand.size(shape.cols),
-            2 => *start = hand.size(*start),
-            3 => {
-                let len = hand.length(shape.elements_or_zero());
-                *source = hand.source(len, true);
+        let at = choices.below(blocks.len());
+        match field {
+            "shape.rows" => shape.rows = choices.size(shape.rows),
+            "shape.cols" => shape.cols = choices.size(shape.cols),
+            "start" => *start = choices.size(*start),
+            "source" => {
+                let len = choices.length(shape.elements_or_zero());
+                *source = choices.source(len, true);
             }
-            4 => *source_rounding = hand.rounding(),
-            5 => {
-                let len = hand.length(hand.rig.backend.len::<f32>(out));
-                *out = hand.amaxes(len);
+            "source_rounding" => *source_rounding = choices.rounding(),
+            "out" => {
+                let len = choices.length(choices.rig.backend.len::<f32>(out));
+                *out = choices.amaxes(len);
             }
-            6 => *tensor = Some(hand.size(1)),
-            7 | 8 => {
+            "tensor" => *tensor = Some(choices.size(1)),
+            "blocks[i].block" => {
                 if let Some(part) = blocks.get_mut(at) {
-                    let side = hand.below(2);
-                    part.block[side] = hand.size(part.block[side]);
+                    let side = choices.below(2);
+                    part.block[side] = choices.size(part.block[side]);
                 }
             }
             _ => {
                 if let Some(part) = blocks.get_mut(at) {
-                    part.start = hand.size(part.start);
+                    part.start = choices.size(part.start);
                 }
             }
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
         if let Some(all) = small(&[self.shape.rows, self.shape.cols]) {
-            self.source = hand.source(all.saturating_sub(self.start), true);
+            self.source = choices.source(all.saturating_sub(self.start), true);
         }
     }
 
@@ -142,25 +155,37 @@ impl ElementsOrZero for Shape {
     }
 }
 
-impl<B: Fenced> Bent<B> for HistoryJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let window = hand.pick(&[1, 2, 3, 40, 1100]);
+impl<B: Fenced> Mutate<B> for HistoryJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "observed",
+        "scales",
+        "scales = observed",
+        "index",
+        "history",
+        "history = observed",
+        "algorithm",
+        "margin",
+        "element",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let window = choices.pick(&[1, 2, 3, 40, 1100]);
         // The larger of two zeros may be either: a history has no -0.
-        let history = hand.amaxes(window);
-        let history = hand.rig.content::<f32>(&history);
+        let history = choices.amaxes(window);
+        let history = choices.rig.content::<f32>(&history);
         let history: Vec<f32> = history.iter().map(|x| x + 0.0).collect();
         HistoryJob {
-            observed: hand.amaxes(4),
-            scales: hand.floats(5, false),
-            index: hand.below(4),
-            history: hand.buffer(&history),
-            algorithm: hand.pick(&[AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent]),
-            margin: hand.pick(&[0, 1, -3, 64, -64]),
-            element: hand.pick(&[Code::E4M3, Code::E5M2]),
+            observed: choices.amaxes(4),
+            scales: choices.floats(5, false),
+            index: choices.below(4),
+            history: choices.buffer(&history),
+            algorithm: choices.pick(&[AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent]),
+            margin: choices.pick(&[0, 1, -3, 64, -64]),
+            element: choices.pick(&[Code::E4M3, Code::E5M2]),
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let HistoryJob {
             observed,
             scales,
@@ -170,20 +195,22 @@ impl<B: Fenced> Bent<B> for HistoryJob<B> {
             margin,
             element,
         } = self;
-        match pick % 9 {
-            0 => *observed = hand.amaxes(1),
-            1 => *scales = hand.amaxes(1),
-            2 => *scales = observed.clone(),
-            3 => *index = hand.size(*index),
-            4 => *history = hand.amaxes(0),
-            5 => *history = observed.clone(),
-            6 => *algorithm = hand.pick(&[AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent]),
-            7 => *margin = hand.pick(&[i32::MIN, i32::MIN + 1, -65, 65, 1000, i32::MAX]),
-            _ => *element = hand.pick(&Code::ALL),
+        match field {
+            "observed" => *observed = choices.amaxes(1),
+            "scales" => *scales = choices.amaxes(1),
+            "scales = observed" => *scales = observed.clone(),
+            "index" => *index = choices.size(*index),
+            "history" => *history = choices.amaxes(0),
+            "history = observed" => *history = observed.clone(),
+            "algorithm" => {
+                *algorithm = choices.pick(&[AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent])
+            }
+            "margin" => *margin = choices.pick(&[i32::MIN, i32::MIN + 1, -65, 65, 1000, i32::MAX]),
+            _ => *element = choices.pick(&Code::ALL),
         }
     }
 
-    fn fit(&mut self, _: &mut Hand<'_, B>) {}
+    fn resize(&mut self, _: &mut Choices<'_, B>) {}
 
     fn work(self) -> Work<B> {
         Work::History(vec![self])
@@ -192,7 +219,7 @@ impl<B: Fenced> Bent<B> for HistoryJob<B> {
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let [mut observed, mut scales, mut column] =
             [&self.observed, &self.scales, &self.history].map(|b| rig.content::<f32>(b));
-        // A spent entry says that nothing was observed since.
+        // A consumed entry says that nothing was observed since.
         let amax = match observed[self.index] {
             x if x > 0.0 => x,
             _ => 0.0,
@@ -215,38 +242,40 @@ impl<B: Fenced> Bent<B> for HistoryJob<B> {
     }
 }
 
-impl<B: Fenced> Bent<B> for SumSquaresJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let len = hand.pick(&[0, 1, 300, 5000]);
-        let source = hand.source(len, true);
+impl<B: Fenced> Mutate<B> for SumSquaresJob<B> {
+    const FIELDS: &'static [&'static str] = &["source", "out"];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let len = choices.pick(&[0, 1, 300, 5000]);
+        let source = choices.source(len, true);
         let mut out = 1.5f64.to_le_bytes().to_vec();
         out.extend(3u64.to_le_bytes());
-        let out = hand.buffer(&out);
+        let out = choices.buffer(&out);
         SumSquaresJob { source, out }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let SumSquaresJob { source, out } = self;
-        if pick.is_multiple_of(2) {
-            let len = hand.below(9000);
-            *source = hand.source(len, true);
+        if field == "source" {
+            let len = choices.below(9000);
+            *source = choices.source(len, true);
         } else {
-            let len = hand.length(16);
-            *out = hand.bytes(len);
+            let len = choices.length(16);
+            *out = choices.bytes(len);
         }
     }
 
-    fn fit(&mut self, _: &mut Hand<'_, B>) {}
+    fn resize(&mut self, _: &mut Choices<'_, B>) {}
 
     fn work(self) -> Work<B> {
         Work::SumSquares(vec![self])
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        let (sum, odd) = reference::sum_of_squares(&widened(rig, &self.source));
+        let (sum, non_finite) = reference::sum_of_squares(&widened(rig, &self.source));
         let out = rig.content::<u8>(&self.out);
         let word = |at: usize| u64::from_le_bytes(out[at..at + 8].try_into().unwrap());
         let total = f64::from_bits(word(0)) + sum;
-        vec![Output::Sum(self.out.clone(), total, word(8) + odd)]
+        vec![Output::Sum(self.out.clone(), total, word(8) + non_finite)]
     }
 }

@@ -1,6 +1,6 @@
-//! Bent flat encodes.
+//! Mutated flat encodes.
 
-use super::encode::{bend_kernel, bend_target, bend_tensor, case_and_shape, fit_targets};
+use super::encode::{case_and_shape, mutate_kernel, mutate_target, mutate_tensor, resize_targets};
 use super::encode::{tensor, tensor_after};
 use super::*;
 use crate::reference::Reference;
@@ -18,13 +18,30 @@ fn touched(code: Code, start: usize, len: usize) -> usize {
     (end * code.bits()).div_ceil(8) - start * code.bits() / 8
 }
 
-impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
-    fn good(hand: &mut Hand<'_, B>) -> Self {
-        let (case, shape) = case_and_shape(hand);
+impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
+    const FIELDS: &'static [&'static str] = &[
+        "shape.rows",
+        "shape.cols",
+        "start",
+        "len",
+        "kernel",
+        "source",
+        "source_rounding",
+        "tensor",
+        "blocks = None",
+        "blocks[i]",
+        "blocks[i]",
+        "blocks[i]",
+        "targets[i]",
+        "targets[i]",
+    ];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let (case, shape) = case_and_shape(choices);
         let all = shape.elements();
-        let start = hand.below(all);
-        let len = hand.below(all - start + 1);
-        let (start, len) = hand.pick(&[(0, all), (start, len)]);
+        let start = choices.below(all);
+        let len = choices.below(all - start + 1);
+        let (start, len) = choices.pick(&[(0, all), (start, len)]);
         let mut targets = Vec::new();
         for spec in &case.specs {
             let needed = match spec.key.part {
@@ -32,7 +49,7 @@ impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
                 Part::Data => touched(spec.code, start, len),
                 _ => spec.bytes(shape),
             };
-            targets.push(Target::new(*spec, hand.bytes(needed)));
+            targets.push(Target::new(*spec, choices.bytes(needed)));
         }
         let mut at = 1;
         let mut blocks: Vec<BlockAmax> = Vec::new();
@@ -43,24 +60,24 @@ impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
             }
         }
         // An amax is never NaN.
-        let amaxes = hand.amaxes(at + 1);
-        let magnitudes = hand.rig.content::<f32>(&amaxes);
+        let amaxes = choices.amaxes(at + 1);
+        let magnitudes = choices.rig.content::<f32>(&amaxes);
         let magnitudes = magnitudes.iter().map(|x| if x.is_nan() { 2.0 } else { *x });
-        let amaxes = hand.buffer(&magnitudes.collect::<Vec<_>>());
+        let amaxes = choices.buffer(&magnitudes.collect::<Vec<_>>());
         FlatEncodeJob {
             shape,
             start,
             len,
             kernel: case.kernel,
-            source: hand.source(len, true),
-            source_rounding: hand.rounding(),
-            tensor: Some(tensor(hand, &case.kernel)),
+            source: choices.source(len, true),
+            source_rounding: choices.rounding(),
+            tensor: Some(tensor(choices, &case.kernel)),
             blocks: Some(FlatBlocks { amaxes, blocks }),
             targets,
         }
     }
 
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>) {
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let FlatEncodeJob {
             shape,
             start,
@@ -72,59 +89,59 @@ impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
             blocks,
             targets,
         } = self;
-        let at = hand.below(targets.len());
-        match pick % 14 {
-            0 => shape.rows = hand.size(shape.rows),
-            1 => shape.cols = hand.size(shape.cols),
-            2 => *start = hand.size(*start),
-            3 => *len = hand.size(*len),
-            4 => bend_kernel(kernel, targets, hand),
-            5 => {
-                let count = hand.length((*len).min(SMALL));
-                *source = hand.source(count, true);
+        let at = choices.below(targets.len());
+        match field {
+            "shape.rows" => shape.rows = choices.size(shape.rows),
+            "shape.cols" => shape.cols = choices.size(shape.cols),
+            "start" => *start = choices.size(*start),
+            "len" => *len = choices.size(*len),
+            "kernel" => mutate_kernel(kernel, targets, choices),
+            "source" => {
+                let count = choices.length((*len).min(SMALL));
+                *source = choices.source(count, true);
             }
-            6 => *source_rounding = hand.rounding(),
-            7 => bend_tensor(tensor, hand),
-            8 => *blocks = None,
-            9..12 => {
+            "source_rounding" => *source_rounding = choices.rounding(),
+            "tensor" => mutate_tensor(tensor, choices),
+            "blocks = None" => *blocks = None,
+            "blocks[i]" => {
                 let Some(flat) = blocks else { return };
-                let part = hand.below(flat.blocks.len());
-                let (side, what) = (hand.below(2), hand.below(4));
+                let part = choices.below(flat.blocks.len());
+                let (side, what) = (choices.below(2), choices.below(4));
                 let Some(part) = flat.blocks.get_mut(part) else {
                     return;
                 };
                 match what {
-                    0 => part.start = hand.size(part.start),
-                    1 => part.block[side] = hand.size(part.block[side]),
+                    0 => part.start = choices.size(part.start),
+                    1 => part.block[side] = choices.size(part.block[side]),
                     // A part that no target reads, of few or of many blocks.
                     2 => flat.blocks.push(BlockAmax {
                         block: [4096, 4096],
                         start: 0,
                     }),
                     _ => {
-                        let block = hand.pick(&[[1, 16], [3, 5], part.block]);
-                        let start = hand.size(part.start);
+                        let block = choices.pick(&[[1, 16], [3, 5], part.block]);
+                        let start = choices.size(part.start);
                         flat.blocks.push(BlockAmax { block, start });
                     }
                 }
             }
             _ => {
                 if let Some(target) = targets.get_mut(at) {
-                    bend_target(target, hand);
+                    mutate_target(target, choices);
                 }
             }
         }
     }
 
-    fn fit(&mut self, hand: &mut Hand<'_, B>) {
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
         if let Some(len) = small(&[self.len]) {
-            self.source = hand.source(len, true);
+            self.source = choices.source(len, true);
         }
-        fit_targets(&mut self.targets, self.shape, hand);
+        resize_targets(&mut self.targets, self.shape, choices);
         for target in &mut self.targets {
             if target.spec.key.part == Part::Data {
                 let len = touched(target.spec.code, self.start, self.len);
-                target.bytes = hand.bytes(len);
+                target.bytes = choices.bytes(len);
             }
         }
     }
@@ -134,8 +151,8 @@ impl<B: Fenced> Bent<B> for FlatEncodeJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        let (tensor, spent) = tensor_after(rig, &self.kernel, self.tensor.as_ref());
-        let mut outputs: Vec<Output<B>> = spent.into_iter().collect();
+        let (tensor, consumed) = tensor_after(rig, &self.kernel, self.tensor.as_ref());
+        let mut outputs: Vec<Output<B>> = consumed.into_iter().collect();
         let reference = Reference {
             shape: self.shape,
             kernel: self.kernel,

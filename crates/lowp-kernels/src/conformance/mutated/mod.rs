@@ -1,4 +1,4 @@
-//! Jobs with bent fields: planning refuses them with an error that names what is wrong, or the run
+//! Jobs with mutated fields: planning rejects them with an error that names what is wrong, or the run
 //! gives what the reference gives, and nothing outside the outputs changes.
 
 use std::cell::Cell;
@@ -29,14 +29,14 @@ pub(super) use sum::{add_jobs, convert_jobs};
 pub(super) use vectors::{amax_jobs, history_jobs, sum_jobs};
 
 /// Random choices, and the buffers made so far.
-struct Hand<'r, B: Backend> {
+struct Choices<'r, B: Backend> {
     rig: &'r Rig<B>,
     random: Philox,
     next: u64,
     fences: Vec<Fence<'r>>,
 }
 
-impl<'r, B: Fenced> Hand<'r, B> {
+impl<'r, B: Fenced> Choices<'r, B> {
     fn new(rig: &'r Rig<B>, seed: u64) -> Self {
         Self {
             rig,
@@ -56,7 +56,7 @@ impl<'r, B: Fenced> Hand<'r, B> {
         (self.word() % end.max(1) as u64) as usize
     }
 
-    fn often(&mut self) -> bool {
+    fn coin(&mut self) -> bool {
         self.below(2) == 0
     }
 
@@ -127,19 +127,19 @@ impl<'r, B: Fenced> Hand<'r, B> {
     }
 
     fn source(&mut self, count: usize, special: bool) -> Source<B> {
-        if self.often() {
+        if self.coin() {
             Source::F32(self.floats(count, special))
         } else {
             Source::Bf16(self.halves(count, special))
         }
     }
 
-    /// Amaxes as plans leave them: some spent, some observed, and some that no plan leaves.
+    /// Amaxes as plans leave them: some consumed, some observed, and some that no plan leaves.
     fn amaxes(&mut self, count: usize) -> B::Buffer<f32> {
-        let amax = |hand: &mut Self| match hand.below(8) {
-            0 => hand.float(),
-            1 => -(hand.below(100) as f32),
-            _ => hand.below(1000) as f32 / 64.0,
+        let amax = |choices: &mut Self| match choices.below(8) {
+            0 => choices.float(),
+            1 => -(choices.below(100) as f32),
+            _ => choices.below(1000) as f32 / 64.0,
         };
         let amaxes: Vec<f32> = (0..count).map(|_| amax(self)).collect();
         self.buffer(&amaxes)
@@ -152,6 +152,12 @@ impl<'r, B: Fenced> Hand<'r, B> {
     /// A length that is a little wrong.
     fn length(&mut self, now: usize) -> usize {
         self.pick(&[0, now.saturating_sub(1), now + 1, 1, 2 * now])
+    }
+
+    /// Other bytes than those of `buffer`, of a length that is a little wrong.
+    fn resized(&mut self, buffer: &B::Buffer<u8>) -> B::Buffer<u8> {
+        let len = self.length(self.rig.backend.len::<u8>(buffer));
+        self.bytes(len)
     }
 }
 
@@ -215,13 +221,15 @@ impl<B: Backend> Output<B> {
 }
 
 /// A kind of job.
-trait Bent<B: Fenced>: Clone + std::fmt::Debug {
+trait Mutate<B: Fenced>: Clone + std::fmt::Debug {
     /// A good job.
-    fn good(hand: &mut Hand<'_, B>) -> Self;
-    /// Bends one of its fields; `pick` says which.
-    fn bend(&mut self, pick: usize, hand: &mut Hand<'_, B>);
+    fn good(choices: &mut Choices<'_, B>) -> Self;
+    /// What can be mutated, as failures report it; what is mutated more often stands more than once.
+    const FIELDS: &'static [&'static str];
+    /// Mutates one of [`Mutate::FIELDS`].
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>);
     /// Gives its buffers the lengths that its fields ask for, where they are small.
-    fn fit(&mut self, hand: &mut Hand<'_, B>);
+    fn resize(&mut self, choices: &mut Choices<'_, B>);
     /// The job as work.
     fn work(self) -> Work<B>;
     /// What its outputs will be.
@@ -232,7 +240,7 @@ trait Bent<B: Fenced>: Clone + std::fmt::Debug {
     }
 }
 
-/// Lengths below which `fit` makes buffers.
+/// Lengths below which `resize` makes buffers.
 const SMALL: usize = 1 << 16;
 
 /// The product of `factors`, where it is small.
@@ -251,16 +259,20 @@ fn scalars() -> StepScalars {
 }
 
 /// Whether the job of this case was run.
-fn one<B: Fenced, J: Bent<B>>(rig: &Rig<B>, seed: u64, bends: &[usize], fit: bool) -> bool {
-    let mut hand = Hand::new(rig, seed);
-    let mut job = J::good(&mut hand);
-    for &pick in bends {
-        job.bend(pick, &mut hand);
+fn one<B: Fenced, J: Mutate<B>>(rig: &Rig<B>, seed: u64, picks: &[usize], resize: bool) -> bool {
+    let mut choices = Choices::new(rig, seed);
+    let mut job = J::good(&mut choices);
+    let fields: Vec<_> = picks
+        .iter()
+        .map(|pick| J::FIELDS[pick % J::FIELDS.len()])
+        .collect();
+    for field in &fields {
+        job.mutate(field, &mut choices);
     }
-    if fit {
-        job.fit(&mut hand);
+    if resize {
+        job.resize(&mut choices);
     }
-    let what = format!("{rig:?} {job:?}");
+    let what = format!("{rig:?}, mutated {fields:?}: {job:?}");
     let plan = match rig.plan(job.clone().work()) {
         Ok(plan) => plan,
         Err(error) => {
@@ -279,8 +291,8 @@ fn one<B: Fenced, J: Bent<B>>(rig: &Rig<B>, seed: u64, bends: &[usize], fit: boo
                     | KernelError::Poisoned
             );
             assert!(!of_the_machine, "{error}: {what}");
-            assert!(!bends.is_empty(), "a good job is refused: {error}: {what}");
-            hand.fences.iter().for_each(|fence| fence());
+            assert!(!picks.is_empty(), "a good job is rejected: {error}: {what}");
+            choices.fences.iter().for_each(|fence| fence());
             return false;
         }
     };
@@ -297,31 +309,31 @@ fn one<B: Fenced, J: Bent<B>>(rig: &Rig<B>, seed: u64, bends: &[usize], fit: boo
         assert!(matches!(done, Err(KernelError::Scalars { .. })), "{what}");
     }
     outputs.iter().for_each(|output| output.assert(rig, &what));
-    hand.fences.iter().for_each(|fence| fence());
+    choices.fences.iter().for_each(|fence| fence());
     true
 }
 
-/// Bends jobs of one kind.
-fn all<B: Fenced, J: Bent<B>>(rig: &Rig<B>) {
-    let (run, refused) = (Cell::new(0), Cell::new(0));
+/// Mutates jobs of one kind.
+fn all<B: Fenced, J: Mutate<B>>(rig: &Rig<B>) {
+    let (run, rejected) = (Cell::new(0), Cell::new(0));
     for seed in 0..24 {
         assert!(one::<B, J>(rig, seed, &[], false));
     }
     proptest!(cases_of(400), |(
-        seed: u64, bends in prop::collection::vec(0usize..64, 1..4), fit: bool,
+        seed: u64, picks in prop::collection::vec(0usize..64, 1..4), resize: bool,
     )| {
-        let count = if one::<B, J>(rig, seed, &bends, fit) { &run } else { &refused };
+        let count = if one::<B, J>(rig, seed, &picks, resize) { &run } else { &rejected };
         count.set(count.get() + 1);
     });
     // Else the test would see one side only.
-    let counts = [run.get(), refused.get()];
-    assert!(counts.iter().all(|&n| n >= 20), "run, refused: {counts:?}");
+    let counts = [run.get(), rejected.get()];
+    assert!(counts.iter().all(|&n| n >= 20), "run, rejected: {counts:?}");
 }
 
 /// Numbers at which a check that computes too narrowly, or not at all, lets work through.
-pub(super) fn sides_and_sums_that_overflow_are_refused<B: Backend>(rig: &Rig<B>) {
+pub(super) fn sides_and_sums_that_overflow_are_rejected<B: Backend>(rig: &Rig<B>) {
     use crate::{AmaxJob, BlockAmax, FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob};
-    let refused = |work: Work<B>| rig.plan(work).map(|_| ()).unwrap_err();
+    let rejected = |work: Work<B>| rig.plan(work).map(|_| ()).unwrap_err();
     let floats = |n: usize| rig.buffer(&vec![1f32; n]);
     let shape = Shape::new(4, 64);
     let part = |side, start| BlockAmax {
@@ -340,13 +352,13 @@ pub(super) fn sides_and_sums_that_overflow_are_refused<B: Backend>(rig: &Rig<B>)
         }])
     };
     for side in [0, 4097, 1 << 32, usize::MAX] {
-        let error = refused(amax(part(side, 0), shape));
+        let error = rejected(amax(part(side, 0), shape));
         assert!(error.to_string().contains("1 to 4096"), "{error}");
     }
-    let error = refused(amax(part(32, usize::MAX), shape));
+    let error = rejected(amax(part(32, usize::MAX), shape));
     assert!(matches!(error, KernelError::Range { len: 64, .. }));
     let huge = Shape::new(1 << 32, 1 << 32);
-    let error = refused(amax(part(32, 0), huge));
+    let error = rejected(amax(part(32, 0), huge));
     assert!(matches!(
         error,
         KernelError::Format(FormatError::TooLarge { .. })
@@ -377,16 +389,16 @@ pub(super) fn sides_and_sums_that_overflow_are_refused<B: Backend>(rig: &Rig<B>)
         }])
     };
     assert!(rig.plan(flat(&[part(32, 0)])).is_ok());
-    let error = refused(flat(&[part(32, 0), part(1 << 32, 0)]));
+    let error = rejected(flat(&[part(32, 0), part(1 << 32, 0)]));
     assert!(error.to_string().contains("1 to 4096"), "{error}");
-    // The second of two vectors of one block is spent, so it must exist, and say which is meant.
-    let error = refused(flat(&[part(32, 0), part(32, 7)]));
+    // The second of two vectors of one block is consumed, so it must exist, and say which is meant.
+    let error = rejected(flat(&[part(32, 0), part(32, 7)]));
     assert!(matches!(error, KernelError::Range { len: 8, .. }));
-    let error = refused(flat(&[part(32, 0), part(32, 0)]));
+    let error = rejected(flat(&[part(32, 0), part(32, 0)]));
     assert!(error.to_string().contains("two vectors"), "{error}");
 
     for margin in [i32::MIN, -65, 65, i32::MAX] {
-        let error = refused(Work::History(vec![HistoryJob {
+        let error = rejected(Work::History(vec![HistoryJob {
             observed: floats(1),
             scales: floats(1),
             index: 0,
@@ -402,7 +414,7 @@ pub(super) fn sides_and_sums_that_overflow_are_refused<B: Backend>(rig: &Rig<B>)
         (usize::MAX, vec![2]),
         (0, vec![1 << 63, 1 << 63]),
     ] {
-        let error = refused(Work::Interleave(vec![InterleaveJob {
+        let error = rejected(Work::Interleave(vec![InterleaveJob {
             outer,
             widths,
             from: rig.buffer(&[0u8; 1]),

@@ -1,0 +1,109 @@
+//! Mutated sums and conversions.
+
+use super::*;
+use crate::conformance::sum::summed;
+use crate::{ConvertJob, SumJob};
+
+pub(in crate::conformance) fn add_jobs<B: Fenced>(rig: &Rig<B>) {
+    all::<B, SumJob<B>>(rig);
+}
+
+pub(in crate::conformance) fn convert_jobs<B: Fenced>(rig: &Rig<B>) {
+    all::<B, ConvertJob<B>>(rig);
+}
+
+fn len<B: Fenced>(choices: &Choices<'_, B>, source: &Source<B>) -> usize {
+    match source {
+        Source::F32(buffer) => choices.rig.backend.len::<f32>(buffer),
+        Source::Bf16(buffer) => choices.rig.backend.len::<bf16>(buffer),
+    }
+}
+
+/// Mutates one of two vectors.
+fn mutate<B: Fenced>(
+    from: &mut Source<B>,
+    into: &mut Source<B>,
+    field: &str,
+    choices: &mut Choices<'_, B>,
+) {
+    match field {
+        "from" => {
+            let len = choices.length(len(choices, from));
+            *from = choices.source(len, true);
+        }
+        "into" => {
+            let len = choices.length(len(choices, into));
+            *into = choices.source(len, true);
+        }
+        "into = from" => *into = from.clone(),
+        // Another dtype, or other values.
+        _ => {
+            let len = len(choices, from);
+            *from = choices.source(len, true);
+        }
+    }
+}
+
+/// A destination that holds `values`.
+fn output<B: Backend>(into: &Source<B>, values: Vec<f32>) -> Vec<Output<B>> {
+    vec![match into {
+        Source::F32(buffer) => Output::Floats("vector", buffer.clone(), values),
+        Source::Bf16(buffer) => {
+            let halves = values.into_iter().map(bf16::from_f32).collect();
+            Output::Halves(buffer.clone(), halves)
+        }
+    }]
+}
+
+impl<B: Fenced> Mutate<B> for SumJob<B> {
+    const FIELDS: &'static [&'static str] = &["from", "into", "into = from", "from", "from"];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let len = choices.pick(&[0, 1, 16, 33, 300, 9000]);
+        let [from, into] = [0, 1].map(|_| choices.source(len, true));
+        SumJob { from, into }
+    }
+
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
+        mutate(&mut self.from, &mut self.into, field, choices);
+    }
+
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
+        let len = len(choices, &self.from);
+        self.into = choices.source(len, true);
+    }
+
+    fn work(self) -> Work<B> {
+        Work::Sum(vec![self])
+    }
+
+    fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
+        output(&self.into, summed(rig, &self.from, &self.into))
+    }
+}
+
+impl<B: Fenced> Mutate<B> for ConvertJob<B> {
+    const FIELDS: &'static [&'static str] = &["from", "into", "into = from", "from", "from"];
+
+    fn good(choices: &mut Choices<'_, B>) -> Self {
+        let SumJob { from, into } = SumJob::good(choices);
+        ConvertJob { from, into }
+    }
+
+    fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
+        mutate(&mut self.from, &mut self.into, field, choices);
+    }
+
+    fn resize(&mut self, choices: &mut Choices<'_, B>) {
+        let len = len(choices, &self.from);
+        self.into = choices.source(len, true);
+    }
+
+    fn work(self) -> Work<B> {
+        Work::Convert(vec![self])
+    }
+
+    fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
+        output(&self.into, widened(rig, &self.from))
+    }
+}
