@@ -3,7 +3,8 @@
 use super::cast::{has_delayed_scale, is_scale};
 use super::names::{FormatName, ScaleModeName, ScalesName, UsageName};
 use super::refuse::refuse;
-use super::select::Select;
+use super::select::{Pattern, Select};
+use crate::recipes::RecipeName;
 use anyhow::Result;
 use globset::Glob;
 use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, Usage};
@@ -11,8 +12,8 @@ use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RecipeArgs {
-    /// Recipe of the quantized tensors; `lowp train --list` shows all
-    #[arg(long, value_name = "NAME")]
+    /// Recipe of the quantized tensors; `lowp recipes` tells what each is
+    #[arg(long, value_name = "NAME", value_parser = RecipeName::default())]
     recipe: String,
 
     /// FP8 codes, of a recipe that has the choice [default: e4m3]
@@ -42,6 +43,10 @@ pub(super) struct RecipeArgs {
     /// Quantize only tensors whose name matches; `*` matches any characters. May be repeated
     #[arg(long, value_name = "GLOB")]
     tensors: Vec<String>,
+
+    /// Pass through tensors whose name matches, also where --tensors matches it. May be repeated
+    #[arg(long, value_name = "GLOB")]
+    ignore: Vec<String>,
 
     /// Pass through what the recipe cannot take, instead of stopping; such tensors are named at the end
     #[arg(long)]
@@ -113,12 +118,24 @@ impl RecipeArgs {
     /// # Errors
     /// A pattern that makes no sense.
     pub(super) fn select(&self) -> Result<Select> {
-        let globs = self.tensors.iter().map(|text| {
-            let glob = Glob::new(text).map_err(|e| refuse(format!("--tensors: {e}")))?;
-            Ok((text.clone(), glob.compile_matcher()))
-        });
-        Ok(Select::new(globs.collect::<Result<_>>()?, self.keep_unfit))
+        Ok(Select {
+            tensors: patterns("--tensors", &self.tensors)?,
+            ignored: patterns("--ignore", &self.ignore)?,
+            keep_unfit: self.keep_unfit,
+        })
     }
+}
+
+/// The patterns that `option` gives.
+fn patterns(option: &str, texts: &[String]) -> Result<Vec<Pattern>> {
+    let pattern = |text: &String| {
+        let glob = Glob::new(text).map_err(|e| refuse(format!("{option}: {e}")))?;
+        Ok(Pattern {
+            text: text.clone(),
+            glob: glob.compile_matcher(),
+        })
+    };
+    texts.iter().map(pattern).collect()
 }
 
 /// A recipe that examples in help texts name: the last of the list.

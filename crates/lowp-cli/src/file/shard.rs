@@ -48,7 +48,7 @@ pub(crate) struct Args {
     output: PathBuf,
 
     /// Number of ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", alias = "ranks")]
     world_size: usize,
 
     #[command(flatten)]

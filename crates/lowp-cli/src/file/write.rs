@@ -213,7 +213,7 @@ pub(super) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
     if text.len() > MAX_HEADER {
         return Err(refuse(format!(
             "the header of the output would have {} bytes and the format allows {MAX_HEADER}; quantize fewer tensors \
-             (--tensors)",
+             (--tensors, --ignore)",
             text.len()
         )));
     }

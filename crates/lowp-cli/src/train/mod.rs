@@ -4,21 +4,20 @@ mod args;
 mod config;
 mod corpus;
 mod json;
-mod list;
 mod memory;
 mod progress;
-mod recipes;
 mod reference;
 mod report;
 mod result;
 mod run;
+mod runs;
 mod svg;
 mod table;
 mod variant;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
 pub(crate) use reference::plain_recipe;
-pub(crate) use variant::Variant;
+pub(crate) use variant::{MODIFIERS, Variant};
 
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;
@@ -35,7 +34,7 @@ use result::{RunResult, summaries};
 /// counts that are not what the plans say.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
-        return output::print(&list::render()?);
+        return output::print(&crate::recipes::table()?);
     }
     let config = Config::new(args)?;
     check_distinct(

@@ -3,8 +3,8 @@
 use super::config::Config;
 use super::corpus::{Corpus, share};
 use super::progress::Progress;
-use super::recipes::Run;
 use super::result::RunResult;
+use super::runs::Run;
 use super::variant::Variant;
 use anyhow::{Context, Result, anyhow, bail};
 use lowp_candle::{Gpt, LinearSpec, ModelOptions, ShardedModel, WeightBytes};

@@ -25,15 +25,15 @@ fn refused(args: &[&str]) -> String {
 fn messages() {
     let mut text = String::new();
     for args in [
-        "--ranks 0",
-        "--ranks 65 --batch 65",
-        "--ranks two",
-        "--ranks 2 --mesh 1x2",
+        "--world-size 0",
+        "--world-size 65 --batch 65",
+        "--world-size two",
+        "--world-size 2 --mesh 1x2",
         "--mesh 2",
         "--mesh 0x2",
         "--mesh axb",
         "--mesh 9x9",
-        "--ranks 5",
+        "--world-size 5",
         "--mesh 5x1",
         "--recipe nope",
         "--recipe mxfp8+nope",
@@ -75,7 +75,7 @@ fn messages() {
         "--json /dev/null",
         "--report /no/such/folder/out.html",
         "--json same --report same",
-        "--list --ranks 2",
+        "--list --world-size 2",
     ] {
         let message = refused(&args.split(' ').collect::<Vec<_>>());
         text += &format!("$ lowp train {args}\n{message}\n");

@@ -53,7 +53,7 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
         let kernel = recipe.kernel();
         if kernel.element.bits() >= 16 && kernel.scale != ScaleRule::None {
             return Err(UsageError::new(format!(
-                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp train --list` shows them)",
+                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
                 kernel.element
             )));
         }
