@@ -2,9 +2,9 @@
 
 use super::args::Args;
 use super::memory::{self, Needed};
+use super::model::GptConfig;
 use super::runs::{self, Run};
 use crate::usage::UsageError;
-use lowp_candle::GptConfig;
 use lowp_format::{FormatError, Recipe, Shape};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh};

@@ -1,8 +1,8 @@
 //! The memory that a run cannot do without, known before it begins: what does not fit is refused with its bytes instead
 //! of ending in the allocator.
 
+use super::model::{GptConfig, VOCABULARY};
 use crate::usage::UsageError;
-use lowp_candle::{GptConfig, VOCABULARY};
 use std::fs;
 use std::path::Path;
 

@@ -5,6 +5,7 @@ mod config;
 mod corpus;
 mod json;
 mod memory;
+mod model;
 mod progress;
 mod reference;
 mod report;
