@@ -17,10 +17,12 @@ use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
     BufferKey, BufferSpec, Form, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe,
-    RowCuts, ScaleLayout, Transport,
+    RowCuts, ScaleLayout,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
+use lowp_shard::{GatherTarget, run_steps};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Gather rank files into one quantized model
@@ -219,15 +221,18 @@ impl World {
         agreed.context("no ranks")
     }
 
-    /// The pieces of a buffer, one after another.
-    fn pieces(&self, name: &str, spec: &BufferSpec, pieces: &[usize]) -> Result<CpuBuffer<u8>> {
+    /// Reads each rank's piece of a buffer to its range of `dest`.
+    fn fetch(
+        &self,
+        name: &str,
+        spec: &BufferSpec,
+        dest: &CpuBuffer<u8>,
+        ranges: &[Range<usize>],
+    ) -> Result<()> {
         let (field, number) = self.field(name, Some(spec.key))?;
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, .. } = shard(tensor)?;
-        let all = Cpu.alloc::<u8>(pieces.iter().sum())?;
-        let mut start = 0;
-        for (rank, (Rank { model, starts, .. }, &piece)) in
-            self.ranks.iter().zip(pieces).enumerate()
+        for (rank, (Rank { model, starts, .. }, range)) in self.ranks.iter().zip(ranges).enumerate()
         {
             // The length that the file was found to have when it was opened.
             let rows = tensor.full.with_rows(cuts.range(rank).len());
@@ -237,6 +242,7 @@ impl World {
                 }
                 Content::Amax => field.bytes(),
             };
+            let piece = range.len();
             if found != piece {
                 return Err(refuse_file(
                     model.path(),
@@ -248,10 +254,9 @@ impl World {
             }
             model
                 .stretch(starts[number], piece)?
-                .pieces(|at, bytes| Ok(Cpu.write(&all, start + at, bytes)?))?;
-            start += piece;
+                .pieces(|at, bytes| Ok(Cpu.write(dest, range.start + at, bytes)?))?;
         }
-        Ok(all)
+        Ok(())
     }
 
     /// Runs the gather plan of one tensor.
@@ -263,64 +268,70 @@ impl World {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
-        let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        let mut buffers: Vec<(BufferKey, CpuBuffer<u8>)> = Vec::new();
-        for step in &plan.steps {
-            let spec = step.spec();
-            if want == Want::Numbers && !matches!(step, GatherStep::Replicated { .. }) {
-                continue;
-            }
-            let buffer = match step {
-                GatherStep::Concat {
-                    transport, pieces, ..
-                } => {
-                    let from = self.pieces(name, spec, pieces)?;
-                    let [outer, _] = spec.entries(plan.full);
-                    if *transport == Transport::Rows || outer == 0 {
-                        from
-                    } else {
-                        let to = Cpu.alloc(spec.bytes(plan.full))?;
-                        let widths = pieces.iter().map(|bytes| bytes / outer).collect();
-                        let job = InterleaveJob {
-                            outer,
-                            widths,
-                            from,
-                            to: to.clone(),
-                        };
-                        Cpu.once(Work::Interleave(vec![job]))?;
-                        to
-                    }
-                }
-                GatherStep::Derive { from, .. } => {
-                    let to = Cpu.alloc(spec.bytes(plan.full))?;
-                    let [inner, outer] = spec.entries(plan.full);
-                    if inner * outer > 0 {
-                        let (from, to) = (find(&buffers, *from)?, to.clone());
-                        let job = TransposeJob {
-                            code: spec.code,
-                            entries: [outer, inner],
-                            from,
-                            to,
-                        };
-                        Cpu.once(Work::Transpose(vec![job]))?;
-                    }
-                    to
-                }
-                GatherStep::Replicated { .. } => Cpu.upload(&self.agreed(name, Some(spec.key))?)?,
-            };
-            buffers.push((spec.key, buffer));
+        let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
+        if want == Want::Numbers {
+            plan.steps
+                .retain(|step| matches!(step, GatherStep::Replicated { .. }));
         }
+        let mut gathered = Gathered {
+            world: self,
+            name,
+            buffers: Vec::new(),
+        };
+        run_steps(&plan, &mut gathered)?;
         let specs = wanted(&recipe.buffers(*usage), want);
-        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| find(&buffers, spec.key))
+        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
 
-fn find(buffers: &[(BufferKey, CpuBuffer<u8>)], key: BufferKey) -> Result<CpuBuffer<u8>> {
-    let found = buffers.iter().find(|(known, _)| *known == key);
-    Ok(found
-        .with_context(|| format!("{key} was not gathered"))?
-        .1
-        .clone())
+/// The buffers of one tensor, gathered from the rank files step by step.
+struct Gathered<'a> {
+    world: &'a World,
+    name: &'a str,
+    buffers: Vec<(BufferKey, CpuBuffer<u8>)>,
+}
+
+impl GatherTarget<Cpu> for Gathered<'_> {
+    type Error = anyhow::Error;
+
+    fn full(&mut self, spec: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
+        let buffer = Cpu.alloc::<u8>(bytes)?;
+        self.buffers.push((spec.key, buffer.clone()));
+        Ok(buffer)
+    }
+
+    fn filled(&self, key: BufferKey) -> Result<CpuBuffer<u8>> {
+        let found = self.buffers.iter().find(|(known, _)| *known == key);
+        let (_, buffer) = found.with_context(|| format!("{key} was not gathered"))?;
+        Ok(buffer.clone())
+    }
+
+    fn arrivals(&mut self, _: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
+        Ok(Cpu.alloc(bytes)?)
+    }
+
+    fn fetch(
+        &mut self,
+        spec: &BufferSpec,
+        dest: CpuBuffer<u8>,
+        ranges: Vec<Range<usize>>,
+    ) -> Result<()> {
+        self.world.fetch(self.name, spec, &dest, &ranges)
+    }
+
+    fn interleave(&mut self, job: InterleaveJob<Cpu>) -> Result<()> {
+        Ok(Cpu.once(Work::Interleave(vec![job]))?)
+    }
+
+    fn transpose(&mut self, job: TransposeJob<Cpu>) -> Result<()> {
+        Ok(Cpu.once(Work::Transpose(vec![job]))?)
+    }
+
+    fn replicated(&mut self, spec: &BufferSpec) -> Result<()> {
+        let agreed = self.world.agreed(self.name, Some(spec.key))?;
+        self.buffers.push((spec.key, Cpu.upload(&agreed)?));
+        Ok(())
+    }
 }
 
 /// What the texts of all ranks have in common, with what the whole tensor serves in the place of what a rank holds.
