@@ -77,12 +77,12 @@ fn ignoring_what_is_not_there_is_an_error() {
     for command in ["quantize", "shard --world-size 2"] {
         let line =
             |options: &str| format!("{command} in.safetensors -o out --recipe mxfp8 {options}");
-        let message = bench.refused(2, &line("--ignore x*"));
+        let message = bench.rejected(2, &line("--ignore x*"));
         assert!(
             message.contains("--ignore 'x*' matches no tensor of"),
             "{message}"
         );
-        let message = bench.refused(2, &line("--ignore [a"));
+        let message = bench.rejected(2, &line("--ignore [a"));
         assert!(message.contains("--ignore: "), "{message}");
     }
 }
@@ -96,7 +96,7 @@ fn an_unfit_tensor_can_be_ignored() {
         &[matrix("a", &[32, 64], 1), matrix("unfit", &[32, 33], 2)],
     );
     let line = "quantize in.safetensors -o q.safetensors --recipe mxfp8";
-    let message = bench.refused(2, line);
+    let message = bench.rejected(2, line);
     assert!(
         message.contains("'unfit'") && message.contains("--ignore"),
         "{message}"
@@ -184,7 +184,7 @@ fn values_beyond_the_dtype_are_counted() {
         ));
         assert!(output.status.success() && output.stderr.is_empty());
     }
-    let message = bench.refused(2, "inspect none.safetensors --json");
+    let message = bench.rejected(2, "inspect none.safetensors --json");
     assert!(message.contains("none.safetensors"), "{message}");
 }
 

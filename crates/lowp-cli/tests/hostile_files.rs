@@ -17,7 +17,7 @@ fn entry(name: &str, dtype: &str, shape: &str, start: u64, end: u64) -> String {
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
 }
 
-fn refused(bytes: &[u8], expected: &str) {
+fn rejected(bytes: &[u8], expected: &str) {
     let bench = Bench::new();
     std::fs::write(bench.path("in.safetensors"), bytes).expect("a file");
     std::fs::write(bench.path("good.safetensors"), file("{}", 0)).expect("a file");
@@ -44,7 +44,7 @@ fn refused(bytes: &[u8], expected: &str) {
         &["inspect", "in.safetensors"],
         &["verify", "good.safetensors", "in.safetensors"],
     ] {
-        let message = bench.refused(2, args);
+        let message = bench.rejected(2, args);
         assert!(
             message.contains(expected),
             "{args:?}: '{expected}' is not in: {message}"
@@ -108,7 +108,7 @@ fn headers() {
         ),
         (file(r#"{"w":{"dtype":"F32","shape":[2,2]}}"#, 0), "header"),
     ] {
-        refused(&bytes, expected);
+        rejected(&bytes, expected);
     }
 }
 
@@ -119,7 +119,7 @@ fn every_truncation_of_a_real_file() {
     let whole = std::fs::read(bench.path("whole.safetensors")).expect("a file");
     for length in (0..whole.len()).step_by(7).chain([whole.len() - 1]) {
         std::fs::write(bench.path("in.safetensors"), &whole[..length]).expect("a file");
-        bench.refused(2, "quantize in.safetensors -o out --recipe mxfp8");
+        bench.rejected(2, "quantize in.safetensors -o out --recipe mxfp8");
     }
 }
 
@@ -162,7 +162,7 @@ fn indexes() {
         ),
     ] {
         std::fs::write(bench.path("m.index.json"), index).expect("an index");
-        let message = bench.refused(2, "quantize m.index.json -o out --recipe mxfp8");
+        let message = bench.rejected(2, "quantize m.index.json -o out --recipe mxfp8");
         assert!(message.contains(expected), "{index}: {message}");
     }
     bench.write(
@@ -174,7 +174,7 @@ fn indexes() {
         r#"{"weight_map": {"w": "a.safetensors"}}"#,
     )
     .expect("an index");
-    let message = bench.refused(2, "inspect m.index.json");
+    let message = bench.rejected(2, "inspect m.index.json");
     assert!(
         message.contains("'v', which the index does not name"),
         "{message}"
@@ -240,7 +240,7 @@ fn metadata() {
             &["dequantize", "bad.safetensors", "-o", "out"][..],
             &["inspect", "bad.safetensors"],
         ] {
-            let message = bench.refused(2, args);
+            let message = bench.rejected(2, args);
             assert!(message.contains(expected), "{value}: {message}");
         }
     }
@@ -283,6 +283,6 @@ fn paths_that_are_no_files() {
     let bench = Bench::new();
     std::fs::create_dir(bench.path("folder")).expect("a folder");
     for input in ["absent.safetensors", "folder", "/dev/null"] {
-        bench.refused(2, &format!("quantize {input} -o out --recipe mxfp8"));
+        bench.rejected(2, &format!("quantize {input} -o out --recipe mxfp8"));
     }
 }

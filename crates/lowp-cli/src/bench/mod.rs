@@ -77,8 +77,8 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
         rows: Vec::new(),
     };
     for case in cases::all(shrink) {
-        let wanted = |text: &String| case.names().any(|name| name.contains(text.as_str()));
-        if args.filter.as_ref().is_none_or(wanted) {
+        let matches = |text: &String| case.names().any(|name| name.contains(text.as_str()));
+        if args.filter.as_ref().is_none_or(matches) {
             crate::output::note(&case.names().collect::<Vec<_>>().join("  "));
             report
                 .rows

@@ -1,8 +1,8 @@
 //! The options that `quantize` and `shard` have in common.
 
 use super::cast::{has_delayed_scale, is_scale};
+use super::input_error::input_error;
 use super::names::{FormatName, ScaleModeName, ScalesName, UsageName};
-use super::refuse::refuse;
 use super::select::{Pattern, Select};
 use crate::recipes::RecipeName;
 use anyhow::Result;
@@ -77,8 +77,8 @@ impl RecipeArgs {
             };
             AnyRecipe::from_name(&self.recipe, &options)
         };
-        let wanted = self.format.map_or(Fp8Format::E4M3, Into::into);
-        let recipe = match make(Some(wanted)) {
+        let format = self.format.map_or(Fp8Format::E4M3, Into::into);
+        let recipe = match make(Some(format)) {
             // A default is no request.
             Err(FormatError::UnusedOption {
                 option: "format", ..
@@ -88,19 +88,19 @@ impl RecipeArgs {
         let recipe = recipe.map_err(|e| match e {
             FormatError::UnusedOption { recipe, option } => {
                 let option = if option == "mx_scale" { "scale-mode" } else { option };
-                refuse(format!("{recipe} has no option --{option}; leave it out, or choose a recipe that has it"))
+                input_error(format!("{recipe} has no option --{option}; leave it out, or choose a recipe that has it"))
             }
-            e => refuse(format!("--recipe: {e}")),
+            e => input_error(format!("--recipe: {e}")),
         })?;
         if let Some(scale) = self.delayed_scale {
             if !has_delayed_scale(&recipe) {
-                return Err(refuse(format!(
+                return Err(input_error(format!(
                     "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
                     recipe.name()
                 )));
             }
             if !is_scale(scale) {
-                return Err(refuse(format!(
+                return Err(input_error(format!(
                     "--delayed-scale {scale} is no scale; give a positive finite number"
                 )));
             }
@@ -129,7 +129,7 @@ impl RecipeArgs {
 /// The patterns that `option` gives.
 fn patterns(option: &str, texts: &[String]) -> Result<Vec<Pattern>> {
     let pattern = |text: &String| {
-        let glob = Glob::new(text).map_err(|e| refuse(format!("{option}: {e}")))?;
+        let glob = Glob::new(text).map_err(|e| input_error(format!("{option}: {e}")))?;
         Ok(Pattern {
             text: text.clone(),
             glob: glob.compile_matcher(),

@@ -1,17 +1,17 @@
 //! `lowp dequantize`: a quantized model as tensors of floats.
 
 use super::fields::holding;
+use super::input_error::file_error;
 use super::meta::{self, Quantized};
 use super::model::Model;
 use super::names::{FloatName, OrientationName};
 use super::progress::Progress;
 use super::quantize::copied_metadata;
-use super::refuse::refuse_file;
 use super::round;
 use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
 use super::unpack::{decode, served, unpack};
-use super::write::{From, Item, Outputs, Parts, Sink};
+use super::write::{Item, ItemSource, Outputs, Parts, Sink};
 use crate::device::{Device, OnDevice};
 use crate::output::{note, shown};
 use anyhow::Result;
@@ -72,13 +72,13 @@ impl OnDevice for &Args {
         let model = Model::open(&self.input)?;
         let tensors = meta::quantized(&model)?;
         if tensors.is_empty() {
-            return Err(refuse_file(
+            return Err(file_error(
                 model.path(),
                 "it holds no quantized tensor; give a file that `lowp quantize` wrote",
             ));
         }
         let target = FileTarget::new(&self.output, model.files())?;
-        let wanted = self.usage.map(Into::into);
+        let requested = self.usage.map(Into::into);
         let fields: BTreeSet<String> = tensors
             .values()
             .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
@@ -89,13 +89,13 @@ impl OnDevice for &Args {
         let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
         let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
         for tensor in tensors.values() {
-            let orientation = orientation(&model, tensor, wanted)?;
+            let orientation = orientation(&model, tensor, requested)?;
             items.push(Item {
                 name: tensor.name.clone(),
                 dtype: self.dtype.into(),
                 shape: dims(tensor),
                 bytes: tensor.shape.elements() * Dtype::from(self.dtype).bitsize() / 8,
-                from: From::Made {
+                source: ItemSource::Made {
                     job: jobs.len(),
                     part: 0,
                     number: false,
@@ -206,11 +206,11 @@ fn dims(tensor: &Quantized) -> Vec<usize> {
     }
 }
 
-/// The orientation to decode: the one that is wanted, or the first there is.
+/// The orientation to decode: the one that is requested, or the first there is.
 pub(super) fn orientation(
     model: &Model,
     tensor: &Quantized,
-    wanted: Option<Orientation>,
+    requested: Option<Orientation>,
 ) -> Result<Orientation> {
     // A buffer for both orientations may have been asked for and written for one of them only.
     let there = |o: &Orientation| {
@@ -223,20 +223,20 @@ pub(super) fn orientation(
                 .into_iter()
                 .all(|spec| holding(&tensor.fields, spec.key, *o).is_some())
     };
-    match wanted {
-        Some(wanted) if !there(&wanted) => {
+    match requested {
+        Some(requested) if !there(&requested) => {
             let name = shown(&tensor.name);
             let usage = served(tensor) & tensor.usage;
-            Err(refuse_file(
+            Err(file_error(
                 model.path(),
                 format!(
-                    "'{name}' was quantized for {usage} and cannot be decoded {wanted}; leave out --usage, or quantize it for both"
+                    "'{name}' was quantized for {usage} and cannot be decoded {requested}; leave out --usage, or quantize it for both"
                 ),
             ))
         }
-        Some(wanted) => Ok(wanted),
+        Some(requested) => Ok(requested),
         None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
-            refuse_file(
+            file_error(
                 model.path(),
                 format!("'{}' has no usage {}", shown(&tensor.name), Usage::BOTH),
             )

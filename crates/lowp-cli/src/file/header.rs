@@ -1,7 +1,7 @@
 //! The header of a safetensors file, checked before any tensor is touched.
 
 use super::foreign;
-use super::refuse::refuse_file;
+use super::input_error::file_error;
 use crate::output::shown;
 use anyhow::Result;
 use safetensors::SafeTensors;
@@ -23,14 +23,14 @@ pub(super) const MAX_HEADER: usize = 100_000_000;
 /// A file that is cut off, overlong, or whose tensors overlap, leave gaps, repeat, or have sizes that do not fit.
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(what) = foreign::explain(bytes) {
-        return Err(refuse_file(path, what));
+        return Err(file_error(path, what));
     }
-    let begin = begin(bytes).map_err(|why| refuse_file(path, why))?;
+    let begin = begin(bytes).map_err(|why| file_error(path, why))?;
     check_entries(&bytes[LENGTH..begin], bytes.len() - begin)
-        .map_err(|why| refuse_file(path, why))?;
+        .map_err(|why| file_error(path, why))?;
     // The entries tile the file; what is left are dtypes, shapes and the metadata.
     let (_, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|e| refuse_file(path, explain(&e)))?;
+        SafeTensors::read_metadata(bytes).map_err(|e| file_error(path, explain(&e)))?;
     Ok((begin, metadata))
 }
 

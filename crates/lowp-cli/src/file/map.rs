@@ -13,7 +13,7 @@ impl Bytes {
     /// Maps `place` of `file` for reading.
     ///
     /// # Errors
-    /// The system refuses the map.
+    /// The system cannot map it.
     pub(super) fn map(file: &File, place: &Range<usize>) -> io::Result<Self> {
         // An empty range cannot be mapped, and needs no map.
         if place.is_empty() {

@@ -9,6 +9,7 @@ mod foreign;
 mod header;
 #[cfg(test)]
 mod hostile;
+mod input_error;
 mod inspect;
 mod map;
 mod meta;
@@ -18,7 +19,6 @@ mod pack;
 mod progress;
 mod quantize;
 mod ranks;
-mod refuse;
 mod round;
 mod select;
 mod shard;

@@ -2,10 +2,10 @@
 
 use super::args::Setup;
 use super::fields;
+use super::input_error::{file_error, input_error};
 use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::refuse::{refuse, refuse_file};
 use super::summary::{Kept, Summary};
 use crate::output::{note, shown};
 use anyhow::Result;
@@ -37,7 +37,7 @@ impl Pattern {
 
     /// The error of a pattern, given by `option`, that matches no `kind` of `model`.
     fn unmatched(&self, option: &str, kind: &str, model: &Model) -> anyhow::Error {
-        refuse(format!(
+        input_error(format!(
             "{option} '{}' matches no {kind} of {}; `lowp inspect` lists their names",
             shown(&self.text),
             model.path().display()
@@ -91,14 +91,14 @@ pub(super) struct Matrix {
     pub(super) setup: Setup,
 }
 
-/// Refuses a model that holds quantized tensors.
+/// Rejects a model that holds quantized tensors.
 ///
 /// # Errors
 /// Names the first.
-pub(super) fn refuse_quantized(model: &Model) -> Result<()> {
+pub(super) fn reject_quantized(model: &Model) -> Result<()> {
     match meta::quantized(model)?.keys().next() {
         None => Ok(()),
-        Some(name) => Err(refuse_file(
+        Some(name) => Err(file_error(
             model.path(),
             format!(
                 "'{}' is quantized already; give the model before it was, or decode it first (lowp dequantize)",
@@ -115,7 +115,7 @@ impl Select {
     /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix, or one to ignore that no
     /// tensor matches; a model that is quantized already.
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Choices<'a>> {
-        refuse_quantized(model)?;
+        reject_quantized(model)?;
         for pattern in &self.tensors {
             let matching = || model.tensors().filter(|tensor| pattern.matches(tensor));
             let kind = match (matching().next(), matching().find(is_matrix)) {
@@ -137,7 +137,7 @@ impl Select {
         };
         for tensor in model.tensors() {
             let mut matrix = None;
-            if self.wanted(&tensor) {
+            if self.selects(&tensor) {
                 match fit(&tensor, setup) {
                     Ok(shape) => {
                         matrix = Some(Matrix {
@@ -152,7 +152,7 @@ impl Select {
                             shown(tensor.name),
                             shown(&why)
                         );
-                        return Err(refuse_file(model.path(), why));
+                        return Err(file_error(model.path(), why));
                     }
                 }
             } else if tensor.shape.len() >= 2 && is_integer(tensor.dtype) && !self.ignores(&tensor)
@@ -166,7 +166,7 @@ impl Select {
         Ok(chosen)
     }
 
-    fn wanted(&self, tensor: &Tensor<'_>) -> bool {
+    fn selects(&self, tensor: &Tensor<'_>) -> bool {
         let asked = self.tensors.is_empty() || self.tensors.iter().any(|p| p.matches(tensor));
         is_matrix(tensor) && asked && !self.ignores(tensor)
     }

@@ -3,16 +3,16 @@
 use super::args::example;
 use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding, worked};
+use super::input_error::{file_error, input_error};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::{Packed, wanted};
+use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
-use super::refuse::{refuse, refuse_file};
 use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
-use super::write::{Item, Outputs, Parts, Want};
+use super::write::{Item, Outputs, Parts, Pass};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
@@ -119,7 +119,7 @@ impl World {
         Ok((world, metadata))
     }
 
-    /// Refuses a rank file that is not of the same `lowp shard` as that of rank 0.
+    /// Rejects a rank file that is not of the same `lowp shard` as that of rank 0.
     fn check(
         &self,
         model: &Model,
@@ -134,7 +134,7 @@ impl World {
             .symmetric_difference(&expected)
             .next()
         {
-            return Err(refuse_file(
+            return Err(file_error(
                 model.path(),
                 format!(
                     "'{}' is not in the files of all ranks; shard the model again",
@@ -144,7 +144,7 @@ impl World {
         }
         for (name, tensor) in tensors {
             let Some(shard) = &tensor.shard else {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' is a whole tensor; give the files that `lowp shard` wrote",
@@ -153,7 +153,7 @@ impl World {
                 ));
             };
             if (shard.rank, shard.cuts.world()) != (rank, world) {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' belongs to rank {} of {}; give the file its own name back",
@@ -165,7 +165,7 @@ impl World {
             }
             let (first, _) = &self.tensors[name];
             if common(&tensor.text) != common(&first.text) || tensor.usage != first.usage {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' was sharded with other options than on rank 0; shard the model again",
@@ -208,7 +208,7 @@ impl World {
                     Ok(())
                 })?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' differs from rank 0's; shard the model again",
@@ -244,7 +244,7 @@ impl World {
             };
             let piece = range.len();
             if found != piece {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' has {found} bytes, not {piece}; shard the model again",
@@ -260,7 +260,7 @@ impl World {
     }
 
     /// Runs the gather plan of one tensor.
-    fn gather(&self, name: &str, want: Want) -> Result<Tensor> {
+    fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
         let (full, recipe) = (worked(tensor.full), tensor.recipe);
@@ -269,7 +269,7 @@ impl World {
             _ => cuts,
         };
         let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        if want == Want::Numbers {
+        if pass == Pass::Numbers {
             plan.steps
                 .retain(|step| matches!(step, GatherStep::Replicated { .. }));
         }
@@ -279,7 +279,7 @@ impl World {
             buffers: Vec::new(),
         };
         run_steps(&plan, &mut gathered)?;
-        let specs = wanted(&recipe.buffers(*usage), want);
+        let specs = buffers_of(&recipe.buffers(*usage), pass);
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
@@ -354,22 +354,22 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
-            .map_err(|e| refuse(format!("'{}': {e}", shown(name))))?;
+            .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;
         metadata.insert(meta::key(name), text);
         jobs.push((tensor, fields));
     }
-    let make = Box::new(move |job: usize, want: Want| {
+    let make = Box::new(move |job: usize, pass: Pass| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            Some(_) if want == Want::Numbers => {
+            Some(_) if pass == Pass::Numbers => {
                 let bytes = world.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
             _ => None,
         };
-        let (tensor, fields) = (world.gather(&tensor.name, want)?, fields.clone());
+        let (tensor, fields) = (world.gather(&tensor.name, pass)?, fields.clone());
         Ok(Box::new(Packed {
             backend: Cpu,
             tensor,

@@ -46,7 +46,7 @@ impl RunResult {
         bytes as f64 / self.parameters as f64
     }
 
-    /// Holds the bytes that were counted against those that the plans foretold.
+    /// Holds the bytes that were counted against those that the plans predict.
     ///
     /// # Errors
     /// If they differ.

@@ -119,7 +119,7 @@ fn the_same_seed_gives_the_same_bits() {
 #[test]
 fn ranks_agree() {
     let mut losses: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    // A sum in another order can turn the rounding of a code, so a mean over few tokens would tell the ranks apart.
+    // A sum in another order can change the rounding of a code, so a mean over few tokens would tell the ranks apart.
     let args = "--compare all --steps 10 --batch 8 --eval-batches 16 --world-size";
     for ranks in ["1", "2", "3", "4"] {
         let document = train_json(&args.split(' ').chain([ranks]).collect::<Vec<_>>());

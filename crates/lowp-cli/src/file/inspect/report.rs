@@ -2,9 +2,9 @@
 
 use crate::file::dequantize::orientation;
 use crate::file::fields::{Field, holding};
+use crate::file::input_error::file_error;
 use crate::file::meta::{self, Quantized};
 use crate::file::model::{Model, Tensor as Source};
-use crate::file::refuse::refuse_file;
 use crate::file::stats::{Distance, Stats};
 use crate::file::unpack::unpack;
 use crate::output::{dims, shown};
@@ -177,7 +177,7 @@ fn sides(model: &Model, tensor: &Quantized) -> Result<Vec<Orientation>> {
 fn source_of<'a>(tensor: &Quantized, model: &'a Model) -> Result<(Source<'a>, usize)> {
     let name = &tensor.name;
     let Some(found) = model.get(name) else {
-        return Err(refuse_file(
+        return Err(file_error(
             model.path(),
             format!(
                 "it has no '{}'; give the model that was quantized as --reference",
@@ -186,7 +186,7 @@ fn source_of<'a>(tensor: &Quantized, model: &'a Model) -> Result<(Source<'a>, us
         ));
     };
     if found.shape != tensor.text.shape {
-        return Err(refuse_file(
+        return Err(file_error(
             model.path(),
             format!(
                 "'{}' is {} and was quantized as {}; give the model that was quantized",
