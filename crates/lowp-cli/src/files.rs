@@ -68,9 +68,14 @@ impl NewFile {
     /// A file that will be at `path`, or replace the one that is there.
     ///
     /// # Errors
-    /// `path` is no file name, exists as something else than a regular file, or lies in a folder that is missing or
-    /// cannot be written.
+    /// `path` is no file name, or `-`; it exists as something else than a regular file, or lies in a folder that is
+    /// missing or cannot be written.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Err(io::Error::other(
+                "standard output is no place for it; give the name of a file, ./- if it is to be called so",
+            ));
+        }
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(io::Error::other(
                 "it ends as a folder does; give the name of a file",
@@ -140,6 +145,11 @@ impl NewFolder {
     /// `path` is no folder name, is a folder with something in it or no folder, or lies in a folder that is missing or
     /// cannot be written.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Err(io::Error::other(
+                "standard output is no place for it; give the name of a folder, ./- if it is to be called so",
+            ));
+        }
         let path = resolve(path)?;
         match fs::read_dir(&path).map(|entries| entries.count()) {
             Ok(0) => {}

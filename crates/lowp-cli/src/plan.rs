@@ -83,7 +83,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
                 "--format does not go with modifiers; write it as one, for example NAME+hybrid";
             return Err(UsageError::new(message).into());
         }
-        let variant: Variant = args.recipe.parse().map_err(UsageError::from)?;
+        let variant: Variant = args.recipe.parse()?;
         plan(&variant, args)?
     } else {
         let options = RecipeOptions {

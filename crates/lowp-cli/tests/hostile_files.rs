@@ -138,7 +138,7 @@ fn indexes() {
         ),
         (
             r#"{"weight_map": {"w": "b.safetensors"}}"#,
-            "b.safetensors, which is missing",
+            "'b.safetensors', which is missing",
         ),
         (
             r#"{"weight_map": {"w": "a.safetensors", "v": "a.safetensors"}}"#,
@@ -151,6 +151,10 @@ fn indexes() {
         (
             r#"{"weight_map": {"w": "/etc/passwd"}}"#,
             "no file name beside the index",
+        ),
+        (
+            r#"{"weight_map": {"w": ""}}"#,
+            "it puts 'w' into '', which is no file name beside the index",
         ),
         (
             r#"{"weight_map": {"w": "."}}"#,
@@ -284,5 +288,42 @@ fn paths_that_are_no_files() {
     std::fs::create_dir(bench.path("folder")).expect("a folder");
     for input in ["absent.safetensors", "folder", "/dev/null"] {
         bench.rejected(2, &format!("quantize {input} -o out --recipe mxfp8"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_an_index_is_called_one() {
+    let bench = Bench::new();
+    let made = std::process::Command::new("mkfifo")
+        .arg(bench.path("a.safetensors"))
+        .status();
+    assert!(made.expect("mkfifo runs").success());
+    let index = r#"{"weight_map": {"w": "a.safetensors"}}"#;
+    std::fs::write(bench.path("m.index.json"), index).expect("an index");
+    let message = bench.rejected(2, "inspect m.index.json");
+    assert!(message.contains("a pipe or a device"), "{message}");
+    assert!(!message.contains("missing"), "{message}");
+}
+
+#[test]
+fn a_repeated_key_of_the_metadata_is_an_error() {
+    let tensor = r#""w":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}"#;
+    for (metadata, is_error) in [
+        (r#"{"a":"1","b":"2"}"#, false),
+        (r#"{"a":"1","b":"2","a":"1"}"#, true),
+    ] {
+        let header = format!(r#"{{"__metadata__":{metadata},{tensor}}}"#);
+        let bench = Bench::new();
+        std::fs::write(bench.path("in.safetensors"), file(&header, 16)).expect("a file");
+        if is_error {
+            let message = bench.rejected(2, "inspect in.safetensors");
+            assert!(
+                message.contains("the key 'a' of '__metadata__' is there twice"),
+                "{message}"
+            );
+        } else {
+            bench.done("inspect in.safetensors");
+        }
     }
 }

@@ -340,13 +340,13 @@ fn what_is_left_as_it_was_is_named() {
         "shard in.safetensors -o ranks --world-size 2 --recipe mxfp8 --keep-unfit",
     ] {
         let text = told(line);
-        assert!(text.contains("passed through: 5: 'odd0' ("), "{text}");
+        assert!(text.contains("passed through: 5: 'unfit0' ("), "{text}");
         assert!(
             text.contains("33") && text.contains("and 2 more (--verbose names all)"),
             "{text}"
         );
         assert!(
-            !text.contains("odd3") && text.lines().count() == 1,
+            !text.contains("unfit3") && text.lines().count() == 1,
             "{text}"
         );
     }

@@ -135,3 +135,25 @@ fn a_quantized_model_is_not_quantized_again() {
         assert!(message.contains("'w' is quantized already"), "{message}");
     }
 }
+
+#[test]
+fn names_that_would_be_read_as_something_else() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 64], 1)]);
+    for (name, expected) in [
+        ("q.safetensors.index.json", "index of a sharded model"),
+        ("q.json", "index of a sharded model"),
+        ("-", "standard output is no place for it"),
+    ] {
+        let message = bench.rejected(
+            2,
+            &format!("quantize in.safetensors -o {name} --recipe mxfp8"),
+        );
+        assert!(message.contains(expected), "{message}");
+    }
+    let line = "shard in.safetensors -o - --recipe mxfp8 --world-size 2";
+    let message = bench.rejected(2, line);
+    assert!(message.contains("standard output"), "{message}");
+    bench.done("quantize in.safetensors -o ./- --recipe mxfp8");
+    assert!(bench.path("-").is_file());
+}

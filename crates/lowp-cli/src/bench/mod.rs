@@ -9,6 +9,7 @@ mod measure;
 mod report;
 
 use crate::device::Device;
+use crate::files::check_writable;
 use crate::usage::UsageError;
 use anyhow::Result;
 use std::path::PathBuf;
@@ -59,6 +60,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             .into());
         }
     };
+    if let Some(path) = &args.json {
+        check_writable("--json", path)?;
+    }
     let report = run(ordinal, args)?;
     crate::output::print(&report.table())?;
     match &args.json {

@@ -69,20 +69,58 @@ struct Place {
 #[serde(untagged)]
 enum Entry {
     Tensor(Place),
+    Object(Keys),
     Other(IgnoredAny),
+}
+
+/// The keys of a JSON object, in the order of the text, with those that are there twice.
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
 }
 
 /// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
 fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(header)
         .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
+    for (name, entry) in &entries {
+        if let Entry::Object(Keys(keys)) = entry {
+            let mut seen = BTreeSet::new();
+            if let Some(key) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+                return Err(format!(
+                    "the key '{}' of '{}' is there twice; write the file again",
+                    shown(key),
+                    shown(name)
+                ));
+            }
+        }
+    }
     let mut places: Vec<(u64, u64, String)> = entries
         .into_iter()
         .filter_map(|(name, entry)| match entry {
             Entry::Tensor(Place {
                 data_offsets: (start, end),
             }) => Some((start, end, name)),
-            Entry::Other(_) => None,
+            Entry::Object(_) | Entry::Other(_) => None,
         })
         .collect();
     places.sort();

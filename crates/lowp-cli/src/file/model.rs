@@ -46,7 +46,7 @@ impl Stretch<'_> {
     /// # Errors
     /// The system cannot map them.
     fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
-        Bytes::map(
+        Bytes::of(
             &self.file.file,
             &(self.start + range.start..self.start + range.end),
         )
@@ -178,7 +178,7 @@ impl Model {
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
         let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
         for (name, file) in &places {
-            let puts = || format!("it puts '{}' into {}", shown(name), shown(file));
+            let puts = || format!("it puts '{}' into '{}'", shown(name), shown(file));
             if !opened.contains_key(file.as_str()) {
                 let mut parts = Path::new(file).components();
                 if !matches!(
@@ -191,7 +191,8 @@ impl Model {
                     ));
                 }
                 let full = path.with_file_name(file);
-                if !full.is_file() {
+                // Whatever else is wrong with it is told by who opens it.
+                if !full.exists() {
                     return Err(file_error(
                         path,
                         format!(
@@ -236,7 +237,7 @@ impl Model {
         let (file, length) = open_regular(path).map_err(|e| cannot_read(path, &e))?;
         let length = usize::try_from(length)
             .map_err(|_| file_error(path, "larger than this machine can address"))?;
-        let bytes = Bytes::map(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
+        let bytes = Bytes::of(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
         let (begin, header) = header::read(path, &bytes)?;
         let index = self.files.len();
         for (name, info) in header.tensors() {

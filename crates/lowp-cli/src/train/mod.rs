@@ -32,7 +32,7 @@ use result::{RunResult, summaries};
 ///
 /// # Errors
 /// Bad arguments, unreadable data and result files that cannot be written, all before training; a failing rank; byte
-/// counts that are not what the plans say.
+/// counts that are not what the plans say; a loss that is not finite.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
         return output::print(&crate::recipes::table()?);
@@ -58,7 +58,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     trained.with_context(|| format!("{finished} of {total} runs finished"))?;
     reported?;
-    runs.iter().try_for_each(RunResult::check_wire)
+    runs.iter().try_for_each(RunResult::check_wire)?;
+    runs.iter().try_for_each(RunResult::check_finite)
 }
 
 fn train_all(config: &Config, corpus: &Corpus, runs: &mut Vec<RunResult>) -> Result<()> {

@@ -38,7 +38,7 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
         if runs.iter().any(|run| run.name == name) {
             continue;
         }
-        let recipe: Variant = name.parse().map_err(UsageError::from)?;
+        let recipe: Variant = name.parse()?;
         if recipe.weights_lack_precision() {
             return Err(UsageError::new(format!(
                 "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"

@@ -75,7 +75,14 @@ fn a_reader_that_stops_early_is_no_failure_and_a_full_disk_is() {
     }
     // Only Linux has a file that is always full.
     let full = if cfg!(target_os = "linux") {
-        &[&train[..], &plan][..]
+        &[
+            &train[..],
+            &plan,
+            &["--help"],
+            &["--version"],
+            &["train", "-h"],
+            &["recipes"],
+        ][..]
     } else {
         &[]
     };

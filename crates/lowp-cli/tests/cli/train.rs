@@ -279,7 +279,12 @@ fn a_run_that_diverges_says_so() {
         "--report", &page,
     ];
     let outcome = lowp(&tiny(&args));
-    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+    let last = outcome.stderr.lines().last().expect("a message");
+    assert!(
+        last.starts_with("error: fp32, seed 0: the loss of step 2 of 4 is not finite"),
+        "{last}"
+    );
     let document: Value =
         serde_json::from_str(&fs::read_to_string(json).expect("JSON")).expect("JSON");
     let run = &runs(&document)[1];
