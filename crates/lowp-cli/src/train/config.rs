@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::memory::{self, Needed};
 use super::model::GptConfig;
-use super::runs::{self, Run};
+use super::recipes::{self, Run};
 use crate::usage::UsageError;
 use lowp_format::{FormatError, Recipe, Shape};
 use lowp_optim::{Group, Schedule};
@@ -99,7 +99,7 @@ impl Config {
         if let Some(machine) = memory::machine() {
             Needed::new(model, args.batch, mesh.replicate).check(machine)?;
         }
-        let runs = runs::select(&args.recipe, &args.compare)?;
+        let runs = recipes::select(&args.recipe, &args.compare)?;
         for run in &runs {
             check_shapes(run, model)?;
         }
