@@ -40,7 +40,7 @@ pub enum ModelError {
     /// A collective or a gather failed.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// A kernel refused its job.
+    /// A kernel rejected its job.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// A shape is wrong.

@@ -198,10 +198,10 @@ mod tests {
         let (m, k, n) = (7, 5, 9);
         let a: Vec<f32> = (0..m * k).map(|i| (i % 11) as f32 - 5.0).collect();
         let b: Vec<f32> = (0..k * n).map(|i| (i % 7) as f32 - 3.0).collect();
-        let want = naive(&a, &b, m, k, n);
+        let expected = naive(&a, &b, m, k, n);
         assert_eq!(
             product(MatRef::new(&a, m, k), MatRef::new(&b, k, n), 1),
-            want
+            expected
         );
         let mut at = vec![0.0; m * k];
         for i in 0..m {
@@ -211,7 +211,7 @@ mod tests {
         }
         assert_eq!(
             product(MatRef::new(&at, k, m).t(), MatRef::new(&b, k, n), 2),
-            want
+            expected
         );
     }
 

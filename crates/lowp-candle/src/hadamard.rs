@@ -86,8 +86,8 @@ mod tests {
             unit[i] = 1.0;
             let expected: Vec<f32> = (0..16usize)
                 .map(|j| {
-                    let odd = (i & j).count_ones() % 2 == 1;
-                    SIGNS[i] * if odd { -0.25 } else { 0.25 }
+                    let negative = (i & j).count_ones() % 2 == 1;
+                    SIGNS[i] * if negative { -0.25 } else { 0.25 }
                 })
                 .collect();
             assert_eq!(hadamard_rows(&unit, 1), expected);

@@ -4,7 +4,7 @@
 //! ([`WeightSource::with_weight`], once forward and once backward), used, and given back; the weight's gradient goes
 //! to a sink instead of candle's gradient store. Between the two calls nothing holds the full weight, which is what
 //! lets a rank own only a low-precision shard of it: layers take turns in the memory that it is gathered and decoded in
-//! ([`LayerMemory`]). [`Gpt`] is a byte-level transformer built from such layers.
+//! ([`LayerMemory`]). A [`ShardedModel`] is all of a rank's parameters; `lowp train` builds a transformer on it.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.
@@ -22,22 +22,21 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+pub mod custom_op;
 mod error;
 mod gemm;
-mod gpt;
 mod hadamard;
 mod linear;
 mod memory;
 mod memory_weight;
 mod operand;
-pub mod ops;
 mod plain_vars;
 mod sharded_model;
 mod sharded_weight;
+mod spec;
 
 pub use error::ModelError;
 pub use gemm::{MatMut, MatRef, matmul, product};
-pub use gpt::{Batch, Gpt, GptConfig, LinearSpec, VOCABULARY, VarSpec};
 pub use hadamard::{hadamard_rows, rotate_rows};
 pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
 pub use memory::LayerMemory;
@@ -45,3 +44,4 @@ pub use memory_weight::MemoryWeight;
 pub use operand::{OperandPlan, PassState, RecipeOperands};
 pub use sharded_model::{ModelOptions, ShardedModel, WeightBytes};
 pub use sharded_weight::ShardedWeight;
+pub use spec::{LinearSpec, VarSpec};

@@ -323,7 +323,7 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
         let done = self.planned(key, kind).and_then(|cast| {
             let done = self.run(&cast, data).map_err(Error::wrap);
             if let (Err(_), Ok(mut casts)) = (&done, self.casts.lock()) {
-                // It may hold an amax that no encode spent: the next one starts anew.
+                // It may hold an amax that no encode consumed: the next one starts anew.
                 casts.retain(|(known, _)| *known != key);
             }
             done

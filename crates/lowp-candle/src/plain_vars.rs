@@ -13,7 +13,7 @@ use lowp_shard::{
 };
 
 use crate::error::ModelError;
-use crate::gpt::VarSpec;
+use crate::spec::VarSpec;
 
 /// One rank's f32 parameters.
 #[derive(Debug)]

@@ -16,12 +16,12 @@ use lowp_shard::{
 };
 
 use crate::error::ModelError;
-use crate::gpt::{LinearSpec, VarSpec};
 use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
 use crate::operand::{OperandPlan, PassState, RecipeOperands};
 use crate::plain_vars::{PlainVars, shape_of};
 use crate::sharded_weight::ShardedWeight;
+use crate::spec::{LinearSpec, VarSpec};
 
 /// How a [`ShardedModel`] is trained.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use candle_core::{Device, Tensor, Var};
 use lowp_candle::{
-    Batch, Gpt, GptConfig, LinearSpec, ModelError, ModelOptions, ShardedModel, WeightBytes,
+    Linear, LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec, WeightBytes,
 };
 use lowp_format::{
     AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
@@ -14,23 +15,58 @@ use lowp_format::{
 };
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{Communicator, GradWire, Mesh, MeshComm, run_ranks};
+use lowp_shard::{Communicator, GradWire, Init, Mesh, MeshComm, run_ranks};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn config(layers: usize) -> GptConfig {
-    GptConfig {
-        dim: 64,
-        layers,
-        heads: 2,
-        seq: 32,
+/// Width of the model.
+const DIM: usize = 64;
+/// Tokens of each rank.
+const TOKENS: usize = 32;
+
+/// The layers of `blocks` blocks, in four shapes that follow each other.
+fn linears(blocks: usize) -> Vec<LinearSpec> {
+    let kinds = [
+        (3 * DIM, DIM),
+        (DIM, 3 * DIM),
+        (4 * DIM, DIM),
+        (DIM, 4 * DIM),
+    ];
+    let of_block = |block: usize| {
+        kinds.map(|(rows, cols)| LinearSpec {
+            name: format!("block{block}.{rows}x{cols}"),
+            block,
+            rows,
+            cols,
+            init: Init::Normal(0.05),
+        })
+    };
+    (0..blocks).flat_map(of_block).collect()
+}
+
+/// A parameter that stays in f32: it scales the features of the last layer.
+fn vars() -> Vec<VarSpec> {
+    vec![VarSpec {
+        name: "scale".to_owned(),
+        shape: vec![DIM],
+        init: Init::Constant(1.0),
+        decay: false,
+    }]
+}
+
+/// Sum of the outputs of one layer after the other.
+fn loss(layers: &[Box<dyn Linear>], scale: &Tensor, x: &Tensor) -> candle_core::Result<Tensor> {
+    let mut x = x.clone();
+    for layer in layers {
+        x = layer.forward(&x)?;
     }
+    x.broadcast_mul(scale)?.sum_all()
 }
 
 /// Trains `steps` steps and returns the bytes of each rank after each step.
 fn bytes(
     recipe: AnyRecipe,
-    config: GptConfig,
+    blocks: usize,
     world: usize,
     reshard: bool,
     steps: u64,
@@ -45,19 +81,18 @@ fn bytes(
             group: Group::default(),
             threads: 1,
         };
-        let (linears, vars) = (config.linears(), config.vars());
+        let (linears, vars) = (linears(blocks), vars());
         let of = |_: &LinearSpec| recipe;
         let mut model = ShardedModel::new(&Cpu, &mesh, of, &linears, &vars, options)?;
-        let gpt = Gpt::new(config, model.layers(), model.vars().to_vec(), 1)?;
-        let text: Vec<u8> = (0..=config.seq).map(|i| (i * i + rank) as u8).collect();
-        let batch = Batch {
-            inputs: Arc::from(&text[..config.seq]),
-            targets: Arc::from(&text[1..]),
-        };
+        let layers = model.layers();
+        let scale = model.vars()[0].clone();
+        let x = Init::Normal(1.0).rows(1, rank as u64, 0..TOKENS, DIM);
+        // A variable: only what depends on one has a backward pass.
+        let x = Var::from_vec(x, (TOKENS, DIM), &Device::Cpu)?;
         let mut after = Vec::new();
         for step in 0..steps {
-            model.begin(step, (rank * config.seq) as u64, true)?;
-            let gradients = gpt.loss(&batch, world * config.seq)?.backward()?;
+            model.begin(step, (rank * TOKENS) as u64, true)?;
+            let gradients = loss(&layers, &scale, &x)?.backward()?;
             model.add_gradients(&gradients)?;
             model.finish_step(&StepOptions::default())?;
             after.push(model.weight_bytes()?);
@@ -99,8 +134,8 @@ fn gathered(recipe: AnyRecipe, shape: Shape, world: usize, reshard: bool) -> usi
 }
 
 /// The account of one rank's transient memory.
-fn transient(recipe: AnyRecipe, config: GptConfig, world: usize, reshard: bool) -> usize {
-    let linears = config.linears();
+fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> usize {
+    let linears = linears(blocks);
     let shapes = linears.iter().map(|l| Shape::new(l.rows, l.cols));
     // Layers of one shape take turns in one set of buffers, or each keeps its own until backward.
     let sets: Vec<Shape> = if reshard {
@@ -120,14 +155,13 @@ fn transient(recipe: AnyRecipe, config: GptConfig, world: usize, reshard: bool) 
 fn the_report_is_the_account() {
     for recipe in AnyRecipe::all() {
         for (world, reshard) in [(1, true), (2, true), (3, true), (2, false)] {
-            let config = config(2);
-            let ranks = bytes(recipe, config, world, reshard, 3);
+            let ranks = bytes(recipe, 2, world, reshard, 3);
             let what = format!("{}, {world} ranks, reshard {reshard}", recipe.name());
-            let weights: usize = config.linears().iter().map(|l| l.rows * l.cols).sum();
+            let weights: usize = linears(2).iter().map(|l| l.rows * l.cols).sum();
             let mut masters = 0;
             for after in &ranks {
                 let last = after.last().expect("a step");
-                let transient = transient(recipe, config, world, reshard) as u64;
+                let transient = transient(recipe, 2, world, reshard) as u64;
                 assert_eq!(
                     last.peak,
                     last.resident + last.masters + transient,
@@ -145,8 +179,8 @@ fn the_report_is_the_account() {
 #[test]
 fn transient_memory_does_not_grow_with_depth() {
     let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
-    let [shallow, deep] = [1, 5].map(|layers| {
-        let bytes = bytes(recipe, config(layers), 2, true, 1)[0][0];
+    let [shallow, deep] = [1, 5].map(|blocks| {
+        let bytes = bytes(recipe, blocks, 2, true, 1)[0][0];
         bytes.peak - bytes.resident - bytes.masters
     });
     assert_eq!(shallow, deep);

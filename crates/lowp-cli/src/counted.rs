@@ -1,4 +1,4 @@
-//! The allocator of the unit tests: it counts, and refuses what no test needs, so that memory taken in proportion to a
+//! The allocator of the unit tests: it counts, and fails what no test needs, so that memory taken in proportion to a
 //! number that a file merely states is seen before it is touched.
 
 #![expect(unsafe_code, reason = "implements an allocator")]

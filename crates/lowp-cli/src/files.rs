@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 /// A [`UsageError`] if `path` is no file name, exists as something else than a regular file, or lies in a folder that
 /// is missing or cannot be written.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), UsageError> {
-    let refused = |e| UsageError::new(format!("{option}: cannot write {}: {e}", path.display()));
-    NewFile::at(path).map(drop).map_err(refused)
+    let unwritable = |e| UsageError::new(format!("{option}: cannot write {}: {e}", path.display()));
+    NewFile::at(path).map(drop).map_err(unwritable)
 }
 
-/// Refuses two options of which one names an output and the other the same file, also through links.
+/// Rejects two options of which one names an output and the other the same file, also through links.
 ///
 /// # Errors
 /// A [`UsageError`] that names both.
@@ -68,9 +68,14 @@ impl NewFile {
     /// A file that will be at `path`, or replace the one that is there.
     ///
     /// # Errors
-    /// `path` is no file name, exists as something else than a regular file, or lies in a folder that is missing or
-    /// cannot be written.
+    /// `path` is no file name, or `-`; it exists as something else than a regular file, or lies in a folder that is
+    /// missing or cannot be written.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Err(io::Error::other(
+                "standard output is no place for it; give the name of a file, ./- if it is to be called so",
+            ));
+        }
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(io::Error::other(
                 "it ends as a folder does; give the name of a file",
@@ -100,7 +105,7 @@ impl NewFile {
     /// Makes the draft, which is nobody's to read who could not read the file that it replaces.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system returns an error.
     pub(crate) fn create(&self) -> io::Result<File> {
         let Some(permissions) = &self.permissions else {
             return File::create(self.draft());
@@ -117,7 +122,7 @@ impl NewFile {
     /// Gives the draft, which its writer has synced, its name.
     ///
     /// # Errors
-    /// There is no draft, or the system refuses the name.
+    /// There is no draft, or it cannot be renamed.
     pub(crate) fn publish(self) -> io::Result<()> {
         self.temporary.publish(&self.draft(), &self.path)?;
         sync_names_beside(&self.path)
@@ -140,6 +145,11 @@ impl NewFolder {
     /// `path` is no folder name, is a folder with something in it or no folder, or lies in a folder that is missing or
     /// cannot be written.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Err(io::Error::other(
+                "standard output is no place for it; give the name of a folder, ./- if it is to be called so",
+            ));
+        }
         let path = resolve(path)?;
         match fs::read_dir(&path).map(|entries| entries.count()) {
             Ok(0) => {}
@@ -177,7 +187,7 @@ impl NewFolder {
     /// Gives the draft, whose files their writers have synced, its name.
     ///
     /// # Errors
-    /// The system refuses the name.
+    /// It cannot be renamed.
     pub(crate) fn publish(self) -> io::Result<()> {
         sync_names_in(self.draft())?;
         if let Some(permissions) = &self.permissions {
@@ -189,7 +199,7 @@ impl NewFolder {
 }
 
 /// Opens a regular file for reading and tells its length. A pipe, whose writer may never come, or a device, which may
-/// never end, is refused and not waited for.
+/// never end, is an error and is not waited for.
 ///
 /// # Errors
 /// There is no such file, it cannot be read, or it is no regular file.

@@ -10,6 +10,7 @@ mod file;
 mod files;
 mod output;
 mod plan;
+mod recipes;
 #[cfg(unix)]
 mod signals;
 mod temporary;
@@ -38,8 +39,8 @@ static ALLOCATOR: counted::Counted = counted::Counted(mimalloc::MiMalloc);
     max_term_width = 110,
     after_help = "Examples:
   lowp train                                   train a small transformer next to fp32
-  lowp train --list                            what --recipe takes
-  lowp plan --shape 4096x1024 --world 8        what the ranks store and send of one weight
+  lowp recipes                                 what --recipe takes
+  lowp plan --shape 4096x1024 --world-size 8   what the ranks store and send of one weight
   lowp quantize model.safetensors -o q.safetensors --recipe NAME
   lowp completions bash > ~/.local/share/bash-completion/completions/lowp
 
@@ -56,6 +57,7 @@ struct Cli {
 enum Command {
     Train(Box<train::Args>),
     Plan(plan::Args),
+    Recipes(recipes::Args),
     Bench(bench::Args),
     Completions(completions::Args),
     #[command(flatten)]
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::main(&args),
         Command::Plan(args) => plan::main(&args),
+        Command::Recipes(args) => recipes::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => completions::main(&args, &mut Cli::command()),
         Command::File(command) => file::main(&command),

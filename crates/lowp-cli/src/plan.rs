@@ -3,6 +3,7 @@
 mod json;
 
 use crate::output;
+use crate::recipes::RecipeName;
 use crate::train::{DEFAULT_RECIPE, Variant, plain_recipe};
 use crate::usage::UsageError;
 use anyhow::Result;
@@ -20,17 +21,17 @@ const MAX_ELEMENTS: usize = 1 << 48;
 /// Print what one weight costs: its buffers, and what the ranks send of it
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:
-  lowp plan --shape 4096x1024 --world 8
-  lowp plan --recipe {DEFAULT_RECIPE} --shape 4096x1024 --world 8 --reshard-after-forward false
-  lowp plan --recipe {DEFAULT_RECIPE} --shape 100x64 --world 3 --usage rowwise --json
+  lowp plan --shape 4096x1024 --world-size 8
+  lowp plan --recipe {DEFAULT_RECIPE} --shape 4096x1024 --world-size 8 --reshard-after-forward false
+  lowp plan --recipe {DEFAULT_RECIPE} --shape 100x64 --world-size 3 --usage rowwise --json
 
 Columns: `entries` and `bytes` are what is stored, sent and saved; `padded` is the layout of
 TransformerEngine, `swizzled` that of cuBLASLt operands. A rank stores the buffers that are not
 derived, and rows are cut at multiples of their `quantum`. `rank bytes` is what one rank sends of a
 buffer, `wire bytes` what all ranks send together."))]
 pub(crate) struct Args {
-    /// Format of the weight; `lowp train --list` shows all
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_RECIPE)]
+    /// Format of the weight, as NAME or NAME+MODIFIER; `lowp recipes` tells what each is
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_RECIPE, value_parser = RecipeName::default())]
     recipe: String,
 
     /// Rows x columns of the full weight: output x input features
@@ -38,8 +39,8 @@ pub(crate) struct Args {
     shape: Shape,
 
     /// Number of ranks that the rows are cut for
-    #[arg(long, value_name = "N")]
-    world: usize,
+    #[arg(long, value_name = "N", aliases = ["world", "ranks"])]
+    world_size: usize,
 
     /// What the weight is gathered for: forward needs rowwise, backward columnwise
     #[arg(
@@ -82,7 +83,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
                 "--format does not go with modifiers; write it as one, for example NAME+hybrid";
             return Err(UsageError::new(message).into());
         }
-        let variant: Variant = args.recipe.parse().map_err(UsageError::from)?;
+        let variant: Variant = args.recipe.parse()?;
         plan(&variant, args)?
     } else {
         let options = RecipeOptions {
@@ -99,7 +100,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 fn plan(recipe: &impl Recipe, args: &Args) -> Result<String> {
     let Args {
         shape,
-        world,
+        world_size: world,
         usage,
         ..
     } = *args;
@@ -132,7 +133,7 @@ fn plan(recipe: &impl Recipe, args: &Args) -> Result<String> {
 fn check(args: &Args) -> Result<(), UsageError> {
     let Args {
         shape,
-        world,
+        world_size: world,
         usage,
         ..
     } = *args;
@@ -148,7 +149,7 @@ fn check(args: &Args) -> Result<(), UsageError> {
     }
     if world > MAX_WORLD {
         return Err(UsageError::new(format!(
-            "--world {world}: a plan is made for at most {MAX_WORLD} ranks"
+            "--world-size {world}: a plan is made for at most {MAX_WORLD} ranks"
         )));
     }
     if usage != Usage::BOTH && args.reshard_after_forward.is_some() {

@@ -25,14 +25,14 @@ const ENDING: [i32; 11] = [
 /// `ulimit -f` becomes an error of the write, like a full disk.
 ///
 /// # Errors
-/// The system refuses a signal handler or a thread.
+/// The system cannot install a signal handler or start a thread.
 pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
     static LISTENING: Mutex<bool> = Mutex::new(false);
     let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
     if *listening {
         return Ok(());
     }
-    // The flag is of no interest: a handler of any kind turns the signal into an error of the write.
+    // The flag is of no interest: with a handler of any kind the write returns an error.
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
     let ignored = ignored();
     let mut signals = Signals::new(ENDING.iter().filter(|&&signal| !is_in(ignored, signal)))?;

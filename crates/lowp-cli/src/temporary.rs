@@ -70,7 +70,7 @@ impl Temporary {
     /// does not: this waits for that end, so that nothing is removed under its new name.
     ///
     /// # Errors
-    /// The system refuses the name.
+    /// It cannot be renamed.
     pub(crate) fn publish(&self, draft: &Path, path: &Path) -> io::Result<()> {
         let mut live = live();
         fs::rename(draft, path)?;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_a_name_is_refused() {
+    fn a_path_without_a_name_is_an_error() {
         assert!(Temporary::beside(Path::new("..")).is_err());
         assert!(Temporary::beside(Path::new("/")).is_err());
     }

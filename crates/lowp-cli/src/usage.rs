@@ -2,6 +2,7 @@
 
 use crate::output;
 use std::fmt;
+use std::io::{ErrorKind, Write, stdout};
 use std::process::ExitCode;
 
 /// Arguments that parse but cannot work: found before any work begins.
@@ -46,8 +47,14 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         output::note(first);
         lines.for_each(output::note);
     } else {
-        // In color where there is a terminal. Where nothing can be written there is nobody to tell.
-        let _ = error.print();
+        // In color where there is a terminal.
+        let printed = error.print().and_then(|()| stdout().flush());
+        if let (Err(failed), false) = (printed, error.use_stderr())
+            && failed.kind() != ErrorKind::BrokenPipe
+        {
+            output::note(&format!("error: cannot write to standard output: {failed}"));
+            return ExitCode::FAILURE;
+        }
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

@@ -200,7 +200,7 @@ fn patterns_choose_and_unfit_tensors_are_kept() {
             ids,
         ],
     );
-    let message = bench.refused(2, &[&QUANTIZE[..], &["--recipe", "mxfp8"]].concat());
+    let message = bench.rejected(2, &[&QUANTIZE[..], &["--recipe", "mxfp8"]].concat());
     assert!(
         message.contains("'b.weight'") && message.contains("--keep-unfit"),
         "{message}"
@@ -210,7 +210,7 @@ fn patterns_choose_and_unfit_tensors_are_kept() {
     assert!(found.tensors.contains_key("ids"), "{:?}", found.names());
     let double = tensor("double", Dtype::F64, &[2, 32], vec![0; 512]);
     bench.write("double.safetensors", &[double]);
-    let message = bench.refused(2, "quantize double.safetensors -o out --recipe fp8-current");
+    let message = bench.rejected(2, "quantize double.safetensors -o out --recipe fp8-current");
     assert!(
         message.contains("'double'") && message.contains("F64"),
         "{message}"
@@ -256,7 +256,7 @@ fn patterns_choose_and_unfit_tensors_are_kept() {
         ]
     );
 
-    let message = bench.refused(
+    let message = bench.rejected(
         2,
         &[&QUANTIZE[..], &["--recipe", "mxfp8", "--tensors", "x*"]].concat(),
     );
@@ -271,7 +271,7 @@ fn a_pattern_that_only_vectors_match() {
         &[matrix("w", &[32, 32], 1), matrix("norm", &[32], 2)],
     );
     let options = ["--recipe", "mxfp8", "--tensors", "norm"];
-    let message = bench.refused(2, &[&QUANTIZE[..], &options].concat());
+    let message = bench.rejected(2, &[&QUANTIZE[..], &options].concat());
     assert!(
         message.contains("'norm' matches no tensor of two or more dimensions"),
         "{message}"
@@ -340,7 +340,7 @@ fn verify_names_tensor_block_and_byte() {
             .map(|(k, v)| (k.as_str(), v.as_str()))
             .collect();
         bench.write_with("b.safetensors", &tensors, &metadata);
-        bench.refused(1, "verify a.safetensors b.safetensors")
+        bench.rejected(1, "verify a.safetensors b.safetensors")
     };
     let message = changed("w.rowwise_data", 5 * 64 + 40);
     assert!(
@@ -360,12 +360,12 @@ fn verify_names_tensor_block_and_byte() {
     assert!(message.contains("byte 3 (padding)"), "{message}");
 
     bench.write("short.safetensors", &[matrix("v", &[1], 1)]);
-    let message = bench.refused(1, "verify in.safetensors short.safetensors");
+    let message = bench.rejected(1, "verify in.safetensors short.safetensors");
     assert!(
         message.contains("'v' is in short.safetensors and not in in.safetensors"),
         "{message}"
     );
-    bench.refused(2, "verify in.safetensors absent.safetensors");
+    bench.rejected(2, "verify in.safetensors absent.safetensors");
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn options_that_make_no_sense() {
         ),
         (&["--recipe", "mxfp8", "--tensors", "[a"], "--tensors"),
     ] {
-        let message = bench.refused(2, &[&QUANTIZE[..], options].concat());
+        let message = bench.rejected(2, &[&QUANTIZE[..], options].concat());
         assert!(message.contains(expected), "{options:?}: {message}");
     }
 }

@@ -17,7 +17,7 @@ fn entry(name: &str, dtype: &str, shape: &str, start: u64, end: u64) -> String {
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
 }
 
-fn refused(bytes: &[u8], expected: &str) {
+fn rejected(bytes: &[u8], expected: &str) {
     let bench = Bench::new();
     std::fs::write(bench.path("in.safetensors"), bytes).expect("a file");
     std::fs::write(bench.path("good.safetensors"), file("{}", 0)).expect("a file");
@@ -44,7 +44,7 @@ fn refused(bytes: &[u8], expected: &str) {
         &["inspect", "in.safetensors"],
         &["verify", "good.safetensors", "in.safetensors"],
     ] {
-        let message = bench.refused(2, args);
+        let message = bench.rejected(2, args);
         assert!(
             message.contains(expected),
             "{args:?}: '{expected}' is not in: {message}"
@@ -108,7 +108,7 @@ fn headers() {
         ),
         (file(r#"{"w":{"dtype":"F32","shape":[2,2]}}"#, 0), "header"),
     ] {
-        refused(&bytes, expected);
+        rejected(&bytes, expected);
     }
 }
 
@@ -119,7 +119,7 @@ fn every_truncation_of_a_real_file() {
     let whole = std::fs::read(bench.path("whole.safetensors")).expect("a file");
     for length in (0..whole.len()).step_by(7).chain([whole.len() - 1]) {
         std::fs::write(bench.path("in.safetensors"), &whole[..length]).expect("a file");
-        bench.refused(2, "quantize in.safetensors -o out --recipe mxfp8");
+        bench.rejected(2, "quantize in.safetensors -o out --recipe mxfp8");
     }
 }
 
@@ -138,7 +138,7 @@ fn indexes() {
         ),
         (
             r#"{"weight_map": {"w": "b.safetensors"}}"#,
-            "b.safetensors, which is missing",
+            "'b.safetensors', which is missing",
         ),
         (
             r#"{"weight_map": {"w": "a.safetensors", "v": "a.safetensors"}}"#,
@@ -153,6 +153,10 @@ fn indexes() {
             "no file name beside the index",
         ),
         (
+            r#"{"weight_map": {"w": ""}}"#,
+            "it puts 'w' into '', which is no file name beside the index",
+        ),
+        (
             r#"{"weight_map": {"w": "."}}"#,
             "no file name beside the index",
         ),
@@ -162,7 +166,7 @@ fn indexes() {
         ),
     ] {
         std::fs::write(bench.path("m.index.json"), index).expect("an index");
-        let message = bench.refused(2, "quantize m.index.json -o out --recipe mxfp8");
+        let message = bench.rejected(2, "quantize m.index.json -o out --recipe mxfp8");
         assert!(message.contains(expected), "{index}: {message}");
     }
     bench.write(
@@ -174,7 +178,7 @@ fn indexes() {
         r#"{"weight_map": {"w": "a.safetensors"}}"#,
     )
     .expect("an index");
-    let message = bench.refused(2, "inspect m.index.json");
+    let message = bench.rejected(2, "inspect m.index.json");
     assert!(
         message.contains("'v', which the index does not name"),
         "{message}"
@@ -240,7 +244,7 @@ fn metadata() {
             &["dequantize", "bad.safetensors", "-o", "out"][..],
             &["inspect", "bad.safetensors"],
         ] {
-            let message = bench.refused(2, args);
+            let message = bench.rejected(2, args);
             assert!(message.contains(expected), "{value}: {message}");
         }
     }
@@ -283,6 +287,43 @@ fn paths_that_are_no_files() {
     let bench = Bench::new();
     std::fs::create_dir(bench.path("folder")).expect("a folder");
     for input in ["absent.safetensors", "folder", "/dev/null"] {
-        bench.refused(2, &format!("quantize {input} -o out --recipe mxfp8"));
+        bench.rejected(2, &format!("quantize {input} -o out --recipe mxfp8"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_an_index_is_called_one() {
+    let bench = Bench::new();
+    let made = std::process::Command::new("mkfifo")
+        .arg(bench.path("a.safetensors"))
+        .status();
+    assert!(made.expect("mkfifo runs").success());
+    let index = r#"{"weight_map": {"w": "a.safetensors"}}"#;
+    std::fs::write(bench.path("m.index.json"), index).expect("an index");
+    let message = bench.rejected(2, "inspect m.index.json");
+    assert!(message.contains("a pipe or a device"), "{message}");
+    assert!(!message.contains("missing"), "{message}");
+}
+
+#[test]
+fn a_repeated_key_of_the_metadata_is_an_error() {
+    let tensor = r#""w":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}"#;
+    for (metadata, is_error) in [
+        (r#"{"a":"1","b":"2"}"#, false),
+        (r#"{"a":"1","b":"2","a":"1"}"#, true),
+    ] {
+        let header = format!(r#"{{"__metadata__":{metadata},{tensor}}}"#);
+        let bench = Bench::new();
+        std::fs::write(bench.path("in.safetensors"), file(&header, 16)).expect("a file");
+        if is_error {
+            let message = bench.rejected(2, "inspect in.safetensors");
+            assert!(
+                message.contains("the key 'a' of '__metadata__' is there twice"),
+                "{message}"
+            );
+        } else {
+            bench.done("inspect in.safetensors");
+        }
     }
 }

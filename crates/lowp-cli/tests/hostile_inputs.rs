@@ -93,16 +93,16 @@ fn names_can_neither_command_a_terminal_nor_fill_it() {
         bench.write("other.safetensors", &[matrix("\u{10fffd}", &[2, 33], 1)]);
         let mut texts = vec![
             bench.done("inspect in.safetensors"),
-            bench.refused(2, "quantize in.safetensors -o out --recipe mxfp8"),
-            bench.refused(
+            bench.rejected(2, "quantize in.safetensors -o out --recipe mxfp8"),
+            bench.rejected(
                 2,
                 "shard in.safetensors -o out --recipe mxfp8 --world-size 2",
             ),
-            bench.refused(1, "verify in.safetensors other.safetensors"),
+            bench.rejected(1, "verify in.safetensors other.safetensors"),
         ];
         bench.write("in.safetensors", &[f32s(&name, &[2, 32], &values(64, 1))]);
         bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
-        texts.push(bench.refused(2, "quantize q.safetensors -o out --recipe mxfp8"));
+        texts.push(bench.rejected(2, "quantize q.safetensors -o out --recipe mxfp8"));
         texts.push(bench.done("inspect q.safetensors"));
         // The file has the exact name.
         assert!(
@@ -144,12 +144,12 @@ fn shapes_of_many_axes() {
     );
     bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
     assert!(bench.done("inspect q.safetensors").len() < 4096);
-    let message = bench.refused(1, "verify in.safetensors other.safetensors");
+    let message = bench.rejected(1, "verify in.safetensors other.safetensors");
     assert!(
         message.contains("33001 axes") && message.len() < 2048,
         "{message}"
     );
-    let message = bench.refused(1, "verify q.safetensors --source other.safetensors");
+    let message = bench.rejected(1, "verify q.safetensors --source other.safetensors");
     assert!(message.len() < 2048, "{message}");
     // More elements than there are: the message of a shape that is too large tells the shape.
     let header = format!(
@@ -161,7 +161,7 @@ fn shapes_of_many_axes() {
         "inspect in.safetensors",
         "quantize in.safetensors -o out --recipe mxfp8",
     ] {
-        assert!(bench.refused(2, command).len() < 4096);
+        assert!(bench.rejected(2, command).len() < 4096);
     }
 }
 
@@ -226,7 +226,7 @@ fn what_is_often_given_in_the_place_of_a_model() {
                 format!("inspect {name}"),
                 format!("verify good.safetensors {name}"),
             ] {
-                let message = bench.refused(2, &line);
+                let message = bench.rejected(2, &line);
                 assert!(message.contains(expected), "{line}: {message}");
             }
         }
@@ -253,7 +253,7 @@ fn verify_asks_for_the_metadata_of_both() {
         "verify q.safetensors bare.safetensors",
         "verify bare.safetensors q.safetensors",
     ] {
-        let message = bench.refused(1, line);
+        let message = bench.rejected(1, line);
         assert!(
             message.contains("bare.safetensors lacks its metadata"),
             "{line}: {message}"
@@ -307,7 +307,7 @@ fn integers_pass_through() {
             && told.contains("'i.I64' (I64)"),
         "{told}"
     );
-    let message = bench.refused(
+    let message = bench.rejected(
         2,
         "quantize in.safetensors -o out --recipe mxfp8 --tensors i.*",
     );
@@ -321,9 +321,9 @@ fn integers_pass_through() {
 fn what_is_left_as_it_was_is_named() {
     let bench = Bench::new();
     let mut tensors: Vec<support::Tensor> = (0..5)
-        .map(|i| matrix(&format!("odd{i}"), &[2, 33], i))
+        .map(|i| matrix(&format!("unfit{i}"), &[2, 33], i))
         .collect();
-    bench.write("odd.safetensors", &tensors);
+    bench.write("unfit.safetensors", &tensors);
     tensors.push(matrix("even", &[32, 32], 9));
     bench.write("in.safetensors", &tensors);
     let told = |line: &str| {
@@ -340,23 +340,23 @@ fn what_is_left_as_it_was_is_named() {
         "shard in.safetensors -o ranks --world-size 2 --recipe mxfp8 --keep-unfit",
     ] {
         let text = told(line);
-        assert!(text.contains("passed through: 5: 'odd0' ("), "{text}");
+        assert!(text.contains("passed through: 5: 'unfit0' ("), "{text}");
         assert!(
             text.contains("33") && text.contains("and 2 more (--verbose names all)"),
             "{text}"
         );
         assert!(
-            !text.contains("odd3") && text.lines().count() == 1,
+            !text.contains("unfit3") && text.lines().count() == 1,
             "{text}"
         );
     }
     let text =
         told("quantize in.safetensors -o q.safetensors --recipe mxfp8 --keep-unfit --verbose");
     assert!(
-        (0..5).all(|i| text.contains(&format!("  'odd{i}' ("))),
+        (0..5).all(|i| text.contains(&format!("  'unfit{i}' ("))),
         "{text}"
     );
-    let text = told("quantize odd.safetensors -o q.safetensors --recipe mxfp8 --keep-unfit");
+    let text = told("quantize unfit.safetensors -o q.safetensors --recipe mxfp8 --keep-unfit");
     assert!(text.starts_with("warning: nothing was quantized"), "{text}");
     bench.write("norm.safetensors", &[matrix("norm", &[8], 1)]);
     let text = told("quantize norm.safetensors -o q.safetensors --recipe mxfp8");

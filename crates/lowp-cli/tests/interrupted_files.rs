@@ -1,4 +1,4 @@
-//! Commands that are stopped midway, by a signal or for want of space: nothing is left that a user would have to remove.
+//! Commands that are stopped midway, by a signal or for lack of space: nothing is left that a user would have to remove.
 #![cfg(unix)]
 
 mod support;
@@ -165,7 +165,7 @@ fn a_signal_that_was_ignored_stays_ignored() {
     assert_eq!(hidden(&bench), [""; 0]);
 }
 
-/// A limit on the size of files stands for a full disk: the system refuses to write on.
+/// A limit on the size of files stands for a full disk: the system returns an error for further writes.
 #[test]
 fn a_file_that_cannot_be_completed() {
     let bench = bench();

@@ -1,4 +1,4 @@
-//! The files that commands write: replaced or refused as a whole, the same every time.
+//! The files that commands write: replaced or left as a whole, the same every time.
 
 mod support;
 
@@ -13,7 +13,7 @@ fn an_existing_output_is_replaced_and_an_input_is_not() {
     std::fs::write(bench.path("q.safetensors"), "old").expect("a file");
     bench.done(QUANTIZE);
     let before = std::fs::read(bench.path("in.safetensors")).expect("a file");
-    let message = bench.refused(
+    let message = bench.rejected(
         2,
         "quantize in.safetensors -o ./in.safetensors --recipe mxfp8",
     );
@@ -22,12 +22,12 @@ fn an_existing_output_is_replaced_and_an_input_is_not() {
         std::fs::read(bench.path("in.safetensors")).expect("a file"),
         before
     );
-    bench.refused(
+    bench.rejected(
         2,
         "quantize in.safetensors -o no/such/folder --recipe mxfp8",
     );
     for (output, expected) in [(".", "no regular file"), ("new/", "name of a file")] {
-        let message = bench.refused(
+        let message = bench.rejected(
             2,
             &format!("quantize in.safetensors -o {output} --recipe mxfp8"),
         );
@@ -97,10 +97,10 @@ fn what_replaces_an_output_has_its_permissions() {
         std::fs::set_permissions(bench.path(name), permissions).expect(name);
     };
     std::fs::write(bench.path("q.safetensors"), "old").expect("a file");
-    for wanted in [0o600, 0o640, 0o666, 0o400] {
-        set("q.safetensors", wanted);
+    for expected in [0o600, 0o640, 0o666, 0o400] {
+        set("q.safetensors", expected);
         bench.done(QUANTIZE);
-        assert_eq!(mode("q.safetensors"), wanted);
+        assert_eq!(mode("q.safetensors"), expected);
     }
     // Others' permission to run as the owner of the old file is not given to run as that of the new one.
     set("q.safetensors", 0o4755);
@@ -119,7 +119,7 @@ fn output_names_that_collide() {
         "in.safetensors",
         &[matrix("w", &[32, 32], 1), matrix("w.rowwise_data", &[4], 2)],
     );
-    let message = bench.refused(2, QUANTIZE);
+    let message = bench.rejected(2, QUANTIZE);
     assert!(message.contains("'w.rowwise_data'"), "{message}");
 }
 
@@ -131,7 +131,29 @@ fn a_quantized_model_is_not_quantized_again() {
     bench.done(QUANTIZE);
     for command in ["quantize", "shard --world-size 2"] {
         let line = format!("{command} q.safetensors -o again --recipe nvfp4-2d --keep-unfit");
-        let message = bench.refused(2, &line);
+        let message = bench.rejected(2, &line);
         assert!(message.contains("'w' is quantized already"), "{message}");
     }
+}
+
+#[test]
+fn names_that_would_be_read_as_something_else() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 64], 1)]);
+    for (name, expected) in [
+        ("q.safetensors.index.json", "index of a sharded model"),
+        ("q.json", "index of a sharded model"),
+        ("-", "standard output is no place for it"),
+    ] {
+        let message = bench.rejected(
+            2,
+            &format!("quantize in.safetensors -o {name} --recipe mxfp8"),
+        );
+        assert!(message.contains(expected), "{message}");
+    }
+    let line = "shard in.safetensors -o - --recipe mxfp8 --world-size 2";
+    let message = bench.rejected(2, line);
+    assert!(message.contains("standard output"), "{message}");
+    bench.done("quantize in.safetensors -o ./- --recipe mxfp8");
+    assert!(bench.path("-").is_file());
 }

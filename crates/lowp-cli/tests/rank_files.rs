@@ -8,7 +8,7 @@ use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, matrix, values};
 fn model() -> Vec<Tensor> {
     vec![
         matrix("one.row", &[1, 32], 1),
-        matrix("odd", &[33, 64], 2),
+        matrix("ragged", &[33, 64], 2),
         matrix("tall", &[259, 32], 3),
         matrix("deep", &[3, 5, 96], 4),
         matrix("empty", &[0, 64], 5),
@@ -93,7 +93,7 @@ fn rank_files_that_do_not_belong_together() {
 
     shard("in.safetensors", "missing", "2");
     std::fs::remove_file(bench.path("missing").join(second)).expect("a file");
-    let message = bench.refused(2, "unshard missing -o u.safetensors");
+    let message = bench.rejected(2, "unshard missing -o u.safetensors");
     assert!(
         message.contains(second) && message.contains("missing"),
         "{message}"
@@ -105,7 +105,7 @@ fn rank_files_that_do_not_belong_together() {
         bench.path("swapped").join(second),
     )
     .expect("a copy");
-    let message = bench.refused(2, "unshard swapped -o u.safetensors");
+    let message = bench.rejected(2, "unshard swapped -o u.safetensors");
     assert!(message.contains("rank 0 of 2"), "{message}");
 
     shard("in.safetensors", "mixed", "2");
@@ -115,13 +115,13 @@ fn rank_files_that_do_not_belong_together() {
         bench.path("mixed").join(second),
     )
     .expect("a copy");
-    let message = bench.refused(2, "unshard mixed -o u.safetensors");
+    let message = bench.rejected(2, "unshard mixed -o u.safetensors");
     assert!(message.contains("w.amax"), "{message}");
 
     shard("in.safetensors", "cut", "2");
     let bytes = std::fs::read(bench.path("cut").join(second)).expect("a file");
     std::fs::write(bench.path("cut").join(second), &bytes[..bytes.len() - 1]).expect("a file");
-    bench.refused(2, "unshard cut -o u.safetensors");
+    bench.rejected(2, "unshard cut -o u.safetensors");
 
     shard("in.safetensors", "worlds", "2");
     let third = "rank-00000-of-00003.safetensors";
@@ -130,16 +130,16 @@ fn rank_files_that_do_not_belong_together() {
         bench.path("worlds").join(third),
     )
     .expect("a copy");
-    bench.refused(2, "unshard worlds -o u.safetensors");
+    bench.rejected(2, "unshard worlds -o u.safetensors");
 
     std::fs::create_dir(bench.path("nothing")).expect("a folder");
-    bench.refused(2, "unshard nothing -o u.safetensors");
-    bench.refused(2, "unshard absent -o u.safetensors");
-    bench.refused(
+    bench.rejected(2, "unshard nothing -o u.safetensors");
+    bench.rejected(2, "unshard absent -o u.safetensors");
+    bench.rejected(
         2,
         "shard in.safetensors -o cut --world-size 2 --recipe mxfp8",
     );
-    bench.refused(
+    bench.rejected(
         2,
         "shard in.safetensors -o new --world-size 0 --recipe mxfp8",
     );

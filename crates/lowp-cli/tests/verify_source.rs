@@ -114,10 +114,10 @@ fn sharded_models_and_unsharded_ranks() {
     bench.done("verify q.safetensors --source in.safetensors.index.json");
 
     for ranks in ["ranks", "ranks/rank-00001-of-00003.safetensors"] {
-        let message = bench.refused(2, &format!("verify {ranks} --source in.safetensors"));
+        let message = bench.rejected(2, &format!("verify {ranks} --source in.safetensors"));
         assert!(message.contains("with `lowp unshard` first"), "{message}");
     }
-    let message = bench.refused(2, "verify q.safetensors --source q.safetensors");
+    let message = bench.rejected(2, "verify q.safetensors --source q.safetensors");
     assert!(message.contains("is quantized already"), "{message}");
 }
 
@@ -132,7 +132,7 @@ fn a_changed_byte_is_named() {
         rewrite(&bench, "q.safetensors", |tensors| {
             of(tensors, field).bytes[at] ^= 1;
         });
-        bench.refused(1, VERIFY)
+        bench.rejected(1, VERIFY)
     };
     for (recipe, field, at, place) in [
         (
@@ -175,7 +175,7 @@ fn another_source_is_found() {
         bench.write("in.safetensors", &model());
         bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
         rewrite(&bench, "in.safetensors", change);
-        bench.refused(1, VERIFY)
+        bench.rejected(1, VERIFY)
     };
     let message = against(&|model| of(model, "a.b").bytes[9 * 64 * 2 + 1] ^= 0x80);
     assert!(
@@ -217,7 +217,7 @@ fn a_tensor_that_the_file_lacks() {
     rewrite(&bench, "q.safetensors", |tensors| {
         tensors.retain(|tensor| tensor.name != "norm");
     });
-    let message = bench.refused(1, VERIFY);
+    let message = bench.rejected(1, VERIFY);
     assert!(
         message.contains("'norm' is in in.safetensors and not in q.safetensors"),
         "{message}"
@@ -225,7 +225,7 @@ fn a_tensor_that_the_file_lacks() {
     rewrite(&bench, "q.safetensors", |tensors| {
         tensors.retain(|tensor| tensor.name != "a.rowwise_data");
     });
-    let message = bench.refused(2, VERIFY);
+    let message = bench.rejected(2, VERIFY);
     assert!(message.contains("'a.rowwise_data' is missing"), "{message}");
 }
 
@@ -249,7 +249,7 @@ fn a_delayed_scale_must_make_sense() {
             }
         };
         rewrite_with(&bench, "q.safetensors", |_| {}, added);
-        let message = bench.refused(2, VERIFY);
+        let message = bench.rejected(2, VERIFY);
         assert!(message.contains("has no delayed scale"), "{message}");
     }
 }
@@ -259,9 +259,9 @@ fn arguments_that_make_no_sense() {
     let bench = Bench::new();
     bench.write("in.safetensors", &model());
     bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
-    let message = bench.refused(2, "verify q.safetensors q.safetensors --device cpu");
+    let message = bench.rejected(2, "verify q.safetensors q.safetensors --device cpu");
     assert!(message.contains("add --source MODEL"), "{message}");
-    let absent = bench.refused(2, "verify q.safetensors --source absent.safetensors");
+    let absent = bench.rejected(2, "verify q.safetensors --source absent.safetensors");
     assert!(
         absent.contains("cannot read absent.safetensors"),
         "{absent}"
@@ -281,6 +281,6 @@ fn a_device_that_this_build_lacks_is_no_other() {
     let bench = Bench::new();
     bench.write("in.safetensors", &model());
     bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
-    let message = bench.refused(2, &format!("{VERIFY} --device cuda"));
+    let message = bench.rejected(2, &format!("{VERIFY} --device cuda"));
     assert!(message.contains("built without CUDA"), "{message}");
 }

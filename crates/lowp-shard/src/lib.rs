@@ -64,7 +64,9 @@ pub use comm::{
 };
 pub use error::ShardError;
 pub use flat_shard::FlatShard;
-pub use gather::{GatherAccount, GatherGroup, GatherPool, ParamAccount, Scratch};
+pub use gather::{
+    GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, run_steps,
+};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};

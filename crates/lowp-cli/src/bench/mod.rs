@@ -9,6 +9,7 @@ mod measure;
 mod report;
 
 use crate::device::Device;
+use crate::files::check_writable;
 use crate::usage::UsageError;
 use anyhow::Result;
 use std::path::PathBuf;
@@ -59,6 +60,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             .into());
         }
     };
+    if let Some(path) = &args.json {
+        check_writable("--json", path)?;
+    }
     let report = run(ordinal, args)?;
     crate::output::print(&report.table())?;
     match &args.json {
@@ -77,8 +81,8 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
         rows: Vec::new(),
     };
     for case in cases::all(shrink) {
-        let wanted = |text: &String| case.names().any(|name| name.contains(text.as_str()));
-        if args.filter.as_ref().is_none_or(wanted) {
+        let matches = |text: &String| case.names().any(|name| name.contains(text.as_str()));
+        if args.filter.as_ref().is_none_or(matches) {
             crate::output::note(&case.names().collect::<Vec<_>>().join("  "));
             report
                 .rows

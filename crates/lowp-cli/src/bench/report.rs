@@ -1,7 +1,8 @@
 //! The rows of a bench as a table and as JSON.
 
 use crate::columns::Columns;
-use anyhow::{Context, Result};
+use crate::files::write_atomically;
+use anyhow::Result;
 use serde::Serialize;
 use std::path::Path;
 
@@ -83,7 +84,7 @@ impl Report {
     /// The file cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        write_atomically(path, &text)
     }
 }
 

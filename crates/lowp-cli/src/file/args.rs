@@ -1,9 +1,10 @@
 //! The options that `quantize` and `shard` have in common.
 
 use super::cast::{has_delayed_scale, is_scale};
+use super::input_error::input_error;
 use super::names::{FormatName, ScaleModeName, ScalesName, UsageName};
-use super::refuse::refuse;
-use super::select::Select;
+use super::select::{Pattern, Select};
+use crate::recipes::RecipeName;
 use anyhow::Result;
 use globset::Glob;
 use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, Usage};
@@ -11,8 +12,8 @@ use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RecipeArgs {
-    /// Recipe of the quantized tensors; `lowp train --list` shows all
-    #[arg(long, value_name = "NAME")]
+    /// Recipe of the quantized tensors; `lowp recipes` tells what each is
+    #[arg(long, value_name = "NAME", value_parser = RecipeName::default())]
     recipe: String,
 
     /// FP8 codes, of a recipe that has the choice [default: e4m3]
@@ -43,6 +44,10 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "GLOB")]
     tensors: Vec<String>,
 
+    /// Pass through tensors whose name matches, also where --tensors matches it. May be repeated
+    #[arg(long, value_name = "GLOB")]
+    ignore: Vec<String>,
+
     /// Pass through what the recipe cannot take, instead of stopping; such tensors are named at the end
     #[arg(long)]
     keep_unfit: bool,
@@ -72,8 +77,8 @@ impl RecipeArgs {
             };
             AnyRecipe::from_name(&self.recipe, &options)
         };
-        let wanted = self.format.map_or(Fp8Format::E4M3, Into::into);
-        let recipe = match make(Some(wanted)) {
+        let format = self.format.map_or(Fp8Format::E4M3, Into::into);
+        let recipe = match make(Some(format)) {
             // A default is no request.
             Err(FormatError::UnusedOption {
                 option: "format", ..
@@ -83,19 +88,19 @@ impl RecipeArgs {
         let recipe = recipe.map_err(|e| match e {
             FormatError::UnusedOption { recipe, option } => {
                 let option = if option == "mx_scale" { "scale-mode" } else { option };
-                refuse(format!("{recipe} has no option --{option}; leave it out, or choose a recipe that has it"))
+                input_error(format!("{recipe} has no option --{option}; leave it out, or choose a recipe that has it"))
             }
-            e => refuse(format!("--recipe: {e}")),
+            e => input_error(format!("--recipe: {e}")),
         })?;
         if let Some(scale) = self.delayed_scale {
             if !has_delayed_scale(&recipe) {
-                return Err(refuse(format!(
+                return Err(input_error(format!(
                     "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
                     recipe.name()
                 )));
             }
             if !is_scale(scale) {
-                return Err(refuse(format!(
+                return Err(input_error(format!(
                     "--delayed-scale {scale} is no scale; give a positive finite number"
                 )));
             }
@@ -113,12 +118,24 @@ impl RecipeArgs {
     /// # Errors
     /// A pattern that makes no sense.
     pub(super) fn select(&self) -> Result<Select> {
-        let globs = self.tensors.iter().map(|text| {
-            let glob = Glob::new(text).map_err(|e| refuse(format!("--tensors: {e}")))?;
-            Ok((text.clone(), glob.compile_matcher()))
-        });
-        Ok(Select::new(globs.collect::<Result<_>>()?, self.keep_unfit))
+        Ok(Select {
+            tensors: patterns("--tensors", &self.tensors)?,
+            ignored: patterns("--ignore", &self.ignore)?,
+            keep_unfit: self.keep_unfit,
+        })
     }
+}
+
+/// The patterns that `option` gives.
+fn patterns(option: &str, texts: &[String]) -> Result<Vec<Pattern>> {
+    let pattern = |text: &String| {
+        let glob = Glob::new(text).map_err(|e| input_error(format!("{option}: {e}")))?;
+        Ok(Pattern {
+            text: text.clone(),
+            glob: glob.compile_matcher(),
+        })
+    };
+    texts.iter().map(pattern).collect()
 }
 
 /// A recipe that examples in help texts name: the last of the list.

@@ -1,6 +1,6 @@
 //! The cast of one matrix, or of one rank's rows of it.
 
-use super::write::Want;
+use super::write::Pass;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferSpec, QuantizedTensor, Recipe, ScaleSource, Shape};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
@@ -10,7 +10,7 @@ use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ShardErro
 pub(super) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 
 /// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows.
-/// Returns the amax of the whole source where numbers are wanted and the recipe observes it.
+/// Returns the amax of the whole source in the pass of numbers, where the recipe observes it.
 ///
 /// # Errors
 /// A source of another length, or the failure of another rank.
@@ -20,7 +20,7 @@ pub(super) fn cast<B: Backend>(
     tensor: &Tensor<B>,
     source: Source<B>,
     delayed_scale: Option<f32>,
-    want: Want,
+    pass: Pass,
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
@@ -28,7 +28,7 @@ pub(super) fn cast<B: Backend>(
     let book = book.build(backend)?;
     // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book)? {
-        Some(job) if want == Want::Numbers => {
+        Some(job) if pass == Pass::Numbers => {
             let out = backend.alloc::<f32>(1)?;
             backend.once(Work::Amax(vec![AmaxJob {
                 out: out.clone(),

@@ -1,33 +1,37 @@
-//! `lowp dequantize`: a quantized model as f32 tensors.
+//! `lowp dequantize`: a quantized model as tensors of floats.
 
 use super::fields::holding;
+use super::input_error::file_error;
 use super::meta::{self, Quantized};
 use super::model::Model;
-use super::names::OrientationName;
+use super::names::{FloatName, OrientationName};
 use super::progress::Progress;
 use super::quantize::copied_metadata;
-use super::refuse::refuse_file;
+use super::round;
 use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
 use super::unpack::{decode, served, unpack};
-use super::write::{From, Item, Outputs, Parts, Sink};
+use super::write::{Item, ItemSource, Outputs, Parts, Sink};
 use crate::device::{Device, OnDevice};
-use crate::output::shown;
+use crate::output::{note, shown};
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
 use lowp_kernels::Backend;
 use safetensors::Dtype;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Decode a quantized model to f32
+/// Decode a quantized model to floats
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp dequantize q.safetensors -o back.safetensors
   lowp dequantize q.safetensors -o back.safetensors --usage columnwise
+  lowp dequantize q.safetensors -o back.safetensors --dtype bf16
 
-Every quantized tensor T comes back under its own name with its own shape. Tensors that passed
-through stay as they are.")]
+Every quantized tensor T is written under its own name with its own shape, as f32 or rounded once
+from f32 to nearest, ties to even. Values beyond the range of a narrower float become infinite, and
+a warning counts them. Tensors that passed through stay as they are.")]
 pub(crate) struct Args {
     /// A file that `lowp quantize`, `lowp unshard` or `lowp shard` wrote
     input: PathBuf,
@@ -39,6 +43,10 @@ pub(crate) struct Args {
     /// Orientation to decode [default: rowwise where it is there]
     #[arg(long, value_name = "USAGE")]
     usage: Option<OrientationName>,
+
+    /// Dtype of the decoded tensors
+    #[arg(long, value_name = "DTYPE", default_value = "f32")]
+    dtype: FloatName,
 
     /// Where the values are decoded: `cpu`, `cuda` or `cuda:N`. They are the same
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -64,13 +72,13 @@ impl OnDevice for &Args {
         let model = Model::open(&self.input)?;
         let tensors = meta::quantized(&model)?;
         if tensors.is_empty() {
-            return Err(refuse_file(
+            return Err(file_error(
                 model.path(),
                 "it holds no quantized tensor; give a file that `lowp quantize` wrote",
             ));
         }
         let target = FileTarget::new(&self.output, model.files())?;
-        let wanted = self.usage.map(Into::into);
+        let requested = self.usage.map(Into::into);
         let fields: BTreeSet<String> = tensors
             .values()
             .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
@@ -81,13 +89,13 @@ impl OnDevice for &Args {
         let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
         let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
         for tensor in tensors.values() {
-            let orientation = orientation(&model, tensor, wanted)?;
+            let orientation = orientation(&model, tensor, requested)?;
             items.push(Item {
                 name: tensor.name.clone(),
-                dtype: Dtype::F32,
+                dtype: self.dtype.into(),
                 shape: dims(tensor),
-                bytes: tensor.shape.elements() * size_of::<f32>(),
-                from: From::Made {
+                bytes: tensor.shape.elements() * Dtype::from(self.dtype).bitsize() / 8,
+                source: ItemSource::Made {
                     job: jobs.len(),
                     part: 0,
                     number: false,
@@ -95,12 +103,18 @@ impl OnDevice for &Args {
             });
             jobs.push((tensor, orientation));
         }
+        let overflows = Overflows::default();
         let make = Box::new(|job: usize, _| {
             let (tensor, orientation) = jobs[job];
             let codes = unpack(backend, &model, tensor, Some(orientation))?;
             let values = decode(backend, &codes, orientation)?;
-            let backend = backend.clone();
-            Ok(Box::new(Decoded { backend, values }) as Box<dyn Parts>)
+            Ok(Box::new(Decoded {
+                backend: backend.clone(),
+                values,
+                float: self.dtype,
+                name: &tensor.name,
+                overflows: &overflows,
+            }) as Box<dyn Parts>)
         });
         let mut metadata = copied_metadata(&model);
         metadata.remove(meta::FORMAT_KEY);
@@ -115,6 +129,7 @@ impl OnDevice for &Args {
         progress.begin(outputs.work());
         let written = target.fill(|draft| outputs.write(draft, &progress))?;
         progress.finish();
+        overflows.warn(self.dtype);
         let (made, all) = (tensors.len(), outputs.items.len());
         let what = format!("dequantized {made} of {all} tensors");
         summary.done(&what, model.bytes(), written);
@@ -126,12 +141,15 @@ impl OnDevice for &Args {
 const CHUNK: usize = 1 << 18;
 
 /// The values of a tensor, its only part.
-struct Decoded<B: Backend> {
+struct Decoded<'a, B: Backend> {
     backend: B,
     values: B::Buffer<f32>,
+    float: FloatName,
+    name: &'a str,
+    overflows: &'a Overflows,
 }
 
-impl<B: Backend> Parts for Decoded<B> {
+impl<B: Backend> Parts for Decoded<'_, B> {
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
         let len = self.backend.len::<f32>(&self.values);
         let (mut values, mut bytes) = (vec![0f32; CHUNK.min(len)], Vec::new());
@@ -139,10 +157,44 @@ impl<B: Backend> Parts for Decoded<B> {
             let values = &mut values[..CHUNK.min(len - start)];
             self.backend.read(&self.values, start, values)?;
             bytes.clear();
-            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            let overflowed = round::append(self.float, values, &mut bytes);
+            self.overflows.add(self.name, overflowed);
             sink(&bytes)?;
         }
         Ok(())
+    }
+}
+
+/// Finite values that became infinite.
+#[derive(Debug, Default)]
+struct Overflows {
+    count: Cell<usize>,
+    /// The first tensor that has one.
+    first: RefCell<Option<String>>,
+}
+
+impl Overflows {
+    /// Counts `count` values of tensor `name`.
+    fn add(&self, name: &str, count: usize) {
+        if count > 0 {
+            self.count.set(self.count.get() + count);
+            self.first
+                .borrow_mut()
+                .get_or_insert_with(|| name.to_owned());
+        }
+    }
+
+    /// Says so, where there are any.
+    fn warn(&self, float: FloatName) {
+        if let Some(name) = self.first.borrow().as_deref() {
+            note(&format!(
+                "warning: {} values are beyond the range of {} and became infinite, the first in '{}'; --dtype f32 \
+                 keeps them",
+                self.count.get(),
+                Dtype::from(float),
+                shown(name)
+            ));
+        }
     }
 }
 
@@ -154,11 +206,11 @@ fn dims(tensor: &Quantized) -> Vec<usize> {
     }
 }
 
-/// The orientation to decode: the one that is wanted, or the first there is.
+/// The orientation to decode: the one that is requested, or the first there is.
 pub(super) fn orientation(
     model: &Model,
     tensor: &Quantized,
-    wanted: Option<Orientation>,
+    requested: Option<Orientation>,
 ) -> Result<Orientation> {
     // A buffer for both orientations may have been asked for and written for one of them only.
     let there = |o: &Orientation| {
@@ -171,20 +223,20 @@ pub(super) fn orientation(
                 .into_iter()
                 .all(|spec| holding(&tensor.fields, spec.key, *o).is_some())
     };
-    match wanted {
-        Some(wanted) if !there(&wanted) => {
+    match requested {
+        Some(requested) if !there(&requested) => {
             let name = shown(&tensor.name);
             let usage = served(tensor) & tensor.usage;
-            Err(refuse_file(
+            Err(file_error(
                 model.path(),
                 format!(
-                    "'{name}' was quantized for {usage} and cannot be decoded {wanted}; leave out --usage, or quantize it for both"
+                    "'{name}' was quantized for {usage} and cannot be decoded {requested}; leave out --usage, or quantize it for both"
                 ),
             ))
         }
-        Some(wanted) => Ok(wanted),
+        Some(requested) => Ok(requested),
         None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
-            refuse_file(
+            file_error(
                 model.path(),
                 format!("'{}' has no usage {}", shown(&tensor.name), Usage::BOTH),
             )

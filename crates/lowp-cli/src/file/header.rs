@@ -1,7 +1,7 @@
 //! The header of a safetensors file, checked before any tensor is touched.
 
 use super::foreign;
-use super::refuse::refuse_file;
+use super::input_error::file_error;
 use crate::output::shown;
 use anyhow::Result;
 use safetensors::SafeTensors;
@@ -23,14 +23,14 @@ pub(super) const MAX_HEADER: usize = 100_000_000;
 /// A file that is cut off, overlong, or whose tensors overlap, leave gaps, repeat, or have sizes that do not fit.
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(what) = foreign::explain(bytes) {
-        return Err(refuse_file(path, what));
+        return Err(file_error(path, what));
     }
-    let begin = begin(bytes).map_err(|why| refuse_file(path, why))?;
+    let begin = begin(bytes).map_err(|why| file_error(path, why))?;
     check_entries(&bytes[LENGTH..begin], bytes.len() - begin)
-        .map_err(|why| refuse_file(path, why))?;
+        .map_err(|why| file_error(path, why))?;
     // The entries tile the file; what is left are dtypes, shapes and the metadata.
     let (_, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|e| refuse_file(path, explain(&e)))?;
+        SafeTensors::read_metadata(bytes).map_err(|e| file_error(path, explain(&e)))?;
     Ok((begin, metadata))
 }
 
@@ -69,20 +69,58 @@ struct Place {
 #[serde(untagged)]
 enum Entry {
     Tensor(Place),
+    Object(Keys),
     Other(IgnoredAny),
+}
+
+/// The keys of a JSON object, in the order of the text, with those that are there twice.
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
 }
 
 /// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
 fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
     let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(header)
         .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
+    for (name, entry) in &entries {
+        if let Entry::Object(Keys(keys)) = entry {
+            let mut seen = BTreeSet::new();
+            if let Some(key) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+                return Err(format!(
+                    "the key '{}' of '{}' is there twice; write the file again",
+                    shown(key),
+                    shown(name)
+                ));
+            }
+        }
+    }
     let mut places: Vec<(u64, u64, String)> = entries
         .into_iter()
         .filter_map(|(name, entry)| match entry {
             Entry::Tensor(Place {
                 data_offsets: (start, end),
             }) => Some((start, end, name)),
-            Entry::Other(_) => None,
+            Entry::Object(_) | Entry::Other(_) => None,
         })
         .collect();
     places.sort();

@@ -88,7 +88,7 @@ fn run(words: &[&str]) -> bool {
     let used = counted::peak() - before;
     assert!(used < MEMORY, "{words:?}: {used} bytes in use");
     if let Err(error) = &result {
-        // Ranks are threads that turn a panic into an error.
+        // A panic of a rank, which is a thread, becomes an error.
         assert!(
             !format!("{error:#}").contains("panic"),
             "{words:?}: {error:#}"
@@ -207,7 +207,7 @@ fn good(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn damaged_files_are_refused_or_taken_and_nothing_else() {
+fn damaged_files_are_rejected_or_taken_and_nothing_else() {
     let dir = tempfile::tempdir().expect("a folder");
     let dir = dir.path();
     let good = good(dir);
@@ -266,6 +266,6 @@ fn damaged_files_are_refused_or_taken_and_nothing_else() {
             run(&["inspect", text(&ranks)]);
         }
     }
-    // Damage that is always refused at the first look would test the first look only.
+    // Damage that is always rejected at the first look would test the first look only.
     assert!((250..2250).contains(&taken), "{taken} of 2500 were taken");
 }

@@ -1,4 +1,4 @@
-//! Read-only memory maps of parts of input files.
+//! Bytes of parts of input files: read-only memory maps of long parts, copies of short ones.
 
 #![expect(unsafe_code, reason = "maps input files")]
 
@@ -7,19 +7,35 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
 
-/// Bytes of a file, mapped while this value lives.
+/// Parts up to this many bytes are copied: a map of each of 100,000 small tensors takes longer than all else.
+#[cfg(unix)]
+const COPIED: usize = 64 << 10;
+
+/// Bytes of a file, in memory while this value lives.
 #[derive(Debug)]
-pub(super) struct Bytes(Option<Mmap>);
+pub(super) enum Bytes {
+    /// A short part.
+    Copied(Vec<u8>),
+    /// A long part.
+    Mapped(Mmap),
+}
 
 impl Bytes {
-    /// Maps `place` of `file` for reading.
+    /// Makes `place` of `file` readable.
     ///
     /// # Errors
-    /// The system refuses the map.
-    pub(super) fn map(file: &File, place: &Range<usize>) -> io::Result<Self> {
+    /// The file ends before the place does, or the system cannot read or map it.
+    pub(super) fn of(file: &File, place: &Range<usize>) -> io::Result<Self> {
         // An empty range cannot be mapped, and needs no map.
         if place.is_empty() {
-            return Ok(Self(None));
+            return Ok(Self::Copied(Vec::new()));
+        }
+        #[cfg(unix)]
+        if place.len() <= COPIED {
+            use std::os::unix::fs::FileExt;
+            let mut bytes = vec![0; place.len()];
+            file.read_exact_at(&mut bytes, place.start as u64)?;
+            return Ok(Self::Copied(bytes));
         }
         let mut options = MmapOptions::new();
         options.offset(place.start as u64).len(place.len());
@@ -27,7 +43,7 @@ impl Bytes {
         // makes to the file in place meanwhile; docs/decisions/0005-files.md asks that inputs stay as they are while a
         // command runs. Programs that replace model files by renaming, as this one does, comply.
         let map = unsafe { options.map(file) }?;
-        Ok(Self(Some(map)))
+        Ok(Self::Mapped(map))
     }
 }
 
@@ -35,6 +51,9 @@ impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or_default()
+        match self {
+            Self::Copied(bytes) => bytes,
+            Self::Mapped(map) => map,
+        }
     }
 }

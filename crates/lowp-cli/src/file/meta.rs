@@ -2,9 +2,9 @@
 
 use super::cast::{has_delayed_scale, is_scale};
 use super::fields::{self, Field};
+use super::input_error::file_error;
 use super::model::Model;
 use super::names::Named;
-use super::refuse::refuse_file;
 use crate::output::shown;
 use anyhow::Result;
 use lowp_format::{
@@ -256,7 +256,7 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
         .get(FORMAT_KEY)
         .filter(|version| *version != FORMAT)
     {
-        return Err(refuse_file(
+        return Err(file_error(
             model.path(),
             format!(
                 "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
@@ -270,7 +270,7 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
             continue;
         };
         let tensor = Quantized::read(name, json).map_err(|why| {
-            refuse_file(
+            file_error(
                 model.path(),
                 format!(
                     "the metadata of '{}' make no sense: {}; quantize the model again",

@@ -9,6 +9,7 @@ mod foreign;
 mod header;
 #[cfg(test)]
 mod hostile;
+mod input_error;
 mod inspect;
 mod map;
 mod meta;
@@ -18,7 +19,7 @@ mod pack;
 mod progress;
 mod quantize;
 mod ranks;
-mod refuse;
+mod round;
 mod select;
 mod shard;
 mod source;
@@ -33,6 +34,8 @@ mod write;
 
 use anyhow::Result;
 use clap::Subcommand;
+use lowp_format::{AnyRecipe, Recipe};
+use serde_json::{Map, Value};
 
 /// The file commands.
 #[derive(Debug, Subcommand)]
@@ -43,6 +46,15 @@ pub(crate) enum Command {
     Unshard(unshard::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
+}
+
+/// The options of `recipe` with their values, as file metadata say them.
+///
+/// # Errors
+/// An option that has no JSON form.
+pub(crate) fn options_of(recipe: &AnyRecipe) -> Result<Map<String, Value>> {
+    let value = serde_json::to_value(meta::Options::from(recipe.options()))?;
+    Ok(value.as_object().cloned().unwrap_or_default())
 }
 
 /// Runs one file command.

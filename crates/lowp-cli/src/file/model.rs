@@ -2,8 +2,8 @@
 
 use super::foreign;
 use super::header::{self, MAX_HEADER, Unique};
+use super::input_error::{file_error, input_error};
 use super::map::Bytes;
-use super::refuse::{refuse, refuse_file};
 use crate::files::{open_regular, read_regular};
 use crate::output::{dims, shown};
 use anyhow::{Context, Result, ensure};
@@ -44,9 +44,9 @@ impl Stretch<'_> {
     /// Bytes `range` of them. Memory is used only while they live.
     ///
     /// # Errors
-    /// The system refuses to map them.
+    /// The system cannot map them.
     fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
-        Bytes::map(
+        Bytes::of(
             &self.file.file,
             &(self.start + range.start..self.start + range.end),
         )
@@ -56,7 +56,7 @@ impl Stretch<'_> {
     /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
     ///
     /// # Errors
-    /// The system refuses to map them, or whatever `take` returns.
+    /// The system cannot map them, or whatever `take` returns.
     fn pieces_of(
         &self,
         range: Range<usize>,
@@ -72,7 +72,7 @@ impl Stretch<'_> {
     /// Hands all bytes to `take` in pieces of [`PIECE`], each with its distance from the start.
     ///
     /// # Errors
-    /// The system refuses to map them, or whatever `take` returns.
+    /// The system cannot map them, or whatever `take` returns.
     pub(super) fn pieces(&self, take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         self.pieces_of(0..self.len, take)
     }
@@ -101,7 +101,7 @@ impl Tensor<'_> {
     /// Bytes `range` of the tensor. Memory is used only while they live.
     ///
     /// # Errors
-    /// The system refuses to map them.
+    /// The system cannot map them.
     pub(super) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
         self.place.bytes_at(range)
     }
@@ -109,7 +109,7 @@ impl Tensor<'_> {
     /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
     ///
     /// # Errors
-    /// The system refuses to map them, or whatever `take` returns.
+    /// The system cannot map them, or whatever `take` returns.
     pub(super) fn pieces(
         &self,
         range: Range<usize>,
@@ -135,7 +135,7 @@ impl Model {
     /// A file that is missing, cut off or malformed, or an index that its files do not fit.
     pub(super) fn open(path: &Path) -> Result<Self> {
         if path.is_dir() {
-            return Err(refuse_file(
+            return Err(file_error(
                 path,
                 "a folder; give a .safetensors file or a sharded model's .safetensors.index.json \
                  (`lowp unshard` and `lowp inspect` take a folder of rank files)",
@@ -162,12 +162,12 @@ impl Model {
         }
         let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, &e))?;
         if let Some(what) = foreign::explain(&text) {
-            return Err(refuse_file(path, what));
+            return Err(file_error(path, what));
         }
         let Index {
             weight_map: Unique(mut places),
         } = serde_json::from_slice(&text).map_err(|e| {
-            refuse_file(
+            file_error(
                 path,
                 format!(
                     "no index of a sharded model: {}; write it again",
@@ -178,21 +178,22 @@ impl Model {
         places.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
         let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
         for (name, file) in &places {
-            let puts = || format!("it puts '{}' into {}", shown(name), shown(file));
+            let puts = || format!("it puts '{}' into '{}'", shown(name), shown(file));
             if !opened.contains_key(file.as_str()) {
                 let mut parts = Path::new(file).components();
                 if !matches!(
                     (parts.next(), parts.next()),
                     (Some(Component::Normal(_)), None)
                 ) {
-                    return Err(refuse_file(
+                    return Err(file_error(
                         path,
                         format!("{}, which is no file name beside the index", puts()),
                     ));
                 }
                 let full = path.with_file_name(file);
-                if !full.is_file() {
-                    return Err(refuse_file(
+                // Whatever else is wrong with it is told by who opens it.
+                if !full.exists() {
+                    return Err(file_error(
                         path,
                         format!(
                             "{}, which is missing; put that file beside the index",
@@ -205,7 +206,7 @@ impl Model {
             }
             let found = self.tensors.get(name).map(|entry| entry.file);
             if found != opened.get(file.as_str()).copied() {
-                return Err(refuse_file(
+                return Err(file_error(
                     path,
                     format!(
                         "{}, which does not hold it; mend the index or the file",
@@ -221,7 +222,7 @@ impl Model {
             .find(|(name, _)| !named.contains(name.as_str()));
         if let Some((name, entry)) = unnamed {
             let file = self.files[entry.file].path.display();
-            return Err(refuse_file(
+            return Err(file_error(
                 path,
                 format!(
                     "{file} holds '{}', which the index does not name; mend the index",
@@ -235,8 +236,8 @@ impl Model {
     fn add_file(&mut self, path: &Path) -> Result<()> {
         let (file, length) = open_regular(path).map_err(|e| cannot_read(path, &e))?;
         let length = usize::try_from(length)
-            .map_err(|_| refuse_file(path, "larger than this machine can address"))?;
-        let bytes = Bytes::map(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
+            .map_err(|_| file_error(path, "larger than this machine can address"))?;
+        let bytes = Bytes::of(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
         let (begin, header) = header::read(path, &bytes)?;
         let index = self.files.len();
         for (name, info) in header.tensors() {
@@ -251,7 +252,7 @@ impl Model {
             };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 let other = self.files[other.file].path.display();
-                return Err(refuse_file(
+                return Err(file_error(
                     path,
                     format!(
                         "it holds '{}', which {other} holds too; keep one of them",
@@ -278,7 +279,7 @@ impl Model {
         self.files.iter().map(|file| file.length as u64).sum()
     }
 
-    /// Forgets all metadata, and the tensors that `keep` does not want.
+    /// Forgets all metadata, and the tensors that `keep` is false for.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
         self.metadata = BTreeMap::new();
         self.tensors.retain(|name, _| keep(name));
@@ -336,7 +337,7 @@ impl Model {
     /// It is absent or something else.
     pub(super) fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor<'_>> {
         let Some(tensor) = self.get(name) else {
-            return Err(refuse_file(
+            return Err(file_error(
                 &self.path,
                 format!(
                     "'{}' is missing, though the metadata says that it is there; quantize the model again",
@@ -345,7 +346,7 @@ impl Model {
             ));
         };
         if (tensor.dtype, tensor.shape) != (dtype, shape) {
-            return Err(refuse_file(
+            return Err(file_error(
                 &self.path,
                 format!(
                     "'{}' is {} {} where the metadata asks for {dtype} {}; quantize the model again",
@@ -379,5 +380,5 @@ fn cannot_read(path: &Path, error: &std::io::Error) -> anyhow::Error {
         Some(24) if cfg!(unix) => "; allow more of them (ulimit -n)",
         _ => "",
     };
-    refuse(format!("cannot read {}: {error}{remedy}", path.display()))
+    input_error(format!("cannot read {}: {error}{remedy}", path.display()))
 }

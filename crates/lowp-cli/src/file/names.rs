@@ -61,6 +61,27 @@ impl From<OrientationName> for Orientation {
     }
 }
 
+/// Floats that decoded values are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum FloatName {
+    /// As decoded
+    F32,
+    /// Rounded to nearest even
+    Bf16,
+    /// Rounded to nearest even; above 65504 infinite
+    F16,
+}
+
+impl From<FloatName> for Dtype {
+    fn from(name: FloatName) -> Self {
+        match name {
+            FloatName::F32 => Dtype::F32,
+            FloatName::Bf16 => Dtype::BF16,
+            FloatName::F16 => Dtype::F16,
+        }
+    }
+}
+
 /// Form of the block scales.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum ScalesName {

@@ -2,19 +2,19 @@
 
 use super::cast::Tensor;
 use super::fields::{Content, Field};
-use super::write::{Parts, Sink, Want};
+use super::write::{Parts, Pass, Sink};
 use anyhow::{Context, Result};
 use lowp_format::{BufferList, BufferSpec, Form, Part};
 use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
 
-/// The buffers among `specs` that the wanted fields are made of.
-pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
+/// The buffers among `specs` that the fields of a pass are made of.
+pub(super) fn buffers_of(specs: &[BufferSpec], pass: Pass) -> BufferList {
     let number = |spec: &&BufferSpec| spec.key.part == Part::TensorScale;
     let specs = specs.iter();
-    match want {
-        Want::Numbers => specs.filter(number).copied().collect(),
-        Want::Arrays => specs.copied().collect(),
+    match pass {
+        Pass::Numbers => specs.filter(number).copied().collect(),
+        Pass::Arrays => specs.copied().collect(),
     }
 }
 
@@ -25,7 +25,7 @@ const CHUNK: usize = 1 << 20;
 pub(super) struct Packed<B: Backend> {
     pub(super) backend: B,
     pub(super) tensor: Tensor<B>,
-    /// The amax of the source, where it is in no buffer and numbers are wanted.
+    /// The amax of the source, where it is in no buffer and this is the pass of numbers.
     pub(super) amax: Option<f32>,
     pub(super) fields: Vec<Field>,
 }

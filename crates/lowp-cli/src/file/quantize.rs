@@ -3,17 +3,17 @@
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
+use super::input_error::file_error;
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{Packed, wanted};
+use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
-use super::refuse::refuse_file;
 use super::select::{Choice, Matrix};
 use super::source::load;
 use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
-use super::write::{From, Item, Outputs, Parts, Want};
+use super::write::{Item, ItemSource, Outputs, Parts, Pass};
 use crate::device::{Device, OnDevice};
 use crate::output::shown;
 use anyhow::Result;
@@ -106,17 +106,17 @@ pub(super) fn outputs<'a, B: Backend>(
         let Matrix { shape, setup } = matrix;
         let specs = setup.recipe.buffers(setup.usage);
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-            .map_err(|e| refuse_file(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
+            .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
         sources.push(tensor.len());
         items.extend(made_items(jobs.len(), tensor.name, &fields));
         let text = text(&setup, tensor, setup.usage);
         metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
         jobs.push((tensor, matrix, fields));
     }
-    let make = Box::new(move |job: usize, want: Want| {
+    let make = Box::new(move |job: usize, pass: Pass| {
         let (tensor, Matrix { shape, setup }, fields) = &jobs[job];
         let source = load(backend, tensor, 0..shape.elements(), progress)?;
-        let specs = wanted(&setup.recipe.buffers(setup.usage), want);
+        let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
         let full = empty(backend, setup.recipe, worked(*shape), &specs)?;
         let amax = cast(
             backend,
@@ -124,7 +124,7 @@ pub(super) fn outputs<'a, B: Backend>(
             &full,
             source,
             setup.delayed_scale,
-            want,
+            pass,
         )?;
         let fields = fields.clone();
         Ok(Box::new(Packed {
@@ -149,7 +149,7 @@ pub(super) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<It
         dtype: field.dtype,
         shape: field.shape.clone(),
         bytes: field.bytes(),
-        from: From::Made {
+        source: ItemSource::Made {
             job,
             part,
             number: field.layout.is_none(),

@@ -1,7 +1,7 @@
 //! A folder of rank files, as `lowp shard` writes it.
 
+use super::input_error::file_error;
 use super::meta::MAX_WORLD;
-use super::refuse::refuse_file;
 use crate::output::dims;
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -27,19 +27,19 @@ fn parse(name: &str) -> Option<(usize, usize)> {
     Some((number(rank)?, number(world)?))
 }
 
-/// The files of all ranks, in rank order. Each is to be opened when its turn comes: what one says of its tensors is as
+/// The files of all ranks, in rank order. Each is to be opened only when it is read: what one says of its tensors is as
 /// much as the whole model says.
 ///
 /// # Errors
 /// A folder without rank files, of more than one world, or in which a rank is missing.
 pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
-        .map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
+        .map_err(|e| file_error(folder, format!("cannot read this folder: {e}")))?;
     let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
     let mut worlds = Vec::new();
     for entry in entries {
         let entry =
-            entry.map_err(|e| refuse_file(folder, format!("cannot read this folder: {e}")))?;
+            entry.map_err(|e| file_error(folder, format!("cannot read this folder: {e}")))?;
         let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else {
             continue;
         };
@@ -50,7 +50,7 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     worlds.dedup();
     let world = match worlds[..] {
         [] => {
-            return Err(refuse_file(
+            return Err(file_error(
                 folder,
                 format!(
                     "no rank files; give a folder that `lowp shard` wrote ({}, ..)",
@@ -60,13 +60,13 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
         }
         [world] if (1..=MAX_WORLD).contains(&world) => world,
         [world] => {
-            return Err(refuse_file(
+            return Err(file_error(
                 folder,
                 format!("rank files of {world} ranks; 1 to {MAX_WORLD} are possible"),
             ));
         }
         _ => {
-            return Err(refuse_file(
+            return Err(file_error(
                 folder,
                 format!(
                     "rank files of different worlds ({} ranks); keep those of one `lowp shard`",
@@ -76,7 +76,7 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
         }
     };
     if let Some((rank, _)) = found.last_key_value().filter(|(rank, _)| **rank >= world) {
-        return Err(refuse_file(
+        return Err(file_error(
             folder,
             format!("rank {rank} is outside a world of {world}; remove its file"),
         ));
@@ -84,7 +84,7 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     (0..world)
         .map(|rank| match found.get(&rank) {
             Some((_, path)) => Ok(path.clone()),
-            None => Err(refuse_file(
+            None => Err(file_error(
                 folder,
                 format!(
                     "{} is missing; put it back, or shard the model again",

@@ -2,10 +2,10 @@
 
 use super::args::Setup;
 use super::fields;
+use super::input_error::{file_error, input_error};
 use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::refuse::{refuse, refuse_file};
 use super::summary::{Kept, Summary};
 use crate::output::{note, shown};
 use anyhow::Result;
@@ -13,12 +13,36 @@ use globset::GlobMatcher;
 use lowp_format::{Recipe, Shape};
 use safetensors::Dtype;
 
-/// The rule.
+/// The rule that `--tensors`, `--ignore` and `--keep-unfit` make.
 #[derive(Debug)]
 pub(super) struct Select {
-    /// Patterns with their text; none means all tensors.
-    globs: Vec<(String, GlobMatcher)>,
-    keep_unfit: bool,
+    /// What is quantized; no pattern means all matrices.
+    pub(super) tensors: Vec<Pattern>,
+    /// What is not, whatever else matches it.
+    pub(super) ignored: Vec<Pattern>,
+    pub(super) keep_unfit: bool,
+}
+
+/// A pattern of tensor names, with its text.
+#[derive(Debug)]
+pub(super) struct Pattern {
+    pub(super) text: String,
+    pub(super) glob: GlobMatcher,
+}
+
+impl Pattern {
+    fn matches(&self, tensor: &Tensor<'_>) -> bool {
+        self.glob.is_match(tensor.name)
+    }
+
+    /// The error of a pattern, given by `option`, that matches no `kind` of `model`.
+    fn unmatched(&self, option: &str, kind: &str, model: &Model) -> anyhow::Error {
+        input_error(format!(
+            "{option} '{}' matches no {kind} of {}; `lowp inspect` lists their names",
+            shown(&self.text),
+            model.path().display()
+        ))
+    }
 }
 
 /// A tensor and what becomes of it.
@@ -67,14 +91,14 @@ pub(super) struct Matrix {
     pub(super) setup: Setup,
 }
 
-/// Refuses a model that holds quantized tensors.
+/// Rejects a model that holds quantized tensors.
 ///
 /// # Errors
 /// Names the first.
-pub(super) fn refuse_quantized(model: &Model) -> Result<()> {
+pub(super) fn reject_quantized(model: &Model) -> Result<()> {
     match meta::quantized(model)?.keys().next() {
         None => Ok(()),
-        Some(name) => Err(refuse_file(
+        Some(name) => Err(file_error(
             model.path(),
             format!(
                 "'{}' is quantized already; give the model before it was, or decode it first (lowp dequantize)",
@@ -85,29 +109,26 @@ pub(super) fn refuse_quantized(model: &Model) -> Result<()> {
 }
 
 impl Select {
-    /// A rule that quantizes what matches one of `globs`.
-    pub(super) fn new(globs: Vec<(String, GlobMatcher)>, keep_unfit: bool) -> Self {
-        Self { globs, keep_unfit }
-    }
-
     /// Decides for every tensor of `model`, in the order of names.
     ///
     /// # Errors
-    /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix matches; a model that is
-    /// quantized already.
+    /// A tensor that the recipe cannot take, unless such are kept; a pattern that no matrix, or one to ignore that no
+    /// tensor matches; a model that is quantized already.
     pub(super) fn choose<'a>(&self, model: &'a Model, setup: &Setup) -> Result<Choices<'a>> {
-        refuse_quantized(model)?;
-        for (text, glob) in &self.globs {
-            let matching = || model.tensors().filter(|tensor| glob.is_match(tensor.name));
+        reject_quantized(model)?;
+        for pattern in &self.tensors {
+            let matching = || model.tensors().filter(|tensor| pattern.matches(tensor));
             let kind = match (matching().next(), matching().find(is_matrix)) {
                 (_, Some(_)) => continue,
                 (Some(_), None) => "tensor of two or more dimensions that are no integers",
                 (None, None) => "tensor",
             };
-            return Err(refuse(format!(
-                "--tensors '{text}' matches no {kind} of {}; `lowp inspect` lists their names",
-                model.path().display()
-            )));
+            return Err(pattern.unmatched("--tensors", kind, model));
+        }
+        for pattern in &self.ignored {
+            if !model.tensors().any(|tensor| pattern.matches(&tensor)) {
+                return Err(pattern.unmatched("--ignore", "tensor", model));
+            }
         }
         let mut chosen = Choices {
             all: Vec::new(),
@@ -116,7 +137,7 @@ impl Select {
         };
         for tensor in model.tensors() {
             let mut matrix = None;
-            if self.wanted(&tensor) {
+            if self.selects(&tensor) {
                 match fit(&tensor, setup) {
                     Ok(shape) => {
                         matrix = Some(Matrix {
@@ -127,15 +148,15 @@ impl Select {
                     Err(why) if self.keep_unfit => chosen.unfit.push((tensor.name, why)),
                     Err(why) => {
                         let why = format!(
-                            "'{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --tensors leaves \
-                             them out",
+                            "'{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
                             shown(tensor.name),
                             shown(&why)
                         );
-                        return Err(refuse_file(model.path(), why));
+                        return Err(file_error(model.path(), why));
                     }
                 }
-            } else if tensor.shape.len() >= 2 && is_integer(tensor.dtype) {
+            } else if tensor.shape.len() >= 2 && is_integer(tensor.dtype) && !self.ignores(&tensor)
+            {
                 chosen
                     .integers
                     .push((tensor.name, tensor.dtype.to_string()));
@@ -145,9 +166,13 @@ impl Select {
         Ok(chosen)
     }
 
-    fn wanted(&self, tensor: &Tensor<'_>) -> bool {
-        let matches = |(_, glob): &(String, GlobMatcher)| glob.is_match(tensor.name);
-        is_matrix(tensor) && (self.globs.is_empty() || self.globs.iter().any(matches))
+    fn selects(&self, tensor: &Tensor<'_>) -> bool {
+        let asked = self.tensors.is_empty() || self.tensors.iter().any(|p| p.matches(tensor));
+        is_matrix(tensor) && asked && !self.ignores(tensor)
+    }
+
+    fn ignores(&self, tensor: &Tensor<'_>) -> bool {
+        self.ignored.iter().any(|pattern| pattern.matches(tensor))
     }
 }
 

@@ -3,19 +3,19 @@
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
+use super::input_error::input_error;
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{Packed, wanted};
+use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items, text};
 use super::ranks::file_name;
-use super::refuse::refuse;
 use super::select::{Choice, Matrix};
 use super::source::load;
 use super::summary::{Summary, Verbosity};
 use super::target::{Draft, FolderTarget};
-use super::write::{From, Item, Make, Maker, Parts, check_names, header, reads, sorted};
+use super::write::{Item, ItemSource, Make, Maker, Parts, check_names, header, reads, sorted};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     output: PathBuf,
 
     /// Number of ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", alias = "ranks")]
     world_size: usize,
 
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let select = args.recipe.select()?;
     let world = args.world_size;
     if !(1..=MAX_WORLD).contains(&world) {
-        return Err(refuse(format!(
+        return Err(input_error(format!(
             "--world-size {world}: give a number from 1 to {MAX_WORLD}"
         )));
     }
@@ -151,7 +151,7 @@ impl<'a> Plan<'a> {
             };
             // What unshard will write must be possible, too.
             fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
-                .map_err(|e| refuse(format!("'{}': {e}", shown(tensor.name))))?;
+                .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
             plan.jobs.push((tensor, shape));
         }
         Ok(plan)
@@ -164,7 +164,7 @@ impl<'a> Plan<'a> {
         let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
         let shape = spec.local_shape();
         let fields = fields::fields(&recipe, &self.stored, shape, self.held, Form::Compact)
-            .map_err(|e| refuse(format!("'{}': {e}", shown(tensor.name))))?;
+            .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
         Ok(Part { spec, fields })
     }
 
@@ -210,7 +210,7 @@ impl<'a> Plan<'a> {
         comm: &Arc<dyn Communicator<Cpu>>,
         progress: &Progress,
     ) -> Result<()> {
-        let make: Make<'_> = Box::new(|job, want| {
+        let make: Make<'_> = Box::new(|job, pass| {
             let Part { spec, fields } = self.part(job, rank)?;
             let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
             let Setup {
@@ -219,8 +219,8 @@ impl<'a> Plan<'a> {
                 ..
             } = self.setup;
             let shape = worked(spec.local_shape());
-            let local = empty(&Cpu, recipe, shape, &wanted(&self.stored, want))?;
-            let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, want)?;
+            let local = empty(&Cpu, recipe, shape, &buffers_of(&self.stored, pass))?;
+            let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, pass)?;
             Ok(Box::new(Packed {
                 backend: Cpu,
                 tensor: local,
@@ -230,10 +230,10 @@ impl<'a> Plan<'a> {
         });
         let mut maker = Maker::new(&make);
         for item in items {
-            let bytes = match item.from {
-                From::Input(_) if rank > 0 => continue,
-                From::Input(_) => item.bytes,
-                From::Made { job, part, .. } => self.part(job, rank)?.fields[part].bytes(),
+            let bytes = match item.source {
+                ItemSource::Input(_) if rank > 0 => continue,
+                ItemSource::Input(_) => item.bytes,
+                ItemSource::Made { job, part, .. } => self.part(job, rank)?.fields[part].bytes(),
             };
             let item = Item {
                 bytes,

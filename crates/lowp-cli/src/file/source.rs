@@ -1,8 +1,8 @@
 //! Values of a file as the input of a cast.
 
+use super::input_error::input_error;
 use super::model::Tensor;
 use super::progress::Progress;
-use super::refuse::refuse;
 use crate::output::shown;
 use anyhow::Result;
 use half::{bf16, f16};
@@ -94,7 +94,7 @@ fn bf16_of(bytes: &[u8]) -> bf16 {
 }
 
 fn no_values(tensor: &Tensor<'_>) -> anyhow::Error {
-    refuse(format!(
+    input_error(format!(
         "'{}' has dtype {} and only F32, BF16 and F16 hold values to quantize; convert it first",
         shown(tensor.name),
         tensor.dtype

@@ -7,6 +7,7 @@ use super::unpack::decode;
 use anyhow::Result;
 use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
 use lowp_kernels::Cpu;
+use serde::Serialize;
 
 /// The value of an 8-bit or narrower code.
 fn value_of(code: Code, bits: u8) -> f32 {
@@ -20,12 +21,14 @@ fn value_of(code: Code, bits: u8) -> f32 {
 }
 
 /// What the codes and scales of one orientation look like.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Stats {
     /// Number of scales.
     pub(super) scales: usize,
-    /// Smallest and largest scale as stored; NaN scales are left out.
-    pub(super) range: Option<[f32; 2]>,
+    /// Smallest scale as stored; NaN scales are left out.
+    pub(super) min: Option<f32>,
+    /// Largest scale as stored.
+    pub(super) max: Option<f32>,
     /// Elements that are +-0; `None` where elements are not coded.
     pub(super) zeros: Option<usize>,
     /// Elements at the largest finite magnitude or above.
@@ -53,7 +56,7 @@ impl Stats {
         let part = tensor
             .part(orientation, Part::BlockScale)
             .or_else(|| tensor.part(orientation, Part::TensorScale));
-        let (mut scales, mut range) = (0, None);
+        let (mut scales, mut range) = (0, None::<[f32; 2]>);
         if let Some(scale) = part {
             let bytes = scale.storage.read()?;
             let width = scale.spec.code.bytes(1);
@@ -72,7 +75,8 @@ impl Stats {
         }
         Ok(Self {
             scales,
-            range,
+            min: range.map(|[low, _]| low),
+            max: range.map(|[_, high]| high),
             zeros,
             saturated,
         })
@@ -101,11 +105,13 @@ fn histogram(spec: &BufferSpec, shape: Shape, bytes: &[u8]) -> Option<[usize; 25
 }
 
 /// How far decoded values are from the reference.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Distance {
     /// Root of the squared error over the squared reference.
+    #[serde(rename = "rel_error")]
     pub(super) relative: f64,
     /// Largest absolute error.
+    #[serde(rename = "max_error")]
     pub(super) largest: f64,
 }
 

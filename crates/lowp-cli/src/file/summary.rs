@@ -90,11 +90,11 @@ mod tests {
     fn the_first_are_named_and_the_others_counted() {
         let kept: Vec<Kept<'_>> = ["a", "b\n", "c", "d", "e"]
             .into_iter()
-            .map(|name| (name, "odd".to_owned()))
+            .map(|name| (name, "ragged".to_owned()))
             .collect();
         assert_eq!(
             kept_text("unfit tensors", &kept, 3),
-            "note: unfit tensors that passed through: 5: 'a' (odd), 'b\\n' (odd), 'c' (odd), and 2 more (--verbose \
+            "note: unfit tensors that passed through: 5: 'a' (ragged), 'b\\n' (ragged), 'c' (ragged), and 2 more (--verbose \
              names all)"
         );
         assert_eq!(
@@ -103,7 +103,7 @@ mod tests {
         );
         assert_eq!(
             kept_text("unfit tensors", &kept[..1], 3),
-            "note: unfit tensors that passed through: 1: 'a' (odd)"
+            "note: unfit tensors that passed through: 1: 'a' (ragged)"
         );
     }
 }

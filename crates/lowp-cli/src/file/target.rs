@@ -1,6 +1,6 @@
 //! Output paths: known to be writable before work begins, and whole or absent after it.
 
-use super::refuse::refuse;
+use super::input_error::input_error;
 use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
 use std::fmt::Display;
@@ -16,12 +16,21 @@ impl FileTarget {
     /// Takes `path` as the output of a command that reads `inputs`.
     ///
     /// # Errors
-    /// It cannot be written, or it is an input.
+    /// It cannot be written, is an input, or has the name of an index.
     pub(super) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        let file = NewFile::at(path).map_err(|e| refused(path, e))?;
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            return Err(output_error(
+                path,
+                "it ends as the index of a sharded model does, and would be read as one; give a name that ends in .safetensors",
+            ));
+        }
+        let file = NewFile::at(path).map_err(|e| output_error(path, e))?;
         let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
         if inputs.into_iter().any(same) {
-            return Err(refused(path, "it is the input; give another name"));
+            return Err(output_error(path, "it is the input; give another name"));
         }
         Ok(Self(file))
     }
@@ -29,7 +38,7 @@ impl FileTarget {
     /// Lets `write` fill a file under a temporary name, then gives it its own. Returns its length.
     ///
     /// # Errors
-    /// Whatever `write` returns, or the system refuses; nothing is left behind then.
+    /// Whatever `write` returns, or the file cannot be written; nothing is left behind then.
     pub(super) fn fill(self, write: impl FnOnce(&mut Draft) -> Result<()>) -> Result<u64> {
         let Self(file) = self;
         let path = file.path().to_owned();
@@ -51,13 +60,15 @@ impl FolderTarget {
     /// # Errors
     /// It cannot be written.
     pub(super) fn new(path: &Path) -> Result<Self> {
-        NewFolder::at(path).map(Self).map_err(|e| refused(path, e))
+        NewFolder::at(path)
+            .map(Self)
+            .map_err(|e| output_error(path, e))
     }
 
     /// Makes the file called `name` in it.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system returns an error.
     pub(super) fn create(&self, name: &str) -> Result<Draft> {
         Draft::new(
             File::create(self.0.draft().join(name)),
@@ -68,7 +79,7 @@ impl FolderTarget {
     /// Gives the folder its name.
     ///
     /// # Errors
-    /// The system refuses; nothing is left behind then.
+    /// It cannot be renamed; nothing is left behind then.
     pub(super) fn publish(self) -> Result<()> {
         let path = self.0.path().to_owned();
         self.0.publish().with_context(|| cannot_write(&path))
@@ -97,7 +108,7 @@ impl Draft {
     /// Makes sure that it is on the disk, and returns its length.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system returns an error.
     pub(super) fn finish(mut self) -> Result<u64> {
         self.out
             .flush()
@@ -109,7 +120,7 @@ impl Draft {
     /// Appends `bytes`.
     ///
     /// # Errors
-    /// The system refuses, for want of space most often.
+    /// It cannot be written, for lack of space most often.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
         self.out
@@ -122,6 +133,6 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-fn refused(path: &Path, why: impl Display) -> anyhow::Error {
-    refuse(format!("-o: {}: {why}", cannot_write(path)))
+fn output_error(path: &Path, why: impl Display) -> anyhow::Error {
+    input_error(format!("-o: {}: {why}", cannot_write(path)))
 }

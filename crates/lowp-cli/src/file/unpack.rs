@@ -29,9 +29,9 @@ pub(super) fn unpack<B: Backend>(
     tensor: &Quantized,
     orientation: Option<Orientation>,
 ) -> Result<Tensor<B>> {
-    let wanted =
+    let serves =
         |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
-    let specs = tensor.specs.iter().filter(wanted).copied();
+    let specs = tensor.specs.iter().filter(serves).copied();
     QuantizedTensor::with_buffers(tensor.recipe, worked(tensor.shape), specs, |spec, _| {
         read(backend, model, tensor, spec, orientation)
     })

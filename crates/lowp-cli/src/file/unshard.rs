@@ -3,24 +3,26 @@
 use super::args::example;
 use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding, worked};
+use super::input_error::{file_error, input_error};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::{Packed, wanted};
+use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
-use super::refuse::{refuse, refuse_file};
 use super::summary::{Summary, Verbosity};
 use super::target::FileTarget;
-use super::write::{Item, Outputs, Parts, Want};
+use super::write::{Item, Outputs, Parts, Pass};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
     BufferKey, BufferSpec, Form, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe,
-    RowCuts, ScaleLayout, Transport,
+    RowCuts, ScaleLayout,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
+use lowp_shard::{GatherTarget, run_steps};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Gather rank files into one quantized model
@@ -117,7 +119,7 @@ impl World {
         Ok((world, metadata))
     }
 
-    /// Refuses a rank file that is not of the same `lowp shard` as that of rank 0.
+    /// Rejects a rank file that is not of the same `lowp shard` as that of rank 0.
     fn check(
         &self,
         model: &Model,
@@ -132,7 +134,7 @@ impl World {
             .symmetric_difference(&expected)
             .next()
         {
-            return Err(refuse_file(
+            return Err(file_error(
                 model.path(),
                 format!(
                     "'{}' is not in the files of all ranks; shard the model again",
@@ -142,7 +144,7 @@ impl World {
         }
         for (name, tensor) in tensors {
             let Some(shard) = &tensor.shard else {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' is a whole tensor; give the files that `lowp shard` wrote",
@@ -151,7 +153,7 @@ impl World {
                 ));
             };
             if (shard.rank, shard.cuts.world()) != (rank, world) {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' belongs to rank {} of {}; give the file its own name back",
@@ -163,7 +165,7 @@ impl World {
             }
             let (first, _) = &self.tensors[name];
             if common(&tensor.text) != common(&first.text) || tensor.usage != first.usage {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' was sharded with other options than on rank 0; shard the model again",
@@ -206,7 +208,7 @@ impl World {
                     Ok(())
                 })?;
             if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' differs from rank 0's; shard the model again",
@@ -219,15 +221,18 @@ impl World {
         agreed.context("no ranks")
     }
 
-    /// The pieces of a buffer, one after another.
-    fn pieces(&self, name: &str, spec: &BufferSpec, pieces: &[usize]) -> Result<CpuBuffer<u8>> {
+    /// Reads each rank's piece of a buffer to its range of `dest`.
+    fn fetch(
+        &self,
+        name: &str,
+        spec: &BufferSpec,
+        dest: &CpuBuffer<u8>,
+        ranges: &[Range<usize>],
+    ) -> Result<()> {
         let (field, number) = self.field(name, Some(spec.key))?;
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, .. } = shard(tensor)?;
-        let all = Cpu.alloc::<u8>(pieces.iter().sum())?;
-        let mut start = 0;
-        for (rank, (Rank { model, starts, .. }, &piece)) in
-            self.ranks.iter().zip(pieces).enumerate()
+        for (rank, (Rank { model, starts, .. }, range)) in self.ranks.iter().zip(ranges).enumerate()
         {
             // The length that the file was found to have when it was opened.
             let rows = tensor.full.with_rows(cuts.range(rank).len());
@@ -237,8 +242,9 @@ impl World {
                 }
                 Content::Amax => field.bytes(),
             };
+            let piece = range.len();
             if found != piece {
-                return Err(refuse_file(
+                return Err(file_error(
                     model.path(),
                     format!(
                         "'{}' has {found} bytes, not {piece}; shard the model again",
@@ -248,14 +254,13 @@ impl World {
             }
             model
                 .stretch(starts[number], piece)?
-                .pieces(|at, bytes| Ok(Cpu.write(&all, start + at, bytes)?))?;
-            start += piece;
+                .pieces(|at, bytes| Ok(Cpu.write(dest, range.start + at, bytes)?))?;
         }
-        Ok(all)
+        Ok(())
     }
 
     /// Runs the gather plan of one tensor.
-    fn gather(&self, name: &str, want: Want) -> Result<Tensor> {
+    fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
         let (full, recipe) = (worked(tensor.full), tensor.recipe);
@@ -263,64 +268,70 @@ impl World {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
-        let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        let mut buffers: Vec<(BufferKey, CpuBuffer<u8>)> = Vec::new();
-        for step in &plan.steps {
-            let spec = step.spec();
-            if want == Want::Numbers && !matches!(step, GatherStep::Replicated { .. }) {
-                continue;
-            }
-            let buffer = match step {
-                GatherStep::Concat {
-                    transport, pieces, ..
-                } => {
-                    let from = self.pieces(name, spec, pieces)?;
-                    let [outer, _] = spec.entries(plan.full);
-                    if *transport == Transport::Rows || outer == 0 {
-                        from
-                    } else {
-                        let to = Cpu.alloc(spec.bytes(plan.full))?;
-                        let widths = pieces.iter().map(|bytes| bytes / outer).collect();
-                        let job = InterleaveJob {
-                            outer,
-                            widths,
-                            from,
-                            to: to.clone(),
-                        };
-                        Cpu.once(Work::Interleave(vec![job]))?;
-                        to
-                    }
-                }
-                GatherStep::Derive { from, .. } => {
-                    let to = Cpu.alloc(spec.bytes(plan.full))?;
-                    let [inner, outer] = spec.entries(plan.full);
-                    if inner * outer > 0 {
-                        let (from, to) = (find(&buffers, *from)?, to.clone());
-                        let job = TransposeJob {
-                            code: spec.code,
-                            entries: [outer, inner],
-                            from,
-                            to,
-                        };
-                        Cpu.once(Work::Transpose(vec![job]))?;
-                    }
-                    to
-                }
-                GatherStep::Replicated { .. } => Cpu.upload(&self.agreed(name, Some(spec.key))?)?,
-            };
-            buffers.push((spec.key, buffer));
+        let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
+        if pass == Pass::Numbers {
+            plan.steps
+                .retain(|step| matches!(step, GatherStep::Replicated { .. }));
         }
-        let specs = wanted(&recipe.buffers(*usage), want);
-        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| find(&buffers, spec.key))
+        let mut gathered = Gathered {
+            world: self,
+            name,
+            buffers: Vec::new(),
+        };
+        run_steps(&plan, &mut gathered)?;
+        let specs = buffers_of(&recipe.buffers(*usage), pass);
+        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
 
-fn find(buffers: &[(BufferKey, CpuBuffer<u8>)], key: BufferKey) -> Result<CpuBuffer<u8>> {
-    let found = buffers.iter().find(|(known, _)| *known == key);
-    Ok(found
-        .with_context(|| format!("{key} was not gathered"))?
-        .1
-        .clone())
+/// The buffers of one tensor, gathered from the rank files step by step.
+struct Gathered<'a> {
+    world: &'a World,
+    name: &'a str,
+    buffers: Vec<(BufferKey, CpuBuffer<u8>)>,
+}
+
+impl GatherTarget<Cpu> for Gathered<'_> {
+    type Error = anyhow::Error;
+
+    fn full(&mut self, spec: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
+        let buffer = Cpu.alloc::<u8>(bytes)?;
+        self.buffers.push((spec.key, buffer.clone()));
+        Ok(buffer)
+    }
+
+    fn filled(&self, key: BufferKey) -> Result<CpuBuffer<u8>> {
+        let found = self.buffers.iter().find(|(known, _)| *known == key);
+        let (_, buffer) = found.with_context(|| format!("{key} was not gathered"))?;
+        Ok(buffer.clone())
+    }
+
+    fn arrivals(&mut self, _: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
+        Ok(Cpu.alloc(bytes)?)
+    }
+
+    fn fetch(
+        &mut self,
+        spec: &BufferSpec,
+        dest: CpuBuffer<u8>,
+        ranges: Vec<Range<usize>>,
+    ) -> Result<()> {
+        self.world.fetch(self.name, spec, &dest, &ranges)
+    }
+
+    fn interleave(&mut self, job: InterleaveJob<Cpu>) -> Result<()> {
+        Ok(Cpu.once(Work::Interleave(vec![job]))?)
+    }
+
+    fn transpose(&mut self, job: TransposeJob<Cpu>) -> Result<()> {
+        Ok(Cpu.once(Work::Transpose(vec![job]))?)
+    }
+
+    fn replicated(&mut self, spec: &BufferSpec) -> Result<()> {
+        let agreed = self.world.agreed(self.name, Some(spec.key))?;
+        self.buffers.push((spec.key, Cpu.upload(&agreed)?));
+        Ok(())
+    }
 }
 
 /// What the texts of all ranks have in common, with what the whole tensor serves in the place of what a rank holds.
@@ -343,22 +354,22 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
-            .map_err(|e| refuse(format!("'{}': {e}", shown(name))))?;
+            .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;
         metadata.insert(meta::key(name), text);
         jobs.push((tensor, fields));
     }
-    let make = Box::new(move |job: usize, want: Want| {
+    let make = Box::new(move |job: usize, pass: Pass| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            Some(_) if want == Want::Numbers => {
+            Some(_) if pass == Pass::Numbers => {
                 let bytes = world.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
             _ => None,
         };
-        let (tensor, fields) = (world.gather(&tensor.name, want)?, fields.clone());
+        let (tensor, fields) = (world.gather(&tensor.name, pass)?, fields.clone());
         Ok(Box::new(Packed {
             backend: Cpu,
             tensor,

@@ -1,12 +1,12 @@
 //! `lowp verify`: whether two models hold the same bytes, and where they differ first.
 
 use super::difference::{Byte, Pair};
+use super::input_error::input_error;
 use super::meta::{self, Quantized};
 use super::model::{Model, PIECE, Tensor};
 use super::progress::Progress;
 use super::ranks;
-use super::refuse::refuse;
-use super::verify_source::Again;
+use super::verify_source::SourceCheck;
 use crate::device::Device;
 use crate::output::shown;
 use anyhow::{Result, anyhow, bail};
@@ -53,22 +53,22 @@ pub(crate) struct Args {
 /// The models differ, or cannot be read.
 pub(super) fn main(args: &Args) -> Result<()> {
     match (&args.b, &args.source, args.device) {
-        (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(Again {
+        (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(SourceCheck {
             quantized: &args.a,
             source,
         }),
-        (_, None, Some(_)) => Err(refuse(
+        (_, None, Some(_)) => Err(input_error(
             "--device says where a model is quantized again, and two models are compared without that; add --source MODEL, or leave out --device",
         )),
         (Some(b), None, None) => verify(&args.a, b),
         // clap asks for one of them.
-        (None, None, None) => Err(refuse("give another model, or --source MODEL")),
+        (None, None, None) => Err(input_error("give another model, or --source MODEL")),
     }
 }
 
 fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
     if path_a.is_dir() != path_b.is_dir() {
-        return Err(refuse(
+        return Err(input_error(
             "one is a folder of rank files and the other is not; gather the folder with `lowp unshard` first",
         ));
     }
@@ -107,7 +107,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
 
 /// Stops at the first difference, in the order of names.
 fn compare(a: &Model, b: &Model, progress: &Progress) -> Result<()> {
-    // Also refuses quantized tensors that lack a part.
+    // Also rejects quantized tensors that lack a part.
     let quantized = [meta::quantized(a)?, meta::quantized(b)?];
     let pair = Pair {
         a: &a.path().display().to_string(),

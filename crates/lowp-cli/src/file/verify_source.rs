@@ -2,14 +2,14 @@
 
 use super::args::Setup;
 use super::difference::{Byte, Pair};
+use super::input_error::file_error;
 use super::meta::{self, Quantized};
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::progress::Progress;
 use super::quantize;
-use super::refuse::refuse_file;
-use super::select::{Choice, Matrix, refuse_quantized};
-use super::write::{From, Item, Maker, reads};
+use super::select::{Choice, Matrix, reject_quantized};
+use super::write::{Item, ItemSource, Maker, reads};
 use crate::device::OnDevice;
 use crate::output::{dims, shown};
 use anyhow::{Result, bail};
@@ -17,16 +17,16 @@ use lowp_kernels::Backend;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Quantizes a model again as a file says, and compares.
+/// The check of a quantized file against its source: the model is quantized as the file says, and compared.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Again<'a> {
+pub(super) struct SourceCheck<'a> {
     /// The file.
     pub(super) quantized: &'a Path,
     /// The model.
     pub(super) source: &'a Path,
 }
 
-impl OnDevice for Again<'_> {
+impl OnDevice for SourceCheck<'_> {
     type Out = ();
 
     /// Stops at the first difference, in the order of names.
@@ -38,7 +38,7 @@ impl OnDevice for Again<'_> {
             .find(|t| t.shard.is_some())
             .map(|t| &t.name)
         {
-            return Err(refuse_file(
+            return Err(file_error(
                 file.path(),
                 format!(
                     "it holds one rank's rows of '{}'; gather the folder with `lowp unshard` first",
@@ -47,7 +47,7 @@ impl OnDevice for Again<'_> {
             ));
         }
         let model = Model::open(self.source)?;
-        refuse_quantized(&model)?;
+        reject_quantized(&model)?;
         let choices = choices(&file, &tensors, &model)?;
         let progress = Progress::new("verify");
         let outputs = quantize::outputs(backend, &model, &choices, &progress)?;
@@ -64,16 +64,16 @@ impl OnDevice for Again<'_> {
             .chain(items.keys().copied())
             .collect();
         let (a, b) = names_of(&file, &model);
-        let again = format!("{b} quantized again");
+        let requantized = format!("{b} quantized again");
         let order: Vec<&Item<'_>> = items.values().copied().collect();
         progress.begin(outputs.bytes() + reads(&order, &outputs.sources));
         let mut maker = outputs.maker();
         for name in names {
             let item = items.get(name).copied();
-            let made = item.is_some_and(|item| matches!(item.from, From::Made { .. }));
+            let made = item.is_some_and(|item| matches!(item.source, ItemSource::Made { .. }));
             let pair = Pair {
                 a: &a,
-                b: if made { &again } else { &b },
+                b: if made { &requantized } else { &b },
                 tensors: &tensors,
             };
             let (tensor, item) = match (file.get(name), item) {
@@ -103,7 +103,7 @@ impl OnDevice for Again<'_> {
 
 fn open(path: &Path) -> Result<Model> {
     if path.is_dir() {
-        return Err(refuse_file(
+        return Err(file_error(
             path,
             "--source checks a file and not a folder of rank files; gather the folder with `lowp unshard` first",
         ));

@@ -1,9 +1,9 @@
-//! Writes safetensors files whose tensors are made when their turn comes.
+//! Writes safetensors files whose tensors are made one after the other.
 
 use super::header::MAX_HEADER;
+use super::input_error::input_error;
 use super::model::Tensor;
 use super::progress::Progress;
-use super::refuse::refuse;
 use super::target::Draft;
 use crate::output::shown;
 use anyhow::{Context, Result, ensure};
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the bytes of an output tensor come from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum From<'a> {
+pub(super) enum ItemSource<'a> {
     /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
     /// Part `part` of what [`Outputs::make`] returns for `job`.
@@ -32,7 +32,7 @@ pub(super) struct Item<'a> {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
     pub(super) bytes: usize,
-    pub(super) from: From<'a>,
+    pub(super) source: ItemSource<'a>,
 }
 
 impl<'a> Item<'a> {
@@ -43,15 +43,15 @@ impl<'a> Item<'a> {
             dtype: tensor.dtype,
             shape: tensor.shape.to_vec(),
             bytes: tensor.len(),
-            from: From::Input(tensor),
+            source: ItemSource::Input(tensor),
         }
     }
 }
 
-/// Which parts of a job are made. The format sorts tensors by dtype, so that the numbers of all jobs come before the
+/// A pass over the jobs of a file, by the parts that it makes. The format sorts tensors by dtype, so that the numbers of all jobs come before the
 /// arrays of any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Want {
+pub(super) enum Pass {
     /// Parts of one number.
     Numbers,
     /// All others.
@@ -68,15 +68,15 @@ pub(super) trait Parts {
         0
     }
 
-    /// Hands the bytes of one wanted part to `sink`.
+    /// Hands the bytes of one part that was made to `sink`.
     ///
     /// # Errors
     /// There is no such part, or whatever `sink` returns.
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
 }
 
-/// Makes the wanted parts of a job.
-pub(super) type Make<'a> = Box<dyn Fn(usize, Want) -> Result<Box<dyn Parts + 'a>> + 'a>;
+/// Makes the parts of a job that belong to a pass.
+pub(super) type Make<'a> = Box<dyn Fn(usize, Pass) -> Result<Box<dyn Parts + 'a>> + 'a>;
 
 /// Everything that goes into one file.
 pub(super) struct Outputs<'a> {
@@ -99,7 +99,7 @@ impl<'a> Outputs<'a> {
         self.bytes() + reads(&sorted(&self.items), &self.sources)
     }
 
-    /// Refuses names that are there twice.
+    /// Rejects names that are there twice.
     ///
     /// # Errors
     /// Names the first such tensor.
@@ -131,7 +131,7 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// Refuses names that are there twice.
+/// Rejects names that are there twice.
 ///
 /// # Errors
 /// Names the first such tensor.
@@ -139,7 +139,7 @@ pub(super) fn check_names(items: &[Item<'_>]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match items.iter().find(|item| !seen.insert(item.name.as_str())) {
         None => Ok(()),
-        Some(item) => Err(refuse(format!(
+        Some(item) => Err(input_error(format!(
             "two output tensors would be called '{}'; rename one in the input, or leave it out",
             shown(&item.name)
         ))),
@@ -159,7 +159,7 @@ pub(super) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
 pub(super) fn reads(items: &[&Item<'_>], sources: &[usize]) -> usize {
     let (mut last, mut numbers, mut total) = (None, BTreeSet::new(), 0);
     for item in items {
-        if let From::Made { job, number, .. } = item.from {
+        if let ItemSource::Made { job, number, .. } = item.source {
             let made = if number {
                 numbers.insert(job)
             } else {
@@ -211,9 +211,9 @@ pub(super) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
     let mut text = serde_json::to_vec(&entries)?;
     text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
     if text.len() > MAX_HEADER {
-        return Err(refuse(format!(
+        return Err(input_error(format!(
             "the header of the output would have {} bytes and the format allows {MAX_HEADER}; quantize fewer tensors \
-             (--tensors)",
+             (--tensors, --ignore)",
             text.len()
         )));
     }
@@ -264,9 +264,9 @@ impl<'m, 'a> Maker<'m, 'a> {
     }
 
     fn make(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        match item.from {
-            From::Input(tensor) => tensor.pieces(0..tensor.len(), |_, bytes| sink(bytes)),
-            From::Made {
+        match item.source {
+            ItemSource::Input(tensor) => tensor.pieces(0..tensor.len(), |_, bytes| sink(bytes)),
+            ItemSource::Made {
                 job,
                 part,
                 number: true,
@@ -274,7 +274,7 @@ impl<'m, 'a> Maker<'m, 'a> {
                 let (left, made) = match self.numbers.remove(&job) {
                     Some(numbers) => numbers,
                     None => {
-                        let made = (self.make)(job, Want::Numbers)?;
+                        let made = (self.make)(job, Pass::Numbers)?;
                         (made.numbers(), made)
                     }
                 };
@@ -284,11 +284,11 @@ impl<'m, 'a> Maker<'m, 'a> {
                 }
                 Ok(())
             }
-            From::Made { job, part, .. } => {
+            ItemSource::Made { job, part, .. } => {
                 if self.made.as_ref().is_none_or(|(last, _)| *last != job) {
                     // Room for the next job first.
                     self.made = None;
-                    self.made = Some((job, (self.make)(job, Want::Arrays)?));
+                    self.made = Some((job, (self.make)(job, Pass::Arrays)?));
                 }
                 let (_, made) = self.made.as_ref().context("nothing was made")?;
                 made.write(part, sink)

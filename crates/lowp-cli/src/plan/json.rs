@@ -93,7 +93,7 @@ pub(super) fn render(
     let document = Document {
         recipe: &args.recipe,
         shape: [shape.rows, shape.cols],
-        world: args.world,
+        world: args.world_size,
         usage: usage.label(),
         reshard_after_forward: (usage == Usage::BOTH)
             .then_some(args.reshard_after_forward.unwrap_or(true)),

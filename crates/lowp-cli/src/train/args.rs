@@ -1,6 +1,6 @@
 //! The options of `lowp train`.
 
-use super::list;
+use crate::recipes::{self, RecipeName};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_shard::Mesh;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn examples() -> String {
   lowp train --compare all --report train.html
   lowp train --recipe {DEFAULT_RECIPE} --mesh 2x2 --steps 1000 --json train.json
   lowp train --compare {DEFAULT_RECIPE},{DEFAULT_RECIPE}+ocp-floor --seeds 3
-  lowp train --ranks 4 --data my.txt --dim 256 --layers 6"
+  lowp train --world-size 4 --data my.txt --dim 256 --layers 6"
     )
 }
 
@@ -47,7 +47,7 @@ Losses that are not finite are null.";
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     after_help = examples(),
-    after_long_help = format!("{}\n\n{}\n{JSON}", examples(), list::names())
+    after_long_help = format!("{}\n\n{}\n{JSON}", examples(), recipes::modifiers())
 )]
 pub(crate) struct Args {
     /// Format of the sharded weights, as NAME or NAME+MODIFIER; the fp32 baseline runs beside it
@@ -55,21 +55,22 @@ pub(crate) struct Args {
         long,
         value_name = "NAME",
         default_value = DEFAULT_RECIPE,
+        value_parser = RecipeName::default(),
         conflicts_with = "compare"
     )]
     pub(crate) recipe: String,
 
     /// Train several recipes one after the other: `all`, or names separated by commas
-    #[arg(long, value_name = "all|NAME,NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "all|NAME,NAME", value_delimiter = ',', hide_possible_values = true, value_parser = RecipeName { all: Some(("all", "every low-precision recipe")) })]
     pub(crate) compare: Vec<String>,
 
-    /// Show all recipes and modifiers, and what they cost
-    #[arg(long, exclusive = true)]
+    /// The same as `lowp recipes`
+    #[arg(long, exclusive = true, hide = true)]
     pub(crate) list: bool,
 
     /// Number of ranks that the weights are sharded over [default: 2]
-    #[arg(long, value_name = "N", conflicts_with = "mesh")]
-    pub(crate) ranks: Option<usize>,
+    #[arg(long, value_name = "N", alias = "ranks", conflicts_with = "mesh")]
+    pub(crate) world_size: Option<usize>,
 
     /// Replicate x shard mesh: R groups that each hold all weights, sharded over S ranks
     #[arg(long, value_name = "RxS")]

@@ -2,9 +2,9 @@
 
 use super::args::Args;
 use super::memory::{self, Needed};
+use super::model::GptConfig;
 use super::recipes::{self, Run};
 use crate::usage::UsageError;
-use lowp_candle::GptConfig;
 use lowp_format::{FormatError, Recipe, Shape};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh};
@@ -65,7 +65,9 @@ impl Config {
     /// # Errors
     /// A [`UsageError`] that names the option and a value that would work.
     pub(crate) fn new(args: &Args) -> Result<Self, UsageError> {
-        let mesh = args.mesh.unwrap_or(Mesh::sharded(args.ranks.unwrap_or(2)));
+        let mesh = args
+            .mesh
+            .unwrap_or(Mesh::sharded(args.world_size.unwrap_or(2)));
         let model = GptConfig {
             dim: args.dim,
             layers: args.layers,
@@ -179,7 +181,7 @@ fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
     let ranks = if args.mesh.is_some() {
         "--mesh: its number of ranks"
     } else {
-        "--ranks"
+        "--world-size"
     };
     let counts = [
         (ranks, mesh.world(), MAX_RANKS),
@@ -204,7 +206,7 @@ fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
 
 /// The sizes of model and batch against each other.
 fn check_sizes(args: &Args, model: GptConfig) -> Result<(), UsageError> {
-    let ranks = args.mesh.map_or(args.ranks.unwrap_or(2), Mesh::world);
+    let ranks = args.mesh.map_or(args.world_size.unwrap_or(2), Mesh::world);
     if args.batch < ranks {
         return Err(UsageError::new(format!(
             "--batch {} over {ranks} ranks: every rank needs at least one sequence; choose --batch {ranks} or more, \

@@ -1,8 +1,8 @@
 //! The text, and the batches as a function of seed, step and sequence number.
 
+use super::model::Batch;
 use crate::files::read_regular;
 use crate::usage::UsageError;
-use lowp_candle::Batch;
 use lowp_format::Philox;
 use std::ops::Range;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! The memory that a run cannot do without, known before it begins: what does not fit is refused with its bytes instead
+//! The memory that a run cannot do without, known before it begins: what does not fit is an error with its bytes instead
 //! of ending in the allocator.
 
+use super::model::{GptConfig, VOCABULARY};
 use crate::usage::UsageError;
-use lowp_candle::{GptConfig, VOCABULARY};
 use std::fs;
 use std::path::Path;
 
@@ -38,7 +38,7 @@ impl Needed {
         self.parameters + self.attention + self.activations
     }
 
-    /// Refuses what `machine` bytes cannot hold.
+    /// Rejects what `machine` bytes cannot hold.
     ///
     /// # Errors
     /// A [`UsageError`] with the bytes needed, what needs most of them, and the option that would help.
@@ -111,7 +111,7 @@ mod tests {
     };
 
     #[test]
-    fn what_does_not_fit_is_refused_with_its_bytes() {
+    fn what_does_not_fit_is_an_error_with_its_bytes() {
         let fits = Needed::new(MODEL, 16, 1);
         assert!(fits.check(fits.total()).is_ok() && fits.total() < 1 << 28);
         let long = Needed::new(

@@ -4,8 +4,8 @@ mod args;
 mod config;
 mod corpus;
 mod json;
-mod list;
 mod memory;
+mod model;
 mod progress;
 mod recipes;
 mod reference;
@@ -18,7 +18,7 @@ mod variant;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
 pub(crate) use reference::plain_recipe;
-pub(crate) use variant::Variant;
+pub(crate) use variant::{MODIFIERS, Variant};
 
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;
@@ -32,10 +32,10 @@ use result::{RunResult, summaries};
 ///
 /// # Errors
 /// Bad arguments, unreadable data and result files that cannot be written, all before training; a failing rank; byte
-/// counts that are not what the plans say.
+/// counts that are not what the plans say; a loss that is not finite.
 pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
-        return output::print(&list::render()?);
+        return output::print(&crate::recipes::table()?);
     }
     let config = Config::new(args)?;
     check_distinct(
@@ -58,7 +58,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     };
     trained.with_context(|| format!("{finished} of {total} runs finished"))?;
     reported?;
-    runs.iter().try_for_each(RunResult::check_wire)
+    runs.iter().try_for_each(RunResult::check_wire)?;
+    runs.iter().try_for_each(RunResult::check_finite)
 }
 
 fn train_all(config: &Config, corpus: &Corpus, runs: &mut Vec<RunResult>) -> Result<()> {

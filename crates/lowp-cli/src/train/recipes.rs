@@ -38,7 +38,7 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
         if runs.iter().any(|run| run.name == name) {
             continue;
         }
-        let recipe: Variant = name.parse().map_err(UsageError::from)?;
+        let recipe: Variant = name.parse()?;
         if recipe.weights_lack_precision() {
             return Err(UsageError::new(format!(
                 "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
@@ -53,7 +53,7 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
         let kernel = recipe.kernel();
         if kernel.element.bits() >= 16 && kernel.scale != ScaleRule::None {
             return Err(UsageError::new(format!(
-                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp train --list` shows them)",
+                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
                 kernel.element
             )));
         }

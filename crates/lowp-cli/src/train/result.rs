@@ -46,7 +46,7 @@ impl RunResult {
         bytes as f64 / self.parameters as f64
     }
 
-    /// Holds the bytes that were counted against those that the plans foretold.
+    /// Holds the bytes that were counted against those that the plans predict.
     ///
     /// # Errors
     /// If they differ.
@@ -58,6 +58,30 @@ impl RunResult {
                  this is a defect in lowp: please report it",
                 self.recipe,
                 self.seed
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that training did not diverge to infinity or NaN.
+    ///
+    /// # Errors
+    /// Names the first step whose loss is not finite.
+    pub(crate) fn check_finite(&self) -> Result<()> {
+        let (recipe, seed) = (&self.recipe, self.seed);
+        let step = self.train_loss.iter().position(|loss| !loss.is_finite());
+        if let Some(step) = step {
+            bail!(
+                "{recipe}, seed {seed}: the loss of step {} of {} is not finite: training diverged; choose a smaller --lr \
+                 or a longer --warmup",
+                step + 1,
+                self.steps
+            );
+        }
+        if !self.val_loss.is_finite() {
+            bail!(
+                "{recipe}, seed {seed}: the validation loss is not finite: training diverged; choose a smaller --lr or a \
+                 longer --warmup"
             );
         }
         Ok(())
@@ -201,6 +225,24 @@ pub(super) mod tests {
             all[1]
                 .gap_range()
                 .is_some_and(|[low, high]| low.is_nan() && high.is_nan())
+        );
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_an_error() {
+        let mut result = run("x", 7, 2.0);
+        result.check_finite().expect("finite losses");
+        result.val_loss = f64::INFINITY;
+        let error = result.check_finite().unwrap_err().to_string();
+        assert!(
+            error.starts_with("x, seed 7: the validation loss"),
+            "{error}"
+        );
+        result.train_loss[1] = f32::NAN;
+        let error = result.check_finite().unwrap_err().to_string();
+        assert!(
+            error.starts_with("x, seed 7: the loss of step 2 of 3"),
+            "{error}"
         );
     }
 

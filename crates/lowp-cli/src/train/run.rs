@@ -2,12 +2,13 @@
 
 use super::config::Config;
 use super::corpus::{Corpus, share};
+use super::model::Gpt;
 use super::progress::Progress;
 use super::recipes::Run;
 use super::result::RunResult;
 use super::variant::Variant;
 use anyhow::{Context, Result, anyhow, bail};
-use lowp_candle::{Gpt, LinearSpec, ModelOptions, ShardedModel, WeightBytes};
+use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, WeightBytes};
 use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, MeshComm, run_ranks};

@@ -197,17 +197,17 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(low: f64, high: f64, wanted: f64) -> Self {
+    fn new(low: f64, high: f64, ticks: f64) -> Self {
         let span = if high > low {
             high - low
         } else {
             low.abs().max(1.0) * 0.1
         };
-        let power = 10f64.powf((span / wanted).log10().floor());
+        let power = 10f64.powf((span / ticks).log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0]
             .map(|m| m * power)
             .into_iter()
-            .find(|step| span / step <= wanted + 1e-9)
+            .find(|step| span / step <= ticks + 1e-9)
             .unwrap_or(10.0 * power);
         let first = (low / step).floor();
         let last = (high / step).ceil().max(first + 1.0);

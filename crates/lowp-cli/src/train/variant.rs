@@ -2,9 +2,11 @@
 //!
 //! It is a recipe that `lowp-format` does not list: `NAME+MODIFIER+MODIFIER`.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use super::plain_recipe;
+use crate::usage::UsageError;
 use lowp_format::{
     AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
     Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, Shape, SourceRounding,
@@ -88,9 +90,10 @@ struct Exact {
 }
 
 impl FromStr for Variant {
-    type Err = FormatError;
+    type Err = UsageError;
 
-    fn from_str(text: &str) -> Result<Self, FormatError> {
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        check_modifiers(text)?;
         let mut parts = text.split('+').map(str::trim);
         let name = parts.next().unwrap_or_default();
         let mut options = RecipeOptions::default();
@@ -126,10 +129,10 @@ impl FromStr for Variant {
                 "bf16-ends" => bf16_ends = true,
                 other => {
                     let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
-                    return Err(FormatError::UnknownRecipe {
+                    return Err(UsageError::from(FormatError::UnknownRecipe {
                         name: format!("{name}+{other}"),
                         known: format!("NAME+MODIFIER with modifiers {}", known.join(", ")),
-                    });
+                    }));
                 }
             }
         }
@@ -144,6 +147,28 @@ impl FromStr for Variant {
             bf16_ends,
         })
     }
+}
+
+/// Modifiers that set the same option to different values.
+const EXCLUSIVE: [[&str; 2]; 1] = [["e4m3", "hybrid"]];
+
+/// Rejects modifiers of `text` that are there twice, or that exclude each other.
+fn check_modifiers(text: &str) -> Result<(), UsageError> {
+    let modifiers: Vec<&str> = text.split('+').skip(1).map(str::trim).collect();
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = modifiers.iter().find(|modifier| !seen.insert(**modifier)) {
+        return Err(UsageError::new(format!(
+            "{text}: +{twice} is there twice; leave one of them out"
+        )));
+    }
+    for [a, b] in EXCLUSIVE {
+        if seen.contains(a) && seen.contains(b) {
+            return Err(UsageError::new(format!(
+                "{text}: +{a} and +{b} exclude each other; leave one of them out"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Scales that follow from the amax of the whole tensor.
@@ -422,6 +447,32 @@ mod tests {
         assert_eq!([of(1), of(2)], [Code::E4M3; 2]);
         let plain: Variant = "mxfp8".parse().expect("a recipe");
         assert_eq!(plain.of_block(0, 4), plain);
+    }
+
+    #[test]
+    fn modifiers_that_contradict_or_repeat_are_named() {
+        for (text, expected) in [
+            ("mxfp8+e4m3+hybrid", "+e4m3 and +hybrid exclude each other"),
+            (
+                "fp8-current+hybrid+pow2+ e4m3",
+                "+e4m3 and +hybrid exclude each other",
+            ),
+            (
+                "nvfp4-2d+nearest+no-hadamard+nearest",
+                "+nearest is there twice",
+            ),
+            ("mxfp8+hybrid+hybrid", "+hybrid is there twice"),
+        ] {
+            let error = text.parse::<Variant>().expect_err(text).to_string();
+            assert!(
+                error.starts_with(text) && error.contains(expected),
+                "{error}"
+            );
+        }
+        for [a, b] in EXCLUSIVE {
+            let known = |name| MODIFIERS.iter().any(|(known, _)| *known == name);
+            assert!(known(a) && known(b), "{a}, {b}");
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use super::{lowp, path, tiny};
 use std::fs;
 
-/// Runs `lowp train` with arguments that must be refused, and gives its message.
-fn refused(args: &[&str]) -> String {
+/// Runs `lowp train` with arguments that must be rejected, and gives its message.
+fn rejected(args: &[&str]) -> String {
     let outcome = lowp(&tiny(args));
     assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.stderr);
     assert_eq!(outcome.stdout, "", "{args:?}");
@@ -25,18 +25,20 @@ fn refused(args: &[&str]) -> String {
 fn messages() {
     let mut text = String::new();
     for args in [
-        "--ranks 0",
-        "--ranks 65 --batch 65",
-        "--ranks two",
-        "--ranks 2 --mesh 1x2",
+        "--world-size 0",
+        "--world-size 65 --batch 65",
+        "--world-size two",
+        "--world-size 2 --mesh 1x2",
         "--mesh 2",
         "--mesh 0x2",
         "--mesh axb",
         "--mesh 9x9",
-        "--ranks 5",
+        "--world-size 5",
         "--mesh 5x1",
         "--recipe nope",
         "--recipe mxfp8+nope",
+        "--recipe mxfp8+e4m3+hybrid",
+        "--compare nvfp4-2d,nvfp4-2d+nearest+nearest",
         "--recipe fp32+tensor-scale",
         "--recipe mxfp8 --compare all",
         "--compare mxfp8,nope",
@@ -73,11 +75,13 @@ fn messages() {
         "--json /",
         "--json ..",
         "--json /dev/null",
+        "--json -",
+        "--report -",
         "--report /no/such/folder/out.html",
         "--json same --report same",
-        "--list --ranks 2",
+        "--list --world-size 2",
     ] {
-        let message = refused(&args.split(' ').collect::<Vec<_>>());
+        let message = rejected(&args.split(' ').collect::<Vec<_>>());
         text += &format!("$ lowp train {args}\n{message}\n");
     }
     insta::assert_snapshot!(text);
@@ -85,7 +89,7 @@ fn messages() {
 
 #[test]
 fn a_shape_that_does_not_fit_names_layer_numbers_and_remedy() {
-    let message = refused(&["--dim", "24", "--recipe", "mxfp8"]);
+    let message = rejected(&["--dim", "24", "--recipe", "mxfp8"]);
     for part in ["block0.qkv", "72x24", "mxfp8", "multiple of 32", "--dim 32"] {
         assert!(message.contains(part), "{part}: {message}");
     }
@@ -119,7 +123,7 @@ fn outputs_are_files_of_their_own() {
         (["--json", "a", "--report", "dangling"], "not there"),
     ] {
         let args = [args[0], &file(args[1]), args[2], &file(args[3])];
-        let found = refused(&args);
+        let found = rejected(&args);
         assert!(found.contains(message), "{args:?}: {found}");
     }
     assert_eq!(fs::read(file("text")).expect("the text"), text);
@@ -149,20 +153,20 @@ fn short_data_is_refused_and_long_enough_data_is_not() {
         if fits {
             assert_eq!(lowp(&tiny(&args)).code, Some(0));
         } else {
-            let message = refused(&args);
+            let message = rejected(&args);
             assert!(message.contains("at least 330 bytes"), "{message}");
         }
     }
 }
 
-/// Sizes that no machine has memory for: refused with the bytes, not ended by the allocator.
+/// Sizes that no machine has memory for: rejected with the bytes, not ended by the allocator.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_does_not_fit_into_memory_is_refused() {
     let long = "--seq 65536 --layers 64 --batch 64 --dim 128";
     let wide = "--batch 65536 --seq 128 --layers 100 --dim 1024";
     for (args, option) in [(long, "--seq"), (wide, "--batch")] {
-        let message = refused(&args.split(' ').collect::<Vec<_>>());
+        let message = rejected(&args.split(' ').collect::<Vec<_>>());
         let needed = message
             .split_once("at least ")
             .and_then(|(_, rest)| rest.split_once(" bytes"));
@@ -181,7 +185,7 @@ fn a_pipe_is_no_text() {
     let pipe = path(&dir.path().join("pipe"));
     let made = std::process::Command::new("mkfifo").arg(&pipe).status();
     assert!(made.expect("mkfifo runs").success());
-    let message = refused(&["--data", &pipe]);
+    let message = rejected(&["--data", &pipe]);
     assert!(message.contains("no regular file"), "{message}");
 }
 
@@ -189,6 +193,6 @@ fn a_pipe_is_no_text() {
 fn a_refused_run_leaves_no_file() {
     let dir = tempfile::tempdir().expect("a folder");
     let json = path(&dir.path().join("out.json"));
-    refused(&["--json", &json, "--report", "/no/such/folder/out.html"]);
+    rejected(&["--json", &json, "--report", "/no/such/folder/out.html"]);
     assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 0);
 }

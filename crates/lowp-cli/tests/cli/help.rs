@@ -1,6 +1,7 @@
 //! Help texts, the list of recipes, and completion scripts.
 
 use super::{command, lowp, recipes, stdout};
+use serde_json::Value;
 use std::process::Stdio;
 
 #[test]
@@ -10,6 +11,7 @@ fn help_of_every_command() {
         ("train_short", vec!["train", "-h"]),
         ("train", vec!["train", "--help"]),
         ("plan", vec!["plan", "--help"]),
+        ("recipes", vec!["recipes", "--help"]),
         ("completions", vec!["completions", "--help"]),
     ] {
         let text = stdout(&args);
@@ -20,16 +22,58 @@ fn help_of_every_command() {
 
 #[test]
 fn list() {
-    insta::assert_snapshot!(stdout(&["train", "--list"]));
+    let list = stdout(&["recipes"]);
+    assert_eq!(list, stdout(&["train", "--list"]));
+    insta::assert_snapshot!(list);
+}
+
+#[test]
+fn list_as_json() {
+    insta::assert_snapshot!(stdout(&["recipes", "--json"]));
+}
+
+/// Options of the list are those of which a file says how it was quantized, and the bytes those of a plan.
+#[test]
+fn the_list_and_the_plans_say_the_same() {
+    let list: Value = serde_json::from_str(&stdout(&["recipes", "--json"])).expect("JSON");
+    let [rows, cols, world] = [&list["shape"][0], &list["shape"][1], &list["world_size"]];
+    for recipe in list["recipes"].as_array().expect("recipes") {
+        let name = recipe["name"].as_str().expect("a name");
+        let shape = format!("{rows}x{cols}");
+        let plan = stdout(&[
+            "plan",
+            "--recipe",
+            name,
+            "--shape",
+            &shape,
+            "--world-size",
+            &world.to_string(),
+            "--json",
+        ]);
+        let plan: Value = serde_json::from_str(&plan).expect("JSON");
+        assert_eq!(recipe["sent"], plan["wire_bytes_per_weight"], "{name}");
+        let elements = rows.as_f64().expect("rows") * cols.as_f64().expect("columns");
+        let stored = plan["stored_bytes"].as_f64().expect("bytes") / elements;
+        assert_eq!(recipe["stored"], stored, "{name}");
+    }
 }
 
 #[test]
 fn every_listed_name_is_in_the_help_and_parses() {
-    let help = stdout(&["train", "--help"]);
+    let commands = ["train", "plan", "quantize", "shard"];
+    let helps = commands.map(|command| stdout(&[command, "--help"]));
     for name in recipes() {
-        assert!(help.contains(&name), "{name}");
+        for help in &helps {
+            assert!(help.contains(&format!("- {name}:")), "{name}: {help}");
+        }
         stdout(&[
-            "plan", "--recipe", &name, "--shape", "64x64", "--world", "2",
+            "plan",
+            "--recipe",
+            &name,
+            "--shape",
+            "64x64",
+            "--world-size",
+            "2",
         ]);
     }
 }
@@ -52,6 +96,42 @@ fn completions_know_the_options() {
         for word in ["lowp", "train", "plan", "reshard-after-forward", "seeds"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
+        for name in recipes() {
+            assert!(script.contains(&name), "{shell}: {name}");
+        }
+    }
+}
+
+/// bash itself, asked what may follow `--recipe` and `--compare`.
+#[cfg(target_os = "linux")]
+#[test]
+fn bash_completes_the_names_of_recipes() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let script = dir.path().join("lowp.bash");
+    std::fs::write(&script, stdout(&["completions", "bash"])).expect("a script");
+    for (command, option) in [
+        ("train", "--recipe"),
+        ("train", "--compare"),
+        ("plan", "--recipe"),
+        ("quantize", "--recipe"),
+        ("shard", "--recipe"),
+    ] {
+        let ask = format!(
+            "source '{}'; COMP_WORDS=(lowp {command} {option} nv); COMP_CWORD=3; \
+             _lowp lowp nv {option}; printf '%s\n' \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        let output = std::process::Command::new("bash")
+            .args(["-c", &ask])
+            .output()
+            .expect("bash runs");
+        let found = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut found: Vec<&str> = found.lines().collect();
+        found.sort_unstable();
+        let mut expected = recipes();
+        expected.retain(|name| name.starts_with("nv"));
+        expected.sort_unstable();
+        assert_eq!(found, expected, "{command} {option}: {output:?}");
     }
 }
 

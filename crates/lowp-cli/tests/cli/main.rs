@@ -83,13 +83,11 @@ fn path(path: &Path) -> String {
 
 /// The recipes that the binary lists.
 fn recipes() -> Vec<String> {
-    let list = stdout(&["train", "--list"]);
-    let rows = list
-        .lines()
-        .skip(1)
-        .take_while(|line| !line.starts_with("Bytes"));
-    let names: Vec<_> = rows
-        .filter_map(|row| row.split_whitespace().next())
+    let list = stdout(&["recipes", "--json"]);
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    let recipes = list["recipes"].as_array().expect("an array").iter();
+    let names: Vec<_> = recipes
+        .filter_map(|recipe| recipe["name"].as_str())
         .map(str::to_owned)
         .collect();
     assert!(names.len() > 2, "{list}");

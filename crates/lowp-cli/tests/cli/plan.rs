@@ -9,7 +9,7 @@ fn plan(args: &str) -> String {
 
 #[test]
 fn every_recipe() {
-    let plan = |name: &String| plan(&format!("--recipe {name} --shape 136x160 --world 3"));
+    let plan = |name: &String| plan(&format!("--recipe {name} --shape 136x160 --world-size 3"));
     let plans: Vec<String> = recipes().iter().map(plan).collect();
     insta::assert_snapshot!(plans.join("\n\n"));
 }
@@ -17,11 +17,11 @@ fn every_recipe() {
 #[test]
 fn options() {
     let plans = [
-        "--shape 100x64 --world 3 --usage rowwise",
-        "--shape 100x64 --world 40 --usage columnwise",
-        "--shape 100x64 --world 3 --reshard-after-forward false",
-        "--recipe fp8-current --format e5m2 --shape 100x64 --world 1",
-        "--recipe nvfp4-1d+tensor-scale --shape 2x50x64 --world 3",
+        "--shape 100x64 --world-size 3 --usage rowwise",
+        "--shape 100x64 --world-size 40 --usage columnwise",
+        "--shape 100x64 --world-size 3 --reshard-after-forward false",
+        "--recipe fp8-current --format e5m2 --shape 100x64 --world-size 1",
+        "--recipe nvfp4-1d+tensor-scale --shape 2x50x64 --world-size 3",
     ]
     .map(|args| format!("$ lowp plan {args}\n{}", plan(args)));
     insta::assert_snapshot!(plans.join("\n\n"));
@@ -29,7 +29,9 @@ fn options() {
 
 #[test]
 fn json() {
-    insta::assert_snapshot!(plan("--recipe nvfp4-2d --shape 40x32 --world 2 --json"));
+    insta::assert_snapshot!(plan(
+        "--recipe nvfp4-2d --shape 40x32 --world-size 2 --json"
+    ));
 }
 
 #[test]
@@ -37,7 +39,7 @@ fn json_and_tables_say_the_same() {
     for name in recipes() {
         for reshard in ["true", "false"] {
             let args = format!(
-                "--recipe {name} --shape 136x160 --world 5 --reshard-after-forward {reshard}"
+                "--recipe {name} --shape 136x160 --world-size 5 --reshard-after-forward {reshard}"
             );
             let (text, json) = (plan(&args), plan(&format!("{args} --json")));
             let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -58,22 +60,22 @@ fn json_and_tables_say_the_same() {
 fn errors() {
     let mut text = String::new();
     for args in [
-        "--shape 4096x1000 --world 8",
-        "--recipe nvfp4-2d --shape 64x24 --world 2",
-        "--recipe nope --shape 64x64 --world 2",
-        "--recipe mxfp8+nope --shape 64x64 --world 2",
-        "--recipe fp8-current+hybrid --format e4m3 --shape 64x64 --world 2",
-        "--recipe nvfp4-2d --format e4m3 --shape 64x64 --world 2",
-        "--shape 64x64 --world 0",
-        "--shape 64x64 --world 99999999999",
-        "--shape 64x64 --world two",
-        "--shape 64 --world 2",
-        "--shape 64xK --world 2",
-        "--shape 0x64 --world 2",
-        "--shape 16777216x33554432 --world 2",
-        "--shape 4294967296x4294967296 --world 2",
-        "--shape 64x64 --world 2 --usage sideways",
-        "--shape 64x64 --world 2 --usage rowwise --reshard-after-forward false",
+        "--shape 4096x1000 --world-size 8",
+        "--recipe nvfp4-2d --shape 64x24 --world-size 2",
+        "--recipe nope --shape 64x64 --world-size 2",
+        "--recipe mxfp8+nope --shape 64x64 --world-size 2",
+        "--recipe fp8-current+hybrid --format e4m3 --shape 64x64 --world-size 2",
+        "--recipe nvfp4-2d --format e4m3 --shape 64x64 --world-size 2",
+        "--shape 64x64 --world-size 0",
+        "--shape 64x64 --world-size 99999999999",
+        "--shape 64x64 --world-size two",
+        "--shape 64 --world-size 2",
+        "--shape 64xK --world-size 2",
+        "--shape 0x64 --world-size 2",
+        "--shape 16777216x33554432 --world-size 2",
+        "--shape 4294967296x4294967296 --world-size 2",
+        "--shape 64x64 --world-size 2 --usage sideways",
+        "--shape 64x64 --world-size 2 --usage rowwise --reshard-after-forward false",
         "--shape 64x64",
     ] {
         let all: Vec<&str> = ["plan"].into_iter().chain(args.split(' ')).collect();
@@ -86,4 +88,12 @@ fn errors() {
         text += &format!("$ lowp plan {args}\n{}\n", outcome.stderr);
     }
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn older_names_of_the_world_size_work() {
+    let plan = |option: &str| plan(&format!("--shape 96x64 {option} 3"));
+    let expected = plan("--world-size");
+    assert_eq!(plan("--world"), expected);
+    assert_eq!(plan("--ranks"), expected);
 }

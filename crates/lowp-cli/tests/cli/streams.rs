@@ -63,7 +63,7 @@ fn a_standard_error_that_cannot_be_written_changes_no_exit_code() {
 fn a_reader_that_stops_early_is_no_failure_and_a_full_disk_is() {
     let train = train();
     let train: Vec<&str> = train.iter().map(String::as_str).collect();
-    let plan = ["plan", "--shape", "64x64", "--world", "2"];
+    let plan = ["plan", "--shape", "64x64", "--world-size", "2"];
     for args in [&train[..], &plan, &["--help"]] {
         let output = piped(args, "");
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -75,7 +75,14 @@ fn a_reader_that_stops_early_is_no_failure_and_a_full_disk_is() {
     }
     // Only Linux has a file that is always full.
     let full = if cfg!(target_os = "linux") {
-        &[&train[..], &plan][..]
+        &[
+            &train[..],
+            &plan,
+            &["--help"],
+            &["--version"],
+            &["train", "-h"],
+            &["recipes"],
+        ][..]
     } else {
         &[]
     };

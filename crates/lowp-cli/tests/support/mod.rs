@@ -46,7 +46,7 @@ impl Bench {
     }
 
     /// Runs `lowp`, which must fail with `code`, leave the folder as it was, and print one message.
-    pub(crate) fn refused(&self, code: i32, args: &(impl Args + ?Sized)) -> String {
+    pub(crate) fn rejected(&self, code: i32, args: &(impl Args + ?Sized)) -> String {
         let before = self.listing();
         let output = self.lowp(args);
         let args = args.words();

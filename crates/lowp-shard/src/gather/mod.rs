@@ -14,11 +14,13 @@ use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort, order
 mod account;
 mod pool;
 mod scratch;
+mod steps;
 
 pub use account::{GatherAccount, ParamAccount};
 pub use pool::GatherPool;
 use pool::{Lease, ParamPlans, check_transpose};
 pub use scratch::Scratch;
+pub use steps::{GatherTarget, run_steps};
 
 /// A full tensor as the pool's buffers hold it.
 type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;

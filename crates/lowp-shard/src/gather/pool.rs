@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Transport};
+use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase};
 use lowp_kernels::{Backend, Element, InterleaveJob, TransposeJob, Work};
 
 use super::scratch::Free;
+use super::steps::{GatherTarget, run_steps};
 use crate::ShardError;
 
 /// The gathers of one parameter. A phase that the shards cannot serve has none.
@@ -231,82 +232,101 @@ impl<B: Backend> GatherPool<B> {
         arrivals: &mut Arrivals<B>,
         phase: Phase,
     ) -> Result<PhaseWork<B>, ShardError> {
-        let mut moves = Vec::new();
-        let mut interleave = Vec::new();
-        let mut derive = Vec::new();
+        let (mut moves, mut interleave, mut transpose) = (Vec::new(), Vec::new(), Vec::new());
         for (param, plan) in plans.iter().enumerate() {
             let Some(plan) = plan.phase(phase) else {
                 continue;
             };
-            let buffer = |key: BufferKey| {
-                let found = buffers[param].iter().find(|(k, _)| *k == key);
-                found
-                    .map(|(_, buffer)| buffer.clone())
-                    .ok_or_else(|| missing(plan, key))
+            let mut recorded = Recorded {
+                pool: self,
+                inner,
+                param,
+                plan,
+                buffers: &buffers[param],
+                arrivals,
+                moves: &mut moves,
+                interleave: &mut interleave,
+                transpose: &mut transpose,
             };
-            for step in &plan.steps {
-                match step {
-                    GatherStep::Concat {
-                        spec,
-                        transport,
-                        pieces,
-                        ..
-                    } => {
-                        let mut dest = buffer(spec.key)?;
-                        let outer = spec.entries(plan.full)[0];
-                        // A single piece is whole; there is nothing to interleave.
-                        let several = pieces.iter().filter(|&&bytes| bytes > 0).count() > 1;
-                        if *transport == Transport::Interleave && several {
-                            let name = (param, spec.key);
-                            let from = match arrivals.iter().find(|(n, _)| *n == name) {
-                                Some((_, from)) => from.clone(),
-                                None => {
-                                    let from = self.alloc(inner, step.wire_bytes())?;
-                                    arrivals.push((name, from.clone()));
-                                    from
-                                }
-                            };
-                            let widths = pieces.iter().map(|bytes| bytes / outer).collect();
-                            let to = std::mem::replace(&mut dest, from.clone());
-                            interleave.push(InterleaveJob {
-                                outer,
-                                widths,
-                                from,
-                                to,
-                            });
-                        }
-                        let ranges = step.piece_ranges();
-                        moves.push(Move {
-                            param,
-                            key: spec.key,
-                            dest,
-                            ranges,
-                        });
-                    }
-                    GatherStep::Derive { spec, from } => {
-                        let entries = spec.entries(plan.full);
-                        if entries[0] * entries[1] == 0 {
-                            continue;
-                        }
-                        derive.push(TransposeJob {
-                            code: spec.code,
-                            entries: [entries[1], entries[0]],
-                            from: buffer(*from)?,
-                            to: buffer(spec.key)?,
-                        });
-                    }
-                    GatherStep::Replicated { .. } => {}
-                }
-            }
+            run_steps(plan, &mut recorded)?;
         }
         let mut local = Vec::new();
         if !interleave.is_empty() {
             local.push(self.backend.plan(Work::Interleave(interleave))?);
         }
-        if !derive.is_empty() {
-            local.push(self.backend.plan(Work::Transpose(derive))?);
+        if !transpose.is_empty() {
+            local.push(self.backend.plan(Work::Transpose(transpose))?);
         }
         Ok(PhaseWork { moves, local })
+    }
+}
+
+/// The steps of one parameter's plan, recorded beside those of the group's other parameters.
+struct Recorded<'a, B: Backend> {
+    pool: &'a GatherPool<B>,
+    inner: &'a mut Inner<B>,
+    param: usize,
+    plan: &'a GatherPlan,
+    buffers: &'a [(BufferKey, B::Buffer<u8>)],
+    arrivals: &'a mut Arrivals<B>,
+    moves: &'a mut Vec<Move<B>>,
+    interleave: &'a mut Vec<InterleaveJob<B>>,
+    transpose: &'a mut Vec<TransposeJob<B>>,
+}
+
+impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
+    type Error = ShardError;
+
+    fn full(&mut self, spec: &BufferSpec, _: usize) -> Result<B::Buffer<u8>, ShardError> {
+        self.filled(spec.key)
+    }
+
+    fn filled(&self, key: BufferKey) -> Result<B::Buffer<u8>, ShardError> {
+        let found = self.buffers.iter().find(|(known, _)| *known == key);
+        found
+            .map(|(_, buffer)| buffer.clone())
+            .ok_or_else(|| missing(self.plan, key))
+    }
+
+    fn arrivals(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
+        let name = (self.param, spec.key);
+        // Both phases may fetch it.
+        if let Some((_, known)) = self.arrivals.iter().find(|(known, _)| *known == name) {
+            return Ok(known.clone());
+        }
+        let buffer = self.pool.alloc::<u8>(self.inner, bytes)?;
+        self.arrivals.push((name, buffer.clone()));
+        Ok(buffer)
+    }
+
+    fn fetch(
+        &mut self,
+        spec: &BufferSpec,
+        dest: B::Buffer<u8>,
+        ranges: Vec<Range<usize>>,
+    ) -> Result<(), ShardError> {
+        self.moves.push(Move {
+            param: self.param,
+            key: spec.key,
+            dest,
+            ranges,
+        });
+        Ok(())
+    }
+
+    fn interleave(&mut self, job: InterleaveJob<B>) -> Result<(), ShardError> {
+        self.interleave.push(job);
+        Ok(())
+    }
+
+    fn transpose(&mut self, job: TransposeJob<B>) -> Result<(), ShardError> {
+        self.transpose.push(job);
+        Ok(())
+    }
+
+    fn replicated(&mut self, _: &BufferSpec) -> Result<(), ShardError> {
+        // The shard's own buffer serves.
+        Ok(())
     }
 }
 

@@ -5,11 +5,11 @@ use std::fmt::Display;
 use std::path::Path;
 
 /// An input that cannot be taken; the message says what is wrong and how to mend it.
-pub(super) fn refuse(message: impl Into<String>) -> anyhow::Error {
+pub(super) fn input_error(message: impl Into<String>) -> anyhow::Error {
     UsageError::new(message).into()
 }
 
 /// The same, with the file that is to blame in front.
-pub(super) fn refuse_file(path: &Path, why: impl Display) -> anyhow::Error {
-    refuse(format!("{}: {why}", path.display()))
+pub(super) fn file_error(path: &Path, why: impl Display) -> anyhow::Error {
+    input_error(format!("{}: {why}", path.display()))
 }

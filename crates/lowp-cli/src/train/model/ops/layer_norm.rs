@@ -1,12 +1,13 @@
 //! Layer normalisation over the last axis with a learned scale and shift.
 
 use super::math::sum8;
-use super::{Saved, output, saved, values, with_values};
+use super::{Saved, saved};
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
+use lowp_candle::custom_op::{output, values, with_values};
 
 /// `y = (x - mean) / sqrt(var + 1e-5) * gamma + beta` per row; operands: `x`, `gamma`, `beta`.
 #[derive(Debug, Default)]
-pub struct LayerNorm {
+pub(crate) struct LayerNorm {
     /// Mean and reciprocal standard deviation of each row.
     stats: Saved,
 }

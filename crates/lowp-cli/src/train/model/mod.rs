@@ -1,13 +1,18 @@
-//! A decoder-only byte-level transformer: pre-norm blocks, learned positions, untied head.
+//! The model that `lowp train` trains: a decoder-only byte-level transformer with pre-norm blocks, learned positions and
+//! an untied head.
 
-use crate::linear::Linear;
-use crate::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
+mod ops;
+#[cfg(test)]
+mod tests;
+
 use candle_core::{Result, Tensor, Var, bail};
+use lowp_candle::{Linear, LinearSpec, VarSpec};
 use lowp_shard::Init;
+use ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
 use std::sync::Arc;
 
 /// Bytes are the tokens.
-pub const VOCABULARY: usize = 256;
+pub(crate) const VOCABULARY: usize = 256;
 
 /// Standard deviation of the initial weights: about half of `1 / sqrt(128)`. The customary 0.02 suits wider models; at
 /// width 128 it cost 2% of validation loss after 200 steps.
@@ -15,57 +20,29 @@ const INIT_STD: f32 = 0.05;
 
 /// Sizes of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GptConfig {
+pub(crate) struct GptConfig {
     /// Width of the residual stream; a multiple of `heads`.
-    pub dim: usize,
+    pub(crate) dim: usize,
     /// Number of blocks.
-    pub layers: usize,
+    pub(crate) layers: usize,
     /// Attention heads per block.
-    pub heads: usize,
+    pub(crate) heads: usize,
     /// Tokens per sequence.
-    pub seq: usize,
-}
-
-/// One linear layer whose weight the caller supplies, in the order of [`GptConfig::linears`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct LinearSpec {
-    /// For example `block2.fc`.
-    pub name: String,
-    /// The transformer block that the layer belongs to, from 0.
-    pub block: usize,
-    /// Output features.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// Initial values.
-    pub init: Init,
-}
-
-/// One parameter that stays in f32 as a candle variable, in the order of [`Gpt::vars`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct VarSpec {
-    /// For example `block2.norm1.gamma`.
-    pub name: String,
-    /// Shape, one or two axes.
-    pub shape: Vec<usize>,
-    /// Initial values.
-    pub init: Init,
-    /// Whether weight decay applies: matrices yes, norms no.
-    pub decay: bool,
+    pub(crate) seq: usize,
 }
 
 /// Whole sequences with their next-token targets.
 #[derive(Clone, Debug)]
-pub struct Batch {
+pub(crate) struct Batch {
     /// `sequences * seq` input bytes.
-    pub inputs: Arc<[u8]>,
+    pub(crate) inputs: Arc<[u8]>,
     /// The byte that follows each input.
-    pub targets: Arc<[u8]>,
+    pub(crate) targets: Arc<[u8]>,
 }
 
 impl GptConfig {
     /// The linear layers of all blocks: fused query-key-value, projection, and the two of the MLP.
-    pub fn linears(&self) -> Vec<LinearSpec> {
+    pub(crate) fn linears(&self) -> Vec<LinearSpec> {
         let d = self.dim;
         // Residual branches add up over 2 * layers outputs; their last weight starts smaller by that root.
         let residual = Init::Normal(INIT_STD / (2.0 * self.layers as f32).sqrt());
@@ -89,7 +66,7 @@ impl GptConfig {
     }
 
     /// The parameters that stay in f32: embeddings, norms and the head.
-    pub fn vars(&self) -> Vec<VarSpec> {
+    pub(crate) fn vars(&self) -> Vec<VarSpec> {
         let matrix = |name: &str, rows: usize| VarSpec {
             name: name.to_owned(),
             shape: vec![rows, self.dim],
@@ -113,7 +90,7 @@ impl GptConfig {
     }
 
     /// Parameters in all, linear layers and variables.
-    pub fn parameters(&self) -> usize {
+    pub(crate) fn parameters(&self) -> usize {
         let linears: usize = self.linears().iter().map(|l| l.rows * l.cols).sum();
         let vars: usize = self
             .vars()
@@ -126,7 +103,7 @@ impl GptConfig {
 
 /// The model: candle variables, and linear layers that fetch their weights.
 #[derive(Debug)]
-pub struct Gpt {
+pub(crate) struct Gpt {
     config: GptConfig,
     vars: Vec<Var>,
     linears: Vec<Box<dyn Linear>>,
@@ -139,7 +116,7 @@ impl Gpt {
     ///
     /// # Errors
     /// If the number of layers or variables is wrong or the heads do not divide the width.
-    pub fn new(
+    pub(crate) fn new(
         config: GptConfig,
         linears: Vec<Box<dyn Linear>>,
         vars: Vec<Var>,
@@ -174,16 +151,11 @@ impl Gpt {
         })
     }
 
-    /// The f32 parameters, in the order of [`GptConfig::vars`].
-    pub fn vars(&self) -> &[Var] {
-        &self.vars
-    }
-
     /// Sum of the batch's token losses divided by `divisor`, the number of tokens over all ranks.
     ///
     /// # Errors
     /// A batch that is not whole sequences, or what a linear layer reports.
-    pub fn loss(&self, batch: &Batch, divisor: usize) -> Result<Tensor> {
+    pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Tensor> {
         let logits = self.logits(&batch.inputs)?;
         logits.apply_op1(CrossEntropy::new(batch.targets.clone(), divisor))
     }
@@ -192,7 +164,7 @@ impl Gpt {
     ///
     /// # Errors
     /// An input that is not whole sequences, or what a linear layer reports.
-    pub fn logits(&self, inputs: &Arc<[u8]>) -> Result<Tensor> {
+    pub(crate) fn logits(&self, inputs: &Arc<[u8]>) -> Result<Tensor> {
         let GptConfig { heads, seq, .. } = self.config;
         if inputs.is_empty() || !inputs.len().is_multiple_of(seq) {
             bail!(

@@ -1,9 +1,10 @@
 //! Causal multi-head self-attention over the fused query, key and value projection.
 
 use super::math::{exp, max8, sum8};
-use super::{Saved, output, saved, values, with_values};
-use crate::gemm::{MatMut, MatRef, matmul};
+use super::{Saved, saved};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use lowp_candle::custom_op::{output, values, with_values};
+use lowp_candle::{MatMut, MatRef, matmul};
 
 /// Query rows handled at once; keys beyond the last of them are masked and never computed.
 const QUERY_BLOCK: usize = 64;
@@ -11,7 +12,7 @@ const QUERY_BLOCK: usize = 64;
 /// Operand: `[sequences * seq, 3 * dim]`, each row query, key and value of one token, heads side by side inside each;
 /// result: `[sequences * seq, dim]`.
 #[derive(Debug)]
-pub struct CausalAttention {
+pub(crate) struct CausalAttention {
     heads: usize,
     seq: usize,
     /// Softmax probabilities, `[sequences, heads, seq, seq]`.
@@ -37,7 +38,7 @@ struct Geometry {
 
 impl CausalAttention {
     /// `heads` heads over sequences of `seq` tokens.
-    pub fn new(heads: usize, seq: usize) -> Self {
+    pub(crate) fn new(heads: usize, seq: usize) -> Self {
         Self {
             heads,
             seq,

@@ -1,16 +1,16 @@
 //! Token plus position embedding in one pass.
 
-use super::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use lowp_candle::custom_op::{output, values, with_values};
 use std::sync::Arc;
 
 /// `y[t] = tokens[id[t]] + positions[t mod seq]`; operands: the token table and the position table.
 #[derive(Clone, Debug)]
-pub struct Embedding {
+pub(crate) struct Embedding {
     /// Token ids, whole sequences of `seq` one after the other; each below the number of rows of the token table.
-    pub ids: Arc<[u8]>,
+    pub(crate) ids: Arc<[u8]>,
     /// Sequence length, at most the number of rows of the position table.
-    pub seq: usize,
+    pub(crate) seq: usize,
 }
 
 impl CustomOp2 for Embedding {

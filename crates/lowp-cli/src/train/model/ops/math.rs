@@ -75,8 +75,11 @@ mod tests {
     fn exp_is_close_to_the_library() {
         for i in -86_000..88_000 {
             let x = i as f32 * 1e-3;
-            let want = f64::from(x).exp();
-            assert!((f64::from(exp(x)) / want - 1.0).abs() < 3e-7, "exp({x})");
+            let expected = f64::from(x).exp();
+            assert!(
+                (f64::from(exp(x)) / expected - 1.0).abs() < 3e-7,
+                "exp({x})"
+            );
         }
         assert_eq!(exp(0.0), 1.0);
     }

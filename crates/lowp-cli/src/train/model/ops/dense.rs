@@ -1,14 +1,14 @@
 //! A linear layer whose weight is an ordinary candle variable: the model's head.
 
-use super::{output, values, with_values};
-use crate::gemm::{MatRef, product};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use lowp_candle::custom_op::{output, values, with_values};
+use lowp_candle::{MatRef, product};
 
 /// `y = x w^T`; operands: `x [tokens, in]` and `w [out, in]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Dense {
+pub(crate) struct Dense {
     /// Threads that each product may use.
-    pub threads: usize,
+    pub(crate) threads: usize,
 }
 
 impl CustomOp2 for Dense {

@@ -1,8 +1,9 @@
 //! Cross entropy of next-token logits, summed over a rank's tokens and divided by the tokens of the whole batch.
 
 use super::math::{exp, max8, sum8};
-use super::{Saved, output, saved, values};
+use super::{Saved, saved};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use lowp_candle::custom_op::{output, values};
 use std::sync::Arc;
 
 /// Operand: logits `[tokens, vocab]`; result: the scalar `sum_t(-log softmax(logits[t])[target[t]]) / divisor`.
@@ -10,7 +11,7 @@ use std::sync::Arc;
 /// With the global token count as divisor, the losses and gradients of the ranks of a data-parallel group sum to
 /// those of one rank that sees the whole batch.
 #[derive(Debug)]
-pub struct CrossEntropy {
+pub(crate) struct CrossEntropy {
     targets: Arc<[u8]>,
     divisor: usize,
     dlogits: Saved,
@@ -18,7 +19,7 @@ pub struct CrossEntropy {
 
 impl CrossEntropy {
     /// Targets, one per row of the logits, and the number of tokens that the sum is divided by.
-    pub fn new(targets: Arc<[u8]>, divisor: usize) -> Self {
+    pub(crate) fn new(targets: Arc<[u8]>, divisor: usize) -> Self {
         Self {
             targets,
             divisor,

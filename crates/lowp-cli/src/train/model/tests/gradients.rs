@@ -1,8 +1,9 @@
 //! Every custom operation's analytic gradient against central differences, and the whole model against itself split.
 
+use super::super::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
+use super::super::{Batch, Gpt, GptConfig};
 use candle_core::{Device, Result, Tensor, Var};
-use lowp_candle::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
-use lowp_candle::{Batch, Gpt, GptConfig, Linear, MemoryWeight, QuantLinear};
+use lowp_candle::{Linear, MemoryWeight, QuantLinear};
 use lowp_shard::Init;
 use std::sync::Arc;
 

@@ -1,0 +1,31 @@
+//! The parameters of a model, as its builder states them.
+
+use lowp_shard::Init;
+
+/// A linear layer of a [`ShardedModel`](crate::ShardedModel): its weight is sharded and quantized.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearSpec {
+    /// Its name in errors, for example `block2.fc`.
+    pub name: String,
+    /// The transformer block that the layer belongs to, from 0.
+    pub block: usize,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Initial values.
+    pub init: Init,
+}
+
+/// A parameter of a [`ShardedModel`](crate::ShardedModel) that stays in f32, as a candle variable.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VarSpec {
+    /// Its name in errors, for example `block2.norm1.gamma`.
+    pub name: String,
+    /// Shape, one or two axes.
+    pub shape: Vec<usize>,
+    /// Initial values.
+    pub init: Init,
+    /// Whether weight decay applies: matrices yes, norms no.
+    pub decay: bool,
+}

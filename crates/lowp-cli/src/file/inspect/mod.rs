@@ -1,0 +1,80 @@
+//! `lowp inspect`: what a file, a sharded model or a folder of rank files holds.
+
+mod report;
+mod table;
+
+use super::model::Model;
+use super::ranks;
+use crate::output;
+use anyhow::Result;
+use report::{Report, report};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Show the tensors of a model: recipes, bytes, scales, errors
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  lowp inspect q.safetensors
+  lowp inspect q.safetensors --reference model.safetensors
+  lowp inspect ranks
+
+Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales
+(of the tensor's scale where there are none). `zeros` and `saturated` count elements that are 0,
+and elements at the largest magnitude of their code. With --reference, `rel error` is the root
+of the squared error over the squared reference, `max error` the largest absolute error.
+
+JSON: {\"files\": [..]}, one entry per file with its `path`, `bytes`, `elements`,
+`bits_per_element` and `tensors`. A tensor has `name`, `dtype`, `shape`, `bytes`,
+`bits_per_element`, of rank files `rows`, and, if it is quantized, `quantized`: `recipe`,
+`elements` (their code), `options`, `usage`, `scales` and `orientations` with the columns above.
+Numbers that are absent or not finite are null.")]
+pub(crate) struct Args {
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder of rank files
+    input: PathBuf,
+
+    /// The model before it was quantized: shows errors
+    #[arg(long, value_name = "FILE")]
+    reference: Option<PathBuf>,
+
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document {
+    files: Vec<Report>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Input that cannot be read, or a reference that does not fit it.
+pub(super) fn main(args: &Args) -> Result<()> {
+    let files = if args.input.is_dir() {
+        ranks::paths(&args.input)?
+    } else {
+        vec![args.input.clone()]
+    };
+    let reference = args
+        .reference
+        .as_ref()
+        .map(|path| Model::open(path))
+        .transpose()?;
+    let mut document = Document { files: Vec::new() };
+    for (i, file) in files.iter().enumerate() {
+        let report = report(&Model::open(file)?, reference.as_ref())?;
+        if args.json {
+            document.files.push(report);
+            continue;
+        }
+        let gap = if i == 0 { "" } else { "\n" };
+        let text = table::render(&report, reference.is_some());
+        output::print(&format!("{gap}{text}"))?;
+    }
+    if args.json {
+        output::print(&(serde_json::to_string_pretty(&document)? + "\n"))?;
+    }
+    Ok(())
+}

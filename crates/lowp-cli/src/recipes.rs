@@ -1,0 +1,277 @@
+//! `lowp recipes`: what `--recipe` takes. The recipes, from their own answers, and the modifiers.
+
+mod name;
+
+pub(crate) use name::RecipeName;
+
+use crate::columns::Columns;
+use crate::file::options_of;
+use crate::output;
+use crate::train::{MODIFIERS, Variant};
+use crate::usage::UsageError;
+use anyhow::Result;
+use lowp_format::{AnyRecipe, Part, PhasePlans, Recipe, Role, RowCuts, ScaleSource, Shape, Usage};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// The weight and the ranks that the bytes are told for.
+const SHAPE: Shape = Shape::new(4096, 4096);
+const WORLD: usize = 8;
+
+/// List the recipes: what each is, its options, what it stores and sends
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  lowp recipes
+  lowp recipes --json
+
+JSON: {\"recipes\": [..], \"modifiers\": [..], \"shape\": [rows, columns], \"world_size\": n}. One entry of
+`recipes` has its `name`, a `description`, its `options` with their defaults, and the bytes of each
+element of such a weight over that many ranks: `stored`, and `sent` in one step that gathers for
+forward and again for backward. One entry of `modifiers` has its `name`, a `description`, and the
+`recipes` that it changes.")]
+pub(crate) struct Args {
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A recipe that cannot take the example shape, or standard output that cannot be written.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    output::print(&if args.json { json()? } else { table()? })
+}
+
+/// A table of recipes, their options, then the modifiers.
+///
+/// # Errors
+/// A recipe that cannot take the example shape.
+pub(crate) fn table() -> Result<String> {
+    let mut recipes = Columns::new(
+        &["recipe", "elements", "scales", "from", "stored", "sent"],
+        &[0, 1, 2, 3],
+    );
+    let mut options = Columns::new(&["recipe", "options and their defaults"], &[0, 1]);
+    for recipe in AnyRecipe::all() {
+        let facts = Facts::of(&recipe);
+        let bytes = Bytes::of(&recipe)?;
+        recipes.row([
+            recipe.name().to_owned(),
+            facts.elements,
+            facts.scales.unwrap_or_else(|| "-".to_owned()),
+            facts.source.unwrap_or("-").to_owned(),
+            format!("{:.3}", bytes.stored),
+            format!("{:.3}", bytes.sent),
+        ]);
+        let set = options_of(&recipe)?;
+        let set: Vec<_> = set
+            .iter()
+            .map(|(name, value)| option(name, value))
+            .collect();
+        if !set.is_empty() {
+            options.row([recipe.name().to_owned(), set.join(", ")]);
+        }
+    }
+    let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
+    for (name, what) in MODIFIERS {
+        let takers = takers(name);
+        let of = if takers.len() == AnyRecipe::low_precision().len() {
+            "all below 16 bits".to_owned()
+        } else {
+            takers.join(", ")
+        };
+        modifiers.row([format!("+{name}"), what.to_owned(), of]);
+    }
+    Ok(format!(
+        "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
+         step that gathers for forward and again for backward. `lowp plan` tells them for any weight.\n\n\
+         {}`lowp quantize` and `lowp shard` set format, pow2 and mx_scale by --format, --pow2 and --scale-mode; their\n\
+         format is e4m3 unless they are told otherwise.\n\n\
+         {}A modified recipe of `lowp train` and `lowp plan` is NAME+MODIFIER+MODIFIER; most are controls that should\n\
+         train worse.\n",
+        recipes.render(),
+        options.render(),
+        modifiers.render()
+    ))
+}
+
+/// `format=e4m3`.
+fn option(name: &str, value: &Value) -> String {
+    let value = value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned);
+    format!("{name}={value}")
+}
+
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document {
+    recipes: Vec<RecipeRecord>,
+    modifiers: Vec<ModifierRecord>,
+    shape: [usize; 2],
+    world_size: usize,
+}
+
+#[derive(Serialize)]
+struct RecipeRecord {
+    name: &'static str,
+    description: String,
+    options: Map<String, Value>,
+    #[serde(flatten)]
+    bytes: Bytes,
+}
+
+#[derive(Serialize)]
+struct ModifierRecord {
+    name: &'static str,
+    description: &'static str,
+    recipes: Vec<&'static str>,
+}
+
+fn json() -> Result<String> {
+    let recipe = |recipe: AnyRecipe| {
+        Ok(RecipeRecord {
+            name: recipe.name(),
+            description: Facts::of(&recipe).description(),
+            options: options_of(&recipe)?,
+            bytes: Bytes::of(&recipe)?,
+        })
+    };
+    let modifier = |(name, description)| ModifierRecord {
+        name,
+        description,
+        recipes: takers(name),
+    };
+    let document = Document {
+        recipes: AnyRecipe::all()
+            .into_iter()
+            .map(recipe)
+            .collect::<Result<_>>()?,
+        modifiers: MODIFIERS.into_iter().map(modifier).collect(),
+        shape: [SHAPE.rows, SHAPE.cols],
+        world_size: WORLD,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+/// The names of the modifiers alone, for help texts.
+pub(crate) fn modifiers() -> String {
+    let names: Vec<_> = MODIFIERS
+        .iter()
+        .map(|(name, _)| format!("+{name}"))
+        .collect();
+    format!(
+        "Modifiers: {}\n`lowp recipes` tells what each is.\n",
+        names.join(", ")
+    )
+}
+
+/// What a recipe says of itself, in words.
+struct Facts {
+    elements: String,
+    /// `E8M0 per 1x32 and 32x1`: the scale buffers.
+    scales: Option<String>,
+    /// What the scales are computed from.
+    source: Option<&'static str>,
+}
+
+impl Facts {
+    fn of(recipe: &AnyRecipe) -> Self {
+        Self {
+            elements: recipe.kernel().element.to_string(),
+            scales: scales(recipe),
+            source: source(recipe.scale_source()),
+        }
+    }
+
+    /// One line: `F32, no scales` or `E4M3, scales E8M0 per 1x32 and 32x1, from block amaxes`.
+    fn description(&self) -> String {
+        let scales = self.scales.as_ref();
+        let scales = scales.map_or(", no scales".to_owned(), |scales| {
+            format!(", scales {scales}")
+        });
+        let source = self.source.map(|source| format!(", from {source}"));
+        [Some(self.elements.clone()), Some(scales), source]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+}
+
+/// Bytes per element of the example weight, all ranks together.
+#[derive(Serialize)]
+struct Bytes {
+    stored: f64,
+    /// In one step that gathers for forward and again for backward.
+    sent: f64,
+}
+
+impl Bytes {
+    fn of(recipe: &AnyRecipe) -> Result<Self> {
+        let cuts = RowCuts::new(SHAPE.rows, WORLD, recipe.row_quantum(Usage::BOTH))
+            .map_err(UsageError::from)?;
+        let sent = PhasePlans::new(recipe, SHAPE, &cuts, true)?.wire_bytes();
+        let stored = recipe.stored(Usage::BOTH);
+        let stored: usize = stored.iter().map(|spec| spec.bytes(SHAPE)).sum();
+        let each = |bytes: usize| bytes as f64 / SHAPE.elements() as f64;
+        Ok(Self {
+            stored: each(stored),
+            sent: each(sent),
+        })
+    }
+}
+/// `E8M0 per 1x32 and 32x1`: the scale buffers.
+fn scales(recipe: &AnyRecipe) -> Option<String> {
+    let mut scales: Vec<(String, String)> = Vec::new();
+    for spec in recipe.buffers(Usage::BOTH) {
+        let extent = match spec.key.part {
+            Part::Data => continue,
+            Part::BlockScale => spec.block().map(|n| n.to_string()).join("x"),
+            Part::TensorScale => "tensor".to_owned(),
+        };
+        let code = spec.code.to_string();
+        match scales.iter_mut().find(|(known, _)| *known == code) {
+            Some((_, extents)) if extents.split(" and ").any(|known| known == extent) => {}
+            Some((_, extents)) => *extents += &format!(" and {extent}"),
+            None => scales.push((code, extent)),
+        }
+    }
+    let text: Vec<_> = scales
+        .iter()
+        .map(|(code, extents)| format!("{code} per {extents}"))
+        .collect();
+    (!text.is_empty()).then(|| text.join(", "))
+}
+
+fn source(source: ScaleSource) -> Option<&'static str> {
+    match source {
+        ScaleSource::None => None,
+        ScaleSource::History { .. } => Some("amaxes of earlier steps"),
+        ScaleSource::TensorAmax { .. } => Some("tensor amax"),
+        ScaleSource::BlockAmax => Some("block amaxes"),
+        ScaleSource::TensorAndBlockAmax => Some("tensor and block amaxes"),
+    }
+}
+
+/// The recipes that a modifier changes.
+fn takers(modifier: &str) -> Vec<&'static str> {
+    let all = AnyRecipe::low_precision();
+    let takers = all.iter().filter(|recipe| changes(recipe, modifier));
+    takers.map(Recipe::name).collect()
+}
+
+/// Whether `recipe` takes the modifier and answers anything differently then.
+fn changes(recipe: &AnyRecipe, modifier: &str) -> bool {
+    let Ok(variant) = format!("{}+{modifier}", recipe.name()).parse::<Variant>() else {
+        return false;
+    };
+    let [rowwise, both] = [Usage::ROWWISE, Usage::BOTH];
+    let operand = |role| variant.operand(role) != recipe.operand(role);
+    variant.kernel() != recipe.kernel()
+        || variant.options() != recipe.options()
+        || variant.buffers(rowwise) != recipe.buffers(rowwise)
+        || variant.buffers(both) != recipe.buffers(both)
+        || operand(Role::Activation)
+        || operand(Role::Gradient)
+}

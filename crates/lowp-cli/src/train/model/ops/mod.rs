@@ -1,0 +1,35 @@
+//! candle custom operations of the transformer with analytic gradients.
+//!
+//! candle builds each of these from several element-wise passes over fresh tensors; one pass each is what makes a
+//! training step on two cores fit its time budget. All of them take contiguous f32 tensors on the CPU.
+
+mod attention;
+mod cross_entropy;
+mod dense;
+mod embedding;
+mod gelu;
+mod layer_norm;
+mod math;
+
+pub(crate) use attention::CausalAttention;
+pub(crate) use cross_entropy::CrossEntropy;
+pub(crate) use dense::Dense;
+pub(crate) use embedding::Embedding;
+pub(crate) use gelu::Gelu;
+pub(crate) use layer_norm::LayerNorm;
+
+use candle_core::Result;
+
+/// The state that a forward pass leaves for its backward pass.
+pub(crate) type Saved = std::sync::Mutex<Vec<f32>>;
+
+/// Takes what the forward pass saved.
+pub(crate) fn saved<'a>(
+    state: &'a Saved,
+    op: &'static str,
+) -> Result<std::sync::MutexGuard<'a, Vec<f32>>> {
+    match state.lock() {
+        Ok(guard) => Ok(guard),
+        Err(_) => candle_core::bail!("{op}: its forward pass panicked"),
+    }
+}

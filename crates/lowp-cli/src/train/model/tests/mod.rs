@@ -1,0 +1,4 @@
+//! The model against its definition.
+
+mod gradients;
+mod sharding;
