@@ -11,6 +11,7 @@ mod lints;
 mod module_docs;
 mod pending_snapshots;
 mod recipe_names;
+mod release_profile;
 mod toolchain;
 
 use std::fmt;
@@ -56,6 +57,7 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     module_docs::check,
     pending_snapshots::check,
     recipe_names::check,
+    release_profile::check,
     toolchain::check,
 ];
 
