@@ -92,7 +92,7 @@ fn current_scaling_gives_the_bytes_of_te() {
             let data = part(&tensor, orientation, Part::Data);
             assert_same(&data, &golden, &name(side));
         }
-        let scale_inv = part(&tensor, Orientation::Rowwise, Part::TensorScale);
+        let scale_inv = part(&tensor, Orientation::Rowwise, Part::DecodeScale);
         assert_same(&scale_inv, &golden, &name("scale_inv"));
 
         let (shape, source) = source(&golden, dtype);

@@ -112,7 +112,7 @@ fn double_a_scale(cpu: &Cpu, shard: &ShardedTensor<Cpu>) {
     let local = shard.local();
     let scale = local
         .part(Orientation::Rowwise, Part::BlockScale)
-        .or_else(|| local.part(Orientation::Rowwise, Part::TensorScale))
+        .or_else(|| local.per_tensor())
         .expect("a scale");
     let mut bytes = cpu.download(&scale.storage).expect("bytes");
     match scale.spec.code {

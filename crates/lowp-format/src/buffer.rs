@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::{Code, FormatError, Orientation, Shape, Usage, round_up};
+use crate::{Code, FormatError, Orientation, Shape, Usage, lcm};
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,8 +13,18 @@ pub enum Part {
     Data,
     /// One scale per block.
     BlockScale,
-    /// One f32 for the tensor: the decode scale, or the amax of a two-level scale.
-    TensorScale,
+    /// The decode scale of the tensor, one f32 that multiplies codes.
+    DecodeScale,
+    /// The amax of the tensor, one f32 from which a two-level rule makes its scales.
+    TensorAmax,
+}
+
+impl Part {
+    /// Whether it is one f32 for the whole tensor. The scale rule says which one
+    /// ([`ScaleRule::tensor_part`](crate::ScaleRule::tensor_part)).
+    pub const fn is_per_tensor(self) -> bool {
+        matches!(self, Part::DecodeScale | Part::TensorAmax)
+    }
 }
 
 /// The name of a buffer within its tensor: which orientations it serves, and what it holds.
@@ -43,10 +53,11 @@ impl fmt::Display for BufferKey {
         let part = match self.part {
             Part::Data => "data",
             Part::BlockScale => "scale_inv",
-            Part::TensorScale => "tensor_scale",
+            // One name in tables and plans; only the parts tell them apart.
+            Part::DecodeScale | Part::TensorAmax => "tensor_scale",
         };
         let name = match (self.usage, self.part) {
-            (_, Part::TensorScale) => part.to_owned(),
+            (_, Part::DecodeScale | Part::TensorAmax) => part.to_owned(),
             (Usage::ROWWISE | Usage::COLUMNWISE, _) => format!("{}_{part}", self.usage),
             _ => format!("shared_{part}"),
         };
@@ -208,10 +219,19 @@ impl BufferSpec {
         }
     }
 
-    /// One f32 for the tensor, shared by both orientations.
-    pub const fn tensor_scale() -> Self {
+    /// The decode scale of the tensor, shared by both orientations.
+    pub const fn decode_scale() -> Self {
+        Self::per_tensor(Part::DecodeScale)
+    }
+
+    /// The amax of the tensor, shared by both orientations.
+    pub const fn tensor_amax() -> Self {
+        Self::per_tensor(Part::TensorAmax)
+    }
+
+    const fn per_tensor(part: Part) -> Self {
         Self {
-            key: BufferKey::new(Usage::BOTH, Part::TensorScale),
+            key: BufferKey::new(Usage::BOTH, part),
             code: Code::F32,
             axes: [Axis::Rows, Axis::Cols],
             tile: [1, 1],
@@ -222,7 +242,7 @@ impl BufferSpec {
 
     /// Entries along each physical axis (Compact form: exactly one per tile, no padding).
     pub const fn entries(&self, shape: Shape) -> [usize; 2] {
-        if matches!(self.key.part, Part::TensorScale) {
+        if self.key.part.is_per_tensor() {
             return [1, 1];
         }
         [
@@ -251,7 +271,7 @@ impl BufferSpec {
 
     /// Rows must be cut at multiples of this, so that no entry and no byte straddles a cut.
     pub const fn row_quantum(&self) -> usize {
-        if matches!(self.key.part, Part::TensorScale) {
+        if self.key.part.is_per_tensor() {
             return 1;
         }
         match self.axes[0] {
@@ -281,27 +301,4 @@ pub(crate) fn col_quantum<'a>(specs: impl IntoIterator<Item = &'a BufferSpec>) -
     specs
         .into_iter()
         .fold(1, |q, spec| lcm(q, spec.col_quantum()))
-}
-
-fn lcm(a: usize, b: usize) -> usize {
-    // A multiple of `b` within `a` steps always exists.
-    (1..=b)
-        .map(|i| a * i)
-        .find(|m| m % b == 0)
-        .unwrap_or(round_up(a, b))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_least_common_multiple_is_the_first_that_both_divide() {
-        for a in 1..=24 {
-            for b in 1..=24 {
-                let common = (1..).find(|m| m % a == 0 && m % b == 0);
-                assert_eq!(Some(lcm(a, b)), common, "{a} and {b}");
-            }
-        }
-    }
 }

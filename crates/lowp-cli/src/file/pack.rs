@@ -10,7 +10,7 @@ use lowp_shard::scales_in_form;
 
 /// The buffers among `specs` that the wanted fields are made of.
 pub(super) fn wanted(specs: &[BufferSpec], want: Want) -> BufferList {
-    let number = |spec: &&BufferSpec| spec.key.part == Part::TensorScale;
+    let number = |spec: &&BufferSpec| spec.key.part.is_per_tensor();
     let specs = specs.iter();
     match want {
         Want::Numbers => specs.filter(number).copied().collect(),

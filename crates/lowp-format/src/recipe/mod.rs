@@ -32,6 +32,13 @@ macro_rules! recipes {
         /// Makes each recipe from options, in the order of the list.
         const FROM_OPTIONS: &[(&str, fn(&RecipeOptions) -> Result<AnyRecipe, FormatError>)] =
             &[$(($Recipe::NAME, |options| Ok($Recipe::from_options(options)?.into()))),*];
+
+        impl AnyRecipe {
+            /// Every recipe with its default options, in the order of the list.
+            pub fn all() -> Vec<Self> {
+                vec![$($Recipe::default().into()),*]
+            }
+        }
     };
 }
 
@@ -125,15 +132,6 @@ impl AnyRecipe {
     /// The names of all recipes, in the order of the list.
     pub fn names() -> Vec<&'static str> {
         FROM_OPTIONS.iter().map(|(name, _)| *name).collect()
-    }
-
-    /// Every recipe with its default options, in the order of the list.
-    pub fn all() -> Vec<Self> {
-        let defaults = RecipeOptions::default();
-        FROM_OPTIONS
-            .iter()
-            .filter_map(|(_, make)| make(&defaults).ok())
-            .collect()
     }
 
     /// Every recipe whose elements are narrower than 16 bits.

@@ -2,7 +2,7 @@
 
 use lowp_format::{
     Axis, BufferSpec, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, ScaleRule,
-    Shape, Usage,
+    Shape, Usage, lcm,
 };
 
 use crate::table::{Traits, traits};
@@ -88,13 +88,15 @@ pub(crate) fn check_target<B: Backend>(
         }
     }
     match spec.key.part {
-        Part::TensorScale if !traits.tensor => {
-            return refuse(format!("{:?} scales have no tensor part", key.scale));
+        part @ (Part::DecodeScale | Part::TensorAmax) => {
+            if key.scale.tensor_part() != Some(part) {
+                return refuse(format!("{:?} scales have no {part:?}", key.scale));
+            }
+            if spec.code != Code::F32 {
+                return refuse(format!("a {part:?} is F32, not {}", spec.code));
+            }
+            return Ok(());
         }
-        Part::TensorScale if spec.code != Code::F32 => {
-            return refuse(format!("a tensor scale is F32, not {}", spec.code));
-        }
-        Part::TensorScale => return Ok(()),
         Part::Data if spec.code != key.element || spec.tile != [1, 1] => {
             let tile = spec.tile;
             let [code, element] = [spec.code, key.element];
@@ -162,15 +164,4 @@ pub(super) fn covers(from: &ScaleLayout, to: &ScaleLayout) -> bool {
         Axis::Cols => [col / tile[0], row / tile[1]],
     };
     at[0] < entries[0] && at[1] < entries[1]
-}
-
-/// Least common multiple.
-pub(crate) fn lcm(a: usize, b: usize) -> usize {
-    let gcd = |mut a: usize, mut b: usize| {
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    };
-    a / gcd(a, b) * b
 }

@@ -112,7 +112,7 @@ fn layout<B: Fenced>(hand: &mut Hand<'_, B>, bent: bool, code: Code, shape: Shap
                 1 => spec.axes = hand.pick(&[[Axis::Rows; 2], [Axis::Cols; 2], TRANSPOSED]),
                 2 => spec.padded.outer = hand.size(spec.padded.outer),
                 3 => spec.padded.block = hand.size(spec.padded.block),
-                4 => spec.key.part = hand.pick(&[Part::Data, Part::TensorScale]),
+                4 => spec.key.part = hand.pick(&[Part::Data, Part::DecodeScale, Part::TensorAmax]),
                 _ => shape.rows = hand.size(shape.rows),
             }
         }

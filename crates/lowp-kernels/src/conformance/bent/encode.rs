@@ -145,7 +145,15 @@ pub(super) fn bend_target<B: Fenced>(target: &mut Target<B>, hand: &mut Hand<'_,
             ];
             *usage = hand.pick(&all);
         }
-        1 => *part = hand.pick(&[Part::Data, Part::BlockScale, Part::TensorScale]),
+        1 => {
+            let all = [
+                Part::Data,
+                Part::BlockScale,
+                Part::DecodeScale,
+                Part::TensorAmax,
+            ];
+            *part = hand.pick(&all);
+        }
         2 => *code = hand.pick(&Code::ALL),
         3 => *axes = hand.pick(&[ROW_MAJOR, TRANSPOSED, [Axis::Rows; 2], [Axis::Cols; 2]]),
         4 => tile[side] = hand.size(tile[side]),
@@ -221,7 +229,7 @@ pub(super) fn encoded<B: Backend>(
     };
     let output = |target: &Target<B>| {
         let mut expected = reference.encode(&target.spec).unwrap();
-        if target.spec.key.part == Part::TensorScale {
+        if target.spec.key.part.is_per_tensor() {
             return Output::Scale(target.bytes.clone(), expected);
         }
         if target.form.is_some() {
