@@ -9,7 +9,7 @@ use lowp_shard::{
     GatherGroup, GatherPool, ScaleBookBuilder, ShardSpec, ShardedTensor, quantize, run_ranks,
 };
 
-/// Every wait of the tests ends after this.
+/// The time limit of every wait of the tests.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The bytes of every buffer that serves `orientation`, in the tensor's order, with their names.

@@ -2,6 +2,7 @@
 //!
 //! `te_2.20.2_hopper` has values over many binades, in bf16 and f32, cast by TE's current-scaling FP8
 //! quantizer and (bf16) by its partial cast to MXFP8, both E4M3 with rows and columns.
+//! `tests/golden/te_hopper.py` makes it.
 
 use half::bf16;
 use lowp_format::{

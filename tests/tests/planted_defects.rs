@@ -66,7 +66,7 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
                 if defect == Defect::StaleColumnwise {
                     gathered.unshard(Phase::Forward)?;
                     gathered.unshard(Phase::Backward)?;
-                    // The group refuses it after the step; its buffers are still there.
+                    // The group rejects it after the step; its buffers are still there.
                     stale = Some(gathered.tensor(0)?.clone());
                 }
                 let grad = Family::Normal.values(20 + step, SHAPE.elements());

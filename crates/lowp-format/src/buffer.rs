@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{Code, FormatError, Orientation, Shape, Usage, lcm};
 
-/// What a buffer holds.
+/// What the entries of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
     /// Element codes.
@@ -37,7 +37,7 @@ pub struct BufferKey {
 }
 
 impl BufferKey {
-    /// A key.
+    /// The key of the buffer that holds `part` for `usage`.
     pub const fn new(usage: Usage, part: Part) -> Self {
         Self { usage, part }
     }
@@ -130,7 +130,7 @@ pub enum Origin {
     Replicated,
 }
 
-/// One physical buffer. An *entry* is one code of [`BufferSpec::code`]; entries are stored densely
+/// The description of one physical buffer. An *entry* is one code of [`BufferSpec::code`]; entries are stored densely
 /// in row-major order over the two physical axes, and each physical row begins on a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferSpec {
@@ -155,7 +155,7 @@ impl BufferSpec {
     /// Longest side of a block, and largest padding multiple.
     pub const MAX_SIDE: usize = 4096;
 
-    /// Refuses a description that no buffer of `shape` has. The fields are public, so this is asked
+    /// Whether a tensor of `shape` can have this buffer. The fields are public, so this is asked
     /// before anything is computed from them.
     ///
     /// # Errors
@@ -163,9 +163,9 @@ impl BufferSpec {
     /// [`BufferSpec::MAX_SIDE`]; or a shape with too many elements ([`Shape::check`]).
     pub fn check(&self, shape: Shape) -> Result<(), FormatError> {
         shape.check()?;
-        let refuse = |why| Err(FormatError::NoSuchBuffer { key: self.key, why });
+        let reject = |why| Err(FormatError::NoSuchBuffer { key: self.key, why });
         if self.axes[0] == self.axes[1] {
-            return refuse("both physical axes follow the same logical axis".to_owned());
+            return reject("both physical axes follow the same logical axis".to_owned());
         }
         let sides = [
             ("tile side", self.tile[0]),
@@ -177,7 +177,7 @@ impl BufferSpec {
             .iter()
             .find(|(_, n)| !(1..=Self::MAX_SIDE).contains(n))
         {
-            Some((what, n)) => refuse(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
+            Some((what, n)) => reject(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
             None => Ok(()),
         }
     }
@@ -269,7 +269,7 @@ impl BufferSpec {
         }
     }
 
-    /// Rows must be cut at multiples of this, so that no entry and no byte straddles a cut.
+    /// The multiple at which rows are cut, so that no entry and no byte straddles a cut.
     pub const fn row_quantum(&self) -> usize {
         if self.key.part.is_per_tensor() {
             return 1;
@@ -280,7 +280,7 @@ impl BufferSpec {
         }
     }
 
-    /// Columns must be a multiple of this.
+    /// The multiple that the number of columns must be.
     pub const fn col_quantum(&self) -> usize {
         match self.axes[1] {
             Axis::Cols => self.tile[1] * self.code.entries_per_byte(),

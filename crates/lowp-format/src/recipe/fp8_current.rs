@@ -34,7 +34,7 @@ impl Fp8Current {
     /// The name of the recipe.
     pub const NAME: &'static str = "fp8-current";
 
-    /// Takes format, pow2, epsilon and source_rounding.
+    /// The recipe with `options`, of which it has format, pow2, epsilon and source_rounding.
     ///
     /// # Errors
     /// Any other option, or an epsilon that is negative or not finite.

@@ -40,7 +40,7 @@ impl Fp8Delayed {
     /// The name of the recipe.
     pub const NAME: &'static str = "fp8-delayed";
 
-    /// Takes format, margin, history, amax_algorithm and source_rounding.
+    /// The recipe with `options`, of which it has format, margin, history, amax_algorithm and source_rounding.
     ///
     /// # Errors
     /// Any other option, or an empty history.

@@ -34,7 +34,7 @@ impl Mxfp8 {
     /// Block rows x columns, rowwise and columnwise.
     const BLOCKS: [[usize; 2]; 2] = [[1, 32], [32, 1]];
 
-    /// Takes format, mx_scale and source_rounding.
+    /// The recipe with `options`, of which it has format, mx_scale and source_rounding.
     ///
     /// # Errors
     /// Any other option.

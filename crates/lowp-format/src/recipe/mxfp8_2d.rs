@@ -36,7 +36,7 @@ impl Mxfp8TwoD {
     /// Block rows x columns.
     const BLOCK: [usize; 2] = [32, 32];
 
-    /// Takes format, mx_scale and source_rounding.
+    /// The recipe with `options`, of which it has format, mx_scale and source_rounding.
     ///
     /// # Errors
     /// Any other option.

@@ -20,7 +20,7 @@ impl Nvfp4OneD {
     /// Block rows x columns, rowwise and columnwise.
     const BLOCKS: [[usize; 2]; 2] = [[1, 16], [16, 1]];
 
-    /// Takes source_rounding.
+    /// The recipe with `options`, of which it has source_rounding.
     ///
     /// # Errors
     /// Any other option.

@@ -20,7 +20,7 @@ impl Nvfp4TwoD {
     /// Block rows x columns.
     const BLOCK: [usize; 2] = [16, 16];
 
-    /// Takes source_rounding.
+    /// The recipe with `options`, of which it has source_rounding.
     ///
     /// # Errors
     /// Any other option.
