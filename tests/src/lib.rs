@@ -9,3 +9,8 @@ pub mod spy;
 pub mod toy;
 pub mod values;
 pub mod world;
+
+/// Runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct ReadmeExample;

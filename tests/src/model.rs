@@ -189,7 +189,7 @@ impl Rank {
     /// Gives every parameter this rank's rows of its full gradient.
     ///
     /// # Errors
-    /// Whatever the optimizer refuses.
+    /// Whatever the optimizer rejects.
     pub fn set_grads(&mut self, grads: &[Vec<f32>]) -> Result<(), OptimError> {
         for (index, grad) in grads.iter().enumerate() {
             let own = &grad[self.tensors[index].spec().elements()];

@@ -27,7 +27,7 @@ pub enum Call {
     Split,
 }
 
-/// Passes every call on to another communicator and notes it first.
+/// A communicator that notes every call and passes it on to another one.
 #[derive(Debug)]
 pub struct Spy {
     inner: Arc<dyn Communicator<Cpu>>,

@@ -7,7 +7,7 @@ use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
 use lowp_shard::{GatherGroup, GatherPool, ShardSpec, ShardedTensor, quantize, run_ranks};
 
-/// Every wait of the tests ends after this.
+/// The time limit of every wait of the tests.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The bytes of every buffer that serves `orientation`, in the tensor's order, with their names.

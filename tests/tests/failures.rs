@@ -69,7 +69,7 @@ fn registration_mistakes_are_named() {
 }
 
 #[test]
-fn hyperparameters_out_of_range_are_refused() {
+fn hyperparameters_out_of_range_are_rejected() {
     let mut builder = builder();
     builder.group(Group {
         betas: (0.9, 1.0),
@@ -119,7 +119,7 @@ fn gradient_mistakes_are_named() {
 }
 
 #[test]
-fn ids_of_another_optimizer_are_refused() {
+fn ids_of_another_optimizer_are_rejected() {
     let optimizer = || {
         let mut builder = builder();
         let id = builder.param(&tensor(plain()), spec("weight"));
@@ -127,16 +127,16 @@ fn ids_of_another_optimizer_are_refused() {
         (adamw, id.expect("a parameter"))
     };
     let ((mut adamw, own), (_, foreign)) = (optimizer(), optimizer());
-    let refused = |error: OptimError| assert_says(&error, &["another optimizer"]);
+    let rejected = |error: OptimError| assert_says(&error, &["another optimizer"]);
     let values = [0.0; SHAPE.elements()];
-    refused(adamw.set_grad(foreign, &values).expect_err("foreign"));
-    refused(adamw.master(foreign).expect_err("foreign"));
-    refused(adamw.moments(foreign).expect_err("foreign"));
+    rejected(adamw.set_grad(foreign, &values).expect_err("foreign"));
+    rejected(adamw.master(foreign).expect_err("foreign"));
+    rejected(adamw.moments(foreign).expect_err("foreign"));
     adamw.set_grad(own, &values).expect("its own");
 }
 
 #[test]
-fn step_options_out_of_range_are_refused() {
+fn step_options_out_of_range_are_rejected() {
     let plain = Case::new(plain(), SHAPE, vec![1.0; 1024]);
     let comm: Arc<dyn Communicator<Cpu>> = Arc::new(LocalComm::solo(&Cpu));
     let mut rank = Rank::new(&[plain], &[Group::default()], &comm, &comm).expect("a model");
@@ -183,7 +183,7 @@ fn sharing(a: AnyRecipe, b: AnyRecipe) -> Option<[Tensor; 2]> {
 
 /// Whatever the two recipes are: also if one is cast in the first pass and one in the second.
 #[test]
-fn a_buffer_of_two_parameters_is_refused() {
+fn a_buffer_of_two_parameters_is_rejected() {
     let (mut pairs, mut mixed) = (0, 0);
     for a in AnyRecipe::all() {
         for b in AnyRecipe::all() {
@@ -203,7 +203,7 @@ fn a_buffer_of_two_parameters_is_refused() {
             let error = builder.build().expect_err("a shared buffer");
             assert_says(&error, &["'a'", "'b'", "same buffer"]);
 
-            // The cast by itself refuses it too.
+            // The cast by itself rejects it too.
             let mut book = ScaleBookBuilder::default();
             let source = || Source::F32(Cpu.alloc(SHAPE.elements()).expect("room"));
             let items = [&first, &second].map(|t| CastItem::rows(t, source(), &mut book));

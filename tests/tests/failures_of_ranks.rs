@@ -132,7 +132,7 @@ fn a_rank_with_other_options_stops_all() {
             assert_says(&error, &["disagree", word]);
         }
     }
-    // Refused by the one rank that has it.
+    // Rejected by the one rank that has it.
     let bad = StepOptions {
         max_norm: Some(-1.0),
         ..good

@@ -97,7 +97,7 @@ fn check_scales(
     (target, bytes): &(Target<Cpu>, Vec<u8>),
     compared: &mut Names,
 ) {
-    if target.spec.key.part == Part::TensorScale {
+    if target.spec.key.part.is_per_tensor() {
         let value = f32::from_le_bytes(bytes[..].try_into().expect("one f32"));
         for name in ["scale_inv", "reduced_amax_amax"].map(|n| format!("{prefix}.{n}")) {
             if golden.has(&name) {

@@ -46,13 +46,10 @@ fn parts(tensor: &QuantizedTensor<CpuBuffer<u8>>) -> Result<Parts, ShardError> {
             parts.push((format!("{o}_scale_inv"), padded));
         }
     }
-    if let Some(scale) = tensor.part(Orientation::Rowwise, Part::TensorScale) {
-        // Two-level recipes store the tensor amax, the others the decode scale.
-        let two_level = tensor
-            .part(Orientation::Rowwise, Part::BlockScale)
-            .is_some();
-        let name = if two_level { "amax" } else { "scale_inv" };
-        parts.push((name.to_owned(), Cpu.download(&scale.storage)?));
+    for (part, name) in [(Part::TensorAmax, "amax"), (Part::DecodeScale, "scale_inv")] {
+        if let Some(number) = tensor.part(Orientation::Rowwise, part) {
+            parts.push((name.to_owned(), Cpu.download(&number.storage)?));
+        }
     }
     Ok(parts)
 }

@@ -84,14 +84,14 @@ fn compare(golden: &Golden, prefix: &str, tensor: &QuantizedTensor<CpuBuffer<u8>
             }
         }
     }
-    let tensor_scale = part(tensor, Orientation::Rowwise, Part::TensorScale).map(|b| word(&b));
-    let block_scaled = tensor
-        .part(Orientation::Rowwise, Part::BlockScale)
-        .is_some();
-    let stored = if block_scaled { "amax" } else { "scale_inv" };
+    let number = |what| part(tensor, Orientation::Rowwise, what).map(|b| word(&b));
+    let (stored, number) = match number(Part::TensorAmax) {
+        Some(amax) => ("amax", Some(amax)),
+        None => ("scale_inv", number(Part::DecodeScale)),
+    };
     for name in [stored, "amax_columnwise"].map(|n| format!("{prefix}.{n}")) {
         if golden.has(&name) {
-            let found = tensor_scale.expect("a tensor scale");
+            let found = number.expect("a number of the tensor");
             assert_eq!(
                 first_difference(&[found], &golden.f32(&name)),
                 None,

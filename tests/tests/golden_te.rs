@@ -2,6 +2,7 @@
 //!
 //! `te_2.20.2_hopper` has values over many binades, in bf16 and f32, cast by TE's current-scaling FP8
 //! quantizer and (bf16) by its partial cast to MXFP8, both E4M3 with rows and columns.
+//! `tests/golden/te_hopper.py` makes it.
 
 use half::bf16;
 use lowp_format::{
@@ -92,7 +93,7 @@ fn current_scaling_gives_the_bytes_of_te() {
             let data = part(&tensor, orientation, Part::Data);
             assert_same(&data, &golden, &name(side));
         }
-        let scale_inv = part(&tensor, Orientation::Rowwise, Part::TensorScale);
+        let scale_inv = part(&tensor, Orientation::Rowwise, Part::DecodeScale);
         assert_same(&scale_inv, &golden, &name("scale_inv"));
 
         let (shape, source) = source(&golden, dtype);

@@ -148,7 +148,7 @@ fn an_observation_in_one_replica_reaches_all_ranks() {
 }
 
 #[test]
-fn replicas_with_other_gradients_are_refused() {
+fn replicas_with_other_gradients_are_rejected() {
     let mesh = Mesh {
         replicate: 2,
         shard: 2,

@@ -63,7 +63,7 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
                 if defect == Defect::StaleColumnwise {
                     gathered.unshard(Phase::Forward)?;
                     gathered.unshard(Phase::Backward)?;
-                    // The group refuses it after the step; its buffers are still there.
+                    // The group rejects it after the step; its buffers are still there.
                     stale = Some(gathered.tensor(0)?.clone());
                 }
                 let grad = Family::Normal.values(20 + step, SHAPE.elements());
@@ -109,7 +109,7 @@ fn double_a_scale(cpu: &Cpu, shard: &ShardedTensor<Cpu>) {
     let local = shard.local();
     let scale = local
         .part(Orientation::Rowwise, Part::BlockScale)
-        .or_else(|| local.part(Orientation::Rowwise, Part::TensorScale))
+        .or_else(|| local.per_tensor())
         .expect("a scale");
     let mut bytes = cpu.download(&scale.storage).expect("bytes");
     match scale.spec.code {

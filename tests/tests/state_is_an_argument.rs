@@ -75,9 +75,9 @@ proptest! {
     }
 }
 
-/// Two models that take turns are the models that run one after the other.
+/// Two models that step alternately give what each gives alone.
 #[test]
-fn models_that_take_turns_do_not_meet() {
+fn alternating_models_share_no_state() {
     let cases: Vec<Case> = (0..)
         .zip(recipe_variants())
         .map(|(s, r)| case(r, s))

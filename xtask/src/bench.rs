@@ -35,7 +35,10 @@ pub(crate) fn bench(args: &[String], against: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     let verdicts = verdict::judge(&groups, &bars(&tree)?, |missed| {
-        println!("again, for a median of three runs: {}", missed.join(", "));
+        println!(
+            "measured twice more, for a median of three runs: {}",
+            missed.join(", ")
+        );
         measure(&[filter(missed)])
     })?;
     println!("{}", table(&groups, &verdicts));
@@ -205,8 +208,8 @@ mod tests {
             .map(|(name, one)| (name.to_owned(), group(one)))
             .into_iter()
             .collect();
-        let again = |_: &[&str]| Ok(BTreeMap::from([("slow".to_owned(), group(3.2))]));
-        let verdicts = verdict::judge(&groups, &bars(&tree).expect("bars"), again);
+        let slower = |_: &[&str]| Ok(BTreeMap::from([("slow".to_owned(), group(3.2))]));
+        let verdicts = verdict::judge(&groups, &bars(&tree).expect("bars"), slower);
         let table = table(&groups, &verdicts.expect("verdicts"));
         let rows: Vec<&str> = table.lines().skip(2).collect();
         assert_eq!(

@@ -6,10 +6,11 @@ use anyhow::{Context, Result};
 
 use crate::command::{cargo, run};
 use crate::cuda;
+use crate::package;
 use crate::stages::Stages;
 use crate::suite::{self, Options};
 
-/// Lock file, the whole test run, documentation.
+/// Lock file, the whole test run, crates built from their archives, documentation.
 pub(crate) fn ci() -> Result<()> {
     let mut stages = Stages::default();
     let done = ci_stages(&mut stages);
@@ -22,6 +23,7 @@ fn ci_stages(stages: &mut Stages) -> Result<()> {
     // Installs the compiler where there is none, so that the test run has it.
     stages.run("nvcc", cuda::install)?;
     suite::test_stages(&Options::default(), stages)?;
+    stages.run("archives", || package::package(true))?;
     stages.run("doc", documentation)
 }
 

@@ -6,6 +6,7 @@ mod command;
 mod cuda;
 mod gpu_pack;
 mod mutants;
+mod package;
 mod packages;
 mod python;
 mod snapshots;
@@ -28,9 +29,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Format check, tidy, clippy, tests, doctests, unreferenced snapshots, files from Python.
+    /// Format check, tidy, packages, clippy, tests, doctests, unreferenced snapshots, files from Python.
     Test(suite::Options),
-    /// Everything CI wants: lock file, the whole of `test`, documentation without warnings.
+    /// Everything that must hold before a merge: lock file, the whole of `test`, every crate built from its
+    /// archive, documentation without warnings.
     Ci,
     /// Compile the CUDA kernels. Installs NVIDIA's compiler below target/ if there is none.
     Cuda(cuda::Options),
@@ -38,6 +40,12 @@ enum Task {
     GpuPack(gpu_pack::Options),
     /// Break lowp-format, lowp-shard and lowp-optim in small ways, and count what the tests see.
     Mutants(mutants::Options),
+    /// Package every crate as cargo would publish it.
+    Package {
+        /// Also build each crate from its archive alone. Takes minutes the first time.
+        #[arg(long)]
+        build: bool,
+    },
     /// Check the invariants of the source tree.
     Tidy,
     /// Run the benchmarks of every crate; a bar that is missed fails.
@@ -59,6 +67,7 @@ fn main() -> ExitCode {
         Task::Cuda(options) => cuda::cuda(&options),
         Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
         Task::Mutants(options) => mutants::mutants(&options),
+        Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };

@@ -16,6 +16,15 @@ pub(crate) struct Package {
     #[serde(rename = "manifest_path")]
     pub(crate) manifest: String,
     pub(crate) dependencies: Vec<Dependency>,
+    /// The registries that it may go to; any where there is no list.
+    pub(crate) publish: Option<Vec<String>>,
+}
+
+impl Package {
+    /// Whether it may go to a registry.
+    pub(crate) fn is_published(&self) -> bool {
+        self.publish.as_ref().is_none_or(|to| !to.is_empty())
+    }
 }
 
 /// A package that another one names in its Cargo.toml.
@@ -83,5 +92,7 @@ mod tests {
         assert_eq!(kind("lowp-format"), None);
         assert_eq!(kind("criterion"), Some(Kind::Dev));
         assert!(find("serde_json").is_none());
+        assert!(kernels.is_published());
+        assert!(!find("xtask").unwrap().is_published());
     }
 }

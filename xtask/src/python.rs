@@ -59,8 +59,8 @@ fn environment(venv: &Path, requirements: &Path) -> Result<PathBuf> {
     let version = Command::new(system).arg("--version").output()?.stdout;
     let listed = fs::read_to_string(requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
-    let wanted = format!("# {}\n{listed}", String::from_utf8_lossy(&version).trim());
-    if is_ready(venv, &wanted) {
+    let needed = format!("# {}\n{listed}", String::from_utf8_lossy(&version).trim());
+    if is_ready(venv, &needed) {
         return Ok(python);
     }
 
@@ -87,7 +87,7 @@ fn environment(venv: &Path, requirements: &Path) -> Result<PathBuf> {
     run(install).with_context(|| {
         format!("the packages of {TESTS}/requirements.txt cannot be installed; connect to a package index, {OR_LEAVE_OUT}")
     })?;
-    fs::write(stamp(venv), wanted)?;
+    fs::write(stamp(venv), needed)?;
     Ok(python)
 }
 
@@ -96,8 +96,8 @@ fn stamp(venv: &Path) -> PathBuf {
     venv.join("installed.txt")
 }
 
-fn is_ready(venv: &Path, wanted: &str) -> bool {
-    fs::read_to_string(stamp(venv)).is_ok_and(|installed| installed == wanted)
+fn is_ready(venv: &Path, needed: &str) -> bool {
+    fs::read_to_string(stamp(venv)).is_ok_and(|installed| installed == needed)
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn every_package_is_pinned() {
+    fn every_package_has_a_fixed_version() {
         let path = workspace_root()
             .unwrap()
             .join(TESTS)
@@ -126,7 +126,7 @@ mod tests {
         let packages: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert!(packages.len() >= 3, "{text}");
         for package in packages {
-            assert!(package.contains("=="), "{package} is not pinned");
+            assert!(package.contains("=="), "{package} has no fixed version");
         }
     }
 }

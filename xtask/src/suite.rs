@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::command::{cargo, run, succeeds, target_dir};
 use crate::cuda;
+use crate::package;
 use crate::python;
 use crate::snapshots::References;
 use crate::stages::Stages;
@@ -44,6 +45,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
 pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> {
     stages.run("fmt", || run(cargo(&["fmt", "--all", "--check"])?))?;
     stages.run("tidy", tidy::tidy)?;
+    stages.run("package", || package::package(false))?;
     if cuda::ready() {
         stages.run("cuda", || cuda::cuda(&cuda::Options::checked()))?;
     } else {

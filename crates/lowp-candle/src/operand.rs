@@ -244,7 +244,12 @@ impl<B: Backend> RecipeOperands<B> {
             kernel: operand.kernel,
             data,
             block_scale: find(Part::BlockScale),
-            tensor_scale: find(Part::TensorScale).map(|t| t.bytes),
+            tensor_scale: operand
+                .kernel
+                .scale
+                .tensor_part()
+                .and_then(find)
+                .map(|t| t.bytes),
             out,
         };
         Ok(Cast {

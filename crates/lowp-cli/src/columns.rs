@@ -1,52 +1,27 @@
-//! Aligned columns of text: words to the left, numbers to the right.
+//! Aligned columns of text that may come from a file.
 
 use crate::output::shown;
+use lowp_format::Table;
 
 /// Rows of cells below a header. Every row has as many cells as the header.
 #[derive(Debug)]
-pub(crate) struct Columns {
-    rows: Vec<Vec<String>>,
-    /// Columns of words; the others are aligned to the right.
-    words: &'static [usize],
-}
+pub(crate) struct Columns(Table);
 
 impl Columns {
     /// A table with this header; `words` are the columns aligned to the left.
     pub(crate) fn new(header: &[&str], words: &'static [usize]) -> Self {
-        let header = header.iter().map(|&cell| cell.to_owned()).collect();
-        Self {
-            rows: vec![header],
-            words,
-        }
+        Self(Table::new(header.iter().copied(), words))
     }
 
     /// Adds a row. A cell is one line of a readable length, whatever is in it.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter().map(|cell| shown(&cell).to_string());
-        self.rows.push(cells.collect());
+        let shown = |cell: String| shown(&cell).to_string();
+        self.0.row(cells.into_iter().map(shown));
     }
 
     /// One line per row.
     pub(crate) fn render(&self) -> String {
-        let columns = self.rows.first().map_or(0, Vec::len);
-        let width = |col: usize| self.rows.iter().map(|row| row[col].chars().count()).max();
-        let widths: Vec<usize> = (0..columns).filter_map(width).collect();
-        let mut out = String::new();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (col, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-                // The width of a format string has 16 bits.
-                let space = " ".repeat(width - cell.chars().count());
-                if self.words.contains(&col) {
-                    line.extend([cell, space.as_str(), "  "]);
-                } else {
-                    line.extend([space.as_str(), cell, "  "]);
-                }
-            }
-            out.push_str(line.trim_end());
-            out.push('\n');
-        }
-        out
+        self.0.to_string()
     }
 }
 

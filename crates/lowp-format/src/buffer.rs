@@ -4,17 +4,27 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::{Code, FormatError, Orientation, Shape, Usage, round_up};
+use crate::{Code, FormatError, Orientation, Shape, Usage, lcm};
 
-/// What a buffer holds.
+/// What the entries of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
     /// Element codes.
     Data,
     /// One scale per block.
     BlockScale,
-    /// One f32 for the tensor: the decode scale, or the amax of a two-level scale.
-    TensorScale,
+    /// The decode scale of the tensor, one f32 that multiplies codes.
+    DecodeScale,
+    /// The amax of the tensor, one f32 from which a two-level rule makes its scales.
+    TensorAmax,
+}
+
+impl Part {
+    /// Whether it is one f32 for the whole tensor. The scale rule says which one
+    /// ([`ScaleRule::tensor_part`](crate::ScaleRule::tensor_part)).
+    pub const fn is_per_tensor(self) -> bool {
+        matches!(self, Part::DecodeScale | Part::TensorAmax)
+    }
 }
 
 /// The name of a buffer within its tensor: which orientations it serves, and what it holds.
@@ -27,7 +37,7 @@ pub struct BufferKey {
 }
 
 impl BufferKey {
-    /// A key.
+    /// The key of the buffer that holds `part` for `usage`.
     pub const fn new(usage: Usage, part: Part) -> Self {
         Self { usage, part }
     }
@@ -43,10 +53,11 @@ impl fmt::Display for BufferKey {
         let part = match self.part {
             Part::Data => "data",
             Part::BlockScale => "scale_inv",
-            Part::TensorScale => "tensor_scale",
+            // One name in tables and plans; only the parts tell them apart.
+            Part::DecodeScale | Part::TensorAmax => "tensor_scale",
         };
         let name = match (self.usage, self.part) {
-            (_, Part::TensorScale) => part.to_owned(),
+            (_, Part::DecodeScale | Part::TensorAmax) => part.to_owned(),
             (Usage::ROWWISE | Usage::COLUMNWISE, _) => format!("{}_{part}", self.usage),
             _ => format!("shared_{part}"),
         };
@@ -119,7 +130,7 @@ pub enum Origin {
     Replicated,
 }
 
-/// One physical buffer. An *entry* is one code of [`BufferSpec::code`]; entries are stored densely
+/// The description of one physical buffer. An *entry* is one code of [`BufferSpec::code`]; entries are stored densely
 /// in row-major order over the two physical axes, and each physical row begins on a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferSpec {
@@ -144,7 +155,7 @@ impl BufferSpec {
     /// Longest side of a block, and largest padding multiple.
     pub const MAX_SIDE: usize = 4096;
 
-    /// Refuses a description that no buffer of `shape` has. The fields are public, so this is asked
+    /// Whether a tensor of `shape` can have this buffer. The fields are public, so this is asked
     /// before anything is computed from them.
     ///
     /// # Errors
@@ -152,9 +163,9 @@ impl BufferSpec {
     /// [`BufferSpec::MAX_SIDE`]; or a shape with too many elements ([`Shape::check`]).
     pub fn check(&self, shape: Shape) -> Result<(), FormatError> {
         shape.check()?;
-        let refuse = |why| Err(FormatError::NoSuchBuffer { key: self.key, why });
+        let reject = |why| Err(FormatError::NoSuchBuffer { key: self.key, why });
         if self.axes[0] == self.axes[1] {
-            return refuse("both physical axes follow the same logical axis".to_owned());
+            return reject("both physical axes follow the same logical axis".to_owned());
         }
         let sides = [
             ("tile side", self.tile[0]),
@@ -166,7 +177,7 @@ impl BufferSpec {
             .iter()
             .find(|(_, n)| !(1..=Self::MAX_SIDE).contains(n))
         {
-            Some((what, n)) => refuse(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
+            Some((what, n)) => reject(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
             None => Ok(()),
         }
     }
@@ -208,10 +219,19 @@ impl BufferSpec {
         }
     }
 
-    /// One f32 for the tensor, shared by both orientations.
-    pub const fn tensor_scale() -> Self {
+    /// The decode scale of the tensor, shared by both orientations.
+    pub const fn decode_scale() -> Self {
+        Self::per_tensor(Part::DecodeScale)
+    }
+
+    /// The amax of the tensor, shared by both orientations.
+    pub const fn tensor_amax() -> Self {
+        Self::per_tensor(Part::TensorAmax)
+    }
+
+    const fn per_tensor(part: Part) -> Self {
         Self {
-            key: BufferKey::new(Usage::BOTH, Part::TensorScale),
+            key: BufferKey::new(Usage::BOTH, part),
             code: Code::F32,
             axes: [Axis::Rows, Axis::Cols],
             tile: [1, 1],
@@ -222,7 +242,7 @@ impl BufferSpec {
 
     /// Entries along each physical axis (Compact form: exactly one per tile, no padding).
     pub const fn entries(&self, shape: Shape) -> [usize; 2] {
-        if matches!(self.key.part, Part::TensorScale) {
+        if self.key.part.is_per_tensor() {
             return [1, 1];
         }
         [
@@ -249,9 +269,9 @@ impl BufferSpec {
         }
     }
 
-    /// Rows must be cut at multiples of this, so that no entry and no byte straddles a cut.
+    /// The multiple at which rows are cut, so that no entry and no byte straddles a cut.
     pub const fn row_quantum(&self) -> usize {
-        if matches!(self.key.part, Part::TensorScale) {
+        if self.key.part.is_per_tensor() {
             return 1;
         }
         match self.axes[0] {
@@ -260,7 +280,7 @@ impl BufferSpec {
         }
     }
 
-    /// Columns must be a multiple of this.
+    /// The multiple that the number of columns must be.
     pub const fn col_quantum(&self) -> usize {
         match self.axes[1] {
             Axis::Cols => self.tile[1] * self.code.entries_per_byte(),
@@ -281,27 +301,4 @@ pub(crate) fn col_quantum<'a>(specs: impl IntoIterator<Item = &'a BufferSpec>) -
     specs
         .into_iter()
         .fold(1, |q, spec| lcm(q, spec.col_quantum()))
-}
-
-fn lcm(a: usize, b: usize) -> usize {
-    // A multiple of `b` within `a` steps always exists.
-    (1..=b)
-        .map(|i| a * i)
-        .find(|m| m % b == 0)
-        .unwrap_or(round_up(a, b))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_least_common_multiple_is_the_first_that_both_divide() {
-        for a in 1..=24 {
-            for b in 1..=24 {
-                let common = (1..).find(|m| m % a == 0 && m % b == 0);
-                assert_eq!(Some(lcm(a, b)), common, "{a} and {b}");
-            }
-        }
-    }
 }

@@ -28,7 +28,7 @@ impl RowCuts {
         Ok(Self { starts })
     }
 
-    /// Takes cuts that a caller made.
+    /// Cuts at the given ranges.
     ///
     /// # Errors
     /// No ranges, or ranges that do not cover the rows from 0 in order.

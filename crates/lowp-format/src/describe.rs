@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::{
     Axis, BufferSpec, Form, FormatError, GatherPlan, GatherStep, Orientation, Origin, Recipe,
-    RowCuts, ScaleLayout, Shape, Transport, Usage,
+    RowCuts, ScaleLayout, Shape, Table, Transport, Usage,
 };
 
 /// The buffers of a tensor of `shape` that serves `usage`, one line each: code, origin, physical
@@ -24,7 +24,7 @@ pub fn buffers_table(
 ) -> Result<String, FormatError> {
     recipe.check(shape)?;
     let specs = recipe.buffers(usage);
-    let mut table = Table::new(&[
+    let header = [
         "buffer",
         "code",
         "origin",
@@ -36,7 +36,8 @@ pub fn buffers_table(
         "padded",
         "padded bytes",
         "swizzled bytes",
-    ]);
+    ];
+    let mut table = Table::new(header, &[0, 1, 2, 3, 7]);
     for spec in &specs {
         let compact = [
             spec.key.to_string(),
@@ -68,7 +69,7 @@ pub fn buffers_table(
 /// it travels, the bytes of a rank's piece, the bytes on the wire and whether the buffer stays.
 /// Plans come with a label, such as the name of their phase.
 pub fn gather_table(plans: &[(&str, &GatherPlan)]) -> String {
-    let mut table = Table::new(&[
+    let header = [
         "phase",
         "step",
         "buffer",
@@ -76,7 +77,8 @@ pub fn gather_table(plans: &[(&str, &GatherPlan)]) -> String {
         "rank bytes",
         "wire bytes",
         "kept",
-    ]);
+    ];
+    let mut table = Table::new(header, &[0, 1, 2, 3, 6]);
     let mut totals = String::new();
     let mut sum = 0;
     for (label, plan) in plans {
@@ -115,7 +117,7 @@ pub fn ranks_table(recipe: &impl Recipe, usage: Usage, plans: &[(&str, &GatherPl
     let stored = recipe.stored(usage);
     let mut header = vec!["ranks".to_owned(), "rows".into(), "stores bytes".into()];
     header.extend(plans.iter().map(|(label, _)| format!("sends {label}")));
-    let mut table = Table { rows: vec![header] };
+    let mut table = Table::new(header, &[]);
     for (ranks, rows) in equal_ranks(&first.cuts) {
         let shard = first.full.with_rows(rows);
         let bytes: usize = stored.iter().map(|spec| spec.bytes(shard)).sum();
@@ -326,55 +328,5 @@ fn per_weight(bytes: usize, shape: Shape) -> String {
     match shape.elements() {
         0 => "-".to_owned(),
         elements => format!("{:.4}", bytes as f64 / elements as f64),
-    }
-}
-
-/// Aligned columns: numbers and shapes to the right, words to the left.
-struct Table {
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    fn new(header: &[&str]) -> Self {
-        Self {
-            rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()],
-        }
-    }
-
-    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
-    }
-
-    /// Width of a column, and whether it holds numbers.
-    fn column(&self, index: usize) -> (usize, bool) {
-        let cells = || self.rows.iter().map(|row| row[index].as_str());
-        let number = |cell: &str| cell == "-" || !cell.starts_with(|c: char| c.is_alphabetic());
-        (
-            cells().map(str::len).max().unwrap_or(0),
-            cells().skip(1).all(number),
-        )
-    }
-}
-
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let columns: Vec<(usize, bool)> = (0..self.rows[0].len())
-            .map(|index| self.column(index))
-            .collect();
-        for row in &self.rows {
-            let cells: Vec<String> = row
-                .iter()
-                .zip(&columns)
-                .map(|(cell, &(width, right))| {
-                    if right {
-                        format!("{cell:>width$}")
-                    } else {
-                        format!("{cell:<width$}")
-                    }
-                })
-                .collect();
-            writeln!(f, "{}", cells.join("  ").trim_end())?;
-        }
-        Ok(())
     }
 }

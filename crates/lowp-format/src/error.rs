@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::{BufferKey, Orientation, Shape, Usage};
 
-/// What is wrong, with the numbers and the remedy.
+/// An error of this crate: what is wrong, with the numbers and the remedy.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum FormatError {
     /// A tensor of fewer than two dimensions.

@@ -34,6 +34,7 @@ mod recipe;
 mod scale_layout;
 mod scale_rule;
 mod shape;
+mod table;
 mod tensor;
 mod usage;
 
@@ -52,6 +53,7 @@ pub use scale_rule::{
     two_level_encode_scale, two_level_multiplier,
 };
 pub use shape::Shape;
+pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
 pub use usage::{Orientation, Usage};
 
@@ -65,7 +67,31 @@ pub const fn round_up(a: usize, b: usize) -> usize {
     a.div_ceil(b) * b
 }
 
-/// Runs the example of the README.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct ReadmeExample;
+/// The least common multiple of `a` and `b`: 0 if one of them is, and [`usize::MAX`] if it does not fit.
+pub const fn lcm(a: usize, b: usize) -> usize {
+    let (mut gcd, mut rest) = (a, b);
+    while rest != 0 {
+        (gcd, rest) = (rest, gcd % rest);
+    }
+    match gcd {
+        0 => 0,
+        gcd => (a / gcd).saturating_mul(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_common_multiple_is_the_first_that_both_divide() {
+        for a in 1..=24 {
+            for b in 1..=24 {
+                let common = (1..).find(|m| m % a == 0 && m % b == 0);
+                assert_eq!(Some(lcm(a, b)), common, "{a} and {b}");
+            }
+        }
+        assert_eq!([lcm(0, 0), lcm(0, 3), lcm(3, 0)], [0; 3]);
+        assert_eq!(lcm(usize::MAX, usize::MAX - 1), usize::MAX);
+    }
+}

@@ -1,7 +1,7 @@
 //! [`Philox`]: the counter-based random generator behind stochastic rounding and initialisation.
 
-/// Philox4x32-10 (Salmon et al., SC 2011). A value depends only on key and counter, so results do
-/// not depend on sharding, thread count or device.
+/// A counter-based random generator, Philox4x32-10 (Salmon et al., SC 2011). A value depends only on
+/// key and counter, so results do not depend on sharding, thread count or device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Philox {
     key: [u32; 2],

@@ -74,7 +74,7 @@ impl ScaleLayout {
         } = *spec;
         let compact = spec.entries(shape);
         // A scalar follows no axis: nothing to pad, nothing to repeat.
-        let scalar = spec.key.part == Part::TensorScale;
+        let scalar = spec.key.part.is_per_tensor();
         if form == Form::Compact || (scalar && form == Form::Padded) {
             return Ok(Self {
                 form,

@@ -5,7 +5,7 @@
 //! (`scale_inv`) multiplies codes.
 
 use crate::codec::{e4m3, e8m0};
-use crate::{Code, Orientation};
+use crate::{Code, Orientation, Part};
 
 /// How an E8M0 block scale is rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,6 +66,17 @@ pub enum ScaleRule {
         /// Lower bound of the amax.
         epsilon: f32,
     },
+}
+
+impl ScaleRule {
+    /// What a quantized tensor keeps as one f32 for all of its elements, if anything.
+    pub const fn tensor_part(&self) -> Option<Part> {
+        match self {
+            ScaleRule::Tensor => Some(Part::DecodeScale),
+            ScaleRule::TwoLevel => Some(Part::TensorAmax),
+            ScaleRule::None | ScaleRule::E8M0(_) | ScaleRule::BlockF32 { .. } => None,
+        }
+    }
 }
 
 /// The ingredients that a kernel is made of. Backends dispatch on this and never see a recipe.

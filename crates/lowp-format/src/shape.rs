@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::FormatError;
 
-/// Rows (M, the product of all leading dimensions) by columns (K, the last dimension).
+/// The shape of a matrix: rows (M, the product of all leading dimensions) by columns (K, the last dimension).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape {
     /// M: rows.
@@ -52,7 +52,7 @@ impl Shape {
     /// bytes still fits in `usize`.
     pub const MAX_ELEMENTS: usize = (usize::MAX >> 16) + 1;
 
-    /// Refuses more elements than [`Shape::MAX_ELEMENTS`]; a side of 0 counts as 1, so that neither
+    /// Whether it has at most [`Shape::MAX_ELEMENTS`]; a side of 0 counts as 1, so that neither
     /// side alone is larger.
     ///
     /// # Errors

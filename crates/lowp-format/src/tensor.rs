@@ -95,6 +95,14 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
             .fold(Usage::empty(), |usage, b| usage | b.spec.key.usage)
     }
 
+    /// The buffer with one f32 for the whole tensor: its decode scale or its amax, as its
+    /// [`Part`] says.
+    pub fn per_tensor(&self) -> Option<&Buffer<S>> {
+        self.buffers
+            .iter()
+            .find(|b| b.spec.key.part.is_per_tensor())
+    }
+
     /// The buffer of that name.
     ///
     /// # Errors

@@ -222,7 +222,7 @@ fn usage_is_the_union_over_data_buffers() {
 }
 
 #[test]
-fn cuts_that_do_not_tile_are_refused() {
+fn cuts_that_do_not_tile_are_rejected() {
     assert_eq!(RowCuts::new(8, 0, 1), Err(FormatError::EmptyWorld));
     assert_eq!(RowCuts::from_ranges(&[]), Err(FormatError::EmptyWorld));
     for ranges in [[0..4, 5..8], [0..4, 3..8], [1..4, 4..8]] {
@@ -350,7 +350,7 @@ fn only_block_scales_have_a_swizzled_form() {
 
 /// What a caller can write into the public fields of a description, but no buffer has.
 #[test]
-fn descriptions_that_no_buffer_has_are_refused() {
+fn descriptions_that_no_buffer_has_are_rejected() {
     let (rows, cols) = (Axis::Rows, Axis::Cols);
     let good = BufferSpec::block_scale(
         Usage::ROWWISE,
@@ -361,9 +361,9 @@ fn descriptions_that_no_buffer_has_are_refused() {
         Origin::Quantized,
     );
     let shape = Shape::new(100, 96);
-    let bent = |bend: fn(&mut BufferSpec, usize), n| {
+    let with = |set: fn(&mut BufferSpec, usize), n| {
         let mut spec = good;
-        bend(&mut spec, n);
+        set(&mut spec, n);
         spec
     };
     let fields: [fn(&mut BufferSpec, usize); 4] = [
@@ -374,14 +374,14 @@ fn descriptions_that_no_buffer_has_are_refused() {
     ];
     for field in fields {
         for n in [0, BufferSpec::MAX_SIDE + 1, 1 << 32, usize::MAX] {
-            let spec = bent(field, n);
+            let spec = with(field, n);
             for (orientation, form) in Orientation::ALL.into_iter().zip(Form::ALL) {
                 let error = ScaleLayout::new(&spec, shape, orientation, form).unwrap_err();
                 assert!(error.to_string().contains(&format!("not {n}")), "{error}");
             }
         }
-        assert_eq!(bent(field, 1).check(shape), Ok(()));
-        assert_eq!(bent(field, BufferSpec::MAX_SIDE).check(shape), Ok(()));
+        assert_eq!(with(field, 1).check(shape), Ok(()));
+        assert_eq!(with(field, BufferSpec::MAX_SIDE).check(shape), Ok(()));
     }
     for axes in [[rows; 2], [cols; 2]] {
         let error = BufferSpec { axes, ..good }.check(shape).unwrap_err();

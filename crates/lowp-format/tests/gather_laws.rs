@@ -124,9 +124,9 @@ fn sources_come_first(steps: &[&GatherStep]) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn cuts_off_the_quantum_are_refused() {
+fn cuts_off_the_quantum_are_rejected() {
     let full = Shape::new(192, 64);
-    let mut refused = 0;
+    let mut rejected = 0;
     for recipe in AnyRecipe::all() {
         for usage in USAGES {
             let quantum = recipe.row_quantum(usage);
@@ -156,10 +156,10 @@ fn cuts_off_the_quantum_are_refused() {
                 text.starts_with("192 rows over 3 ranks: ") && text.contains(&says),
                 "{text}"
             );
-            refused += 1;
+            rejected += 1;
         }
     }
-    assert!(refused > 0);
+    assert!(rejected > 0);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_cut_behind_all_rows_is_legal() {
 }
 
 #[test]
-fn wrong_shapes_worlds_and_cuts_are_refused() {
+fn wrong_shapes_worlds_and_cuts_are_rejected() {
     for recipe in AnyRecipe::all() {
         let fits = |cols: &usize| recipe.check(Shape::new(64, *cols)).is_ok();
         let multiple = (1..).find(fits).expect("some width");

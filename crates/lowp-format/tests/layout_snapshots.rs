@@ -23,7 +23,7 @@ const GATHERS: [(Shape, usize); 4] = [
     (Shape::new(256, 128), 2),
 ];
 
-/// A refused shape is part of the layout: its message is what the user sees.
+/// A rejected shape is part of the layout: its message is what the user sees.
 fn or_error(text: Result<String, FormatError>) -> String {
     text.unwrap_or_else(|error| format!("error: {error}\n"))
 }

@@ -29,11 +29,45 @@ fn the_block_of_a_kernel_is_that_of_the_scales() {
 }
 
 #[test]
+fn the_default_value_is_that_of_no_options() {
+    let defaults = AnyRecipe::all();
+    assert_eq!(defaults.len(), AnyRecipe::names().len());
+    for (recipe, name) in defaults.into_iter().zip(AnyRecipe::names()) {
+        let made = AnyRecipe::from_name(name, &RecipeOptions::default()).unwrap();
+        assert_eq!(recipe, made);
+        assert_eq!(recipe.name(), name);
+    }
+}
+
+/// What the number of a tensor means follows from the rule, for operands too.
+#[test]
+fn the_rule_says_what_the_number_of_the_tensor_is() {
+    let roles = [Role::Weight, Role::Activation, Role::Gradient];
+    for recipe in AnyRecipe::all() {
+        for operand in roles.map(|role| recipe.operand(role)) {
+            let parts: Vec<Part> = operand
+                .buffers
+                .iter()
+                .map(|spec| spec.key.part)
+                .filter(|part| part.is_per_tensor())
+                .collect();
+            let expected = operand.kernel.scale.tensor_part();
+            assert_eq!(parts, Vec::from_iter(expected), "{}", recipe.name());
+        }
+        // Above block scales stands an amax; alone, a decode scale.
+        let blocks = recipe.kernel().blocks.is_some();
+        if let Some(part) = recipe.kernel().scale.tensor_part() {
+            assert_eq!(part == Part::TensorAmax, blocks, "{}", recipe.name());
+        }
+    }
+}
+
+#[test]
 fn a_tensor_amax_is_observed_for_every_tensor_scale() {
     for recipe in AnyRecipe::all() {
         let source = recipe.scale_source();
         let stored = recipe.buffers(Usage::BOTH);
-        let scaled = stored.iter().any(|s| s.key.part == Part::TensorScale);
+        let scaled = stored.iter().any(|s| s.key.part.is_per_tensor());
         assert_eq!(source.observes_tensor_amax(), scaled, "{}", recipe.name());
         // A delayed scale comes of earlier steps: nothing waits for this one's amax.
         let delayed = matches!(source, ScaleSource::History { .. });

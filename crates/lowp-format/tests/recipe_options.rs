@@ -1,4 +1,4 @@
-//! Name and options make a recipe again, and a recipe refuses options that it does not have.
+//! Name and options make a recipe again, and a recipe rejects options that it does not have.
 
 use lowp_format::{
     AmaxAlgorithm, AnyRecipe, FormatError, Fp8Format, MxScale, Recipe, RecipeOptions,
@@ -173,7 +173,7 @@ fn unknown_names_list_the_known_ones() {
 }
 
 #[test]
-fn values_out_of_range_are_refused_where_the_option_exists() {
+fn values_out_of_range_are_rejected_where_the_option_exists() {
     let none = RecipeOptions::default();
     let bad = [
         RecipeOptions {
@@ -212,18 +212,18 @@ fn values_out_of_range_are_refused_where_the_option_exists() {
             } => "margin",
             _ => "epsilon",
         };
-        let mut refused = 0;
+        let mut rejected = 0;
         for recipe in AnyRecipe::all() {
             let error = AnyRecipe::from_name(recipe.name(), &options).unwrap_err();
             match error {
                 FormatError::OptionValue { option, .. } => {
                     assert_eq!(option, name);
-                    refused += 1;
+                    rejected += 1;
                 }
                 FormatError::UnusedOption { option, .. } => assert_eq!(option, name),
                 other => panic!("{other}"),
             }
         }
-        assert!(refused > 0, "no recipe has {name}");
+        assert!(rejected > 0, "no recipe has {name}");
     }
 }

@@ -160,7 +160,12 @@ impl Input {
             kernel: job.kernel,
             data: part(Part::Data).ok_or(KernelError::Missing { what })?,
             block_scale: part(Part::BlockScale),
-            tensor_scale: part(Part::TensorScale).map(|t| t.bytes),
+            tensor_scale: job
+                .kernel
+                .scale
+                .tensor_part()
+                .and_then(part)
+                .map(|t| t.bytes),
             out: Cpu.alloc(self.shape.elements())?,
         };
         Cpu.once(Work::Encode(vec![job]))?;

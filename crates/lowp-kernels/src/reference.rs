@@ -77,7 +77,7 @@ impl Reference<'_> {
     /// Ingredients outside the definition.
     pub fn encode(&self, spec: &BufferSpec) -> Result<Vec<u8>, KernelError> {
         let mut bytes = vec![0; spec.bytes(self.shape)];
-        if spec.key.part == Part::TensorScale {
+        if spec.key.part.is_per_tensor() {
             return Ok(self.tensor_entry().to_le_bytes().to_vec());
         }
         if self.shape.elements() == 0 {
@@ -135,7 +135,9 @@ impl Reference<'_> {
     ) -> Result<(), KernelError> {
         let cols = self.shape.cols;
         match spec.key.part {
-            Part::TensorScale => bytes.copy_from_slice(&self.tensor_entry().to_le_bytes()),
+            Part::DecodeScale | Part::TensorAmax => {
+                bytes.copy_from_slice(&self.tensor_entry().to_le_bytes())
+            }
             Part::BlockScale => {
                 let ([height, width], amaxes) = amaxes.unwrap_or(([1, 1], &[]));
                 let [down, across] = [self.shape.rows.div_ceil(height), cols.div_ceil(width)];

@@ -74,7 +74,7 @@ fn encode_scales<B: Backend, R: Recipe>(
     orientation: Orientation,
 ) -> Result<Vec<Option<f32>>, ShardError> {
     let delayed = matches!(tensor.recipe().scale_source(), ScaleSource::History { .. });
-    let stored = tensor.part(orientation, Part::TensorScale);
+    let stored = tensor.part(orientation, Part::DecodeScale);
     let (true, Some(stored)) = (delayed, stored) else {
         return Ok(vec![None]);
     };

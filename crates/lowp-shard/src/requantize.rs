@@ -214,7 +214,7 @@ pub fn flat_targets<B: Backend, R: Recipe>(
     for spec in recipe.stored(usage) {
         let bytes = match spec.key.part {
             Part::Data => shard.bytes().len(),
-            Part::BlockScale | Part::TensorScale => spec.bytes(shard.shape()),
+            Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(shard.shape()),
         };
         targets.push(Target::new(spec, backend.alloc::<u8>(bytes)?));
     }

@@ -74,9 +74,7 @@ pub fn decode_job<B: Backend, R: Recipe>(
         kernel: tensor.recipe().kernel(),
         data: target(tensor.data(orientation)?),
         block_scale: tensor.part(orientation, Part::BlockScale).map(target),
-        tensor_scale: tensor
-            .part(orientation, Part::TensorScale)
-            .map(|b| b.storage.clone()),
+        tensor_scale: tensor.per_tensor().map(|b| b.storage.clone()),
         out,
     })
 }

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Barrier;
 
 use common::{Comm, failing, ranks};
-use lowp_format::{AnyRecipe, GatherStep, Part, Phase, Recipe, Shape, Transport};
+use lowp_format::{AnyRecipe, GatherStep, Phase, Recipe, Shape, Transport};
 use lowp_kernels::{Backend, Cpu};
 use lowp_shard::{
     Communicator, GatherGroup, GatherPool, GradWire, LocalComm, ReduceItem, ScaleBookBuilder,
@@ -36,11 +36,11 @@ fn gathered_bytes_are_those_of_the_larger_phase_without_tensor_scales() {
                 let mut largest = 0;
                 for phase in Phase::ALL {
                     let plan = group.plan(0, phase).expect("both usages");
-                    let kept = plan.kept().filter(|s| s.key.part != Part::TensorScale);
+                    let kept = plan.kept().filter(|s| !s.key.part.is_per_tensor());
                     let kept: usize = kept.map(|s| s.bytes(plan.full)).sum();
                     group.unshard(phase)?;
                     let held = group.tensor(0)?.buffers().iter();
-                    let pooled = held.filter(|b| b.spec.key.part != Part::TensorScale);
+                    let pooled = held.filter(|b| !b.spec.key.part.is_per_tensor());
                     let bytes: usize = pooled.map(|b| Cpu.len(&b.storage)).sum();
                     assert!(bytes >= kept, "{} {phase:?}", recipe.name());
                     largest = largest.max(kept);

@@ -49,7 +49,7 @@ fn every_changed_byte_is_named() {
             let tensor = cast(recipe, None);
             let buffer = &tensor.buffers()[index];
             let key = buffer.spec.key;
-            if is_delayed && key.part == Part::TensorScale {
+            if is_delayed && key.part.is_per_tensor() {
                 continue;
             }
             let bytes = Cpu.download(&buffer.storage).unwrap();
@@ -101,12 +101,12 @@ fn a_decode_scale_that_is_no_reciprocal_is_found() {
     let scale_inv = candidates.find(reciprocal_of_none).expect("a gap");
     let tensor = cast(delayed(), Some(1.0 / scale_inv));
     let scale = tensor
-        .part(Orientation::Rowwise, Part::TensorScale)
+        .part(Orientation::Rowwise, Part::DecodeScale)
         .unwrap();
     Cpu.write(&scale.storage, 0, &scale_inv.to_le_bytes())
         .unwrap();
     for orientation in Orientation::ALL {
         let divergence = found(&tensor, orientation).expect("no cast gives this scale");
-        assert_eq!(divergence.key.part, Part::TensorScale, "{divergence}");
+        assert_eq!(divergence.key.part, Part::DecodeScale, "{divergence}");
     }
 }

@@ -53,7 +53,7 @@ fn a_flat_cast_fills_its_bytes_of_the_data_and_whole_scales() {
                 assert_eq!(target.spec, spec);
                 let bytes = match spec.key.part {
                     Part::Data => (501 * code.bits()).div_ceil(8) - 70 * code.bits() / 8,
-                    Part::BlockScale | Part::TensorScale => spec.bytes(SHAPE),
+                    Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(SHAPE),
                 };
                 assert_eq!(Cpu.len(&target.bytes), bytes, "{}", spec.key);
             }

@@ -100,7 +100,7 @@ fn round_trip(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool) {
     for account in &accounts {
         assert_eq!(account.counted_sent_bytes, 2 * account.sent_bytes() as u64);
     }
-    let scale = |s: &lowp_format::BufferSpec| s.key.part == Part::TensorScale;
+    let scale = |s: &lowp_format::BufferSpec| s.key.part.is_per_tensor();
     let resident: usize = accounts.iter().map(|a| a.shard_bytes()).sum();
     let stored = |&(recipe, shape): &(AnyRecipe, Shape)| -> usize {
         let specs = recipe.stored(Usage::BOTH);
@@ -229,7 +229,7 @@ fn tensor_scales_are_the_shards_own_handles_and_never_travel() {
             let pool = GatherPool::new(&Cpu);
             let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![tensor.clone()], true)?;
             group.unshard(Phase::Forward)?;
-            let key = BufferKey::new(Usage::BOTH, Part::TensorScale);
+            let key = BufferKey::new(Usage::BOTH, Part::DecodeScale);
             if let Ok(scale) = group.tensor(0)?.buffer(key) {
                 assert!(scale.storage.ptr_eq(&tensor.local().buffer(key)?.storage));
             }

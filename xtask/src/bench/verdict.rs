@@ -49,12 +49,12 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Judges the rows of `groups` that have a bar; `again` measures those that are below theirs once
+/// Judges the rows of `groups` that have a bar; `measure` runs those that are below theirs once
 /// more.
 pub(super) fn judge(
     groups: &BTreeMap<String, Group>,
     bars: &BTreeMap<String, f64>,
-    mut again: impl FnMut(&[&str]) -> Result<BTreeMap<String, Group>>,
+    mut measure: impl FnMut(&[&str]) -> Result<BTreeMap<String, Group>>,
 ) -> Result<BTreeMap<String, Verdict>> {
     let mut verdicts = BTreeMap::new();
     for (name, group) in groups {
@@ -73,7 +73,7 @@ pub(super) fn judge(
     }
     let names: Vec<&str> = missed.iter().map(String::as_str).collect();
     for _ in 1..RUNS {
-        let groups = again(&names)?;
+        let groups = measure(&names)?;
         for name in &missed {
             let ratio = groups.get(name).and_then(Group::ratio);
             let Some(ratio) = ratio else {

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_doubles_and_odd_names_are_caught() {
+    fn gaps_doubles_and_malformed_names_are_caught() {
         assert!(found(&["0001-a.md", "0002-b.md"]).is_empty());
         assert_eq!(
             found(&["0001-a.md", "0003-c.md"]),

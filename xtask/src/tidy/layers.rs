@@ -67,6 +67,7 @@ mod tests {
             name: name.into(),
             manifest: manifest.into(),
             dependencies: vec![dependency],
+            publish: None,
         }];
         places(&check(&Tree {
             packages,

@@ -12,6 +12,7 @@ mod module_docs;
 mod modules;
 mod pending_snapshots;
 mod recipe_names;
+mod release_profile;
 mod toolchain;
 
 use std::fmt;
@@ -58,6 +59,7 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     modules::check,
     pending_snapshots::check,
     recipe_names::check,
+    release_profile::check,
     toolchain::check,
 ];
 

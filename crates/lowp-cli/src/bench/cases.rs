@@ -238,7 +238,8 @@ impl Case {
         supply.cuda.once(Work::Encode(vec![encoded.clone()]))?;
         let part = |part| encoded.target(Orientation::Rowwise, part).cloned();
         let data = part(Part::Data).context("no rowwise data")?;
-        let (block_scale, tensor_scale) = (part(Part::BlockScale), part(Part::TensorScale));
+        let block_scale = part(Part::BlockScale);
+        let tensor_scale = encoded.kernel.scale.tensor_part().and_then(part);
         let read = [Some(&data), block_scale.as_ref(), tensor_scale.as_ref()];
         let read: usize = read.into_iter().flatten().map(|t| t.bytes.len()).sum();
         made.bytes += read + self.shape.elements() * 4;

@@ -116,12 +116,11 @@ pub(super) fn fields(
     form: Form,
 ) -> Result<Vec<Field>, FormatError> {
     let mut fields = Vec::new();
-    let blocks = specs.iter().any(|spec| spec.key.part == Part::BlockScale);
     for spec in specs {
         let (layout, what) = match spec.key.part {
             Part::Data => (Form::Compact, "data"),
             Part::BlockScale => (form, "scale_inv"),
-            Part::TensorScale => continue,
+            Part::DecodeScale | Part::TensorAmax => continue,
         };
         for orientation in written(spec, usage, form) {
             let content = Content::Buffer {
@@ -136,29 +135,28 @@ pub(super) fn fields(
             ));
         }
     }
-    let scale = specs.iter().find(|spec| spec.key.part == Part::TensorScale);
-    match scale {
-        Some(spec) if blocks => {
-            let content = Content::Buffer {
-                key: spec.key,
-                orientation: Orientation::Rowwise,
-            };
-            fields.push(Field::number("amax".to_owned(), content));
-            return Ok(fields);
-        }
-        Some(spec) => {
-            for orientation in Orientation::ALL {
-                let data = format!("{orientation}_data");
-                if fields.iter().any(|field| field.suffix == data) {
-                    let content = Content::Buffer {
-                        key: spec.key,
-                        orientation,
-                    };
-                    fields.push(Field::number(format!("{orientation}_scale_inv"), content));
+    for spec in specs {
+        let content = |orientation| Content::Buffer {
+            key: spec.key,
+            orientation,
+        };
+        match spec.key.part {
+            Part::Data | Part::BlockScale => {}
+            Part::TensorAmax => {
+                let content = content(Orientation::Rowwise);
+                fields.push(Field::number("amax".to_owned(), content));
+                return Ok(fields);
+            }
+            Part::DecodeScale => {
+                for orientation in Orientation::ALL {
+                    let data = format!("{orientation}_data");
+                    if fields.iter().any(|field| field.suffix == data) {
+                        let name = format!("{orientation}_scale_inv");
+                        fields.push(Field::number(name, content(orientation)));
+                    }
                 }
             }
         }
-        None => {}
     }
     if recipe.scale_source().observes_tensor_amax() {
         fields.push(Field::number("amax".to_owned(), Content::Amax));

@@ -10,7 +10,7 @@ use lowp_shard::scales_in_form;
 
 /// The buffers among `specs` that the fields of a pass are made of.
 pub(super) fn buffers_of(specs: &[BufferSpec], pass: Pass) -> BufferList {
-    let number = |spec: &&BufferSpec| spec.key.part == Part::TensorScale;
+    let number = |spec: &&BufferSpec| spec.key.part.is_per_tensor();
     let specs = specs.iter();
     match pass {
         Pass::Numbers => specs.filter(number).copied().collect(),

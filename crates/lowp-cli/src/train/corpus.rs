@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// See data/README.md for source and licence.
-static BUNDLED: &[u8] = include_bytes!("../../../../data/moby-dick.txt");
+static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
 
 /// Longest text that is read.
 const MAX_BYTES: u64 = 1 << 32;

@@ -190,7 +190,7 @@ fn per_tensor(kernel: KernelKey) -> KernelKey {
 fn without_blocks(buffers: BufferList) -> BufferList {
     let data = |spec: &BufferSpec| spec.key.part == Part::Data;
     let mut kept: BufferList = buffers.into_iter().filter(data).collect();
-    kept.push(BufferSpec::tensor_scale());
+    kept.push(BufferSpec::decode_scale());
     kept
 }
 

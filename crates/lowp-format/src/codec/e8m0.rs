@@ -3,7 +3,7 @@
 /// The code that is not a number.
 pub const NAN: u8 = 0xFF;
 
-/// The smallest power of two that is not below `v >= 0`, saturating at `0xFE`.
+/// Encodes the smallest power of two that is not below `v >= 0`, saturating at `0xFE`.
 ///
 /// NaN gives `0xFF`, infinity `0xFE`, zero `0x00`. Source: docs/numerics.md 1.4.
 #[inline(always)]
@@ -22,7 +22,7 @@ pub const fn encode_ceil(v: f32) -> u8 {
     (if bits > 0x7F80_0000 { 0xFF } else { code }) as u8
 }
 
-/// The power of two of `v`'s exponent field lowered by `emax`, at least `0x00`; infinity and NaN
+/// Encodes the power of two of `v`'s exponent field lowered by `emax`, at least `0x00`; infinity and NaN
 /// give `0xFF` (OCP MX 1.0, 6.3).
 #[inline(always)]
 pub const fn encode_floor(v: f32, emax: i32) -> u8 {

@@ -19,21 +19,32 @@ pub struct Fp8Current {
     pub source_rounding: SourceRounding,
 }
 
+impl Default for Fp8Current {
+    fn default() -> Self {
+        Self {
+            format: Fp8Format::Hybrid,
+            pow2: false,
+            epsilon: 0.0,
+            source_rounding: SourceRounding::default(),
+        }
+    }
+}
+
 impl Fp8Current {
     /// The name of the recipe.
     pub const NAME: &'static str = "fp8-current";
 
-    /// Takes format, pow2, epsilon and source_rounding.
+    /// The recipe with `options`, of which it has format, pow2, epsilon and source_rounding.
     ///
     /// # Errors
     /// Any other option, or an epsilon that is negative or not finite.
     pub fn from_options(options: &RecipeOptions) -> Result<Self, FormatError> {
-        let mut left = *options;
+        let (mut left, default) = (*options, Self::default());
         let recipe = Self {
-            format: left.format.take().unwrap_or(Fp8Format::Hybrid),
-            pow2: left.pow2.take().unwrap_or(false),
-            epsilon: left.epsilon.take().unwrap_or(0.0),
-            source_rounding: left.source_rounding.take().unwrap_or_default(),
+            format: left.format.take().unwrap_or(default.format),
+            pow2: left.pow2.take().unwrap_or(default.pow2),
+            epsilon: left.epsilon.take().unwrap_or(default.epsilon),
+            source_rounding: left.source_rounding.take().unwrap_or(default.source_rounding),
         };
         left.finish(Self::NAME)?;
         if !recipe.epsilon.is_finite() || recipe.epsilon < 0.0 {
@@ -64,7 +75,7 @@ pub(super) fn per_tensor_buffers(element: Code, usage: Usage) -> BufferList {
         let origin = Origin::TransposeOf(rowwise);
         buffers.push(BufferSpec::data(Usage::COLUMNWISE, element, axes, origin));
     }
-    buffers.push(BufferSpec::tensor_scale());
+    buffers.push(BufferSpec::decode_scale());
     buffers
 }
 

@@ -24,22 +24,34 @@ pub struct Fp8Delayed {
     pub source_rounding: SourceRounding,
 }
 
+impl Default for Fp8Delayed {
+    fn default() -> Self {
+        Self {
+            format: Fp8Format::Hybrid,
+            margin: 0,
+            history: 1024,
+            amax_algorithm: AmaxAlgorithm::default(),
+            source_rounding: SourceRounding::default(),
+        }
+    }
+}
+
 impl Fp8Delayed {
     /// The name of the recipe.
     pub const NAME: &'static str = "fp8-delayed";
 
-    /// Takes format, margin, history, amax_algorithm and source_rounding.
+    /// The recipe with `options`, of which it has format, margin, history, amax_algorithm and source_rounding.
     ///
     /// # Errors
     /// Any other option, or an empty history.
     pub fn from_options(options: &RecipeOptions) -> Result<Self, FormatError> {
-        let mut left = *options;
+        let (mut left, default) = (*options, Self::default());
         let recipe = Self {
-            format: left.format.take().unwrap_or(Fp8Format::Hybrid),
-            margin: left.margin.take().unwrap_or(0),
-            history: left.history.take().unwrap_or(1024),
-            amax_algorithm: left.amax_algorithm.take().unwrap_or_default(),
-            source_rounding: left.source_rounding.take().unwrap_or_default(),
+            format: left.format.take().unwrap_or(default.format),
+            margin: left.margin.take().unwrap_or(default.margin),
+            history: left.history.take().unwrap_or(default.history),
+            amax_algorithm: left.amax_algorithm.take().unwrap_or(default.amax_algorithm),
+            source_rounding: left.source_rounding.take().unwrap_or(default.source_rounding),
         };
         left.finish(Self::NAME)?;
         if recipe.history == 0 {

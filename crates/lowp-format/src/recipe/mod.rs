@@ -32,6 +32,13 @@ macro_rules! recipes {
         /// Makes each recipe from options, in the order of the list.
         const FROM_OPTIONS: &[(&str, fn(&RecipeOptions) -> Result<AnyRecipe, FormatError>)] =
             &[$(($Recipe::NAME, |options| Ok($Recipe::from_options(options)?.into()))),*];
+
+        impl AnyRecipe {
+            /// Every recipe with its default options, in the order of the list.
+            pub fn all() -> Vec<Self> {
+                vec![$($Recipe::default().into()),*]
+            }
+        }
     };
 }
 
@@ -46,8 +53,8 @@ recipes! {
     nvfp4_2d::Nvfp4TwoD,
 }
 
-/// What a low-precision format answers about itself. Implementations are `Copy` values without
-/// state; amax histories and scales belong to the training loop.
+/// A low-precision format: the answers from which layouts, casts and gathers follow. Implementations
+/// are `Copy` values without state; amax histories and scales belong to the training loop.
 #[enum_dispatch]
 pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
     /// The name in options, tables and file metadata.
@@ -78,7 +85,7 @@ pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
         RecipeOptions::default()
     }
 
-    /// Rows of a shard must be cut at multiples of this to serve `usage`.
+    /// The multiple at which the rows of shards that serve `usage` are cut.
     fn row_quantum(&self, usage: Usage) -> usize {
         row_quantum(&self.stored(usage))
     }
@@ -88,10 +95,10 @@ pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
         gather::stored(self, usage)
     }
 
-    /// Accepts or refuses a shape.
+    /// Whether a tensor may have this shape.
     ///
     /// # Errors
-    /// Columns that are not a multiple of the block length, or odd columns of a 4-bit code.
+    /// Columns that are not a multiple of the block length, or an odd number of columns of a 4-bit code.
     fn check(&self, shape: Shape) -> Result<(), FormatError> {
         let multiple = col_quantum(&self.buffers(Usage::BOTH));
         if shape.cols.is_multiple_of(multiple) {
@@ -125,15 +132,6 @@ impl AnyRecipe {
     /// The names of all recipes, in the order of the list.
     pub fn names() -> Vec<&'static str> {
         FROM_OPTIONS.iter().map(|(name, _)| *name).collect()
-    }
-
-    /// Every recipe with its default options, in the order of the list.
-    pub fn all() -> Vec<Self> {
-        let defaults = RecipeOptions::default();
-        FROM_OPTIONS
-            .iter()
-            .filter_map(|(_, make)| make(&defaults).ok())
-            .collect()
     }
 
     /// Every recipe whose elements are narrower than 16 bits.

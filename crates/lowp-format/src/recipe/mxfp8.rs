@@ -18,22 +18,32 @@ pub struct Mxfp8 {
     pub source_rounding: SourceRounding,
 }
 
+impl Default for Mxfp8 {
+    fn default() -> Self {
+        Self {
+            format: Fp8Format::E4M3,
+            mx_scale: MxScale::default(),
+            source_rounding: SourceRounding::default(),
+        }
+    }
+}
+
 impl Mxfp8 {
     /// The name of the recipe.
     pub const NAME: &'static str = "mxfp8";
     /// Block rows x columns, rowwise and columnwise.
     const BLOCKS: [[usize; 2]; 2] = [[1, 32], [32, 1]];
 
-    /// Takes format, mx_scale and source_rounding.
+    /// The recipe with `options`, of which it has format, mx_scale and source_rounding.
     ///
     /// # Errors
     /// Any other option.
     pub fn from_options(options: &RecipeOptions) -> Result<Self, FormatError> {
-        let mut left = *options;
+        let (mut left, default) = (*options, Self::default());
         let recipe = Self {
-            format: left.format.take().unwrap_or(Fp8Format::E4M3),
-            mx_scale: left.mx_scale.take().unwrap_or_default(),
-            source_rounding: left.source_rounding.take().unwrap_or_default(),
+            format: left.format.take().unwrap_or(default.format),
+            mx_scale: left.mx_scale.take().unwrap_or(default.mx_scale),
+            source_rounding: left.source_rounding.take().unwrap_or(default.source_rounding),
         };
         left.finish(Self::NAME).map(|()| recipe)
     }

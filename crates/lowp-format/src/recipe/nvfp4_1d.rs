@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// NVFP4 with 1x16 and 16x1 blocks. Neither orientation can be derived from the other.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Nvfp4OneD {
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
@@ -20,7 +20,7 @@ impl Nvfp4OneD {
     /// Block rows x columns, rowwise and columnwise.
     const BLOCKS: [[usize; 2]; 2] = [[1, 16], [16, 1]];
 
-    /// Takes source_rounding.
+    /// The recipe with `options`, of which it has source_rounding.
     ///
     /// # Errors
     /// Any other option.
@@ -62,7 +62,7 @@ impl Recipe for Nvfp4OneD {
             buffers.push(BufferSpec::data(serves, Code::E2M1, axes, origin));
             buffers.push(BufferSpec::block_scale(serves, code, axes, col_block, pad, origin));
         }
-        buffers.push(BufferSpec::tensor_scale());
+        buffers.push(BufferSpec::tensor_amax());
         buffers
     }
 

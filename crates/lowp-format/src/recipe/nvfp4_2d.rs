@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// NVFP4 with 16x16 blocks for weights; activations and gradients use 1-D blocks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Nvfp4TwoD {
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
@@ -20,7 +20,7 @@ impl Nvfp4TwoD {
     /// Block rows x columns.
     const BLOCK: [usize; 2] = [16, 16];
 
-    /// Takes source_rounding.
+    /// The recipe with `options`, of which it has source_rounding.
     ///
     /// # Errors
     /// Any other option.
@@ -65,7 +65,7 @@ impl Recipe for Nvfp4TwoD {
             let origin = Origin::TransposeOf(rowwise(Part::BlockScale));
             buffers.push(BufferSpec::block_scale(serves, code, axes, Self::BLOCK, pad, origin));
         }
-        buffers.push(BufferSpec::tensor_scale());
+        buffers.push(BufferSpec::tensor_amax());
         buffers
     }
 

@@ -9,7 +9,7 @@ use super::Role;
 pub enum Fp8Format {
     /// E4M3 for every tensor.
     E4M3,
-    /// E5M2 for every tensor. For gradient tensors and files; training refuses it for weights.
+    /// E5M2 for every tensor. For gradient tensors and files; training rejects it for weights.
     E5M2,
     /// E4M3 for weights and activations, E5M2 for gradients.
     Hybrid,
@@ -25,7 +25,7 @@ impl Fp8Format {
     }
 }
 
-/// Options by name. `None` means the recipe's default; a recipe refuses what it does not have.
+/// Options by name. `None` means the recipe's default; a recipe rejects what it does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecipeOptions {
     /// FP8 codes.
@@ -47,7 +47,7 @@ pub struct RecipeOptions {
 }
 
 impl RecipeOptions {
-    /// Refuses options that `recipe` did not take (the caller takes what it has out of a copy).
+    /// Whether no option is left; the caller takes those of `recipe` out of a copy.
     ///
     /// # Errors
     /// Names the first option left.

@@ -16,7 +16,7 @@ impl PlainBf16 {
     /// The name of the recipe.
     pub const NAME: &'static str = "bf16";
 
-    /// Takes no options.
+    /// The recipe; it has no options.
     ///
     /// # Errors
     /// Any option.

@@ -16,7 +16,7 @@ impl PlainF32 {
     /// The name of the recipe.
     pub const NAME: &'static str = "fp32";
 
-    /// Takes no options.
+    /// The recipe; it has no options.
     ///
     /// # Errors
     /// Any option.

@@ -288,10 +288,10 @@ impl<B: Backend> Planner<'_, B> {
                 // An empty range touches nothing, whatever its buffer is.
                 Part::Data if job.len == 0 => self.backend.len::<u8>(bytes),
                 Part::Data => touched(spec.code, job.start, job.len).len(),
-                Part::BlockScale | Part::TensorScale => spec.bytes(job.shape),
+                Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(job.shape),
             };
             self.whole::<u8>(index, spec.key, bytes, needed, Mode::Write)?;
-            if spec.key.part == Part::TensorScale {
+            if spec.key.part.is_per_tensor() {
                 continue;
             }
             if let Some(block) = block_of(&job.kernel, spec.key.usage)? {

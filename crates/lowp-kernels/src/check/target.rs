@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lowp_format::{
     Axis, BufferSpec, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, ScaleRule,
-    Shape, Usage,
+    Shape, Usage, lcm,
 };
 
 use crate::ingredients::{Traits, traits};
@@ -88,10 +88,12 @@ pub(crate) fn check_target<B: Backend>(
         });
     }
     match at.part {
-        Part::TensorScale if !traits.tensor => {
-            return Err(KernelError::TargetPart { key: at, scale });
+        part @ (Part::DecodeScale | Part::TensorAmax) => {
+            if key.scale.tensor_part() != Some(part) {
+                return Err(KernelError::TargetPart { key: at, scale });
+            }
+            return holds(spec.tile, Some((Code::F32, spec.tile)));
         }
-        Part::TensorScale => return holds(spec.tile, Some((Code::F32, spec.tile))),
         Part::Data => holds(spec.tile, Some((key.element, [1, 1])))?,
         Part::BlockScale => {
             let block = block_of(key, at.usage)?;
@@ -154,15 +156,4 @@ pub(super) fn covers(from: &ScaleLayout, to: &ScaleLayout) -> bool {
 pub(crate) fn touched(code: Code, start: usize, len: usize) -> Range<usize> {
     let bits = code.bits();
     start * bits / 8..((start + len) * bits).div_ceil(8)
-}
-
-/// Least common multiple.
-pub(crate) fn lcm(a: usize, b: usize) -> usize {
-    let gcd = |mut a: usize, mut b: usize| {
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    };
-    a / gcd(a, b) * b
 }

@@ -198,7 +198,7 @@ fn two_launches_and_a_collective_make_a_step() {
         for (index, whole) in alone().into_iter().enumerate() {
             for (at, (key, expected)) in whole.into_iter().enumerate() {
                 let parts = found.iter().map(|rank| rank[index][at].1.clone());
-                if key.part == Part::TensorScale {
+                if key.part.is_per_tensor() {
                     for part in parts {
                         assert_eq!(part, expected, "{key}");
                     }

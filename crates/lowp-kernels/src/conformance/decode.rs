@@ -11,10 +11,7 @@ fn decode_job<B: Backend>(rig: &Rig<B>, job: &EncodeJob<B>, usage: Usage) -> Opt
             .find(|t| t.spec.key == key(usage, part))
             .cloned()
     };
-    let tensor = job
-        .targets
-        .iter()
-        .find(|t| t.spec.key.part == Part::TensorScale);
+    let tensor = job.targets.iter().find(|t| t.spec.key.part.is_per_tensor());
     Some(DecodeJob {
         shape: job.shape,
         kernel: job.kernel,

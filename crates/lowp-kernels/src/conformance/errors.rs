@@ -110,6 +110,29 @@ pub(super) fn ingredients_must_exist<B: Backend>(rig: &Rig<B>) {
     );
 }
 
+/// A decode scale where the rule keeps an amax, and the other way round.
+pub(super) fn the_number_of_a_tensor_is_what_the_rule_keeps<B: Backend>(rig: &Rig<B>) {
+    let blocks = Some([[1, 16], [16, 1]]);
+    for case in [
+        case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED)),
+        case(Code::E2M1, ScaleRule::TwoLevel, blocks, Some(ROW_MAJOR)),
+    ] {
+        let shape = Shape::new(16, 16);
+        let source = Source::F32(rig.buffer(&[1f32; 256]));
+        let job = encode_job(rig, case.kernel, &case.specs, shape, source, 1.0);
+        assert!(rig.plan(Work::Encode(vec![job.clone()])).is_ok());
+        let mut other = job;
+        let parts = other.targets.iter_mut().map(|t| &mut t.spec.key.part);
+        for part in parts.filter(|part| part.is_per_tensor()) {
+            *part = match *part {
+                Part::DecodeScale => Part::TensorAmax,
+                _ => Part::DecodeScale,
+            };
+        }
+        assert!(matches!(refused(rig, other), KernelError::NoKernel { .. }));
+    }
+}
+
 pub(super) fn required_parts_are_missed<B: Backend>(rig: &Rig<B>) {
     let case = case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED));
     let shape = Shape::new(2, 2);

@@ -94,6 +94,7 @@ rig::suite! {
         outputs_do_not_alias once;
         sources_and_slots_may_be_shared once;
         ingredients_must_exist once;
+        the_number_of_a_tensor_is_what_the_rule_keeps once;
         required_parts_are_missed once;
         columns_must_be_whole_blocks once;
         ranges_of_buffers_are_checked once;
@@ -218,9 +219,11 @@ fn case(
             ));
         }
     }
-    if matches!(scale, ScaleRule::Tensor | ScaleRule::TwoLevel) {
-        specs.push(BufferSpec::tensor_scale());
-    }
+    specs.extend(match scale.tensor_part() {
+        Some(Part::TensorAmax) => Some(BufferSpec::tensor_amax()),
+        Some(_) => Some(BufferSpec::decode_scale()),
+        None => None,
+    });
     Case { kernel, specs }
 }
 

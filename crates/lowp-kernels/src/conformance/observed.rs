@@ -214,7 +214,7 @@ pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
             let found = rig.content::<u8>(&target.bytes);
             let expected = reference(entry).encode(&target.spec).unwrap();
             let nan = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()).is_nan();
-            let scale = target.spec.key.part == Part::TensorScale;
+            let scale = target.spec.key.part.is_per_tensor();
             let same = found == expected || scale && nan(&found) && nan(&expected);
             assert!(same, "{entry} {:?} {:?}", target.spec, case.kernel);
             if case.kernel.scale == ScaleRule::TwoLevel && !entry.is_nan() {

@@ -1,11 +1,10 @@
 //! How an encode walks a matrix: row tiles, column chunks, and which outputs share a quantization.
 
-use lowp_format::{Axis, Code, KernelKey, Part, Shape, cdiv};
+use lowp_format::{Axis, Code, KernelKey, Part, Shape, cdiv, lcm};
 use smallvec::SmallVec;
 
 use super::Cpu;
 pub(crate) use crate::check::target::block_of;
-use crate::check::target::lcm;
 use crate::{KernelError, Target};
 
 /// Rows of a tile, at least, in bytes of a transposed output: whole cache lines.
@@ -105,7 +104,7 @@ impl Layout {
         let mut passes: SmallVec<[Pass; 2]> = SmallVec::new();
         for (index, target) in targets.iter().enumerate() {
             let spec = &target.spec;
-            if spec.key.part == Part::TensorScale {
+            if spec.key.part.is_per_tensor() {
                 continue;
             }
             let block = block_of(key, spec.key.usage)?;

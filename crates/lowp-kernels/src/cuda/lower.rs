@@ -218,7 +218,7 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
         if pointer == 0 {
             continue;
         }
-        if part == Part::TensorScale {
+        if part.is_per_tensor() {
             place(&mut rows, base, |row| put(&mut row.tensor_scale, pointer))?;
             continue;
         }
@@ -285,7 +285,7 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
         if pointer == 0 {
             continue;
         }
-        if part == Part::TensorScale {
+        if part.is_per_tensor() {
             place(&mut rows, base, |row| put(&mut row.tensor_scale, pointer))?;
             continue;
         }

@@ -416,5 +416,5 @@ fn describe<B: Backend, R: Recipe>(
 
 /// Whether a buffer lies in the pool rather than in the shard.
 fn pooled(part: Part) -> bool {
-    part != Part::TensorScale
+    !part.is_per_tensor()
 }

@@ -151,7 +151,14 @@ pub(super) fn mutate_target<B: Fenced>(target: &mut Target<B>, choices: &mut Cho
             ];
             *usage = choices.pick(&all);
         }
-        1 => *part = choices.pick(&[Part::Data, Part::BlockScale, Part::TensorScale]),
+        1 => {
+            *part = choices.pick(&[
+                Part::Data,
+                Part::BlockScale,
+                Part::DecodeScale,
+                Part::TensorAmax,
+            ])
+        }
         2 => *code = choices.pick(&Code::ALL),
         3 => *axes = choices.pick(&[ROW_MAJOR, TRANSPOSED, [Axis::Rows; 2], [Axis::Cols; 2]]),
         4 => tile[side] = choices.size(tile[side]),
@@ -224,7 +231,7 @@ pub(super) fn encoded<B: Backend>(
     };
     let output = |target: &Target<B>| {
         let mut expected = reference.encode(&target.spec).unwrap();
-        if target.spec.key.part == Part::TensorScale {
+        if target.spec.key.part.is_per_tensor() {
             return Output::Scale(target.bytes.clone(), expected);
         }
         if target.form.is_some() {

@@ -185,7 +185,7 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
                 .flat_encode(spec, self.start, agreed, &mut bytes)
                 .unwrap();
             outputs.push(match spec.key.part {
-                Part::TensorScale => Output::Scale(target.bytes.clone(), bytes),
+                Part::DecodeScale | Part::TensorAmax => Output::Scale(target.bytes.clone(), bytes),
                 _ => Output::Bytes("target", target.bytes.clone(), bytes),
             });
         }

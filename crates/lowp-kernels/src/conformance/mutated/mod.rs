@@ -432,7 +432,7 @@ pub(super) fn what_is_stated_is_not_allocated<B: Backend>(rig: &Rig<B>) {
             let source = || Source::F32(rig.buffer::<f32>(&[]));
             let job = encode_job(rig, case.kernel, &case.specs, shape, source(), 2.0);
             rig.run(Work::Encode(vec![job.clone()]));
-            let empty = |t: &&Target<B>| t.spec.key.part != Part::TensorScale;
+            let empty = |t: &&Target<B>| !t.spec.key.part.is_per_tensor();
             for target in job.targets.iter().filter(empty) {
                 assert!(rig.content::<u8>(&target.bytes).is_empty());
             }
@@ -442,7 +442,12 @@ pub(super) fn what_is_stated_is_not_allocated<B: Backend>(rig: &Rig<B>) {
                 kernel: case.kernel,
                 data: find(Part::Data).unwrap().clone(),
                 block_scale: find(Part::BlockScale).cloned(),
-                tensor_scale: find(Part::TensorScale).map(|t| t.bytes.clone()),
+                tensor_scale: case
+                    .kernel
+                    .scale
+                    .tensor_part()
+                    .and_then(find)
+                    .map(|t| t.bytes.clone()),
                 out: rig.buffer::<f32>(&[]),
             }]));
             let mut blocks: Vec<crate::BlockAmax> = Vec::new();

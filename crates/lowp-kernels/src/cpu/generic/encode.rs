@@ -1,7 +1,7 @@
 //! Encoding: row tiles run in parallel; within a tile, column chunks are quantized once per
 //! distinct block and stored to every buffer, in either orientation.
 
-use lowp_format::{KernelKey, Part, Philox, Shape, SourceRounding};
+use lowp_format::{KernelKey, Philox, Shape, SourceRounding};
 use smallvec::SmallVec;
 
 use super::convert::{Rect, Stream, Values};
@@ -127,10 +127,7 @@ pub(super) fn write_tensor_scale(
             rule.tensor_entry()
         }
     }
-    for target in targets
-        .iter()
-        .filter(|t| t.spec.key.part == Part::TensorScale)
-    {
+    for target in targets.iter().filter(|t| t.spec.key.part.is_per_tensor()) {
         let entry = dispatch(key, tensor, Entry)?;
         views
             .bytes

@@ -248,7 +248,7 @@ pub(crate) fn run<'v>(
         let values = source(&job.source, views)?;
         for target in &job.targets {
             let spec = &target.spec;
-            if spec.key.part == Part::TensorScale {
+            if spec.key.part.is_per_tensor() {
                 continue;
             }
             let block = block_of(&job.kernel, spec.key.usage)?;

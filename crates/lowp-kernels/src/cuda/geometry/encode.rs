@@ -11,15 +11,9 @@ const UNIT: u64 = 4096;
 /// Tiles of a launch from which fewer and larger ones keep a device as busy.
 const MANY_TILES: u64 = 16384;
 
-fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
-}
-
+/// Least common multiple of sides of blocks, which are small.
 fn lcm(a: u64, b: u64) -> u64 {
-    a / gcd(a, b).max(1) * b
+    lowp_format::lcm(a as usize, b as usize) as u64
 }
 
 /// Whether the blocks of `pass` are `1 x side`, `side x 1` or `side x side`; 0: have no scale.
