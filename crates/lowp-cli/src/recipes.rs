@@ -228,7 +228,7 @@ fn scales(recipe: &AnyRecipe) -> Option<String> {
         let extent = match spec.key.part {
             Part::Data => continue,
             Part::BlockScale => spec.block().map(|n| n.to_string()).join("x"),
-            Part::TensorScale => "tensor".to_owned(),
+            Part::DecodeScale | Part::TensorAmax => "tensor".to_owned(),
         };
         let code = spec.code.to_string();
         match scales.iter_mut().find(|(known, _)| *known == code) {

@@ -211,7 +211,7 @@ impl<B: Backend> FlatEncodeJob<B> {
         for spec in recipe.stored(usage) {
             let bytes = match spec.key.part {
                 Part::Data => touched(spec.code, start, len).len(),
-                Part::BlockScale | Part::TensorScale => spec.bytes(shape),
+                Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(shape),
             };
             targets.push(Target::new(spec, backend.alloc(bytes)?));
         }
@@ -259,7 +259,7 @@ impl<B: Backend> DecodeJob<B> {
         out: B::Buffer<f32>,
     ) -> Result<Self, FormatError> {
         let target = |b: &lowp_format::Buffer<_>| Target::new(b.spec, B::Buffer::clone(&b.storage));
-        let tensor_scale = tensor.part(orientation, Part::TensorScale);
+        let tensor_scale = tensor.per_tensor();
         Ok(Self {
             shape: tensor.shape(),
             kernel: tensor.recipe().kernel(),

@@ -129,7 +129,10 @@ pub(super) fn the_number_of_a_tensor_is_what_the_rule_keeps<B: Backend>(rig: &Ri
                 _ => Part::DecodeScale,
             };
         }
-        assert!(matches!(refused(rig, other), KernelError::NoKernel { .. }));
+        assert!(matches!(
+            rejected(rig, other),
+            KernelError::TargetPart { .. }
+        ));
     }
 }
 

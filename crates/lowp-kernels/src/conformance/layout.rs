@@ -97,7 +97,7 @@ pub(super) fn interleaving_concatenates_rows<B: Backend>(rig: &Rig<B>) {
         let total: usize = widths.iter().sum();
         let from = bytes(outer * total, seed);
         let to = rig.buffer(&vec![0u8; outer * total]);
-        let mut expected = Vec::new();
+        let mut expected: Vec<u8> = Vec::new();
         for row in 0..outer {
             let mut piece = 0;
             for &width in &widths {

@@ -83,7 +83,7 @@ pub(super) fn views_lie_within_their_buffers<B: Backend>(rig: &Rig<B>) {
         assert!(matches!(error, KernelError::Range { .. }), "{error}");
     }
     let empty = rig.backend.view::<f32>(&view, 4..4).unwrap();
-    assert_eq!(rig.content::<f32>(&empty), []);
+    assert!(rig.content::<f32>(&empty).is_empty());
     assert!(rig.backend.span::<f32>(&empty).is_empty());
     assert!(rig.backend.read::<f32>(&view, 3, &mut [0.0; 2]).is_err());
     assert!(rig.backend.write::<f32>(&view, 4, &[0.0]).is_err());
