@@ -63,7 +63,7 @@ fn enlarged_tiles_write_every_form_alike() {
                 source: source.clone(),
                 source_rounding: SourceRounding::F32,
                 tensor: None,
-                targets: targets.into(),
+                targets,
                 stochastic: None,
             };
             let compact = || -> Vec<Target<Cuda>> {

@@ -381,7 +381,7 @@ pub(super) fn sides_and_sums_that_overflow_are_rejected<B: Backend>(rig: &Rig<B>
             tensor: None,
             blocks: Some(FlatBlocks {
                 amaxes: floats(8),
-                blocks: parts.iter().copied().collect(),
+                blocks: parts.to_vec(),
             }),
             targets: [Target::new(case.specs[0], rig.buffer(&[0u8; 256]))]
                 .into_iter()
