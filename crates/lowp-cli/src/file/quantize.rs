@@ -29,6 +29,7 @@ use std::path::PathBuf;
   lowp quantize model.safetensors -o q.safetensors --recipe {recipe}
   lowp quantize model.safetensors.index.json -o q.safetensors --recipe {recipe} --keep-unfit
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --tensors '*.weight'
+  lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --ignore 'lm_head*'
 
 A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
 T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
