@@ -60,7 +60,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A parameter without a gradient, options out of range or not the same on all ranks, or a rank
     /// that failed. Every rank gets an error: in this call or in the wait for its report, or
-    /// in its next collective call if the failure came after the last collective of the step, in a
+    /// in its next collective call if the failure was after the last collective of the step, in a
     /// rank's second pass. A rank of its own may try again after mistakes in the arguments; after a
     /// failure of the backend its parameters may be half updated.
     pub fn step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {

@@ -211,7 +211,7 @@ fn as_one_graph<B: Backend>(backend: &B, waits: impl Fn() -> u64) -> Result<(), 
         let differs = found.iter().zip(state).position(|(a, b)| a != b);
         assert_eq!(differs, None, "step {step}: {} buffers", state.len());
     }
-    // Again from the first step, without looking: the host never waits, and nothing is lost.
+    // A second time from the first step, without looking: the host never waits, and nothing is lost.
     let mut blind = Model::new(backend)?;
     let graph = backend.clone().capture(|| blind.enqueue())?;
     backend.synchronize()?;

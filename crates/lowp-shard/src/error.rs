@@ -11,7 +11,7 @@ pub enum ShardError {
     /// A shape, layout or plan is wrong.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The backend refused or failed.
+    /// The backend rejected or failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// A rank failed; every other rank stops with its message.

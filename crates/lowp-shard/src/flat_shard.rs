@@ -11,7 +11,7 @@ use crate::ShardError;
 /// mid-block or mid-byte, and may be empty.
 ///
 /// Byte positions follow from element positions in one place, [`FlatShard::byte_of`]. Cutting
-/// through a byte is legal for casting, which writes single nibbles, and refused for gathering.
+/// through a byte is legal for casting, which writes single nibbles, and rejected for gathering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlatShard {
     shape: Shape,

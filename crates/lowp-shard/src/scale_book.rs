@@ -30,7 +30,7 @@ impl Entry {
 }
 
 /// An entry of a scale book, as its builder gave it out. It means nothing in another book, which
-/// refuses it.
+/// rejects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScaleSlot {
     book: u64,
@@ -323,7 +323,7 @@ impl<B: Backend> ScaleBook<B> {
     }
 
     /// Forgets the observations for delayed scales since the last agreement. Histories and scales
-    /// stay; every other amax is spent by its encode.
+    /// stay; every other amax is consumed by its encode.
     ///
     /// # Errors
     /// The backend failed.

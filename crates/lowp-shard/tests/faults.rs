@@ -65,7 +65,7 @@ proptest! {
         });
         prop_assert!(started.elapsed() < PATIENCE / 2);
         let failed = result.expect_err("a fault was planted");
-        // Whoever came through did so only because it was the one that left early.
+        // Whoever returned did so only because it was the one that left early.
         for (rank, result) in &failed.others {
             prop_assert!(result.is_err() || *rank == culprit, "rank {} {:?}", rank, result);
         }

@@ -1,4 +1,4 @@
-//! Flat shards: byte positions, even splits, nibble-exact merges, refused cuts, and the cast of
+//! Flat shards: byte positions, even splits, nibble-exact merges, rejected cuts, and the cast of
 //! each rank's range that equals the full quantize.
 
 mod common;
@@ -22,9 +22,9 @@ fn an_odd_start_keeps_its_nibble() {
         [0, 1, 1, 2, 2]
     );
     assert_eq!([0, 1, 2].map(|b| shard.foreign_bits(b)), [0x0F, 0, 0]);
-    let refused = shard.gatherable().expect_err("it begins mid-byte");
+    let rejected = shard.gatherable().expect_err("it begins mid-byte");
     assert!(matches!(
-        refused,
+        rejected,
         ShardError::CutThroughByte {
             start: 9,
             end: 14,
@@ -51,8 +51,11 @@ fn ranges_outside_and_odd_rows_are_refused() {
         })
     );
     let shape = Shape::new(2, 15);
-    let odd = FlatShard::new(shape, Code::E2M1, 0..2).err();
-    assert_eq!(odd, Some(ShardError::FlatColumns { shape, per_byte: 2 }));
+    let unaligned = FlatShard::new(shape, Code::E2M1, 0..2).err();
+    assert_eq!(
+        unaligned,
+        Some(ShardError::FlatColumns { shape, per_byte: 2 })
+    );
     assert!(FlatShard::new(shape, Code::E4M3, 0..2).is_ok());
 }
 
@@ -88,7 +91,7 @@ proptest! {
         prop_assert!(shards.iter().all(|s| s.len() <= shape.elements().div_ceil(world) + 1));
     }
 
-    /// Shards that are cut of different matrices are refused, whatever they are: nothing is read or
+    /// Shards that are cut of different matrices are rejected, whatever they are: nothing is read or
     /// written outside the pieces.
     #[test]
     fn shards_of_different_matrices_are_refused(
@@ -153,8 +156,8 @@ proptest! {
             .collect();
         let slices: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
         prop_assert_eq!(FlatShard::merge(&shards, &slices), Ok(full));
-        let odd = code == Code::E2M1 && at.windows(2).any(|w| w[0] < w[1] && w[1] % 2 == 1);
-        prop_assert_eq!(FlatShard::gather_ranges(&shards).is_err(), odd);
+        let unaligned = code == Code::E2M1 && at.windows(2).any(|w| w[0] < w[1] && w[1] % 2 == 1);
+        prop_assert_eq!(FlatShard::gather_ranges(&shards).is_err(), unaligned);
     }
 }
 

@@ -1,5 +1,5 @@
 //! The gather engine: shard-then-quantize-then-gather equals quantize, bit for bit, for every
-//! recipe, world size, row count, phase and policy; what it sends, allocates and refuses.
+//! recipe, world size, row count, phase and policy; what it sends, allocates and rejects.
 
 mod common;
 
@@ -429,10 +429,10 @@ fn ranks_that_plan_differently_fail_on_every_rank() {
     };
     for differ in ["recipe", "shape", "policy"] {
         let failed = failing(3, |rank, comm| {
-            let odd = rank == 1;
-            let recipe = recipe_at(usize::from(odd && differ == "recipe"));
-            let shape = Shape::new(64, if odd && differ == "shape" { 64 } else { 32 });
-            group(recipe, shape, !(odd && differ == "policy"), &comm).map(drop)
+            let differs = rank == 1;
+            let recipe = recipe_at(usize::from(differs && differ == "recipe"));
+            let shape = Shape::new(64, if differs && differ == "shape" { 64 } else { 32 });
+            group(recipe, shape, !(differs && differ == "policy"), &comm).map(drop)
         });
         assert_eq!(failed.others.len(), 2);
         assert!(

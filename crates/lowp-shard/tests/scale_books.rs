@@ -122,7 +122,7 @@ fn an_item_of_another_builder_is_refused() {
 /// Reserved block amaxes are entries too.
 #[test]
 fn a_flat_item_of_another_builder_is_refused() {
-    let mut refused = 0;
+    let mut rejected = 0;
     for recipe in AnyRecipe::all() {
         let shard = FlatShard::new(SHAPE, recipe.kernel().element, 0..SHAPE.elements());
         let targets = flat_targets(&Cpu, &recipe, &shard.expect("a shard"), Usage::ROWWISE);
@@ -139,9 +139,9 @@ fn a_flat_item_of_another_builder_is_refused() {
         let planned = Requantize::new(&Cpu, &other, &items);
         let scaled = recipe.scale_source() != ScaleSource::None;
         assert_eq!(planned.is_err(), scaled, "{}", recipe.name());
-        refused += usize::from(scaled);
+        rejected += usize::from(scaled);
     }
-    assert!(refused >= 6, "{refused} recipes with scales");
+    assert!(rejected >= 6, "{rejected} recipes with scales");
 }
 
 /// Sound books pass on ranks that share one tensor's rows.
@@ -181,9 +181,9 @@ fn the_scale_of_an_entry_is_that_of_the_list() {
     let mut other = ScaleBookBuilder::default();
     let foreign = AnyRecipe::all().iter().find_map(|r| other.register(r));
     let foreign = foreign.expect("an entry");
-    let refused = book.scale(foreign);
+    let rejected = book.scale(foreign);
     assert!(
-        matches!(refused, Err(ShardError::OtherBook { .. })),
-        "{refused:?}"
+        matches!(rejected, Err(ShardError::OtherBook { .. })),
+        "{rejected:?}"
     );
 }

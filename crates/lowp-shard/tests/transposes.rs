@@ -1,4 +1,4 @@
-//! A recipe whose derived buffer is no transpose of its source is refused before anything is
+//! A recipe whose derived buffer is no transpose of its source is rejected before anything is
 //! gathered.
 
 mod common;

@@ -1,10 +1,10 @@
-//! The meeting point of ranks that are threads of one process: posts, turns, failures.
+//! The rendezvous point of ranks that are threads of one process: posts, rounds, failures.
 //!
-//! A collective is two meetings. In the first every rank posts what it brings; when the last one
-//! comes the posts are compared. Then each rank reads the others' posts. In the second meeting
+//! A collective is two rendezvous. In the first every rank posts what it brings; when the last one
+//! comes the posts are compared. Then each rank reads the others' posts. In the second rendezvous
 //! every rank says that it is done, so nobody changes a buffer that is still read.
 //!
-//! A rank makes one call at a time, so one that waits will come to no other meeting. Ranks that
+//! A rank makes one call at a time, so one that waits will come to no other rendezvous. Ranks that
 //! wait for each other in a circle, each in another group, are found when the last of them begins
 //! to wait.
 
@@ -16,9 +16,9 @@ use lowp_kernels::Backend;
 use super::post::{Op, Payload, Post, excerpts};
 use crate::ShardError;
 
-/// The two meetings of a collective.
+/// The two rendezvous of a collective.
 #[derive(Clone, Copy, Debug)]
-enum Meeting {
+enum Rendezvous {
     Posts,
     Done,
 }
@@ -29,7 +29,7 @@ struct Wait {
     group: usize,
     /// The rank in the group.
     rank: usize,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
 }
 
 /// One group of ranks.
@@ -39,12 +39,12 @@ pub(super) struct Group<B: Backend> {
     pub(super) members: Vec<usize>,
     posts: Vec<Option<Arc<Post<B>>>>,
     done: Vec<bool>,
-    /// Number of first meetings that took place.
+    /// Collectives whose posts are all there.
     ready: u64,
-    /// Number of second meetings that took place.
+    /// Collectives that all ranks are done with.
     finished: u64,
     /// Per member: the group and rank that the latest split gave it.
-    pub(super) seats: Vec<(usize, usize)>,
+    pub(super) assigned: Vec<(usize, usize)>,
 }
 
 impl<B: Backend> Group<B> {
@@ -56,27 +56,27 @@ impl<B: Backend> Group<B> {
             done: vec![false; n],
             ready: 0,
             finished: 0,
-            seats: Vec::new(),
+            assigned: Vec::new(),
         }
     }
 
-    /// How often `meeting` took place.
-    fn turn(&self, meeting: Meeting) -> u64 {
-        match meeting {
-            Meeting::Posts => self.ready,
-            Meeting::Done => self.finished,
+    /// How often `rendezvous` took place.
+    fn round(&self, rendezvous: Rendezvous) -> u64 {
+        match rendezvous {
+            Rendezvous::Posts => self.ready,
+            Rendezvous::Done => self.finished,
         }
     }
 
-    /// The world ranks that `meeting` still needs.
-    fn missing(&self, meeting: Meeting) -> impl Iterator<Item = usize> {
-        let came = move |r: usize| match meeting {
-            Meeting::Posts => self.posts[r].is_some(),
-            Meeting::Done => self.done[r],
+    /// The world ranks that `rendezvous` still needs.
+    fn missing(&self, rendezvous: Rendezvous) -> impl Iterator<Item = usize> {
+        let arrived = move |r: usize| match rendezvous {
+            Rendezvous::Posts => self.posts[r].is_some(),
+            Rendezvous::Done => self.done[r],
         };
         let members = self.members.iter().copied().enumerate();
         members
-            .filter(move |&(r, _)| !came(r))
+            .filter(move |&(r, _)| !arrived(r))
             .map(|(_, world)| world)
     }
 
@@ -134,18 +134,18 @@ impl<B: Backend> Group<B> {
 
     /// The groups that a split makes, and every member's place; `base` is the next free group.
     fn split(&mut self, base: usize) -> Vec<Group<B>> {
-        let mut wishes: Vec<(usize, usize, usize)> = Vec::new();
+        let mut requests: Vec<(usize, usize, usize)> = Vec::new();
         for (member, post) in self.posts.iter().flatten().enumerate() {
-            if let Payload::Seat { color, key } = post.payload {
-                wishes.push((color, key, member));
+            if let Payload::Split { color, key } = post.payload {
+                requests.push((color, key, member));
             }
         }
-        wishes.sort_unstable();
-        self.seats = vec![(0, 0); self.members.len()];
+        requests.sort_unstable();
+        self.assigned = vec![(0, 0); self.members.len()];
         let mut made: Vec<Group<B>> = Vec::new();
-        for block in wishes.chunk_by(|a, b| a.0 == b.0) {
+        for block in requests.chunk_by(|a, b| a.0 == b.0) {
             for (rank, &(_, _, member)) in block.iter().enumerate() {
-                self.seats[member] = (base + made.len(), rank);
+                self.assigned[member] = (base + made.len(), rank);
             }
             made.push(Group::new(
                 block.iter().map(|w| self.members[w.2]).collect(),
@@ -161,7 +161,7 @@ pub(super) struct HubState<B: Backend> {
     failure: Option<ShardError>,
     /// Per world rank: gone, and whether in a panic.
     departed: Vec<Option<bool>>,
-    /// Per world rank: the meeting that it waits for.
+    /// Per world rank: the rendezvous that it waits for.
     waits: Vec<Option<Wait>>,
     pub(super) groups: Vec<Group<B>>,
 }
@@ -179,7 +179,7 @@ impl<B: Backend> HubState<B> {
         ranks.into_iter().filter_map(place).collect()
     }
 
-    /// Nobody waits for this meeting of `group` any more.
+    /// Nobody waits for this rendezvous of `group` any more.
     fn release(&mut self, group: usize) {
         for &rank in &self.groups[group].members {
             self.waits[rank] = None;
@@ -187,7 +187,7 @@ impl<B: Backend> HubState<B> {
     }
 
     /// The shortest circle of waits through `rank`, which begins to wait: it needs a rank that
-    /// waits elsewhere for one that ... needs `rank`. A meeting needs all members, so no meeting of
+    /// waits elsewhere for one that ... needs `rank`. A rendezvous needs all members, so no rendezvous of
     /// a circle can take place.
     fn circle(&self, rank: usize) -> Option<ShardError> {
         // Ranks that wait, nearest first, each with the place of the one that needs it.
@@ -195,7 +195,7 @@ impl<B: Backend> HubState<B> {
         let mut at = 0;
         let mut wait = self.waits[rank]?;
         loop {
-            for needed in self.groups[wait.group].missing(wait.meeting) {
+            for needed in self.groups[wait.group].missing(wait.rendezvous) {
                 if needed == rank {
                     let mut ranks = vec![rank];
                     // `at` counts from 1 in `reached`; 0 is `rank` itself.
@@ -220,7 +220,7 @@ impl<B: Backend> HubState<B> {
     }
 }
 
-/// The meeting point of one world. Group 0 is the world itself.
+/// The rendezvous point of one world. Group 0 is the world itself.
 #[derive(Debug)]
 pub(super) struct Hub<B: Backend> {
     timeout: Duration,
@@ -277,7 +277,7 @@ impl<B: Backend> Hub<B> {
         self.wake.notify_all();
     }
 
-    /// The first meeting: posts, and returns the posts of all ranks.
+    /// The first rendezvous: posts, and returns the posts of all ranks.
     pub(super) fn arrive(
         &self,
         group: usize,
@@ -306,11 +306,11 @@ impl<B: Backend> Hub<B> {
             state.release(group);
             self.wake.notify_all();
         } else {
-            let meeting = Meeting::Posts;
+            let rendezvous = Rendezvous::Posts;
             let wait = Wait {
                 group,
                 rank,
-                meeting,
+                rendezvous,
             };
             guard = self.wait(guard, wait, op)?;
         }
@@ -322,7 +322,7 @@ impl<B: Backend> Hub<B> {
             .collect())
     }
 
-    /// The second meeting: returns when all ranks are done with the posts.
+    /// The second rendezvous: returns when all ranks are done with the posts.
     pub(super) fn finish(&self, group: usize, rank: usize, op: Op) -> Result<(), ShardError> {
         let mut guard = self.lock();
         let g = &mut guard.groups[group];
@@ -334,16 +334,16 @@ impl<B: Backend> Hub<B> {
             self.wake.notify_all();
             return Ok(());
         }
-        let meeting = Meeting::Done;
+        let rendezvous = Rendezvous::Done;
         let wait = Wait {
             group,
             rank,
-            meeting,
+            rendezvous,
         };
         self.wait(guard, wait, op).map(drop)
     }
 
-    /// Waits for the next meeting of the kind that `wait` names.
+    /// Waits for the next rendezvous of the kind that `wait` names.
     fn wait<'a>(
         &'a self,
         mut guard: MutexGuard<'a, HubState<B>>,
@@ -351,10 +351,12 @@ impl<B: Backend> Hub<B> {
         op: Op,
     ) -> Result<MutexGuard<'a, HubState<B>>, ShardError> {
         let started = Instant::now();
-        let Wait { group, meeting, .. } = wait;
+        let Wait {
+            group, rendezvous, ..
+        } = wait;
         let state = &mut *guard;
         let g = &state.groups[group];
-        let (turn, world_rank) = (g.turn(meeting), g.members[wait.rank]);
+        let (round, world_rank) = (g.round(rendezvous), g.members[wait.rank]);
         state.waits[world_rank] = Some(wait);
         if let Some(error) = state.circle(world_rank) {
             return Err(self.fail_locked(state, error));
@@ -362,14 +364,14 @@ impl<B: Backend> Hub<B> {
         loop {
             let state = &mut *guard;
             let g = &state.groups[group];
-            // A meeting that took place counts, even if something failed right after it.
-            if g.turn(meeting) > turn {
+            // A rendezvous that took place counts, even if something failed right after it.
+            if g.round(rendezvous) > round {
                 return Ok(guard);
             }
             if let Some(cause) = &state.failure {
                 return Err(cause.clone());
             }
-            let missing: Vec<usize> = g.missing(meeting).collect();
+            let missing: Vec<usize> = g.missing(rendezvous).collect();
             let gone = missing
                 .iter()
                 .find_map(|&r| state.departed[r].map(|p| (r, p)));

@@ -32,7 +32,7 @@ use reduce::Scratch;
 /// communicator is dropped while others wait for it is an error on those.
 #[derive(Debug)]
 pub struct LocalComm<B: Backend> {
-    seat: Arc<Seat<B>>,
+    world: Arc<WorldRank<B>>,
     group: usize,
     rank: usize,
     size: usize,
@@ -41,7 +41,7 @@ pub struct LocalComm<B: Backend> {
 
 /// A rank's place in the world, shared by its communicators of all groups.
 #[derive(Debug)]
-struct Seat<B: Backend> {
+struct WorldRank<B: Backend> {
     hub: Arc<Hub<B>>,
     world_rank: usize,
     backend: B,
@@ -50,7 +50,7 @@ struct Seat<B: Backend> {
     scratch: Mutex<Scratch>,
 }
 
-impl<B: Backend> Drop for Seat<B> {
+impl<B: Backend> Drop for WorldRank<B> {
     fn drop(&mut self) {
         self.hub.depart(self.world_rank, std::thread::panicking());
     }
@@ -72,13 +72,13 @@ impl<B: Backend> LocalComm<B> {
     /// A world of one rank: collectives return at once.
     pub fn solo(backend: &B) -> Self {
         let hub = Arc::new(Hub::new(1, Duration::MAX));
-        let seat = Seat {
+        let world = WorldRank {
             hub,
             world_rank: 0,
             backend: backend.clone(),
             scratch: Mutex::default(),
         };
-        Self::seated(Arc::new(seat), 0, 0, 1)
+        Self::new(Arc::new(world), 0, 0, 1)
     }
 
     /// A world of `n` ranks, in rank order, that share one handle. Every wait ends after `timeout`.
@@ -94,20 +94,20 @@ impl<B: Backend> LocalComm<B> {
         let ranks = backends.iter().cloned().enumerate();
         ranks
             .map(|(rank, backend)| {
-                let seat = Arc::new(Seat {
+                let world = Arc::new(WorldRank {
                     hub: Arc::clone(&hub),
                     world_rank: rank,
                     backend,
                     scratch: Mutex::default(),
                 });
-                Self::seated(seat, 0, rank, n)
+                Self::new(world, 0, rank, n)
             })
             .collect()
     }
 
-    fn seated(seat: Arc<Seat<B>>, group: usize, rank: usize, size: usize) -> Self {
+    fn new(world: Arc<WorldRank<B>>, group: usize, rank: usize, size: usize) -> Self {
         Self {
-            seat,
+            world,
             group,
             rank,
             size,
@@ -115,14 +115,14 @@ impl<B: Backend> LocalComm<B> {
         }
     }
 
-    /// The meeting point, which outlives its ranks.
+    /// Where ranks find each other, which outlives its ranks.
     pub(super) fn hub(&self) -> Arc<Hub<B>> {
-        Arc::clone(&self.seat.hub)
+        Arc::clone(&self.world.hub)
     }
 
     fn begin(&self) -> MutexGuard<'_, Scratch> {
         // Scratch holds no state between calls, so a thread that panicked leaves nothing behind.
-        let scratch = self.seat.scratch.lock();
+        let scratch = self.world.scratch.lock();
         scratch.unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,7 +149,7 @@ impl<B: Backend> LocalComm<B> {
         post: Post<B>,
         work: impl FnOnce(&[Arc<Post<B>>]) -> Result<T, ShardError>,
     ) -> Result<T, ShardError> {
-        let hub = &self.seat.hub;
+        let hub = &self.world.hub;
         // A world of one has nobody to meet.
         if self.size == 1 && post.op != Op::Split {
             hub.failure().map_or(Ok(()), Err)?;
@@ -228,7 +228,7 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
     }
 
     fn backend(&self) -> &B {
-        &self.seat.backend
+        &self.world.backend
     }
 
     /// Ranks meet on the host; one alone meets nobody.
@@ -349,21 +349,21 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
     }
 
     fn abort(&self, message: &str) {
-        if self.seat.hub.is_solo() {
+        if self.world.hub.is_solo() {
             return;
         }
-        let (rank, message) = (self.seat.world_rank, message.to_owned());
-        self.seat.hub.fail(ShardError::Failed { rank, message });
+        let (rank, message) = (self.world.world_rank, message.to_owned());
+        self.world.hub.fail(ShardError::Failed { rank, message });
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, ShardError> {
         let _call = self.begin();
-        let post = self.post(Op::Split, 0, Vec::new(), Payload::Seat { color, key });
+        let post = self.post(Op::Split, 0, Vec::new(), Payload::Split { color, key });
         let comm = self.exchange(post, |_| {
-            let state = self.seat.hub.lock();
-            let (group, rank) = state.groups[self.group].seats[self.rank];
+            let state = self.world.hub.lock();
+            let (group, rank) = state.groups[self.group].assigned[self.rank];
             let size = state.groups[group].members.len();
-            Ok(Self::seated(Arc::clone(&self.seat), group, rank, size))
+            Ok(Self::new(Arc::clone(&self.world), group, rank, size))
         })?;
         Ok(Arc::new(comm))
     }

@@ -41,7 +41,7 @@ pub(super) enum Payload<B: Backend> {
     Floats(Vec<B::Buffer<f32>>),
     Doubles(Vec<f64>),
     Text { what: String, description: String },
-    Seat { color: usize, key: usize },
+    Split { color: usize, key: usize },
 }
 
 impl<B: Backend> Payload<B> {

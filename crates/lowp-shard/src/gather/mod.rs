@@ -39,7 +39,7 @@ struct Views<B: Backend, R: Recipe> {
 /// and backward only derives. What is derivable (a byte or nibble transpose) never travels.
 ///
 /// When the shards were cast again (an optimizer step), what the group holds is stale: the next
-/// `unshard` gathers again, and [`GatherGroup::tensor`] refuses until then. Casts are collective,
+/// `unshard` gathers again, and [`GatherGroup::tensor`] rejects until then. Casts are collective,
 /// so all ranks come to the same decision; if they do not, because one rank wrote or cast its rows
 /// alone, every rank gets an error.
 #[derive(Debug)]

@@ -41,7 +41,7 @@ impl<B: Backend> Scratch<B> {
 }
 
 impl<B: Backend> GatherPool<B> {
-    /// Borrows `len` f32 values. The buffer that came back last is taken, so users of one length
+    /// Borrows `len` f32 values. The buffer that was given back last is taken, so users of one length
     /// who do not overlap share one buffer.
     ///
     /// # Errors
