@@ -98,7 +98,7 @@ impl<'c> Supply<'c> {
             source,
             source_rounding: recipe.source_rounding(),
             tensor: self.tensor(recipe, index),
-            targets: targets.into(),
+            targets,
             stochastic: None,
         })
     }

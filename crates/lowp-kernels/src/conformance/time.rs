@@ -44,7 +44,7 @@ pub(super) fn a_pending_read_has_the_values_of_its_point<B: Backend>(rig: &Rig<B
 /// More than the staging memory of a device holds at once.
 pub(super) fn large_writes_arrive_whole<B: Backend>(rig: &Rig<B>) {
     let len = (20 << 20) + 12345;
-    let values: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+    let values: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
     let buffers: Vec<_> = (0..5).map(|_| rig.buffer(&values)).collect();
     for buffer in buffers {
         assert!(rig.content::<u8>(&buffer) == values);
@@ -136,7 +136,8 @@ pub(super) fn a_capture_takes_only_work<B: Backend>(rig: &Rig<B>) {
     let graph = backend
         .capture(|| backend.run(&plan, &StepScalars::default()))
         .unwrap();
-    let cases: [(&str, &dyn Fn() -> Result<(), KernelError>); 8] = [
+    type Call<'c> = &'c dyn Fn() -> Result<(), KernelError>;
+    let cases: [(&str, Call<'_>); 8] = [
         ("an allocation", &|| backend.alloc::<u8>(1).map(|_| ())),
         ("a write", &|| backend.write::<u8>(&out, 0, &[1])),
         ("a read", &|| backend.read::<u8>(&out, 0, &mut [1])),
