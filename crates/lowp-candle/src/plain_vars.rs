@@ -10,6 +10,7 @@ use lowp_format::{Orientation, Phase, PlainF32, Shape};
 use lowp_kernels::Backend;
 use lowp_shard::{
     GatherGroup, GatherPool, GradWire, MeshComm, ReduceItem, ShardedTensor, dequantize, or_abort,
+    ordered,
 };
 
 use crate::error::ModelError;
@@ -109,7 +110,8 @@ impl<B: Backend> PlainVars<B> {
                 accumulate: self.arrived > 0,
             })
             .collect();
-        mesh.shard.reduce_scatter(&items, wire)?;
+        let shard = &*mesh.shard;
+        ordered(&self.backend, shard, || shard.reduce_scatter(&items, wire))?;
         self.arrived += 1;
         Ok(())
     }
@@ -129,7 +131,8 @@ impl<B: Backend> PlainVars<B> {
     pub(crate) fn finish_gradients(&mut self, mesh: &MeshComm<B>) -> Result<usize, ModelError> {
         if mesh.mesh.replicate > 1 {
             for grad in &self.grads {
-                mesh.replicate.all_reduce_sum(grad)?;
+                let replicas = &*mesh.replicate;
+                ordered(&self.backend, replicas, || replicas.all_reduce_sum(grad))?;
             }
         }
         Ok(std::mem::take(&mut self.arrived))

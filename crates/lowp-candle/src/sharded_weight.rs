@@ -9,7 +9,7 @@ use lowp_format::{Orientation, Phase, Recipe, Shape};
 use lowp_kernels::{Backend, KernelError, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GradWire, MeshComm, ReduceItem, ShardError,
-    ShardedTensor, audit, decode_job, or_abort,
+    ShardedTensor, audit, decode_job, or_abort, ordered,
 };
 
 use crate::linear::WeightSource;
@@ -132,9 +132,8 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let mut state = self.lock()?;
         let arrived = std::mem::take(&mut state.arrived);
         if let (Some(grad), true) = (&state.grad, self.mesh.mesh.replicate > 1) {
-            self.mesh
-                .replicate
-                .all_reduce_sum(grad)
+            let replicas = &*self.mesh.replicate;
+            ordered(&self.backend, replicas, || replicas.all_reduce_sum(grad))
                 .map_err(Error::wrap)?;
         }
         Ok(arrived)
@@ -297,7 +296,9 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             out,
             accumulate: state.arrived > 0,
         };
-        let reduced = self.mesh.shard.reduce_scatter(&[item], self.wire);
+        let shard = &*self.mesh.shard;
+        let reduce = || shard.reduce_scatter(&[item], self.wire);
+        let reduced = ordered(&self.backend, shard, reduce);
         // Also a reduction that failed may have added something.
         state.open = true;
         state.arrived += 1;

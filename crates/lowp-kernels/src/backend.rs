@@ -15,8 +15,8 @@ use crate::{DeviceBuffer, Element, KernelError, Pending, StepScalars, Work};
 /// # Time
 ///
 /// Calls give work to the stream and return; the stream does it in order. Only
-/// [`Backend::read`], [`Backend::plan`], [`Backend::synchronize`], [`Pending::wait`] and the write of
-/// more than the staging memory holds wait for the device. Streams of one device are ordered by the
+/// [`Backend::read`], [`Backend::plan`], [`Backend::synchronize`], [`Pending::wait`], the drop of the last
+/// handle of a stream, and a host that is far ahead with writes or changes of scalars wait for the device. Streams of one device are ordered by the
 /// caller: [`Backend::record`] marks a point of one, [`Backend::wait`] makes another one follow it.
 /// On the CPU work is done when a call returns, and an event is nothing.
 ///
@@ -174,7 +174,9 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     fn synchronize(&self) -> Result<(), KernelError>;
 
     /// Takes what `work` gives to this stream, and to streams that wait for it and that it waits for
-    /// again, as a graph. Nothing of it runs. It must be given by the calling thread.
+    /// again, as a graph. Nothing of it runs. It must be given by the calling thread. The graph follows what the
+    /// streams that take part were given before, and handles other than this one wait for this one to follow the
+    /// graph.
     ///
     /// # Errors
     /// The error of `work`, work that cannot be captured, no work at all, or a device failure.

@@ -206,6 +206,15 @@ impl<B: Backend> FlatEncodeJob<B> {
         source: Source<B>,
     ) -> Result<Self, KernelError> {
         recipe.check(shape)?;
+        let elements = shape.elements();
+        if start.checked_add(len).is_none_or(|end| end > elements) {
+            return Err(KernelError::Range {
+                what: "elements of a flat encode",
+                start,
+                end: start.saturating_add(len),
+                len: elements,
+            });
+        }
         let kernel = recipe.kernel();
         let mut targets = Vec::new();
         for spec in recipe.stored(usage) {

@@ -111,7 +111,7 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A rank or the backend failed.
     pub fn enqueue(&self) -> Result<(), OptimError> {
-        self.work.enqueue()
+        or_abort(&*self.world, self.work.enqueue())
     }
 
     /// What became of the last step that the stream was given, as soon as it is done.

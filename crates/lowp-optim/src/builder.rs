@@ -20,6 +20,8 @@ use crate::{Group, OptimError};
 pub struct AdamWBuilder<B: Backend> {
     id: u64,
     backend: B,
+    /// Streams that wrote masters of earlier parameters.
+    earlier: Vec<B>,
     world: Arc<dyn Communicator<B>>,
     mesh: Mesh,
     scales: ScaleBookBuilder,
@@ -36,6 +38,7 @@ impl<B: Backend> AdamWBuilder<B> {
         Self {
             id: OPTIMIZERS.fetch_add(1, Ordering::Relaxed),
             backend: world.backend().clone(),
+            earlier: Vec::new(),
             mesh: Mesh::sharded(world.world_size()),
             world,
             scales: ScaleBookBuilder::default(),
@@ -48,7 +51,12 @@ impl<B: Backend> AdamWBuilder<B> {
     #[must_use]
     pub fn on(self, backend: &B) -> Self {
         let backend = backend.clone();
-        Self { backend, ..self }
+        let earlier = [self.earlier, vec![self.backend]].concat();
+        Self {
+            backend,
+            earlier,
+            ..self
+        }
     }
 
     /// Has the ranks of the world hold `mesh.replicate` replicas of `mesh.shard` shards; the default is one
@@ -134,6 +142,7 @@ impl<B: Backend> AdamWBuilder<B> {
             grad,
             item,
             ready: false,
+            incoming: None,
         };
         self.params.push(param);
         Ok(ParamId {
@@ -171,6 +180,7 @@ impl<B: Backend> AdamWBuilder<B> {
         let Self {
             id,
             backend,
+            earlier,
             world,
             mesh,
             scales,
@@ -187,6 +197,9 @@ impl<B: Backend> AdamWBuilder<B> {
         }
         for (index, group) in groups.iter().enumerate() {
             group.check(index)?;
+        }
+        for stream in &earlier {
+            backend.wait_for(stream)?;
         }
         let book = Arc::new(scales.build(&backend)?);
         let items: Vec<CastItem<B>> = params.iter().map(|p| p.item.clone()).collect();

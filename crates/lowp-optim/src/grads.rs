@@ -1,7 +1,7 @@
 //! Gradients of an [`AdamW`]: set or added from the host, or reduced on the device.
 
 use half::bf16;
-use lowp_kernels::{Backend, Element, Source, SumJob, Work};
+use lowp_kernels::{Backend, Element, Source, StepScalars, SumJob, Work};
 
 use crate::adamw::AdamW;
 use crate::{OptimError, ParamId};
@@ -156,9 +156,22 @@ impl<B: Backend> AdamW<B> {
             self.backend.write(buffer, 0, values)?;
         } else if !values.is_empty() {
             // The values arrive beside the sums so far, and are added there.
-            let from = self.backend.upload(values)?;
-            let (from, into) = (T::source::<B>(from), param.grad.clone());
-            self.backend.once(Work::Sum(vec![SumJob { from, into }]))?;
+            if param.incoming.is_none() {
+                let from = T::source::<B>(self.backend.alloc(param.len)?);
+                let into = param.grad.clone();
+                let job = SumJob {
+                    from: from.clone(),
+                    into,
+                };
+                let sum = self.backend.plan(Work::Sum(vec![job]))?;
+                param.incoming = Some((from, sum));
+            }
+            if let Some((from, sum)) = &param.incoming
+                && let Some(from) = T::buffer(from)
+            {
+                self.backend.write(from, 0, values)?;
+                self.backend.run(sum, &StepScalars::default())?;
+            }
         }
         param.ready = true;
         Ok(())

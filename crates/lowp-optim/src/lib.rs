@@ -86,7 +86,6 @@
 
 mod adamw;
 mod builder;
-mod clip;
 mod error;
 mod grads;
 mod group;
@@ -98,7 +97,6 @@ mod work;
 
 pub use adamw::AdamW;
 pub use builder::AdamWBuilder;
-pub use clip::clip_factor;
 pub use error::OptimError;
 pub use group::Group;
 pub use options::StepOptions;

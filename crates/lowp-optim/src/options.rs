@@ -12,7 +12,8 @@ pub struct StepOptions {
     /// Multiplies gradients first: the inverse of a loss scale, or of the number of micro-batches
     /// that were added up. If it is not finite the step is skipped. Default 1.
     pub grad_scale: f32,
-    /// Clips the global gradient norm to this; above 0. Default `None`.
+    /// Clips the global gradient norm to this, above 0: gradients are multiplied by `max_norm / (norm + 1e-6)`,
+    /// at most 1, evaluated in binary64 and rounded once (docs/numerics.md 12.8). Default `None`.
     pub max_norm: Option<f32>,
 }
 

@@ -61,6 +61,8 @@ pub(crate) struct Param<B: Backend> {
     pub(crate) grad: Source<B>,
     pub(crate) item: CastItem<B>,
     pub(crate) ready: bool,
+    /// Where further gradients of a step arrive, and the work that adds them; made with the first.
+    pub(crate) incoming: Option<(Source<B>, B::Plan)>,
 }
 
 impl<B: Backend> Param<B> {

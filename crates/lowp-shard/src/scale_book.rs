@@ -160,7 +160,7 @@ impl ScaleBookBuilder {
 
 /// The scales of a model. A cast has three phases: *observe* raises entries of the observed vector,
 /// *agree* reduces that one vector over all ranks and rolls the histories of delayed scales,
-/// *encode* reads delayed scales, or makes a scale of the agreed amax and spends it
+/// *encode* reads delayed scales, or makes a scale of the agreed amax and consumes it
 /// ([`TensorInput::Observed`]).
 #[derive(Debug)]
 pub struct ScaleBook<B: Backend> {
@@ -235,7 +235,7 @@ impl<B: Backend> ScaleBook<B> {
     }
 
     /// What encoding reads for `slot`: the delayed scale, or the agreed amax that it makes its
-    /// scale of and spends. Every rank must encode with it after an agreement, also one that holds
+    /// scale of and consumes. Every rank must encode with it after an agreement, also one that holds
     /// no rows, or its old amax would count in the next one.
     ///
     /// # Errors

@@ -265,11 +265,17 @@ impl Backend for Queued {
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<CpuGraph, E> {
         self.call()?;
+        /// Ends the capture also where `work` panics.
+        struct End;
+        impl Drop for End {
+            fn drop(&mut self) {
+                CAPTURE.set(false);
+            }
+        }
         Cpu.capture(|| {
+            let _end = End;
             CAPTURE.set(true);
-            let done = work();
-            CAPTURE.set(false);
-            done
+            work()
         })
     }
 

@@ -225,9 +225,9 @@ fn memory_of_others_is_given_back_behind_its_last_use() {
     });
 }
 
-/// What is dropped while work is recorded does not spoil the recording.
+/// What is dropped within a capture does not disturb it.
 #[test]
-fn memory_may_go_while_work_is_recorded() {
+fn memory_may_go_within_a_capture() {
     device::once(|rig| {
         let (delay, user) = (Delay::new(rig), rig.backend.fork().unwrap());
         let loan = Loan::new(rig);
@@ -280,5 +280,53 @@ fn what_belongs_to_another_device_is_rejected() {
                 .map(|_| ()),
         );
         rejected(a.wait(&b.record().unwrap()));
+    });
+}
+
+/// A stream that takes part in a capture is behind with other work: the graph follows that, and reads scalars
+/// that are there.
+#[test]
+fn a_graph_follows_the_earlier_work_of_its_streams() {
+    device::once(|rig| {
+        let (delay, other) = (Delay::new(rig), rig.backend.fork().unwrap());
+        let (source, out) = (ones(&rig.backend), rig.buffer(&[0f32]));
+        let (from, seen) = (ones(&rig.backend), rig.backend.alloc::<f32>(LEN).unwrap());
+        let plan = rig.plan(amax(&source, &out)).unwrap();
+        rig.backend.synchronize().unwrap();
+        delay.give(&other);
+        other.clear::<f32>(&from).unwrap();
+        let graph = rig.backend.capture(|| {
+            other.wait_for(&rig.backend)?;
+            other.run(&plan, &StepScalars::default())?;
+            rig.backend.wait_for(&other)?;
+            rig.backend.copy::<f32>(&from, 0..LEN, &seen, 0)
+        });
+        rig.backend.launch(&graph.unwrap()).unwrap();
+        assert_eq!(rig.content::<f32>(&out), [1.0]);
+        assert!(rig.content::<f32>(&seen).iter().all(|&x| x == 0.0));
+    });
+}
+
+/// Within a capture that it takes no part in, a stream waits as it does elsewhere.
+#[test]
+fn a_wait_beside_a_capture_counts() {
+    device::once(|rig| {
+        let (delay, [apart, late]) = (
+            Delay::new(rig),
+            [(); 2].map(|()| rig.backend.fork().unwrap()),
+        );
+        let [from, to, seen] = [(); 3].map(|()| rig.backend.alloc::<f32>(LEN).unwrap());
+        let source = ones(&rig.backend);
+        rig.backend.synchronize().unwrap();
+        delay.give(&late);
+        late.copy::<f32>(&source, 0..LEN, &from, 0).unwrap();
+        let written = late.record().unwrap();
+        let graph = rig.backend.capture(|| {
+            apart.wait(&written)?;
+            rig.backend.clear::<f32>(&to)
+        });
+        apart.copy::<f32>(&from, 0..LEN, &seen, 0).unwrap();
+        assert!(apart.download(&seen).unwrap().iter().all(|&x| x == 1.0));
+        drop(graph.unwrap());
     });
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::graph::not_in_capture;
 use super::memory::Memory;
 use crate::host::zeroed;
 use crate::{DeviceBuffer, Element, KernelError};
@@ -113,6 +114,7 @@ impl<T: Element> DeviceBuffer<T> for CpuBuffer<T> {
     }
 
     fn to_vec(&self) -> Result<Vec<T>, KernelError> {
+        not_in_capture("a read to the host")?;
         let mut values = zeroed(self.len())?;
         values.copy_from_slice(&self.read()?);
         Ok(values)

@@ -155,6 +155,7 @@ impl Backend for Cpu {
     }
 
     fn fork(&self) -> Result<Self, KernelError> {
+        graph::not_in_capture("a new stream")?;
         Ok(Self)
     }
 

@@ -86,6 +86,14 @@ pub(super) fn keep<T: Any + Send + Sync>(what: impl FnOnce() -> T) {
     });
 }
 
+/// The handle that captures, and launches the graph; `cuda` where this thread does not capture.
+pub(super) fn origin(cuda: &Cuda) -> Cuda {
+    CAPTURE.with_borrow(|capture| {
+        let capture = capture.as_ref();
+        capture.map_or(cuda, |capture| &capture.origin).clone()
+    })
+}
+
 /// Where this thread gives work of `queue` to: its stream, or what stands for it in a capture.
 pub(super) fn stream_of(queue: &Queue) -> Result<Arc<CudaStream>, KernelError> {
     CAPTURE.with_borrow(|capture| match capture {
@@ -116,32 +124,34 @@ pub(super) fn record(queue: &Queue) -> Result<CudaEvent, KernelError> {
     }
 }
 
-/// Makes later work of `queue` follow `event`. A queue that waits for a point of the capture takes part in it;
-/// what the capture waits for and happened before it, its launches follow.
+/// Makes later work of `queue` follow `event`. A queue that waits for a point of the capture takes part in it.
+/// What the graph follows and is not part of it (an event from before, the earlier work of a queue that takes
+/// part), the stream that launches it follows from now on.
 pub(super) fn wait(queue: &Queue, event: &CudaEvent) -> Result<(), KernelError> {
-    let stream = CAPTURE.with_borrow_mut(|capture| {
+    CAPTURE.with_borrow_mut(|capture| {
         let Some(capture) = capture else {
             return match event.capture() {
-                None => Ok(Arc::clone(&queue.stream)),
+                None => event.hold(&queue.stream),
                 Some(_) => Err(over()),
             };
         };
-        match event.capture() {
-            None => Ok(Arc::clone(&capture.origin.queue.stream)),
-            Some(id) if id != capture.id => Err(over()),
-            Some(_) => match capture.stream(queue) {
-                Some(stream) => Ok(stream),
-                None => {
-                    let stream = queue.device.context.new_stream();
-                    let stream = stream.map_err(failed("cuStreamCreate"))?;
-                    let stands = (queue.number, Arc::clone(&stream));
-                    capture.streams.push(stands);
-                    Ok(stream)
-                }
-            },
+        match (event.capture(), capture.stream(queue)) {
+            (Some(id), _) if id != capture.id => Err(over()),
+            (Some(_), Some(stream)) => event.hold(&stream),
+            (Some(_), None) => {
+                let earlier = CudaEvent::record(&queue.device, &queue.stream, None)?;
+                earlier.hold(&capture.origin.queue.stream)?;
+                let stream = queue.device.context.new_stream();
+                let stream = stream.map_err(failed("cuStreamCreate"))?;
+                let stands = (queue.number, Arc::clone(&stream));
+                capture.streams.push(stands);
+                event.hold(&stream)
+            }
+            (None, Some(_)) => event.hold(&capture.origin.queue.stream),
+            // A stream apart from the capture.
+            (None, None) => event.hold(&queue.stream),
         }
-    })?;
-    event.hold(&stream)
+    })
 }
 
 fn over() -> KernelError {

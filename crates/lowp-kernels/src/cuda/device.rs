@@ -88,6 +88,7 @@ impl Cuda {
     /// [`KernelError::NoDevice`] without NVIDIA's driver, with one that is too old, without such a
     /// device, or in a program that was built without kernels.
     pub fn new(ordinal: usize) -> Result<Self, KernelError> {
+        capture::not_in("a new stream")?;
         let device = DEVICES.get(ordinal, || Device::open(ordinal))?;
         let stream = device.context.new_stream();
         Self::with(device, stream.map_err(failed("cuStreamCreate"))?)
@@ -103,6 +104,7 @@ impl Cuda {
     /// `stream` must be a stream of the device's primary context, and must live as long as every handle,
     /// buffer, plan and graph that is made from this handle. Nobody may capture it meanwhile.
     pub unsafe fn with_stream(ordinal: usize, stream: u64) -> Result<Self, KernelError> {
+        capture::not_in("a new stream")?;
         let device = DEVICES.get(ordinal, || Device::open(ordinal))?;
         let raw = stream as *mut c_void;
         // SAFETY: the caller's promise.
@@ -151,6 +153,7 @@ impl Cuda {
     /// # Errors
     /// The driver failed.
     pub fn mark(&self) -> Result<CudaMark, KernelError> {
+        capture::not_in("a mark")?;
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let event = self.queue.stream.record_event(Some(flags));
         Ok(CudaMark {
@@ -335,7 +338,12 @@ impl Device {
     /// Waits for `event`.
     pub(super) fn wait(&self, event: &CudaEvent) -> Result<(), KernelError> {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        event.synchronize().map_err(failed("cuEventSynchronize"))
+        // Not by way of cudarc, which returns at once where a destructor has left an error to report.
+        // SAFETY: the context and the event are alive.
+        unsafe {
+            result::ctx::set_current(self.context.cu_ctx()).map_err(failed("cuCtxSetCurrent"))?;
+            result::event::synchronize(event.cu_event()).map_err(failed("cuEventSynchronize"))
+        }
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Arc<CudaStream>>> {
@@ -391,7 +399,7 @@ impl Device {
         if self.deferred.is_empty() {
             return;
         }
-        // Owners run code of others: beside a recording of this thread, too, and without a lock.
+        // Owners run code of others: beside a capture of this thread, too, and without a lock.
         let _cleanup = Cleanup::begin(&self.context);
         match self.context.bind_to_thread() {
             Ok(()) => drop(self.deferred.take_passed()),

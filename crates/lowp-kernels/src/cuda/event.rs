@@ -79,6 +79,7 @@ impl CudaEvent {
     }
 
     fn outside(&self) -> Result<(), KernelError> {
+        capture::not_in("the state of a point")?;
         match self.point.capture {
             Some(_) => Err(KernelError::InCapture {
                 what: "the state of a point of a capture",

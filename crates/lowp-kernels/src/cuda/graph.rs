@@ -61,14 +61,17 @@ impl CudaGraph {
         let stream = capture::begin(cuda)?;
         let mut end = End(Some(&stream));
         work()?;
-        end.0 = None;
+        // Errors that destructors left for the next call must not keep the capture from its end.
+        let left = cuda.device().context.check_err();
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        end.0 = None;
         let (kept, streams) = capture::end();
         // The driver has ended the capture: the streams may go.
         drop(streams);
+        left.map_err(failed("an earlier call"))?;
         let graph = graph
             .map_err(unjoined)?
-            .filter(|_| !kept.is_empty())
+            .filter(has_work)
             .ok_or_else(crate::cpu::nothing_captured)?;
         Ok(Self {
             captured: Arc::new(Captured {
@@ -95,6 +98,15 @@ impl CudaGraph {
             unsafe { result::graph::launch(graph.0.cu_graph_exec(), stream.cu_stream()) };
         launched.map_err(failed("cuGraphLaunch"))
     }
+}
+
+/// Whether there is anything to do, be it work of other libraries.
+fn has_work(graph: &cudarc::driver::CudaGraph) -> bool {
+    let mut nodes = 0;
+    // SAFETY: the graph is alive; without an array only the number is written.
+    let counted =
+        unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut nodes) };
+    counted != sys::CUresult::CUDA_SUCCESS || nodes > 0
 }
 
 /// Says what a capture lacks that the driver rejects.

@@ -2,7 +2,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "pinned memory of the driver, and copies from and to it"
+    reason = "page-locked memory of the driver, and copies from and to it"
 )]
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaEvent as DriverEvent, CudaStream, result};
 use super::cleanup::Cleanup;
 use super::device::Device;
 use super::event::EventPool;
-use super::failed;
+use super::{capture, failed};
 use crate::host::zeroed;
 use crate::pending::Arrival;
 use crate::{Element, KernelError};
@@ -70,8 +70,9 @@ impl HostPool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of at least `bytes` bytes.
-    fn take(&self, device: &Device, bytes: usize) -> Result<Block, KernelError> {
+    /// A block of at least `bytes` bytes, of which at most `limit` are on their way at a time: more wait for the
+    /// oldest.
+    fn take(&self, device: &Device, bytes: usize, limit: usize) -> Result<Block, KernelError> {
         loop {
             let mut inner = self.lock();
             inner.reclaim(&device.events)?;
@@ -81,13 +82,17 @@ impl HostPool {
             {
                 return Ok(inner.free.swap_remove(at));
             }
-            let full = inner.busy_bytes + bytes > IN_FLIGHT;
+            let full = inner.busy_bytes.saturating_add(bytes) > limit;
             let oldest = if full { inner.next() } else { None };
             drop(inner);
             let Some((block, event)) = oldest else {
                 return allocate(device, bytes.next_power_of_two().max(SMALLEST));
             };
-            device.wait(&event)?;
+            if let Err(error) = device.wait(&event) {
+                // The copy may not be done.
+                std::mem::forget(block);
+                return Err(error);
+            }
             device.events.give_back(event);
             self.lock().retain(block);
         }
@@ -121,11 +126,13 @@ impl Inner {
 
     /// Keeps the blocks whose copies are done for others.
     fn reclaim(&mut self, events: &EventPool) -> Result<(), KernelError> {
-        while let Some((_, event)) = self.busy.front() {
+        // Of any stream: one that is behind does not hold up the others.
+        let mut at = 0;
+        while let Some((_, event)) = self.busy.get(at) {
             if !event.try_is_complete().map_err(failed("cuEventQuery"))? {
-                break;
-            }
-            if let Some((block, event)) = self.next() {
+                at += 1;
+            } else if let Some((block, event)) = self.busy.remove(at) {
+                self.busy_bytes -= block.bytes;
                 events.give_back(event);
                 self.retain(block);
             }
@@ -170,7 +177,7 @@ pub(super) unsafe fn write<T: Element>(
     let bytes =
         unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
-        let block = device.host.take(device, chunk.len())?;
+        let block = device.host.take(device, chunk.len(), IN_FLIGHT)?;
         // SAFETY: the block has as many bytes, and nobody else has it.
         let staged = unsafe {
             std::ptr::copy_nonoverlapping(chunk.as_ptr(), block.pointer, chunk.len());
@@ -203,7 +210,8 @@ pub(super) unsafe fn start_read<T: Element>(
     len: usize,
 ) -> Result<OnItsWay<T>, KernelError> {
     let bytes = len * size_of::<T>();
-    let block = device.host.take(device, bytes)?;
+    // A read never waits.
+    let block = device.host.take(device, bytes, usize::MAX)?;
     // SAFETY: the block has as many bytes, and nobody else has it.
     let host = unsafe { std::slice::from_raw_parts_mut(block.pointer, bytes) };
     // SAFETY: the caller's promise; the block is held until the copy is done.
@@ -235,12 +243,14 @@ pub(super) struct OnItsWay<T> {
 
 impl<T: Element> Arrival<T> for OnItsWay<T> {
     fn is_ready(&self) -> Result<bool, KernelError> {
+        capture::not_in("the arrival of values")?;
         let copy = self.copy.as_ref();
         copy.map_or(Ok(true), |(_, event)| event.try_is_complete())
             .map_err(failed("cuEventQuery"))
     }
 
     fn wait(mut self: Box<Self>) -> Result<Vec<T>, KernelError> {
+        capture::not_in("the arrival of values")?;
         let mut values = zeroed::<T>(self.len)?;
         if let Some((block, event)) = &self.copy {
             self.device.wait(event)?;

@@ -121,7 +121,8 @@ impl CudaPlan {
     /// Adds the work to the capture of this thread. It gets the scalars of now at every launch.
     fn record(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         let stream = capture::stream_of(&cuda.queue)?;
-        let memory = step::constant(cuda, scalars)?;
+        // On the stream that launches the graph, whichever this one is.
+        let memory = step::constant(&capture::origin(cuda), scalars)?;
         // SAFETY: nothing runs yet; the graph keeps the plan and the scalars.
         unsafe { self.enqueue(cuda, stream.cu_stream(), memory.pointer)? };
         capture::keep(|| (self.clone(), memory));

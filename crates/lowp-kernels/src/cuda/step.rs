@@ -24,7 +24,7 @@ const WORDS: usize = (size_of::<Step>() + GROUPS * size_of::<AdamGroup>()) / 4;
 /// Copies that may be in flight; the host waits for the device when it is so many steps ahead.
 const SLOTS: usize = 16;
 
-/// The scalars of one stream: graphs hold the address, so it never changes.
+/// The scalars of one stream: launches hold the address, so it never changes.
 pub(super) struct StepMemory {
     pointer: u64,
     device: Arc<Device>,
@@ -53,8 +53,8 @@ impl StepMemory {
         // SAFETY: results are checked; both are freed when this is dropped.
         let pointer = unsafe { result::malloc_sync(WORDS * 4) }.map_err(failed("cuMemAlloc"))?;
         // SAFETY: as above.
-        let pinned = unsafe { result::malloc_host(SLOTS * WORDS * 4, 0) };
-        let pinned = pinned.map_err(|error| {
+        let locked = unsafe { result::malloc_host(SLOTS * WORDS * 4, 0) };
+        let locked = locked.map_err(|error| {
             // SAFETY: just allocated, not used yet.
             context.record_err(unsafe { result::free_sync(pointer) });
             failed("cuMemHostAlloc")(error)
@@ -63,7 +63,7 @@ impl StepMemory {
             pointer,
             device: Arc::clone(device),
             ring: Mutex::new(Ring {
-                words: pinned.cast(),
+                words: locked.cast(),
                 next: 0,
                 done: [const { None }; SLOTS],
                 written: Vec::new(),
@@ -106,7 +106,7 @@ impl Ring {
         }
         // SAFETY: slot `slot` has `WORDS` words, `words` is no longer (see `words`), and the last
         // copy out of the slot is done.
-        let pinned = unsafe {
+        let locked = unsafe {
             let start = self.words.add(slot * WORDS);
             std::ptr::copy_nonoverlapping(words.as_ptr(), start, words.len());
             std::slice::from_raw_parts(start, words.len())
@@ -114,7 +114,7 @@ impl Ring {
         self.written.clear();
         // SAFETY: the device memory has `WORDS` words; the slot is not written again before the copy
         // is done, nor freed.
-        let copied = unsafe { result::memcpy_htod_async(pointer, pinned, stream.cu_stream()) };
+        let copied = unsafe { result::memcpy_htod_async(pointer, locked, stream.cu_stream()) };
         copied.map_err(failed("cuMemcpyHtoDAsync"))?;
         match &self.done[slot] {
             Some(done) => done.record(stream),
@@ -138,17 +138,17 @@ impl Drop for StepMemory {
         for done in ring.done.iter().flatten() {
             context.record_err(done.synchronize());
         }
-        let pinned: *mut c_void = ring.words.cast();
+        let locked: *mut c_void = ring.words.cast();
         // SAFETY: allocated by `new`, freed once; no copy out of it is in flight. The stream whose work
         // reads the device memory was waited for (`Queue`), and freeing it waits, too.
         unsafe {
-            context.record_err(result::free_host(pinned));
+            context.record_err(result::free_host(locked));
             context.record_err(result::free_sync(self.pointer));
         }
     }
 }
 
-/// Scalars in memory of their own, for a graph: they are there before any launch of the handle.
+/// Scalars in memory of their own, for a graph that `cuda` captures: they are there before its launches.
 pub(super) fn constant(cuda: &Cuda, scalars: &StepScalars) -> Result<Memory, KernelError> {
     let words = words(scalars)?;
     let device = cuda.device();

@@ -231,9 +231,9 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
         &self.world.backend
     }
 
-    /// Ranks meet on the host; one alone meets nobody.
+    /// Ranks wait for each other on the host; the only rank of a world waits for nobody.
     fn is_enqueued(&self) -> bool {
-        self.size == 1
+        self.world.hub.is_solo()
     }
 
     fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {

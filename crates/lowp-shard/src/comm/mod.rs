@@ -70,7 +70,8 @@ impl GradWire {
 
 /// Bytes that passed through one rank's communicator since it was made. Each byte counts once, on
 /// the rank whose piece it belongs to, however the collective moves it: the sum over all ranks of
-/// a gather or reduce-scatter is the size of the full buffers on the wire.
+/// a gather or reduce-scatter is the size of the full buffers on the wire. Calls that a graph repeats count
+/// when they are captured, not when it is launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes of this rank's pieces in all-gathers.
@@ -188,8 +189,11 @@ pub fn ordered<B: Backend, T>(
     call: impl FnOnce() -> Result<T, ShardError>,
 ) -> Result<T, ShardError> {
     comm.backend().wait_for(backend)?;
-    let done = call()?;
-    backend.wait_for(comm.backend())?;
+    let done = call();
+    // Also behind a part of the call that failed: what it reads and writes is lent to others next.
+    let ordered = backend.wait_for(comm.backend());
+    let done = done?;
+    ordered?;
     Ok(done)
 }
 

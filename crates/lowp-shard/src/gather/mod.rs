@@ -108,7 +108,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Makes the full tensors of all parameters ready for `phase`. Collective; does nothing if
-    /// they are ready.
+    /// they are ready. In a capture they are ready where the graph is launched.
     ///
     /// # Errors
     /// Shards without the usage that the phase needs, a backend failure, or a failure of another

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase};
-use lowp_kernels::{Backend, Element, InterleaveJob, TransposeJob, Work};
+use lowp_kernels::{Backend, Element, InterleaveJob, KernelError, TransposeJob, Work};
 
 use super::scratch::Free;
 use super::steps::{GatherTarget, run_steps};
@@ -159,13 +159,8 @@ impl<B: Backend> GatherPool<B> {
         streams: [&B; 2],
     ) -> Result<Lease<B>, ShardError> {
         let mut inner = self.lock();
-        let set = match inner.geometries[geometry].free.pop() {
-            Some((set, last_use)) => {
-                for stream in streams {
-                    stream.wait(&last_use)?;
-                }
-                set
-            }
+        let set = match self.take(&mut inner.geometries[geometry].free, streams)? {
+            Some(set) => set,
             None => {
                 let plans = Arc::clone(&inner.geometries[geometry].plans);
                 let set = Arc::new(self.make(&mut inner, &plans)?);
@@ -181,6 +176,24 @@ impl<B: Backend> GatherPool<B> {
             set,
             stream: streams[0].clone(),
         })
+    }
+
+    /// A free set, behind its last use. One that was given back within a capture stays with the graph, which
+    /// writes to it at every launch.
+    fn take(
+        &self,
+        free: &mut Vec<(Arc<DestinationSet<B>>, B::Event)>,
+        streams: [&B; 2],
+    ) -> Result<Option<Arc<DestinationSet<B>>>, ShardError> {
+        for at in (0..free.len()).rev() {
+            let last_use = &free[at].1;
+            match streams.iter().try_for_each(|stream| stream.wait(last_use)) {
+                Ok(()) => return Ok(Some(free.remove(at).0)),
+                Err(KernelError::InCapture { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
     }
 
     pub(super) fn alloc<T: Element>(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, KernelError};
 
 use super::pool::GatherPool;
 use crate::ShardError;
@@ -48,13 +48,9 @@ impl<B: Backend> GatherPool<B> {
     /// The backend has no room for another buffer.
     pub fn scratch(self: &Arc<Self>, len: usize) -> Result<Scratch<B>, ShardError> {
         let mut inner = self.lock();
-        let free = inner.scratch.iter().rposition(|free| free.len == len);
+        let free = self.take_scratch(&mut inner.scratch, len)?;
         let (id, buffer) = match free {
-            Some(index) => {
-                let free = inner.scratch.remove(index);
-                self.backend.wait(&free.last_use)?;
-                (free.id, free.buffer)
-            }
+            Some(free) => (free.id, free.buffer),
             None => {
                 let buffer = self.alloc::<f32>(&mut inner, len)?;
                 (inner.allocations, buffer)
@@ -66,6 +62,29 @@ impl<B: Backend> GatherPool<B> {
             id,
             buffer,
         })
+    }
+}
+
+impl<B: Backend> GatherPool<B> {
+    /// A free buffer of `len` entries, behind its last use. One that was given back within a capture stays
+    /// with the graph.
+    fn take_scratch(
+        &self,
+        free: &mut Vec<Free<B>>,
+        len: usize,
+    ) -> Result<Option<Free<B>>, ShardError> {
+        for at in (0..free.len())
+            .rev()
+            .filter(|&at| free[at].len == len)
+            .collect::<Vec<_>>()
+        {
+            match self.backend.wait(&free[at].last_use) {
+                Ok(()) => return Ok(Some(free.remove(at))),
+                Err(KernelError::InCapture { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
     }
 }
 
