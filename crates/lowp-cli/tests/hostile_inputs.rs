@@ -168,7 +168,7 @@ fn shapes_of_many_axes() {
 /// A pipe without a writer is not waited for, a device is not read.
 #[cfg(unix)]
 #[test]
-fn pipes_and_devices_are_refused_at_once() {
+fn pipes_and_devices_are_rejected_at_once() {
     let bench = Bench::new();
     bench.write("good.safetensors", &[matrix("w", &[32, 32], 1)]);
     bench.done("quantize good.safetensors -o q.safetensors --recipe mxfp8");

@@ -18,7 +18,7 @@ use crate::{DeviceBuffer, Element, KernelError, Pending, StepScalars, Work};
 /// [`Backend::read`], [`Backend::plan`], [`Backend::synchronize`], [`Pending::wait`], the drop of the last
 /// handle of a stream, and a host that is far ahead with writes or changes of scalars wait for the device. Streams of one device are ordered by the
 /// caller: [`Backend::record`] marks a point of one, [`Backend::wait`] makes another one follow it.
-/// On the CPU work is done when a call returns, and an event is nothing.
+/// On the CPU work is done when a call returns, and every event has passed.
 ///
 /// # Graphs
 ///
@@ -131,9 +131,9 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// Scalars that do not fit the plan, or a device failure.
     fn run(&self, plan: &Self::Plan, scalars: &StepScalars) -> Result<(), KernelError>;
 
-    /// Runs planned work with scalars that lie in a buffer of the device by then, as
-    /// [`StepScalars::to_bytes`] lays them out: those that [`crate::StepScalarsJob`] made. The plan must
-    /// not write the buffer.
+    /// Runs planned work with the scalars that a buffer holds when the work runs, as
+    /// [`StepScalars::to_bytes`] lays them out: those that [`crate::StepScalarsJob`] made, for example. The
+    /// plan must not write the buffer.
     ///
     /// # Errors
     /// A buffer of a length that no scalars have, of fewer groups than the plan uses, or that does not
@@ -186,7 +186,7 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     ) -> Result<Self::Graph, E>;
 
     /// Runs what a graph of this handle captured. It holds plans and buffers by itself; scalars are those
-    /// of the capture ([`Backend::run`]), or what lies in a buffer by then ([`Backend::run_with`]).
+    /// of the capture ([`Backend::run`]), or what a buffer holds when the graph runs ([`Backend::run_with`]).
     ///
     /// # Errors
     /// A graph of another device, a device failure, or an error of the captured work.

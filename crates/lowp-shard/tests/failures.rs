@@ -289,7 +289,7 @@ fn a_failure_reaches_ranks_that_wait_in_another_group() {
 }
 
 #[test]
-fn wrong_items_are_refused_and_reach_the_others() {
+fn wrong_items_are_rejected_and_reach_the_others() {
     let failed = failing(2, |rank, comm| {
         let cpu = Cpu;
         let (source, dest) = (cpu.alloc(if rank == 0 { 4 } else { 3 })?, cpu.alloc(8)?);

@@ -39,7 +39,7 @@ fn an_odd_start_keeps_its_nibble() {
 }
 
 #[test]
-fn ranges_outside_and_odd_rows_are_refused() {
+fn ranges_outside_and_rows_of_half_bytes_are_rejected() {
     let shape = Shape::new(2, 16);
     let outside = FlatShard::new(shape, Code::E4M3, 30..33).err();
     assert_eq!(
@@ -60,7 +60,7 @@ fn ranges_outside_and_odd_rows_are_refused() {
 }
 
 #[test]
-fn gaps_and_missing_ends_are_refused() {
+fn gaps_and_missing_ends_are_rejected() {
     let shape = Shape::new(2, 16);
     let shard = |range| FlatShard::new(shape, Code::E4M3, range).expect("a shard");
     let gap = FlatShard::gather_ranges(&[shard(0..8), shard(9..32)]);
@@ -94,7 +94,7 @@ proptest! {
     /// Shards that are cut of different matrices are rejected, whatever they are: nothing is read or
     /// written outside the pieces.
     #[test]
-    fn shards_of_different_matrices_are_refused(
+    fn shards_of_different_matrices_are_rejected(
         shards in prop::collection::vec(
             (0usize..4, 0usize..3, 0usize..6, 0usize..40, 0usize..40), 1..5,
         ),

@@ -296,7 +296,7 @@ fn a_cast_makes_what_is_held_stale() {
 }
 
 #[test]
-fn stale_tensors_are_refused_until_they_are_gathered_again() {
+fn stale_tensors_are_rejected_until_they_are_gathered_again() {
     ranks(3, |_, comm| {
         let shards = vec![
             shard(recipe_at(0), Shape::new(64, 32), &comm)?,
@@ -447,7 +447,7 @@ fn ranks_that_plan_differently_fail_on_every_rank() {
 }
 
 #[test]
-fn shards_of_another_world_are_refused() {
+fn shards_of_another_world_are_rejected() {
     let failed = failing(2, |rank, comm| {
         let spec = ShardSpec::new(&recipe_at(0), Shape::new(64, 32), 3, rank)?;
         let tensor = ShardedTensor::new(&Cpu, recipe_at(0), spec)?;
@@ -464,7 +464,7 @@ fn shards_of_another_world_are_refused() {
 }
 
 #[test]
-fn cuts_off_the_quantum_or_of_other_rows_are_refused() {
+fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
     let full = Shape::new(64, 32);
     for recipe in AnyRecipe::all() {
         let quantum = recipe.row_quantum(Usage::BOTH);

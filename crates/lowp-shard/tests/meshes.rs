@@ -88,7 +88,7 @@ fn a_gradient_is_summed_over_shards_and_replicas() {
 }
 
 #[test]
-fn a_mesh_of_another_size_or_shape_is_refused() {
+fn a_mesh_of_another_size_or_shape_is_rejected() {
     let failed = failing(4, |_, comm| MeshComm::new(Mesh::sharded(3), comm).map(drop));
     assert_eq!(
         failed.cause,

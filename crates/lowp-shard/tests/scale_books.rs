@@ -95,7 +95,7 @@ fn a_world_of_one_may_try_again() {
 
 /// An entry means nothing in another book, though its number is there.
 #[test]
-fn an_item_of_another_builder_is_refused() {
+fn an_item_of_another_builder_is_rejected() {
     for recipe in AnyRecipe::all() {
         let (mut one, mut two) = (ScaleBookBuilder::default(), ScaleBookBuilder::default());
         let tensors = [(); 2].map(|()| tensor(recipe).expect("a tensor"));
@@ -121,7 +121,7 @@ fn an_item_of_another_builder_is_refused() {
 
 /// Reserved block amaxes are entries too.
 #[test]
-fn a_flat_item_of_another_builder_is_refused() {
+fn a_flat_item_of_another_builder_is_rejected() {
     let mut rejected = 0;
     for recipe in AnyRecipe::all() {
         let shard = FlatShard::new(SHAPE, recipe.kernel().element, 0..SHAPE.elements());

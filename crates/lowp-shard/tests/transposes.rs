@@ -76,7 +76,7 @@ fn plan(recipe: Derived, comm: &Comm) -> Result<(), ShardError> {
 }
 
 #[test]
-fn what_is_no_transpose_is_refused_with_the_reason() {
+fn what_is_no_transpose_is_rejected_with_the_reason() {
     ranks(2, |_, comm| plan(TRANSPOSE, &comm));
     for (recipe, why) in [
         (

@@ -143,7 +143,7 @@ fn the_last_seed_there_is_can_be_used() {
 }
 
 #[test]
-fn short_data_is_refused_and_long_enough_data_is_not() {
+fn short_data_is_rejected_and_long_enough_data_is_not() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("text");
     // Ten times the sequence and the byte that follows it.
@@ -162,7 +162,7 @@ fn short_data_is_refused_and_long_enough_data_is_not() {
 /// Sizes that no machine has memory for: rejected with the bytes, not ended by the allocator.
 #[cfg(target_os = "linux")]
 #[test]
-fn what_does_not_fit_into_memory_is_refused() {
+fn what_does_not_fit_into_memory_is_rejected() {
     let long = "--seq 65536 --layers 64 --batch 64 --dim 128";
     let wide = "--batch 65536 --seq 128 --layers 100 --dim 1024";
     for (args, option) in [(long, "--seq"), (wide, "--batch")] {
@@ -190,7 +190,7 @@ fn a_pipe_is_no_text() {
 }
 
 #[test]
-fn a_refused_run_leaves_no_file() {
+fn a_rejected_run_leaves_no_file() {
     let dir = tempfile::tempdir().expect("a folder");
     let json = path(&dir.path().join("out.json"));
     rejected(&["--json", &json, "--report", "/no/such/folder/out.html"]);

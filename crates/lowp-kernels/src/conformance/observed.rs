@@ -111,7 +111,7 @@ fn observe<B: Backend>(rig: &Rig<B>, shape: Shape, given: &[f32], slot: &Slot<B>
     }
 }
 
-/// Update, then encode with what it observed: a step in two launches, as often as wanted.
+/// Update, then encode with what it observed: a step in two launches, any number of times.
 pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>) {
     for case in cases().into_iter().filter(needs_tensor) {
         let shape = Shape::new(136, 288usize.next_multiple_of(case.columns()));

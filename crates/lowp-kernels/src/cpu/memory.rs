@@ -68,8 +68,8 @@ fn in_turn<T: Element>(len: usize, next: &AtomicUsize) -> Result<Memory<T>, Kern
     in_class(len, next.fetch_add(1, Ordering::Relaxed) % CLASSES)
 }
 
-/// `len` zeros that begin in the class `wanted`.
-fn in_class<T: Element>(len: usize, wanted: usize) -> Result<Memory<T>, KernelError> {
+/// `len` zeros that begin in the class `chosen`.
+fn in_class<T: Element>(len: usize, chosen: usize) -> Result<Memory<T>, KernelError> {
     let size = size_of::<T>();
     let spare = 2 * CLASSES * PAGE / size;
     // The error says what was asked for, without the spare pages.
@@ -79,7 +79,7 @@ fn in_class<T: Element>(len: usize, wanted: usize) -> Result<Memory<T>, KernelEr
     let base = values.as_ptr() as usize;
     // Whole cache lines, then the first page of the class.
     let line = base.next_multiple_of(64) - base;
-    let page = (0..2 * CLASSES - 1).find(|page| class(base + line + page * PAGE) == wanted);
+    let page = (0..2 * CLASSES - 1).find(|page| class(base + line + page * PAGE) == chosen);
     let start = (line + page.unwrap_or(0) * PAGE) / size;
     values.truncate(start + len);
     Ok(Memory { values, start })

@@ -30,11 +30,11 @@ pub(super) fn available() -> usize {
     *OUTSIDE.get_or_init(|| outside(std::env::var("RAYON_NUM_THREADS").ok().as_deref()))
 }
 
-/// The threads outside of a rayon pool, where `RAYON_NUM_THREADS` says `wanted`; 0 says nothing, as for rayon.
-fn outside(wanted: Option<&str>) -> usize {
-    let wanted = wanted.and_then(|text| text.trim().parse().ok());
+/// The threads outside of a rayon pool, where `RAYON_NUM_THREADS` says `asked`; 0 says nothing, as for rayon.
+fn outside(asked: Option<&str>) -> usize {
+    let asked = asked.and_then(|text| text.trim().parse().ok());
     let system = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    wanted.filter(|&threads| threads > 0).unwrap_or_else(system)
+    asked.filter(|&threads| threads > 0).unwrap_or_else(system)
 }
 
 /// The pool of `threads` threads, made at its first use and kept: its threads sleep between runs.

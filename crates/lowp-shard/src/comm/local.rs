@@ -175,7 +175,7 @@ impl<B: Backend> LocalComm<B> {
         Ok(())
     }
 
-    /// Refuses ranges for another number of ranks, and buffers of another length than they say.
+    /// Rejects ranges for another number of ranks, and buffers of another length than they say.
     fn check_item(
         &self,
         op: Op,

@@ -62,28 +62,28 @@ struct Task<'v> {
 
 impl Task<'_> {
     fn add(self, isa: Isa) {
-        use {Values as From, ValuesMut as Into};
+        use {Values as Read, ValuesMut as Write};
         fn add<F: Stored, I: Stored>(isa: Isa, from: &[F], into: &mut [I]) {
             isa.run(Merge::<F, I, true> { from, into });
         }
         match (self.from, self.into) {
-            (From::F32(from), Into::F32(into)) => add(isa, from, into),
-            (From::F32(from), Into::Bf16(into)) => add(isa, from, into),
-            (From::Bf16(from), Into::F32(into)) => add(isa, from, into),
-            (From::Bf16(from), Into::Bf16(into)) => add(isa, from, into),
+            (Read::F32(from), Write::F32(into)) => add(isa, from, into),
+            (Read::F32(from), Write::Bf16(into)) => add(isa, from, into),
+            (Read::Bf16(from), Write::F32(into)) => add(isa, from, into),
+            (Read::Bf16(from), Write::Bf16(into)) => add(isa, from, into),
         }
     }
 
     fn convert(self, isa: Isa) {
-        use {Values as From, ValuesMut as Into};
+        use {Values as Read, ValuesMut as Write};
         match (self.from, self.into) {
             // Not by way of arithmetic, which quiets a signalling NaN.
-            (From::F32(from), Into::F32(into)) => into.copy_from_slice(from),
-            (From::Bf16(from), Into::Bf16(into)) => into.copy_from_slice(from),
-            (From::F32(from), Into::Bf16(into)) => {
+            (Read::F32(from), Write::F32(into)) => into.copy_from_slice(from),
+            (Read::Bf16(from), Write::Bf16(into)) => into.copy_from_slice(from),
+            (Read::F32(from), Write::Bf16(into)) => {
                 isa.run(Merge::<f32, bf16, false> { from, into });
             }
-            (From::Bf16(from), Into::F32(into)) => {
+            (Read::Bf16(from), Write::F32(into)) => {
                 isa.run(Merge::<bf16, f32, false> { from, into });
             }
         }
