@@ -72,8 +72,9 @@ impl<B: Fenced> Mutate<B> for StepScalarsJob<B> {
 
     fn resize(&mut self, choices: &mut Choices<'_, B>) {
         if let Some(bytes) = small(&[self.shards, 32]) {
-            let replicas = small(&[self.replica, bytes]).map_or(1, |_| self.replica + 1);
-            self.parts = choices.bytes(replicas * bytes);
+            let replicas = self.replica.saturating_add(1);
+            let all = small(&[replicas, bytes]).unwrap_or(bytes);
+            self.parts = choices.bytes(all);
         }
         let options = choices.rig.backend.len::<u8>(&self.options);
         self.out = choices.bytes(options);
