@@ -5,7 +5,7 @@ use super::fields::{self, Field};
 use super::input_error::file_error;
 use super::model::Model;
 use super::names::Named;
-use crate::output::shown;
+use crate::output::{message, shown};
 use anyhow::Result;
 use lowp_format::{
     AnyRecipe, BufferList, Form, FormatError, Recipe, RecipeOptions, RowCuts, Shape, Usage,
@@ -275,7 +275,7 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
                 format!(
                     "the metadata of '{}' make no sense: {}; quantize the model again",
                     shown(name),
-                    shown(&why)
+                    message(&why)
                 ),
             )
         })?;

@@ -7,7 +7,7 @@ use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::summary::{Kept, Summary};
-use crate::output::{note, shown};
+use crate::output::{message, note, shown};
 use anyhow::Result;
 use globset::GlobMatcher;
 use lowp_format::{Recipe, Shape};
@@ -150,7 +150,7 @@ impl Select {
                         let why = format!(
                             "'{}' cannot be quantized: {}; --keep-unfit passes such tensors through, --ignore this one",
                             shown(tensor.name),
-                            shown(&why)
+                            message(&why)
                         );
                         return Err(file_error(model.path(), why));
                     }

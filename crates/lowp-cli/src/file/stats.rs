@@ -110,7 +110,7 @@ pub(super) struct Distance {
     /// Root of the squared error over the squared reference.
     #[serde(rename = "rel_error")]
     pub(super) relative: f64,
-    /// Largest absolute error.
+    /// Largest absolute error; NaN where a value decodes to NaN.
     #[serde(rename = "max_error")]
     pub(super) largest: f64,
 }
@@ -137,7 +137,10 @@ impl Distance {
                     let off = f64::from(*value) - reference;
                     error += off * off;
                     total += reference * reference;
-                    largest = largest.max(off.abs());
+                    // What is not a number is farther than any error, and stays so.
+                    if off.is_nan() || off.abs() > largest {
+                        largest = off.abs();
+                    }
                 }
             }
             Ok(())

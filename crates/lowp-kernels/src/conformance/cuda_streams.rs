@@ -262,7 +262,10 @@ fn what_belongs_to_another_device_is_rejected() {
         let rejected = |result: Result<(), KernelError>| {
             let error = result.unwrap_err();
             assert!(matches!(error, KernelError::OtherDevice { ordinal: 0, .. }));
-            assert!(error.to_string().contains("belongs to CUDA device 1"), "{error}");
+            assert!(
+                error.to_string().contains("belongs to CUDA device 1"),
+                "{error}"
+            );
         };
         rejected(a.write::<f32>(&theirs, 0, &[0.0]));
         rejected(a.read::<f32>(&theirs, 0, &mut [0.0]));
