@@ -181,7 +181,8 @@ fn streams_of_a_graph_are_joined() {
     });
 }
 
-/// The host goes on while the device is busy, whatever it writes, records and launches.
+/// The host goes on while the device is busy, whatever it writes, records and launches. Other tests can hold up
+/// this thread until the device is done; then it is tried again with a longer delay.
 #[test]
 fn nothing_but_reads_waits_for_the_device() {
     device::once(|rig| {
@@ -191,24 +192,28 @@ fn nothing_but_reads_waits_for_the_device() {
         let small = cuda.upload(&[0f32; 64]).unwrap();
         let other = cuda.fork().unwrap();
         let graph = cuda.capture(|| cuda.clear::<f32>(&small)).unwrap();
-        cuda.synchronize().unwrap();
-        let mut pending = Vec::new();
-        // 0.2 s of an H200.
-        for _ in 0..400 {
-            cuda.copy::<f32>(&from, 0..len, &to, 0).unwrap();
-        }
-        let busy = cuda.record().unwrap();
-        for i in 0..100 {
-            cuda.write::<f32>(&small, 0, &[i as f32; 64]).unwrap();
-            cuda.launch(&graph).unwrap();
-            other.wait_for(&cuda).unwrap();
-            cuda.wait(&other.record().unwrap()).unwrap();
-            pending.push(cuda.start_read::<f32>(&small, 0..64).unwrap());
-            cuda.alloc::<u8>(1 << 20).unwrap();
-        }
-        assert!(!busy.passed().unwrap(), "the host waited");
-        for pending in pending {
-            assert_eq!(pending.wait().unwrap(), [0f32; 64]);
-        }
+        let goes_on = |times: usize| {
+            cuda.synchronize().unwrap();
+            let mut pending = Vec::new();
+            // 0.2 s of an H200, times `times`.
+            for _ in 0..400 * times {
+                cuda.copy::<f32>(&from, 0..len, &to, 0).unwrap();
+            }
+            let busy = cuda.record().unwrap();
+            for i in 0..100 {
+                cuda.write::<f32>(&small, 0, &[i as f32; 64]).unwrap();
+                cuda.launch(&graph).unwrap();
+                other.wait_for(&cuda).unwrap();
+                cuda.wait(&other.record().unwrap()).unwrap();
+                pending.push(cuda.start_read::<f32>(&small, 0..64).unwrap());
+                cuda.alloc::<u8>(1 << 20).unwrap();
+            }
+            let goes_on = !busy.passed().unwrap();
+            for pending in pending {
+                assert_eq!(pending.wait().unwrap(), [0f32; 64]);
+            }
+            goes_on
+        };
+        assert!([1, 2, 4, 8].into_iter().any(goes_on), "the host waited");
     });
 }
