@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "wraps device memory as another library would")]
 
+use std::time::Instant;
+
 use super::rig::device;
 use super::*;
 use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, Moments};
@@ -181,8 +183,8 @@ fn streams_of_a_graph_are_joined() {
     });
 }
 
-/// The host goes on while the device is busy, whatever it writes, records and launches. Other tests can hold up
-/// this thread until the device is done; then it is tried again with a longer delay.
+/// The host goes on while the device is busy, whatever it writes, records and launches. Other tests that make or
+/// end streams keep the driver locked until the device is idle, so it is tried until they are done.
 #[test]
 fn nothing_but_reads_waits_for_the_device() {
     device::once(|rig| {
@@ -192,11 +194,11 @@ fn nothing_but_reads_waits_for_the_device() {
         let small = cuda.upload(&[0f32; 64]).unwrap();
         let other = cuda.fork().unwrap();
         let graph = cuda.capture(|| cuda.clear::<f32>(&small)).unwrap();
-        let goes_on = |times: usize| {
+        let goes_on = || {
             cuda.synchronize().unwrap();
             let mut pending = Vec::new();
-            // 0.2 s of an H200, times `times`.
-            for _ in 0..400 * times {
+            // 0.2 s of an H200.
+            for _ in 0..400 {
                 cuda.copy::<f32>(&from, 0..len, &to, 0).unwrap();
             }
             let busy = cuda.record().unwrap();
@@ -214,6 +216,9 @@ fn nothing_but_reads_waits_for_the_device() {
             }
             goes_on
         };
-        assert!([1, 2, 4, 8].into_iter().any(goes_on), "the host waited");
+        let start = Instant::now();
+        while !goes_on() {
+            assert!(start.elapsed().as_secs() < 90, "the host waited");
+        }
     });
 }
