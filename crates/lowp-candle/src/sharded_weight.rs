@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{Error, Result, bail};
 use lowp_format::{Orientation, Phase, Recipe, Shape};
-use lowp_kernels::{Backend, KernelError, StepScalars, Work};
+use lowp_kernels::{Backend, DecodeJob, KernelError, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GradWire, MeshComm, ReduceItem, ShardError,
-    ShardedTensor, audit, decode_job, or_abort, ordered,
+    ShardedTensor, audit, or_abort, ordered,
 };
 
 use crate::linear::WeightSource;
@@ -224,7 +224,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
             Some(index) => index,
             None => {
                 let out = scratch.buffer().clone();
-                let job = decode_job(self.group.tensor(0)?, orientation(phase), out)?;
+                let job = DecodeJob::new(self.group.tensor(0)?, orientation(phase), out)?;
                 let plan = backend.plan(Work::Decode(vec![job]))?;
                 self.decodes.push((key, plan));
                 self.decodes.len() - 1

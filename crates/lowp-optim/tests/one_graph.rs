@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use lowp_format::{AnyRecipe, Orientation, Phase, QuantizedTensor, Shape, Usage};
-use lowp_kernels::{Backend, Cpu, Source, StepScalars, Work};
+use lowp_kernels::{Backend, Cpu, DecodeJob, Source, StepScalars, Work};
 use lowp_optim::{
     AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
 use lowp_shard::{
     CastItem, Communicator, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBook,
-    ScaleBookBuilder, ShardSpec, ShardedTensor, decode_job,
+    ScaleBookBuilder, ShardSpec, ShardedTensor,
 };
 
 const STEPS: u64 = 6;
@@ -100,7 +100,7 @@ impl<B: Backend> Model<B> {
             for param in 0..self.ids.len() {
                 let out = self.backend.alloc::<f32>(SHAPE.elements())?;
                 let tensor = self.weights.tensor(param)?;
-                let job = decode_job(tensor, orientation, out.clone())?;
+                let job = DecodeJob::new(tensor, orientation, out.clone())?;
                 let plan = self.backend.plan(Work::Decode(vec![job]))?;
                 self.decode[phase as usize].push(plan);
                 self.decoded[phase as usize].push(out);

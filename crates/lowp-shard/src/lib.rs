@@ -73,4 +73,4 @@ pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
 pub use scale_book::{BlockSlots, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
 pub use version::{CastInto, Version};
-pub use whole::{decode_job, dequantize, quantize, scales_in_form};
+pub use whole::{dequantize, quantize, scales_in_form};

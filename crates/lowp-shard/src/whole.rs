@@ -1,10 +1,7 @@
 //! Quantize, decode and repack one whole tensor: the shortest path for tools and tests.
 
-use lowp_format::{
-    Buffer, Form, FormatError, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, Shape,
-    Usage,
-};
-use lowp_kernels::{Backend, DecodeJob, RepackJob, Source, StepScalars, Target, Work};
+use lowp_format::{Form, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, Shape, Usage};
+use lowp_kernels::{Backend, DecodeJob, RepackJob, Source, StepScalars, Work};
 
 use crate::{CastItem, LocalComm, Requantize, ScaleBookBuilder, ShardError};
 
@@ -53,30 +50,10 @@ pub fn dequantize<B: Backend, R: Recipe>(
     orientation: Orientation,
 ) -> Result<Vec<f32>, ShardError> {
     let out = backend.alloc::<f32>(tensor.shape().elements())?;
-    let job = decode_job(tensor, orientation, out.clone())?;
+    let job = DecodeJob::new(tensor, orientation, out.clone())?;
     let plan = backend.plan(Work::Decode(vec![job]))?;
     backend.run(&plan, &StepScalars::default())?;
     Ok(backend.download(&out)?)
-}
-
-/// The job that decodes `orientation` of `tensor` into `out`.
-///
-/// # Errors
-/// The tensor cannot serve that orientation.
-pub fn decode_job<B: Backend, R: Recipe>(
-    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
-    orientation: Orientation,
-    out: B::Buffer<f32>,
-) -> Result<DecodeJob<B>, FormatError> {
-    let target = |b: &Buffer<B::Buffer<u8>>| Target::new(b.spec, b.storage.clone());
-    Ok(DecodeJob {
-        shape: tensor.shape(),
-        kernel: tensor.recipe().kernel(),
-        data: target(tensor.data(orientation)?),
-        block_scale: tensor.part(orientation, Part::BlockScale).map(target),
-        tensor_scale: tensor.per_tensor().map(|b| b.storage.clone()),
-        out,
-    })
 }
 
 /// The block scales of `orientation` in another form, padding zero; `None` where the recipe has no

@@ -7,8 +7,7 @@ use super::model::Model;
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage};
-use lowp_kernels::{Backend, RepackJob, Work};
-use lowp_shard::decode_job;
+use lowp_kernels::{Backend, DecodeJob, RepackJob, Work};
 
 /// The orientations that `tensor` can be decoded for.
 pub(super) fn served(tensor: &Quantized) -> Usage {
@@ -47,7 +46,7 @@ pub(super) fn decode<B: Backend>(
     orientation: Orientation,
 ) -> Result<B::Buffer<f32>> {
     let out = backend.alloc::<f32>(tensor.shape().elements())?;
-    let job = decode_job(tensor, orientation, out.clone())?;
+    let job = DecodeJob::new(tensor, orientation, out.clone())?;
     backend.once(Work::Decode(vec![job]))?;
     Ok(out)
 }

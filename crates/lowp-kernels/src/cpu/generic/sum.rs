@@ -118,14 +118,8 @@ pub(crate) fn sums(
     context: &Context<'_>,
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
-    let mut all = Vec::new();
-    for job in jobs {
-        all.extend(tasks(&job.from, &job.into, views)?);
-    }
-    for_each(context, all, |task| {
-        task.add(context.isa);
-        Ok(())
-    })
+    let pairs = jobs.iter().map(|job| (&job.from, &job.into));
+    run(pairs, context, views, Task::add)
 }
 
 /// Runs every conversion of a plan.
@@ -134,12 +128,23 @@ pub(crate) fn conversions(
     context: &Context<'_>,
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
+    let pairs = jobs.iter().map(|job| (&job.from, &job.into));
+    run(pairs, context, views, Task::convert)
+}
+
+/// Runs `work` on every piece of every pair of vectors.
+fn run<'v, 'j>(
+    pairs: impl Iterator<Item = (&'j Source<Cpu>, &'j Source<Cpu>)>,
+    context: &Context<'_>,
+    views: &mut AllViews<'v>,
+    work: impl Fn(Task<'v>, Isa) + Sync + Send,
+) -> Result<(), KernelError> {
     let mut all = Vec::new();
-    for job in jobs {
-        all.extend(tasks(&job.from, &job.into, views)?);
+    for (from, into) in pairs {
+        all.extend(tasks(from, into, views)?);
     }
     for_each(context, all, |task| {
-        task.convert(context.isa);
+        work(task, context.isa);
         Ok(())
     })
 }
