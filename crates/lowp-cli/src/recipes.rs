@@ -10,7 +10,7 @@ use crate::output;
 use crate::train::{MODIFIERS, Variant};
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_format::{AnyRecipe, Part, PhasePlans, Recipe, Role, RowCuts, ScaleSource, Shape, Usage};
+use lowp_format::{AnyRecipe, Part, PhasePlans, Recipe, RowCuts, ScaleSource, Shape, Usage};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -76,8 +76,14 @@ pub(crate) fn table() -> Result<String> {
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
     for (name, what) in MODIFIERS {
         let takers = takers(name);
-        let of = if takers.len() == AnyRecipe::low_precision().len() {
+        let all = AnyRecipe::all();
+        let names = all.iter().map(Recipe::name);
+        let others: Vec<_> = names.filter(|name| !takers.contains(name)).collect();
+        let below = AnyRecipe::low_precision();
+        let of = if takers.iter().copied().eq(below.iter().map(Recipe::name)) {
             "all below 16 bits".to_owned()
+        } else if others.len() <= 1 {
+            format!("all but {}", others.join(", "))
         } else {
             takers.join(", ")
         };
@@ -256,22 +262,16 @@ fn source(source: ScaleSource) -> Option<&'static str> {
 
 /// The recipes that a modifier changes.
 fn takers(modifier: &str) -> Vec<&'static str> {
-    let all = AnyRecipe::low_precision();
-    let takers = all.iter().filter(|recipe| changes(recipe, modifier));
-    takers.map(Recipe::name).collect()
-}
-
-/// Whether `recipe` takes the modifier and answers anything differently then.
-fn changes(recipe: &AnyRecipe, modifier: &str) -> bool {
-    let Ok(variant) = format!("{}+{modifier}", recipe.name()).parse::<Variant>() else {
-        return false;
+    let takes = |recipe: &AnyRecipe| {
+        let variant = format!("{}+{modifier}", recipe.name()).parse::<Variant>();
+        // An option may name the default, which is no change.
+        variant.is_ok_and(|variant| {
+            !Variant::OPTIONS.contains(&modifier) || variant.options() != recipe.options()
+        })
     };
-    let [rowwise, both] = [Usage::ROWWISE, Usage::BOTH];
-    let operand = |role| variant.operand(role) != recipe.operand(role);
-    variant.kernel() != recipe.kernel()
-        || variant.options() != recipe.options()
-        || variant.buffers(rowwise) != recipe.buffers(rowwise)
-        || variant.buffers(both) != recipe.buffers(both)
-        || operand(Role::Activation)
-        || operand(Role::Gradient)
+    let all = AnyRecipe::all();
+    all.iter()
+        .filter(|recipe| takes(recipe))
+        .map(Recipe::name)
+        .collect()
 }

@@ -33,7 +33,7 @@ pub(crate) const MODIFIERS: [(&str, &str); 16] = [
     ),
     (
         "tensor-scale",
-        "weights cast to one scale for the tensor instead of one per block",
+        "weights cast to one scale for the whole tensor, from its amax",
     ),
     (
         "operand-tensor-scale",
@@ -96,6 +96,27 @@ impl FromStr for Variant {
         check_modifiers(text)?;
         let mut parts = text.split('+').map(str::trim);
         let name = parts.next().unwrap_or_default();
+        let modifiers: Vec<&str> = parts.collect();
+        let variant = Self::made(name, &modifiers)?;
+        // Those that set an option are checked by the recipe.
+        let control = |modifier: &&&str| !Self::OPTIONS.contains(*modifier);
+        for modifier in modifiers.iter().filter(control) {
+            if !Self::made(name, &[*modifier])?.differs() {
+                return Err(UsageError::new(format!(
+                    "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
+                )));
+            }
+        }
+        Ok(variant)
+    }
+}
+
+impl Variant {
+    /// Modifiers that set an option of the recipe.
+    pub(crate) const OPTIONS: [&str; 5] = ["e4m3", "hybrid", "pow2", "ocp-floor", "via-bf16"];
+
+    /// The recipe `name` with `modifiers`.
+    fn made(name: &str, modifiers: &[&str]) -> Result<Self, UsageError> {
         let mut options = RecipeOptions::default();
         let [
             mut nearest,
@@ -109,7 +130,7 @@ impl FromStr for Variant {
             gradients: Usage::empty(),
             weights: Usage::empty(),
         };
-        for modifier in parts {
+        for &modifier in modifiers {
             match modifier {
                 "e4m3" => options.format = Some(Fp8Format::E4M3),
                 "hybrid" => options.format = Some(Fp8Format::Hybrid),
@@ -137,6 +158,13 @@ impl FromStr for Variant {
             }
         }
         let recipe = AnyRecipe::from_name(name, &options)?;
+        let text = [&[name], modifiers].concat().join("+");
+        if (tensor_scale || operand_tensor_scale) && recipe.kernel().scale == ScaleRule::None {
+            return Err(UsageError::new(format!(
+                "{text}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
+                recipe.kernel().element
+            )));
+        }
         Ok(Self {
             recipe,
             nearest,
@@ -265,6 +293,48 @@ impl Recipe for Variant {
 }
 
 impl Variant {
+    /// Whether it trains otherwise than its recipe by itself.
+    fn differs(&self) -> bool {
+        let plain = Self {
+            nearest: false,
+            no_hadamard: false,
+            tensor_scale: false,
+            operand_tensor_scale: false,
+            exact: Exact {
+                activations: Usage::empty(),
+                gradients: Usage::empty(),
+                weights: Usage::empty(),
+            },
+            bf16_ends: false,
+            ..*self
+        };
+        let facts = |variant: &Self| {
+            let roles = [Role::Activation, Role::Gradient, Role::Weight];
+            let usages = [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
+            (
+                (variant.kernel(), variant.scale_source(), variant.recipe),
+                usages.map(|usage| variant.buffers(usage)),
+                roles.map(|role| {
+                    let operand = variant.operand(role);
+                    // A cast to f32 changes no value.
+                    let exact = operand.kernel.element == Code::F32;
+                    Operand {
+                        quantized: if exact {
+                            Usage::BOTH
+                        } else {
+                            operand.quantized
+                        },
+                        ..operand
+                    }
+                }),
+            )
+        };
+        // Also the blocks at the ends, of which a network of one block has one.
+        [*self, self.of_block(0, 1)]
+            .iter()
+            .any(|variant| facts(variant) != facts(&plain))
+    }
+
     /// The variant in which weights of block `block` of `blocks` live.
     pub(crate) fn of_block(self, block: usize, blocks: usize) -> Self {
         let plain = match plain_recipe(Code::Bf16) {
@@ -333,19 +403,35 @@ mod tests {
 
     #[test]
     fn modifiers_reach_the_recipe() {
+        let changed = |text: String| text.parse::<Variant>().ok();
         for recipe in AnyRecipe::low_precision() {
-            let text = format!(
-                "{}+tensor-scale+operand-tensor-scale+nearest+no-hadamard",
-                recipe.name()
-            );
-            let variant: Variant = text.parse().expect("modifiers of every recipe");
-            assert_eq!(variant.kernel().scale, ScaleRule::Tensor);
-            let operand = variant.operand(Role::Gradient);
-            assert_eq!(operand.kernel.scale, ScaleRule::Tensor);
-            assert_eq!(
-                (operand.rounding, operand.hadamard),
-                (Rounding::Nearest, false)
-            );
+            let [weights, operands, nearest, plain] = [
+                "tensor-scale",
+                "operand-tensor-scale",
+                "nearest",
+                "no-hadamard",
+            ]
+            .map(|modifier| changed(format!("{}+{modifier}", recipe.name())));
+            let of = |role| recipe.operand(role);
+            let [weight, gradient] = [Role::Weight, Role::Gradient].map(of);
+            assert_eq!(weights.is_some(), weight.scale_source != TENSOR_AMAX);
+            if let Some(variant) = weights {
+                assert_eq!(variant.kernel().scale, ScaleRule::Tensor);
+            }
+            assert_eq!(operands.is_some(), gradient.scale_source != TENSOR_AMAX);
+            if let Some(variant) = operands {
+                let operand = variant.operand(Role::Gradient);
+                assert_eq!(operand.kernel.scale, ScaleRule::Tensor);
+            }
+            assert_eq!(nearest.is_some(), gradient.rounding != Rounding::Nearest);
+            if let Some(variant) = nearest {
+                assert_eq!(variant.operand(Role::Gradient).rounding, Rounding::Nearest);
+            }
+            let hadamard = gradient.hadamard || of(Role::Activation).hadamard;
+            assert_eq!(plain.is_some(), hadamard);
+            if let Some(variant) = plain {
+                assert!(!variant.operand(Role::Gradient).hadamard);
+            }
         }
     }
 
@@ -462,6 +548,20 @@ mod tests {
                 "+nearest is there twice",
             ),
             ("mxfp8+hybrid+hybrid", "+hybrid is there twice"),
+            (
+                "fp8-current+nearest",
+                "+nearest changes nothing of fp8-current",
+            ),
+            (
+                "mxfp8+e4m3+no-hadamard",
+                "+no-hadamard changes nothing of mxfp8",
+            ),
+            ("fp32+nearest", "+nearest changes nothing of fp32"),
+            ("bf16+bf16-ends", "+bf16-ends changes nothing of bf16"),
+            (
+                "fp8-current+tensor-scale",
+                "+tensor-scale changes nothing of fp8-current",
+            ),
         ] {
             let error = text.parse::<Variant>().expect_err(text).to_string();
             assert!(
