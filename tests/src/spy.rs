@@ -3,8 +3,8 @@
 use std::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lowp_kernels::{Backend, Cpu, CpuBuffer};
-use lowp_shard::{Communicator, GatherItem, GradWire, ReduceItem, ShardError, Traffic};
+use lowp_kernels::{Backend, Cpu};
+use lowp_shard::{Collective, Communicator, Control, ShardError, Traffic};
 
 /// One collective call of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,43 +17,88 @@ pub enum Call {
     AllReduceMax(usize),
     /// Number of entries.
     AllReduceSum(usize),
-    /// Number of entries.
-    AllReduceSumF64(usize),
-    /// What the ranks compare.
-    Agree(String),
-    /// A barrier.
-    Barrier,
+    /// The ranks tell each other something on the host.
+    Exchange(String),
     /// A split.
     Split,
+}
+
+/// The calls of a rank, in their order.
+type Calls = Arc<Mutex<Vec<Call>>>;
+
+fn note(calls: &Calls, call: Call) {
+    let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
+    calls.push(call);
 }
 
 /// A communicator that notes every call and passes it on to another one.
 #[derive(Debug)]
 pub struct Spy {
     inner: Arc<dyn Communicator<Cpu>>,
-    calls: Mutex<Vec<Call>>,
+    control: SpyControl,
+}
+
+/// Its control.
+#[derive(Debug)]
+struct SpyControl {
+    inner: Arc<dyn Communicator<Cpu>>,
+    calls: Calls,
 }
 
 impl Spy {
     /// A spy on `inner`.
     pub fn new(inner: Arc<dyn Communicator<Cpu>>) -> Arc<Self> {
-        let calls = Mutex::default();
-        Arc::new(Self { inner, calls })
+        let control = SpyControl {
+            inner: Arc::clone(&inner),
+            calls: Arc::default(),
+        };
+        Arc::new(Self { inner, control })
     }
 
     /// The calls since the last time.
     pub fn take(&self) -> Vec<Call> {
-        take(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+        let calls = &self.control.calls;
+        take(&mut calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn note(&self, call: Call) -> &dyn Communicator<Cpu> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.push(call);
-        &*self.inner
+    fn note(&self, call: Call) {
+        note(&self.control.calls, call);
+    }
+}
+
+impl Control for SpyControl {
+    fn rank(&self) -> usize {
+        self.inner.control().rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.inner.control().members()
+    }
+
+    fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
+        note(&self.calls, Call::Exchange(tag.to_owned()));
+        self.inner.control().exchange(tag, bytes)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, ShardError> {
+        note(&self.calls, Call::Split);
+        self.inner.control().split(color, key)
+    }
+
+    fn fail(&self, cause: ShardError) -> ShardError {
+        self.inner.control().fail(cause)
+    }
+
+    fn failure(&self) -> Option<ShardError> {
+        self.inner.control().failure()
     }
 }
 
 impl Communicator<Cpu> for Spy {
+    fn control(&self) -> &dyn Control {
+        &self.control
+    }
+
     fn backend(&self) -> &Cpu {
         self.inner.backend()
     }
@@ -62,59 +107,22 @@ impl Communicator<Cpu> for Spy {
         self.inner.is_enqueued()
     }
 
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.inner.world_size()
-    }
-
-    fn all_gather(&self, items: &[GatherItem<'_, Cpu>]) -> Result<(), ShardError> {
-        let pieces = items.iter().map(|item| Cpu.download(item.source));
-        let pieces = pieces.collect::<Result<_, _>>()?;
-        self.note(Call::AllGather(pieces)).all_gather(items)
-    }
-
-    fn reduce_scatter(
-        &self,
-        items: &[ReduceItem<'_, Cpu>],
-        wire: GradWire,
-    ) -> Result<(), ShardError> {
-        self.note(Call::ReduceScatter(items.len()))
-            .reduce_scatter(items, wire)
-    }
-
-    fn all_reduce_max(&self, values: &CpuBuffer<f32>) -> Result<(), ShardError> {
-        self.note(Call::AllReduceMax(values.len()))
-            .all_reduce_max(values)
-    }
-
-    fn all_reduce_sum(&self, values: &CpuBuffer<f32>) -> Result<(), ShardError> {
-        self.note(Call::AllReduceSum(values.len()))
-            .all_reduce_sum(values)
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), ShardError> {
-        self.note(Call::AllReduceSumF64(values.len()))
-            .all_reduce_sum_f64(values)
-    }
-
-    fn agree(&self, what: &str, description: &str) -> Result<(), ShardError> {
-        self.note(Call::Agree(what.to_owned()))
-            .agree(what, description)
-    }
-
-    fn barrier(&self) -> Result<(), ShardError> {
-        self.note(Call::Barrier).barrier()
-    }
-
-    fn abort(&self, message: &str) {
-        self.inner.abort(message);
+    fn enqueue(&self, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
+        self.note(match batch {
+            Collective::AllGather(items) => {
+                let pieces = items.iter().map(|item| Cpu.download(item.source));
+                Call::AllGather(pieces.collect::<Result<_, _>>()?)
+            }
+            Collective::ReduceScatter(items, _) => Call::ReduceScatter(items.len()),
+            Collective::Max(values) => Call::AllReduceMax(values.len()),
+            Collective::Sum(values) => Call::AllReduceSum(values.len()),
+        });
+        self.inner.enqueue(batch)
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, ShardError> {
-        self.note(Call::Split).split(color, key)
+        self.note(Call::Split);
+        self.inner.split(color, key)
     }
 
     fn traffic(&self) -> Traffic {

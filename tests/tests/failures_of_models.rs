@@ -82,7 +82,7 @@ fn a_new_model_fails_on_every_rank() {
             |backend, comm| -> Result<(), ModelError> {
                 model(name, backend, comm)?;
                 // A rank whose part was done hears of it in the next collective call.
-                Ok(comm.barrier()?)
+                Ok(comm.control().barrier()?)
             },
         );
         assert!(calls >= 20, "{name}: {calls} calls");

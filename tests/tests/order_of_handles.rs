@@ -45,9 +45,9 @@ fn a_gather_follows_the_writers_and_their_next_writes_follow_it() {
             if rank == 0 {
                 backend.clear(&source)?;
                 backend.download(&source)?;
-                comm.barrier()?;
+                comm.control().barrier()?;
             } else {
-                comm.barrier()?;
+                comm.control().barrier()?;
             }
             seen.push(backend.download(&dest)?);
         }

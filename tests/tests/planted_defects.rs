@@ -80,7 +80,7 @@ fn audited(recipe: AnyRecipe, defect: Defect) -> Vec<Option<Divergence>> {
             for (sum, value) in sums[all[rank].clone()].iter_mut().zip(&master) {
                 *sum = f64::from(*value);
             }
-            comm.all_reduce_sum_f64(&mut sums)?;
+            comm.control().sum(&mut sums)?;
             let full: Vec<f32> = sums.iter().map(|&v| v as f32).collect();
             let full = cpu.upload(&full)?;
             if let Some(stale) = stale {

@@ -153,7 +153,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// A rank that failed, called something else, or finished other micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), ModelError> {
         let finished = format!("{} finished micro-batches", self.vars.arrived());
-        self.mesh.world.agree("discarded gradients", &finished)?;
+        self.mesh
+            .world
+            .control()
+            .agree("discarded gradients", &finished)?;
         let done = self.forget();
         or_abort(&*self.mesh.world, done)
     }

@@ -172,7 +172,9 @@ impl<B: Backend> AdamWBuilder<B> {
     pub fn build_uncast(self) -> Result<AdamW<B>, OptimError> {
         let world = Arc::clone(&self.world);
         let adamw = or_abort(&*world, self.plan())?;
-        world.agree("the parameters of the optimizer", &adamw.describe())?;
+        world
+            .control()
+            .agree("the parameters of the optimizer", &adamw.describe())?;
         Ok(adamw)
     }
 

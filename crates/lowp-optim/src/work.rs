@@ -156,7 +156,7 @@ impl<B: Backend> StepWork<B> {
         number: u64,
     ) -> Result<&'static str, OptimError> {
         for (what, bits) in options.common(number) {
-            match self.world.agree(what, &bits.to_string()) {
+            match self.world.control().agree(what, &bits.to_string()) {
                 Ok(()) => {}
                 Err(ShardError::Mismatch { .. }) => return Ok(what),
                 Err(error) => return Err(error.into()),

@@ -1,8 +1,34 @@
 //! [`ShardError`]: every way in which ranks, shards, meshes and gathers can go wrong.
 
+use std::fmt;
+
 use lowp_format::{Code, FormatError, Phase, Shape};
 use lowp_kernels::KernelError;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+/// How a rank went that others wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departure {
+    /// It dropped its last handle.
+    Dropped,
+    /// It was unwinding from a panic then.
+    Panicked,
+    /// Its connection closed without a word: the process or its machine ended.
+    Lost,
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Departure::Dropped => "dropped its communicator",
+            Departure::Panicked => "panicked",
+            Departure::Lost => {
+                "lost its connection (its process was killed, or its machine failed)"
+            }
+        })
+    }
+}
 
 /// What is wrong, with the numbers and the remedy. Ranks are numbered in the world, also where
 /// the operation ran in a group of a split.
@@ -29,7 +55,7 @@ pub enum ShardError {
     )]
     Timeout {
         /// The collective.
-        op: &'static str,
+        op: String,
         /// How long the first rank waited, in seconds.
         waited_s: f64,
         /// The ranks that did not arrive.
@@ -50,16 +76,37 @@ pub enum ShardError {
     },
     /// A rank is gone while others wait for it.
     #[error(
-        "{op}: rank {rank} {how} and will not come (see its own error; every rank must make every collective call)",
-        how = if *panicked { "panicked" } else { "dropped its communicator" }
+        "{op}: rank {rank} {how} and will not come (see its own error; every rank must make every collective call)"
     )]
     Departed {
         /// The collective that others wait in.
-        op: &'static str,
+        op: String,
         /// The rank that is gone.
         rank: usize,
-        /// Whether it was unwinding from a panic.
-        panicked: bool,
+        /// How it went.
+        how: Departure,
+    },
+    /// Ranks that are processes did not find each other.
+    #[error("rank {rank} of {world} at {address}: {why}")]
+    Rendezvous {
+        /// This rank.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+        /// Where rank 0 listens.
+        address: String,
+        /// What went wrong, with the remedy.
+        why: String,
+    },
+    /// A variable of the launcher has a value that means no rank.
+    #[error("{variable}={value}: {why}")]
+    Launch {
+        /// The variable of the environment.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        why: String,
     },
     /// A rank number outside its world.
     #[error("rank {rank} is outside a world of {world} ranks; ranks count from 0 to world - 1")]

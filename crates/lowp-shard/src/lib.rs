@@ -46,6 +46,7 @@
 
 mod audit;
 mod comm;
+mod control;
 mod error;
 mod flat_shard;
 mod gather;
@@ -59,10 +60,11 @@ mod whole;
 
 pub use audit::{Divergence, audit};
 pub use comm::{
-    Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, or_abort,
-    ordered, run_ranks, run_ranks_on,
+    Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LocalComm, RanksFailed,
+    ReduceItem, Started, Traffic, or_abort, ordered, run_comms, run_ranks, run_ranks_on,
 };
-pub use error::ShardError;
+pub use control::{Control, Launch, join, threads};
+pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;
 pub use gather::{
     GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, run_steps,

@@ -105,7 +105,7 @@ impl<B: Backend> MeshComm<B> {
                 world,
             });
         }
-        world.agree("the mesh", &mesh.to_string())?;
+        world.control().agree("the mesh", &mesh.to_string())?;
         let (replica, part) = mesh.coordinates(world.rank())?;
         Ok(Self {
             mesh,

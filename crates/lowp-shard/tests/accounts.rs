@@ -121,13 +121,13 @@ fn a_failure_of_the_world_reaches_groups_of_one() {
     let aborted = Barrier::new(3);
     let failed = failing(3, |rank, comm| {
         let alone = comm.split(rank, 0)?;
-        alone.barrier()?;
-        comm.barrier()?;
+        alone.control().barrier()?;
+        comm.control().barrier()?;
         if rank == 1 {
-            comm.abort("out of luck");
+            comm.control().abort("out of luck");
         }
         aborted.wait();
-        let error = alone.barrier().expect_err("the world has failed");
+        let error = alone.control().barrier().expect_err("the world has failed");
         assert!(error.to_string().contains("out of luck"), "{error}");
         Err::<(), _>(error)
     });
@@ -149,8 +149,8 @@ fn a_failure_of_the_world_reaches_groups_of_one() {
 #[test]
 fn a_world_of_one_goes_on() {
     let comm = LocalComm::solo(&Cpu);
-    comm.abort("out of luck");
-    assert_eq!(comm.barrier(), Ok(()));
+    comm.control().abort("out of luck");
+    assert_eq!(comm.control().barrier(), Ok(()));
 }
 
 /// A gradient may go on behind the ranges of the ranks, and must not end before them.

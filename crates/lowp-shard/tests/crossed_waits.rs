@@ -33,7 +33,7 @@ fn a_group_and_the_world() {
                 thread::sleep(Duration::from_millis(20));
             }
             match rank {
-                0 => group.agree("the plan", "same"),
+                0 => group.control().agree("the plan", "same"),
                 _ => comm.all_reduce_max(&values),
             }
         });
@@ -56,8 +56,8 @@ fn a_ring_of_pairs() {
             pairs.push(comm.split(usize::from(inside), rank)?);
         }
         match rank {
-            3 => comm.barrier(),
-            _ => pairs[rank].barrier(),
+            3 => comm.control().barrier(),
+            _ => pairs[rank].control().barrier(),
         }
     });
     for pair in [[0, 1], [1, 2], [0, 2]] {
@@ -95,10 +95,10 @@ fn legal_orders_pass() {
             }
             lag();
             match step[1] % 5 {
-                0 => comm.barrier()?,
+                0 => comm.control().barrier()?,
                 1 => comm.all_reduce_max(&values)?,
-                2 => group.agree("the step", "same")?,
-                3 => group.split(0, rank)?.barrier()?,
+                2 => group.control().agree("the step", "same")?,
+                3 => group.split(0, rank)?.control().barrier()?,
                 _ => comm.split(rank % 2, rank)?.all_reduce_sum(&values)?,
             }
         }
@@ -113,12 +113,12 @@ fn threads_of_a_rank_take_turns() {
         let group = comm.split(0, rank)?;
         if rank == 1 {
             thread::sleep(Duration::from_millis(100));
-            return comm.barrier();
+            return comm.control().barrier();
         }
         thread::scope(|scope| {
-            let first = scope.spawn(|| group.barrier());
+            let first = scope.spawn(|| group.control().barrier());
             thread::sleep(Duration::from_millis(20));
-            let second = comm.barrier();
+            let second = comm.control().barrier();
             second.and(first.join().expect("no panic"))
         })
     });

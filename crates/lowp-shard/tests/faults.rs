@@ -22,9 +22,9 @@ enum Fault {
 
 fn one_call(comm: &Comm, call: usize) -> Result<(), ShardError> {
     match call % 4 {
-        0 => comm.barrier(),
-        1 => comm.agree("it", "same"),
-        2 => comm.all_reduce_sum_f64(&mut [1.0, 2.0]),
+        0 => comm.control().barrier(),
+        1 => comm.control().agree("it", "same"),
+        2 => comm.control().sum(&mut [1.0, 2.0]),
         _ => comm.all_reduce_max(&Cpu.upload(&[1.0])?),
     }
 }
@@ -55,13 +55,13 @@ proptest! {
                         Fault::Panic => panic!("planted"),
                         Fault::Error => return Err(ShardError::BadMesh { text: "planted".into() }),
                         Fault::Return => return Ok(()),
-                        Fault::Abort => comm.abort("planted"),
-                        Fault::OtherCall => comm.agree("something else", "planted")?,
+                        Fault::Abort => comm.control().abort("planted"),
+                        Fault::OtherCall => comm.control().agree("something else", "planted")?,
                     }
                 }
                 one_call(if call % 2 == 0 { &comm } else { &group }, call)?;
             }
-            comm.barrier()
+            comm.control().barrier()
         });
         prop_assert!(started.elapsed() < PATIENCE / 2);
         let failed = result.expect_err("a fault was planted");

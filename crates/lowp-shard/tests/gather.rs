@@ -353,7 +353,7 @@ fn ranks_that_disagree_on_what_is_stale_fail() {
                 if then != "a barrier" {
                     groups[1].unshard(Phase::Forward)?;
                 }
-                comm.barrier()
+                comm.control().barrier()
             });
             let what = (writes, then, reshard);
             let mismatch = matches!(failed.cause, ShardError::Mismatch { .. });

@@ -125,7 +125,7 @@ fn a_mesh_of_another_size_on_one_rank_is_an_error_on_all() {
         };
         let made = MeshComm::new(mesh, comm.clone());
         // Whoever keeps its communicator hears of it too.
-        comm.barrier().expect_err("the world has failed");
+        comm.control().barrier().expect_err("the world has failed");
         made.map(drop)
     });
     assert_eq!(failed.others.len(), 2);

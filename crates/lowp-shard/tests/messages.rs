@@ -20,16 +20,10 @@ fn descriptions(f: impl Fn(usize, &Comm) -> Result<(), ShardError> + Sync) -> Ve
 #[test]
 fn calls_without_items_are_named_alone() {
     let text = descriptions(|rank, comm| match rank {
-        0 => comm.barrier(),
-        _ => comm.all_reduce_sum_f64(&mut [0.0; 3]),
+        0 => comm.control().barrier(),
+        _ => comm.control().sum(&mut [0.0; 3]),
     });
-    assert_eq!(
-        text,
-        [
-            "ranks [0]: barrier",
-            "ranks [1]: all_reduce_sum_f64 of 1 items, 1 piece lengths [3]"
-        ]
-    );
+    assert_eq!(text, ["ranks [0]: barrier", "ranks [1]: sum of 3 values"]);
 }
 
 /// Four lengths before the first difference and four behind it, dots where there are more.
@@ -88,7 +82,7 @@ fn long_texts_are_cut_around_the_first_difference() {
             let first = ["a", "b"][rank];
             format!("{}{first}{}", "x".repeat(before), "y".repeat(behind))
         };
-        let text = descriptions(|rank, comm| comm.agree("the text", &whole(rank)));
+        let text = descriptions(|rank, comm| comm.control().agree("the text", &whole(rank)));
         let from = before.saturating_sub(40);
         let to = (from + 200).min(before + 1 + behind);
         let dots = |cut: bool| if cut { ".." } else { "" };
@@ -105,7 +99,7 @@ fn long_texts_are_cut_around_the_first_difference() {
 fn the_source_of_failed_ranks_is_the_cause() {
     let failed = failing(2, |rank, comm| match rank {
         1 => Err::<(), _>(ShardError::NoSuchRank { rank: 7, world: 2 }),
-        _ => comm.barrier(),
+        _ => comm.control().barrier(),
     });
     assert_eq!(failed.rank, 1);
     let source = failed.source().expect("a cause").to_string();

@@ -69,7 +69,7 @@ fn another_book_is_an_error_on_every_rank() {
                     assert!(bytes(&tensor)? == before, "something was cast");
                 }
                 // A rank whose part was done, because nothing is agreed on, hears of it here.
-                let later = comm.barrier().expect_err("the world has failed");
+                let later = comm.control().barrier().expect_err("the world has failed");
                 result.and(Err::<(), _>(later))
             });
             let text = failed.cause.to_string();

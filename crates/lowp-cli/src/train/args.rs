@@ -44,6 +44,9 @@ Losses that are not finite are null.";
 /// The model reads bytes of text. The weights of its linear layers live in a low-precision format, sharded over ranks
 /// of this process: they are gathered before a layer runs, freed after it, and cast again after each update. An fp32
 /// baseline of the same seed and batches runs first.
+///
+/// Started by torchrun, mpirun or srun, each process is one rank of their world, with the losses that `--world-size` gives in one
+/// process. Rank 0 prints and writes files; it listens on the port MASTER_PORT of MASTER_ADDR.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     after_help = examples(),
@@ -68,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, exclusive = true, hide = true)]
     pub(crate) list: bool,
 
-    /// Number of ranks that the weights are sharded over [default: 2]
+    /// Number of ranks that the weights are sharded over [default: 2, or as many as a launcher started]
     #[arg(long, value_name = "N", alias = "ranks", conflicts_with = "mesh")]
     pub(crate) world_size: Option<usize>,
 
@@ -89,6 +92,10 @@ pub(crate) struct Args {
     /// How gradients travel; sums are accumulated in fp32 either way
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]
     pub(crate) grad_wire: String,
+
+    /// Seconds that a rank waits for others before all ranks fail
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
 
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 200)]

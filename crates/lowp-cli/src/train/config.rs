@@ -60,14 +60,12 @@ pub(crate) struct ConfigRecord {
 }
 
 impl Config {
-    /// Checks the arguments against each other.
+    /// Checks the arguments against each other, and against the number of ranks that a launcher `started`.
     ///
     /// # Errors
     /// A [`UsageError`] that names the option and a value that would work.
-    pub(crate) fn new(args: &Args) -> Result<Self, UsageError> {
-        let mesh = args
-            .mesh
-            .unwrap_or(Mesh::sharded(args.world_size.unwrap_or(2)));
+    pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self, UsageError> {
+        let mesh = mesh(args, started)?;
         let model = GptConfig {
             dim: args.dim,
             layers: args.layers,
@@ -75,7 +73,7 @@ impl Config {
             seq: args.seq,
         };
         check_counts(args, mesh)?;
-        check_sizes(args, model)?;
+        check_sizes(args, mesh.world(), model)?;
         let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
         if warmup > args.steps {
             return Err(UsageError::new(format!(
@@ -176,6 +174,23 @@ impl Config {
     }
 }
 
+/// The mesh that is asked for, of as many ranks as there are.
+fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
+    let ranks = args.world_size.or(started).unwrap_or(2);
+    let mesh = args.mesh.unwrap_or(Mesh::sharded(ranks));
+    match started {
+        Some(started) if started != mesh.world() => Err(UsageError::new(format!(
+            "{} is {} ranks, and the launcher started {started}; leave the option out, or start as many",
+            args.mesh.map_or_else(
+                || format!("--world-size {ranks}"),
+                |mesh| format!("--mesh {mesh}")
+            ),
+            mesh.world()
+        ))),
+        _ => Ok(mesh),
+    }
+}
+
 /// Every count by itself.
 fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
     let ranks = if args.mesh.is_some() {
@@ -205,8 +220,7 @@ fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
 }
 
 /// The sizes of model and batch against each other.
-fn check_sizes(args: &Args, model: GptConfig) -> Result<(), UsageError> {
-    let ranks = args.mesh.map_or(args.world_size.unwrap_or(2), Mesh::world);
+fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageError> {
     if args.batch < ranks {
         return Err(UsageError::new(format!(
             "--batch {} over {ranks} ranks: every rank needs at least one sequence; choose --batch {ranks} or more, \

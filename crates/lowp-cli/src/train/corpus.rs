@@ -1,6 +1,7 @@
 //! The text, and the batches as a function of seed, step and sequence number.
 
 use super::model::Batch;
+use super::world::digest;
 use crate::files::read_regular;
 use crate::usage::UsageError;
 use lowp_format::Philox;
@@ -46,6 +47,15 @@ impl Corpus {
             return Err(UsageError::new(message));
         }
         Ok(Self { text, split, seq })
+    }
+
+    /// A digest of the text.
+    pub(crate) fn digest(&self) -> String {
+        format!(
+            "{} bytes, digest {:016x}",
+            self.text.len(),
+            digest(&self.text)
+        )
     }
 
     /// Sequences `range` of the global batch of `step`: every split of a batch over ranks sees the same sequences.

@@ -15,6 +15,7 @@ mod run;
 mod svg;
 mod table;
 mod variant;
+mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
 pub(crate) use reference::plain_recipe;
@@ -27,6 +28,7 @@ use config::Config;
 use corpus::Corpus;
 use progress::Progress;
 use result::{RunResult, summaries};
+use world::World;
 
 /// Runs the command.
 ///
@@ -37,21 +39,27 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     if args.list {
         return output::print(&crate::recipes::table()?);
     }
-    let config = Config::new(args)?;
+    let world = World::find(args.timeout)?;
+    world.end(train(args, &world))
+}
+
+fn train(args: &Args, world: &World) -> Result<()> {
+    let config = Config::new(args, world.started())?;
     check_distinct(
         args.data.as_deref().map(|path| ("--data", path)),
         args.outputs(),
     )?;
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
-    for (option, path) in args.outputs() {
+    for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
     }
+    world.agree(&config, &corpus)?;
     let total = config.seeds * config.runs.len();
     let mut runs = Vec::new();
-    let trained = train_all(&config, &corpus, &mut runs);
+    let trained = train_all(&config, &corpus, world, &mut runs);
     let finished = runs.len();
     // What is finished is worth having, whatever happened to the rest.
-    let reported = if runs.is_empty() {
+    let reported = if runs.is_empty() || !world.reports() {
         Ok(())
     } else {
         report(args, &config, &runs)
@@ -62,7 +70,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     runs.iter().try_for_each(RunResult::check_finite)
 }
 
-fn train_all(config: &Config, corpus: &Corpus, runs: &mut Vec<RunResult>) -> Result<()> {
+fn train_all(
+    config: &Config,
+    corpus: &Corpus,
+    world: &World,
+    runs: &mut Vec<RunResult>,
+) -> Result<()> {
     let label = |name: &str, seed: u64| match config.seeds {
         1 => name.to_owned(),
         _ => format!("{name} seed {seed}"),
@@ -75,9 +88,13 @@ fn train_all(config: &Config, corpus: &Corpus, runs: &mut Vec<RunResult>) -> Res
     for config in config.each_seed() {
         for run in &config.runs {
             let label = format!("{:width$}", label(&run.name, config.seed));
-            let progress = Progress::new(&label, config.steps);
-            runs.push(run::run(run, &config, corpus, &progress)?);
-            progress.finish();
+            // Only rank 0 reports.
+            let progress = world.reports().then(|| Progress::new(&label, config.steps));
+            let place = (world, progress.as_ref());
+            runs.push(run::run(run, &config, corpus, place)?);
+            if let Some(progress) = progress {
+                progress.finish();
+            }
         }
     }
     Ok(())

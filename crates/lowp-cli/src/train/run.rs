@@ -1,4 +1,4 @@
-//! The training loop of one recipe: ranks as threads, each with its share of every batch.
+//! The training loop of one recipe: ranks as threads or processes, each with its share of every batch.
 
 use super::config::Config;
 use super::corpus::{Corpus, share};
@@ -7,17 +7,16 @@ use super::progress::Progress;
 use super::recipes::Run;
 use super::result::RunResult;
 use super::variant::Variant;
+use super::world::World;
 use anyhow::{Context, Result, anyhow, bail};
 use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, WeightBytes};
 use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
-use lowp_shard::{Communicator, MeshComm, run_ranks};
+use lowp_shard::{Communicator, Control, MeshComm, run_ranks};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// A rank that another waits for longer than this has failed.
-const TIMEOUT: Duration = Duration::from_secs(300);
+use std::time::Instant;
 
 /// Trains one recipe on all ranks.
 ///
@@ -27,23 +26,29 @@ pub(crate) fn run(
     run: &Run,
     config: &Config,
     corpus: &Corpus,
-    progress: &Progress,
+    (world, progress): (&World, Option<&Progress>),
 ) -> Result<RunResult> {
     let ranks = config.mesh.world();
-    let outcomes = run_ranks(&Cpu, ranks, TIMEOUT, |rank, comm| {
-        // Only rank 0 reports.
-        let progress = (rank == 0).then_some(progress);
+    let threads = threads_per_rank(world.ranks_here(ranks));
+    let train = |rank, comm| {
         Rank {
             rank,
             config,
             corpus,
-            progress,
+            progress: progress.filter(|_| rank == 0),
+            threads,
         }
         .train(run.recipe, comm)
-    })
-    .map_err(|e| {
-        anyhow!("{:#}", e.cause).context(format!("{}, rank {} of {ranks}", run.name, e.rank))
-    })?;
+    };
+    let outcomes = match world.rank()? {
+        Some((rank, comm)) => {
+            let own = train(rank, Arc::clone(&comm)).with_context(|| run.name.clone())?;
+            Outcome::of_all(&own, comm.control())?
+        }
+        None => run_ranks(&Cpu, ranks, world.limit, train).map_err(|e| {
+            anyhow!("{:#}", e.cause).context(format!("{}, rank {} of {ranks}", run.name, e.rank))
+        })?,
+    };
     let total = |f: fn(&Outcome) -> u64| outcomes.iter().map(f).sum::<u64>();
     // Every replica sends and stores the same.
     let replicas = config.mesh.replicate as u64;
@@ -82,13 +87,54 @@ fn threads_per_rank(ranks: usize) -> usize {
     (cores / ranks).max(1)
 }
 
+/// What training left on one rank.
+#[derive(Serialize, Deserialize)]
 struct Outcome {
     train_loss: Vec<f32>,
     val_loss: f64,
     /// Of this rank's weights, after all training steps.
-    bytes: WeightBytes,
+    bytes: Bytes,
     skipped: u64,
     seconds: f64,
+}
+
+/// [`WeightBytes`], as it travels.
+#[derive(Serialize, Deserialize)]
+struct Bytes {
+    sent: u64,
+    sent_per_step: u64,
+    resident: u64,
+    masters: u64,
+    peak: u64,
+}
+
+impl From<WeightBytes> for Bytes {
+    fn from(bytes: WeightBytes) -> Self {
+        let WeightBytes {
+            sent,
+            sent_per_step,
+            resident,
+            masters,
+            peak,
+        } = bytes;
+        Self {
+            sent,
+            sent_per_step,
+            resident,
+            masters,
+            peak,
+        }
+    }
+}
+
+impl Outcome {
+    /// Those of all ranks, of which this one has its own.
+    fn of_all(own: &Self, control: &dyn Control) -> Result<Vec<Self>> {
+        let all = control.exchange("what training left", postcard::to_stdvec(own)?)?;
+        all.iter()
+            .map(|bytes| Ok(postcard::from_bytes(bytes)?))
+            .collect()
+    }
 }
 
 struct Rank<'a> {
@@ -96,13 +142,14 @@ struct Rank<'a> {
     config: &'a Config,
     corpus: &'a Corpus,
     progress: Option<&'a Progress>,
+    /// Threads that its products may use.
+    threads: usize,
 }
 
 impl Rank<'_> {
     fn train(&self, recipe: Variant, comm: Arc<dyn Communicator<Cpu>>) -> Result<Outcome> {
         let config = self.config;
-        let ranks = config.mesh.world();
-        let threads = threads_per_rank(ranks);
+        let (ranks, threads) = (config.mesh.world(), self.threads);
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let options = ModelOptions {
             reshard_after_forward: config.reshard_after_forward,
@@ -160,7 +207,7 @@ impl Rank<'_> {
         Ok(Outcome {
             train_loss,
             val_loss,
-            bytes,
+            bytes: bytes.into(),
             skipped: sharded.optimizer().counts()?.skipped,
             seconds,
         })
@@ -185,6 +232,6 @@ impl Rank<'_> {
 /// Sum of one number over the ranks, the same on each.
 fn sum(comm: &dyn Communicator<Cpu>, value: f64) -> Result<f64> {
     let mut values = [value];
-    comm.all_reduce_sum_f64(&mut values)?;
+    comm.control().sum(&mut values)?;
     Ok(values[0])
 }

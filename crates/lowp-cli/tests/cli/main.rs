@@ -8,6 +8,7 @@ mod report;
 #[cfg(unix)]
 mod streams;
 mod train;
+mod world;
 
 use serde_json::Value;
 use std::ffi::OsStr;

@@ -1,16 +1,15 @@
 //! [`LocalComm`]: ranks as threads of one process.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lowp_kernels::Backend;
 
-use super::hub::Hub;
-use super::post::{Op, Payload, Post};
-use super::{Communicator, GatherItem, GradWire, ReduceItem, Traffic};
-use crate::ShardError;
+use super::{Collective, Communicator, Counters, GatherItem, Traffic};
+use crate::control::call::Call;
+use crate::control::hub::Post;
+use crate::control::local::{LocalControl, Payload};
+use crate::{Control, ShardError, or_abort};
 
 mod reduce;
 
@@ -32,53 +31,39 @@ use reduce::Scratch;
 /// communicator is dropped while others wait for it is an error on those.
 #[derive(Debug)]
 pub struct LocalComm<B: Backend> {
-    world: Arc<WorldRank<B>>,
-    group: usize,
-    rank: usize,
-    size: usize,
+    control: LocalControl<Brought<B>>,
+    backend: B,
+    scratch: Arc<Mutex<Scratch>>,
     counters: Counters,
 }
 
-/// A rank's place in the world, shared by its communicators of all groups.
-#[derive(Debug)]
-struct WorldRank<B: Backend> {
-    hub: Arc<Hub<B>>,
-    world_rank: usize,
-    backend: B,
-    /// Locked for the length of a call in any group: the hub takes it that a rank which waits makes
-    /// no other call.
-    scratch: Mutex<Scratch>,
+/// What a rank brings to a round.
+#[derive(Clone, Debug)]
+enum Brought<B: Backend> {
+    Host(Vec<u8>),
+    /// Buffers that other ranks read, written by work of this handle.
+    Bytes(Vec<B::Buffer<u8>>, B),
+    Floats(Vec<B::Buffer<f32>>, B),
 }
 
-impl<B: Backend> Drop for WorldRank<B> {
-    fn drop(&mut self) {
-        self.hub.depart(self.world_rank, std::thread::panicking());
+impl<B: Backend> Payload for Brought<B> {
+    fn of_bytes(bytes: Vec<u8>) -> Self {
+        Brought::Host(bytes)
     }
-}
 
-#[derive(Debug, Default)]
-struct Counters {
-    all_gather: AtomicU64,
-    reduce_scatter: AtomicU64,
-    all_reduce: AtomicU64,
-    calls: AtomicU64,
-}
-
-fn count(counter: &AtomicU64, bytes: usize) {
-    counter.fetch_add(bytes as u64, Ordering::Relaxed);
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Brought::Host(bytes) => bytes,
+            Brought::Bytes(..) | Brought::Floats(..) => &[],
+        }
+    }
 }
 
 impl<B: Backend> LocalComm<B> {
     /// A world of one rank: collectives return at once.
     pub fn solo(backend: &B) -> Self {
-        let hub = Arc::new(Hub::new(1, Duration::MAX));
-        let world = WorldRank {
-            hub,
-            world_rank: 0,
-            backend: backend.clone(),
-            scratch: Mutex::default(),
-        };
-        Self::new(Arc::new(world), 0, 0, 1)
+        let control = LocalControl::world(1, Duration::MAX).swap_remove(0);
+        Self::new(control, backend.clone(), Arc::default())
     }
 
     /// A world of `n` ranks, in rank order, that share one handle. Every wait ends after `timeout`.
@@ -89,121 +74,83 @@ impl<B: Backend> LocalComm<B> {
     /// A world of as many ranks as there are `backends`: handles of one device, each that of one
     /// rank, in rank order. Every wait ends after `timeout`.
     pub fn world_on(backends: &[B], timeout: Duration) -> Vec<LocalComm<B>> {
-        let n = backends.len();
-        let hub = Arc::new(Hub::new(n, timeout));
-        let ranks = backends.iter().cloned().enumerate();
+        let ranks = LocalControl::world(backends.len(), timeout).into_iter();
+        let backends = backends.iter().cloned();
         ranks
-            .map(|(rank, backend)| {
-                let world = Arc::new(WorldRank {
-                    hub: Arc::clone(&hub),
-                    world_rank: rank,
-                    backend,
-                    scratch: Mutex::default(),
-                });
-                Self::new(world, 0, rank, n)
-            })
+            .zip(backends)
+            .map(|(control, backend)| Self::new(control, backend, Arc::default()))
             .collect()
     }
 
-    fn new(world: Arc<WorldRank<B>>, group: usize, rank: usize, size: usize) -> Self {
+    fn new(control: LocalControl<Brought<B>>, backend: B, scratch: Arc<Mutex<Scratch>>) -> Self {
         Self {
-            world,
-            group,
-            rank,
-            size,
+            control,
+            backend,
+            scratch,
             counters: Counters::default(),
         }
     }
 
-    /// Where ranks find each other, which outlives its ranks.
-    pub(super) fn hub(&self) -> Arc<Hub<B>> {
-        Arc::clone(&self.world.hub)
-    }
-
-    fn begin(&self) -> MutexGuard<'_, Scratch> {
-        // Scratch holds no state between calls, so a thread that panicked leaves nothing behind.
-        let scratch = self.world.scratch.lock();
-        scratch.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells all ranks that this one cannot go on, and returns its error.
-    fn reject(&self, error: ShardError) -> ShardError {
-        self.abort(&error.to_string());
-        error
-    }
-
-    /// This rank's part in a call of `items` items.
-    fn post(&self, op: Op, items: usize, lengths: Vec<usize>, payload: Payload<B>) -> Post<B> {
-        Post {
-            op,
-            lengths,
-            items,
-            payload,
-            backend: self.backend().clone(),
-        }
-    }
-
-    /// One collective: posts, runs `work` on all ranks' posts, and waits for all to be done.
-    fn exchange<T>(
+    /// One collective: brings `payload`, runs `work` on what all ranks brought, and waits for all to be done.
+    fn exchange(
         &self,
-        post: Post<B>,
-        work: impl FnOnce(&[Arc<Post<B>>]) -> Result<T, ShardError>,
-    ) -> Result<T, ShardError> {
-        let hub = &self.world.hub;
+        call: Call,
+        payload: Brought<B>,
+        work: impl FnOnce(&[Post<Brought<B>>]) -> Result<(), ShardError>,
+    ) -> Result<(), ShardError> {
         // A world of one has nobody to meet.
-        if self.size == 1 && post.op != Op::Split {
-            hub.failure().map_or(Ok(()), Err)?;
-            return work(&[Arc::new(post)]).map_err(|e| self.reject(e));
+        if self.world_size() == 1 {
+            self.control.failure().map_or(Ok(()), Err)?;
+            return work(&[Post { call, payload }]);
         }
-        let op = post.op;
-        let posts = hub.arrive(self.group, self.rank, post)?;
-        let result = self.follow(&posts).and_then(|()| work(&posts));
-        let result = result.map_err(|e| self.reject(e))?;
-        hub.finish(self.group, self.rank, op)?;
+        let done = Call {
+            done: true,
+            ..call.clone()
+        };
+        let round = self.control.meet(call, payload)?;
+        self.follow(&round)?;
+        or_abort(self, work(&round))?;
+        self.control.meet(done, Brought::Host(Vec::new()))?;
         // The others were given their reads of this rank's buffers; what comes next may change them.
-        self.follow(&posts).map_err(|e| self.reject(e))?;
-        Ok(result)
+        self.follow(&round)
     }
 
     /// Orders this rank's handle behind the work that the others were given so far.
-    fn follow(&self, posts: &[Arc<Post<B>>]) -> Result<(), ShardError> {
+    fn follow(&self, posts: &[Post<Brought<B>>]) -> Result<(), ShardError> {
         for (rank, post) in posts.iter().enumerate() {
-            if rank != self.rank && post.payload.has_buffers() {
-                self.backend().wait_for(&post.backend)?;
+            match &post.payload {
+                Brought::Bytes(_, theirs) | Brought::Floats(_, theirs) if rank != self.rank() => {
+                    self.backend.wait_for(theirs)?;
+                }
+                _ => {}
             }
         }
         Ok(())
     }
 
-    /// Rejects ranges for another number of ranks, and buffers of another length than they say.
-    fn check_item(
+    fn all_gather_in_turn(
         &self,
-        op: Op,
-        item: usize,
-        ranges: &[Range<usize>],
-        (what, found): (&'static str, usize),
+        call: Call,
+        items: &[GatherItem<'_, B>],
     ) -> Result<(), ShardError> {
-        if ranges.len() != self.size {
-            let what = format!("{}, item {item}", op.name());
-            let error = ShardError::World {
-                what,
-                found: ranges.len(),
-                world: self.size,
-            };
-            return Err(self.reject(error));
-        }
-        let needed = ranges[self.rank].len();
-        if found != needed {
-            let op = op.name();
-            return Err(self.reject(ShardError::ItemLength {
-                op,
-                item,
-                what,
-                needed,
-                found,
-            }));
-        }
-        Ok(())
+        let (rank, world) = (self.rank(), self.world_size());
+        let sources = items.iter().map(|i| i.source.clone()).collect();
+        let brought = Brought::Bytes(sources, self.backend.clone());
+        self.exchange(call, brought, |posts| {
+            for (i, item) in items.iter().enumerate() {
+                // Starting at the own rank spreads the ranks over the sources.
+                for from in (rank..world).chain(0..rank) {
+                    let range = &item.ranges[from];
+                    if let (Brought::Bytes(sources, _), false) =
+                        (&posts[from].payload, range.is_empty())
+                    {
+                        self.backend
+                            .copy(&sources[i], 0..range.len(), item.dest, range.start)?;
+                    }
+                }
+            }
+            Ok(())
+        })
     }
 }
 
@@ -213,168 +160,47 @@ impl<B: Backend> From<LocalComm<B>> for Arc<dyn Communicator<B>> {
     }
 }
 
-/// The lengths of `ranges`, for comparing calls.
-fn lengths<'a>(ranges: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<usize> {
-    ranges.flatten().map(ExactSizeIterator::len).collect()
-}
-
 impl<B: Backend> Communicator<B> for LocalComm<B> {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.size
+    fn control(&self) -> &dyn Control {
+        &self.control
     }
 
     fn backend(&self) -> &B {
-        &self.world.backend
+        &self.backend
     }
 
     /// Ranks wait for each other on the host; the only rank of a world waits for nobody.
     fn is_enqueued(&self) -> bool {
-        self.world.hub.is_solo()
+        self.control.is_solo()
     }
 
-    fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {
-        let _call = self.begin();
-        let backend = self.backend();
-        for (i, item) in items.iter().enumerate() {
-            let source = ("the source", backend.len(item.source));
-            self.check_item(Op::AllGather, i, item.ranges, source)?;
-        }
-        let sources = items.iter().map(|i| i.source.clone()).collect();
-        let lengths = lengths(items.iter().map(|i| i.ranges));
-        let post = self.post(Op::AllGather, items.len(), lengths, Payload::Bytes(sources));
-        self.exchange(post, |posts| {
-            for (i, item) in items.iter().enumerate() {
-                // Starting at the own rank spreads the ranks over the sources.
-                for rank in (self.rank..self.size).chain(0..self.rank) {
-                    let range = &item.ranges[rank];
-                    if let (Payload::Bytes(sources), false) =
-                        (&posts[rank].payload, range.is_empty())
-                    {
-                        backend.copy(&sources[i], 0..range.len(), item.dest, range.start)?;
-                    }
-                    if rank == self.rank {
-                        count(&self.counters.all_gather, range.len());
-                    }
+    fn enqueue(&self, batch: Collective<'_, B>) -> Result<(), ShardError> {
+        let _turn = self.control.turn();
+        let run = || {
+            batch.check(&self.backend, self.rank(), self.world_size())?;
+            let call = batch.call(&self.backend);
+            let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            match batch {
+                Collective::AllGather(items) => self.all_gather_in_turn(call, items),
+                Collective::ReduceScatter(items, wire) => {
+                    self.sum_ranges(call, items, wire, &mut scratch)
                 }
+                Collective::Max(values) => self.fold(call, values, f32::max, &mut scratch),
+                Collective::Sum(values) => self.fold(call, values, |a, b| a + b, &mut scratch),
             }
-            Ok(())
-        })?;
-        count(&self.counters.calls, 1);
+        };
+        or_abort(self, run())?;
+        self.counters.add(&self.backend, self.rank(), batch);
         Ok(())
-    }
-
-    fn reduce_scatter(
-        &self,
-        items: &[ReduceItem<'_, B>],
-        wire: GradWire,
-    ) -> Result<(), ShardError> {
-        let scratch = &mut *self.begin();
-        let op = Op::ReduceScatter(wire);
-        for (i, item) in items.iter().enumerate() {
-            self.check_item(
-                op,
-                i,
-                item.ranges,
-                ("the output", self.backend().len(item.out)),
-            )?;
-            let needed = item.ranges.iter().map(|r| r.end).max().unwrap_or(0);
-            let found = self.backend().len(item.grad);
-            if found < needed {
-                let (op, what) = (op.name(), "the gradient");
-                let error = ShardError::ItemLength {
-                    op,
-                    item: i,
-                    what,
-                    needed,
-                    found,
-                };
-                return Err(self.reject(error));
-            }
-        }
-        let grads = items.iter().map(|i| i.grad.clone()).collect();
-        let lengths = lengths(items.iter().map(|i| i.ranges));
-        let post = self.post(op, items.len(), lengths, Payload::Floats(grads));
-        self.exchange(post, |posts| {
-            for (i, item) in items.iter().enumerate() {
-                self.reduce_item(posts, i, item, wire, scratch)?;
-            }
-            Ok(())
-        })?;
-        count(&self.counters.calls, 1);
-        Ok(())
-    }
-
-    fn all_reduce_max(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
-        self.all_reduce(Op::AllReduceMax, values, f32::max)
-    }
-
-    fn all_reduce_sum(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
-        self.all_reduce(Op::AllReduceSum, values, |a, b| a + b)
-    }
-
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), ShardError> {
-        let _call = self.begin();
-        let payload = Payload::Doubles(values.to_vec());
-        let post = self.post(Op::AllReduceSumF64, 1, vec![values.len()], payload);
-        self.exchange(post, |posts| {
-            for (rank, post) in posts.iter().enumerate() {
-                if let Payload::Doubles(theirs) = &post.payload {
-                    for (sum, &x) in values.iter_mut().zip(theirs) {
-                        *sum = if rank == 0 { x } else { *sum + x };
-                    }
-                }
-            }
-            Ok(())
-        })?;
-        count(&self.counters.all_reduce, 8 * values.len());
-        count(&self.counters.calls, 1);
-        Ok(())
-    }
-
-    fn agree(&self, what: &str, description: &str) -> Result<(), ShardError> {
-        let _call = self.begin();
-        let (what, description) = (what.to_owned(), description.to_owned());
-        let payload = Payload::Text { what, description };
-        self.exchange(self.post(Op::Agree, 0, Vec::new(), payload), |_| Ok(()))
-    }
-
-    fn barrier(&self) -> Result<(), ShardError> {
-        let _call = self.begin();
-        let post = self.post(Op::Barrier, 0, Vec::new(), Payload::Nothing);
-        self.exchange(post, |_| Ok(()))
-    }
-
-    fn abort(&self, message: &str) {
-        if self.world.hub.is_solo() {
-            return;
-        }
-        let (rank, message) = (self.world.world_rank, message.to_owned());
-        self.world.hub.fail(ShardError::Failed { rank, message });
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, ShardError> {
-        let _call = self.begin();
-        let post = self.post(Op::Split, 0, Vec::new(), Payload::Split { color, key });
-        let comm = self.exchange(post, |_| {
-            let state = self.world.hub.lock();
-            let (group, rank) = state.groups[self.group].assigned[self.rank];
-            let size = state.groups[group].members.len();
-            Ok(Self::new(Arc::clone(&self.world), group, rank, size))
-        })?;
-        Ok(Arc::new(comm))
+        let control = self.control.split_local(color, key)?;
+        let scratch = Arc::clone(&self.scratch);
+        Ok(Arc::new(Self::new(control, self.backend.clone(), scratch)))
     }
 
     fn traffic(&self) -> Traffic {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Traffic {
-            all_gather_bytes: read(&self.counters.all_gather),
-            reduce_scatter_bytes: read(&self.counters.reduce_scatter),
-            all_reduce_bytes: read(&self.counters.all_reduce),
-            calls: read(&self.counters.calls),
-        }
+        self.counters.traffic()
     }
 }

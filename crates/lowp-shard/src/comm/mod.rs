@@ -1,4 +1,4 @@
-//! [`Communicator`]: the collectives that sharding needs, and [`Traffic`], what they sent.
+//! [`Communicator`]: the collectives that sharding needs, on buffers of a device, and [`Traffic`], what they sent.
 
 use std::fmt::{Debug, Display};
 use std::ops::Range;
@@ -6,15 +6,18 @@ use std::sync::Arc;
 
 use lowp_kernels::Backend;
 
-use crate::ShardError;
+use crate::{Control, ShardError};
 
-mod hub;
+mod check;
+mod host;
 mod local;
-mod post;
 mod ranks;
+mod traffic;
 
+pub use host::HostComm;
 pub use local::LocalComm;
-pub use ranks::{RanksFailed, run_ranks, run_ranks_on};
+pub use ranks::{RanksFailed, run_comms, run_ranks, run_ranks_on};
+pub use traffic::{Counters, Traffic};
 
 /// One buffer of a batched all-gather.
 #[derive(Clone, Copy, Debug)]
@@ -40,13 +43,13 @@ pub struct ReduceItem<'a, B: Backend> {
     pub accumulate: bool,
 }
 
-/// How gradients travel. Sums are accumulated in fp32 either way.
+/// The dtype that gradients have on the wire. Accumulation is f32 always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GradWire {
-    /// As they are.
+    /// f32.
     #[default]
     F32,
-    /// Each contribution, the rank's own included, is rounded to bf16 (to nearest even) first.
+    /// Each rank's gradient is rounded to bf16 (nearest even) first.
     Bf16,
 }
 
@@ -68,105 +71,87 @@ impl GradWire {
     }
 }
 
-/// Bytes that passed through one rank's communicator since it was made. Each byte counts once, on
-/// the rank whose piece it belongs to, however the collective moves it: the sum over all ranks of
-/// a gather or reduce-scatter is the size of the full buffers on the wire. Calls that a graph repeats count
-/// when they are captured, not when it is launched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Bytes of this rank's pieces in all-gathers.
-    pub all_gather_bytes: u64,
-    /// Bytes, in the wire's dtype, of this rank's ranges in reduce-scatters.
-    pub reduce_scatter_bytes: u64,
-    /// Bytes of this rank's vectors in all-reduces.
-    pub all_reduce_bytes: u64,
-    /// Number of gathers and reductions.
-    pub calls: u64,
+/// One batch of data between ranks.
+#[derive(Debug)]
+pub enum Collective<'a, B: Backend> {
+    /// Gathers every rank's piece of every item; the rank's own piece is copied too.
+    AllGather(&'a [GatherItem<'a, B>]),
+    /// Sums gradients over the ranks with f32 accumulation, and gives each rank its own range.
+    ReduceScatter(&'a [ReduceItem<'a, B>], GradWire),
+    /// Replaces every entry by its maximum over the ranks. NaN entries are ignored.
+    Max(&'a B::Buffer<f32>),
+    /// Replaces every entry by its sum over the ranks.
+    Sum(&'a B::Buffer<f32>),
 }
 
-impl Traffic {
-    /// What was added since `earlier`.
-    #[must_use]
-    pub fn since(self, earlier: Traffic) -> Traffic {
-        Traffic {
-            all_gather_bytes: self.all_gather_bytes - earlier.all_gather_bytes,
-            reduce_scatter_bytes: self.reduce_scatter_bytes - earlier.reduce_scatter_bytes,
-            all_reduce_bytes: self.all_reduce_bytes - earlier.all_reduce_bytes,
-            calls: self.calls - earlier.calls,
+impl<B: Backend> Clone for Collective<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Collective<'_, B> {}
+
+impl<B: Backend> Collective<'_, B> {
+    /// What it is called in errors.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Collective::AllGather(_) => "all_gather",
+            Collective::ReduceScatter(_, GradWire::F32) => "reduce_scatter (f32 wire)",
+            Collective::ReduceScatter(_, GradWire::Bf16) => "reduce_scatter (bf16 wire)",
+            Collective::Max(_) => "all_reduce_max",
+            Collective::Sum(_) => "all_reduce_sum",
         }
     }
 }
 
-/// A group of ranks. Every method that moves data is collective: all ranks of the group make the
-/// same calls in the same order. A rank makes one call at a time, whatever group it is in.
+/// A batch that was started: a stream waits for its results.
+#[derive(Clone, Debug)]
+pub struct Started<B: Backend>(B::Event);
+
+impl<B: Backend> Started<B> {
+    /// Makes later work of `stream` follow the batch.
+    ///
+    /// # Errors
+    /// A stream of another device, or the device failed.
+    pub fn wait(&self, stream: &B) -> Result<(), ShardError> {
+        Ok(stream.wait(&self.0)?)
+    }
+}
+
+/// One rank of a group of ranks that move data between devices. All ranks of the group make the same calls in the
+/// same order. A rank makes one call at a time, whatever group it is in.
+///
+/// The ranks hear of each other through [`Communicator::control`].
+///
+/// # Order of sums
+/// Maxima and gathers have one result. Sums of [`Collective::Sum`] and [`Collective::ReduceScatter`] are in rank order where ranks are
+/// threads or processes of the host ([`LocalComm`], [`HostComm`]), and in the order that the library
+/// chooses where they are NCCL's: equal from run to run on the same machines with the same settings, and not
+/// equal to those of another world or engine. What must be equal everywhere is made of gathered parts, which every
+/// rank sums in rank order.
 ///
 /// # Errors
 /// A rank that fails, departs, calls something else, or does not come in time is an error on
-/// every rank, never a hang; every later call fails at once with the same cause.
+/// every rank, never a hang; every later call fails at once with the same cause. Where calls are only
+/// enqueued ([`Communicator::is_enqueued`]) ranks that call different things may be found by the time limit alone.
 pub trait Communicator<B: Backend>: Send + Sync + Debug {
-    /// This rank in the group.
-    fn rank(&self) -> usize;
+    /// The ranks of the group, on the host.
+    fn control(&self) -> &dyn Control;
 
-    /// Number of ranks in the group.
-    fn world_size(&self) -> usize;
-
-    /// The stream that gathers and reductions work on: they read what it was given before the call, and
-    /// what it is given after the call reads them. [`ordered`] makes another stream wait for them, and
-    /// them for it.
+    /// The stream that batches work on: they read what it was given before the call, and
+    /// what it is given after the call reads them. [`Communicator::start`] and [`ordered`] put them between the work of another stream.
     fn backend(&self) -> &B;
 
-    /// Whether gathers and reductions only give work to the stream, and wait for no other rank on the
+    /// Whether batches are only given to the stream, and wait for no other rank on the
     /// host: a graph can capture them.
     fn is_enqueued(&self) -> bool;
 
-    /// Gathers every rank's piece of every item; the rank's own piece is copied too.
+    /// Gives one batch to the stream.
     ///
     /// # Errors
-    /// As the trait says; also a source of another length than its range.
-    fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError>;
-
-    /// Sums gradients over the ranks, in rank order with fp32 accumulation, and gives each rank
-    /// its own range.
-    ///
-    /// # Errors
-    /// As the trait says; also an `out` of another length than its range.
-    fn reduce_scatter(&self, items: &[ReduceItem<'_, B>], wire: GradWire)
-    -> Result<(), ShardError>;
-
-    /// Replaces every entry by its maximum over the ranks. NaN entries are ignored.
-    ///
-    /// # Errors
-    /// As the trait says.
-    fn all_reduce_max(&self, values: &B::Buffer<f32>) -> Result<(), ShardError>;
-
-    /// Replaces every entry by its sum over the ranks, in rank order.
-    ///
-    /// # Errors
-    /// As the trait says.
-    fn all_reduce_sum(&self, values: &B::Buffer<f32>) -> Result<(), ShardError>;
-
-    /// Replaces every host value by its sum over the ranks, in rank order.
-    ///
-    /// # Errors
-    /// As the trait says.
-    fn all_reduce_sum_f64(&self, values: &mut [f64]) -> Result<(), ShardError>;
-
-    /// Checks that all ranks give the same `description` of `what`.
-    ///
-    /// # Errors
-    /// As the trait says; [`ShardError::Mismatch`] on every rank if descriptions differ.
-    fn agree(&self, what: &str, description: &str) -> Result<(), ShardError>;
-
-    /// Waits for all ranks.
-    ///
-    /// # Errors
-    /// As the trait says.
-    fn barrier(&self) -> Result<(), ShardError>;
-
-    /// Says that this rank failed: wakes all ranks of the whole world, whatever group they wait
-    /// in, with [`ShardError::Failed`]. Not collective. The first failure stays the cause. In a world
-    /// of one rank nobody waits, and the rank may try again.
-    fn abort(&self, message: &str);
+    /// As the trait says; also buffers of another length than their ranges.
+    fn enqueue(&self, batch: Collective<'_, B>) -> Result<(), ShardError>;
 
     /// Splits the group: ranks that give the same `color` form a new group, ordered by `key`.
     ///
@@ -176,6 +161,75 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
 
     /// What passed through this communicator so far.
     fn traffic(&self) -> Traffic;
+
+    /// This rank in the group.
+    fn rank(&self) -> usize {
+        self.control().rank()
+    }
+
+    /// Number of ranks in the group.
+    fn world_size(&self) -> usize {
+        self.control().members().len()
+    }
+
+    /// Starts a batch behind `after`, a point of a stream of the same device.
+    ///
+    /// # Errors
+    /// As [`Communicator::enqueue`].
+    fn start(&self, after: &B::Event, batch: Collective<'_, B>) -> Result<Started<B>, ShardError> {
+        self.backend().wait(after)?;
+        self.enqueue(batch)?;
+        Ok(Started(self.backend().record()?))
+    }
+
+    /// [`Collective::AllGather`].
+    ///
+    /// # Errors
+    /// As [`Communicator::enqueue`].
+    fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {
+        self.enqueue(Collective::AllGather(items))
+    }
+
+    /// [`Collective::ReduceScatter`].
+    ///
+    /// # Errors
+    /// As [`Communicator::enqueue`].
+    fn reduce_scatter(
+        &self,
+        items: &[ReduceItem<'_, B>],
+        wire: GradWire,
+    ) -> Result<(), ShardError> {
+        self.enqueue(Collective::ReduceScatter(items, wire))
+    }
+
+    /// [`Collective::Max`].
+    ///
+    /// # Errors
+    /// As [`Communicator::enqueue`].
+    fn all_reduce_max(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
+        self.enqueue(Collective::Max(values))
+    }
+
+    /// [`Collective::Sum`].
+    ///
+    /// # Errors
+    /// As [`Communicator::enqueue`].
+    fn all_reduce_sum(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
+        self.enqueue(Collective::Sum(values))
+    }
+}
+
+/// How one rank's part in a collective operation ends: an error wakes all other ranks, which would
+/// wait for this one in their next collective call. Every operation of this crate and of the
+/// optimizer that is documented as collective returns through it.
+///
+/// # Errors
+/// Those of `result`, as they are.
+pub fn or_abort<B: Backend, T, E: Display>(
+    comm: &dyn Communicator<B>,
+    result: Result<T, E>,
+) -> Result<T, E> {
+    result.inspect_err(|error| comm.control().abort(&error.to_string()))
 }
 
 /// Makes a `call` of `comm` between the earlier and the later work of `backend`, a stream of the same device
@@ -195,17 +249,4 @@ pub fn ordered<B: Backend, T>(
     let done = done?;
     ordered?;
     Ok(done)
-}
-
-/// How one rank's part in a collective operation ends: an error wakes all other ranks, which would
-/// wait for this one in their next collective call. Every operation of this crate and of the
-/// optimizer that is documented as collective returns through it.
-///
-/// # Errors
-/// Those of `result`, as they are.
-pub fn or_abort<B: Backend, T, E: Display>(
-    comm: &dyn Communicator<B>,
-    result: Result<T, E>,
-) -> Result<T, E> {
-    result.inspect_err(|error| comm.abort(&error.to_string()))
 }

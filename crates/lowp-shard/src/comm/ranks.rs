@@ -74,16 +74,30 @@ where
     E: From<ShardError> + fmt::Display + Send,
     F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
 {
+    run_comms(LocalComm::world_on(backends, timeout), f)
+}
+
+/// The same with the communicators of any world of this process, in rank order.
+///
+/// # Errors
+/// As [`run_ranks`].
+pub fn run_comms<B, T, E, F>(
+    world: Vec<impl Into<Arc<dyn Communicator<B>>>>,
+    f: F,
+) -> Result<Vec<T>, RanksFailed<T, E>>
+where
+    B: Backend,
+    T: Send,
+    E: From<ShardError> + fmt::Display + Send,
+    F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
+{
+    let world: Vec<Arc<dyn Communicator<B>>> = world.into_iter().map(Into::into).collect();
     let failures: Mutex<Vec<(usize, E)>> = Mutex::new(Vec::new());
-    let world = LocalComm::world_on(backends, timeout);
-    let hub = world.first().map(LocalComm::hub);
+    let cause: Mutex<Option<ShardError>> = Mutex::new(None);
     let results: Vec<Option<T>> = thread::scope(|scope| {
-        let (f, failures) = (&f, &failures);
-        let threads: Vec<_> = world
-            .into_iter()
-            .enumerate()
-            .map(|(rank, comm)| scope.spawn(move || run_rank(rank, comm, f, failures)))
-            .collect();
+        let (f, failures, cause) = (&f, &failures, &cause);
+        let run = |(rank, comm)| scope.spawn(move || run_rank(rank, comm, f, failures, cause));
+        let threads: Vec<_> = world.into_iter().enumerate().map(run).collect();
         // `run_rank` catches panics of `f`, so a join cannot fail.
         threads
             .into_iter()
@@ -95,7 +109,8 @@ where
         .unwrap_or_else(PoisonError::into_inner);
     // A rank that fails inside a collective wakes the others before it returns, so one of those
     // may have been recorded first.
-    if let Some(ShardError::Failed { rank: culprit, .. }) = hub.and_then(|hub| hub.failure()) {
+    let cause = cause.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(ShardError::Failed { rank: culprit, .. }) = cause {
         failures.sort_by_key(|(rank, _)| *rank != culprit);
     }
     let mut failures = failures.into_iter();
@@ -121,16 +136,16 @@ where
 /// the cause and not only that this rank is gone.
 fn run_rank<B, T, E, F>(
     rank: usize,
-    comm: LocalComm<B>,
+    comm: Arc<dyn Communicator<B>>,
     f: &F,
     failures: &Mutex<Vec<(usize, E)>>,
+    cause: &Mutex<Option<ShardError>>,
 ) -> Option<T>
 where
     B: Backend,
     E: From<ShardError> + fmt::Display,
     F: Fn(usize, Arc<dyn Communicator<B>>) -> Result<T, E> + Sync,
 {
-    let comm: Arc<dyn Communicator<B>> = Arc::new(comm);
     let own = Arc::clone(&comm);
     let (error, message) = match catch_unwind(AssertUnwindSafe(|| f(rank, own))) {
         Ok(Ok(value)) => return Some(value),
@@ -154,7 +169,10 @@ where
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .push((rank, error));
-    comm.abort(&message);
+    comm.control().abort(&message);
+    let ended = comm.control().failure();
+    let mut cause = cause.lock().unwrap_or_else(PoisonError::into_inner);
+    *cause = cause.take().or(ended);
     None
 }
 

@@ -81,7 +81,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let plans = or_abort(&*comm, planned)?;
         // Of one device, or the ranks hear of it.
         or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
-        comm.agree(
+        comm.control().agree(
             "the gather plan",
             &describe(&params, &plans, reshard_after_forward),
         )?;
@@ -137,7 +137,9 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             self.number,
             written.collect::<Vec<_>>()
         );
-        self.comm.agree("which gathered tensors are stale", &text)
+        self.comm
+            .control()
+            .agree("which gathered tensors are stale", &text)
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {

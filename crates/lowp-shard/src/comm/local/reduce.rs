@@ -1,13 +1,12 @@
 //! Reductions of [`LocalComm`]: every sum in rank order.
 
-use std::sync::Arc;
-
 use lowp_kernels::Backend;
 
-use super::{LocalComm, count};
+use super::{Brought, LocalComm};
 use crate::ShardError;
-use crate::comm::post::{Op, Payload, Post};
 use crate::comm::{Communicator, GradWire, ReduceItem};
+use crate::control::call::Call;
+use crate::control::hub::Post;
 
 /// Elements that a reduction handles at a time; two chunks of f32 stay in a core's cache.
 const CHUNK: usize = 1 << 15;
@@ -20,60 +19,72 @@ pub(super) struct Scratch {
 }
 
 impl<B: Backend> LocalComm<B> {
-    /// Folds every rank's vector, in rank order, into the scratch sum.
-    pub(super) fn all_reduce(
+    /// Folds every rank's vector, in rank order, into `values`.
+    pub(super) fn fold(
         &self,
-        op: Op,
+        call: Call,
         values: &B::Buffer<f32>,
         fold: impl Fn(f32, f32) -> f32,
+        scratch: &mut Scratch,
     ) -> Result<(), ShardError> {
-        let scratch = &mut *self.begin();
-        let len = self.backend().len(values);
-        let payload = Payload::Floats(vec![values.clone()]);
-        let post = self.post(op, 1, vec![len], payload);
-        self.exchange(post, |posts| {
+        let len = self.backend.len(values);
+        let brought = Brought::Floats(vec![values.clone()], self.backend.clone());
+        self.exchange(call, brought, |posts| {
             // The vector of one rank is its own sum and maximum.
-            if self.size == 1 {
+            if posts.len() == 1 {
                 return Ok(());
             }
             scratch.sum.resize(len, 0.0);
             scratch.piece.resize(len, 0.0);
             for (rank, peer) in floats(posts, 0).enumerate() {
                 if rank == 0 {
-                    self.backend().read(peer, 0, &mut scratch.sum)?;
+                    self.backend.read(peer, 0, &mut scratch.sum)?;
                     continue;
                 }
-                self.backend().read(peer, 0, &mut scratch.piece)?;
+                self.backend.read(peer, 0, &mut scratch.piece)?;
                 for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
                     *sum = fold(*sum, x);
                 }
             }
             Ok(())
         })?;
-        if self.size > 1 {
+        if self.world_size() > 1 {
             // Everybody has read; only now may this rank's vector change.
-            self.backend()
-                .write(values, 0, &scratch.sum)
-                .map_err(|e| self.reject(e.into()))?;
+            self.backend.write(values, 0, &scratch.sum)?;
         }
-        count(&self.counters.all_reduce, 4 * len);
-        count(&self.counters.calls, 1);
         Ok(())
     }
 
-    /// The sum of one item's own range.
-    pub(super) fn reduce_item(
+    /// Sums every rank's gradients over this rank's ranges.
+    pub(super) fn sum_ranges(
         &self,
-        posts: &[Arc<Post<B>>],
+        call: Call,
+        items: &[ReduceItem<'_, B>],
+        wire: GradWire,
+        scratch: &mut Scratch,
+    ) -> Result<(), ShardError> {
+        let grads = items.iter().map(|i| i.grad.clone()).collect();
+        let brought = Brought::Floats(grads, self.backend.clone());
+        self.exchange(call, brought, |posts| {
+            for (i, item) in items.iter().enumerate() {
+                self.sum_range(posts, i, item, wire, scratch)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The sum of one item's own range.
+    fn sum_range(
+        &self,
+        posts: &[Post<Brought<B>>],
         index: usize,
         item: &ReduceItem<'_, B>,
         wire: GradWire,
         scratch: &mut Scratch,
     ) -> Result<(), ShardError> {
-        let own = item.ranges[self.rank].clone();
-        if self.size == 1 && wire == GradWire::F32 && !item.accumulate {
-            self.backend().copy(item.grad, own.clone(), item.out, 0)?;
-            count(&self.counters.reduce_scatter, own.len() * wire.bytes());
+        let own = item.ranges[self.rank()].clone();
+        if posts.len() == 1 && wire == GradWire::F32 && !item.accumulate {
+            self.backend.copy(item.grad, own, item.out, 0)?;
             return Ok(());
         }
         for start in own.clone().step_by(CHUNK) {
@@ -81,7 +92,7 @@ impl<B: Backend> LocalComm<B> {
             scratch.sum.resize(len, 0.0);
             scratch.piece.resize(len, 0.0);
             for (rank, peer) in floats(posts, index).enumerate() {
-                self.backend().read(peer, start, &mut scratch.piece)?;
+                self.backend.read(peer, start, &mut scratch.piece)?;
                 for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
                     let x = wire.apply(x);
                     *sum = if rank == 0 { x } else { *sum + x };
@@ -89,25 +100,24 @@ impl<B: Backend> LocalComm<B> {
             }
             let to = start - own.start;
             if item.accumulate {
-                self.backend().read(item.out, to, &mut scratch.piece)?;
+                self.backend.read(item.out, to, &mut scratch.piece)?;
                 for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
                     *sum += x;
                 }
             }
-            self.backend().write(item.out, to, &scratch.sum)?;
-            count(&self.counters.reduce_scatter, len * wire.bytes());
+            self.backend.write(item.out, to, &scratch.sum)?;
         }
         Ok(())
     }
 }
 
-/// Every rank's float buffer number `item`, in rank order. Posts were compared, so all have it.
+/// Every rank's float buffer number `item`, in rank order. Calls were compared, so all have it.
 fn floats<B: Backend>(
-    posts: &[Arc<Post<B>>],
+    posts: &[Post<Brought<B>>],
     item: usize,
 ) -> impl Iterator<Item = &B::Buffer<f32>> {
     posts.iter().filter_map(move |post| match &post.payload {
-        Payload::Floats(buffers) => buffers.get(item),
+        Brought::Floats(buffers, _) => buffers.get(item),
         _ => None,
     })
 }

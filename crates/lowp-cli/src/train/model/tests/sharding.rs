@@ -63,7 +63,7 @@ fn train(
                 sharded.add_gradients(&loss.backward()?)?;
                 total[0] += f64::from(loss.to_scalar::<f32>()?);
             }
-            comm.all_reduce_sum_f64(&mut total)?;
+            comm.control().sum(&mut total)?;
             losses.push(total[0] as f32);
             assert!(sharded.finish_step(&StepOptions::default())?.applied);
         }

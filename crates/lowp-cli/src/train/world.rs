@@ -1,0 +1,118 @@
+//! [`World`]: where the ranks of a command are: threads of this process, or processes that a launcher started.
+
+use super::config::Config;
+use super::corpus::Corpus;
+use crate::usage::UsageError;
+use anyhow::{Context, Result};
+use lowp_kernels::Cpu;
+use lowp_shard::{Communicator, Control, HostComm, Launch, join};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The ranks of one command.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// How long a rank waits for others.
+    pub(crate) limit: Duration,
+    /// This process as a rank of its world.
+    process: Option<Process>,
+}
+
+#[derive(Debug)]
+struct Process {
+    launch: Launch,
+    control: Arc<dyn Control>,
+}
+
+impl World {
+    /// The world that the launcher of this process made, joined; or none, where there was none.
+    ///
+    /// # Errors
+    /// Variables that mean no rank, or ranks that do not find each other.
+    pub(crate) fn find(seconds: u64) -> Result<Self> {
+        let limit = Duration::from_secs(seconds);
+        let launch = Launch::from_env(limit, &build())
+            .map_err(|error| UsageError::new(error.to_string()))?;
+        let process = match launch {
+            Some(launch) => Some(Process {
+                control: join(&launch)?,
+                launch,
+            }),
+            None => None,
+        };
+        Ok(Self { limit, process })
+    }
+
+    /// Number of ranks that were started.
+    pub(crate) fn started(&self) -> Option<usize> {
+        self.process.as_ref().map(|process| process.launch.world)
+    }
+
+    /// Whether this process tells the user what becomes of the command.
+    pub(crate) fn reports(&self) -> bool {
+        self.process
+            .as_ref()
+            .is_none_or(|process| process.launch.rank == 0)
+    }
+
+    /// Ranks that share the cores of this machine, of `ranks` in all.
+    pub(crate) fn ranks_here(&self, ranks: usize) -> usize {
+        self.process
+            .as_ref()
+            .map_or(ranks, |process| process.launch.local_world)
+    }
+
+    /// Checks that all ranks were started for the same work.
+    ///
+    /// # Errors
+    /// The ranks that were not.
+    pub(crate) fn agree(&self, config: &Config, corpus: &Corpus) -> Result<()> {
+        let Some(Process { control, .. }) = &self.process else {
+            return Ok(());
+        };
+        control.agree("the arguments of lowp train", &format!("{config:?}"))?;
+        Ok(control.agree("the text to train on", &corpus.digest())?)
+    }
+
+    /// This process as the only rank of it, for one run: its number and its communicator. `None` where ranks are threads.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub(crate) fn rank(&self) -> Result<Option<(usize, Arc<dyn Communicator<Cpu>>)>> {
+        let Some(Process { control, .. }) = &self.process else {
+            return Ok(None);
+        };
+        // A group of its own, whose bytes are counted from zero.
+        let control = control.split(0, control.rank())?;
+        let rank = control.rank();
+        Ok(Some((rank, HostComm::new(control, &Cpu).into())))
+    }
+
+    /// How the command ends on this rank: an error ends it on all.
+    pub(crate) fn end(&self, result: Result<()>) -> Result<()> {
+        let Some(Process { control, launch }) = &self.process else {
+            return result;
+        };
+        result
+            .inspect_err(|error| control.abort(&format!("{error:#}")))
+            .with_context(|| format!("rank {} of {}", launch.rank, launch.world))
+    }
+}
+
+/// The version, and a digest of the program: other builds of one version compute other bits.
+fn build() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let program = std::env::current_exe().and_then(std::fs::read);
+    program.map_or_else(
+        |_| version.to_owned(),
+        |bytes| format!("{version} ({:016x})", digest(&bytes)),
+    )
+}
+
+/// 64 bits of `bytes`, the same in every process of one build.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}

@@ -1,0 +1,263 @@
+//! `lowp train` as a world of processes: the losses of one process, and an end for all ranks whatever happens to one.
+
+use super::{command, tiny};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Who says which rank a process is.
+#[derive(Clone, Copy)]
+enum Launcher {
+    Torchrun,
+    Mpirun,
+    Srun,
+}
+
+/// A port that nobody has.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("its number").port()
+}
+
+/// Rank `rank` of `world` of `lowp train ARGS`.
+fn rank(launcher: Launcher, port: u16, rank: usize, world: usize, args: &[String]) -> Command {
+    let names = match launcher {
+        Launcher::Torchrun => ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"],
+        Launcher::Mpirun => [
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ],
+        Launcher::Srun => [
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_NTASKS_PER_NODE",
+        ],
+    };
+    let mut command = command();
+    command
+        .args(args)
+        .envs(
+            names
+                .into_iter()
+                .zip([rank, world, world].map(|n| n.to_string())),
+        )
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// How a process ended.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// The ends of processes, in order, within a minute.
+fn ends(ranks: Vec<Child>) -> Vec<Ended> {
+    let begun = Instant::now();
+    let ends = ranks.into_iter().map(|rank| {
+        let output = rank.wait_with_output().expect("an end");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+        Ended {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    });
+    let ends = ends.collect();
+    assert!(
+        begun.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        begun.elapsed()
+    );
+    ends
+}
+
+/// All ranks of `lowp train ARGS`, started at once.
+fn start(launcher: Launcher, world: usize, args: impl Fn(usize) -> Vec<String>) -> Vec<Child> {
+    let port = free_port();
+    let start = |r: usize| {
+        rank(launcher, port, r, world, &args(r))
+            .spawn()
+            .expect("lowp starts")
+    };
+    (0..world).map(start).collect()
+}
+
+/// The losses of every run of a result file.
+fn losses(path: &Path) -> Vec<(String, Value, Value)> {
+    let text = std::fs::read_to_string(path).expect("a result");
+    let result: Value = serde_json::from_str(&text).expect("JSON");
+    let runs = result["runs"].as_array().expect("runs").iter();
+    runs.map(|run| {
+        let name = run["recipe"].as_str().expect("a name").to_owned();
+        (name, run["train_loss"].clone(), run["val_loss"].clone())
+    })
+    .collect()
+}
+
+#[test]
+fn processes_give_the_losses_of_one_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (launcher, world, options) in [
+        (Launcher::Torchrun, 2, ["--compare", "all", "--seeds", "2"]),
+        (
+            Launcher::Mpirun,
+            4,
+            ["--mesh", "2x2", "--recipe", "nvfp4-2d"],
+        ),
+        (
+            Launcher::Srun,
+            3,
+            ["--grad-wire", "bf16", "--reshard-after-forward", "false"],
+        ),
+    ] {
+        let file = |name: &str| folder.path().join(format!("{name}{world}.json"));
+        let args = |json: &Path, size: bool| {
+            let json = json.to_str().expect("UTF-8");
+            let mut args = vec!["--steps", "4", "--json", json];
+            args.extend(options);
+            let world = world.to_string();
+            if size && !options.contains(&"--mesh") {
+                args.extend(["--world-size", &world]);
+            }
+            tiny(&args)
+        };
+        let one = command()
+            .args(args(&file("one"), true))
+            .output()
+            .expect("lowp starts");
+        assert!(
+            one.status.success(),
+            "{}",
+            String::from_utf8_lossy(&one.stderr)
+        );
+        for (rank, end) in ends(start(launcher, world, |_| args(&file("many"), false)))
+            .into_iter()
+            .enumerate()
+        {
+            assert_eq!(end.code, Some(0), "rank {rank}: {}", end.stderr);
+            // Rank 0 speaks for all.
+            assert_eq!(
+                end.stdout.is_empty(),
+                rank != 0,
+                "rank {rank}: {}",
+                end.stdout
+            );
+            assert_eq!(
+                end.stderr.is_empty(),
+                rank != 0,
+                "rank {rank}: {}",
+                end.stderr
+            );
+        }
+        assert_eq!(losses(&file("one")), losses(&file("many")));
+    }
+}
+
+/// The processes must all end with code `code`, each with one of `texts`.
+fn fail(ranks: Vec<Child>, code: i32, texts: &[&str]) {
+    for (rank, end) in ends(ranks).into_iter().enumerate() {
+        assert_eq!(end.code, Some(code), "rank {rank}: {}", end.stderr);
+        let named = texts.iter().any(|text| end.stderr.contains(text));
+        assert!(named, "rank {rank}: {}", end.stderr);
+    }
+}
+
+#[test]
+fn ranks_that_were_started_for_other_work_are_named() {
+    let train = |options: &[&str]| tiny(&[&["--steps", "2"], options].concat());
+    let ranks = start(Launcher::Torchrun, 3, |rank| match rank {
+        1 => train(&["--recipe", "fp8-current"]),
+        _ => train(&[]),
+    });
+    fail(
+        ranks,
+        1,
+        &["the ranks disagree on the arguments of lowp train: ranks [0, 2]: "],
+    );
+    let ranks = start(Launcher::Torchrun, 2, |_| train(&["--world-size", "3"]));
+    fail(
+        ranks,
+        2,
+        &["--world-size 3 is 3 ranks, and the launcher started 2"],
+    );
+}
+
+#[test]
+fn a_missing_rank_ends_all() {
+    let args = tiny(&["--timeout", "2"]);
+    let mut ranks = start(Launcher::Torchrun, 3, |_| args.clone());
+    let mut missing = ranks.remove(1);
+    // Before it is known to the others, or soon after: both must end them.
+    missing.kill().expect("an end");
+    missing.wait().expect("an end");
+    fail(
+        ranks,
+        1,
+        &[
+            "for ranks [1], which did not come",
+            "rank 1 lost its connection",
+        ],
+    );
+}
+
+#[test]
+fn a_port_in_use_ends_all() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = listener.local_addr().expect("its number").port();
+    let args = tiny(&["--timeout", "2"]);
+    let start = |r| {
+        rank(Launcher::Torchrun, port, r, 2, &args)
+            .spawn()
+            .expect("lowp starts")
+    };
+    let texts = [
+        "is in use by another process; choose another one with MASTER_PORT",
+        "what listens there is not rank 0 of lowp",
+    ];
+    fail((0..2).map(start).collect(), 1, &texts);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_killed_rank_ends_all() {
+    for victim in 0..3 {
+        let args = tiny(&["--steps", "100000"]);
+        let mut ranks = start(Launcher::Torchrun, 3, |_| args.clone());
+        // The first line of rank 0 says that all train.
+        let stderr = ranks[0].stderr.take().expect("a pipe");
+        let mut lines = BufReader::new(stderr).lines();
+        std::thread::sleep(Duration::from_millis(700));
+        let mut killed = ranks.remove(victim);
+        killed.kill().expect("an end");
+        killed.wait().expect("an end");
+        let begun = Instant::now();
+        let text = format!("rank {victim} lost its connection");
+        for (rank, end) in ends(ranks).into_iter().enumerate() {
+            assert_eq!(end.code, Some(1), "rank {rank}: {}", end.stderr);
+            let said = match (victim, rank) {
+                (0, _) => end.stderr,
+                (_, 0) => lines
+                    .by_ref()
+                    .map_while(Result::ok)
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+                _ => end.stderr,
+            };
+            assert!(said.contains(&text), "rank {rank}: {said}");
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! What every engine checks of a batch before it moves anything.
+
+use std::ops::Range;
+
+use lowp_kernels::Backend;
+
+use super::Collective;
+use crate::ShardError;
+use crate::control::call::Call;
+
+impl<B: Backend> Collective<'_, B> {
+    /// Rejects ranges for another number of ranks, and buffers of another length than they say, as rank `rank` of
+    /// `world`.
+    ///
+    /// # Errors
+    /// [`ShardError::World`] or [`ShardError::ItemLength`].
+    pub fn check(&self, backend: &B, rank: usize, world: usize) -> Result<(), ShardError> {
+        let op = self.name();
+        match self {
+            Collective::AllGather(items) => {
+                for (i, item) in items.iter().enumerate() {
+                    check_ranges(op, i, item.ranges, world)?;
+                    let needed = item.ranges[rank].len();
+                    let source = ("the source", backend.len(item.source));
+                    check_length(op, i, source, needed)?;
+                    let needed = end(item.ranges);
+                    let found = backend.len(item.dest);
+                    if found < needed {
+                        check_length(op, i, ("the destination", found), needed)?;
+                    }
+                }
+            }
+            Collective::ReduceScatter(items, _) => {
+                for (i, item) in items.iter().enumerate() {
+                    check_ranges(op, i, item.ranges, world)?;
+                    let out = ("the output", backend.len(item.out));
+                    check_length(op, i, out, item.ranges[rank].len())?;
+                    let (found, needed) = (backend.len(item.grad), end(item.ranges));
+                    if found < needed {
+                        check_length(op, i, ("the gradient", found), needed)?;
+                    }
+                }
+            }
+            Collective::Max(_) | Collective::Sum(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The call, as ranks compare it.
+    pub(crate) fn call(&self, backend: &B) -> Call {
+        let of = |ranges: &[Range<usize>]| -> Vec<usize> {
+            ranges.iter().map(ExactSizeIterator::len).collect()
+        };
+        let (items, lengths) = match self {
+            Collective::AllGather(items) => (
+                items.len(),
+                items.iter().flat_map(|item| of(item.ranges)).collect(),
+            ),
+            Collective::ReduceScatter(items, _) => (
+                items.len(),
+                items.iter().flat_map(|item| of(item.ranges)).collect(),
+            ),
+            Collective::Max(values) | Collective::Sum(values) => (1, vec![backend.len(values)]),
+        };
+        Call {
+            items,
+            lengths,
+            ..Call::named(self.name())
+        }
+    }
+}
+
+fn end(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(|range| range.end).max().unwrap_or(0)
+}
+
+fn check_ranges(
+    op: &str,
+    item: usize,
+    ranges: &[Range<usize>],
+    world: usize,
+) -> Result<(), ShardError> {
+    if ranges.len() == world {
+        return Ok(());
+    }
+    Err(ShardError::World {
+        what: format!("{op}, item {item}"),
+        found: ranges.len(),
+        world,
+    })
+}
+
+fn check_length(
+    op: &'static str,
+    item: usize,
+    (what, found): (&'static str, usize),
+    needed: usize,
+) -> Result<(), ShardError> {
+    if found == needed {
+        return Ok(());
+    }
+    Err(ShardError::ItemLength {
+        op,
+        item,
+        what,
+        needed,
+        found,
+    })
+}

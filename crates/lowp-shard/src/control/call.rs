@@ -1,0 +1,104 @@
+//! What a rank calls, so that ranks which call different things can be told.
+
+use serde::{Deserialize, Serialize};
+
+/// One collective call. Ranks that meet must make equal ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Call {
+    /// What is called, for example `all_gather` or `agree on the mesh`.
+    pub(crate) name: String,
+    /// Number of items.
+    pub(crate) items: usize,
+    /// Lengths of all pieces, item by item.
+    pub(crate) lengths: Vec<usize>,
+    /// Whether it says that the rank is done with what the call before it brought.
+    pub(crate) done: bool,
+}
+
+impl Call {
+    /// A call without items.
+    pub(crate) fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            items: 0,
+            lengths: Vec::new(),
+            done: false,
+        }
+    }
+
+    /// The call in words; long lists are cut around `near`.
+    pub(crate) fn describe(&self, near: usize) -> String {
+        let name = self.name.clone();
+        if self.items == 0 {
+            return name;
+        }
+        let from = near.saturating_sub(4).min(self.lengths.len());
+        let to = (near + 5).min(self.lengths.len());
+        let dots = |cut: bool| if cut { ".. " } else { "" };
+        format!(
+            "{name} of {} items, {} piece lengths {}{:?}{}",
+            self.items,
+            self.lengths.len(),
+            dots(from > 0),
+            &self.lengths[from..to],
+            dots(to < self.lengths.len()).trim_end(),
+        )
+    }
+
+    /// The call with all lengths.
+    pub(crate) fn describe_whole(&self) -> String {
+        format!(
+            "{} of {} items, piece lengths {:?}",
+            self.name, self.items, self.lengths
+        )
+    }
+
+    /// The calls in words, around the first length in which one differs from the first call.
+    pub(crate) fn describe_all(calls: &[&Call]) -> Vec<String> {
+        let near = calls.iter().find_map(|call| {
+            let differs = |(a, b): (&usize, &usize)| a != b;
+            call.lengths.iter().zip(&calls[0].lengths).position(differs)
+        });
+        let near = near.unwrap_or(0);
+        calls.iter().map(|call| call.describe(near)).collect()
+    }
+}
+
+/// Descriptions cut to the neighbourhood of their first difference.
+pub(crate) fn excerpts(texts: &[&str]) -> Vec<String> {
+    const BEFORE: usize = 40;
+    const AFTER: usize = 160;
+    let common = |text: &str| {
+        let pairs = texts[0].chars().zip(text.chars());
+        pairs.take_while(|(a, b)| a == b).count()
+    };
+    let shortest = texts.iter().map(|text| common(text)).min().unwrap_or(0);
+    let from = shortest.saturating_sub(BEFORE);
+    texts
+        .iter()
+        .map(|text| {
+            let end = text.chars().count();
+            let lead = if from > 0 { ".." } else { "" };
+            let trail = if end > from + BEFORE + AFTER {
+                ".."
+            } else {
+                ""
+            };
+            let middle: String = text.chars().skip(from).take(BEFORE + AFTER).collect();
+            format!("{lead}{middle}{trail}")
+        })
+        .collect()
+}
+
+/// One line for each set of ranks that have the same text, as `ranks [0, 2]: text`.
+pub(crate) fn by_ranks(texts: Vec<String>, members: &[usize]) -> Vec<String> {
+    let mut sets: Vec<(String, Vec<usize>)> = Vec::new();
+    for (text, &rank) in texts.into_iter().zip(members) {
+        match sets.iter_mut().find(|set| set.0 == text) {
+            Some(set) => set.1.push(rank),
+            None => sets.push((text, vec![rank])),
+        }
+    }
+    let line = |(text, ranks)| format!("ranks {ranks:?}: {text}");
+    sets.into_iter().map(line).collect()
+}

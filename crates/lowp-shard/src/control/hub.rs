@@ -1,0 +1,387 @@
+//! [`Hub`]: where the ranks of one world meet: posts, rounds, failures.
+//!
+//! In a round every rank of a group posts a call and what it brings; when the last one comes the calls
+//! are compared, and each rank gets the posts of all.
+//!
+//! A rank makes one call at a time, so one that waits comes to no other round. Ranks that
+//! wait for each other in a circle, each in another group, are found when the last of them begins
+//! to wait.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::call::{Call, by_ranks};
+use crate::ShardError;
+use crate::error::Departure;
+
+/// A rank's part in a round.
+#[derive(Clone, Debug)]
+pub(crate) struct Post<P> {
+    pub(crate) call: Call,
+    pub(crate) payload: P,
+}
+
+/// The posts of all ranks of a group, in the group's order.
+pub(crate) type Round<P> = Arc<Vec<Post<P>>>;
+
+/// What hears of rounds and failures, for ranks that are not threads which wait here.
+pub(crate) trait Listener<P>: Send + Sync + Debug {
+    /// A round of the ranks `members` took place.
+    fn met(&self, members: &[usize], round: &Round<P>);
+}
+
+/// A round that a rank waits for.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    group: usize,
+    since: Instant,
+}
+
+/// One group of ranks.
+#[derive(Debug)]
+struct Group<P> {
+    /// World ranks of the members, in group order.
+    members: Arc<[usize]>,
+    posts: Vec<Option<Post<P>>>,
+    /// The posts of the latest round. The next one needs all ranks, so all have taken this one by then.
+    latest: Round<P>,
+    /// Number of rounds.
+    rounds: u64,
+}
+
+impl<P> Group<P> {
+    fn new(members: Arc<[usize]>) -> Self {
+        Self {
+            posts: members.iter().map(|_| None).collect(),
+            members,
+            latest: Arc::default(),
+            rounds: 0,
+        }
+    }
+
+    /// The world ranks that the next round still needs.
+    fn missing(&self) -> impl Iterator<Item = usize> {
+        let posts = self.posts.iter().zip(self.members.iter());
+        posts
+            .filter(|(post, _)| post.is_none())
+            .map(|(_, &world)| world)
+    }
+
+    /// The call that a rank of the world waits in.
+    fn call_of(&self, world_rank: usize) -> Option<&Call> {
+        let at = self.members.iter().position(|&rank| rank == world_rank)?;
+        Some(&self.posts[at].as_ref()?.call)
+    }
+
+    /// Makes a round of the posts, which are all there.
+    fn meet(&mut self) -> Result<(), ShardError> {
+        let posts: Vec<Post<P>> = self.posts.iter_mut().filter_map(Option::take).collect();
+        let calls: Vec<&Call> = posts.iter().map(|post| &post.call).collect();
+        if calls.iter().any(|call| *call != calls[0]) {
+            return Err(ShardError::Mismatch {
+                what: "the collective call".to_owned(),
+                descriptions: by_ranks(Call::describe_all(&calls), &self.members),
+            });
+        }
+        self.latest = Arc::new(posts);
+        self.rounds += 1;
+        Ok(())
+    }
+}
+
+/// Everything that ranks share, under one lock.
+#[derive(Debug)]
+struct HubState<P> {
+    failure: Option<ShardError>,
+    /// Per world rank: how it went, if it is gone.
+    departed: Vec<Option<Departure>>,
+    /// Per world rank: the round that it waits for.
+    waits: Vec<Option<Wait>>,
+    groups: Vec<Group<P>>,
+    /// Groups by parent, number of the parent's round, and color.
+    splits: Vec<((usize, u64, usize), usize)>,
+}
+
+impl<P> HubState<P> {
+    /// Where those of `ranks` that wait do so, in words.
+    fn places(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<String> {
+        let place = |rank: usize| {
+            let group = &self.groups[self.waits[rank]?.group];
+            let call = group.call_of(rank)?.describe(0);
+            let with = &group.members;
+            Some(format!("rank {rank} waits in {call} with ranks {with:?}"))
+        };
+        ranks.into_iter().filter_map(place).collect()
+    }
+
+    /// The shortest circle of waits through `rank`, which begins to wait: it needs a rank that
+    /// waits elsewhere for one that ... needs `rank`. A round needs all members, so no round of
+    /// a circle can take place.
+    fn circle(&self, rank: usize) -> Option<ShardError> {
+        // Ranks that wait, nearest first, each with the place of the one that needs it.
+        let mut reached: Vec<(usize, usize)> = Vec::new();
+        let mut seen = vec![false; self.waits.len()];
+        let mut at = 0;
+        let mut wait = self.waits[rank]?;
+        loop {
+            for needed in self.groups[wait.group].missing() {
+                if needed == rank {
+                    let mut ranks = vec![rank];
+                    // `at` counts from 1 in `reached`; 0 is `rank` itself.
+                    while at > 0 {
+                        let (waiting, by) = reached[at - 1];
+                        ranks.push(waiting);
+                        at = by;
+                    }
+                    ranks.sort_unstable();
+                    return Some(ShardError::Mismatch {
+                        what: "the next collective call".to_owned(),
+                        descriptions: self.places(ranks),
+                    });
+                }
+                if self.waits[needed].is_some() && !seen[needed] {
+                    seen[needed] = true;
+                    reached.push((needed, at));
+                }
+            }
+            wait = self.waits[reached.get(at)?.0]?;
+            at += 1;
+        }
+    }
+
+    /// What keeps the round that `rank` waits for from taking place.
+    fn trouble(&self, rank: usize, limit: Duration) -> Option<ShardError> {
+        let wait = self.waits[rank]?;
+        let group = &self.groups[wait.group];
+        let op = || {
+            group
+                .call_of(rank)
+                .map_or_else(String::new, |c| c.name.clone())
+        };
+        let gone = group.missing().find_map(|r| Some((r, self.departed[r]?)));
+        if let Some((rank, how)) = gone {
+            return Some(ShardError::Departed {
+                op: op(),
+                rank,
+                how,
+            });
+        }
+        let waited = wait.since.elapsed();
+        (waited >= limit).then(|| {
+            let missing: Vec<usize> = group.missing().collect();
+            ShardError::Timeout {
+                op: op(),
+                waited_s: waited.as_secs_f64(),
+                elsewhere: self.places(missing.iter().copied()),
+                missing,
+            }
+        })
+    }
+}
+
+/// The meeting point of one world. Group 0 is the world itself.
+#[derive(Debug)]
+pub(crate) struct Hub<P> {
+    limit: Duration,
+    state: Mutex<HubState<P>>,
+    wake: Condvar,
+    listener: OnceLock<Arc<dyn Listener<P>>>,
+}
+
+impl<P: Debug> Hub<P> {
+    /// A world of `world` ranks, each of whose waits ends after `limit`.
+    pub(crate) fn new(world: usize, limit: Duration) -> Self {
+        let state = HubState {
+            failure: None,
+            departed: vec![None; world],
+            waits: vec![None; world],
+            groups: vec![Group::new((0..world).collect())],
+            splits: Vec::new(),
+        };
+        Self {
+            limit,
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            listener: OnceLock::new(),
+        }
+    }
+
+    /// Has `listener` hear of every round.
+    pub(crate) fn listen(&self, listener: Arc<dyn Listener<P>>) {
+        // One per hub: its maker sets it.
+        let _first = self.listener.set(listener);
+    }
+
+    /// The state. Nothing panics while it is locked, so a poisoned lock cannot hold half a change.
+    fn lock(&self) -> MutexGuard<'_, HubState<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the world is one rank.
+    pub(crate) fn is_solo(&self) -> bool {
+        self.lock().departed.len() == 1
+    }
+
+    /// The world ranks of a group; none of one that is not there.
+    pub(crate) fn members(&self, group: usize) -> Arc<[usize]> {
+        let state = self.lock();
+        let group = state.groups.get(group);
+        group.map_or_else(Arc::default, |group| Arc::clone(&group.members))
+    }
+
+    /// The group that a split of `parent` makes of `members` for `color`: made for the first rank that
+    /// asks. `round` is the number of calls that the parent's ranks made before the split.
+    pub(crate) fn open(&self, parent: usize, round: u64, color: usize, members: &[usize]) -> usize {
+        let mut state = self.lock();
+        let key = (parent, round, color);
+        if let Some((_, group)) = state.splits.iter().find(|(known, _)| *known == key) {
+            return *group;
+        }
+        state.groups.push(Group::new(members.into()));
+        let group = state.groups.len() - 1;
+        state.splits.push((key, group));
+        group
+    }
+
+    /// The cause of failure.
+    pub(crate) fn failure(&self) -> Option<ShardError> {
+        self.lock().failure.clone()
+    }
+
+    /// Makes `error` the cause of failure, unless there is one, and wakes everybody. Returns the
+    /// cause.
+    fn fail_locked(&self, state: &mut HubState<P>, error: ShardError) -> ShardError {
+        let cause = state.failure.get_or_insert(error).clone();
+        self.wake.notify_all();
+        cause
+    }
+
+    /// See [`Hub::fail_locked`]. The only rank of a world may try again.
+    pub(crate) fn fail(&self, error: ShardError) -> ShardError {
+        let mut state = self.lock();
+        if state.departed.len() == 1 {
+            return error;
+        }
+        self.fail_locked(&mut state, error)
+    }
+
+    /// World rank `rank` is gone.
+    pub(crate) fn depart(&self, rank: usize, how: Departure) {
+        self.lock().departed[rank].get_or_insert(how);
+        self.wake.notify_all();
+    }
+
+    /// Posts without waiting. The round, if this post was the last one; else the number of rounds so far.
+    pub(crate) fn post(
+        &self,
+        group: usize,
+        rank: usize,
+        post: Post<P>,
+    ) -> Result<Result<Round<P>, u64>, ShardError> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Some(cause) = &state.failure {
+            return Err(cause.clone());
+        }
+        let g = &mut state.groups[group];
+        g.posts[rank] = Some(post);
+        if g.posts.iter().any(Option::is_none) {
+            let (rounds, world_rank) = (g.rounds, g.members[rank]);
+            let since = Instant::now();
+            state.waits[world_rank] = Some(Wait { group, since });
+            let trouble = state.circle(world_rank);
+            return match trouble.or_else(|| state.trouble(world_rank, self.limit)) {
+                Some(error) => Err(self.fail_locked(state, error)),
+                None => Ok(Err(rounds)),
+            };
+        }
+        if let Err(error) = g.meet() {
+            return Err(self.fail_locked(state, error));
+        }
+        let (round, members) = (Arc::clone(&g.latest), Arc::clone(&g.members));
+        for &member in &*members {
+            state.waits[member] = None;
+        }
+        self.wake.notify_all();
+        drop(guard);
+        if let Some(listener) = self.listener.get() {
+            listener.met(&members, &round);
+        }
+        Ok(Ok(round))
+    }
+
+    /// Posts, and waits for the posts of all ranks of the group.
+    pub(crate) fn arrive(
+        &self,
+        group: usize,
+        rank: usize,
+        post: Post<P>,
+    ) -> Result<Round<P>, ShardError> {
+        let before = match self.post(group, rank, post)? {
+            Ok(round) => return Ok(round),
+            Err(before) => before,
+        };
+        let mut guard = self.lock();
+        let world_rank = guard.groups[group].members[rank];
+        loop {
+            let state = &mut *guard;
+            let g = &state.groups[group];
+            // A round that took place counts, even if something failed right after it.
+            if g.rounds > before {
+                return Ok(Arc::clone(&g.latest));
+            }
+            if let Some(cause) = &state.failure {
+                return Err(cause.clone());
+            }
+            if let Some(error) = state.trouble(world_rank, self.limit) {
+                return Err(self.fail_locked(state, error));
+            }
+            let since = state.waits[world_rank].map_or_else(Instant::now, |wait| wait.since);
+            guard = self.sleep(guard, self.limit.saturating_sub(since.elapsed()));
+        }
+    }
+
+    fn sleep<'a>(
+        &'a self,
+        guard: MutexGuard<'a, HubState<P>>,
+        time: Duration,
+    ) -> MutexGuard<'a, HubState<P>> {
+        let woken = self.wake.wait_timeout(guard, time);
+        woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Looks after ranks that wait elsewhere: returns when the world has failed, with the cause, or when
+    /// all ranks are gone.
+    pub(crate) fn watch(&self) -> Option<ShardError> {
+        const EVERY: Duration = Duration::from_millis(100);
+        let mut guard = self.lock();
+        loop {
+            let state = &mut *guard;
+            if let Some(cause) = &state.failure {
+                return Some(cause.clone());
+            }
+            let ranks = 0..state.waits.len();
+            if let Some(error) = ranks.clone().find_map(|r| state.trouble(r, self.limit)) {
+                return Some(self.fail_locked(state, error));
+            }
+            if state.departed.iter().all(Option::is_some) {
+                return None;
+            }
+            guard = self.sleep(guard, EVERY);
+        }
+    }
+
+    /// Waits until all ranks are gone, at most `time`.
+    pub(crate) fn wait_for_departures(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut guard = self.lock();
+        while guard.departed.iter().any(Option::is_none) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            guard = self.sleep(guard, left);
+        }
+    }
+}
