@@ -26,7 +26,7 @@ pub(crate) struct Options {
 /// What runs there.
 const SCRIPT: &str = r#"#!/bin/sh
 # Runs the GPU tests of lowp and measures its kernels; results go to the folder that is named first.
-# Needs NVIDIA's driver and nothing else. With a second GPU two tests more run, and one of them needs NCCL (libnccl.so.2
+# Needs NVIDIA's driver and nothing else. With a second GPU more tests run, most of which need NCCL (libnccl.so.2
 # on LD_LIBRARY_PATH).
 #   ./run.sh OUT            tests, then the bench
 #   ./run.sh OUT tests      only the tests; further arguments go to the test program
@@ -49,6 +49,10 @@ all | tests)
   "$here/kernel-tests" cuda --nocapture --test-threads 4 "$@" >"$out/tests.txt" 2>&1 || failed=1
   [ $# -gt 0 ] || for tests in shard-tests optim-tests; do
     "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
+  done
+  # Multicast over NVLink is no part of what is tested, and some machines lack the rights for it.
+  [ $# -gt 0 ] || for tests in nccl-ranks nccl-training; do
+    NCCL_NVLS_ENABLE=0 "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   done
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
   grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
@@ -95,6 +99,10 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     pack(&tests, &folder.join("shard-tests"))?;
     let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
     pack(&tests, &folder.join("optim-tests"))?;
+    for name in ["ranks", "training"] {
+        let tests = test_program("lowp-nccl", "cuda", &["--test", name])?;
+        pack(&tests, &folder.join(format!("nccl-{name}")))?;
+    }
     if !options.tests_only {
         run(cargo(&[
             "build",

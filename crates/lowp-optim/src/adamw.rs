@@ -16,6 +16,9 @@ use crate::{Group, OptimError, ParamId, StepOptions};
 /// the other rows. Made by [`AdamWBuilder`](crate::AdamWBuilder).
 #[derive(Debug)]
 pub struct AdamW<B: Backend> {
+    /// The step as one call, from the second one on, where the communicator allows it. It is dropped first: libraries
+    /// wait for graphs of their collectives before a communicator ends.
+    pub(crate) graph: Option<B::Graph>,
     pub(crate) id: u64,
     pub(crate) backend: B,
     pub(crate) world: Arc<dyn Communicator<B>>,
@@ -25,8 +28,6 @@ pub struct AdamW<B: Backend> {
     pub(crate) params: Vec<Param<B>>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) work: StepWork<B>,
-    /// The step as one call, from the second one on, where the communicator allows it.
-    pub(crate) graph: Option<B::Graph>,
     /// Steps so far, applied or not.
     pub(crate) number: u64,
 }
@@ -72,7 +73,11 @@ impl<B: Backend> AdamW<B> {
         self.prepare(options)?;
         let enqueued = self.world.is_enqueued();
         match &self.graph {
-            Some(graph) => self.backend.launch(graph)?,
+            Some(graph) => {
+                self.backend.launch(graph)?;
+                self.world
+                    .expect(self.backend.record()?, "the optimizer step");
+            }
             None => {
                 self.enqueue()?;
                 if enqueued {

@@ -221,9 +221,6 @@ fn a_killed_rank_is_lost() {
     for other in others {
         let error = other.join().expect("no panic").expect_err("a rank is gone");
         let text = error.to_string();
-        assert!(
-            text.contains("barrier: rank 2 lost its connection"),
-            "{text}"
-        );
+        assert!(text.contains("rank 2 lost its connection"), "{text}");
     }
 }

@@ -9,6 +9,7 @@ const ORDER: &[&str] = &[
     "lowp-format",
     "lowp-kernels",
     "lowp-shard",
+    "lowp-nccl",
     "lowp-optim",
     "lowp-candle",
     "lowp-cli",

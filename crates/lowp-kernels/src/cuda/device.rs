@@ -122,6 +122,23 @@ impl Cuda {
         Ok(capture::stream_of(&self.queue)?.cu_stream() as u64)
     }
 
+    /// Has another library give work to the stream: `call` gets the stream ([`Cuda::stream`]), with the device current on
+    /// this thread. `memory` is what that work uses: in a capture the graph keeps it. Elsewhere buffers are freed behind
+    /// the work of all streams, so their owner may drop them at once.
+    ///
+    /// # Errors
+    /// Those of `call`; this thread captures, and this handle takes no part.
+    pub fn foreign_work<M: Send + Sync + 'static, T, E: From<KernelError>>(
+        &self,
+        memory: impl FnOnce() -> M,
+        call: impl FnOnce(u64) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.bind()?;
+        let stream = self.stream()?;
+        capture::keep(memory);
+        call(stream)
+    }
+
     /// A new stream, whose work follows what this one was given so far.
     pub(super) fn fork_stream(&self) -> Result<Self, KernelError> {
         capture::not_in("a new stream")?;

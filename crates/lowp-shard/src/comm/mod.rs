@@ -153,6 +153,13 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// As the trait says; also buffers of another length than their ranges.
     fn enqueue(&self, batch: Collective<'_, B>) -> Result<(), ShardError>;
 
+    /// Says that `event`, a point behind collectives that were given by a graph, must pass within the time limit; `what`
+    /// they are. Batches that are enqueued are watched anyway.
+    fn expect(&self, event: B::Event, what: &'static str) {
+        // Ranks that wait on the host find each other missing there.
+        let _ = (event, what);
+    }
+
     /// Splits the group: ranks that give the same `color` form a new group, ordered by `key`.
     ///
     /// # Errors

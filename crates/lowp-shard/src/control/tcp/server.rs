@@ -202,6 +202,11 @@ impl Server {
         };
         let how = self.take_requests(rank, stream);
         self.hub.depart(rank, how);
+        if how == Departure::Lost {
+            // Whoever waits for its data on a device waits for nobody here.
+            let op = "the world".to_owned();
+            self.hub.fail(ShardError::Departed { op, rank, how });
+        }
     }
 
     /// Gives the connection its rank. What cannot be a rank of this world ends it.

@@ -1,0 +1,317 @@
+//! [`NcclComm`]: one rank of a group of GPUs.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError};
+use lowp_shard::{
+    Collective, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem, ShardError,
+    Traffic, or_abort,
+};
+
+use crate::rank_order::RankOrder;
+use crate::raw::{self, ID, Op, Raw};
+use crate::watchdog::Watchdog;
+
+/// Who adds gradients in f32, and in which order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Sums {
+    /// NCCL, in an order of its own: equal from run to run of one world on the same machines with the same settings, and
+    /// not equal to the sums of another world. The fastest across machines.
+    #[default]
+    Nccl,
+    /// The rank that receives a sum, in rank order: the bits of every other engine and of the CPU. As many bytes travel; between
+    /// machines each rank fetches its parts by itself, and memory for the parts of all ranks is needed.
+    RankOrder,
+}
+
+/// One rank of a group of GPUs, whose data NCCL moves. Every call only enqueues.
+///
+/// Pieces go straight to where they belong: a batch is one NCCL group, without staging. Gradients that travel in bfloat16
+/// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says.
+///
+/// # Failure
+/// A thread watches the group. When a rank fails, is killed, or a batch is not done within the limit, it ends the
+/// operations on the device, so that the host's waits return; every later call is an error with the cause.
+#[derive(Debug)]
+pub struct NcclComm {
+    control: Arc<dyn Control>,
+    cuda: Cuda,
+    raw: Arc<Raw>,
+    sums: Sums,
+    ordered: Mutex<RankOrder>,
+    watchdog: Arc<Watchdog>,
+    counters: Counters,
+}
+
+impl NcclComm {
+    /// The rank of `control`, with its collectives on the stream of `cuda`: one of their own, which is the GPU of no other
+    /// rank. A batch that is not done after `limit` has failed. Collective.
+    ///
+    /// # Errors
+    /// No NCCL, or a rank that failed meanwhile.
+    pub fn new(
+        control: Arc<dyn Control>,
+        cuda: &Cuda,
+        limit: Duration,
+        sums: Sums,
+    ) -> Result<Self, ShardError> {
+        let watchdog = Watchdog::start(Arc::clone(&control), limit)?;
+        let made = Self::join(Arc::clone(&control), cuda, sums, watchdog);
+        made.inspect_err(|error| control.abort(&error.to_string()))
+    }
+
+    fn join(
+        control: Arc<dyn Control>,
+        cuda: &Cuda,
+        sums: Sums,
+        watchdog: Arc<Watchdog>,
+    ) -> Result<Self, ShardError> {
+        raw::found()?;
+        let id = if control.rank() == 0 {
+            raw::new_id()?.to_vec()
+        } else {
+            Vec::new()
+        };
+        let id = control.broadcast("NCCL's id", id)?;
+        let id: [u8; ID] = id.try_into().map_err(|id: Vec<u8>| ShardError::Failed {
+            rank: control.members()[0],
+            message: format!("it gave {} bytes as NCCL's id of {ID}", id.len()),
+        })?;
+        let raw = Arc::new(join_watched(&control, cuda, id, watchdog.limit())?);
+        watchdog.add(&raw);
+        Ok(Self {
+            control,
+            cuda: cuda.clone(),
+            raw,
+            sums,
+            ordered: Mutex::default(),
+            watchdog,
+            counters: Counters::default(),
+        })
+    }
+
+    /// One NCCL group.
+    fn batch<M: Send + Sync + 'static>(
+        &self,
+        memory: impl FnOnce() -> M,
+        calls: impl FnOnce(&raw::Calls) -> Result<(), KernelError>,
+    ) -> Result<(), ShardError> {
+        match self.raw.batch(&self.cuda, memory, calls)? {
+            Some(()) => Ok(()),
+            None => Err(self.ended()),
+        }
+    }
+
+    /// The cause, once the group was aborted.
+    fn ended(&self) -> ShardError {
+        let rank = self.control.world_rank();
+        self.control.failure().unwrap_or(ShardError::Failed {
+            rank,
+            message: "its NCCL group was ended".to_owned(),
+        })
+    }
+
+    fn gather(&self, items: &[GatherItem<'_, Cuda>]) -> Result<(), ShardError> {
+        let memory = || {
+            let pairs = items
+                .iter()
+                .map(|item| (item.source.clone(), item.dest.clone()));
+            pairs.collect::<Vec<_>>()
+        };
+        self.batch(memory, |calls| {
+            for item in items {
+                match even(item.ranges) {
+                    Some(all) => calls.all_gather(item.source, &self.cuda.view(item.dest, all)?)?,
+                    None => {
+                        for (rank, range) in item.ranges.iter().enumerate() {
+                            let dest = self.cuda.view(item.dest, range.clone())?;
+                            calls.broadcast(item.source, &dest, rank)?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), ShardError> {
+        let accumulates = items.iter().any(|item| item.accumulate);
+        if wire == GradWire::F32 && self.sums == Sums::Nccl && !accumulates {
+            let memory = || {
+                let pairs = items
+                    .iter()
+                    .map(|item| (item.grad.clone(), item.out.clone()));
+                pairs.collect::<Vec<_>>()
+            };
+            return self.batch(memory, |calls| {
+                for item in items {
+                    match even(item.ranges) {
+                        Some(all) => {
+                            calls.reduce_scatter(&self.cuda.view(item.grad, all)?, item.out)?;
+                        }
+                        None => {
+                            for (rank, range) in item.ranges.iter().enumerate() {
+                                let part = self.cuda.view(item.grad, range.clone())?;
+                                calls.reduce(&part, item.out, rank)?;
+                            }
+                        }
+                    }
+                }
+                Ok(())
+            });
+        }
+        let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = ordered.reduce(&self.cuda, items, wire, self.rank(), self.world_size())?;
+        work.convert(&self.cuda)?;
+        self.batch(|| work.memory(), |calls| work.exchange(calls))?;
+        work.add(&self.cuda)
+    }
+
+    fn sum(&self, values: &CudaBuffer<f32>) -> Result<(), ShardError> {
+        if self.sums == Sums::Nccl {
+            return self.combine(values, &Op::Sum);
+        }
+        let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = ordered.sum(&self.cuda, values, self.world_size())?;
+        let all = work.all().clone();
+        self.batch(
+            || (values.clone(), all.clone()),
+            |calls| calls.all_gather(values, &all),
+        )?;
+        work.add(&self.cuda)
+    }
+
+    fn combine(&self, values: &CudaBuffer<f32>, op: &Op) -> Result<(), ShardError> {
+        self.batch(|| values.clone(), |calls| calls.all_reduce(values, op))
+    }
+
+    /// Buffers of another GPU would be read by their addresses on this one.
+    fn own(&self, batch: Collective<'_, Cuda>) -> Result<(), KernelError> {
+        match batch {
+            Collective::AllGather(items) => items.iter().try_for_each(|item| {
+                self.cuda.owns(item.source)?;
+                self.cuda.owns(item.dest)
+            }),
+            Collective::ReduceScatter(items, _) => items.iter().try_for_each(|item| {
+                self.cuda.owns(item.grad)?;
+                self.cuda.owns(item.out)
+            }),
+            Collective::Max(values) | Collective::Sum(values) => self.cuda.owns(values),
+        }
+    }
+}
+
+/// Where all pieces lie, if they have one length and follow each other.
+fn even(ranges: &[Range<usize>]) -> Option<Range<usize>> {
+    let [first, .., last] = ranges else {
+        return ranges.first().cloned();
+    };
+    let follows =
+        |pair: &[Range<usize>]| pair[1].start == pair[0].end && pair[1].len() == first.len();
+    ranges
+        .windows(2)
+        .all(follows)
+        .then(|| first.start..last.end)
+}
+
+/// Joins NCCL's group on a thread, which waits for all ranks, and gives up when one of them fails.
+fn join_watched(
+    control: &Arc<dyn Control>,
+    cuda: &Cuda,
+    id: [u8; ID],
+    limit: Duration,
+) -> Result<Raw, ShardError> {
+    const NAP: Duration = Duration::from_millis(2);
+    let (rank, world) = (control.rank(), control.world_size());
+    let cuda = cuda.clone();
+    let joining = thread::spawn(move || Raw::join(&cuda, id, rank, world));
+    let begun = Instant::now();
+    while !joining.is_finished() {
+        if let Some(cause) = control.failure() {
+            return Err(cause);
+        }
+        if begun.elapsed() >= limit {
+            return Err(ShardError::Failed {
+                rank: control.world_rank(),
+                message: format!(
+                    "NCCL did not join the ranks {:?} in {:.1} s; NCCL_DEBUG=INFO says what it waits for",
+                    control.members(),
+                    limit.as_secs_f64()
+                ),
+            });
+        }
+        thread::sleep(NAP);
+    }
+    let joined = joining.join().map_err(|_| ShardError::Failed {
+        rank: control.world_rank(),
+        message: "the thread that joins NCCL's group panicked".to_owned(),
+    })?;
+    Ok(joined?)
+}
+
+impl From<NcclComm> for Arc<dyn Communicator<Cuda>> {
+    fn from(comm: NcclComm) -> Self {
+        Arc::new(comm)
+    }
+}
+
+impl Communicator<Cuda> for NcclComm {
+    fn control(&self) -> &dyn Control {
+        &*self.control
+    }
+
+    fn backend(&self) -> &Cuda {
+        &self.cuda
+    }
+
+    fn is_enqueued(&self) -> bool {
+        true
+    }
+
+    fn enqueue(&self, batch: Collective<'_, Cuda>) -> Result<(), ShardError> {
+        let run = || -> Result<(), ShardError> {
+            batch.check(&self.cuda, self.rank(), self.world_size())?;
+            self.own(batch)?;
+            match batch {
+                Collective::AllGather(items) => self.gather(items)?,
+                Collective::ReduceScatter(items, wire) => self.reduce(items, wire)?,
+                Collective::Max(values) => self.combine(values, &Op::Max)?,
+                Collective::Sum(values) => self.sum(values)?,
+            }
+            self.expect(self.cuda.record()?, batch.name());
+            Ok(())
+        };
+        or_abort(self, run())?;
+        self.counters.add(&self.cuda, self.rank(), batch);
+        Ok(())
+    }
+
+    fn expect(&self, event: CudaEvent, what: &'static str) {
+        self.watchdog.expect(event, what);
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cuda>>, ShardError> {
+        let control = self.control.split(color, key)?;
+        let watchdog = Arc::clone(&self.watchdog);
+        let made = Self::join(control, &self.cuda, self.sums, watchdog);
+        Ok(Arc::new(or_abort(self, made)?))
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.counters.traffic()
+    }
+}
+
+impl Drop for NcclComm {
+    fn drop(&mut self) {
+        // What is on its way ends first, or was ended.
+        if self.control.failure().is_none() && self.cuda.synchronize().is_ok() {
+            self.raw.destroy();
+        } else {
+            self.raw.abort();
+        }
+    }
+}

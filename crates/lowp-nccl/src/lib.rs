@@ -1,0 +1,39 @@
+//! Collectives between GPUs: [`NcclComm`] has NCCL move data on the streams of the CUDA backend.
+//!
+//! The ranks are threads of one process or processes of many machines; they find each other by a
+//! [`Control`](lowp_shard::Control). NCCL's library is found at run time: `libnccl.so.2`, in the folders that the loader
+//! searches (`LD_LIBRARY_PATH`).
+//!
+//! # Example
+//!
+//! One rank of a world that torchrun, mpirun or srun started, with a GPU of its own.
+//!
+//! ```no_run
+//! # #[cfg(feature = "cuda")]
+//! # fn main() -> Result<(), lowp_shard::ShardError> {
+//! use std::time::Duration;
+//!
+//! use lowp_kernels::{Backend, Cuda};
+//! use lowp_nccl::{NcclComm, Sums};
+//! use lowp_shard::{Communicator, Launch, join};
+//!
+//! let limit = Duration::from_secs(300);
+//! let launch = Launch::from_env(limit, "example 1.0")?.expect("started by a launcher");
+//! let cuda = Cuda::new(launch.local_rank)?;
+//! let comm = NcclComm::new(join(&launch)?, &cuda.fork()?, limit, Sums::Nccl)?;
+//! let amax = cuda.upload(&[launch.rank as f32])?;
+//! comm.backend().wait_for(&cuda)?;
+//! comm.all_reduce_max(&amax)?;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "cuda"))]
+//! # fn main() {}
+//! ```
+#![cfg(feature = "cuda")]
+
+mod comm;
+mod rank_order;
+mod raw;
+mod watchdog;
+
+pub use comm::{NcclComm, Sums};

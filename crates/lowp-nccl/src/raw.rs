@@ -1,0 +1,394 @@
+//! [`Raw`]: NCCL's communicator, and the calls that a batch is made of.
+
+#![expect(unsafe_code, reason = "calls NCCL on the stream and memory of buffers")]
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use cudarc::nccl::result::{self as nccl, NcclError, NcclStatus};
+use cudarc::nccl::sys;
+use half::bf16;
+use lowp_kernels::{Cuda, CudaBuffer, Element, KernelError};
+
+/// Bytes of the value by which ranks find each other.
+pub(crate) const ID: usize = 128;
+
+/// Elements that NCCL moves and adds.
+pub(crate) trait Dtype: Element {
+    const DTYPE: sys::ncclDataType_t;
+}
+
+impl Dtype for u8 {
+    const DTYPE: sys::ncclDataType_t = sys::ncclDataType_t::ncclUint8;
+}
+
+impl Dtype for f32 {
+    const DTYPE: sys::ncclDataType_t = sys::ncclDataType_t::ncclFloat32;
+}
+
+impl Dtype for bf16 {
+    const DTYPE: sys::ncclDataType_t = sys::ncclDataType_t::ncclBfloat16;
+}
+
+/// How values are combined.
+pub(crate) enum Op {
+    Sum,
+    Max,
+}
+
+impl Op {
+    fn raw(&self) -> sys::ncclRedOp_t {
+        match self {
+            Op::Sum => sys::ncclRedOp_t::ncclSum,
+            Op::Max => sys::ncclRedOp_t::ncclMax,
+        }
+    }
+}
+
+/// NCCL's handle of one rank of a group.
+#[derive(Debug)]
+struct Handle(sys::ncclComm_t);
+
+// SAFETY: NCCL's handles may be used by any thread, one at a time, which the lock of `Raw` sees to; but for
+// `ncclCommAbort`, which is there to end a call that another thread is stuck in.
+unsafe impl Send for Handle {}
+
+/// One rank of a group of NCCL. `None` once it was aborted.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    handle: Mutex<Option<Handle>>,
+    /// The same handle, for an abort while a call is stuck.
+    stuck: Mutex<Option<Handle>>,
+}
+
+fn failed(call: &'static str) -> impl FnOnce(NcclError) -> KernelError {
+    move |NcclError(error)| KernelError::Device {
+        call,
+        why: format!("{error:?}; NCCL_DEBUG=WARN makes NCCL say more"),
+    }
+}
+
+/// NCCL's library, found.
+pub(crate) fn found() -> Result<(), KernelError> {
+    // SAFETY: looks for the library; there is no precondition.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(KernelError::Device {
+        call: "dlopen",
+        why: "NCCL (libnccl.so.2) was not found; put its folder on LD_LIBRARY_PATH (PyTorch brings it as nvidia/nccl/lib)".to_owned(),
+    })
+}
+
+/// A value by which the ranks of a new group find each other.
+pub(crate) fn new_id() -> Result<[u8; ID], KernelError> {
+    let id = nccl::get_uniqueid().map_err(failed("ncclGetUniqueId"))?;
+    Ok(id.internal.map(|c| c.to_ne_bytes()[0]))
+}
+
+impl Raw {
+    /// Joins the group of `id` as `rank` of `world`. Waits for all other ranks: on a thread of its own.
+    pub(crate) fn join(
+        cuda: &Cuda,
+        id: [u8; ID],
+        rank: usize,
+        world: usize,
+    ) -> Result<Self, KernelError> {
+        let number = |n: usize| {
+            i32::try_from(n).map_err(|_| KernelError::Device {
+                call: "ncclCommInitRank",
+                why: format!("{n} ranks; NCCL counts to {}", i32::MAX),
+            })
+        };
+        let (ranks, rank) = (number(world)?, number(rank)?);
+        let id = sys::ncclUniqueId {
+            internal: id.map(|byte| std::ffi::c_char::from_ne_bytes([byte])),
+        };
+        let comm = cuda.foreign_work(
+            || (),
+            |_| {
+                let mut comm = MaybeUninit::uninit();
+                // SAFETY: NCCL fills the handle where it returns success.
+                unsafe {
+                    nccl::comm_init_rank(comm.as_mut_ptr(), ranks, id, rank)
+                        .map_err(failed("ncclCommInitRank"))?;
+                    Ok::<_, KernelError>(comm.assume_init())
+                }
+            },
+        )?;
+        Ok(Self {
+            handle: Mutex::new(Some(Handle(comm))),
+            stuck: Mutex::new(Some(Handle(comm))),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives `calls` to the stream of `cuda` as one operation. `memory` is what they use. `None`: the group was aborted.
+    pub(crate) fn batch<M: Send + Sync + 'static>(
+        &self,
+        cuda: &Cuda,
+        memory: impl FnOnce() -> M,
+        calls: impl FnOnce(&Calls) -> Result<(), KernelError>,
+    ) -> Result<Option<()>, KernelError> {
+        let handle = self.lock();
+        let Some(Handle(comm)) = *handle else {
+            return Ok(None);
+        };
+        cuda.foreign_work(memory, |stream| {
+            nccl::group_start().map_err(failed("ncclGroupStart"))?;
+            let stream = stream as sys::cudaStream_t;
+            let given = calls(&Calls { comm, stream });
+            // Also ends a group in which a call failed.
+            let ended = nccl::group_end().map_err(failed("ncclGroupEnd"));
+            given?;
+            ended.map(|_| Some(()))
+        })
+    }
+
+    /// What NCCL met in the background.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let handle = match self.handle.try_lock() {
+            Ok(handle) => handle,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // A call is on its way.
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let comm = handle.as_ref()?.0;
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the handle lives as long as the lock is held.
+        let asked = unsafe { sys::ncclCommGetAsyncError(comm, &mut state) };
+        match asked.result().and_then(|_| state.result()) {
+            Ok(NcclStatus::Success | NcclStatus::InProgress | NcclStatus::NumResults) => None,
+            Err(NcclError(error)) => Some(format!("NCCL: {error:?}")),
+        }
+    }
+
+    /// Ends the group: operations on the device stop, and later ones are not begun.
+    pub(crate) fn abort(&self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Handle(comm)) = stuck.take() else {
+            return;
+        };
+        // A call that is on its way ends soon, unless it waits for a rank that is gone.
+        let until = Instant::now() + PATIENCE;
+        let mut own = self.handle.try_lock();
+        while matches!(own, Err(TryLockError::WouldBlock)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+            own = self.handle.try_lock();
+        }
+        if let Ok(own) = &mut own {
+            own.take();
+        }
+        // SAFETY: the only end of the handle, as `stuck` was taken: `batch` and `trouble` take it no more, or are stuck in a
+        // call that this makes return.
+        let _ended = unsafe { nccl::comm_abort(comm) };
+        drop(own);
+        self.lock().take();
+    }
+
+    /// Ends the group in peace: all its operations are done.
+    pub(crate) fn destroy(&self) {
+        let handle = self.lock().take();
+        let stuck = self
+            .stuck
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let (Some(Handle(comm)), Some(_)) = (handle, stuck) {
+            // SAFETY: the only end of the handle, as both copies were taken.
+            let _ended = unsafe { nccl::comm_destroy(comm) };
+        }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// The calls of one batch. Buffers lie on the communicator's device; empty ones are passed by.
+pub(crate) struct Calls {
+    comm: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+}
+
+fn at<T: Element>(buffer: &CudaBuffer<T>) -> *mut c_void {
+    buffer.pointer() as *mut c_void
+}
+
+impl Calls {
+    /// Gathers pieces of one length, each rank's behind that of the rank before it.
+    pub(crate) fn all_gather<T: Dtype>(
+        &self,
+        piece: &CudaBuffer<T>,
+        all: &CudaBuffer<T>,
+    ) -> Result<(), KernelError> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the pieces of all ranks.
+        let given = unsafe {
+            nccl::all_gather(
+                at(piece),
+                at(all),
+                piece.len(),
+                T::DTYPE,
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclAllGather"))
+    }
+
+    /// Fills `dest` with the `source` of `root`, on every rank.
+    pub(crate) fn broadcast<T: Dtype>(
+        &self,
+        source: &CudaBuffer<T>,
+        dest: &CudaBuffer<T>,
+        root: usize,
+    ) -> Result<(), KernelError> {
+        if dest.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps both buffers; `source` is read on `root` alone, where it is as long as `dest`.
+        let given = unsafe {
+            nccl::broadcast(
+                at(source),
+                at(dest),
+                dest.len(),
+                T::DTYPE,
+                root as i32,
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclBroadcast"))
+    }
+
+    /// Combines `values` over the ranks, in place.
+    pub(crate) fn all_reduce<T: Dtype>(
+        &self,
+        values: &CudaBuffer<T>,
+        op: &Op,
+    ) -> Result<(), KernelError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps the buffer.
+        let given = unsafe {
+            nccl::all_reduce(
+                at(values),
+                at(values),
+                values.len(),
+                T::DTYPE,
+                op.raw(),
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclAllReduce"))
+    }
+
+    /// Sums over the ranks: `own` gets the part of `all` that is this rank's, where all parts have one length.
+    pub(crate) fn reduce_scatter<T: Dtype>(
+        &self,
+        all: &CudaBuffer<T>,
+        own: &CudaBuffer<T>,
+    ) -> Result<(), KernelError> {
+        if own.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps both buffers, and its caller made `all` as long as the parts of all ranks.
+        let given = unsafe {
+            nccl::reduce_scatter(
+                at(all),
+                at(own),
+                own.len(),
+                T::DTYPE,
+                Op::Sum.raw(),
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclReduceScatter"))
+    }
+
+    /// Sums `part` over the ranks into `out` of `root`.
+    pub(crate) fn reduce<T: Dtype>(
+        &self,
+        part: &CudaBuffer<T>,
+        out: &CudaBuffer<T>,
+        root: usize,
+    ) -> Result<(), KernelError> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps both buffers; `out` is written on `root` alone, where it is as long as `part`.
+        let given = unsafe {
+            nccl::reduce(
+                at(part),
+                at(out),
+                part.len(),
+                T::DTYPE,
+                Op::Sum.raw(),
+                root as i32,
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclReduce"))
+    }
+
+    /// Sends `values` to `peer`.
+    pub(crate) fn send<T: Dtype>(
+        &self,
+        values: &CudaBuffer<T>,
+        peer: usize,
+    ) -> Result<(), KernelError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps the buffer.
+        let given = unsafe {
+            nccl::send(
+                at(values),
+                values.len(),
+                T::DTYPE,
+                peer as i32,
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclSend"))
+    }
+
+    /// Receives `values` of `peer`.
+    pub(crate) fn recv<T: Dtype>(
+        &self,
+        values: &CudaBuffer<T>,
+        peer: usize,
+    ) -> Result<(), KernelError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the batch keeps the buffer.
+        let given = unsafe {
+            nccl::recv(
+                at(values),
+                values.len(),
+                T::DTYPE,
+                peer as i32,
+                self.comm,
+                self.stream,
+            )
+        };
+        given.map(drop).map_err(failed("ncclRecv"))
+    }
+}
