@@ -125,6 +125,10 @@ impl Communicator<Cpu> for Spy {
         self.inner.split(color, key)
     }
 
+    fn count(&self, sent: Traffic) {
+        self.inner.count(sent);
+    }
+
     fn traffic(&self) -> Traffic {
         self.inner.traffic()
     }

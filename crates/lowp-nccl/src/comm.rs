@@ -300,6 +300,10 @@ impl Communicator<Cuda> for NcclComm {
         Ok(Arc::new(or_abort(self, made)?))
     }
 
+    fn count(&self, sent: Traffic) {
+        self.counters.repeat(sent);
+    }
+
     fn traffic(&self) -> Traffic {
         self.counters.traffic()
     }

@@ -67,7 +67,8 @@ pub use control::{Control, Launch, join, threads};
 pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;
 pub use gather::{
-    GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, run_steps,
+    GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, Unsharded,
+    run_steps,
 };
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};

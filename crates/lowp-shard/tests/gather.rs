@@ -11,8 +11,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, Requantize, ScaleBookBuilder, ShardError, ShardSpec,
-    ShardedTensor, quantize,
+    CastItem, Communicator, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder,
+    ShardError, ShardSpec, ShardedTensor, quantize,
 };
 use proptest::prelude::*;
 
@@ -57,6 +57,12 @@ fn check(got: &Full, whole: &Full, phase: Phase) -> Result<(), ShardError> {
 
 /// Two steps of forward and backward over `params`, with new values in the second one.
 fn round_trip(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool) {
+    for prefetch in [false, true] {
+        round_trips(params, world, reshard, prefetch);
+    }
+}
+
+fn round_trips(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool, prefetch: bool) {
     let seeds =
         |step: u64| -> Vec<u64> { (0..params.len() as u64).map(|i| 50 * step + i).collect() };
     let wholes: Vec<Vec<Full>> = (0..2)
@@ -79,8 +85,13 @@ fn round_trip(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool) {
         for step in 0..2 {
             fill(&shards, &seeds(step), &comm)?;
             for phase in Phase::ALL {
+                if prefetch {
+                    group.prefetch(phase)?;
+                }
                 for _ in 0..2 {
                     group.unshard(phase)?;
+                    // What is ready or in use is left alone.
+                    group.prefetch(phase)?;
                     for (param, whole) in wholes[step as usize].iter().enumerate() {
                         check(group.tensor(param)?, whole, phase)?;
                     }
@@ -497,4 +508,72 @@ fn scratch_is_lent_in_turn() {
         (pool.allocations(), pool.resident_bytes()),
         (3, 4 * (12 + 8 + 12))
     );
+}
+
+/// A prefetched gather that is never used, or whose shards are cast again, does no harm.
+#[test]
+fn prefetched_tensors_may_be_given_up_or_grow_old() {
+    let shape = Shape::new(96, 64);
+    for recipe in AnyRecipe::all() {
+        let wholes: Vec<Full> = (0..3)
+            .map(|seed| whole(recipe, shape, seed).expect("a quantized tensor"))
+            .collect();
+        ranks(3, |_, comm| {
+            let shards = vec![shard(recipe, shape, &comm)?];
+            let pool = GatherPool::new(&Cpu);
+            let mut group = GatherGroup::new(&Cpu, comm.clone(), &pool, shards.clone(), true)?;
+            fill(&shards, &[0], &comm)?;
+            group.prefetch(Phase::Forward)?;
+            assert!(matches!(
+                group.tensor(0),
+                Err(ShardError::NotGathered { .. })
+            ));
+            group.release();
+            group.prefetch(Phase::Forward)?;
+            fill(&shards, &[1], &comm)?;
+            group.unshard(Phase::Forward)?;
+            check(group.tensor(0)?, &wholes[1], Phase::Forward)?;
+            group.reshard();
+            // The other phase than the one that was started.
+            group.prefetch(Phase::Forward)?;
+            group.unshard(Phase::Backward)?;
+            check(group.tensor(0)?, &wholes[1], Phase::Backward)?;
+            group.reshard();
+            fill(&shards, &[2], &comm)?;
+            {
+                let full = group.unsharded(Phase::Backward, &Cpu)?;
+                check(full.tensor(0)?, &wholes[2], Phase::Backward)?;
+            }
+            assert_eq!(group.held(), None);
+            assert_eq!(pool.sets(), 1);
+            Ok(())
+        });
+    }
+}
+
+/// The only rank of a world repeats its gathers as graphs, and counts them all the same.
+#[test]
+fn gathers_that_are_graphs_count_every_time() {
+    let shape = Shape::new(64, 96);
+    for recipe in AnyRecipe::all() {
+        let comm: Comm = LocalComm::solo(&Cpu).into();
+        let pool = GatherPool::new(&Cpu);
+        let shards = vec![shard(recipe, shape, &comm).expect("a shard")];
+        let made = GatherGroup::new(&Cpu, comm.clone(), &pool, shards.clone(), true);
+        let mut group = made.expect("a group");
+        for step in 1..=5 {
+            fill(&shards, &[step], &comm).expect("a cast");
+            let full = whole(recipe, shape, step).expect("a quantized tensor");
+            let before = comm.traffic().all_gather_bytes;
+            for phase in Phase::ALL {
+                group.unshard(phase).expect("a gather");
+                check(group.tensor(0).expect("gathered"), &full, phase).expect("the bytes");
+                group.reshard();
+            }
+            let account = group.account();
+            let sent = account.sent_bytes() as u64;
+            assert_eq!(comm.traffic().all_gather_bytes - before, sent);
+            assert_eq!(account.counted_sent_bytes, step * sent);
+        }
+    }
 }

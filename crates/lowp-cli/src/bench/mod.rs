@@ -6,6 +6,8 @@ mod cases;
 mod data;
 #[cfg(feature = "cuda")]
 mod measure;
+#[cfg(feature = "cuda")]
+mod ranks;
 mod report;
 
 use crate::device::Device;
@@ -19,15 +21,23 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   lowp bench --device cuda
   lowp bench --device cuda --filter adamw --json adamw.json
+  lowp bench --device cuda --ranks 2
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
 read once, every output written once, per pass) as a part of the rate of a device-to-device copy,
 measured in the same run. `host us` is what one call costs the calling thread. The CPU kernels are
-measured by `cargo xtask bench`.")]
+measured by `cargo xtask bench`.
+
+With --ranks the rows are gathers and optimizer steps of 1 billion parameters over that many GPUs, which NCCL joins:
+bytes that arrive per second, as a part of what one all-gather of the same bytes reaches, or of a copy.")]
 pub(crate) struct Args {
     /// The device: `cuda` or `cuda:N`
     #[arg(long, value_name = "DEVICE")]
     device: Device,
+
+    /// Measure gathers and steps over this many GPUs, from the device on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Option<u32>,
 
     /// Only rows whose operation, recipe or shape contains this
     #[arg(long, value_name = "TEXT")]
@@ -63,6 +73,14 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     if let Some(path) = &args.json {
         check_writable("--json", path)?;
     }
+    if let Some(ranks) = args.ranks {
+        let report = run_ranks(ordinal, ranks as usize, args)?;
+        crate::output::print(&report.table())?;
+        return match &args.json {
+            Some(path) => report.write(path),
+            None => Ok(()),
+        };
+    }
     let report = run(ordinal, args)?;
     crate::output::print(&report.table())?;
     match &args.json {
@@ -90,6 +108,20 @@ fn run(ordinal: usize, args: &Args) -> Result<report::Report> {
         }
     }
     Ok(report)
+}
+
+#[cfg(feature = "cuda")]
+fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksReport> {
+    let size = ranks::Size {
+        runs: args.runs as usize,
+        shrink: args.shrink as usize,
+    };
+    ranks::run(first, ranks, args.filter.as_deref(), size)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn run_ranks(_: usize, _: usize, _: &Args) -> Result<report::RanksReport> {
+    crate::device::without_cuda()
 }
 
 #[cfg(not(feature = "cuda"))]

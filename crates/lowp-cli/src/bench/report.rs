@@ -88,6 +88,85 @@ impl Report {
     }
 }
 
+/// One operation of all ranks.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct RankRow {
+    /// What is done.
+    pub(super) operation: String,
+    /// The recipe.
+    pub(super) recipe: String,
+    /// Bytes of the full buffers of a gather, or that one rank's step reads and writes.
+    pub(super) bytes: usize,
+    /// Median time of the slowest rank.
+    pub(super) milliseconds: f64,
+    /// Bytes that arrive from other ranks, or that the step moves, in 10^9 per second.
+    pub(super) gb_per_s: f64,
+    /// The rate as a part of that of one all-gather of the same bytes, or of the copy's.
+    pub(super) share: f64,
+    /// Median time of the calling thread for one run, per weight.
+    pub(super) host_microseconds_per_weight: Option<f64>,
+}
+
+/// The rows of all ranks.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct RanksReport {
+    /// The devices' name.
+    pub(super) device: String,
+    /// Number of ranks.
+    pub(super) ranks: usize,
+    /// Parameters of the model.
+    pub(super) parameters: usize,
+    /// As [`Report::copy_gb_per_s`].
+    pub(super) copy_gb_per_s: f64,
+    /// The rows.
+    pub(super) rows: Vec<RankRow>,
+}
+
+impl RanksReport {
+    /// The table.
+    pub(super) fn table(&self) -> String {
+        let header = [
+            "operation",
+            "recipe",
+            "GB",
+            "ms",
+            "GB/s",
+            "share",
+            "host us/weight",
+        ];
+        let mut table = Columns::new(&header, &[0, 1]);
+        for row in &self.rows {
+            let host = row.host_microseconds_per_weight;
+            table.row([
+                row.operation.clone(),
+                row.recipe.clone(),
+                format!("{:.3}", row.bytes as f64 / 1e9),
+                format!("{:.3}", row.milliseconds),
+                format!("{:.0}", row.gb_per_s),
+                format!("{:.3}", row.share),
+                host.map_or_else(|| "-".to_owned(), |host| format!("{host:.2}")),
+            ]);
+        }
+        format!(
+            "{} x {}, {:.3} billion parameters; a copy moves {:.0} GB/s (read and written)\n\n{}",
+            self.ranks,
+            self.device,
+            self.parameters as f64 / 1e9,
+            self.copy_gb_per_s,
+            table.render()
+        )
+    }
+
+    /// Writes the rows as JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        write_atomically(path, &text)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -170,6 +170,10 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
         )))
     }
 
+    fn count(&self, sent: Traffic) {
+        self.counters.repeat(sent);
+    }
+
     fn traffic(&self) -> Traffic {
         self.counters.traffic()
     }

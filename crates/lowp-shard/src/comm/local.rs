@@ -200,6 +200,10 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
         Ok(Arc::new(Self::new(control, self.backend.clone(), scratch)))
     }
 
+    fn count(&self, sent: Traffic) {
+        self.counters.repeat(sent);
+    }
+
     fn traffic(&self) -> Traffic {
         self.counters.traffic()
     }

@@ -166,6 +166,9 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// As the trait says.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<B>>, ShardError>;
 
+    /// Counts what a launch of a graph sent, as it was counted at the capture ([`Traffic`]).
+    fn count(&self, sent: Traffic);
+
     /// What passed through this communicator so far.
     fn traffic(&self) -> Traffic;
 

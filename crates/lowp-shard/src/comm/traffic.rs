@@ -9,7 +9,8 @@ use super::Collective;
 /// Bytes that passed through one rank's communicator since it was made. Each byte counts once, on
 /// the rank whose piece it belongs to, however the collective moves it: the sum over all ranks of
 /// a gather or reduce-scatter is the size of the full buffers on the wire. Calls that a graph repeats count
-/// when they are captured, not when it is launched.
+/// when they are captured, not when it is launched; who launches it again says so
+/// ([`Communicator::count`](crate::Communicator::count)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes of this rank's pieces in all-gathers.
@@ -62,6 +63,15 @@ impl Counters {
         };
         counter.fetch_add(bytes as u64, Ordering::Relaxed);
         self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts `sent` once more.
+    pub fn repeat(&self, sent: Traffic) {
+        let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
+        add(&self.all_gather, sent.all_gather_bytes);
+        add(&self.reduce_scatter, sent.reduce_scatter_bytes);
+        add(&self.all_reduce, sent.all_reduce_bytes);
+        add(&self.calls, sent.calls);
     }
 
     /// What was counted so far.

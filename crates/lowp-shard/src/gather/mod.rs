@@ -3,34 +3,28 @@
 
 use std::sync::Arc;
 
-use lowp_format::{
-    AnyRecipe, GatherPlan, GatherStep, Origin, Part, Phase, PhasePlans, QuantizedTensor, Recipe,
-    Usage,
-};
-use lowp_kernels::{Backend, StepScalars};
+use lowp_format::{AnyRecipe, GatherPlan, Part, Phase, QuantizedTensor, Recipe};
+use lowp_kernels::{Backend, KernelError, StepScalars};
 
-use crate::{Communicator, GatherItem, ShardError, ShardedTensor, or_abort, ordered};
+use crate::{Communicator, GatherItem, ShardError, ShardedTensor, Traffic, or_abort, ordered};
 
 mod account;
+mod plan;
 mod pool;
 mod scratch;
 mod steps;
+mod views;
 
 pub use account::{GatherAccount, ParamAccount};
+use plan::{describe, plan_params};
 pub use pool::GatherPool;
-use pool::{Lease, ParamPlans, check_transpose};
+use pool::{Lease, Move, ParamPlans};
 pub use scratch::Scratch;
 pub use steps::{GatherTarget, run_steps};
+use views::Views;
 
 /// A full tensor as the pool's buffers hold it.
 type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
-
-/// The full tensors of one destination set, per phase and parameter.
-#[derive(Debug)]
-struct Views<B: Backend, R: Recipe> {
-    set: u64,
-    phases: [Vec<Option<Full<B, R>>>; 2],
-}
 
 /// Parameters that are gathered and freed together, for example those of one layer.
 ///
@@ -44,6 +38,8 @@ struct Views<B: Backend, R: Recipe> {
 /// alone, every rank gets an error.
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
+    /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
+    views: Vec<Views<B, R>>,
     backend: B,
     comm: Arc<dyn Communicator<B>>,
     pool: Arc<GatherPool<B>>,
@@ -55,9 +51,10 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     reshard_after_forward: bool,
     lease: Option<Lease<B>>,
     held: Option<Phase>,
+    /// A gather that the group's stream does not follow yet, and the point behind it.
+    started: Option<(Phase, B::Event)>,
     /// The versions of the shards that the held tensors were gathered from.
     gathered: Vec<u64>,
-    views: Vec<Views<B, R>>,
     sent: u64,
     gathers: u64,
 }
@@ -90,6 +87,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let number = pool.next_group();
         let gathered = vec![0; params.len()];
         Ok(Self {
+            views: Vec::new(),
             backend: backend.clone(),
             comm,
             pool: Arc::clone(pool),
@@ -100,15 +98,16 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             reshard_after_forward,
             lease: None,
             held: None,
+            started: None,
             gathered,
-            views: Vec::new(),
             sent: 0,
             gathers: 0,
         })
     }
 
     /// Makes the full tensors of all parameters ready for `phase`. Collective; does nothing if
-    /// they are ready. In a capture they are ready where the graph is launched.
+    /// they are ready. What the group's stream is given afterwards follows the gather; the host does not wait where the
+    /// communicator only enqueues. In a capture they are ready where the graph is launched.
     ///
     /// # Errors
     /// Shards without the usage that the phase needs, a backend failure, or a failure of another
@@ -121,10 +120,50 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         or_abort(&*self.comm, done)
     }
 
-    /// Whether a parameter was written since it was gathered.
+    /// Starts what [`GatherGroup::unshard`] waits for: borrows memory, and has the communicator's stream gather behind
+    /// what the group's stream was given so far. Collective; does nothing if the tensors are ready or on their way, or while the
+    /// group holds those of another phase that the memory is needed for.
+    ///
+    /// # Errors
+    /// As [`GatherGroup::unshard`].
+    pub fn prefetch(&mut self, phase: Phase) -> Result<(), ShardError> {
+        let busy = match (self.held, &self.started) {
+            (Some(held), _) => held == phase || self.reshard_after_forward,
+            (None, Some((started, _))) => *started == phase,
+            (None, None) => false,
+        };
+        if busy && !self.is_stale() {
+            return Ok(());
+        }
+        let done = self.start(phase);
+        or_abort(&*self.comm, done)
+    }
+
+    /// The full tensors for `phase` as a value, for work of `compute`: what that stream is given afterwards follows the
+    /// gather. When the value is dropped the phase is over ([`GatherGroup::reshard`]), and the memory is lent again
+    /// behind the work that `compute` has by then.
+    ///
+    /// # Errors
+    /// As [`GatherGroup::unshard`]; a stream of another device.
+    pub fn unsharded(
+        &mut self,
+        phase: Phase,
+        compute: &B,
+    ) -> Result<Unsharded<'_, B, R>, ShardError> {
+        self.unshard(phase)?;
+        let ordered = compute.wait_for(&self.backend);
+        or_abort(&*self.comm, ordered)?;
+        Ok(Unsharded {
+            group: self,
+            compute: compute.clone(),
+        })
+    }
+
+    /// Whether a parameter was written since it was gathered, or since its gather began.
     fn is_stale(&self) -> bool {
         let mut versions = self.params.iter().zip(&self.gathered);
-        self.held.is_some() && versions.any(|(tensor, &gathered)| tensor.version() != gathered)
+        let any = self.held.is_some() || self.started.is_some();
+        any && versions.any(|(tensor, &gathered)| tensor.version() != gathered)
     }
 
     /// Compares over the ranks what is stale. A rank that would gather alone, while the others use
@@ -137,12 +176,27 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             self.number,
             written.collect::<Vec<_>>()
         );
-        self.comm
-            .control()
-            .agree("which gathered tensors are stale", &text)
+        let control = self.comm.control();
+        control.agree("which gathered tensors are stale", &text)
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {
+        let on_its_way = self
+            .started
+            .as_ref()
+            .is_some_and(|(started, _)| *started == phase);
+        if !on_its_way || self.is_stale() {
+            self.start(phase)?;
+        }
+        if let Some((_, arrived)) = self.started.take() {
+            self.backend.wait(&arrived)?;
+        }
+        self.held = Some(phase);
+        Ok(())
+    }
+
+    /// Starts the gather for `phase` on the communicator's stream.
+    fn start(&mut self, phase: Phase) -> Result<(), ShardError> {
         for (param, (plans, tensor)) in self.plans.iter().zip(&self.params).enumerate() {
             if plans.phase(phase).is_none() {
                 let (shape, usage) = (tensor.spec().full(), tensor.spec().usage());
@@ -156,9 +210,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         }
         // The backward plan of a group that keeps its tensors builds on the forward one.
         let builds = phase == Phase::Backward && !self.reshard_after_forward;
-        let mut forward_held = builds && self.held == Some(Phase::Forward);
+        let held = self.held.or(self.started.as_ref().map(|(phase, _)| *phase));
+        let mut forward_held = builds && held == Some(Phase::Forward);
         // Only where another rank might go on with what it holds.
-        if (forward_held || self.held == Some(phase)) && self.is_stale() {
+        if (forward_held || held == Some(phase)) && self.is_stale() {
             self.agree_on_stale()?;
             forward_held = false;
         }
@@ -172,19 +227,93 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                     .lease(self.geometry, [&self.backend, self.comm.backend()])?,
             );
         }
-        if builds && !forward_held {
-            self.run(Phase::Forward)?;
+        let after = self.backend.record()?;
+        let stream = self.comm.backend().clone();
+        stream.wait(&after)?;
+        let gathered = self.gather(phase, builds && !forward_held);
+        // Also behind a part of it that failed: what it reads and writes is lent to others next.
+        let arrived = stream.record();
+        if gathered.is_err() {
+            self.backend.wait_for(&stream)?;
         }
-        self.run(phase)?;
-        self.held = Some(phase);
+        gathered?;
+        self.started = Some((phase, arrived?));
         Ok(())
     }
 
-    /// One phase's exchange and local work.
-    fn run(&mut self, phase: Phase) -> Result<(), ShardError> {
-        let Some(lease) = &self.lease else {
+    /// Gives the communicator's stream the gather for `phase`, behind that for forward where it builds on it.
+    fn gather(&mut self, phase: Phase, forward_first: bool) -> Result<(), ShardError> {
+        if forward_first {
+            self.repeat(Phase::Forward)?;
+        }
+        self.repeat(phase)
+    }
+
+    /// One phase's exchange and local work: as a graph from the second time on, where the communicator allows it.
+    fn repeat(&mut self, phase: Phase) -> Result<(), ShardError> {
+        let Some(lease) = self.lease.take() else {
             return Ok(());
         };
+        let done = self.repeat_into(&lease, phase);
+        self.lease = Some(lease);
+        done
+    }
+
+    fn repeat_into(&mut self, lease: &Lease<B>, phase: Phase) -> Result<(), ShardError> {
+        let views = self.views_of(lease)?;
+        let before = self.comm.traffic();
+        let work = lease.set.phase(phase);
+        let repeated = &self.views[views].gathers[phase as usize];
+        let sends = |m: &Move<B>| m.ranges.iter().any(|range| !range.is_empty());
+        let any = || !work.local.is_empty() || work.moves.iter().any(sends);
+        let launched = repeated.ran && self.comm.is_enqueued() && any() && {
+            let launched = match &repeated.graph {
+                Some(graph) => self.launch(graph, false).map(|()| None),
+                None => self.capture(lease, phase).and_then(|graph| {
+                    self.launch(&graph, true)?;
+                    Ok(Some(graph))
+                }),
+            };
+            match launched {
+                Ok(Some(graph)) => {
+                    self.views[views].gathers[phase as usize].graph = Some(graph);
+                    true
+                }
+                Ok(None) => true,
+                // A capture of the caller's takes the calls themselves.
+                Err(ShardError::Kernel(KernelError::InCapture { .. })) => false,
+                Err(error) => return Err(error),
+            }
+        };
+        if !launched {
+            self.run(lease, phase)?;
+        }
+        self.views[views].gathers[phase as usize].ran = true;
+        self.sent += self.comm.traffic().since(before).all_gather_bytes;
+        self.gathers += u64::from(!work.moves.is_empty());
+        Ok(())
+    }
+
+    fn capture(&self, lease: &Lease<B>, phase: Phase) -> Result<(B::Graph, Traffic), ShardError> {
+        let stream = self.comm.backend();
+        let before = self.comm.traffic();
+        let graph = stream.capture(|| self.run(lease, phase))?;
+        Ok((graph, self.comm.traffic().since(before)))
+    }
+
+    /// Launches a graph that was captured before, or just now: the capture counted its own first launch.
+    fn launch(&self, (graph, sent): &(B::Graph, Traffic), first: bool) -> Result<(), ShardError> {
+        let stream = self.comm.backend();
+        stream.launch(graph)?;
+        if !first {
+            self.comm.count(*sent);
+        }
+        self.comm.expect(stream.record()?, "a gather");
+        Ok(())
+    }
+
+    /// Gives the communicator's stream one phase's exchange and local work.
+    fn run(&self, lease: &Lease<B>, phase: Phase) -> Result<(), ShardError> {
         let work = lease.set.phase(phase);
         if !work.moves.is_empty() {
             let items = work
@@ -199,66 +328,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
                     })
                 })
                 .collect::<Result<Vec<_>, ShardError>>()?;
-            let before = self.comm.traffic();
-            ordered(&self.backend, &*self.comm, || self.comm.all_gather(&items))?;
-            self.sent += self.comm.traffic().since(before).all_gather_bytes;
-            self.gathers += 1;
+            self.comm.all_gather(&items)?;
         }
         for plan in &work.local {
-            self.backend.run(plan, &StepScalars::default())?;
-        }
-        let id = lease.set.id;
-        if self.views.iter().all(|views| views.set != id) {
-            let views = self.make_views(lease)?;
-            self.views.push(views);
+            self.comm.backend().run(plan, &StepScalars::default())?;
         }
         Ok(())
-    }
-
-    fn make_views(&self, lease: &Lease<B>) -> Result<Views<B, R>, ShardError> {
-        let mut phases = [Vec::new(), Vec::new()];
-        for phase in Phase::ALL {
-            for (param, plans) in self.plans.iter().enumerate() {
-                let view = match plans.phase(phase) {
-                    Some(plan) => Some(self.make_view(lease, param, plan, phase)?),
-                    None => None,
-                };
-                phases[phase as usize].push(view);
-            }
-        }
-        Ok(Views {
-            set: lease.set.id,
-            phases,
-        })
-    }
-
-    fn make_view(
-        &self,
-        lease: &Lease<B>,
-        param: usize,
-        plan: &GatherPlan,
-        phase: Phase,
-    ) -> Result<Full<B, R>, ShardError> {
-        let tensor = &self.params[param];
-        let mut specs: Vec<_> = Vec::new();
-        if phase == Phase::Backward && !self.reshard_after_forward {
-            let forward = self.plans[param].phase(Phase::Forward);
-            specs.extend(forward.into_iter().flat_map(GatherPlan::kept).copied());
-        }
-        for spec in plan.kept() {
-            if specs.iter().all(|s| s.key != spec.key) {
-                specs.push(*spec);
-            }
-        }
-        QuantizedTensor::with_buffers(tensor.recipe(), plan.full, specs, |spec, _| {
-            Ok(match (spec.origin, lease.set.buffer(param, spec.key)) {
-                // Equal on all ranks: the shard's own handle serves, so it can never be stale.
-                (Origin::Replicated, _) | (_, None) => {
-                    tensor.local().buffer(spec.key)?.storage.clone()
-                }
-                (_, Some(buffer)) => buffer.clone(),
-            })
-        })
     }
 
     /// The full tensor of parameter `param`, with the buffers of the phase that was unsharded.
@@ -295,7 +370,14 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// backward. Not collective, but every rank must do it at the same place.
     pub fn release(&mut self) {
         self.held = None;
-        self.lease = None;
+        // What a gather that nobody used writes is lent to others next.
+        let written = self.started.take();
+        let ordered = written.map_or(Ok(()), |(_, arrived)| self.backend.wait(&arrived));
+        match (self.lease.take(), ordered) {
+            // A device that cannot wait does not get the memory again.
+            (Some(lease), Err(_)) => std::mem::forget(lease),
+            (lease, _) => drop(lease),
+        }
     }
 
     /// The number of the pool's buffers that hold the full tensors: plans over them can be kept by
@@ -340,83 +422,35 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 }
 
-/// The plans of all parameters.
-fn plan_params<B: Backend, R: Recipe>(
-    params: &[ShardedTensor<B, R>],
-    comm: &dyn Communicator<B>,
-    reshard_after_forward: bool,
-) -> Result<Vec<ParamPlans>, ShardError> {
-    let plan = |(param, tensor): (usize, &ShardedTensor<B, R>)| {
-        let (spec, recipe) = (tensor.spec(), tensor.recipe());
-        let (world, rank) = (comm.world_size(), comm.rank());
-        if (spec.world(), spec.rank()) != (world, rank) {
-            let what = format!(
-                "parameter {param} ({}), shard of rank {},",
-                spec.full(),
-                spec.rank()
-            );
-            return Err(ShardError::World {
-                what,
-                found: spec.world(),
-                world,
-            });
-        }
-        let phases = if spec.usage() == Usage::BOTH {
-            let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), reshard_after_forward)?;
-            [Some(p.forward), Some(p.backward)]
-        } else {
-            let usage = spec.usage();
-            let make = |phase: Phase| {
-                let serves = usage.contains(phase.usage());
-                let make =
-                    || GatherPlan::with_cuts(&recipe, spec.full(), spec.cuts(), usage, usage, &[]);
-                serves.then(make).transpose()
-            };
-            [make(Phase::Forward)?, make(Phase::Backward)?]
-        };
-        for plan in phases.iter().flatten() {
-            for step in &plan.steps {
-                if let GatherStep::Derive { spec, from } = step {
-                    let all = recipe.buffers(Usage::BOTH);
-                    let from = all.iter().find(|s| s.key == *from).copied();
-                    let from = from.unwrap_or(*spec);
-                    check_transpose(recipe.name(), spec, &from, plan)?;
-                }
-            }
-        }
-        Ok(ParamPlans { phases })
-    };
-    params.iter().enumerate().map(plan).collect()
-}
-
-/// Everything that ranks must have in common, as text.
-fn describe<B: Backend, R: Recipe>(
-    params: &[ShardedTensor<B, R>],
-    plans: &[ParamPlans],
-    reshard_after_forward: bool,
-) -> String {
-    use std::fmt::Write as _;
-    let mut text = format!("{} params, reshard {reshard_after_forward}", params.len());
-    for (param, (tensor, plans)) in params.iter().zip(plans).enumerate() {
-        let (spec, recipe) = (tensor.spec(), tensor.recipe());
-        let ends: Vec<usize> = spec.cuts().ranges().map(|r| r.end).collect();
-        // Writing to a String cannot fail.
-        let _ = write!(
-            text,
-            "; {param}: {} {} {}",
-            recipe.name(),
-            spec.full(),
-            spec.usage()
-        );
-        let _ = write!(text, " cut at {ends:?}, {recipe:?}, sends");
-        for step in plans.phases.iter().flatten().flat_map(|plan| &plan.steps) {
-            let _ = write!(text, " {}={}", step.spec().key, step.wire_bytes());
-        }
-    }
-    text
-}
-
 /// Whether a buffer lies in the pool rather than in the shard.
 fn pooled(part: Part) -> bool {
     !part.is_per_tensor()
+}
+
+/// The full tensors of a group while they are used ([`GatherGroup::unsharded`]).
+#[derive(Debug)]
+pub struct Unsharded<'a, B: Backend, R: Recipe = AnyRecipe> {
+    group: &'a mut GatherGroup<B, R>,
+    compute: B,
+}
+
+impl<B: Backend, R: Recipe> Unsharded<'_, B, R> {
+    /// The full tensor of parameter `param`.
+    ///
+    /// # Errors
+    /// There is no such parameter, or it was cast since it was gathered.
+    pub fn tensor(&self, param: usize) -> Result<&Full<B, R>, ShardError> {
+        self.group.tensor(param)
+    }
+}
+
+impl<B: Backend, R: Recipe> Drop for Unsharded<'_, B, R> {
+    fn drop(&mut self) {
+        // The memory is lent again behind the group's stream.
+        if self.group.backend.wait_for(&self.compute).is_err() {
+            // A device that cannot wait does not get the memory again.
+            std::mem::forget(self.group.lease.take());
+        }
+        self.group.reshard();
+    }
 }

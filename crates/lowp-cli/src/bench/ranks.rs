@@ -1,0 +1,338 @@
+//! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
+
+use super::measure::copy_rate;
+use super::report::{RankRow, RanksReport};
+use crate::output;
+use crate::usage::UsageError;
+use anyhow::{Context, Result, anyhow};
+use lowp_format::{AnyRecipe, Phase, Recipe, ScaleSource, Shape};
+use lowp_kernels::{Backend, Cuda, CudaMark};
+use lowp_nccl::{NcclComm, Sums};
+use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
+use lowp_shard::{
+    Communicator, Control, GatherGroup, GatherItem, GatherPool, ShardError, ShardSpec,
+    ShardedTensor, run_comms, threads,
+};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Layers and width of the model: 1.007 billion parameters in 80 weights.
+const LAYERS: usize = 20;
+const WIDTH: usize = 2048;
+/// A batch that is not done by then has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Runs before timing starts: ranks connect, gathers become graphs.
+const WARM_UP: usize = 3;
+/// Steps of the optimizer after which memory is looked at.
+const STEPS: usize = 200;
+
+/// The weights of one block.
+fn block(width: usize) -> [Shape; 4] {
+    [
+        Shape::new(3 * width, width),
+        Shape::new(width, width),
+        Shape::new(4 * width, width),
+        Shape::new(width, 4 * width),
+    ]
+}
+
+/// What is measured, the same on every rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) runs: usize,
+    pub(super) shrink: usize,
+}
+
+/// One rank.
+struct Rank<'a> {
+    cuda: Cuda,
+    comm: Arc<dyn Communicator<Cuda>>,
+    size: Size,
+    note: &'a (dyn Fn(&str) + Sync),
+}
+
+/// Measures the devices `first..first + ranks`, each the rank of a thread.
+///
+/// # Errors
+/// Too few devices, no NCCL, or a rank that failed.
+pub(super) fn run(
+    first: usize,
+    ranks: usize,
+    filter: Option<&str>,
+    size: Size,
+) -> Result<RanksReport> {
+    let found = Cuda::count()?;
+    if first + ranks > found {
+        return Err(UsageError::new(format!(
+            "--ranks {ranks} from cuda:{first} on: this machine has {found} GPUs; give --ranks {} or less",
+            found.saturating_sub(first)
+        ))
+        .into());
+    }
+    let devices = (first..first + ranks).map(crate::device::open);
+    let devices: Vec<Cuda> = devices.collect::<Result<_>>()?;
+    let controls = threads(ranks, LIMIT);
+    let join = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
+        NcclComm::new(control, &cuda.fork()?, LIMIT, Sums::Nccl)
+    };
+    let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
+        let start = |rank| scope.spawn(move || join(rank));
+        let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
+        let joined = joining.into_iter().map(|rank| rank.join());
+        let lost = |_| ShardError::Failed {
+            rank: 0,
+            message: "a thread that joins NCCL panicked".to_owned(),
+        };
+        joined.map(|rank| rank.map_err(lost)?).collect()
+    });
+    let note = |text: &str| output::note(text);
+    let results = run_comms(comms?, |rank, comm| {
+        let rank = Rank {
+            cuda: devices[rank].clone(),
+            comm,
+            size,
+            note: &note,
+        };
+        rank.measure(filter).map_err(|error| ShardError::Failed {
+            rank: rank.comm.rank(),
+            message: format!("{error:#}"),
+        })
+    });
+    let results = results.map_err(|failed| anyhow!("{failed}"))?;
+    results.into_iter().next().context("no ranks")
+}
+
+impl Rank<'_> {
+    fn measure(&self, filter: Option<&str>) -> Result<RanksReport> {
+        let wanted = |operation: &str, recipe: &str| {
+            filter.is_none_or(|text| operation.contains(text) || recipe.contains(text))
+        };
+        let mut report = RanksReport {
+            device: self.cuda.name()?,
+            ranks: self.comm.world_size(),
+            parameters: LAYERS
+                * block(WIDTH / self.size.shrink)
+                    .map(|s| s.elements())
+                    .iter()
+                    .sum::<usize>(),
+            copy_gb_per_s: copy_rate(&self.cuda, self.size.shrink)?,
+            rows: Vec::new(),
+        };
+        for recipe in AnyRecipe::all() {
+            if wanted("gather", recipe.name()) {
+                report.rows.extend(self.gather(recipe)?);
+            }
+        }
+        for recipe in AnyRecipe::all() {
+            if wanted("step", recipe.name()) {
+                report.rows.push(self.step(recipe, report.copy_gb_per_s)?);
+            }
+        }
+        Ok(report)
+    }
+
+    fn say(&self, text: &str) {
+        if self.comm.rank() == 0 {
+            (self.note)(text);
+        }
+    }
+
+    /// This rank's shards of all weights.
+    fn shards(&self, recipe: AnyRecipe) -> Result<Vec<ShardedTensor<Cuda>>> {
+        let (world, rank) = (self.comm.world_size(), self.comm.rank());
+        let shapes = (0..LAYERS).flat_map(|_| block(WIDTH / self.size.shrink));
+        let shard = |shape| {
+            let spec = ShardSpec::new(&recipe, shape, world, rank)?;
+            Ok(ShardedTensor::new(&self.cuda, recipe, spec)?)
+        };
+        shapes.map(shard).collect()
+    }
+
+    /// All ranks begin together.
+    fn together(&self) -> Result<()> {
+        self.cuda.synchronize()?;
+        self.comm.backend().synchronize()?;
+        Ok(self.comm.control().barrier()?)
+    }
+
+    /// Median milliseconds of `call` on the device, all ranks together: the slowest rank's.
+    fn timed(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+        for _ in 0..WARM_UP {
+            call()?;
+        }
+        let mut times = Vec::new();
+        for _ in 0..self.size.runs {
+            self.together()?;
+            let begin = self.cuda.mark()?;
+            call()?;
+            let end: CudaMark = self.cuda.mark()?;
+            times.push(f64::from(begin.milliseconds_to(&end)?));
+        }
+        times.sort_by(f64::total_cmp);
+        let median = times[times.len() / 2];
+        let bits = median.to_bits().to_le_bytes().to_vec();
+        let all = self.comm.control().exchange("a time", bits)?;
+        let of = |bytes: &Vec<u8>| {
+            let bytes: [u8; 8] = bytes.as_slice().try_into().unwrap_or_default();
+            f64::from_bits(u64::from_le_bytes(bytes))
+        };
+        Ok(all.iter().map(of).fold(0.0, f64::max))
+    }
+
+    /// One plain all-gather of `bytes`, then the gather of all weights for forward, and the host's part of gathers by block.
+    fn gather(&self, recipe: AnyRecipe) -> Result<Vec<RankRow>> {
+        self.say(&format!("gather  {}", recipe.name()));
+        let comm = &*self.comm;
+        let world = comm.world_size();
+        let shards = self.shards(recipe)?;
+        let weights = shards.len();
+        let pool = GatherPool::new(&self.cuda);
+        let group =
+            |shards| GatherGroup::new(&self.cuda, Arc::clone(&self.comm), &pool, shards, true);
+        let mut all = group(shards.clone())?;
+        let sent: usize = (0..weights)
+            .filter_map(|param| all.plan(param, Phase::Forward))
+            .map(|plan| plan.wire_bytes())
+            .sum();
+        let gathered = self.timed(|| {
+            all.unshard(Phase::Forward)?;
+            all.reshard();
+            Ok(())
+        })?;
+        let host_all = self.host(weights, || {
+            all.prefetch(Phase::Forward)?;
+            all.unshard(Phase::Forward)?;
+            all.reshard();
+            Ok(())
+        })?;
+        drop(all);
+        let mut blocks = Vec::new();
+        for shards in shards.chunks(block(WIDTH).len()) {
+            blocks.push(group(shards.to_vec())?);
+        }
+        let host_blocks = self.host(weights, || {
+            for block in &mut blocks {
+                block.prefetch(Phase::Forward)?;
+                block.unshard(Phase::Forward)?;
+                block.reshard();
+            }
+            Ok(())
+        })?;
+        drop(blocks);
+        let piece = sent.div_ceil(world);
+        let (source, dest) = (
+            self.cuda.alloc::<u8>(piece)?,
+            self.cuda.alloc::<u8>(world * piece)?,
+        );
+        let ranges: Vec<_> = (0..world).map(|r| r * piece..(r + 1) * piece).collect();
+        let item = GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &ranges,
+        };
+        let raw = self.timed(|| {
+            Ok(lowp_shard::ordered(&self.cuda, comm, || {
+                comm.all_gather(std::slice::from_ref(&item))
+            })?)
+        })?;
+        // What comes from other ranks.
+        let arrive = (sent - sent / world) as f64;
+        let row = |operation: &str, milliseconds: f64, host| RankRow {
+            operation: operation.to_owned(),
+            recipe: recipe.name().to_owned(),
+            bytes: sent,
+            milliseconds,
+            gb_per_s: arrive / milliseconds / 1e6,
+            share: raw / milliseconds,
+            host_microseconds_per_weight: host,
+        };
+        Ok(vec![
+            row("one all-gather of the same bytes", raw, None),
+            row("gather of all weights", gathered, Some(host_all)),
+            row("the same, block by block", gathered, Some(host_blocks)),
+        ])
+    }
+
+    /// Microseconds of the calling thread per weight.
+    fn host(&self, weights: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+        for _ in 0..WARM_UP {
+            call()?;
+        }
+        let mut times = Vec::new();
+        for _ in 0..self.size.runs {
+            self.together()?;
+            let begun = Instant::now();
+            call()?;
+            times.push(begun.elapsed().as_secs_f64() * 1e6 / weights as f64);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+
+    /// A step of the optimizer over all weights, collectives included.
+    fn step(&self, recipe: AnyRecipe, copy: f64) -> Result<RankRow> {
+        self.say(&format!("step  {}", recipe.name()));
+        self.together()?;
+        let [before, _] = self.cuda.memory()?;
+        let mut builder = AdamWBuilder::new(Arc::clone(&self.comm)).on(&self.cuda);
+        let group = builder.group(Group::default());
+        let (mut ids, mut elements, mut codes) = (vec![], 0, 0);
+        let shards = self.shards(recipe)?;
+        for (number, shard) in shards.iter().enumerate() {
+            let len = shard.spec().elements().len();
+            let master = (0..len)
+                .map(|i| ((i % 251) as f32 - 125.0) * 1e-3)
+                .collect();
+            ids.push(builder.param(
+                shard.local(),
+                ParamSpec::new(format!("{number}"), group, master),
+            )?);
+            elements += len;
+            codes += shard.resident_bytes();
+        }
+        let mut adamw = builder.build()?;
+        let mut step = || -> Result<()> {
+            for &id in &ids {
+                adamw.mark_ready(id);
+            }
+            // What it did is looked at once, below.
+            drop(adamw.step(&StepOptions::default())?);
+            Ok(())
+        };
+        let milliseconds = self.timed(&mut step)?;
+        self.together()?;
+        let [settled, _] = self.cuda.memory()?;
+        let begun = Instant::now();
+        for _ in 0..STEPS {
+            step()?;
+        }
+        let host = begun.elapsed().as_secs_f64() * 1e6 / STEPS as f64 / ids.len() as f64;
+        self.together()?;
+        let [after, _] = self.cuda.memory()?;
+        // Masters, gradients and two moments.
+        let accounted = 16 * elements + codes;
+        self.say(&format!(
+            "  memory: {} MB used, {} MB by the account, {} MB more after {STEPS} steps",
+            before.saturating_sub(settled) / 1_000_000,
+            accounted / 1_000_000,
+            settled.saturating_sub(after) / 1_000_000
+        ));
+        // Gradients are read for the norm, too; scales of the tensor need a second pass over the masters.
+        let passes = match recipe.scale_source() {
+            ScaleSource::TensorAmax { .. } | ScaleSource::TensorAndBlockAmax => 4,
+            _ => 0,
+        };
+        let bytes = elements * (4 + 28 + passes) + codes;
+        let gb_per_s = bytes as f64 / milliseconds / 1e6;
+        Ok(RankRow {
+            operation: "optimizer step".to_owned(),
+            recipe: recipe.name().to_owned(),
+            bytes,
+            milliseconds,
+            gb_per_s,
+            share: gb_per_s / copy,
+            host_microseconds_per_weight: Some(host),
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! The plans of a group: which steps each parameter takes in each phase, and what ranks compare of them.
+
+use lowp_format::{GatherPlan, GatherStep, Phase, PhasePlans, Recipe, Usage};
+use lowp_kernels::Backend;
+
+use super::pool::{ParamPlans, check_transpose};
+use crate::{Communicator, ShardError, ShardedTensor};
+
+/// The plans of all parameters.
+pub(super) fn plan_params<B: Backend, R: Recipe>(
+    params: &[ShardedTensor<B, R>],
+    comm: &dyn Communicator<B>,
+    reshard_after_forward: bool,
+) -> Result<Vec<ParamPlans>, ShardError> {
+    let plan = |(param, tensor): (usize, &ShardedTensor<B, R>)| {
+        let (spec, recipe) = (tensor.spec(), tensor.recipe());
+        let (world, rank) = (comm.world_size(), comm.rank());
+        if (spec.world(), spec.rank()) != (world, rank) {
+            let what = format!(
+                "parameter {param} ({}), shard of rank {},",
+                spec.full(),
+                spec.rank()
+            );
+            return Err(ShardError::World {
+                what,
+                found: spec.world(),
+                world,
+            });
+        }
+        let phases = if spec.usage() == Usage::BOTH {
+            let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), reshard_after_forward)?;
+            [Some(p.forward), Some(p.backward)]
+        } else {
+            let usage = spec.usage();
+            let make = |phase: Phase| {
+                let serves = usage.contains(phase.usage());
+                let make =
+                    || GatherPlan::with_cuts(&recipe, spec.full(), spec.cuts(), usage, usage, &[]);
+                serves.then(make).transpose()
+            };
+            [make(Phase::Forward)?, make(Phase::Backward)?]
+        };
+        for plan in phases.iter().flatten() {
+            for step in &plan.steps {
+                if let GatherStep::Derive { spec, from } = step {
+                    let all = recipe.buffers(Usage::BOTH);
+                    let from = all.iter().find(|s| s.key == *from).copied();
+                    let from = from.unwrap_or(*spec);
+                    check_transpose(recipe.name(), spec, &from, plan)?;
+                }
+            }
+        }
+        Ok(ParamPlans { phases })
+    };
+    params.iter().enumerate().map(plan).collect()
+}
+
+/// Everything that ranks must have in common, as text.
+pub(super) fn describe<B: Backend, R: Recipe>(
+    params: &[ShardedTensor<B, R>],
+    plans: &[ParamPlans],
+    reshard_after_forward: bool,
+) -> String {
+    use std::fmt::Write as _;
+    let mut text = format!("{} params, reshard {reshard_after_forward}", params.len());
+    for (param, (tensor, plans)) in params.iter().zip(plans).enumerate() {
+        let (spec, recipe) = (tensor.spec(), tensor.recipe());
+        let ends: Vec<usize> = spec.cuts().ranges().map(|r| r.end).collect();
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "; {param}: {} {} {}",
+            recipe.name(),
+            spec.full(),
+            spec.usage()
+        );
+        let _ = write!(text, " cut at {ends:?}, {recipe:?}, sends");
+        for step in plans.phases.iter().flatten().flat_map(|plan| &plan.steps) {
+            let _ = write!(text, " {}={}", step.spec().key, step.wire_bytes());
+        }
+    }
+    text
+}

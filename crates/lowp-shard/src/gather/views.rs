@@ -1,0 +1,94 @@
+//! [`Views`]: the full tensors that a group shows of one destination set.
+
+use lowp_format::{GatherPlan, Origin, Phase, QuantizedTensor, Recipe};
+use lowp_kernels::Backend;
+
+use super::pool::Lease;
+use super::{Full, GatherGroup};
+use crate::{ShardError, Traffic};
+
+/// The full tensors of one destination set, per phase and parameter, and the gathers into it.
+#[derive(Debug)]
+pub(super) struct Views<B: Backend, R: Recipe> {
+    pub(super) set: u64,
+    pub(super) phases: [Vec<Option<Full<B, R>>>; 2],
+    pub(super) gathers: [Repeated<B>; 2],
+}
+
+/// The gather of one phase, as a graph from the second time on.
+#[derive(Debug)]
+pub(super) struct Repeated<B: Backend> {
+    /// Whether it ran: before that ranks are not connected, and memory is not there.
+    pub(super) ran: bool,
+    /// The graph, and what each launch sends.
+    pub(super) graph: Option<(B::Graph, Traffic)>,
+}
+
+impl<B: Backend> Default for Repeated<B> {
+    fn default() -> Self {
+        Self {
+            ran: false,
+            graph: None,
+        }
+    }
+}
+
+impl<B: Backend, R: Recipe> GatherGroup<B, R> {
+    /// The place of the views of the leased set, which are made if they are not there.
+    pub(super) fn views_of(&mut self, lease: &Lease<B>) -> Result<usize, ShardError> {
+        let id = lease.set.id;
+        if let Some(found) = self.views.iter().position(|views| views.set == id) {
+            return Ok(found);
+        }
+        let views = self.make_views(lease)?;
+        self.views.push(views);
+        Ok(self.views.len() - 1)
+    }
+
+    fn make_views(&self, lease: &Lease<B>) -> Result<Views<B, R>, ShardError> {
+        let mut phases = [Vec::new(), Vec::new()];
+        for phase in Phase::ALL {
+            for (param, plans) in self.plans.iter().enumerate() {
+                let view = match plans.phase(phase) {
+                    Some(plan) => Some(self.make_view(lease, param, plan, phase)?),
+                    None => None,
+                };
+                phases[phase as usize].push(view);
+            }
+        }
+        Ok(Views {
+            set: lease.set.id,
+            phases,
+            gathers: Default::default(),
+        })
+    }
+
+    fn make_view(
+        &self,
+        lease: &Lease<B>,
+        param: usize,
+        plan: &GatherPlan,
+        phase: Phase,
+    ) -> Result<Full<B, R>, ShardError> {
+        let tensor = &self.params[param];
+        let mut specs: Vec<_> = Vec::new();
+        if phase == Phase::Backward && !self.reshard_after_forward {
+            let forward = self.plans[param].phase(Phase::Forward);
+            specs.extend(forward.into_iter().flat_map(GatherPlan::kept).copied());
+        }
+        for spec in plan.kept() {
+            if specs.iter().all(|s| s.key != spec.key) {
+                specs.push(*spec);
+            }
+        }
+        QuantizedTensor::with_buffers(tensor.recipe(), plan.full, specs, |spec, _| {
+            Ok(match (spec.origin, lease.set.buffer(param, spec.key)) {
+                // Equal on all ranks: the shard's own handle serves, so it can never be stale.
+                (Origin::Replicated, _) | (_, None) => {
+                    tensor.local().buffer(spec.key)?.storage.clone()
+                }
+                (_, Some(buffer)) => buffer.clone(),
+            })
+        })
+    }
+}
