@@ -11,16 +11,14 @@
 //! ```no_run
 //! # #[cfg(feature = "cuda")]
 //! # fn main() -> Result<(), lowp_shard::ShardError> {
-//! use std::time::Duration;
-//!
 //! use lowp_kernels::{Backend, Cuda};
-//! use lowp_nccl::{NcclComm, Sums};
+//! use lowp_nccl::{NcclComm, NcclOptions};
 //! use lowp_shard::{Communicator, Launch, join};
 //!
-//! let limit = Duration::from_secs(300);
-//! let launch = Launch::from_env(limit, "example 1.0")?.expect("started by a launcher");
+//! let options = NcclOptions::default();
+//! let launch = Launch::from_env(options.limit, "example 1.0")?.expect("started by a launcher");
 //! let cuda = Cuda::new(launch.local_rank)?;
-//! let comm = NcclComm::new(join(&launch)?, &cuda.fork()?, limit, Sums::Nccl)?;
+//! let comm = NcclComm::new(join(&launch)?, &cuda.fork()?, options)?;
 //! let amax = cuda.upload(&[launch.rank as f32])?;
 //! comm.backend().wait_for(&cuda)?;
 //! comm.all_reduce_max(&amax)?;
@@ -36,4 +34,4 @@ mod rank_order;
 mod raw;
 mod watchdog;
 
-pub use comm::{NcclComm, Sums};
+pub use comm::{NcclComm, NcclOptions, Sums};

@@ -47,6 +47,40 @@ impl Op {
     }
 }
 
+/// The options of a group, as NCCL 2.17 has them and later versions understand them.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: i32,
+    cga_cluster_size: i32,
+    min_ctas: i32,
+    max_ctas: i32,
+    net_name: *const std::ffi::c_char,
+    split_share: i32,
+}
+
+impl Config {
+    fn new(min_ctas: u32) -> Self {
+        const UNDEFINED: i32 = i32::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21_700,
+            blocking: 1,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: i32::try_from(min_ctas)
+                .ok()
+                .filter(|&n| n > 0)
+                .unwrap_or(UNDEFINED),
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
 /// NCCL's handle of one rank of a group.
 #[derive(Debug)]
 struct Handle(sys::ncclComm_t);
@@ -93,12 +127,12 @@ impl Raw {
     pub(crate) fn join(
         cuda: &Cuda,
         id: [u8; ID],
-        rank: usize,
-        world: usize,
+        [rank, world]: [usize; 2],
+        min_ctas: u32,
     ) -> Result<Self, KernelError> {
         let number = |n: usize| {
             i32::try_from(n).map_err(|_| KernelError::Device {
-                call: "ncclCommInitRank",
+                call: "ncclCommInitRankConfig",
                 why: format!("{n} ranks; NCCL counts to {}", i32::MAX),
             })
         };
@@ -106,14 +140,16 @@ impl Raw {
         let id = sys::ncclUniqueId {
             internal: id.map(|byte| std::ffi::c_char::from_ne_bytes([byte])),
         };
+        let mut config = Config::new(min_ctas);
         let comm = cuda.foreign_work(
             || (),
             |_| {
                 let mut comm = MaybeUninit::uninit();
-                // SAFETY: NCCL fills the handle where it returns success.
+                // SAFETY: NCCL fills the handle where it returns success; it reads as much of the options as they say they are.
                 unsafe {
-                    nccl::comm_init_rank(comm.as_mut_ptr(), ranks, id, rank)
-                        .map_err(failed("ncclCommInitRank"))?;
+                    let config = (&raw mut config).cast();
+                    nccl::comm_init_rank_config(comm.as_mut_ptr(), ranks, id, rank, config)
+                        .map_err(failed("ncclCommInitRankConfig"))?;
                     Ok::<_, KernelError>(comm.assume_init())
                 }
             },

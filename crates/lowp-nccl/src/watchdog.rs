@@ -55,10 +55,6 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    pub(crate) fn limit(&self) -> Duration {
-        self.limit
-    }
-
     /// Ends `group`, too, when the world fails.
     pub(crate) fn add(&self, group: &Arc<Raw>) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);

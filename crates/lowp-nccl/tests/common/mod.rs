@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use lowp_kernels::{Backend, Cuda, KernelError};
-use lowp_nccl::{NcclComm, Sums};
+use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_shard::{Communicator, Control, RanksFailed, ShardError, run_comms, threads};
 
 /// One rank: its stream, and its communicator, on a stream of its own.
@@ -47,7 +47,12 @@ pub(crate) fn try_world<T: Send>(
     let devices = devices(least)?;
     let controls = threads(devices.len(), limit);
     let comm = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
-        NcclComm::new(control, &cuda.fork()?, limit, sums).map(Arc::<dyn Communicator<Cuda>>::from)
+        let options = NcclOptions {
+            limit,
+            sums,
+            ..NcclOptions::default()
+        };
+        NcclComm::new(control, &cuda.fork()?, options).map(Arc::<dyn Communicator<Cuda>>::from)
     };
     let comms: Result<Vec<_>, ShardError> = thread::scope(|scope| {
         let ranks = devices.iter().zip(controls);
