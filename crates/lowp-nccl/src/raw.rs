@@ -64,17 +64,17 @@ struct Config {
 impl Config {
     fn new(min_ctas: u32) -> Self {
         const UNDEFINED: i32 = i32::MIN;
+        /// The most that NCCL uses by itself: the least number is rejected without one.
+        const MOST: i32 = 64;
+        let least = i32::try_from(min_ctas).ok().filter(|&n| n > 0);
         Self {
             size: size_of::<Self>(),
             magic: 0xcafe_beef,
             version: 21_700,
             blocking: 1,
             cga_cluster_size: UNDEFINED,
-            min_ctas: i32::try_from(min_ctas)
-                .ok()
-                .filter(|&n| n > 0)
-                .unwrap_or(UNDEFINED),
-            max_ctas: UNDEFINED,
+            min_ctas: least.unwrap_or(UNDEFINED),
+            max_ctas: least.map_or(UNDEFINED, |least| least.max(MOST)),
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
         }
