@@ -250,7 +250,7 @@ fn even(ranges: &[Range<usize>]) -> Option<Range<usize>> {
     ranges
         .windows(2)
         .all(follows)
-        .then(|| first.start..last.end)
+        .then_some(first.start..last.end)
 }
 
 /// Joins NCCL's group on a thread, which waits for all ranks, and gives up when one of them fails.

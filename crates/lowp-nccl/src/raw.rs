@@ -255,6 +255,11 @@ pub(crate) struct Calls {
     stream: sys::cudaStream_t,
 }
 
+/// A rank as NCCL counts it: the world was counted so when it was joined.
+fn number(rank: usize) -> i32 {
+    i32::try_from(rank).unwrap_or(i32::MAX)
+}
+
 fn at<T: Element>(buffer: &CudaBuffer<T>) -> *mut c_void {
     buffer.pointer() as *mut c_void
 }
@@ -300,7 +305,7 @@ impl Calls {
                 at(dest),
                 dest.len(),
                 T::DTYPE,
-                root as i32,
+                number(root),
                 self.comm,
                 self.stream,
             )
@@ -374,7 +379,7 @@ impl Calls {
                 part.len(),
                 T::DTYPE,
                 Op::Sum.raw(),
-                root as i32,
+                number(root),
                 self.comm,
                 self.stream,
             )
@@ -397,7 +402,7 @@ impl Calls {
                 at(values),
                 values.len(),
                 T::DTYPE,
-                peer as i32,
+                number(peer),
                 self.comm,
                 self.stream,
             )
@@ -420,7 +425,7 @@ impl Calls {
                 at(values),
                 values.len(),
                 T::DTYPE,
-                peer as i32,
+                number(peer),
                 self.comm,
                 self.stream,
             )

@@ -55,7 +55,7 @@ pub enum ShardError {
     )]
     Timeout {
         /// The collective.
-        op: String,
+        op: Box<str>,
         /// How long the first rank waited, in seconds.
         waited_s: f64,
         /// The ranks that did not arrive.
@@ -80,7 +80,7 @@ pub enum ShardError {
     )]
     Departed {
         /// The collective that others wait in.
-        op: String,
+        op: Box<str>,
         /// The rank that is gone.
         rank: usize,
         /// How it went.

@@ -295,7 +295,7 @@ fn a_stuck_rank_is_a_timeout_that_names_it() {
                     missing,
                     elsewhere,
                 }) => {
-                    assert_eq!(op, "barrier");
+                    assert_eq!(&*op, "barrier");
                     assert!(elsewhere.is_empty());
                     assert!(waited_s >= 0.05);
                     assert_eq!(missing, [1]);

@@ -13,6 +13,9 @@ use lowp_shard::{Control, Launch, ShardError, join};
 
 type Joined = Result<Arc<dyn Control>, ShardError>;
 
+/// What is wrong about a rank.
+type Change = fn(&mut Launch);
+
 /// Joins all `launches` at once.
 fn join_all(launches: Vec<Launch>) -> Vec<Joined> {
     thread::scope(|scope| {
@@ -91,7 +94,7 @@ fn a_missing_first_rank_is_named_on_all() {
 
 #[test]
 fn another_world_build_or_rank_is_named_on_all() {
-    let change: [(fn(&mut Launch), &str); 3] = [
+    let changes: [(Change, &str); 3] = [
         (
             |launch| launch.world = 4,
             "it was started for a world of 4 ranks, and rank 0 for 3",
@@ -105,7 +108,7 @@ fn another_world_build_or_rank_is_named_on_all() {
             "two processes say they are rank 1",
         ),
     ];
-    for (change, expected) in change {
+    for (change, expected) in changes {
         let mut launches = launches(3, PATIENCE);
         change(&mut launches[2]);
         for text in failing(launches) {

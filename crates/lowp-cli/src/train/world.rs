@@ -10,6 +10,9 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What moves the data of a rank.
+type Comm = Arc<dyn Communicator<Cpu>>;
+
 /// The ranks of one command.
 #[derive(Debug)]
 pub(crate) struct World {
@@ -79,7 +82,7 @@ impl World {
     ///
     /// # Errors
     /// A rank failed.
-    pub(crate) fn rank(&self) -> Result<Option<(usize, Arc<dyn Communicator<Cpu>>)>> {
+    pub(crate) fn rank(&self) -> Result<Option<(usize, Comm)>> {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(None);
         };

@@ -157,7 +157,7 @@ impl<P> HubState<P> {
         let op = || {
             group
                 .call_of(rank)
-                .map_or_else(String::new, |c| c.name.clone())
+                .map_or_else(Box::default, |c| c.name.as_str().into())
         };
         let gone = group.missing().find_map(|r| Some((r, self.departed[r]?)));
         if let Some((rank, how)) = gone {

@@ -138,7 +138,7 @@ impl Connection {
                 Ok(answer) => inbox.answer = Some(answer),
                 Err(_) => {
                     inbox.failure.get_or_insert(ShardError::Departed {
-                        op: "the connection to rank 0".to_owned(),
+                        op: "the connection to rank 0".into(),
                         rank: 0,
                         how: Departure::Lost,
                     });
@@ -178,7 +178,7 @@ impl Connection {
             let left = limit.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 let error = ShardError::Timeout {
-                    op: op.to_owned(),
+                    op: op.into(),
                     waited_s: begun.elapsed().as_secs_f64(),
                     missing: vec![0],
                     elsewhere: Vec::new(),

@@ -64,7 +64,7 @@ pub(super) enum Cause {
         message: String,
     },
     Timeout {
-        op: String,
+        op: Box<str>,
         waited_s: f64,
         missing: Vec<usize>,
         elsewhere: Vec<String>,
@@ -74,7 +74,7 @@ pub(super) enum Cause {
         descriptions: Vec<String>,
     },
     Departed {
-        op: String,
+        op: Box<str>,
         rank: usize,
         how: Departure,
     },

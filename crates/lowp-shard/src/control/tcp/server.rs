@@ -176,7 +176,7 @@ impl Server {
         let ranks = 1..self.launch.world;
         let missing: Vec<usize> = ranks.filter(|&r| self.peers[r].get().is_none()).collect();
         ShardError::Timeout {
-            op: format!("rendezvous at {}", self.launch.address()),
+            op: format!("rendezvous at {}", self.launch.address()).into(),
             waited_s: self.launch.limit.as_secs_f64(),
             missing,
             elsewhere: Vec::new(),
@@ -204,7 +204,7 @@ impl Server {
         self.hub.depart(rank, how);
         if how == Departure::Lost {
             // Whoever waits for its data on a device waits for nobody here.
-            let op = "the world".to_owned();
+            let op = "the world".into();
             self.hub.fail(ShardError::Departed { op, rank, how });
         }
     }
