@@ -11,8 +11,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, Communicator, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder,
-    ShardError, ShardSpec, ShardedTensor, quantize,
+    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder, ShardError,
+    ShardSpec, ShardedTensor, quantize,
 };
 use proptest::prelude::*;
 
