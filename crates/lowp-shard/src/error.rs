@@ -147,7 +147,7 @@ pub enum ShardError {
     },
     /// A cut through a byte, where whole bytes travel.
     #[error(
-        "flat shard {start}..{end} is cut through a byte at element {at}: casting allows it, gathering does not, because two ranks would each send half of that byte (cut at multiples of {per_byte}, as FlatShard::split does, or merge with FlatShard::merge)"
+        "flat shard {start}..{end} is cut through a byte at element {at}: casting allows it, gathering whole bytes does not, because two ranks would each send half of that byte (cut at multiples of {per_byte}, as FlatShard::split does, gather with FlatGather, or merge with FlatShard::merge)"
     )]
     CutThroughByte {
         /// First element.

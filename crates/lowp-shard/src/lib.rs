@@ -48,6 +48,7 @@ mod audit;
 mod comm;
 mod error;
 mod flat_shard;
+mod flat_weights;
 mod gather;
 mod init;
 mod mesh;
@@ -64,6 +65,7 @@ pub use comm::{
 };
 pub use error::ShardError;
 pub use flat_shard::FlatShard;
+pub use flat_weights::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, run_steps,
 };

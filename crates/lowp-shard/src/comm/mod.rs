@@ -21,7 +21,8 @@ pub use ranks::{RanksFailed, run_ranks, run_ranks_on};
 pub struct GatherItem<'a, B: Backend> {
     /// This rank's piece, whole.
     pub source: &'a B::Buffer<u8>,
-    /// Where all pieces go; another buffer than any rank's source.
+    /// Where all pieces go; apart from every rank's source, but that this rank's piece may lie in its
+    /// place in it already.
     pub dest: &'a B::Buffer<u8>,
     /// The bytes of `dest` that each rank's piece fills, in rank order.
     pub ranges: &'a [Range<usize>],
@@ -119,7 +120,7 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// host: a graph can capture them.
     fn is_enqueued(&self) -> bool;
 
-    /// Gathers every rank's piece of every item; the rank's own piece is copied too.
+    /// Gathers every rank's piece of every item; the rank's own piece is copied too, unless it lies in its place.
     ///
     /// # Errors
     /// As the trait says; also a source of another length than its range.

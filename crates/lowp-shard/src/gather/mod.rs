@@ -18,7 +18,8 @@ mod steps;
 
 pub use account::{GatherAccount, ParamAccount};
 pub use pool::GatherPool;
-use pool::{Lease, ParamPlans, check_transpose};
+pub(crate) use pool::check_transpose;
+use pool::{Lease, ParamPlans};
 pub use scratch::Scratch;
 pub use steps::{GatherTarget, run_steps};
 
