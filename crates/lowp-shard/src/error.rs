@@ -189,6 +189,27 @@ pub enum ShardError {
         /// The encoding of rank 0.
         first_code: Code,
     },
+    /// A place in a bucket that no buffer may begin at.
+    #[error("offset {offset} of a bucket is no multiple of {align}; begin at {}", offset.next_multiple_of(*align))]
+    BucketOffset {
+        /// The offset given.
+        offset: usize,
+        /// What it must be a multiple of.
+        align: usize,
+    },
+    /// A bucket that a tensor does not fit into.
+    #[error(
+        "a tensor of {needed} bytes at offset {offset} does not fit into a bucket of {len} bytes; give it at least {}",
+        offset.saturating_add(*needed)
+    )]
+    BucketRoom {
+        /// Where it would begin.
+        offset: usize,
+        /// Bytes that it takes there.
+        needed: usize,
+        /// Bytes of the bucket.
+        len: usize,
+    },
     /// A tensor asked for while it is not gathered.
     #[error(
         "parameter {param} is not gathered; call unshard(phase) before use and reshard() after"

@@ -45,6 +45,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod bucket;
 mod comm;
 mod error;
 mod flat_shard;
@@ -59,6 +60,7 @@ mod version;
 mod whole;
 
 pub use audit::{Divergence, audit};
+pub use bucket::{BUCKET_ALIGN, bucket_bytes, move_into};
 pub use comm::{
     Communicator, GatherItem, GradWire, LocalComm, RanksFailed, ReduceItem, Traffic, or_abort,
     ordered, run_ranks, run_ranks_on,
