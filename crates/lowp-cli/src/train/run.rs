@@ -105,6 +105,7 @@ impl Rank<'_> {
         let threads = threads_per_rank(ranks);
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let options = ModelOptions {
+            sharding: config.sharding,
             reshard_after_forward: config.reshard_after_forward,
             grad_wire: config.grad_wire,
             seed: config.seed,
