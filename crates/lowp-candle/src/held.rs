@@ -10,7 +10,7 @@ pub(crate) enum Held<B: Backend, R: Recipe> {
     /// Rows, gathered and freed around each use.
     Rows(Box<GatherGroup<B, R>>),
     /// The full weight; the optimizer's step gathers it.
-    Whole(QuantizedTensor<B::Buffer<u8>, R>),
+    Whole(Box<QuantizedTensor<B::Buffer<u8>, R>>),
 }
 
 impl<B: Backend, R: Recipe> Held<B, R> {

@@ -324,8 +324,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 }
 
-/// A full weight.
-type Whole<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
+/// A full weight, and the slices that the ranks have of its masters.
+type Whole<B, R> = (
+    QuantizedTensor<<B as Backend>::Buffer<u8>, R>,
+    Vec<Range<usize>>,
+);
 
 /// What building needs throughout.
 struct Builder<'a, B: Backend> {
@@ -378,7 +381,7 @@ impl<B: Backend> Builder<'_, B> {
                 }
                 Sharding::Zero1 => {
                     let made = self.flat_param(recipe, shape, &mut adamw, init);
-                    let (tensor, ranges, id) = made.map_err(failed)?;
+                    let ((tensor, ranges), id) = made.map_err(failed)?;
                     let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges, wire);
                     (id, weight)
                 }
@@ -460,7 +463,7 @@ impl<B: Backend> Builder<'_, B> {
         shape: Shape,
         adamw: &mut AdamWBuilder<B>,
         init: impl FnOnce(Range<usize>) -> ParamSpec,
-    ) -> Result<(Whole<B, R>, Vec<Range<usize>>, ParamId), OptimError> {
+    ) -> Result<(Whole<B, R>, ParamId), OptimError> {
         let comm = &self.mesh.shard;
         let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
             Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)
@@ -474,7 +477,7 @@ impl<B: Backend> Builder<'_, B> {
         let mut spec = init(rows);
         spec.master = spec.master[from..from + own.len()].to_vec();
         let id = adamw.flat_param(&tensor, own.start, spec)?;
-        Ok((tensor, ranges, id))
+        Ok(((tensor, ranges), id))
     }
 
     /// One parameter: this rank's shard, registered with the optimizer.

@@ -84,7 +84,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         ranges: Vec<Range<usize>>,
         wire: GradWire,
     ) -> Self {
-        let (shape, held) = (tensor.shape(), Held::Whole(tensor));
+        let (shape, held) = (tensor.shape(), Held::Whole(Box::new(tensor)));
         Self::of((backend, mesh, memory), shape, held, ranges, wire)
     }
 

@@ -53,13 +53,13 @@ impl<B: Backend> FlatGather<B> {
             }
         }
         moves.plan()?;
+        let jobs: [Vec<TransposeJob<B>>; 2] = [
+            params.iter().flat_map(|p| p.turned.clone()).collect(),
+            params.iter().flat_map(|p| p.derived.clone()).collect(),
+        ];
         let mut post = Vec::new();
-        let jobs: [fn(&FlatParam<B>) -> &Vec<TransposeJob<B>>; 2] = [|p| &p.turned, |p| &p.derived];
-        for of in jobs {
-            let jobs: Vec<TransposeJob<B>> = params.iter().flat_map(of).cloned().collect();
-            if !jobs.is_empty() {
-                post.push(backend.plan(Work::Transpose(jobs))?);
-            }
+        for jobs in jobs.into_iter().filter(|jobs| !jobs.is_empty()) {
+            post.push(backend.plan(Work::Transpose(jobs))?);
         }
         Ok(Self {
             backend: backend.clone(),

@@ -152,7 +152,10 @@ struct Halves {
 impl Halves {
     fn of(shard: &FlatShard) -> Self {
         let (elements, per_byte) = (shard.elements(), shard.code().entries_per_byte());
-        let half = |at: usize| (!shard.is_empty() && at % per_byte != 0).then_some(at / per_byte);
+        let half = |at: usize| {
+            let cut = !shard.is_empty() && !at.is_multiple_of(per_byte);
+            cut.then_some(at / per_byte)
+        };
         Self {
             first: half(elements.start),
             last: half(elements.end),
