@@ -20,7 +20,7 @@ pub enum FloatDtype {
 pub struct ParamSpec {
     /// Unique name.
     pub name: String,
-    /// Index returned by [`AdamWBuilder::group`].
+    /// Index returned by [`AdamWBuilder::group`](crate::AdamWBuilder::group).
     pub group: usize,
     /// Initial fp32 master values of this rank's rows, row-major, or of its slice of the flattened matrix
     /// ([`AdamWBuilder::flat_param`](crate::AdamWBuilder::flat_param)).
