@@ -14,6 +14,7 @@ use lowp_shard::{Communicator, LocalComm, Mesh, ShardError, run_ranks};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const SHAPE: Shape = Shape::new(33, 64);
+const ALL: usize = SHAPE.elements();
 const STEPS: u64 = 20;
 /// A step whose gradient is not finite on one rank.
 const SKIPPED: u64 = 7;
@@ -28,20 +29,22 @@ struct State {
     report: StepReport,
 }
 
+/// An element that is the largest and grows, so that delayed scales change in every step.
+const LARGEST: usize = 5;
+
 fn master(param: usize) -> Vec<f32> {
     let random = Philox::new(param as u64, 0);
-    (0..SHAPE.elements() as u64)
-        .map(|i| random.normal(i))
-        .collect()
+    let mut master: Vec<f32> = (0..ALL as u64).map(|i| random.normal(i)).collect();
+    master[LARGEST] = 8.0;
+    master
 }
 
 /// Multiples of 1/8, whose squares add up without rounding in any order.
 fn grad(param: usize, step: u64) -> Vec<f32> {
     let random = Philox::new(param as u64, step);
     let snap = |x: f32| (x.clamp(-4.0, 4.0) * 8.0).round() / 8.0;
-    let mut grad: Vec<f32> = (0..SHAPE.elements() as u64)
-        .map(|i| snap(random.normal(i)))
-        .collect();
+    let mut grad: Vec<f32> = (0..ALL as u64).map(|i| snap(random.normal(i))).collect();
+    grad[LARGEST] = -4.0;
     if step == SKIPPED && param == 3 {
         grad[70] = f32::NAN;
     }
@@ -98,7 +101,7 @@ impl Rank {
 
     fn step(&mut self, step: u64) -> Result<State, OptimError> {
         for (param, &id) in self.ids.iter().enumerate() {
-            let own = self.own.clone().unwrap_or(0..SHAPE.elements());
+            let own = self.own.clone().unwrap_or(0..ALL);
             let grad = &grad(param, step)[own];
             match self.adamw.grad(id) {
                 lowp_kernels::Source::F32(_) => self.adamw.set_grad(id, grad)?,
@@ -183,8 +186,6 @@ fn check(mesh: Mesh, ends: &[usize], dtype: FloatDtype) {
     });
     done.unwrap_or_else(|e| panic!("{mesh}, cut at {ends:?}: {e}"));
 }
-
-const ALL: usize = SHAPE.elements();
 
 #[test]
 fn flat_slices_step_as_one_rank_does() {
