@@ -111,6 +111,33 @@ pub struct FlatMaster<'a, B: Backend, R: Recipe = AnyRecipe> {
 /// scale follows from the values, delayed ones included; who casts every step plans it once
 /// ([`FlatWeights`]).
 ///
+/// ```
+/// use std::time::Duration;
+///
+/// use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
+/// use lowp_kernels::{Backend, Cpu, Source};
+/// use lowp_shard::{FlatMaster, ShardError, cast_master_weights, quantize, run_ranks};
+///
+/// let recipe = AnyRecipe::from_name("nvfp4-2d", &RecipeOptions::default())?;
+/// let shape = Shape::new(16, 32);
+/// let weights: Vec<f32> = (0..shape.elements()).map(|i| (i as f32).sin()).collect();
+/// let source = Source::F32(Cpu.upload(&weights)?);
+/// let whole = quantize(&Cpu, recipe, shape, Usage::BOTH, source, None)?;
+///
+/// run_ranks(&Cpu, 2, Duration::from_secs(10), |rank, comm| {
+///     let own = [0..101, 101..shape.elements()][rank].clone(); // in the middle of a row, a block and a byte
+///     let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n))?;
+///     let master = Source::F32(Cpu.upload(&weights[own.clone()])?);
+///     let weight = FlatMaster { tensor: &tensor, start: own.start, master };
+///     cast_master_weights(&Cpu, &comm, &[weight])?;
+///     for (full, expected) in tensor.buffers().iter().zip(whole.buffers()) {
+///         assert_eq!(Cpu.download(&full.storage)?, Cpu.download(&expected.storage)?);
+///     }
+///     Ok::<(), ShardError>(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`FlatParam::new`], [`FlatWeights::new`] and [`FlatWeights::run`].
 pub fn cast_master_weights<B: Backend, R: Recipe>(
