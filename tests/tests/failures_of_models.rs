@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
 use lowp_candle::{
-    LinearSpec, ModelError, ModelOptions, ShardedModel, ShardedWeight, VarSpec, WeightSource,
+    LinearSpec, ModelError, ModelOptions, ShardedModel, ShardedWeight, Sharding, VarSpec,
+    WeightSource,
 };
 use lowp_format::{AnyRecipe, Phase, RecipeOptions};
 use lowp_kernels::Backend;
@@ -36,6 +37,7 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError>
         decay: false,
     }];
     let options = ModelOptions {
+        sharding: Sharding::Fsdp,
         reshard_after_forward: true,
         grad_wire: GradWire::F32,
         seed: 1,

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use lowp_format::{
-    AnyRecipe, Axis, Form, Fp8Format, Orientation, Part, Recipe, RecipeOptions, ScaleLayout, Shape,
-    Usage,
+    AnyRecipe, Axis, Form, Fp8Format, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions,
+    ScaleLayout, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, Source, Target};
 use lowp_shard::{
-    CastItem, FlatShard, Requantize, ScaleBookBuilder, ShardError, flat_targets, run_ranks,
+    CastItem, FlatParam, FlatShard, FlatWeights, Requantize, ScaleBookBuilder, ShardError,
+    flat_targets, run_ranks,
 };
 use lowp_tests::golden::{Golden, first_difference};
 use lowp_tests::world::TIMEOUT;
@@ -90,6 +91,17 @@ fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<
     .unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// The recipe called `name`, with E4M3 codes where it has the choice.
+fn recipe(name: &str) -> AnyRecipe {
+    let e4m3 = RecipeOptions {
+        format: Some(Fp8Format::E4M3),
+        ..RecipeOptions::default()
+    };
+    AnyRecipe::from_name(name, &e4m3)
+        .or_else(|_| AnyRecipe::from_name(name, &RecipeOptions::default()))
+        .expect("a recipe")
+}
+
 fn check_scales(
     golden: &Golden,
     prefix: &str,
@@ -138,13 +150,7 @@ fn any_split_casts_to_the_full_bytes() {
         for case @ (prefix, name, ..) in CASES {
             let mut compared = Names::new();
             let given = prefix == "delayed";
-            let e4m3 = RecipeOptions {
-                format: Some(Fp8Format::E4M3),
-                ..RecipeOptions::default()
-            };
-            let recipe = AnyRecipe::from_name(name, &e4m3)
-                .or_else(|_| AnyRecipe::from_name(name, &RecipeOptions::default()))
-                .expect("a recipe");
+            let recipe = recipe(name);
             let scale = given.then(|| golden.number("delayed_scale") as f32);
             let ranks = cast_on_ranks(recipe, &golden, scale);
             for (rank, cast) in ranks.iter().enumerate() {
@@ -175,6 +181,51 @@ fn any_split_casts_to_the_full_bytes() {
             }
             check_merge(&golden, prefix, recipe, &ranks, &mut compared);
             assert_eq!(compared, required(case, ranks.len()), "{file}");
+        }
+    }
+}
+
+/// Full weights on every rank, gathered over the golden cuts.
+#[test]
+fn every_rank_has_the_full_bytes() {
+    for file in ["partial_32x64", "partial_64x96"] {
+        let golden = Golden::open(file);
+        let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
+        let (x, bounds) = (golden.f32("x"), golden.usize("bounds"));
+        for (prefix, name, orientations, _) in CASES {
+            let recipe = recipe(name);
+            let ranks = run_ranks(&Cpu, bounds.len() - 1, TIMEOUT, |rank, comm| {
+                let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
+                    Ok::<_, ShardError>(Cpu.alloc::<u8>(bytes)?)
+                })?;
+                let source = Source::F32(Cpu.upload(&x[bounds[rank]..bounds[rank + 1]])?);
+                let mut book = ScaleBookBuilder::default();
+                let param = FlatParam::new(&Cpu, &tensor, bounds[rank], source, &mut book)?;
+                let slot = param.item().slot;
+                let book = book.build(&Cpu)?;
+                let flat = FlatWeights::new(&Cpu, &comm, &book, &[param])?;
+                match slot {
+                    Some(slot) if prefix == "delayed" => {
+                        book.set_scale(slot, golden.number("delayed_scale") as f32)?;
+                        flat.run(&book)?;
+                    }
+                    _ => {
+                        flat.calibrate(&book)?;
+                        flat.after_cast().run()?;
+                    }
+                }
+                for orientation in orientations {
+                    let o = match *orientation {
+                        "rowwise" => Orientation::Rowwise,
+                        _ => Orientation::Columnwise,
+                    };
+                    let found = Cpu.download(&tensor.data(o)?.storage)?;
+                    let name = format!("{prefix}.full_{orientation}_data");
+                    assert_eq!(found, golden.bytes(&name), "{name} on rank {rank}");
+                }
+                Ok::<_, ShardError>(())
+            });
+            ranks.unwrap_or_else(|e| panic!("{file} {name}: {e}"));
         }
     }
 }

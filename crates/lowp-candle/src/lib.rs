@@ -26,6 +26,7 @@ pub mod custom_op;
 mod error;
 mod gemm;
 mod hadamard;
+mod held;
 mod linear;
 mod memory;
 mod memory_weight;
@@ -42,6 +43,6 @@ pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSou
 pub use memory::LayerMemory;
 pub use memory_weight::MemoryWeight;
 pub use operand::{OperandPlan, PassState, RecipeOperands};
-pub use sharded_model::{ModelOptions, ShardedModel, WeightBytes};
+pub use sharded_model::{ModelOptions, ShardedModel, Sharding, WeightBytes};
 pub use sharded_weight::ShardedWeight;
 pub use spec::{LinearSpec, VarSpec};

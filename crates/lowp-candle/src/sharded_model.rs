@@ -1,18 +1,18 @@
 //! [`ShardedModel`]: one rank's parameters, optimizer and communication. Linear layers live in a
-//! recipe; everything else lives in f32, sharded the same way.
+//! recipe, sharded as [`Sharding`] says; everything else lives in f32, sharded by rows.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Var;
 use candle_core::backprop::GradStore;
-use lowp_format::{Phase, PlainF32, Recipe, Shape};
+use lowp_format::{Phase, PlainF32, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    Divergence, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ShardSpec, ShardedTensor,
-    or_abort, ordered,
+    Divergence, FlatShard, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ShardSpec,
+    ShardedTensor, or_abort, ordered,
 };
 
 use crate::error::ModelError;
@@ -23,10 +23,23 @@ use crate::plain_vars::{PlainVars, shape_of};
 use crate::sharded_weight::ShardedWeight;
 use crate::spec::{LinearSpec, VarSpec};
 
+/// What a rank has of the linear layers between steps. Both train the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Sharding {
+    /// Rows of everything; weights are gathered for each use (FSDP).
+    #[default]
+    Fsdp,
+    /// The full low-precision weights, gathered once in every step, and flat slices of masters, moments and gradients
+    /// (ZeRO-1).
+    Zero1,
+}
+
 /// How a [`ShardedModel`] is trained.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelOptions {
-    /// Free gathered weights after forward and gather again for backward.
+    /// What a rank has of the linear layers.
+    pub sharding: Sharding,
+    /// Free gathered weights after forward and gather again for backward ([`Sharding::Fsdp`]).
     pub reshard_after_forward: bool,
     /// How gradients travel.
     pub grad_wire: GradWire,
@@ -41,13 +54,14 @@ pub struct ModelOptions {
 /// Bytes of the linear weights of one replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
-    /// This rank's gathered bytes, counted by the communicator since the model was made.
+    /// This rank's gathered bytes, counted by the communicator since the model was made; the first gather of full
+    /// weights is a part of making it.
     pub sent: u64,
     /// This rank's gathered bytes in one step, by the gather plans.
     pub sent_per_step: u64,
-    /// Bytes of this rank's shards.
+    /// Bytes of this rank's shards, or of the full weights.
     pub resident: u64,
-    /// Bytes of the optimizer's f32 masters of this rank's rows. Moments and gradients are not
+    /// Bytes of the optimizer's f32 masters of this rank's elements. Moments and gradients are not
     /// weights and not counted.
     pub masters: u64,
     /// The most bytes that held weights at once so far: the shards, the masters, and the memory in
@@ -78,10 +92,12 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     operands: Vec<Arc<RecipeOperands<B>>>,
     var_ids: Vec<ParamId>,
     vars: PlainVars<B>,
+    /// Bytes of full weights that were sent before the first step.
+    sent_before: u64,
 }
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
-    /// Builds this rank's part: only its own rows are initialised and stored, and they are those
+    /// Builds this rank's part: only its own elements are initialised and stored in f32, and they are those
     /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
     ///
     /// # Errors
@@ -230,13 +246,18 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut bytes = WeightBytes::default();
         for (_, weight) in &self.weights {
             let account = weight.account()?;
-            let rows = &weight.element_ranges()[self.mesh.shard.rank()];
-            bytes.masters += (size_of::<f32>() * rows.len()) as u64;
+            let own = &weight.element_ranges()[self.mesh.shard.rank()];
+            bytes.masters += (size_of::<f32>() * own.len()) as u64;
             bytes.sent += account.counted_sent_bytes;
             bytes.sent_per_step += account.sent_bytes() as u64;
             bytes.resident += account.shard_bytes() as u64;
         }
         bytes.peak = bytes.resident + bytes.masters + self.memory.weight_bytes() as u64;
+        if let Some(gather) = self.adamw.flat_gather() {
+            bytes.sent += self.adamw.flat_sent_bytes() - self.sent_before;
+            bytes.sent_per_step += gather.sent_bytes() as u64;
+            bytes.peak += gather.staged_bytes() as u64;
+        }
         Ok(bytes)
     }
 
@@ -306,6 +327,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 }
 
+/// A full weight, and the slices that the ranks have of its masters.
+type Whole<B, R> = (
+    QuantizedTensor<<B as Backend>::Buffer<u8>, R>,
+    Vec<Range<usize>>,
+);
+
 /// What building needs throughout.
 struct Builder<'a, B: Backend> {
     backend: &'a B,
@@ -338,19 +365,30 @@ impl<B: Backend> Builder<'_, B> {
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
             let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
-            let (tensor, id) = self
-                .param(recipe, shape, &mut adamw, |s| {
-                    let init = spec
-                        .init
-                        .rows(options.seed, number as u64, s.rows(), spec.cols);
-                    ParamSpec::new(&spec.name, decay, init)
-                })
-                .map_err(|source| ModelError::Param {
-                    name: spec.name.clone(),
-                    source,
-                })?;
-            let (reshard, wire) = (options.reshard_after_forward, options.grad_wire);
-            let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard, wire)?;
+            let init = |rows: Range<usize>| {
+                let init = spec.init.rows(options.seed, number as u64, rows, spec.cols);
+                ParamSpec::new(&spec.name, decay, init)
+            };
+            let failed = |source| ModelError::Param {
+                name: spec.name.clone(),
+                source,
+            };
+            let wire = options.grad_wire;
+            let (id, weight) = match options.sharding {
+                Sharding::Fsdp => {
+                    let made = self.param(recipe, shape, &mut adamw, |s| init(s.rows()));
+                    let (tensor, id) = made.map_err(failed)?;
+                    let reshard = options.reshard_after_forward;
+                    let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard, wire)?;
+                    (id, weight)
+                }
+                Sharding::Zero1 => {
+                    let made = self.flat_param(recipe, shape, &mut adamw, init);
+                    let ((tensor, ranges), id) = made.map_err(failed)?;
+                    let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges, wire);
+                    (id, weight)
+                }
+            };
             weights.push((id, Arc::new(weight)));
             plans.push(OperandPlan::new(
                 &recipe,
@@ -404,6 +442,7 @@ impl<B: Backend> Builder<'_, B> {
         let pool = GatherPool::new(backend);
         let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, grads)?;
         vars.refresh()?;
+        let sent_before = adamw.flat_sent_bytes();
         Ok(ShardedModel {
             backend: backend.clone(),
             mesh: mesh.clone(),
@@ -415,7 +454,33 @@ impl<B: Backend> Builder<'_, B> {
             operands,
             var_ids: ids,
             vars,
+            sent_before,
         })
+    }
+
+    /// One parameter: the full weight, with this rank's slice registered with the optimizer, and the slices of all
+    /// ranks. `init` makes the values of rows.
+    fn flat_param<R: Recipe>(
+        &self,
+        recipe: R,
+        shape: Shape,
+        adamw: &mut AdamWBuilder<B>,
+        init: impl FnOnce(Range<usize>) -> ParamSpec,
+    ) -> Result<(Whole<B, R>, ParamId), OptimError> {
+        let comm = &self.mesh.shard;
+        let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
+            Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)
+        })?;
+        let shards = FlatShard::split(shape, recipe.kernel().element, comm.world_size())?;
+        let ranges: Vec<Range<usize>> = shards.iter().map(FlatShard::elements).collect();
+        let own = ranges[comm.rank()].clone();
+        let cols = shape.cols.max(1);
+        let rows = own.start / cols..own.end.div_ceil(cols);
+        let from = own.start - rows.start * cols;
+        let mut spec = init(rows);
+        spec.master = spec.master[from..from + own.len()].to_vec();
+        let id = adamw.flat_param(&tensor, own.start, spec)?;
+        Ok(((tensor, ranges), id))
     }
 
     /// One parameter: this rank's shard, registered with the optimizer.

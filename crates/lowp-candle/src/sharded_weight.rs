@@ -1,22 +1,24 @@
-//! [`ShardedWeight`]: a layer's weight that lives as a low-precision shard and is gathered for
-//! each use.
+//! [`ShardedWeight`]: a layer's weight that lives in low precision, as a shard that is gathered for
+//! each use, or whole.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{Error, Result, bail};
-use lowp_format::{Orientation, Phase, Recipe, Shape};
+use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, KernelError, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, GradWire, MeshComm, ReduceItem, ShardError,
     ShardedTensor, audit, or_abort, ordered,
 };
 
+use crate::held::Held;
 use crate::linear::WeightSource;
 use crate::memory::LayerMemory;
 
-/// A sharded, quantized weight as [`WeightSource`]: gathered, decoded and freed around each use;
-/// its gradient is reduced and scattered into this rank's rows as soon as it is known.
+/// A quantized weight as [`WeightSource`]: its rows are sharded, gathered, decoded and freed around each use, or
+/// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
+/// elements as soon as it is known.
 #[derive(Debug)]
 pub struct ShardedWeight<B: Backend, R: Recipe> {
     shape: Shape,
@@ -39,10 +41,10 @@ struct DecodeKey {
 
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
-    group: GatherGroup<B, R>,
+    held: Held<B, R>,
     /// Planned once per place that the pool lends.
     decodes: Vec<(DecodeKey, B::Plan)>,
-    /// The optimizer's gradient of this rank's rows.
+    /// The optimizer's gradient of this rank's elements.
     grad: Option<B::Buffer<f32>>,
     /// Contributions reduced since the last step.
     arrived: usize,
@@ -68,26 +70,50 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         let comm = mesh.shard.clone();
         let (pool, params) = (memory.pool(), vec![tensor]);
         let group = GatherGroup::new(backend, comm, pool, params, reshard_after_forward)?;
+        let held = Held::Rows(Box::new(group));
+        Ok(Self::of((backend, mesh, memory), shape, held, ranges, wire))
+    }
+
+    /// The weight that every rank has whole in `tensor`, decoded in `memory`; its gradient is reduced and scattered
+    /// into slices of the flattened weight, `ranges` of the ranks.
+    pub fn whole(
+        backend: &B,
+        mesh: &MeshComm<B>,
+        memory: &Arc<LayerMemory<B>>,
+        tensor: QuantizedTensor<B::Buffer<u8>, R>,
+        ranges: Vec<Range<usize>>,
+        wire: GradWire,
+    ) -> Self {
+        let (shape, held) = (tensor.shape(), Held::Whole(Box::new(tensor)));
+        Self::of((backend, mesh, memory), shape, held, ranges, wire)
+    }
+
+    fn of(
+        (backend, mesh, memory): (&B, &MeshComm<B>, &Arc<LayerMemory<B>>),
+        shape: Shape,
+        held: Held<B, R>,
+        ranges: Vec<Range<usize>>,
+        wire: GradWire,
+    ) -> Self {
         let state = State {
-            group,
+            held,
             decodes: Vec::new(),
             grad: None,
             arrived: 0,
             open: false,
         };
-        let (backend, mesh) = (backend.clone(), mesh.clone());
-        Ok(Self {
+        Self {
             shape,
-            backend,
-            mesh,
+            backend: backend.clone(),
+            mesh: mesh.clone(),
             wire,
             ranges,
             memory: memory.clone(),
             state: Mutex::new(state),
-        })
+        }
     }
 
-    /// Connects the optimizer's gradient buffer of this rank's rows.
+    /// Connects the optimizer's gradient buffer of this rank's elements.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
@@ -150,7 +176,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn release(&self) -> Result<()> {
-        self.lock()?.group.release();
+        self.lock()?.held.release();
         Ok(())
     }
 
@@ -159,7 +185,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn account(&self) -> Result<GatherAccount> {
-        Ok(self.lock()?.group.account())
+        Ok(self.lock()?.held.account())
     }
 
     /// Gathers the weight for each phase and compares it with a full cast of `master`, the f32
@@ -176,7 +202,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         };
         let found = state.audit(&self.backend, master);
         // Also after an error: what this rank alone holds, it would not gather with the others.
-        state.group.release();
+        state.held.release();
         or_abort(&*self.mesh.world, found)
     }
 
@@ -197,8 +223,8 @@ impl<B: Backend, R: Recipe> State<B, R> {
     ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
         let mut found = Vec::new();
         for phase in Phase::ALL {
-            self.group.unshard(phase)?;
-            let divergence = audit(backend, self.group.tensor(0)?, orientation(phase), master)?;
+            self.held.unshard(phase)?;
+            let divergence = audit(backend, self.held.tensor()?, orientation(phase), master)?;
             found.extend(divergence.map(|d| (phase, d)));
         }
         Ok(found)
@@ -213,9 +239,9 @@ impl<B: Backend, R: Recipe> State<B, R> {
         values: &mut [f32],
     ) -> std::result::Result<(), ShardError> {
         let scratch = memory.pool().scratch(values.len())?;
-        self.group.unshard(phase)?;
+        self.held.unshard(phase)?;
         let key = DecodeKey {
-            set: self.group.set(),
+            set: self.held.set(),
             phase,
             scratch: scratch.id(),
         };
@@ -224,7 +250,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
             Some(index) => index,
             None => {
                 let out = scratch.buffer().clone();
-                let job = DecodeJob::new(self.group.tensor(0)?, orientation(phase), out)?;
+                let job = DecodeJob::new(self.held.tensor()?, orientation(phase), out)?;
                 let plan = backend.plan(Work::Decode(vec![job]))?;
                 self.decodes.push((key, plan));
                 self.decodes.len() - 1
@@ -262,8 +288,8 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
                 .and_then(|()| use_weight(values));
             // What this rank alone holds after an error, it would not gather with the others.
             match &used {
-                Ok(()) => state.group.reshard(),
-                Err(_) => state.group.release(),
+                Ok(()) => state.held.reshard(),
+                Err(_) => state.held.release(),
             }
             or_abort(&*self.mesh.world, used)
         })
@@ -275,7 +301,7 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
-    /// Reduces `gradient` into the rows of their owners.
+    /// Reduces `gradient` into the elements of their owners.
     fn reduce(&self, gradient: &[f32]) -> Result<()> {
         let mut state = self.lock()?;
         let Some(out) = &state.grad else {

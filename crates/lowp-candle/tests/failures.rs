@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
-use lowp_candle::{ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, VarSpec};
 use lowp_format::{AnyRecipe, RecipeOptions};
 use lowp_kernels::Cpu;
 use lowp_optim::Group;
@@ -24,6 +24,7 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
         decay: false,
     }];
     let options = ModelOptions {
+        sharding: Sharding::Fsdp,
         reshard_after_forward: true,
         grad_wire: GradWire::F32,
         seed: 1,

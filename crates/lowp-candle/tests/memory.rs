@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor, Var};
 use lowp_candle::{
-    Linear, LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec, WeightBytes,
+    Linear, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarSpec, WeightBytes,
 };
 use lowp_format::{
     AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
@@ -75,6 +75,7 @@ fn bytes(
         let comm: Arc<dyn Communicator<Cpu>> = comm;
         let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
         let options = ModelOptions {
+            sharding: Sharding::Fsdp,
             reshard_after_forward: reshard,
             grad_wire: GradWire::F32,
             seed: 7,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, Var};
-use lowp_candle::{LinearSpec, ModelError, ModelOptions, ShardedModel, VarSpec};
+use lowp_candle::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarSpec};
 use lowp_format::{AnyRecipe, Recipe, RecipeOptions};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{Group, StepOptions};
@@ -83,6 +83,7 @@ impl Model {
             decay: false,
         }];
         let options = ModelOptions {
+            sharding: Sharding::Fsdp,
             reshard_after_forward: true,
             grad_wire: GradWire::F32,
             seed: 7,

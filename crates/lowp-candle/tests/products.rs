@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use candle_core::{Device, Var};
 use half::bf16;
-use lowp_candle::{LinearSpec, MatRef, ModelError, ModelOptions, ShardedModel, product};
+use lowp_candle::{LinearSpec, MatRef, ModelError, ModelOptions, ShardedModel, Sharding, product};
 use lowp_format::{
     AnyRecipe, BufferList, KernelKey, Operand, Orientation, Origin, Part, Philox, Recipe, Role,
     Rounding, ScaleSource, Shape, SourceRounding, Usage, tensor_scale,
@@ -250,6 +250,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
     let ranks = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
         let cpu = Cpu;
         let options = ModelOptions {
+            sharding: Sharding::Fsdp,
             reshard_after_forward: true,
             grad_wire: GradWire::F32,
             seed: SEED,

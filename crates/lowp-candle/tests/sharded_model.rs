@@ -7,7 +7,7 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 use lowp_candle::{
     Linear, LinearSpec, MatRef, MemoryWeight, ModelError, ModelOptions, QuantLinear, ShardedModel,
-    product,
+    Sharding, product,
 };
 use lowp_format::{AnyRecipe, Recipe, RecipeOptions, Role, ScaleSource, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
@@ -18,6 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn options() -> ModelOptions {
     ModelOptions {
+        sharding: Sharding::Fsdp,
         reshard_after_forward: true,
         grad_wire: GradWire::F32,
         seed: 7,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use lowp_kernels::{Backend, Moments, Pending, StepCounts};
-use lowp_shard::{Communicator, Mesh, Requantize, ScaleBook, or_abort};
+use lowp_shard::{Communicator, FlatGather, Mesh, Requantize, ScaleBook, or_abort};
 
 use crate::param::Param;
 use crate::report::{PendingStep, StepReport, of_device, read};
@@ -18,7 +18,7 @@ use crate::{Group, OptimError, ParamId, StepOptions};
 pub struct AdamW<B: Backend> {
     /// The step as one call, from the second one on, where the communicator allows it. It is dropped first: libraries
     /// wait for graphs of their collectives before a communicator ends.
-    pub(crate) graph: Option<B::Graph>,
+    pub(crate) graph: Option<StepGraph<B>>,
     pub(crate) id: u64,
     pub(crate) backend: B,
     pub(crate) world: Arc<dyn Communicator<B>>,
@@ -32,6 +32,15 @@ pub struct AdamW<B: Backend> {
     pub(crate) number: u64,
 }
 
+/// A captured step.
+#[derive(Debug)]
+pub(crate) struct StepGraph<B: Backend> {
+    graph: B::Graph,
+    /// Bytes of full weights that a launch sends, counted when it was captured.
+    sent: u64,
+    launches: u64,
+}
+
 impl<B: Backend> AdamW<B> {
     /// Casts the masters for the first time, with scales from the values themselves.
     /// [`AdamWBuilder::build`](crate::AdamWBuilder::build) does it; again it is needed where masters were
@@ -42,10 +51,12 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A rank failed or called something else.
     pub fn calibrate(&self) -> Result<(), OptimError> {
-        Ok(self.requantize.calibrate(&self.book, &*self.world)?)
+        self.requantize.calibrate(&self.book, &*self.world)?;
+        self.work.gather()
     }
 
-    /// Applies one step: norm, update, amax, agreement, cast. Every rank must call it.
+    /// Applies one step: norm, update, amax, agreement, cast, and the gather of full weights
+    /// whose masters are flat slices. Every rank must call it.
     ///
     /// The gradient norm is taken over the shards of a replica; replicas must have equal gradients,
     /// which is checked by their norm. A non-finite gradient on any rank skips the update on all ranks
@@ -53,7 +64,7 @@ impl<B: Backend> AdamW<B> {
     /// in the book advance. Afterwards no gradient is ready, and gathered weights are stale.
     ///
     /// Two collectives, whatever the number of parameters: a gather of the sums of squares, and the
-    /// maximum of all amaxes. Norm, clipping factor, skip and bias corrections are made on the device.
+    /// maximum of all amaxes; a third one where there are flat slices, their gather. Norm, clipping factor, skip and bias corrections are made on the device.
     /// Where collectives are work of its stream ([`Communicator::is_enqueued`]) the host waits for
     /// nothing, and from the second step on gives the whole step as one graph; what became of it
     /// arrives later. Elsewhere the report is there when the call returns.
@@ -72,16 +83,25 @@ impl<B: Backend> AdamW<B> {
     fn try_step(&mut self, options: &StepOptions) -> Result<PendingStep<B>, OptimError> {
         self.prepare(options)?;
         let enqueued = self.world.is_enqueued();
-        match &self.graph {
-            Some(graph) => {
-                self.backend.launch(graph)?;
+        match &mut self.graph {
+            Some(step) => {
+                self.backend.launch(&step.graph)?;
+                step.launches += 1;
                 self.world
                     .expect(self.backend.record()?, "the optimizer step");
             }
             None => {
                 self.enqueue()?;
                 if enqueued {
-                    self.graph = Some(self.backend.capture(|| self.enqueue())?);
+                    let before = self.flat_sent_bytes();
+                    let graph = self.backend.capture(|| self.enqueue())?;
+                    let sent = self.flat_sent_bytes() - before;
+                    let launches = 0;
+                    self.graph = Some(StepGraph {
+                        graph,
+                        sent,
+                        launches,
+                    });
                 }
             }
         }
@@ -141,7 +161,7 @@ impl<B: Backend> AdamW<B> {
         of_device(&report, what, self.mesh.shard, self.world.world_size())
     }
 
-    /// The fp32 master values of this rank's rows.
+    /// The fp32 master values of this rank's rows, or of its flat slice.
     ///
     /// # Errors
     /// An id of another optimizer, or the backend failed.
@@ -189,6 +209,22 @@ impl<B: Backend> AdamW<B> {
     /// The backend failed.
     pub fn counts(&self) -> Result<StepCounts, OptimError> {
         self.work.counts()
+    }
+
+    /// The gather of the weights whose masters are flat slices, where there are any.
+    pub fn flat_gather(&self) -> Option<&FlatGather<B>> {
+        self.work.flat_gather()
+    }
+
+    /// Bytes that this rank sent so far of weights whose masters are flat slices, counted by the communicator; those
+    /// of a step that runs as a graph count with every launch.
+    pub fn flat_sent_bytes(&self) -> u64 {
+        let counted = self.flat_gather().map_or(0, FlatGather::counted_sent_bytes);
+        match &self.graph {
+            // The capture counted what it did not send.
+            Some(step) => counted - step.sent + step.sent * step.launches,
+            None => counted,
+        }
     }
 
     /// The scales of the parameters, and of what else was registered with the builder.

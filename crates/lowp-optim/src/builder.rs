@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
-use lowp_kernels::{Backend, KernelError, Moments, Source, Work};
+use lowp_format::{QuantizedTensor, Recipe};
+use lowp_kernels::{Backend, KernelError, Moments, Source};
 use lowp_shard::{
-    CastInto, CastItem, Communicator, Mesh, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
-    or_abort,
+    CastInto, CastItem, Communicator, FlatGather, FlatParam, Mesh, Requantize, ScaleBook,
+    ScaleBookBuilder, ShardError, or_abort,
 };
 
 use crate::adamw::AdamW;
 use crate::param::{FloatDtype, Param, ParamId, ParamSpec};
-use crate::work::{Passes, StepWork};
+use crate::work::{FlatWork, Passes, StepWork};
 use crate::{Group, OptimError};
 
 /// Collects groups and parameters; recipes and plain parameters mix in any order.
@@ -27,6 +28,8 @@ pub struct AdamWBuilder<B: Backend> {
     scales: ScaleBookBuilder,
     groups: Vec<Group>,
     params: Vec<Param<B>>,
+    /// Those of them that have flat slices.
+    flats: Vec<FlatParam<B>>,
 }
 
 impl<B: Backend> AdamWBuilder<B> {
@@ -44,6 +47,7 @@ impl<B: Backend> AdamWBuilder<B> {
             scales: ScaleBookBuilder::default(),
             groups: Vec::new(),
             params: Vec::new(),
+            flats: Vec::new(),
         }
     }
 
@@ -88,7 +92,50 @@ impl<B: Backend> AdamWBuilder<B> {
         tensor: &impl CastInto<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
-        let (into, tensor) = (tensor, tensor.tensor());
+        let len = tensor.tensor().shape().elements();
+        if spec.master.len() != len {
+            let (name, what, found) = (spec.name, "the master", spec.master.len());
+            return Err(OptimError::Length {
+                name,
+                what,
+                found,
+                needed: len,
+            });
+        }
+        self.add(spec, |builder, master| {
+            let source = Source::F32(master);
+            Ok(CastItem::rows(tensor, source, &mut builder.scales))
+        })
+    }
+
+    /// Adds a parameter whose low-precision form is `tensor`, the full weight on every rank of a replica, and of
+    /// whose masters, moments and gradients this rank has a slice of the flattened matrix: the elements from
+    /// `start` on, as many as `spec.master` has (ZeRO-1). Slices of the ranks follow each other in rank order,
+    /// cut anywhere, and may be empty. A step casts the slices and gathers the full weights.
+    ///
+    /// # Errors
+    /// A name twice, an unknown group, or a slice outside the matrix.
+    pub fn flat_param<R: Recipe>(
+        &mut self,
+        tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+        start: usize,
+        spec: ParamSpec,
+    ) -> Result<ParamId, OptimError> {
+        self.add(spec, |builder, master| {
+            let (source, scales) = (Source::F32(master), &mut builder.scales);
+            let flat = FlatParam::new(&builder.backend, tensor, start, source, scales)?;
+            let item = flat.item().clone();
+            builder.flats.push(flat);
+            Ok(item)
+        })
+    }
+
+    /// Adds a parameter whose masters are cast by what `item` returns for them.
+    fn add(
+        &mut self,
+        spec: ParamSpec,
+        item: impl FnOnce(&mut Self, B::Buffer<f32>) -> Result<CastItem<B>, OptimError>,
+    ) -> Result<ParamId, OptimError> {
         let ParamSpec {
             name,
             group,
@@ -96,7 +143,7 @@ impl<B: Backend> AdamWBuilder<B> {
             grad,
             moments,
         } = spec;
-        let (len, groups) = (tensor.shape().elements(), self.groups.len());
+        let (len, groups) = (master.len(), self.groups.len());
         if self.params.iter().any(|p| p.name == name) {
             return Err(OptimError::DuplicateParam { name });
         }
@@ -107,16 +154,7 @@ impl<B: Backend> AdamWBuilder<B> {
                 groups,
             });
         }
-        if master.len() != len {
-            let (what, found) = ("the master", master.len());
-            return Err(OptimError::Length {
-                name,
-                what,
-                found,
-                needed: len,
-            });
-        }
-        let backend = &self.backend;
+        let backend = self.backend.clone();
         let master = backend.upload(&master)?;
         let moments = match moments {
             FloatDtype::F32 => Moments::F32 {
@@ -132,7 +170,7 @@ impl<B: Backend> AdamWBuilder<B> {
             FloatDtype::F32 => Source::F32(backend.alloc::<f32>(len)?),
             FloatDtype::Bf16 => Source::Bf16(backend.alloc::<bf16>(len)?),
         };
-        let item = CastItem::rows(into, Source::F32(master.clone()), &mut self.scales);
+        let item = item(self, master.clone())?;
         let param = Param {
             name,
             group,
@@ -188,6 +226,7 @@ impl<B: Backend> AdamWBuilder<B> {
             scales,
             groups,
             params,
+            flats,
         } = self;
         if mesh.world() != world.world_size() {
             return Err(ShardError::MeshWorld {
@@ -212,12 +251,18 @@ impl<B: Backend> AdamWBuilder<B> {
             error => error.into(),
         })?;
         let update = params.iter().map(|p| p.update(&groups, &book));
-        let late = params.iter().filter(|p| p.item.needs_agreement());
+        let late = |p: &&Param<B>| p.item.needs_agreement() && !p.is_flat();
+        let second = params.iter().filter(late).map(|p| p.item.encode_job(&book));
+        let flat = if flats.is_empty() {
+            None
+        } else {
+            let gather = FlatGather::new(&backend, &shards(&world, mesh)?, &flats)?;
+            Some(FlatWork::new(&backend, &book, &params, gather)?)
+        };
         let passes = Passes {
             update: update.collect::<Result<_, ShardError>>()?,
-            second: late
-                .map(|p| p.item.encode_job(&book))
-                .collect::<Result<_, _>>()?,
+            second: second.collect::<Result<_, _>>()?,
+            flat,
         };
         let grads: Vec<Source<B>> = params.iter().map(|p| p.grad.clone()).collect();
         let place = (&backend, &world, mesh);
@@ -238,6 +283,18 @@ impl<B: Backend> AdamWBuilder<B> {
     }
 }
 
+/// The ranks that share out a replica, one of which is this one.
+fn shards<B: Backend>(
+    world: &Arc<dyn Communicator<B>>,
+    mesh: Mesh,
+) -> Result<Arc<dyn Communicator<B>>, ShardError> {
+    if mesh.replicate == 1 {
+        return Ok(Arc::clone(world));
+    }
+    let (replica, part) = mesh.coordinates(world.rank())?;
+    world.split(replica, part)
+}
+
 /// The first two parameters that write the same buffer.
 fn shared_buffer<B: Backend>(
     backend: &B,
@@ -245,10 +302,12 @@ fn shared_buffer<B: Backend>(
     params: &[Param<B>],
 ) -> Option<OptimError> {
     let clash = |of: &[&Param<B>]| {
-        let casts: Result<Vec<_>, ShardError> =
-            of.iter().map(|p| p.item.encode_job(book)).collect();
-        let planned = casts.map(|casts| backend.plan(Work::Encode(casts)));
-        matches!(planned, Ok(Err(KernelError::Aliased { .. })))
+        let items: Vec<CastItem<B>> = of.iter().map(|p| p.item.clone()).collect();
+        let planned = Requantize::new(backend, book, &items);
+        matches!(
+            planned,
+            Err(ShardError::Kernel(KernelError::Aliased { .. }))
+        )
     };
     for (index, second) in params.iter().enumerate() {
         let first = if clash(&[second]) {

@@ -1,7 +1,7 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
-use lowp_kernels::{AdamwJob, Backend, Moments, Source};
-use lowp_shard::{CastItem, ScaleBook, ShardError};
+use lowp_kernels::{AdamwJob, AmaxJob, Backend, Moments, Source};
+use lowp_shard::{CastItem, Extent, ScaleBook, ShardError};
 
 use crate::Group;
 
@@ -20,9 +20,10 @@ pub enum FloatDtype {
 pub struct ParamSpec {
     /// Unique name.
     pub name: String,
-    /// Index returned by [`AdamWBuilder::group`].
+    /// Index returned by [`AdamWBuilder::group`](crate::AdamWBuilder::group).
     pub group: usize,
-    /// Initial fp32 master values of this rank's rows, row-major.
+    /// Initial fp32 master values of this rank's rows, row-major, or of its slice of the flattened matrix
+    /// ([`AdamWBuilder::flat_param`](crate::AdamWBuilder::flat_param)).
     pub master: Vec<f32>,
     /// Gradient storage.
     pub grad: FloatDtype,
@@ -73,7 +74,9 @@ impl<B: Backend> Param<B> {
         book: &ScaleBook<B>,
     ) -> Result<AdamwJob<B>, ShardError> {
         let observed = |slot| book.observed_slot(slot);
-        let encode = (!self.item.needs_agreement()).then(|| self.item.encode_job(book));
+        // A flat slice is not encoded with the update: it is no matrix.
+        let fused = !self.item.needs_agreement() && !self.is_flat();
+        let encode = fused.then(|| self.item.encode_job(book));
         Ok(AdamwJob {
             master: self.master.clone(),
             moments: self.moments.clone(),
@@ -84,5 +87,23 @@ impl<B: Backend> Param<B> {
             amax: self.item.slot.map(observed).transpose()?,
             encode: encode.transpose()?.map(Box::new),
         })
+    }
+
+    /// Whether the masters are a slice of the flattened matrix, and not rows.
+    pub(crate) fn is_flat(&self) -> bool {
+        matches!(self.item.extent, Extent::Flat { .. })
+    }
+
+    /// The block amaxes of a flat slice, which the update does not take; it takes that of the tensor.
+    pub(crate) fn observe_blocks(
+        &self,
+        book: &ScaleBook<B>,
+    ) -> Result<Option<AmaxJob<B>>, ShardError> {
+        let job = self.item.amax_job(book)?;
+        let job = job.map(|job| AmaxJob {
+            tensor: None,
+            ..job
+        });
+        Ok(job.filter(|job| !job.blocks.is_empty()))
     }
 }

@@ -7,8 +7,9 @@ use lowp_kernels::{
     AdamwJob, Backend, EncodeJob, GradPart, Pending, Source, StepCounts, StepReport, StepScalars,
     StepScalarsJob, SumSquaresJob, Work,
 };
-use lowp_shard::{Communicator, GatherItem, Mesh, ScaleBook, ShardError, ordered};
+use lowp_shard::{Communicator, FlatGather, GatherItem, Mesh, ScaleBook, ShardError, ordered};
 
+use crate::param::Param;
 use crate::{OptimError, StepOptions};
 
 /// Buffers and plans of a step. Nothing in it waits for the host: the norm, the clipping factor, the
@@ -22,6 +23,8 @@ pub(crate) struct StepWork<B: Backend> {
     scalars: B::Plan,
     update: B::Plan,
     second: B::Plan,
+    /// What flat slices need besides.
+    flat: Option<FlatWork<B>>,
     /// What the host writes: the second half of this rank's [`GradPart`], then the options of the step.
     input: B::Buffer<u8>,
     /// The content of `input`.
@@ -41,8 +44,52 @@ pub(crate) struct StepWork<B: Backend> {
 pub(crate) struct Passes<B: Backend> {
     /// Updates, with encodes whose scale is known before the values.
     pub(crate) update: Vec<AdamwJob<B>>,
-    /// Encodes that need agreed amaxes.
+    /// Encodes of rows that need agreed amaxes.
     pub(crate) second: Vec<EncodeJob<B>>,
+    /// What flat slices need besides.
+    pub(crate) flat: Option<FlatWork<B>>,
+}
+
+/// The casts of flat slices, which are passes of their own, and the gather of the full weights.
+#[derive(Debug)]
+pub(crate) struct FlatWork<B: Backend> {
+    /// The amaxes of their blocks.
+    observe: B::Plan,
+    /// Encodes whose scale is known before the values.
+    early: B::Plan,
+    /// Those that need agreed amaxes.
+    late: B::Plan,
+    gather: FlatGather<B>,
+}
+
+impl<B: Backend> FlatWork<B> {
+    /// Plans the casts of those of `params` that are flat slices, which `gather` gathers.
+    pub(crate) fn new(
+        backend: &B,
+        book: &ScaleBook<B>,
+        params: &[Param<B>],
+        gather: FlatGather<B>,
+    ) -> Result<Self, ShardError> {
+        let (mut observe, mut early, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        for param in params {
+            if let Some(job) = param.item.flat_encode_job(book)? {
+                let needs_agreement = param.item.needs_agreement();
+                let casts = if needs_agreement {
+                    &mut late
+                } else {
+                    &mut early
+                };
+                casts.push(job);
+                observe.extend(param.observe_blocks(book)?);
+            }
+        }
+        Ok(Self {
+            observe: backend.plan(Work::Amax(observe))?,
+            early: backend.plan(Work::FlatEncode(early))?,
+            late: backend.plan(Work::FlatEncode(late))?,
+            gather,
+        })
+    }
 }
 
 impl<B: Backend> StepWork<B> {
@@ -83,6 +130,7 @@ impl<B: Backend> StepWork<B> {
             scalars: backend.plan(Work::StepScalars(vec![make_scalars]))?,
             update: backend.plan(Work::Adamw(passes.update))?,
             second: backend.plan(Work::Encode(passes.second))?,
+            flat: passes.flat,
             ranges: (0..ranks)
                 .map(|rank| rank * GradPart::BYTES..(rank + 1) * GradPart::BYTES)
                 .collect(),
@@ -130,9 +178,30 @@ impl<B: Backend> StepWork<B> {
         ordered(backend, &**world, || world.all_gather(&[item]))?;
         backend.run(&self.scalars, &none)?;
         backend.run_with(&self.update, &self.on_device)?;
+        if let Some(flat) = &self.flat {
+            backend.run_with(&flat.observe, &self.on_device)?;
+            backend.run_with(&flat.early, &self.on_device)?;
+        }
         // Also where the step is skipped: scales of other tensors in the book advance.
         self.book.agree(&**world)?;
-        Ok(backend.run_with(&self.second, &self.on_device)?)
+        backend.run_with(&self.second, &self.on_device)?;
+        if let Some(flat) = &self.flat {
+            backend.run_with(&flat.late, &self.on_device)?;
+        }
+        self.gather()
+    }
+
+    /// Makes full weights of the flat slices.
+    pub(crate) fn gather(&self) -> Result<(), OptimError> {
+        match &self.flat {
+            Some(flat) => Ok(flat.gather.run()?),
+            None => Ok(()),
+        }
+    }
+
+    /// The gather of flat slices, where there are any.
+    pub(crate) fn flat_gather(&self) -> Option<&FlatGather<B>> {
+        self.flat.as_ref().map(|flat| &flat.gather)
     }
 
     /// Starts to read what became of the step.

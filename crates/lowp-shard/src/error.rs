@@ -194,7 +194,7 @@ pub enum ShardError {
     },
     /// A cut through a byte, where whole bytes travel.
     #[error(
-        "flat shard {start}..{end} is cut through a byte at element {at}: casting allows it, gathering does not, because two ranks would each send half of that byte (cut at multiples of {per_byte}, as FlatShard::split does, or merge with FlatShard::merge)"
+        "flat shard {start}..{end} is cut through a byte at element {at}: casting allows it, gathering whole bytes does not, because two ranks would each send half of that byte (cut at multiples of {per_byte}, as FlatShard::split does, gather with FlatGather, or merge with FlatShard::merge)"
     )]
     CutThroughByte {
         /// First element.
@@ -235,6 +235,27 @@ pub enum ShardError {
         first_shape: Shape,
         /// The encoding of rank 0.
         first_code: Code,
+    },
+    /// A place in a bucket that no buffer may begin at.
+    #[error("offset {offset} of a bucket is no multiple of {align}; begin at {}", offset.next_multiple_of(*align))]
+    BucketOffset {
+        /// The offset given.
+        offset: usize,
+        /// What it must be a multiple of.
+        align: usize,
+    },
+    /// A bucket that a tensor does not fit into.
+    #[error(
+        "a tensor of {needed} bytes at offset {offset} does not fit into a bucket of {len} bytes; give it at least {}",
+        offset.saturating_add(*needed)
+    )]
+    BucketRoom {
+        /// Where it would begin.
+        offset: usize,
+        /// Bytes that it takes there.
+        needed: usize,
+        /// Bytes of the bucket.
+        len: usize,
     },
     /// A tensor asked for while it is not gathered.
     #[error(

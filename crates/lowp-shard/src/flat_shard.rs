@@ -11,7 +11,8 @@ use crate::ShardError;
 /// mid-block or mid-byte, and may be empty.
 ///
 /// Byte positions follow from element positions in one place, [`FlatShard::byte_of`]. Cutting
-/// through a byte is legal for casting, which writes single nibbles, and rejected for gathering.
+/// through a byte is legal for casting, which writes single nibbles, and for [`crate::FlatGather`], and
+/// rejected where whole bytes are gathered ([`FlatShard::gather_ranges`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlatShard {
     shape: Shape,
@@ -88,6 +89,15 @@ impl FlatShard {
         first..((self.start + self.len) * self.code.bits()).div_ceil(8)
     }
 
+    /// The bytes of the full data buffer all of whose elements are owned.
+    pub fn whole_bytes(&self) -> Range<usize> {
+        let per_byte = self.code.entries_per_byte();
+        let bytes = |elements: usize| elements / per_byte * self.code.bytes(per_byte);
+        let Range { start, end } = self.elements();
+        let first = bytes(start.next_multiple_of(per_byte));
+        first..bytes(end).max(first)
+    }
+
     /// Where the byte of flat element `element` lies in a buffer that holds [`FlatShard::bytes`]:
     /// `element/2 - start/2` for two elements per byte, never `(element - start)/2`.
     pub fn byte_of(&self, element: usize) -> usize {
@@ -117,7 +127,7 @@ impl FlatShard {
     /// # Errors
     /// A cut through a byte, or shards that do not cover one matrix in rank order.
     pub fn gather_ranges(shards: &[FlatShard]) -> Result<Vec<Range<usize>>, ShardError> {
-        check_tiling(shards)?;
+        Self::check_tiling(shards)?;
         shards
             .iter()
             .map(|shard| shard.gatherable().map(|()| shard.bytes()))
@@ -131,7 +141,7 @@ impl FlatShard {
     /// Shards that do not cover one matrix in rank order, or pieces of another length than
     /// [`FlatShard::bytes`].
     pub fn merge(shards: &[FlatShard], pieces: &[&[u8]]) -> Result<Vec<u8>, ShardError> {
-        check_tiling(shards)?;
+        Self::check_tiling(shards)?;
         if shards.len() != pieces.len() {
             let what = "a list of pieces".to_owned();
             return Err(ShardError::World {
@@ -178,26 +188,39 @@ impl FlatShard {
         }
         keep
     }
-}
 
-/// Accepts shards of one matrix that cover it in rank order.
-fn check_tiling(shards: &[FlatShard]) -> Result<(), ShardError> {
-    let Some(&FlatShard { shape, code, .. }) = shards.first() else {
-        return Err(lowp_format::FormatError::EmptyWorld.into());
-    };
-    let mut expected = 0;
-    for (rank, shard) in shards.iter().enumerate() {
-        if (shard.shape, shard.code) != (shape, code) {
-            return Err(ShardError::FlatMixed {
-                rank,
-                shape: shard.shape,
-                code: shard.code,
-                first_shape: shape,
-                first_code: code,
-            });
+    /// Accepts shards of one matrix that cover it in rank order.
+    ///
+    /// # Errors
+    /// [`ShardError::FlatMixed`] or [`ShardError::FlatTiling`].
+    pub(crate) fn check_tiling(shards: &[FlatShard]) -> Result<(), ShardError> {
+        let Some(&FlatShard { shape, code, .. }) = shards.first() else {
+            return Err(lowp_format::FormatError::EmptyWorld.into());
+        };
+        let mut expected = 0;
+        for (rank, shard) in shards.iter().enumerate() {
+            if (shard.shape, shard.code) != (shape, code) {
+                return Err(ShardError::FlatMixed {
+                    rank,
+                    shape: shard.shape,
+                    code: shard.code,
+                    first_shape: shape,
+                    first_code: code,
+                });
+            }
+            let start = shard.start;
+            if start != expected {
+                return Err(ShardError::FlatTiling {
+                    shape,
+                    rank,
+                    start,
+                    expected,
+                });
+            }
+            expected += shard.len;
         }
-        let start = shard.start;
-        if start != expected {
+        if expected != shape.elements() {
+            let (rank, start) = (shards.len(), shape.elements());
             return Err(ShardError::FlatTiling {
                 shape,
                 rank,
@@ -205,16 +228,6 @@ fn check_tiling(shards: &[FlatShard]) -> Result<(), ShardError> {
                 expected,
             });
         }
-        expected += shard.len;
+        Ok(())
     }
-    if expected != shape.elements() {
-        let (rank, start) = (shards.len(), shape.elements());
-        return Err(ShardError::FlatTiling {
-            shape,
-            rank,
-            start,
-            expected,
-        });
-    }
-    Ok(())
 }

@@ -45,10 +45,12 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod bucket;
 mod comm;
 mod control;
 mod error;
 mod flat_shard;
+mod flat_weights;
 mod gather;
 mod init;
 mod mesh;
@@ -59,6 +61,7 @@ mod version;
 mod whole;
 
 pub use audit::{Divergence, audit};
+pub use bucket::{BUCKET_ALIGN, bucket_bytes, move_into};
 pub use comm::{
     Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LocalComm, RanksFailed,
     ReduceItem, Started, Traffic, or_abort, ordered, run_comms, run_ranks, run_ranks_on,
@@ -66,6 +69,7 @@ pub use comm::{
 pub use control::{Control, Launch, join, threads};
 pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;
+pub use flat_weights::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, Unsharded,
     run_steps,

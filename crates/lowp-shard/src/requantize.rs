@@ -160,30 +160,35 @@ impl<B: Backend> CastItem<B> {
         self.slot.map(|slot| book.tensor_input(slot)).transpose()
     }
 
-    fn flat_job(
+    /// The cast of a flat extent; rows have none.
+    ///
+    /// # Errors
+    /// It was registered in another book.
+    pub fn flat_encode_job(
         &self,
         book: &ScaleBook<B>,
-        start: usize,
-        len: usize,
-    ) -> Result<FlatEncodeJob<B>, ShardError> {
-        let blocks = match &self.extent {
-            Extent::Flat { blocks, .. } if !blocks.is_empty() => Some(FlatBlocks {
+    ) -> Result<Option<FlatEncodeJob<B>>, ShardError> {
+        let Extent::Flat { start, len, blocks } = &self.extent else {
+            return Ok(None);
+        };
+        let blocks = (!blocks.is_empty()).then(|| {
+            Ok::<_, ShardError>(FlatBlocks {
                 amaxes: book.observed().clone(),
                 blocks: book.block_amaxes(blocks)?,
-            }),
-            _ => None,
-        };
-        Ok(FlatEncodeJob {
+            })
+        });
+        let blocks = blocks.transpose()?;
+        Ok(Some(FlatEncodeJob {
             shape: self.shape,
-            start,
-            len,
+            start: *start,
+            len: *len,
             kernel: self.kernel,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
             tensor: self.tensor_input(book)?,
             blocks,
             targets: self.targets.clone(),
-        })
+        }))
     }
 }
 
@@ -253,11 +258,9 @@ impl<B: Backend> Requantize<B> {
             let mut rows = Vec::new();
             let mut flats = Vec::new();
             for item in items.iter().filter(|item| of(item)) {
-                match item.extent {
-                    Extent::Rows => rows.push(item.encode_job(book)?),
-                    Extent::Flat { start, len, .. } => {
-                        flats.push(item.flat_job(book, start, len)?);
-                    }
+                match item.flat_encode_job(book)? {
+                    Some(job) => flats.push(job),
+                    None => rows.push(item.encode_job(book)?),
                 }
             }
             Ok([

@@ -195,6 +195,13 @@ impl<B: Backend, R: Recipe> ShardedTensor<B, R> {
         Ok(Self { spec, local })
     }
 
+    /// The same rows and version over other buffers.
+    pub(crate) fn with_tensor(&self, tensor: QuantizedTensor<B::Buffer<u8>, R>) -> Self {
+        let (spec, version) = (self.spec.clone(), self.local.version.clone());
+        let local = LocalTensor { tensor, version };
+        Self { spec, local }
+    }
+
     /// Which rows these are.
     pub fn spec(&self) -> &ShardSpec {
         &self.spec

@@ -46,6 +46,37 @@ proptest! {
         }
     }
 
+    /// Each rank's piece lies in its place in the destination already: the gather fills in the others, and
+    /// changes nothing else.
+    #[test]
+    fn all_gather_in_place_keeps_the_own_piece(
+        gaps in prop::collection::vec(0usize..3, 1..=6), len in 0usize..50,
+    ) {
+        let mut end = 0;
+        let ranges: Vec<_> = (0..).zip(&gaps).map(|(rank, gap)| {
+            let start = end + gap;
+            end = start + if rank % 3 == 2 { 0 } else { len };
+            start..end
+        }).collect();
+        let (full, before) = (bytes(1, end + 2), bytes(2, end + 2));
+        let results = ranks(gaps.len(), |rank, comm| {
+            let mut own = before.clone();
+            own[ranges[rank].clone()].copy_from_slice(&full[ranges[rank].clone()]);
+            let dest = Cpu.upload(&own)?;
+            let source = &Cpu.view(&dest, ranges[rank].clone())?;
+            comm.all_gather(&[GatherItem { source, dest: &dest, ranges: &ranges }])?;
+            assert_eq!(comm.traffic().all_gather_bytes, ranges[rank].len() as u64);
+            Ok(Cpu.download(&dest)?)
+        });
+        let mut expected = before;
+        for range in &ranges {
+            expected[range.clone()].copy_from_slice(&full[range.clone()]);
+        }
+        for found in results {
+            prop_assert_eq!(&found, &expected);
+        }
+    }
+
     #[test]
     fn reduce_scatter_is_the_sum_in_rank_order(
         world in 1usize..=9,

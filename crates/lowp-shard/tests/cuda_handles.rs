@@ -5,9 +5,13 @@
 
 mod common;
 
-use common::PATIENCE;
-use lowp_kernels::{Backend, Cuda};
-use lowp_shard::{GatherItem, GradWire, ReduceItem, ShardError, run_ranks_on};
+use common::{PATIENCE, values};
+use lowp_format::{AnyRecipe, QuantizedTensor, Shape, Usage};
+use lowp_kernels::{Backend, Cpu, Cuda, Source};
+use lowp_shard::{
+    FlatMaster, GatherItem, GradWire, ReduceItem, ShardError, bucket_bytes, cast_master_weights,
+    move_into, quantize, run_ranks_on,
+};
 
 const RANKS: usize = 3;
 /// Bytes of a piece: a copy takes much longer than the call that starts it.
@@ -109,5 +113,58 @@ fn cuda_reductions_follow_the_streams_of_all_ranks() {
     for [out, most] in run.unwrap_or_else(|e| panic!("{e}")) {
         assert!(out.iter().all(|&x| x == 6.0));
         assert!(most.iter().all(|&x| x == 3.0));
+    }
+}
+
+/// Full weights of every recipe, cut through rows, blocks and bytes, in one bucket per rank.
+#[test]
+fn cuda_flat_weights_have_the_bytes_of_the_cpu() {
+    let Some(backends) = handles() else { return };
+    let shape = Shape::new(133, 192);
+    let ends = [8_191, 20_001, shape.elements()];
+    let source = |seed| values(seed, shape.elements());
+    for usage in [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH] {
+        let recipes = || (0..).zip(AnyRecipe::all());
+        let run = run_ranks_on(&backends, PATIENCE, |rank, comm| -> Result<_, ShardError> {
+            let backend = &backends[rank];
+            let own = rank.checked_sub(1).map_or(0, |before| ends[before])..ends[rank];
+            let mut tensors = Vec::new();
+            for (_, recipe) in recipes() {
+                tensors.push(QuantizedTensor::new(recipe, shape, usage, |_, bytes| {
+                    Ok::<_, ShardError>(backend.alloc::<u8>(bytes)?)
+                })?);
+            }
+            let bucket = backend.alloc::<u8>(tensors.iter().map(bucket_bytes).sum())?;
+            let mut offset = 0;
+            for tensor in &mut tensors {
+                *tensor = move_into(backend, tensor, &bucket, offset)?;
+                offset += bucket_bytes(tensor);
+            }
+            let mut weights = Vec::new();
+            for (seed, tensor) in (0..).zip(&tensors) {
+                let master = Source::F32(backend.upload(&source(seed)[own.clone()])?);
+                let start = own.start;
+                weights.push(FlatMaster {
+                    tensor,
+                    start,
+                    master,
+                });
+            }
+            cast_master_weights(backend, &comm, &weights)?;
+            let buffers = tensors.iter().flat_map(|t| t.buffers());
+            let bytes = buffers.map(|b| backend.download(&b.storage));
+            Ok(bytes.collect::<Result<Vec<_>, _>>()?)
+        });
+        let mut expected = Vec::new();
+        for (seed, recipe) in recipes() {
+            let source = Source::F32(Cpu.upload(&source(seed)).expect("memory"));
+            let whole = quantize(&Cpu, recipe, shape, usage, source, None).expect("quantized");
+            for buffer in whole.buffers() {
+                expected.push(Cpu.download(&buffer.storage).expect("bytes"));
+            }
+        }
+        for found in run.unwrap_or_else(|e| panic!("{usage}: {e}")) {
+            assert!(found == expected, "{usage}");
+        }
     }
 }

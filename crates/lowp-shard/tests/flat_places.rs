@@ -25,6 +25,16 @@ proptest! {
             prop_assert!(shard.bytes().contains(&place));
             prop_assert_eq!(shard.byte_of(element), place - shard.bytes().start);
         }
+        // Whole bytes are those that hold no bit of another element.
+        let whole = shard.whole_bytes();
+        let owned = |byte: usize| {
+            let mut elements = byte * 8 / code.bits()..=(byte * 8 + 7) / code.bits();
+            elements.all(|element| (start..end).contains(&element))
+        };
+        for byte in shard.bytes().start.saturating_sub(2)..shard.bytes().end + 2 {
+            prop_assert_eq!(whole.contains(&byte), owned(byte), "byte {}", byte);
+        }
+        prop_assert!(whole.start <= whole.end);
         // No byte but those of elements.
         let touched = shard.bytes().len() * 8 / code.bits();
         prop_assert!(touched < shard.len() + 2 * code.entries_per_byte());

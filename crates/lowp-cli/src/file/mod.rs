@@ -5,6 +5,7 @@ mod cast;
 mod dequantize;
 mod difference;
 mod fields;
+mod flat;
 mod foreign;
 mod header;
 #[cfg(test)]

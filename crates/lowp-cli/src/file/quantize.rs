@@ -3,6 +3,7 @@
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
+use super::flat::{Flat, FlatCuts};
 use super::input_error::file_error;
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
@@ -30,6 +31,7 @@ use std::path::PathBuf;
   lowp quantize model.safetensors.index.json -o q.safetensors --recipe {recipe} --keep-unfit
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --tensors '*.weight'
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --ignore 'lm_head*'
+  lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --flat-cuts 1000,5001
 
 A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
 T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
@@ -48,6 +50,11 @@ pub(crate) struct Args {
     /// Where the cast runs: `cpu`, `cuda` or `cuda:N`. The bytes are the same
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
+
+    /// Cast as ranks of ZeRO-1 do, which cut the flattened elements of every tensor at these offsets, anywhere: the
+    /// same bytes. Offsets beyond the end of a tensor leave the later ranks none of it
+    #[arg(long, value_name = "A,B,C", value_delimiter = ',')]
+    flat_cuts: Vec<usize>,
 
     #[command(flatten)]
     recipe: RecipeArgs,
@@ -70,12 +77,16 @@ impl OnDevice for &Args {
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let setup = self.recipe.setup()?;
         let select = self.recipe.select()?;
+        let cuts = FlatCuts::new(&self.flat_cuts)?;
         let summary = Summary::begin(self.verbosity);
         let model = Model::open(&self.input)?;
         let choices = select.choose(&model, &setup)?;
+        if let Some(cuts) = &cuts {
+            cuts.check(&model, &choices.all)?;
+        }
         let target = FileTarget::new(&self.output, model.files())?;
         let progress = Progress::new("quantize");
-        let outputs = outputs(backend, &model, &choices.all, &progress)?;
+        let outputs = outputs(backend, &model, &choices.all, cuts, &progress)?;
         outputs.check()?;
         progress.begin(outputs.work());
         let written = target.fill(|draft| outputs.write(draft, &progress))?;
@@ -86,7 +97,7 @@ impl OnDevice for &Args {
     }
 }
 
-/// The tensors of the file that `choices` of `model` make.
+/// The tensors of the file that `choices` of `model` make, cast through flat slices where there are `cuts`.
 ///
 /// # Errors
 /// Block scales that do not have the form that is asked for.
@@ -94,6 +105,7 @@ pub(super) fn outputs<'a, B: Backend>(
     backend: &'a B,
     model: &Model,
     choices: &[Choice<'a>],
+    cuts: Option<FlatCuts>,
     progress: &'a Progress,
 ) -> Result<Outputs<'a>> {
     let (mut metadata, mut sources) = (copied_metadata(model), Vec::new());
@@ -116,17 +128,28 @@ pub(super) fn outputs<'a, B: Backend>(
     }
     let make = Box::new(move |job: usize, pass: Pass| {
         let (tensor, Matrix { shape, setup }, fields) = &jobs[job];
-        let source = load(backend, tensor, 0..shape.elements(), progress)?;
         let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
-        let full = empty(backend, setup.recipe, worked(*shape), &specs)?;
-        let amax = cast(
-            backend,
-            &LocalComm::solo(backend),
-            &full,
-            source,
-            setup.delayed_scale,
-            pass,
-        )?;
+        let (recipe, delayed_scale) = (setup.recipe, setup.delayed_scale);
+        let load = |range| load(backend, tensor, range, progress);
+        let (full, amax) = match &cuts {
+            None => {
+                let source = load(0..shape.elements())?;
+                let full = empty(backend, recipe, worked(*shape), &specs)?;
+                let solo = LocalComm::solo(backend);
+                let amax = cast(backend, &solo, &full, source, delayed_scale, pass)?;
+                (full, amax)
+            }
+            Some(cuts) => {
+                let flat = Flat {
+                    recipe,
+                    shape: worked(*shape),
+                    specs: &specs,
+                    delayed_scale,
+                    pass,
+                };
+                cuts.cast(backend, &flat, load)?
+            }
+        };
         let fields = fields.clone();
         Ok(Box::new(Packed {
             backend: backend.clone(),

@@ -50,7 +50,7 @@ impl OnDevice for SourceCheck<'_> {
         reject_quantized(&model)?;
         let choices = choices(&file, &tensors, &model)?;
         let progress = Progress::new("verify");
-        let outputs = quantize::outputs(backend, &model, &choices, &progress)?;
+        let outputs = quantize::outputs(backend, &model, &choices, None, &progress)?;
         outputs.check()?;
 
         let items: BTreeMap<&str, &Item<'_>> = outputs

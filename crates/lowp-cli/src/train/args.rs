@@ -1,12 +1,32 @@
 //! The options of `lowp train`.
 
 use crate::recipes::{self, RecipeName};
+use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use lowp_candle::Sharding;
 use lowp_shard::Mesh;
 use std::path::{Path, PathBuf};
 
 /// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.
 pub(crate) const DEFAULT_RECIPE: &str = "mxfp8";
+
+/// A [`Sharding`] by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShardingName {
+    /// Rows of weights, masters and moments; weights are gathered for each use
+    Fsdp,
+    /// The full low-precision weights, gathered once per step, and flat slices of masters and moments
+    Zero1,
+}
+
+impl From<ShardingName> for Sharding {
+    fn from(name: ShardingName) -> Self {
+        match name {
+            ShardingName::Fsdp => Sharding::Fsdp,
+            ShardingName::Zero1 => Sharding::Zero1,
+        }
+    }
+}
 
 /// Examples of the help text.
 fn examples() -> String {
@@ -16,6 +36,7 @@ fn examples() -> String {
   lowp train --compare all --report train.html
   lowp train --recipe {DEFAULT_RECIPE} --mesh 2x2 --steps 1000 --json train.json
   lowp train --compare {DEFAULT_RECIPE},{DEFAULT_RECIPE}+ocp-floor --seeds 3
+  lowp train --sharding zero1 --world-size 3
   lowp train --world-size 4 --data my.txt --dim 256 --layers 6"
     )
 }
@@ -79,7 +100,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RxS")]
     pub(crate) mesh: Option<Mesh>,
 
-    /// Free gathered weights after the forward pass and gather them again for the backward pass
+    /// What each rank has of the weights between steps
+    #[arg(long, value_name = "NAME", default_value = "fsdp")]
+    pub(crate) sharding: ShardingName,
+
+    /// Free gathered weights after the forward pass and gather them again for the backward pass (with fsdp)
     #[arg(
         long,
         value_name = "BOOL",

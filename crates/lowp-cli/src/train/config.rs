@@ -5,6 +5,7 @@ use super::memory::{self, Needed};
 use super::model::GptConfig;
 use super::recipes::{self, Run};
 use crate::usage::UsageError;
+use lowp_candle::Sharding;
 use lowp_format::{FormatError, Recipe, Shape};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh};
@@ -22,6 +23,7 @@ const MAX_TOKENS: usize = 1 << 24;
 pub(crate) struct Config {
     pub(crate) model: GptConfig,
     pub(crate) mesh: Mesh,
+    pub(crate) sharding: Sharding,
     pub(crate) reshard_after_forward: bool,
     pub(crate) steps: usize,
     pub(crate) seed: u64,
@@ -49,6 +51,7 @@ pub(crate) struct ConfigRecord {
     seed: u64,
     seeds: usize,
     mesh: [usize; 2],
+    sharding: &'static str,
     reshard_after_forward: bool,
     grad_wire: &'static str,
     lr: f32,
@@ -104,6 +107,7 @@ impl Config {
         Ok(Self {
             model,
             mesh,
+            sharding: args.sharding.into(),
             reshard_after_forward: args.reshard_after_forward,
             steps: args.steps,
             seed: args.seed,
@@ -162,6 +166,10 @@ impl Config {
             seed: self.seed,
             seeds: self.seeds,
             mesh: [self.mesh.replicate, self.mesh.shard],
+            sharding: match self.sharding {
+                Sharding::Fsdp => "fsdp",
+                Sharding::Zero1 => "zero1",
+            },
             reshard_after_forward: self.reshard_after_forward,
             grad_wire: self.grad_wire_name(),
             lr: self.group.lr,

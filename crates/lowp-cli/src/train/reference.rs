@@ -1,6 +1,7 @@
 //! What the same weights would cost in bf16, by the same plans.
 
 use super::config::Config;
+use lowp_candle::Sharding;
 use lowp_format::{AnyRecipe, Code, FormatError, PhasePlans, Recipe, RowCuts, Shape, Usage};
 
 /// Bytes of all linear weights of one replica.
@@ -38,6 +39,10 @@ fn bytes(recipe: &impl Recipe, shape: Shape, config: &Config) -> Result<[usize; 
     let cuts = RowCuts::new(shape.rows, config.mesh.shard, quantum)?;
     let plans = PhasePlans::new(recipe, shape, &cuts, config.reshard_after_forward)?;
     let stored = recipe.stored(Usage::BOTH);
-    let stored = stored.iter().map(|spec| spec.bytes(shape)).sum();
-    Ok([stored, plans.wire_bytes()])
+    let stored: usize = stored.iter().map(|spec| spec.bytes(shape)).sum();
+    Ok(match config.sharding {
+        Sharding::Fsdp => [stored, plans.wire_bytes()],
+        // Every rank has the weight, which is gathered once per step.
+        Sharding::Zero1 => [stored * config.mesh.shard, stored],
+    })
 }

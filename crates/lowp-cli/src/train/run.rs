@@ -152,6 +152,7 @@ impl Rank<'_> {
         let (ranks, threads) = (config.mesh.world(), self.threads);
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let options = ModelOptions {
+            sharding: config.sharding,
             reshard_after_forward: config.reshard_after_forward,
             grad_wire: config.grad_wire,
             seed: config.seed,

@@ -383,7 +383,7 @@ impl Variant {
 mod tests {
     use super::*;
     use candle_core::{Device, Tensor, Var};
-    use lowp_candle::{LinearSpec, ModelOptions, ShardedModel};
+    use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, Sharding};
     use lowp_kernels::{Backend, Cpu};
     use lowp_optim::Group;
     use lowp_shard::{GradWire, Init, LocalComm, Mesh, MeshComm};
@@ -450,6 +450,7 @@ mod tests {
             init: Init::Normal(0.1),
         };
         let options = ModelOptions {
+            sharding: Sharding::Fsdp,
             reshard_after_forward: true,
             grad_wire: GradWire::F32,
             seed: 1,

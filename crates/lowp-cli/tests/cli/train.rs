@@ -219,6 +219,31 @@ fn resharding_does_not_change_the_result() {
     }
 }
 
+/// ZeRO-1 trains the same bits; it keeps full weights and sends each code once per step.
+#[test]
+fn full_weights_do_not_change_the_result() {
+    for mesh in ["1x1", "1x2", "2x2", "1x3"] {
+        let [fsdp, zero1] = ["fsdp", "zero1"].map(|sharding| {
+            let all = ["--compare", "all", "--steps", "3", "--mesh", mesh];
+            train_json(&[&all[..], &["--sharding", sharding]].concat())
+        });
+        assert_eq!(zero1["config"]["sharding"], "zero1");
+        for (fsdp, zero1) in runs(&fsdp).iter().zip(runs(&zero1)) {
+            for key in ["recipe", "train_loss", "val_loss", "master_weight_bytes"] {
+                assert_eq!(fsdp[key], zero1[key], "{key}, {mesh}");
+            }
+            let [less, more] = [fsdp, zero1].map(|run| number(run, "resident_weight_bytes"));
+            assert!(more >= less, "{}", text(zero1, "recipe"));
+            let wire = "wire_bytes_per_step";
+            assert!(
+                number(zero1, wire) <= number(fsdp, wire),
+                "{}",
+                text(zero1, "recipe")
+            );
+        }
+    }
+}
+
 #[test]
 fn seeds_repeat_every_run() {
     let document = train_json(&["--steps", "2", "--seeds", "2", "--seed", "5"]);

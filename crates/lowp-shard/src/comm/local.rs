@@ -1,5 +1,6 @@
 //! [`LocalComm`]: ranks as threads of one process.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -128,6 +129,13 @@ impl<B: Backend> LocalComm<B> {
         Ok(())
     }
 
+    /// Whether the source of `item` is already the bytes `range` of its destination.
+    fn in_place(&self, item: &GatherItem<'_, B>, range: &Range<usize>) -> bool {
+        let span = |buffer| self.backend.span::<u8>(buffer);
+        let (source, dest) = (span(item.source), span(item.dest));
+        !range.is_empty() && source.start == dest.start + range.start
+    }
+
     fn all_gather_in_turn(
         &self,
         call: Call,
@@ -141,6 +149,9 @@ impl<B: Backend> LocalComm<B> {
                 // Starting at the own rank spreads the ranks over the sources.
                 for from in (rank..world).chain(0..rank) {
                     let range = &item.ranges[from];
+                    if from == rank && self.in_place(item, range) {
+                        continue;
+                    }
                     if let (Brought::Bytes(sources, _), false) =
                         (&posts[from].payload, range.is_empty())
                     {

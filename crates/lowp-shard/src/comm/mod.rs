@@ -24,7 +24,8 @@ pub use traffic::{Counters, Traffic};
 pub struct GatherItem<'a, B: Backend> {
     /// This rank's piece, whole.
     pub source: &'a B::Buffer<u8>,
-    /// Where all pieces go; another buffer than any rank's source.
+    /// Where all pieces go; apart from every rank's source, but that this rank's piece may lie in its
+    /// place in it already.
     pub dest: &'a B::Buffer<u8>,
     /// The bytes of `dest` that each rank's piece fills, in rank order.
     pub ranges: &'a [Range<usize>],
@@ -74,7 +75,8 @@ impl GradWire {
 /// One batch of data between ranks.
 #[derive(Debug)]
 pub enum Collective<'a, B: Backend> {
-    /// Gathers every rank's piece of every item; the rank's own piece is copied too.
+    /// Gathers every rank's piece of every item; the rank's own piece is copied too, unless it lies in its
+    /// place.
     AllGather(&'a [GatherItem<'a, B>]),
     /// Sums gradients over the ranks with f32 accumulation, and gives each rank its own range.
     ReduceScatter(&'a [ReduceItem<'a, B>], GradWire),

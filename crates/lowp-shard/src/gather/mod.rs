@@ -18,6 +18,7 @@ mod views;
 pub use account::{GatherAccount, ParamAccount};
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
+pub(crate) use pool::check_transpose;
 use pool::{Lease, Move, ParamPlans};
 pub use scratch::Scratch;
 pub use steps::{GatherTarget, run_steps};

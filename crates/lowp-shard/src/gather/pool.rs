@@ -352,7 +352,7 @@ fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
 }
 
 /// Accepts buffers that are exact transposes of their sources.
-pub(super) fn check_transpose(
+pub(crate) fn check_transpose(
     recipe: &'static str,
     spec: &BufferSpec,
     from: &BufferSpec,

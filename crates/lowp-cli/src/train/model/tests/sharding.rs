@@ -1,8 +1,8 @@
 //! The model over sharded weights: bits that depend on no policy, losses that depend on neither ranks nor micro-batches.
 
 use super::super::{Batch, Gpt, GptConfig};
-use lowp_candle::{ModelError, ModelOptions, ShardedModel};
-use lowp_format::{AnyRecipe, Recipe, Role, ScaleSource};
+use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, WeightSource};
+use lowp_format::{AnyRecipe, Phase, Recipe, Role, ScaleSource};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradWire, Mesh, MeshComm, run_ranks};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A model small enough for every recipe, one pass of `steps` steps; returns losses and masters.
+/// The losses of [`train_as`] with rows.
 fn train(
     recipe: AnyRecipe,
     world: usize,
@@ -19,6 +19,21 @@ fn train(
     micro_batches: usize,
     steps: u64,
 ) -> Vec<f32> {
+    train_as(Sharding::Fsdp, recipe, world, reshard, micro_batches, steps).0
+}
+
+/// Bits of the weights that products read, by layer and phase.
+type Weights = Vec<Vec<u32>>;
+
+/// A model small enough for every recipe, one pass of `steps` steps; returns losses and weights.
+fn train_as(
+    sharding: Sharding,
+    recipe: AnyRecipe,
+    world: usize,
+    reshard: bool,
+    micro_batches: usize,
+    steps: u64,
+) -> (Vec<f32>, Weights) {
     let config = GptConfig {
         dim: 64,
         layers: 1,
@@ -29,6 +44,7 @@ fn train(
     let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
         let cpu = Cpu;
         let options = ModelOptions {
+            sharding,
             reshard_after_forward: reshard,
             grad_wire: GradWire::F32,
             seed: 7,
@@ -68,10 +84,43 @@ fn train(
             assert!(sharded.finish_step(&StepOptions::default())?.applied);
         }
         assert_eq!(sharded.audit()?, [], "{}", recipe.name());
-        Ok::<_, ModelError>(losses)
+        let mut weights = Weights::new();
+        for layer in 0..linears.len() {
+            for phase in Phase::ALL {
+                sharded
+                    .weight(layer)
+                    .expect("a layer")
+                    .with_weight(phase, &mut |w| {
+                        weights.push(w.iter().map(|x| x.to_bits()).collect());
+                        Ok(())
+                    })?;
+            }
+        }
+        Ok::<_, ModelError>((losses, weights))
     })
     .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
     losses.swap_remove(0)
+}
+
+/// Full weights that are gathered once per step train as rows that are gathered for each use do: the same losses
+/// and the same weights, to the bit.
+fn zero1_is_fsdp(world: usize) {
+    for recipe in AnyRecipe::all() {
+        let [fsdp, zero1] = [Sharding::Fsdp, Sharding::Zero1]
+            .map(|sharding| train_as(sharding, recipe, world, true, 1, 20));
+        assert_eq!(fsdp.0, zero1.0, "{}", recipe.name());
+        assert!(fsdp.1 == zero1.1, "{}: other weights", recipe.name());
+    }
+}
+
+#[test]
+fn zero1_is_fsdp_on_two_ranks() {
+    zero1_is_fsdp(2);
+}
+
+#[test]
+fn zero1_is_fsdp_on_three_ranks() {
+    zero1_is_fsdp(3);
 }
 
 #[test]

@@ -1,0 +1,173 @@
+//! [`FlatGather`]: full weights of what every rank cast of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lowp_kernels::{Backend, StepScalars, TransposeJob, Work};
+
+use super::FlatParam;
+use super::moves::Moves;
+use crate::{Communicator, FlatShard, GatherItem, ShardError, or_abort, ordered};
+
+/// The gather of flat weights, and the derived buffers after it: for who casts their items
+/// ([`FlatParam::item`]) beside others, as an optimizer does. [`FlatWeights`](crate::FlatWeights) is both.
+#[derive(Debug)]
+pub struct FlatGather<B: Backend> {
+    backend: B,
+    pub(super) comm: Arc<dyn Communicator<B>>,
+    moves: Moves<B>,
+    /// Local work after the gather, in order.
+    post: Vec<B::Plan>,
+    staged_bytes: usize,
+    sent: AtomicU64,
+}
+
+impl<B: Backend> FlatGather<B> {
+    /// Plans the gather of `params` among the ranks of `comm`. Collective: ranks tell each other which elements
+    /// they own.
+    ///
+    /// # Errors
+    /// Ranks with other parameters, slices that do not cover a matrix in rank order, or buffers that two
+    /// parameters share, on every rank.
+    pub fn new(
+        backend: &B,
+        comm: &Arc<dyn Communicator<B>>,
+        params: &[FlatParam<B>],
+    ) -> Result<Self, ShardError> {
+        let shards = or_abort(&**comm, all_shards(&**comm, params))?;
+        or_abort(&**comm, Self::plan(backend, comm, params, &shards))
+    }
+
+    fn plan(
+        backend: &B,
+        comm: &Arc<dyn Communicator<B>>,
+        params: &[FlatParam<B>],
+        shards: &[Vec<FlatShard>],
+    ) -> Result<Self, ShardError> {
+        // Of one device, or the ranks hear of it.
+        ordered(backend, &**comm, || Ok(()))?;
+        let mut moves = Moves::new(backend, comm.rank());
+        for (param, shards) in params.iter().zip(shards) {
+            for data in &param.data {
+                moves.add(data, shards)?;
+            }
+        }
+        moves.plan()?;
+        let jobs: [Vec<TransposeJob<B>>; 2] = [
+            params.iter().flat_map(|p| p.turned.clone()).collect(),
+            params.iter().flat_map(|p| p.derived.clone()).collect(),
+        ];
+        let mut post = Vec::new();
+        for jobs in jobs.into_iter().filter(|jobs| !jobs.is_empty()) {
+            post.push(backend.plan(Work::Transpose(jobs))?);
+        }
+        Ok(Self {
+            backend: backend.clone(),
+            comm: Arc::clone(comm),
+            moves,
+            post,
+            staged_bytes: params.iter().map(FlatParam::staged_bytes).sum(),
+            sent: AtomicU64::new(0),
+        })
+    }
+
+    /// Brings the elements of all ranks together. Collective.
+    ///
+    /// # Errors
+    /// The backend or a rank failed.
+    pub fn gather(&self) -> Result<(), ShardError> {
+        or_abort(&*self.comm, self.try_gather())
+    }
+
+    fn try_gather(&self) -> Result<(), ShardError> {
+        let none = StepScalars::default();
+        if let Some(plan) = &self.moves.before {
+            self.backend.run(plan, &none)?;
+        }
+        let items: Vec<GatherItem<'_, B>> = self.moves.items().collect();
+        if !items.is_empty() {
+            let before = self.comm.traffic();
+            ordered(&self.backend, &*self.comm, || self.comm.all_gather(&items))?;
+            let sent = self.comm.traffic().since(before).all_gather_bytes;
+            self.sent.fetch_add(sent, Ordering::Relaxed);
+        }
+        if let Some(plan) = &self.moves.after {
+            self.backend.run(plan, &none)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the derived buffers of what was gathered. Not collective.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn post_all_gather(&self) -> Result<(), ShardError> {
+        for plan in &self.post {
+            self.backend.run(plan, &StepScalars::default())?;
+        }
+        Ok(())
+    }
+
+    /// [`FlatGather::gather`] and [`FlatGather::post_all_gather`]. Collective.
+    ///
+    /// # Errors
+    /// As they.
+    pub fn run(&self) -> Result<(), ShardError> {
+        self.gather()?;
+        or_abort(&*self.comm, self.post_all_gather())
+    }
+
+    /// Bytes that this rank puts on the wire in one gather: its whole bytes, and a byte for every half.
+    pub fn sent_bytes(&self) -> usize {
+        self.moves.sent_bytes()
+    }
+
+    /// Bytes of buffers beside the weights' own ([`FlatParam::staged_bytes`]).
+    pub fn staged_bytes(&self) -> usize {
+        self.staged_bytes
+    }
+
+    /// Bytes that this rank sent so far, counted by the communicator.
+    pub fn counted_sent_bytes(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+}
+
+/// The slices that all ranks have of each parameter, which cover it in rank order.
+fn all_shards<B: Backend>(
+    comm: &dyn Communicator<B>,
+    params: &[FlatParam<B>],
+) -> Result<Vec<Vec<FlatShard>>, ShardError> {
+    let texts: Vec<&str> = params.iter().map(|p| p.text.as_str()).collect();
+    comm.control()
+        .agree("the flat weights", &texts.join("; "))?;
+    let (world, rank) = (comm.world_size(), comm.rank());
+    // Both ends of every slice, by parameter and rank. Elements are counted exactly in binary64 (Shape::check).
+    let mut ends = vec![0f64; 2 * world * params.len()];
+    for (index, param) in params.iter().enumerate() {
+        let elements = param.shard.elements();
+        let at = 2 * (index * world + rank);
+        ends[at] = elements.start as f64;
+        ends[at + 1] = elements.end as f64;
+    }
+    comm.control().sum(&mut ends)?;
+    let of_param = |(param, ends): (&FlatParam<B>, &[f64])| {
+        let (shape, code) = (param.shard.shape(), param.shard.code());
+        let mut at = 0;
+        let shards = ends.chunks_exact(2).map(|ends| {
+            let (start, end) = (ends[0] as usize, ends[1] as usize);
+            // Where nothing begins does not matter.
+            let own = if start == end { at..at } else { start..end };
+            at = own.end;
+            FlatShard::new(shape, code, own)
+        });
+        let shards = shards.collect::<Result<Vec<_>, ShardError>>()?;
+        FlatShard::check_tiling(&shards)?;
+        Ok(shards)
+    };
+    params
+        .iter()
+        .zip(ends.chunks_exact(2 * world))
+        .map(of_param)
+        .collect()
+}
