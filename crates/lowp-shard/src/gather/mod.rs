@@ -238,7 +238,9 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             self.backend.wait_for(&stream)?;
         }
         gathered?;
-        self.started = Some((phase, arrived?));
+        let arrived = arrived?;
+        self.comm.expect(arrived.clone(), "a gather");
+        self.started = Some((phase, arrived));
         Ok(())
     }
 
@@ -309,7 +311,6 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         if !first {
             self.comm.count(*sent);
         }
-        self.comm.expect(stream.record()?, "a gather");
         Ok(())
     }
 
