@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo build --release -p lowp-nccl --features cuda --example gather_loop
-//! torchrun --no-python --nproc-per-node 2 target/release/examples/gather_loop 30
+//! torchrun --no-python --nproc-per-node 2 target/release/examples/gather_loop 30 [graph]
 //! ```
 
 #[cfg(feature = "cuda")]
@@ -36,9 +36,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cuda.alloc::<f32>(launch.world * len)?,
         cuda.alloc::<f32>(len)?,
     );
+    let most = cuda.alloc::<f32>(8)?;
     let ranges: Vec<_> = (0..launch.world).map(|r| r * len..(r + 1) * len).collect();
     let begun = Instant::now();
-    let mut rounds = 0u64;
+    let as_graph = std::env::args().nth(2).is_some_and(|text| text == "graph");
+    let (mut rounds, mut graph) = (0u64, None);
     while begun.elapsed() < Duration::from_secs(seconds) {
         let round = || {
             ordered(&cuda, &comm, || {
@@ -54,10 +56,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     accumulate: false,
                 };
                 comm.reduce_scatter(&[item], GradWire::F32)
-            })?;
-            Ok::<_, lowp_shard::ShardError>(cuda.synchronize()?)
+            })
         };
-        or_abort(&comm, round())?;
+        // The first round connects the ranks; later ones are a graph, if that is asked for.
+        let done = match (&graph, rounds) {
+            (Some(graph), _) => cuda.launch(graph).map_err(Into::into),
+            (None, 1) if as_graph => {
+                graph = Some(or_abort(&comm, cuda.capture(round))?);
+                Ok(())
+            }
+            (None, _) => round(),
+        };
+        or_abort(&comm, done)?;
+        or_abort(&comm, ordered(&cuda, &comm, || comm.all_reduce_max(&most)))?;
+        cuda.synchronize()?;
         rounds += 1;
         // All stop after the same round.
         let mut late = [f64::from(begun.elapsed() >= Duration::from_secs(seconds))];

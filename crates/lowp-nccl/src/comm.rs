@@ -63,12 +63,13 @@ const LARGE: usize = 1 << 20;
 /// operations on the device, so that the host's waits return; every later call is an error with the cause.
 #[derive(Debug)]
 pub struct NcclComm {
+    /// Dropped first: its thread holds the control, too, and is to be gone before the last handle of that.
+    watchdog: Arc<Watchdog>,
     control: Arc<dyn Control>,
     cuda: Cuda,
     raw: Arc<Raw>,
     options: NcclOptions,
     ordered: Mutex<RankOrder>,
-    watchdog: Arc<Watchdog>,
     counters: Counters,
 }
 
@@ -124,6 +125,8 @@ impl NcclComm {
         memory: impl FnOnce() -> M,
         calls: impl FnOnce(&raw::Calls) -> Result<(), KernelError>,
     ) -> Result<(), ShardError> {
+        // A graph keeps the group, too.
+        let memory = || (memory(), Arc::clone(&self.raw));
         match self.raw.batch(&self.cuda, memory, calls)? {
             Some(()) => Ok(()),
             None => Err(self.ended()),
@@ -349,10 +352,8 @@ impl Communicator<Cuda> for NcclComm {
 
 impl Drop for NcclComm {
     fn drop(&mut self) {
-        // What is on its way ends first, or was ended.
-        if self.control.failure().is_none() && self.cuda.synchronize().is_ok() {
-            self.raw.destroy();
-        } else {
+        // A group in peace ends with its last user, which may be a graph.
+        if self.control.failure().is_some() {
             self.raw.abort();
         }
     }

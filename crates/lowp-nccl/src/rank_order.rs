@@ -11,6 +11,9 @@ use lowp_shard::{GradWire, ReduceItem, ShardError};
 
 use crate::raw::Calls;
 
+/// Most batches that are kept: callers whose gradients move all the time plan anew.
+const MOST: usize = 256;
+
 /// What was planned, by the buffers that it is planned for.
 #[derive(Debug, Default)]
 pub(crate) struct RankOrder {
@@ -159,6 +162,9 @@ impl RankOrder {
             Some(at) => at,
             None => {
                 let made = reduction(cuda, items, wire, rank, world)?;
+                if self.reductions.len() == MOST {
+                    self.reductions.remove(0);
+                }
                 self.reductions.push((places, made));
                 self.reductions.len() - 1
             }
@@ -186,6 +192,9 @@ impl RankOrder {
                     parts.push(Part::F32(part));
                 }
                 let add = sums(cuda, vec![(parts, values.clone())])?;
+                if self.sums.len() == MOST {
+                    self.sums.remove(0);
+                }
                 self.sums.push((span, WholeSum { all, add }));
                 self.sums.len() - 1
             }

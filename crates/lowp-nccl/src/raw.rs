@@ -4,13 +4,14 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use cudarc::nccl::result::{self as nccl, NcclError, NcclStatus};
 use cudarc::nccl::sys;
 use half::bf16;
-use lowp_kernels::{Cuda, CudaBuffer, Element, KernelError};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, Element, KernelError};
 
 /// Bytes of the value by which ranks find each other.
 pub(crate) const ID: usize = 128;
@@ -89,12 +90,25 @@ struct Handle(sys::ncclComm_t);
 // `ncclCommAbort`, which is there to end a call that another thread is stuck in.
 unsafe impl Send for Handle {}
 
-/// One rank of a group of NCCL. `None` once it was aborted.
+impl Handle {
+    /// Ends the group and its operations.
+    fn abort(self) {
+        // SAFETY: the only end of the handle, as its owner took it out of `Raw::stuck`: `batch` and `trouble` do not use it any
+        // more, or are stuck in a call that this makes return.
+        let _ended = unsafe { nccl::comm_abort(self.0) };
+    }
+}
+
+/// One rank of a group of NCCL.
 #[derive(Debug)]
 pub(crate) struct Raw {
-    handle: Mutex<Option<Handle>>,
-    /// The same handle, for an abort while a call is stuck.
+    cuda: Cuda,
+    /// For one call at a time.
+    handle: Mutex<Handle>,
+    /// The same handle for who ends it, also while a call is stuck; `None` once it was ended.
     stuck: Mutex<Option<Handle>>,
+    /// Whether it was aborted: no call may use it.
+    ended: AtomicBool,
 }
 
 fn failed(call: &'static str) -> impl FnOnce(NcclError) -> KernelError {
@@ -155,12 +169,14 @@ impl Raw {
             },
         )?;
         Ok(Self {
-            handle: Mutex::new(Some(Handle(comm))),
+            cuda: cuda.clone(),
+            handle: Mutex::new(Handle(comm)),
             stuck: Mutex::new(Some(Handle(comm))),
+            ended: AtomicBool::new(false),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
+    fn lock(&self) -> MutexGuard<'_, Handle> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -172,9 +188,10 @@ impl Raw {
         calls: impl FnOnce(&Calls) -> Result<(), KernelError>,
     ) -> Result<Option<()>, KernelError> {
         let handle = self.lock();
-        let Some(Handle(comm)) = *handle else {
+        if self.ended.load(Ordering::SeqCst) {
             return Ok(None);
-        };
+        }
+        let Handle(comm) = *handle;
         cuda.foreign_work(memory, |stream| {
             nccl::group_start().map_err(failed("ncclGroupStart"))?;
             let stream = stream as sys::cudaStream_t;
@@ -194,7 +211,10 @@ impl Raw {
             // A call is on its way.
             Err(TryLockError::WouldBlock) => return None,
         };
-        let comm = handle.as_ref()?.0;
+        if self.ended.load(Ordering::SeqCst) {
+            return None;
+        }
+        let comm = handle.0;
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the handle lives as long as the lock is held.
         let asked = unsafe { sys::ncclCommGetAsyncError(comm, &mut state) };
@@ -204,48 +224,47 @@ impl Raw {
         }
     }
 
-    /// Ends the group: operations on the device stop, and later ones are not begun.
+    /// Ends the group: operations on the device stop, and later ones are not begun. NCCL waits for graphs of its
+    /// operations before it returns, so a thread of its own waits for it.
     pub(crate) fn abort(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
-        let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Handle(comm)) = stuck.take() else {
-            return;
-        };
-        // A call that is on its way ends soon, unless it waits for a rank that is gone.
-        let until = Instant::now() + PATIENCE;
-        let mut own = self.handle.try_lock();
-        while matches!(own, Err(TryLockError::WouldBlock)) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-            own = self.handle.try_lock();
-        }
-        if let Ok(own) = &mut own {
-            own.take();
-        }
-        // SAFETY: the only end of the handle, as `stuck` was taken: `batch` and `trouble` take it no more, or are stuck in a
-        // call that this makes return.
-        let _ended = unsafe { nccl::comm_abort(comm) };
-        drop(own);
-        self.lock().take();
-    }
-
-    /// Ends the group in peace: all its operations are done.
-    pub(crate) fn destroy(&self) {
-        let handle = self.lock().take();
         let stuck = self
             .stuck
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let (Some(Handle(comm)), Some(_)) = (handle, stuck) {
-            // SAFETY: the only end of the handle, as both copies were taken.
-            let _ended = unsafe { nccl::comm_destroy(comm) };
+        let Some(handle) = stuck else {
+            return;
+        };
+        self.ended.store(true, Ordering::SeqCst);
+        // A call that is on its way ends soon, unless it waits for a rank that is gone.
+        let until = Instant::now() + PATIENCE;
+        while let Err(TryLockError::WouldBlock) = self.handle.try_lock()
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(5));
         }
+        let end = move || handle.abort();
+        // Without a thread the operations go on until the process ends.
+        let _thread = std::thread::Builder::new()
+            .name("lowp-nccl-abort".to_owned())
+            .spawn(end);
     }
 }
 
 impl Drop for Raw {
+    /// Ends the group in peace, when its last user is gone: a communicator, or a graph.
     fn drop(&mut self) {
-        self.destroy();
+        let stuck = self
+            .stuck
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Where the stream cannot be waited for, the group stays.
+        if let (Some(Handle(comm)), Ok(())) = (stuck, self.cuda.synchronize()) {
+            // SAFETY: the only end of the handle, as `stuck` was taken, and its operations are done.
+            let _ended = unsafe { nccl::comm_destroy(comm) };
+        }
     }
 }
 

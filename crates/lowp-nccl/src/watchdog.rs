@@ -1,8 +1,9 @@
 //! [`Watchdog`]: ends the operations of a rank on its device when the world fails, or when they take too long.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lowp_kernels::CudaEvent;
@@ -24,13 +25,20 @@ struct Expected {
     since: Instant,
 }
 
-/// What one rank's groups share.
+/// What one rank's groups share. The last handle ends the thread.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
+    watched: Arc<Watched>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Watched {
     control: Arc<dyn Control>,
     limit: Duration,
     groups: Mutex<Vec<Weak<Raw>>>,
     expected: Mutex<VecDeque<Expected>>,
+    stop: AtomicBool,
 }
 
 impl Watchdog {
@@ -39,31 +47,58 @@ impl Watchdog {
         control: Arc<dyn Control>,
         limit: Duration,
     ) -> Result<Arc<Self>, ShardError> {
-        let watchdog = Arc::new(Self {
+        let rank = control.world_rank();
+        let watched = Arc::new(Watched {
             control,
             limit,
             groups: Mutex::default(),
             expected: Mutex::default(),
+            stop: AtomicBool::new(false),
         });
-        let weak = Arc::downgrade(&watchdog);
         let builder = thread::Builder::new().name("lowp-nccl-watch".to_owned());
-        let spawned = builder.spawn(move || watch(&weak));
-        spawned.map_err(|error| ShardError::Failed {
-            rank: watchdog.control.world_rank(),
+        let of_thread = Arc::clone(&watched);
+        let spawned = builder.spawn(move || watch(&of_thread));
+        let thread = spawned.map_err(|error| ShardError::Failed {
+            rank,
             message: format!("no thread can be started: {error}"),
         })?;
-        Ok(watchdog)
+        Ok(Arc::new(Self {
+            watched,
+            thread: Some(thread),
+        }))
     }
 
     /// Ends `group`, too, when the world fails.
     pub(crate) fn add(&self, group: &Arc<Raw>) {
+        self.watched.add(group);
+    }
+
+    /// Says that `event` must pass within the limit.
+    pub(crate) fn expect(&self, event: CudaEvent, what: &'static str) {
+        self.watched.expect(event, what);
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.watched.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It ends within the time between two looks; if it panicked, it watches no more.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Watched {
+    /// Ends `group`, too, when the world fails.
+    fn add(&self, group: &Arc<Raw>) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(group));
     }
 
     /// Says that `event` must pass within the limit.
-    pub(crate) fn expect(&self, event: CudaEvent, what: &'static str) {
+    fn expect(&self, event: CudaEvent, what: &'static str) {
         // A point of a capture passes when the graph does.
         if event.passed().is_err() {
             return;
@@ -114,14 +149,22 @@ impl Watchdog {
     }
 }
 
-fn watch(watchdog: &Weak<Watchdog>) {
-    while let Some(watchdog) = watchdog.upgrade() {
-        if let Some(cause) = watchdog.trouble() {
-            watchdog.control.fail(cause);
-            watchdog.groups().iter().for_each(|group| group.abort());
+fn watch(watched: &Watched) {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    while !watched.stop.load(Ordering::Relaxed) {
+        if let Some(cause) = watched.trouble() {
+            // The news may wait for a rank that does not read; the device does not.
+            let control = Arc::clone(&watched.control);
+            let tell = thread::Builder::new().spawn(move || control.fail(cause));
+            let until = Instant::now() + PATIENCE;
+            while watched.control.failure().is_none() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+            watched.groups().iter().for_each(|group| group.abort());
+            // It ends when the news is sent, or cannot be.
+            drop(tell);
             return;
         }
-        drop(watchdog);
         thread::sleep(EVERY);
     }
 }

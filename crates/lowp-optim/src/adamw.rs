@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use lowp_kernels::{Backend, Moments, Pending, StepCounts};
-use lowp_shard::{Communicator, FlatGather, Mesh, Requantize, ScaleBook, or_abort};
+use lowp_shard::{Communicator, FlatGather, Mesh, Requantize, ScaleBook, Traffic, or_abort};
 
 use crate::param::Param;
 use crate::report::{PendingStep, StepReport, of_device, read};
@@ -38,6 +38,8 @@ pub(crate) struct StepGraph<B: Backend> {
     graph: B::Graph,
     /// Bytes of full weights that a launch sends, counted when it was captured.
     sent: u64,
+    /// What a launch sends in all.
+    traffic: Traffic,
     launches: u64,
 }
 
@@ -85,7 +87,13 @@ impl<B: Backend> AdamW<B> {
         let enqueued = self.world.is_enqueued();
         match &mut self.graph {
             Some(step) => {
+                // Collectives of a world that has failed end without moving anything.
+                self.world.control().failure().map_or(Ok(()), Err)?;
                 self.backend.launch(&step.graph)?;
+                // The capture counted the first launch.
+                if step.launches > 0 {
+                    self.world.count(step.traffic);
+                }
                 step.launches += 1;
                 self.world
                     .expect(self.backend.record()?, "the optimizer step");
@@ -94,12 +102,15 @@ impl<B: Backend> AdamW<B> {
                 self.enqueue()?;
                 if enqueued {
                     let before = self.flat_sent_bytes();
+                    let traffic = self.world.traffic();
                     let graph = self.backend.capture(|| self.enqueue())?;
                     let sent = self.flat_sent_bytes() - before;
+                    let traffic = self.world.traffic().since(traffic);
                     let launches = 0;
                     self.graph = Some(StepGraph {
                         graph,
                         sent,
+                        traffic,
                         launches,
                     });
                 }

@@ -84,7 +84,7 @@ impl<B: Backend> PendingStep<B> {
     /// Waits until the step is done.
     ///
     /// # Errors
-    /// Ranks that did not do the same step, or the device failed.
+    /// Ranks that did not do the same step, a rank that failed, or the device failed.
     pub fn wait(self) -> Result<StepReport, OptimError> {
         match self.arrival {
             Arrival::Here(report) => Ok(report),
@@ -94,6 +94,8 @@ impl<B: Backend> PendingStep<B> {
                 shards,
             } => {
                 let report = read(bytes)?;
+                // Collectives that were ended left what was there before.
+                world.control().failure().map_or(Ok(()), Err)?;
                 let size = world.world_size();
                 let checked =
                     of_device(&report, "the step, its options or its number", shards, size);

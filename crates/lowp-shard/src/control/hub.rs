@@ -374,10 +374,10 @@ impl<P: Debug> Hub<P> {
 
     /// Waits until all ranks are gone, at most `time`.
     pub(crate) fn wait_for_departures(&self, time: Duration) {
-        let until = Instant::now() + time;
+        let begun = Instant::now();
         let mut guard = self.lock();
         while guard.departed.iter().any(Option::is_none) {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = time.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return;
             }

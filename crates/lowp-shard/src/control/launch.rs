@@ -82,7 +82,11 @@ impl Launch {
         build: &str,
     ) -> Result<Option<Self>, ShardError> {
         let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
-        let Some(launcher) = LAUNCHERS.iter().find(|l| get(l.rank).is_some()) else {
+        // Slurm numbers batch scripts, too, which are no step.
+        let names = |l: &&Launcher| {
+            get(l.rank).is_some() && (l.rank != "SLURM_PROCID" || get(l.world).is_some())
+        };
+        let Some(launcher) = LAUNCHERS.iter().find(names) else {
             return Ok(None);
         };
         let number = |name: &str, default: Option<usize>| match (text(name), default) {
@@ -123,7 +127,7 @@ impl Launch {
         } else {
             let taken = text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
             let first = number("MASTER_PORT", Some(usize::from(PORT)))?;
-            port("MASTER_PORT", first + usize::from(taken))?
+            port("MASTER_PORT", first.saturating_add(usize::from(taken)))?
         };
         Ok(Some(Self {
             rank,
@@ -247,7 +251,7 @@ mod tests {
             assert_eq!(found, expected);
         }
         assert_eq!(
-            launch(&[("MASTER_ADDR", "n0"), ("SLURM_PROCID_", "0")]),
+            launch(&[("MASTER_ADDR", "n0"), ("SLURM_PROCID", "0")]),
             Ok(None)
         );
     }

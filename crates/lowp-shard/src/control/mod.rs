@@ -105,6 +105,15 @@ impl dyn Control + '_ {
         let all = self.exchange(&format!("sum of {} values", values.len()), bytes)?;
         for (rank, bytes) in all.iter().enumerate() {
             let (theirs, _) = bytes.as_chunks::<8>();
+            if theirs.len() != values.len() {
+                let message = format!(
+                    "it gave {} values of {} to a sum",
+                    theirs.len(),
+                    values.len()
+                );
+                let rank = self.members()[rank];
+                return Err(self.fail(ShardError::Failed { rank, message }));
+            }
             for (sum, &x) in values.iter_mut().zip(theirs) {
                 let x = f64::from_le_bytes(x);
                 *sum = if rank == 0 { x } else { *sum + x };

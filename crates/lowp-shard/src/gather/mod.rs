@@ -123,13 +123,13 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     /// Starts what [`GatherGroup::unshard`] waits for: borrows memory, and has the communicator's stream gather behind
     /// what the group's stream was given so far. Collective; does nothing if the tensors are ready or on their way, or while the
-    /// group holds those of another phase that the memory is needed for.
+    /// group holds those of the other phase.
     ///
     /// # Errors
     /// As [`GatherGroup::unshard`].
     pub fn prefetch(&mut self, phase: Phase) -> Result<(), ShardError> {
         let busy = match (self.held, &self.started) {
-            (Some(held), _) => held == phase || self.reshard_after_forward,
+            (Some(_), _) => true,
             (None, Some((started, _))) => *started == phase,
             (None, None) => false,
         };
@@ -306,6 +306,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     /// Launches a graph that was captured before, or just now: the capture counted its own first launch.
     fn launch(&self, (graph, sent): &(B::Graph, Traffic), first: bool) -> Result<(), ShardError> {
+        // Collectives of a world that has failed end without moving anything.
+        self.comm.control().failure().map_or(Ok(()), Err)?;
         let stream = self.comm.backend();
         stream.launch(graph)?;
         if !first {

@@ -42,6 +42,8 @@ pub(super) fn connect(launch: &Launch) -> Result<Arc<dyn Control>, ShardError> {
     let mut greeting = [0; GREETING.len()];
     stream.set_nodelay(true).map_err(fail)?;
     stream.set_read_timeout(Some(GRACE)).map_err(fail)?;
+    let patience = launch.limit.max(Duration::from_millis(1));
+    stream.set_write_timeout(Some(patience)).map_err(fail)?;
     let spoken = stream
         .write_all(&GREETING)
         .and_then(|()| stream.read_exact(&mut greeting));
@@ -108,7 +110,8 @@ fn reach(launch: &Launch, begun: Instant) -> Result<TcpStream, ShardError> {
             Err(last)
         });
         match tried {
-            Ok(stream) => return Ok(stream),
+            Ok(stream) if !to_itself(&stream) => return Ok(stream),
+            Ok(_) => thread::sleep(NAP),
             Err(error) if begun.elapsed() >= launch.limit => {
                 return Err(launch.error(format!(
                     "rank 0 was not there for {:.1} s ({error}); see its own error, or whether MASTER_ADDR and MASTER_PORT are the same on every rank",
@@ -118,6 +121,11 @@ fn reach(launch: &Launch, begun: Instant) -> Result<TcpStream, ShardError> {
             Err(_) => thread::sleep(NAP),
         }
     }
+}
+
+/// Whether a port that nobody listens on was given to the connection itself.
+fn to_itself(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer)
 }
 
 impl Connection {
@@ -242,7 +250,7 @@ impl Member {
             bytes,
         };
         match self.link.0.ask(tag, &request)? {
-            Answer::Round(all) => Ok(all),
+            Answer::Round(all) if all.len() == self.members.len() => Ok(all),
             other => Err(self.unasked(&other)),
         }
     }

@@ -26,6 +26,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 struct Peer {
     stream: Mutex<TcpStream>,
+    /// The same connection, for a shorter time limit while the lock is held.
+    last_words: TcpStream,
     from: SocketAddr,
 }
 
@@ -61,7 +63,7 @@ pub(super) fn listen(launch: &Launch) -> Result<Arc<dyn Control>, ShardError> {
     let done = listener
         .set_nonblocking(true)
         .map_err(|e| server.cannot_listen(&e))
-        .and_then(|()| server.rendezvous(&listener, begun + launch.limit));
+        .and_then(|()| server.rendezvous(&listener, begun));
     match done {
         Ok(()) => Ok(Arc::new(host)),
         Err(error) => {
@@ -125,13 +127,13 @@ impl Server {
     fn rendezvous(
         self: &Arc<Self>,
         listener: &TcpListener,
-        until: Instant,
+        begun: Instant,
     ) -> Result<(), ShardError> {
         while !self.all_joined() {
             if let Some(cause) = self.hub.failure() {
                 return Err(cause);
             }
-            if Instant::now() >= until {
+            if begun.elapsed() >= self.launch.limit {
                 return Err(self.missing());
             }
             self.accept(listener)?;
@@ -232,16 +234,20 @@ impl Server {
             None
         };
         let why = why.or_else(|| {
-            let copy = stream.try_clone().and_then(|copy| {
-                copy.set_write_timeout(Some(self.launch.limit))?;
+            let copies = stream.try_clone().and_then(|copy| {
+                copy.set_write_timeout(Some(self.launch.limit.max(Duration::from_millis(1))))?;
                 copy.set_nodelay(true)?;
-                Ok(copy)
+                Ok((Mutex::new(copy), stream.try_clone()?))
             });
-            let stream = match copy {
-                Ok(copy) => Mutex::new(copy),
+            let (stream, last_words) = match copies {
+                Ok(copies) => copies,
                 Err(error) => return Some(format!("its connection failed: {error}")),
             };
-            let peer = Peer { stream, from };
+            let peer = Peer {
+                stream,
+                last_words,
+                from,
+            };
             self.peers[rank].set(peer).err().map(|peer| {
                 let first = self.peers[rank].get().map(|known| known.from.to_string());
                 format!(
@@ -335,6 +341,10 @@ impl Server {
         if let Some(cause) = self.hub.watch() {
             let answer = Answer::Failed(Cause::new(cause, 0));
             for rank in 1..self.launch.world {
+                // One that does not read must not keep the news from the others.
+                if let Some(peer) = self.peers[rank].get() {
+                    let _as_before = peer.last_words.set_write_timeout(Some(FAREWELL));
+                }
                 self.tell(rank, &answer);
             }
         }
