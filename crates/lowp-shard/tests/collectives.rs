@@ -5,7 +5,7 @@ mod common;
 use common::{bytes, ranks_everywhere as ranks, tiling, values};
 use half::bf16;
 use lowp_kernels::{Backend, Cpu};
-use lowp_shard::{GatherItem, GradWire, ReduceItem, Traffic};
+use lowp_shard::{Collective, GatherItem, GradWire, ReduceItem, Traffic};
 use proptest::prelude::*;
 
 proptest! {
@@ -259,4 +259,19 @@ fn traffic_since_is_the_difference_of_each_count() {
 fn wires_have_the_widths_of_their_dtypes() {
     assert_eq!(GradWire::F32.bytes(), size_of::<f32>());
     assert_eq!(GradWire::Bf16.bytes(), size_of::<bf16>());
+}
+
+/// A batch that is started follows the point it is given, and a stream that waits for it sees its result.
+#[test]
+fn started_batches_are_waited_for() {
+    for world in 1..=3 {
+        let sums = ranks(world, |rank, comm| {
+            let buffer = Cpu.upload(&[rank as f32, 1.0])?;
+            let started = comm.start(&Cpu.record()?, Collective::Sum(&buffer))?;
+            started.wait(&Cpu)?;
+            Ok(Cpu.download(&buffer)?)
+        });
+        let all = (0..world).sum::<usize>() as f32;
+        assert_eq!(sums, vec![vec![all, world as f32]; world]);
+    }
 }
