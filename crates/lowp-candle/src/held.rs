@@ -63,6 +63,7 @@ impl<B: Backend, R: Recipe> Held<B, R> {
                     sent_bytes: 0,
                     shard_bytes: tensor.bytes(),
                     gathered_bytes: 0,
+                    part_bytes: 0,
                 }],
                 counted_sent_bytes: 0,
                 gathers: 0,

@@ -86,6 +86,22 @@ pub enum FormatError {
         /// Where it begins.
         start: usize,
     },
+    /// Groups that the ranks cannot be split into.
+    #[error("{world} ranks cannot be split into groups of {ranks} to reshard to; give {}", divisors(*world))]
+    ReshardGroup {
+        /// Ranks of a group.
+        ranks: usize,
+        /// Ranks to split.
+        world: usize,
+    },
+    /// A policy of another name.
+    #[error(
+        "'{text}' says not what becomes of weights after forward; give true, false, or a number of ranks to reshard to, such as 8"
+    )]
+    BadReshard {
+        /// What was given.
+        text: String,
+    },
     /// Shards that do not tile the tensor.
     #[error(
         "the shards do not cover {rows} rows in order: rank {rank} holds rows {start}..{end} where row {expected} comes next"
@@ -152,4 +168,14 @@ pub enum FormatError {
         /// Why not.
         why: &'static str,
     },
+}
+
+/// The group sizes that `world` ranks can be split into, as text.
+fn divisors(world: usize) -> String {
+    let found = (1..=world).filter(|n| world.is_multiple_of(*n));
+    let found: Vec<String> = found.map(|n| n.to_string()).collect();
+    match found.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => "1".to_owned(),
+    }
 }

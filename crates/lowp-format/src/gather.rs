@@ -6,7 +6,10 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::buffer::row_quantum;
-use crate::{Axis, BufferKey, BufferSpec, FormatError, Origin, Recipe, RowCuts, Shape, Usage};
+use crate::{
+    Axis, BufferKey, BufferSpec, FormatError, Origin, Recipe, ReshardAfterForward, RowCuts, Shape,
+    Usage,
+};
 
 /// How the ranks' pieces of a buffer become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +64,14 @@ impl GatherStep {
         match self {
             GatherStep::Concat { pieces, .. } => pieces.iter().sum(),
             GatherStep::Derive { .. } | GatherStep::Replicated { .. } => 0,
+        }
+    }
+
+    /// Bytes of the piece of `rank`, where pieces travel.
+    pub fn piece(&self, rank: usize) -> Option<usize> {
+        match self {
+            GatherStep::Concat { pieces, .. } => pieces.get(rank).copied(),
+            GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,
         }
     }
 
@@ -209,6 +220,38 @@ impl GatherPlan {
         })
     }
 
+    /// The same buffers from parts of their bytes, as equal as can be, that `ranks` ranks kept of the full tensor.
+    fn in_parts(&self, ranks: usize) -> Self {
+        let part = |step: &GatherStep| match step {
+            GatherStep::Concat { spec, keep, .. } => {
+                let bytes = spec.bytes(self.full);
+                let most = bytes.div_ceil(ranks);
+                let pieces = (0..ranks).map(|rank| most.min(bytes.saturating_sub(rank * most)));
+                GatherStep::Concat {
+                    spec: *spec,
+                    transport: Transport::Rows,
+                    pieces: pieces.collect(),
+                    keep: *keep,
+                }
+            }
+            step => step.clone(),
+        };
+        Self {
+            steps: self.steps.iter().map(part).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Number of ranks that have pieces.
+    fn ranks(&self) -> usize {
+        let pieces = |step: &GatherStep| match step {
+            GatherStep::Concat { pieces, .. } => Some(pieces.len()),
+            GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,
+        };
+        let found = self.steps.iter().find_map(pieces);
+        found.unwrap_or(self.cuts.world())
+    }
+
     /// Bytes that all ranks together put on the wire.
     pub fn wire_bytes(&self) -> usize {
         self.steps.iter().map(GatherStep::wire_bytes).sum()
@@ -252,45 +295,67 @@ pub struct PhasePlans {
     pub forward: GatherPlan,
     /// Before the backward GEMMs.
     pub backward: GatherPlan,
+    /// In place of `backward` where a group of ranks has kept parts: its pieces are those parts
+    /// ([`ReshardAfterForward::Group`]).
+    pub parts: Option<GatherPlan>,
 }
 
 impl PhasePlans {
-    /// Plans both phases. With `reshard_after_forward` the full tensor is dropped after forward
-    /// and each phase gathers only what it needs; without it forward gathers everything once and
-    /// backward only derives.
+    /// Plans both phases. Where full tensors are freed after forward each phase gathers only what it needs; otherwise
+    /// forward gathers everything once. Backward then only derives, or gathers the parts that a group of ranks kept.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take, or cuts of another number of rows or off the recipe's
-    /// quantum.
+    /// A shape that the recipe cannot take, cuts of another number of rows or off the recipe's
+    /// quantum, or groups that do not divide the ranks.
     pub fn new(
         recipe: &impl Recipe,
         full: Shape,
         cuts: &RowCuts,
-        reshard_after_forward: bool,
+        reshard: impl Into<ReshardAfterForward>,
     ) -> Result<Self, FormatError> {
         let [f, b] = Phase::ALL.map(Phase::usage);
-        if reshard_after_forward {
-            return Ok(Self {
-                forward: GatherPlan::with_cuts(recipe, full, cuts, f, f, &[])?,
-                backward: GatherPlan::with_cuts(recipe, full, cuts, b, b, &[])?,
-            });
-        }
-        let forward = GatherPlan::with_cuts(recipe, full, cuts, f | b, f, &[])?;
-        let held: SmallVec<[BufferKey; 6]> = forward.kept().map(|spec| spec.key).collect();
-        let backward = GatherPlan::with_cuts(recipe, full, cuts, f | b, b, &held)?;
-        Ok(Self { forward, backward })
+        let plan = |fetch, need, held: &[BufferKey]| {
+            GatherPlan::with_cuts(recipe, full, cuts, fetch, need, held)
+        };
+        let policy = reshard.into().among(cuts.world())?;
+        let forward = match policy {
+            ReshardAfterForward::Yes => plan(f, f, &[])?,
+            ReshardAfterForward::No | ReshardAfterForward::Group(_) => plan(f | b, f, &[])?,
+        };
+        let (backward, parts) = match policy {
+            ReshardAfterForward::Yes => (plan(b, b, &[])?, None),
+            ReshardAfterForward::No => {
+                let held: SmallVec<[BufferKey; 6]> = forward.kept().map(|spec| spec.key).collect();
+                (plan(f | b, b, &held)?, None)
+            }
+            ReshardAfterForward::Group(ranks) => {
+                let backward = plan(b, b, &[])?;
+                let parts = backward.in_parts(ranks);
+                (backward, Some(parts))
+            }
+        };
+        Ok(Self {
+            forward,
+            backward,
+            parts,
+        })
     }
 
-    /// The plan of `phase`.
+    /// The plan of `phase` in a step.
     pub fn phase(&self, phase: Phase) -> &GatherPlan {
         match phase {
             Phase::Forward => &self.forward,
-            Phase::Backward => &self.backward,
+            Phase::Backward => self.parts.as_ref().unwrap_or(&self.backward),
         }
     }
 
     /// Bytes that all ranks together put on the wire in one step.
     pub fn wire_bytes(&self) -> usize {
-        self.forward.wire_bytes() + self.backward.wire_bytes()
+        let backward = match &self.parts {
+            // Once in every group.
+            Some(parts) => parts.wire_bytes() * (self.forward.cuts.world() / parts.ranks()),
+            None => self.backward.wire_bytes(),
+        };
+        self.forward.wire_bytes() + backward
     }
 }

@@ -31,6 +31,7 @@ mod error;
 mod gather;
 mod philox;
 mod recipe;
+mod reshard;
 mod scale_layout;
 mod scale_rule;
 mod shape;
@@ -46,6 +47,7 @@ pub use error::FormatError;
 pub use gather::{GatherPlan, GatherStep, Phase, PhasePlans, Transport};
 pub use philox::Philox;
 pub use recipe::*;
+pub use reshard::ReshardAfterForward;
 pub use scale_layout::{Form, ScaleLayout};
 pub use scale_rule::{
     AmaxAlgorithm, KernelKey, MxScale, ScaleRule, ScaleSource, SourceRounding, history,

@@ -257,6 +257,16 @@ pub enum ShardError {
         /// Bytes of the bucket.
         len: usize,
     },
+    /// A group to reshard to with ranks from elsewhere.
+    #[error(
+        "rank {rank} of the group that keeps parts has no shard; the weights are shared out by the ranks {members:?}, and the group is some of those"
+    )]
+    ReshardMember {
+        /// The rank from elsewhere.
+        rank: usize,
+        /// The ranks that have shards.
+        members: Vec<usize>,
+    },
     /// A tensor asked for while it is not gathered.
     #[error(
         "parameter {param} is not gathered; call unshard(phase) before use and reshard() after"

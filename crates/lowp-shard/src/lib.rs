@@ -71,8 +71,8 @@ pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;
 pub use flat_weights::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
 pub use gather::{
-    GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, Unsharded,
-    run_steps,
+    GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Reshard, Scratch,
+    Unsharded, run_steps,
 };
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};

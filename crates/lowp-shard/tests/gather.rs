@@ -7,12 +7,13 @@ use std::ops::Range;
 
 use common::{Comm, failing, ranks, values};
 use lowp_format::{
-    AnyRecipe, BufferKey, Part, Phase, QuantizedTensor, Recipe, RowCuts, Shape, Usage,
+    AnyRecipe, BufferKey, Part, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts,
+    Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, ScaleBookBuilder, ShardError,
-    ShardSpec, ShardedTensor, quantize,
+    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, Reshard, ScaleBookBuilder,
+    ShardError, ShardSpec, ShardedTensor, quantize,
 };
 use proptest::prelude::*;
 
@@ -56,13 +57,27 @@ fn check(got: &Full, whole: &Full, phase: Phase) -> Result<(), ShardError> {
 }
 
 /// Two steps of forward and backward over `params`, with new values in the second one.
-fn round_trip(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool) {
+fn round_trip(params: &[(AnyRecipe, Shape)], world: usize, policy: ReshardAfterForward) {
     for prefetch in [false, true] {
-        round_trips(params, world, reshard, prefetch);
+        round_trips(params, world, policy, prefetch);
     }
 }
 
-fn round_trips(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool, prefetch: bool) {
+/// Every policy of `world` ranks.
+fn policies(world: usize) -> impl Iterator<Item = ReshardAfterForward> {
+    let sizes = (2..world).filter(move |n| world.is_multiple_of(*n));
+    let groups = sizes.map(ReshardAfterForward::Group);
+    [ReshardAfterForward::Yes, ReshardAfterForward::No]
+        .into_iter()
+        .chain(groups)
+}
+
+fn round_trips(
+    params: &[(AnyRecipe, Shape)],
+    world: usize,
+    policy: ReshardAfterForward,
+    prefetch: bool,
+) {
     let seeds =
         |step: u64| -> Vec<u64> { (0..params.len() as u64).map(|i| 50 * step + i).collect() };
     let wholes: Vec<Vec<Full>> = (0..2)
@@ -80,6 +95,7 @@ fn round_trips(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool, prefe
             .map(|&(recipe, shape)| shard(recipe, shape, &comm));
         let shards = shards.collect::<Result<Vec<_>, _>>()?;
         let pool = GatherPool::new(&Cpu);
+        let reshard = Reshard::new(policy, &comm)?;
         let mut group = GatherGroup::new(&Cpu, comm.clone(), &pool, shards.clone(), reshard)?;
         let mut allocations = 0;
         for step in 0..2 {
@@ -97,7 +113,8 @@ fn round_trips(params: &[(AnyRecipe, Shape)], world: usize, reshard: bool, prefe
                     }
                 }
                 group.reshard();
-                assert_eq!(group.held().is_some(), !reshard && phase == Phase::Forward);
+                let keeps = policy == ReshardAfterForward::No;
+                assert_eq!(group.held().is_some(), keeps && phase == Phase::Forward);
             }
             if step == 0 {
                 allocations = pool.allocations();
@@ -127,8 +144,8 @@ fn every_recipe_row_count_and_world() {
         for rows in [0, 1, 17, 136] {
             for world in 1..=9 {
                 let shape = Shape::new(rows, 32);
-                for reshard in [true, false] {
-                    round_trip(&[(recipe, shape)], world, reshard);
+                for policy in policies(world) {
+                    round_trip(&[(recipe, shape)], world, policy);
                 }
             }
         }
@@ -142,12 +159,14 @@ proptest! {
     fn mixed_groups_of_any_shape(
         params in prop::collection::vec((0usize..AnyRecipe::all().len(), 0usize..300, 1usize..4), 0..5),
         world in 1usize..=9,
-        reshard: bool,
+        policy in any::<prop::sample::Index>(),
     ) {
+        let policies: Vec<_> = policies(world).collect();
+        let policy = policies[policy.index(policies.len())];
         let recipe = |i: usize| AnyRecipe::all()[i];
         let params: Vec<_> =
             params.iter().map(|&(r, m, k)| (recipe(r), Shape::new(m, 32 * k))).collect();
-        round_trip(&params, world, reshard);
+        round_trip(&params, world, policy);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! [`GatherAccount`]: bytes sent and resident, per parameter and in total.
 
-use lowp_format::{GatherPlan, GatherStep, Recipe, Shape};
+use lowp_format::{GatherPlan, Recipe, Shape};
 use lowp_kernels::Backend;
 
+use super::pool::{Exchange, ParamPlans};
 use super::pooled;
-use crate::ShardedTensor;
+use crate::{Communicator, ShardedTensor};
 
 /// What one parameter costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,28 +21,52 @@ pub struct ParamAccount {
     pub shard_bytes: usize,
     /// Bytes of the full tensor while it is gathered, the larger of the two phases.
     pub gathered_bytes: usize,
+    /// Bytes that this rank keeps of the full tensor from forward to backward, apart from `gathered_bytes`: its
+    /// part where a group of ranks keeps them ([`Reshard::Group`](crate::Reshard::Group)).
+    pub part_bytes: usize,
 }
 
 impl ParamAccount {
-    pub(super) fn new<'a, B: Backend, R: Recipe>(
+    pub(super) fn new<B: Backend, R: Recipe>(
         tensor: &ShardedTensor<B, R>,
-        plans: impl Iterator<Item = &'a GatherPlan> + Clone,
-        rank: usize,
+        plans: &ParamPlans,
+        comm: &dyn Communicator<B>,
+        group: Option<&dyn Communicator<B>>,
     ) -> Self {
-        let sent = |step: &GatherStep| match step {
-            GatherStep::Concat { pieces, .. } => pieces[rank],
-            GatherStep::Derive { .. } | GatherStep::Replicated { .. } => 0,
+        let pieces = |plan: &GatherPlan, rank: usize| -> usize {
+            plan.steps.iter().filter_map(|step| step.piece(rank)).sum()
         };
+        // The exchanges of a step: how many groups of ranks make each, and this rank's pieces.
+        let forward = plans
+            .plan(Exchange::Forward)
+            .map(|plan| (plan, 1, comm.rank()));
+        let backward = match (plans.plan(Exchange::Parts), group) {
+            (Some(plan), Some(group)) => {
+                let groups = comm.world_size() / group.world_size();
+                Some((plan, groups, group.rank()))
+            }
+            _ => plans
+                .plan(Exchange::Backward)
+                .map(|plan| (plan, 1, comm.rank())),
+        };
+        let step = forward.into_iter().chain(backward);
         let held = |plan: &GatherPlan| -> usize {
             let kept = plan.kept().filter(|spec| pooled(spec.key.part));
             kept.map(|spec| spec.bytes(plan.full)).sum()
         };
         Self {
             full: tensor.spec().full(),
-            wire_bytes: plans.clone().map(GatherPlan::wire_bytes).sum(),
-            sent_bytes: plans.clone().flat_map(|plan| &plan.steps).map(sent).sum(),
+            wire_bytes: step
+                .clone()
+                .map(|(plan, groups, _)| groups * plan.wire_bytes())
+                .sum(),
+            sent_bytes: step.clone().map(|(plan, _, rank)| pieces(plan, rank)).sum(),
             shard_bytes: tensor.resident_bytes(),
-            gathered_bytes: plans.map(held).max().unwrap_or(0),
+            gathered_bytes: step.map(|(plan, ..)| held(plan)).max().unwrap_or(0),
+            part_bytes: match (plans.plan(Exchange::Parts), group) {
+                (Some(plan), Some(group)) => pieces(plan, group.rank()),
+                _ => 0,
+            },
         }
     }
 }
@@ -71,6 +96,11 @@ impl GatherAccount {
     /// Bytes of this rank's shards.
     pub fn shard_bytes(&self) -> usize {
         self.params.iter().map(|p| p.shard_bytes).sum()
+    }
+
+    /// Bytes that this rank keeps of the full tensors from forward to backward.
+    pub fn part_bytes(&self) -> usize {
+        self.params.iter().map(|p| p.part_bytes).sum()
     }
 
     /// Bytes of the full tensors while they are gathered.

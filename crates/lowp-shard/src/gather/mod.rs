@@ -3,14 +3,18 @@
 
 use std::sync::Arc;
 
-use lowp_format::{AnyRecipe, GatherPlan, Part, Phase, QuantizedTensor, Recipe};
-use lowp_kernels::{Backend, KernelError, StepScalars};
+use lowp_format::{
+    AnyRecipe, GatherPlan, Part, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
+};
+use lowp_kernels::Backend;
 
-use crate::{Communicator, GatherItem, ShardError, ShardedTensor, Traffic, or_abort, ordered};
+use crate::{Communicator, ShardError, ShardedTensor, or_abort, ordered};
 
 mod account;
+mod exchange;
 mod plan;
 mod pool;
+mod reshard;
 mod scratch;
 mod steps;
 mod views;
@@ -19,7 +23,9 @@ pub use account::{GatherAccount, ParamAccount};
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
 pub(crate) use pool::check_transpose;
-use pool::{Lease, Move, ParamPlans};
+use pool::{Exchange, Lease, ParamPlans};
+use reshard::Parts;
+pub use reshard::Reshard;
 pub use scratch::Scratch;
 pub use steps::{GatherTarget, run_steps};
 use views::Views;
@@ -29,9 +35,12 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 
 /// Parameters that are gathered and freed together, for example those of one layer.
 ///
-/// `unshard(phase)` before use, `reshard()` after. With `reshard_after_forward` each phase gathers
-/// only what it needs and frees it; without it forward gathers what both phases need, keeps it,
-/// and backward only derives. What is derivable (a byte or nibble transpose) never travels.
+/// `unshard(phase)` before use, `reshard()` after. What is derivable (a byte or nibble transpose) never travels.
+/// [`Reshard`] says what lies between the phases:
+/// - `Yes`: each phase gathers only what it needs and frees it.
+/// - `No`: forward gathers what both phases need and keeps it, and backward only derives.
+/// - `Group`: forward gathers what both phases need, each rank of the group keeps a part of backward's buffers, and backward
+///   gathers those parts among the group.
 ///
 /// When the shards were cast again (an optimizer step), what the group holds is stale: the next
 /// `unshard` gathers again, and [`GatherGroup::tensor`] rejects until then. Casts are collective,
@@ -49,7 +58,8 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     geometry: usize,
     /// The same on every rank: groups are made in the same order.
     number: u64,
-    reshard_after_forward: bool,
+    policy: ReshardAfterForward,
+    parts: Option<Parts<B>>,
     lease: Option<Lease<B>>,
     held: Option<Phase>,
     /// A gather that the group's stream does not follow yet, and the point behind it.
@@ -61,7 +71,8 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
 }
 
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
-    /// Plans the gathers of `params` and checks that all ranks planned the same. Collective. The shards
+    /// Plans the gathers of `params` and checks that all ranks planned the same. `reshard` is whether weights are freed after
+    /// forward, or a [`Reshard`]. Collective. The shards
     /// are written and the full tensors read by work of `backend`; the gathers are work of the
     /// communicator's stream, between both.
     ///
@@ -73,16 +84,17 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         comm: Arc<dyn Communicator<B>>,
         pool: &Arc<GatherPool<B>>,
         params: Vec<ShardedTensor<B, R>>,
-        reshard_after_forward: bool,
+        reshard: impl Into<Reshard<B>>,
     ) -> Result<Self, ShardError> {
-        let planned = plan_params(&params, &*comm, reshard_after_forward);
-        let plans = or_abort(&*comm, planned)?;
+        let reshard = reshard.into();
+        let policy = reshard.policy();
+        or_abort(&*comm, reshard.check(&*comm))?;
+        let plans = or_abort(&*comm, plan_params(&params, &*comm, policy))?;
+        let parts = or_abort(&*comm, Parts::new(&reshard, pool, &plans))?;
         // Of one device, or the ranks hear of it.
         or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
-        comm.control().agree(
-            "the gather plan",
-            &describe(&params, &plans, reshard_after_forward),
-        )?;
+        comm.control()
+            .agree("the gather plan", &describe(&params, &plans, policy))?;
         let plans: Arc<[ParamPlans]> = plans.into();
         let geometry = pool.geometry(&plans);
         let number = pool.next_group();
@@ -96,7 +108,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             plans,
             geometry,
             number,
-            reshard_after_forward,
+            policy,
+            parts,
             lease: None,
             held: None,
             started: None,
@@ -163,7 +176,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Whether a parameter was written since it was gathered, or since its gather began.
     fn is_stale(&self) -> bool {
         let mut versions = self.params.iter().zip(&self.gathered);
-        let any = self.held.is_some() || self.started.is_some();
+        let parts = self.parts.as_ref().is_some_and(|parts| parts.filled);
+        let any = self.held.is_some() || self.started.is_some() || parts;
         any && versions.any(|(tensor, &gathered)| tensor.version() != gathered)
     }
 
@@ -199,7 +213,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Starts the gather for `phase` on the communicator's stream.
     fn start(&mut self, phase: Phase) -> Result<(), ShardError> {
         for (param, (plans, tensor)) in self.plans.iter().zip(&self.params).enumerate() {
-            if plans.phase(phase).is_none() {
+            if plans.plan(phase).is_none() {
                 let (shape, usage) = (tensor.spec().full(), tensor.spec().usage());
                 return Err(ShardError::MissingPhase {
                     param,
@@ -210,134 +224,53 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             }
         }
         // The backward plan of a group that keeps its tensors builds on the forward one.
-        let builds = phase == Phase::Backward && !self.reshard_after_forward;
+        let builds = phase == Phase::Backward && self.keeps();
         let held = self.held.or(self.started.as_ref().map(|(phase, _)| *phase));
         let mut forward_held = builds && held == Some(Phase::Forward);
+        let filled = |parts: &Parts<B>| phase == Phase::Backward && parts.filled;
+        let mut from_parts = self.parts.as_ref().is_some_and(filled);
         // Only where another rank might go on with what it holds.
-        if (forward_held || held == Some(phase)) && self.is_stale() {
+        if (forward_held || from_parts || held == Some(phase)) && self.is_stale() {
             self.agree_on_stale()?;
-            forward_held = false;
+            (forward_held, from_parts) = (false, false);
         }
         self.held = None;
+        if let Some(parts) = &mut self.parts {
+            parts.filled = from_parts;
+        }
         for (gathered, tensor) in self.gathered.iter_mut().zip(&self.params) {
             *gathered = tensor.version();
         }
+        let exchange = if from_parts {
+            Exchange::Parts
+        } else {
+            phase.into()
+        };
+        let stream = self.comm_of(exchange).backend().clone();
         if self.lease.is_none() {
-            self.lease = Some(
-                self.pool
-                    .lease(self.geometry, [&self.backend, self.comm.backend()])?,
-            );
+            self.lease = Some(self.pool.lease(self.geometry, [&self.backend, &stream])?);
         }
         let after = self.backend.record()?;
-        let stream = self.comm.backend().clone();
         stream.wait(&after)?;
-        let gathered = self.gather(phase, builds && !forward_held);
+        let gathered = self.gather(exchange, builds && !forward_held);
         // Also behind a part of it that failed: what it reads and writes is lent to others next.
         let arrived = stream.record();
         if gathered.is_err() {
             self.backend.wait_for(&stream)?;
         }
         gathered?;
+        if let (Some(parts), Phase::Forward) = (&mut self.parts, phase) {
+            parts.filled = true;
+        }
         let arrived = arrived?;
-        self.comm.expect(arrived.clone(), "a gather");
+        self.comm_of(exchange).expect(arrived.clone(), "a gather");
         self.started = Some((phase, arrived));
         Ok(())
     }
 
-    /// Gives the communicator's stream the gather for `phase`, behind that for forward where it builds on it.
-    fn gather(&mut self, phase: Phase, forward_first: bool) -> Result<(), ShardError> {
-        if forward_first {
-            self.repeat(Phase::Forward)?;
-        }
-        self.repeat(phase)
-    }
-
-    /// One phase's exchange and local work: as a graph from the second time on, where the communicator allows it.
-    fn repeat(&mut self, phase: Phase) -> Result<(), ShardError> {
-        let Some(lease) = self.lease.take() else {
-            return Ok(());
-        };
-        let done = self.repeat_into(&lease, phase);
-        self.lease = Some(lease);
-        done
-    }
-
-    fn repeat_into(&mut self, lease: &Lease<B>, phase: Phase) -> Result<(), ShardError> {
-        let views = self.views_of(lease)?;
-        let before = self.comm.traffic();
-        let work = lease.set.phase(phase);
-        let repeated = &self.views[views].gathers[phase as usize];
-        let sends = |m: &Move<B>| m.ranges.iter().any(|range| !range.is_empty());
-        let any = || !work.local.is_empty() || work.moves.iter().any(sends);
-        let launched = repeated.ran && self.comm.is_enqueued() && any() && {
-            let launched = match &repeated.graph {
-                Some(graph) => self.launch(graph, false).map(|()| None),
-                None => self.capture(lease, phase).and_then(|graph| {
-                    self.launch(&graph, true)?;
-                    Ok(Some(graph))
-                }),
-            };
-            match launched {
-                Ok(Some(graph)) => {
-                    self.views[views].gathers[phase as usize].graph = Some(graph);
-                    true
-                }
-                Ok(None) => true,
-                // A capture of the caller's takes the calls themselves.
-                Err(ShardError::Kernel(KernelError::InCapture { .. })) => false,
-                Err(error) => return Err(error),
-            }
-        };
-        if !launched {
-            self.run(lease, phase)?;
-        }
-        self.views[views].gathers[phase as usize].ran = true;
-        self.sent += self.comm.traffic().since(before).all_gather_bytes;
-        self.gathers += u64::from(!work.moves.is_empty());
-        Ok(())
-    }
-
-    fn capture(&self, lease: &Lease<B>, phase: Phase) -> Result<(B::Graph, Traffic), ShardError> {
-        let stream = self.comm.backend();
-        let before = self.comm.traffic();
-        let graph = stream.capture(|| self.run(lease, phase))?;
-        Ok((graph, self.comm.traffic().since(before)))
-    }
-
-    /// Launches a graph that was captured before, or just now: the capture counted its own first launch.
-    fn launch(&self, (graph, sent): &(B::Graph, Traffic), first: bool) -> Result<(), ShardError> {
-        // Collectives of a world that has failed end without moving anything.
-        self.comm.control().failure().map_or(Ok(()), Err)?;
-        let stream = self.comm.backend();
-        stream.launch(graph)?;
-        if !first {
-            self.comm.count(*sent);
-        }
-        Ok(())
-    }
-
-    /// Gives the communicator's stream one phase's exchange and local work.
-    fn run(&self, lease: &Lease<B>, phase: Phase) -> Result<(), ShardError> {
-        let work = lease.set.phase(phase);
-        if !work.moves.is_empty() {
-            let items = work
-                .moves
-                .iter()
-                .map(|m| {
-                    let source = &self.params[m.param].local().buffer(m.key)?.storage;
-                    Ok(GatherItem {
-                        source,
-                        dest: &m.dest,
-                        ranges: &m.ranges,
-                    })
-                })
-                .collect::<Result<Vec<_>, ShardError>>()?;
-            self.comm.all_gather(&items)?;
-        }
-        for plan in &work.local {
-            self.comm.backend().run(plan, &StepScalars::default())?;
-        }
-        Ok(())
+    /// Whether what forward gathered is still there in backward.
+    fn keeps(&self) -> bool {
+        self.policy == ReshardAfterForward::No
     }
 
     /// The full tensor of parameter `param`, with the buffers of the phase that was unsharded.
@@ -363,16 +296,26 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Says that the phase is over: frees the full tensors, unless forward ends and the policy is
-    /// to keep them. Not collective.
+    /// to keep them or a part of them. Not collective.
     pub fn reshard(&mut self) {
-        if self.reshard_after_forward || self.held != Some(Phase::Forward) {
-            self.release();
+        match (self.policy, self.held) {
+            (ReshardAfterForward::No, Some(Phase::Forward)) => {}
+            // The parts are for backward.
+            (ReshardAfterForward::Group(_), Some(Phase::Forward)) => self.free(),
+            _ => self.release(),
         }
     }
 
-    /// Frees the full tensors whatever the policy, for example after an evaluation without
+    /// Frees the full tensors and what is kept of them whatever the policy, for example after an evaluation without
     /// backward. Not collective, but every rank must do it at the same place.
     pub fn release(&mut self) {
+        if let Some(parts) = &mut self.parts {
+            parts.filled = false;
+        }
+        self.free();
+    }
+
+    fn free(&mut self) {
         self.held = None;
         // What a gather that nobody used writes is lent to others next.
         let written = self.started.take();
@@ -407,7 +350,12 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     /// The plan of one parameter and phase, if the shards can serve the phase.
     pub fn plan(&self, param: usize, phase: Phase) -> Option<&GatherPlan> {
-        self.plans.get(param)?.phase(phase)
+        self.plans.get(param)?.plan(phase)
+    }
+
+    /// What becomes of the weights after forward.
+    pub fn reshard_after_forward(&self) -> ReshardAfterForward {
+        self.policy
     }
 
     /// What the group sends and holds.
@@ -416,8 +364,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         GatherAccount {
             params: params
                 .map(|(tensor, plans)| {
-                    let plans = plans.phases.iter().flatten();
-                    ParamAccount::new(tensor, plans, self.comm.rank())
+                    let group = self.parts.as_ref().map(|parts| &*parts.group);
+                    ParamAccount::new(tensor, plans, &*self.comm, group)
                 })
                 .collect(),
             counted_sent_bytes: self.sent,

@@ -1,6 +1,6 @@
 //! The plans of a group: which steps each parameter takes in each phase, and what ranks compare of them.
 
-use lowp_format::{GatherPlan, GatherStep, Phase, PhasePlans, Recipe, Usage};
+use lowp_format::{GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward, Usage};
 use lowp_kernels::Backend;
 
 use super::pool::{ParamPlans, check_transpose};
@@ -10,7 +10,7 @@ use crate::{Communicator, ShardError, ShardedTensor};
 pub(super) fn plan_params<B: Backend, R: Recipe>(
     params: &[ShardedTensor<B, R>],
     comm: &dyn Communicator<B>,
-    reshard_after_forward: bool,
+    policy: ReshardAfterForward,
 ) -> Result<Vec<ParamPlans>, ShardError> {
     let plan = |(param, tensor): (usize, &ShardedTensor<B, R>)| {
         let (spec, recipe) = (tensor.spec(), tensor.recipe());
@@ -27,9 +27,9 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                 world,
             });
         }
-        let phases = if spec.usage() == Usage::BOTH {
-            let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), reshard_after_forward)?;
-            [Some(p.forward), Some(p.backward)]
+        let exchanges = if spec.usage() == Usage::BOTH {
+            let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), policy)?;
+            [Some(p.forward), Some(p.backward), p.parts]
         } else {
             let usage = spec.usage();
             let make = |phase: Phase| {
@@ -38,9 +38,9 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                     || GatherPlan::with_cuts(&recipe, spec.full(), spec.cuts(), usage, usage, &[]);
                 serves.then(make).transpose()
             };
-            [make(Phase::Forward)?, make(Phase::Backward)?]
+            [make(Phase::Forward)?, make(Phase::Backward)?, None]
         };
-        for plan in phases.iter().flatten() {
+        for plan in exchanges.iter().flatten() {
             for step in &plan.steps {
                 if let GatherStep::Derive { spec, from } = step {
                     let all = recipe.buffers(Usage::BOTH);
@@ -50,7 +50,7 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                 }
             }
         }
-        Ok(ParamPlans { phases })
+        Ok(ParamPlans { exchanges })
     };
     params.iter().enumerate().map(plan).collect()
 }
@@ -59,10 +59,10 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
 pub(super) fn describe<B: Backend, R: Recipe>(
     params: &[ShardedTensor<B, R>],
     plans: &[ParamPlans],
-    reshard_after_forward: bool,
+    policy: ReshardAfterForward,
 ) -> String {
     use std::fmt::Write as _;
-    let mut text = format!("{} params, reshard {reshard_after_forward}", params.len());
+    let mut text = format!("{} params, reshard {policy}", params.len());
     for (param, (tensor, plans)) in params.iter().zip(plans).enumerate() {
         let (spec, recipe) = (tensor.spec(), tensor.recipe());
         let ends: Vec<usize> = spec.cuts().ranges().map(|r| r.end).collect();
@@ -75,7 +75,12 @@ pub(super) fn describe<B: Backend, R: Recipe>(
             spec.usage()
         );
         let _ = write!(text, " cut at {ends:?}, {recipe:?}, sends");
-        for step in plans.phases.iter().flatten().flat_map(|plan| &plan.steps) {
+        for step in plans
+            .exchanges
+            .iter()
+            .flatten()
+            .flat_map(|plan| &plan.steps)
+        {
             let _ = write!(text, " {}={}", step.spec().key, step.wire_bytes());
         }
     }

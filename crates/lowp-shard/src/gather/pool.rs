@@ -10,15 +10,39 @@ use super::scratch::Free;
 use super::steps::{GatherTarget, run_steps};
 use crate::ShardError;
 
-/// The gathers of one parameter. A phase that the shards cannot serve has none.
+/// What a group gathers, and from where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exchange {
+    /// What forward needs, from the shards; and what backward needs, unless that gathers again.
+    Forward,
+    /// What backward needs, from the shards.
+    Backward,
+    /// What backward needs, from the parts that a smaller group kept.
+    Parts,
+}
+
+impl Exchange {
+    pub(super) const ALL: [Exchange; 3] = [Exchange::Forward, Exchange::Backward, Exchange::Parts];
+}
+
+impl From<Phase> for Exchange {
+    fn from(phase: Phase) -> Self {
+        match phase {
+            Phase::Forward => Exchange::Forward,
+            Phase::Backward => Exchange::Backward,
+        }
+    }
+}
+
+/// The gathers of one parameter. What the shards cannot serve, and what the policy does not need, has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParamPlans {
-    pub(super) phases: [Option<GatherPlan>; 2],
+    pub(super) exchanges: [Option<GatherPlan>; 3],
 }
 
 impl ParamPlans {
-    pub(super) fn phase(&self, phase: Phase) -> Option<&GatherPlan> {
-        self.phases[phase as usize].as_ref()
+    pub(super) fn plan(&self, exchange: impl Into<Exchange>) -> Option<&GatherPlan> {
+        self.exchanges[exchange.into() as usize].as_ref()
     }
 }
 
@@ -31,26 +55,26 @@ pub(super) struct Move<B: Backend> {
     pub(super) ranges: Vec<Range<usize>>,
 }
 
-/// One phase of a group over one set of destination buffers.
+/// One exchange of a group into one set of destination buffers.
 #[derive(Debug)]
-pub(super) struct PhaseWork<B: Backend> {
+pub(super) struct ExchangeWork<B: Backend> {
     pub(super) moves: Vec<Move<B>>,
     /// Local work after the gather, in order.
     pub(super) local: Vec<B::Plan>,
 }
 
-/// Destination buffers of a whole group, for both phases.
+/// Destination buffers of a whole group, for all exchanges.
 #[derive(Debug)]
 pub(super) struct DestinationSet<B: Backend> {
     pub(super) id: u64,
     /// Per parameter.
     buffers: Vec<Vec<(BufferKey, B::Buffer<u8>)>>,
-    phases: [PhaseWork<B>; 2],
+    exchanges: [ExchangeWork<B>; 3],
 }
 
 impl<B: Backend> DestinationSet<B> {
-    pub(super) fn phase(&self, phase: Phase) -> &PhaseWork<B> {
-        &self.phases[phase as usize]
+    pub(super) fn exchange(&self, exchange: Exchange) -> &ExchangeWork<B> {
+        &self.exchanges[exchange as usize]
     }
 
     pub(super) fn buffer(&self, param: usize, key: BufferKey) -> Option<&B::Buffer<u8>> {
@@ -196,6 +220,11 @@ impl<B: Backend> GatherPool<B> {
         Ok(None)
     }
 
+    /// Memory of one group, which nobody else gets.
+    pub(super) fn bytes(&self, len: usize) -> Result<B::Buffer<u8>, ShardError> {
+        self.alloc(&mut self.lock(), len)
+    }
+
     pub(super) fn alloc<T: Element>(
         &self,
         inner: &mut Inner<B>,
@@ -215,7 +244,7 @@ impl<B: Backend> GatherPool<B> {
         let mut buffers = Vec::with_capacity(plans.len());
         for param in plans {
             let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
-            for plan in param.phases.iter().flatten() {
+            for plan in param.exchanges.iter().flatten() {
                 for step in &plan.steps {
                     let spec = step.spec();
                     let replicated = matches!(step, GatherStep::Replicated { .. });
@@ -227,27 +256,27 @@ impl<B: Backend> GatherPool<B> {
             buffers.push(own);
         }
         let mut arrivals = Arrivals::<B>::new();
-        let forward = self.phase_work(inner, plans, &buffers, &mut arrivals, Phase::Forward)?;
-        let backward = self.phase_work(inner, plans, &buffers, &mut arrivals, Phase::Backward)?;
+        let [forward, backward, parts] = Exchange::ALL
+            .map(|exchange| self.work(inner, plans, &buffers, &mut arrivals, exchange));
         inner.sets += 1;
         Ok(DestinationSet {
             id: inner.sets,
             buffers,
-            phases: [forward, backward],
+            exchanges: [forward?, backward?, parts?],
         })
     }
 
-    fn phase_work(
+    fn work(
         &self,
         inner: &mut Inner<B>,
         plans: &[ParamPlans],
         buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
         arrivals: &mut Arrivals<B>,
-        phase: Phase,
-    ) -> Result<PhaseWork<B>, ShardError> {
+        exchange: Exchange,
+    ) -> Result<ExchangeWork<B>, ShardError> {
         let (mut moves, mut interleave, mut transpose) = (Vec::new(), Vec::new(), Vec::new());
         for (param, plan) in plans.iter().enumerate() {
-            let Some(plan) = plan.phase(phase) else {
+            let Some(plan) = plan.plan(exchange) else {
                 continue;
             };
             let mut recorded = Recorded {
@@ -270,7 +299,7 @@ impl<B: Backend> GatherPool<B> {
         if !transpose.is_empty() {
             local.push(self.backend.plan(Work::Transpose(transpose))?);
         }
-        Ok(PhaseWork { moves, local })
+        Ok(ExchangeWork { moves, local })
     }
 }
 
@@ -303,7 +332,7 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
 
     fn arrivals(&mut self, spec: &BufferSpec, bytes: usize) -> Result<B::Buffer<u8>, ShardError> {
         let name = (self.param, spec.key);
-        // Both phases may fetch it.
+        // Several exchanges may fetch it.
         if let Some((_, known)) = self.arrivals.iter().find(|(known, _)| *known == name) {
             return Ok(known.clone());
         }

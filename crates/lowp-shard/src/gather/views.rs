@@ -12,10 +12,11 @@ use crate::{ShardError, Traffic};
 pub(super) struct Views<B: Backend, R: Recipe> {
     pub(super) set: u64,
     pub(super) phases: [Vec<Option<Full<B, R>>>; 2],
-    pub(super) gathers: [Repeated<B>; 2],
+    /// Per exchange.
+    pub(super) gathers: [Repeated<B>; 3],
 }
 
-/// The gather of one phase, as a graph from the second time on.
+/// One exchange, as a graph from the second time on.
 #[derive(Debug)]
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.
@@ -49,7 +50,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let mut phases = [Vec::new(), Vec::new()];
         for phase in Phase::ALL {
             for (param, plans) in self.plans.iter().enumerate() {
-                let view = match plans.phase(phase) {
+                let view = match plans.plan(phase) {
                     Some(plan) => Some(self.make_view(lease, param, plan, phase)?),
                     None => None,
                 };
@@ -72,8 +73,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ) -> Result<Full<B, R>, ShardError> {
         let tensor = &self.params[param];
         let mut specs: Vec<_> = Vec::new();
-        if phase == Phase::Backward && !self.reshard_after_forward {
-            let forward = self.plans[param].phase(Phase::Forward);
+        if phase == Phase::Backward && self.keeps() {
+            let forward = self.plans[param].plan(Phase::Forward);
             specs.extend(forward.into_iter().flat_map(GatherPlan::kept).copied());
         }
         for spec in plan.kept() {

@@ -1,0 +1,131 @@
+//! [`Reshard`]: what a gather group does after forward, and the parts that a smaller group of ranks keeps.
+
+use std::sync::Arc;
+
+use lowp_format::ReshardAfterForward;
+use lowp_kernels::Backend;
+
+use super::GatherPool;
+use super::pool::{DestinationSet, Exchange, ParamPlans};
+use crate::{Communicator, GatherItem, ShardError, or_abort};
+
+/// What becomes of gathered weights between forward and backward: a [`ReshardAfterForward`] with the ranks that it needs.
+#[derive(Clone, Debug)]
+pub enum Reshard<B: Backend> {
+    /// They are freed; backward gathers again.
+    Yes,
+    /// They are kept.
+    No,
+    /// Each of these ranks, some of those that share out the weights, keeps a part; backward gathers the parts among them.
+    /// Every rank that shares out the weights is in such a group, and all groups have one size.
+    Group(Arc<dyn Communicator<B>>),
+}
+
+impl<B: Backend> Reshard<B> {
+    /// The policy for the ranks of `shard`, which share out the weights: groups are of neighbours. Collective. Gather groups
+    /// that take turns can all have clones of one.
+    ///
+    /// # Errors
+    /// A group that does not divide the ranks, or a failure of the split.
+    pub fn new(
+        policy: ReshardAfterForward,
+        shard: &Arc<dyn Communicator<B>>,
+    ) -> Result<Self, ShardError> {
+        let made = || -> Result<Self, ShardError> {
+            Ok(match policy.among(shard.world_size())? {
+                ReshardAfterForward::Yes => Reshard::Yes,
+                ReshardAfterForward::No => Reshard::No,
+                ReshardAfterForward::Group(ranks) => {
+                    let rank = shard.rank();
+                    Reshard::Group(shard.split(rank / ranks, rank % ranks)?)
+                }
+            })
+        };
+        or_abort(&**shard, made())
+    }
+
+    /// The policy as a value.
+    pub fn policy(&self) -> ReshardAfterForward {
+        match self {
+            Reshard::Yes => ReshardAfterForward::Yes,
+            Reshard::No => ReshardAfterForward::No,
+            Reshard::Group(group) => ReshardAfterForward::Group(group.world_size()),
+        }
+    }
+
+    /// Rejects a group of ranks that do not share out the weights.
+    pub(super) fn check(&self, shard: &dyn Communicator<B>) -> Result<(), ShardError> {
+        let Reshard::Group(group) = self else {
+            return Ok(());
+        };
+        let [theirs, ours] = [group.control().members(), shard.control().members()];
+        match theirs.iter().find(|rank| !ours.contains(rank)) {
+            None => Ok(()),
+            Some(&rank) => Err(ShardError::ReshardMember {
+                rank,
+                members: ours.to_vec(),
+            }),
+        }
+    }
+}
+
+impl<B: Backend> From<bool> for Reshard<B> {
+    fn from(reshard: bool) -> Self {
+        if reshard { Reshard::Yes } else { Reshard::No }
+    }
+}
+
+/// What a rank keeps of the full buffers that backward needs, in the order of the moves that bring them together again.
+#[derive(Debug)]
+pub(super) struct Parts<B: Backend> {
+    pub(super) group: Arc<dyn Communicator<B>>,
+    buffers: Vec<B::Buffer<u8>>,
+    /// Whether they are of the last forward.
+    pub(super) filled: bool,
+}
+
+impl<B: Backend> Parts<B> {
+    /// Memory for the parts of `plans`, if the policy keeps any.
+    pub(super) fn new(
+        reshard: &Reshard<B>,
+        pool: &GatherPool<B>,
+        plans: &[ParamPlans],
+    ) -> Result<Option<Self>, ShardError> {
+        let Reshard::Group(group) = reshard else {
+            return Ok(None);
+        };
+        let rank = group.rank();
+        let steps = plans.iter().filter_map(|p| p.plan(Exchange::Parts));
+        let lens = steps.flat_map(|plan| plan.steps.iter().filter_map(|s| s.piece(rank)));
+        let buffers = lens.map(|len| pool.bytes(len)).collect::<Result<_, _>>()?;
+        Ok(Some(Self {
+            group: Arc::clone(group),
+            buffers,
+            filled: false,
+        }))
+    }
+
+    /// Has `stream` copy the parts out of the full buffers.
+    pub(super) fn fill(&self, stream: &B, set: &DestinationSet<B>) -> Result<(), ShardError> {
+        let rank = self.group.rank();
+        let moves = &set.exchange(Exchange::Parts).moves;
+        for (part, m) in self.buffers.iter().zip(moves) {
+            let range = m.ranges[rank].clone();
+            if !range.is_empty() {
+                stream.copy(&m.dest, range, part, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gather of the parts into the full buffers.
+    pub(super) fn items<'a>(&'a self, set: &'a DestinationSet<B>) -> Vec<GatherItem<'a, B>> {
+        let moves = &set.exchange(Exchange::Parts).moves;
+        let item = |(source, m): (&'a B::Buffer<u8>, &'a super::pool::Move<B>)| GatherItem {
+            source,
+            dest: &m.dest,
+            ranges: &m.ranges,
+        };
+        self.buffers.iter().zip(moves).map(item).collect()
+    }
+}
