@@ -11,7 +11,7 @@ use lowp_candle::{
 use lowp_format::{AnyRecipe, Phase, RecipeOptions};
 use lowp_kernels::Backend;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{GradWire, Init, LocalComm, Mesh, MeshComm};
+use lowp_shard::{GradBucketOptions, Init, LocalComm, Mesh, MeshComm};
 use lowp_tests::queued::{Comm, Queued, at_every_call};
 
 const DIM: usize = 32;
@@ -38,8 +38,8 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError>
     }];
     let options = ModelOptions {
         sharding: Sharding::Fsdp,
-        reshard_after_forward: true,
-        grad_wire: GradWire::F32,
+        reshard_after_forward: true.into(),
+        grads: GradBucketOptions::default(),
         seed: 1,
         group: Group::default(),
         threads: 1,

@@ -160,7 +160,7 @@ fn reduce(rank: &mut Rank, grads: &[Vec<f32>], wire: GradWire) -> Result<(), Opt
     let mut parts = Vec::new();
     for (index, grad) in grads.iter().enumerate() {
         let ranges = rank.tensors[index].spec().all_elements();
-        parts.push((rank.ids[index], Cpu.upload(grad)?, ranges));
+        parts.push((rank.ids[index], Source::F32(Cpu.upload(grad)?), ranges));
     }
     let mut items = Vec::new();
     for (id, grad, ranges) in &parts {

@@ -46,7 +46,7 @@ fn reduce(rank: &mut Rank, mesh: &MeshComm<Cpu>, step: u64) -> Result<(), OptimE
             panic!("an f32 gradient");
         };
         let item = ReduceItem {
-            grad: &Cpu.upload(&grad)?,
+            grad: &Source::F32(Cpu.upload(&grad)?),
             ranges: &rank.tensors[index].spec().all_elements(),
             out,
             accumulate: false,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
-use lowp_kernels::{Backend, Cpu, CpuBuffer};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
     Communicator, GatherGroup, GatherItem, GatherPool, GradWire, LocalComm, ReduceItem, ShardError,
     ShardSpec, ShardedTensor, run_ranks_on,
@@ -79,7 +79,7 @@ fn reductions_follow_the_writers() {
         let out = backend.alloc::<f32>(LEN)?;
         backend.copy(&at_rest(100.0, LEN)?, 0..LEN, &out, 0)?;
         let item = ReduceItem {
-            grad: &grad,
+            grad: &Source::F32(grad.clone()),
             ranges: &ranges,
             out: &out,
             accumulate: true,

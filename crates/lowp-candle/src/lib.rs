@@ -25,6 +25,7 @@
 pub mod custom_op;
 mod error;
 mod gemm;
+mod gradients;
 mod hadamard;
 mod held;
 mod linear;
@@ -38,6 +39,7 @@ mod spec;
 
 pub use error::ModelError;
 pub use gemm::{MatMut, MatRef, matmul, product};
+pub use gradients::Gradients;
 pub use hadamard::{hadamard_rows, rotate_rows};
 pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
 pub use memory::LayerMemory;

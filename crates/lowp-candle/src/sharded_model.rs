@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use candle_core::Var;
 use candle_core::backprop::GradStore;
-use lowp_format::{Phase, PlainF32, QuantizedTensor, Recipe, Shape, Usage};
+use lowp_format::{Phase, PlainF32, QuantizedTensor, Recipe, ReshardAfterForward, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
-    Divergence, FlatShard, GatherItem, GatherPool, GradWire, MeshComm, ScaleBook, ShardSpec,
-    ShardedTensor, or_abort, ordered,
+    Divergence, FlatShard, GatherItem, GatherPool, GradBucketOptions, GradParam, MeshComm, Reshard,
+    ScaleBook, ShardSpec, ShardedTensor, or_abort, ordered,
 };
 
 use crate::error::ModelError;
+use crate::gradients::Gradients;
 use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
 use crate::operand::{OperandPlan, PassState, RecipeOperands};
@@ -39,10 +40,10 @@ pub enum Sharding {
 pub struct ModelOptions {
     /// What a rank has of the linear layers.
     pub sharding: Sharding,
-    /// Free gathered weights after forward and gather again for backward ([`Sharding::Fsdp`]).
-    pub reshard_after_forward: bool,
-    /// How gradients travel.
-    pub grad_wire: GradWire,
+    /// What becomes of gathered weights between forward and backward ([`Sharding::Fsdp`]).
+    pub reshard_after_forward: ReshardAfterForward,
+    /// How gradients gather and travel. Those of the layers are on the host: f32.
+    pub grads: GradBucketOptions,
     /// Seed of initial values and stochastic rounding.
     pub seed: u64,
     /// Hyperparameters; weight decay applies to matrices only.
@@ -64,8 +65,8 @@ pub struct WeightBytes {
     /// Bytes of the optimizer's f32 masters of this rank's elements. Moments and gradients are not
     /// weights and not counted.
     pub masters: u64,
-    /// The most bytes that held weights at once so far: the shards, the masters, and the memory in
-    /// which weights are gathered and decoded, which full gradients share.
+    /// The most bytes that held weights and full gradients at once so far: the shards, the masters, and the memory in
+    /// which weights are gathered and decoded and gradients travel.
     pub peak: u64,
 }
 
@@ -90,7 +91,12 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     adamw: AdamW<B>,
     weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
     operands: Vec<Arc<RecipeOperands<B>>>,
-    var_ids: Vec<ParamId>,
+    /// Of all parameters.
+    gradients: Arc<Gradients<B>>,
+    /// The optimizer's parameters, in the order of their gradients.
+    grad_ids: Vec<ParamId>,
+    /// Micro-batches that this step finished.
+    micro_batches: usize,
     vars: PlainVars<B>,
     /// Bytes of full weights that were sent before the first step.
     sent_before: u64,
@@ -154,11 +160,13 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A variable without a gradient, or a rank that failed. The micro-batch stays unfinished.
     pub fn add_gradients(&mut self, store: &GradStore) -> Result<(), ModelError> {
-        self.vars
-            .add_gradients(&self.mesh, self.options.grad_wire, store)?;
+        let sent = self.vars.add_gradients(&self.gradients, store);
+        or_abort(&*self.mesh.world, sent)?;
+        self.gradients.flush()?;
         for (_, weight) in &self.weights {
             weight.finish_micro_batch()?;
         }
+        self.micro_batches += 1;
         Ok(())
     }
 
@@ -168,7 +176,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A rank that failed, called something else, or finished other micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), ModelError> {
-        let finished = format!("{} finished micro-batches", self.vars.arrived());
+        let finished = format!("{} finished micro-batches", self.micro_batches);
         self.mesh
             .world
             .control()
@@ -179,9 +187,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     fn forget(&mut self) -> Result<(), ModelError> {
         for (_, weight) in &self.weights {
-            weight.discard_gradient()?;
+            weight.finish_micro_batch()?;
         }
-        self.vars.discard_gradients();
+        self.gradients.discard()?;
+        self.micro_batches = 0;
         self.adamw.clear_grads();
         Ok(self.adamw.scales().forget_observations()?)
     }
@@ -211,16 +220,14 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     fn try_finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
-        for (id, weight) in &self.weights {
-            if weight.finish_gradient()? > 0 {
-                self.adamw.mark_ready(*id);
+        for (&id, arrived) in self.grad_ids.iter().zip(self.gradients.finish()?) {
+            if arrived > 0 {
+                self.adamw.mark_ready(id);
             }
-            weight.release()?;
         }
-        if self.vars.finish_gradients(&self.mesh)? > 0 {
-            self.var_ids
-                .iter()
-                .for_each(|id| self.adamw.mark_ready(*id));
+        self.micro_batches = 0;
+        for (_, weight) in &self.weights {
+            weight.release()?;
         }
         let report = self.adamw.step(options)?.wait()?;
         self.vars.refresh()?;
@@ -252,7 +259,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             bytes.sent_per_step += account.sent_bytes() as u64;
             bytes.resident += account.shard_bytes() as u64;
         }
-        bytes.peak = bytes.resident + bytes.masters + self.memory.weight_bytes() as u64;
+        let transient = self.memory.weight_bytes() + self.gradients.bytes();
+        bytes.peak = bytes.resident + bytes.masters + transient as u64;
         if let Some(gather) = self.adamw.flat_gather() {
             bytes.sent += self.adamw.flat_sent_bytes() - self.sent_before;
             bytes.sent_per_step += gather.sent_bytes() as u64;
@@ -361,6 +369,10 @@ impl<B: Backend> Builder<'_, B> {
             ..options.group
         });
         let memory = LayerMemory::new(backend);
+        let reshard = match options.sharding {
+            Sharding::Fsdp => Reshard::new(options.reshard_after_forward, &mesh.shard)?,
+            Sharding::Zero1 => Reshard::No,
+        };
         let mut weights = Vec::new();
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
@@ -373,19 +385,18 @@ impl<B: Backend> Builder<'_, B> {
                 name: spec.name.clone(),
                 source,
             };
-            let wire = options.grad_wire;
             let (id, weight) = match options.sharding {
                 Sharding::Fsdp => {
                     let made = self.param(recipe, shape, &mut adamw, |s| init(s.rows()));
                     let (tensor, id) = made.map_err(failed)?;
-                    let reshard = options.reshard_after_forward;
-                    let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard, wire)?;
+                    let reshard = &reshard;
+                    let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard)?;
                     (id, weight)
                 }
                 Sharding::Zero1 => {
                     let made = self.flat_param(recipe, shape, &mut adamw, init);
                     let ((tensor, ranges), id) = made.map_err(failed)?;
-                    let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges, wire);
+                    let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges);
                     (id, weight)
                 }
             };
@@ -397,7 +408,7 @@ impl<B: Backend> Builder<'_, B> {
                 number as u64,
             ));
         }
-        let mut ids = Vec::new();
+        let mut var_ids = Vec::new();
         let mut shards = Vec::new();
         for (number, spec) in (linears.len()..).zip(vars) {
             let shape = shape_of(spec)?;
@@ -413,12 +424,31 @@ impl<B: Backend> Builder<'_, B> {
                     name: spec.name.clone(),
                     source,
                 })?;
-            ids.push(id);
+            var_ids.push(id);
             shards.push(tensor);
         }
         let adamw = adamw.build()?;
-        for (id, weight) in &weights {
-            weight.connect(f32_buffer(adamw.grad(*id))?)?;
+        let param = |name: &str, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
+            Ok(GradParam {
+                name: name.to_owned(),
+                ranges: ranges.to_vec(),
+                out: f32_buffer(adamw.grad(id))?,
+            })
+        };
+        // The last layer has its gradient first, and variables have theirs at the end.
+        let mut grads = Vec::new();
+        let mut grad_ids = Vec::new();
+        for ((id, weight), spec) in weights.iter().zip(linears).rev() {
+            grads.push(param(&spec.name, weight.element_ranges(), *id)?);
+            grad_ids.push(*id);
+        }
+        for ((id, shard), spec) in var_ids.iter().zip(&shards).zip(vars) {
+            grads.push(param(&spec.name, &shard.spec().all_elements(), *id)?);
+            grad_ids.push(*id);
+        }
+        let gradients = Arc::new(Gradients::new(backend, mesh, grads, options.grads)?);
+        for ((_, weight), at) in weights.iter().rev().zip(0..) {
+            weight.connect(&gradients, at)?;
         }
         let pass = Arc::new(PassState::default());
         let operands = plans
@@ -434,13 +464,9 @@ impl<B: Backend> Builder<'_, B> {
                 ))
             })
             .collect();
-        let grads = ids
-            .iter()
-            .map(|id| f32_buffer(adamw.grad(*id)))
-            .collect::<Result<_, _>>()?;
         // Variables are gathered once per step, all together: nothing could be shared with layers.
         let pool = GatherPool::new(backend);
-        let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, grads)?;
+        let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, weights.len())?;
         vars.refresh()?;
         let sent_before = adamw.flat_sent_bytes();
         Ok(ShardedModel {
@@ -452,7 +478,9 @@ impl<B: Backend> Builder<'_, B> {
             adamw,
             weights,
             operands,
-            var_ids: ids,
+            gradients,
+            grad_ids,
+            micro_batches: 0,
             vars,
             sent_before,
         })

@@ -8,10 +8,11 @@ use candle_core::{Error, Result, bail};
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, KernelError, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GradWire, MeshComm, ReduceItem, ShardError,
-    ShardedTensor, audit, or_abort, ordered,
+    Divergence, GatherAccount, GatherGroup, MeshComm, Reshard, ShardError, ShardedTensor, audit,
+    or_abort,
 };
 
+use crate::gradients::Gradients;
 use crate::held::Held;
 use crate::linear::WeightSource;
 use crate::memory::LayerMemory;
@@ -24,7 +25,6 @@ pub struct ShardedWeight<B: Backend, R: Recipe> {
     shape: Shape,
     backend: B,
     mesh: MeshComm<B>,
-    wire: GradWire,
     ranges: Vec<Range<usize>>,
     memory: Arc<LayerMemory<B>>,
     state: Mutex<State<B, R>>,
@@ -44,11 +44,9 @@ struct State<B: Backend, R: Recipe> {
     held: Held<B, R>,
     /// Planned once per place that the pool lends.
     decodes: Vec<(DecodeKey, B::Plan)>,
-    /// The optimizer's gradient of this rank's elements.
-    grad: Option<B::Buffer<f32>>,
-    /// Contributions reduced since the last step.
-    arrived: usize,
-    /// Whether some of them are of a micro-batch that is not finished.
+    /// Where the gradient goes, and the parameter that it is there.
+    gradients: Option<(Arc<Gradients<B>>, usize)>,
+    /// Whether a micro-batch that is not finished left a gradient.
     open: bool,
 }
 
@@ -62,16 +60,15 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         mesh: &MeshComm<B>,
         memory: &Arc<LayerMemory<B>>,
         tensor: ShardedTensor<B, R>,
-        reshard_after_forward: bool,
-        wire: GradWire,
+        reshard: &Reshard<B>,
     ) -> std::result::Result<Self, ShardError> {
         let shape = tensor.spec().full();
         let ranges = tensor.spec().all_elements();
         let comm = mesh.shard.clone();
         let (pool, params) = (memory.pool(), vec![tensor]);
-        let group = GatherGroup::new(backend, comm, pool, params, reshard_after_forward)?;
+        let group = GatherGroup::new(backend, comm, pool, params, reshard.clone())?;
         let held = Held::Rows(Box::new(group));
-        Ok(Self::of((backend, mesh, memory), shape, held, ranges, wire))
+        Ok(Self::of((backend, mesh, memory), shape, held, ranges))
     }
 
     /// The weight that every rank has whole in `tensor`, decoded in `memory`; its gradient is reduced and scattered
@@ -82,10 +79,9 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         memory: &Arc<LayerMemory<B>>,
         tensor: QuantizedTensor<B::Buffer<u8>, R>,
         ranges: Vec<Range<usize>>,
-        wire: GradWire,
     ) -> Self {
         let (shape, held) = (tensor.shape(), Held::Whole(Box::new(tensor)));
-        Self::of((backend, mesh, memory), shape, held, ranges, wire)
+        Self::of((backend, mesh, memory), shape, held, ranges)
     }
 
     fn of(
@@ -93,32 +89,29 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         shape: Shape,
         held: Held<B, R>,
         ranges: Vec<Range<usize>>,
-        wire: GradWire,
     ) -> Self {
         let state = State {
             held,
             decodes: Vec::new(),
-            grad: None,
-            arrived: 0,
+            gradients: None,
             open: false,
         };
         Self {
             shape,
             backend: backend.clone(),
             mesh: mesh.clone(),
-            wire,
             ranges,
             memory: memory.clone(),
             state: Mutex::new(state),
         }
     }
 
-    /// Connects the optimizer's gradient buffer of this rank's elements.
+    /// Has the gradient go to parameter `param` of `gradients` from now on.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn connect(&self, grad: B::Buffer<f32>) -> Result<()> {
-        self.lock()?.grad = Some(grad);
+    pub fn connect(&self, gradients: &Arc<Gradients<B>>, param: usize) -> Result<()> {
+        self.lock()?.gradients = Some((Arc::clone(gradients), param));
         Ok(())
     }
 
@@ -130,39 +123,13 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(self.lock()?.open)
     }
 
-    /// Says that the micro-batch is finished: what it added counts.
+    /// Says that the micro-batch is finished or forgotten.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
     pub fn finish_micro_batch(&self) -> Result<()> {
         self.lock()?.open = false;
         Ok(())
-    }
-
-    /// Forgets what arrived in this step: the next contribution replaces it.
-    ///
-    /// # Errors
-    /// A thread failed while it used the weight.
-    pub fn discard_gradient(&self) -> Result<()> {
-        let mut state = self.lock()?;
-        (state.arrived, state.open) = (0, false);
-        Ok(())
-    }
-
-    /// Ends the accumulation of a step: sums the gradient over the replicas. Collective over the
-    /// replicate group. Returns how many contributions arrived.
-    ///
-    /// # Errors
-    /// A rank failed.
-    pub fn finish_gradient(&self) -> Result<usize> {
-        let mut state = self.lock()?;
-        let arrived = std::mem::take(&mut state.arrived);
-        if let (Some(grad), true) = (&state.grad, self.mesh.mesh.replicate > 1) {
-            let replicas = &*self.mesh.replicate;
-            ordered(&self.backend, replicas, || replicas.all_reduce_sum(grad))
-                .map_err(Error::wrap)?;
-        }
-        Ok(arrived)
     }
 
     /// The elements of the flattened weight that each rank owns, in rank order.
@@ -301,33 +268,18 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
-    /// Reduces `gradient` into the elements of their owners.
+    /// Sends `gradient` to the owners of its elements.
     fn reduce(&self, gradient: &[f32]) -> Result<()> {
         let mut state = self.lock()?;
-        let Some(out) = &state.grad else {
+        let Some((gradients, param)) = state.gradients.clone() else {
             bail!("no optimizer is connected to this weight")
         };
         if gradient.len() != self.shape.elements() {
             let (shape, found) = (self.shape, gradient.len());
             bail!("a gradient of {found} values for a {shape} weight");
         }
-        let scratch = self.memory.pool().scratch(gradient.len());
-        let scratch = scratch.map_err(Error::wrap)?;
-        self.backend
-            .write(scratch.buffer(), 0, gradient)
-            .map_err(Error::wrap)?;
-        let item = ReduceItem {
-            grad: scratch.buffer(),
-            ranges: &self.ranges,
-            out,
-            accumulate: state.arrived > 0,
-        };
-        let shard = &*self.mesh.shard;
-        let reduce = || shard.reduce_scatter(&[item], self.wire);
-        let reduced = ordered(&self.backend, shard, reduce);
-        // Also a reduction that failed may have added something.
+        // Also one that fails may have added something.
         state.open = true;
-        state.arrived += 1;
-        reduced.map_err(Error::wrap)
+        gradients.add(param, gradient).map_err(Error::wrap)
     }
 }

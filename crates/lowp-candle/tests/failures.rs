@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
 use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, VarSpec};
-use lowp_format::{AnyRecipe, RecipeOptions};
+use lowp_format::{AnyRecipe, RecipeOptions, ReshardAfterForward};
 use lowp_kernels::Cpu;
 use lowp_optim::Group;
-use lowp_shard::{Communicator, GradWire, Init, LocalComm, Mesh, MeshComm};
+use lowp_shard::{Communicator, GradBucketOptions, Init, LocalComm, Mesh, MeshComm};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Far below the time limit of a wait: nobody ran into one.
@@ -25,8 +25,8 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
     }];
     let options = ModelOptions {
         sharding: Sharding::Fsdp,
-        reshard_after_forward: true,
-        grad_wire: GradWire::F32,
+        reshard_after_forward: ReshardAfterForward::Yes,
+        grads: GradBucketOptions::default(),
         seed: 1,
         group: Group::default(),
         threads: 1,

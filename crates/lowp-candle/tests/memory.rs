@@ -15,7 +15,7 @@ use lowp_format::{
 };
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{Communicator, GradWire, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{Communicator, GradBucketOptions, Init, Mesh, MeshComm, run_ranks};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -76,8 +76,12 @@ fn bytes(
         let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
         let options = ModelOptions {
             sharding: Sharding::Fsdp,
-            reshard_after_forward: reshard,
-            grad_wire: GradWire::F32,
+            reshard_after_forward: reshard.into(),
+            grads: GradBucketOptions {
+                // Every gradient by itself.
+                bytes: 0,
+                ..GradBucketOptions::default()
+            },
             seed: 7,
             group: Group::default(),
             threads: 1,
@@ -149,7 +153,18 @@ fn transient(recipe: AnyRecipe, blocks: usize, world: usize, reshard: bool) -> u
     let lengths: BTreeSet<usize> = shapes.map(Shape::elements).collect();
     let decoded: usize = lengths.iter().sum();
     let host = lengths.last().copied().unwrap_or(0);
-    sets.sum::<usize>() + 4 * (decoded + host)
+    sets.sum::<usize>() + 4 * (decoded + host) + gradients(blocks, world)
+}
+
+/// Memory for full gradients: one of each length, or two where sums need not be waited for.
+fn gradients(blocks: usize, world: usize) -> usize {
+    let layers = linears(blocks).into_iter().map(|l| l.rows * l.cols);
+    let vars = vars().into_iter().map(|v| v.shape.iter().product());
+    let lens: Vec<usize> = layers.chain(vars).collect();
+    let distinct: BTreeSet<usize> = lens.iter().copied().collect();
+    let at_once = if world == 1 { 2 } else { 1 };
+    let of = |len: &usize| 4 * len * at_once.min(lens.iter().filter(|l| *l == len).count());
+    distinct.iter().map(of).sum()
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, Var};
-use lowp_candle::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarSpec};
-use lowp_format::{AnyRecipe, Recipe, RecipeOptions};
+use lowp_candle::{
+    Gradients, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarSpec,
+};
+use lowp_format::{AnyRecipe, Recipe, RecipeOptions, ReshardAfterForward};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{Communicator, GradWire, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshComm, run_ranks};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const TOKENS: usize = 64;
@@ -53,6 +55,7 @@ type Scales = (Vec<Option<Vec<f32>>>, Vec<f32>);
 
 /// Two layers with a [`Fragile`] between them: the second reduces its gradient before it fails.
 struct Model {
+    mesh: MeshComm<Cpu>,
     sharded: ShardedModel<Cpu, AnyRecipe>,
     broken: Arc<AtomicBool>,
     /// The gradients of this rank's rows, by layer.
@@ -84,14 +87,15 @@ impl Model {
         }];
         let options = ModelOptions {
             sharding: Sharding::Fsdp,
-            reshard_after_forward: true,
-            grad_wire: GradWire::F32,
+            reshard_after_forward: ReshardAfterForward::Yes,
+            grads: GradBucketOptions::default(),
             seed: 7,
             group: Group::default(),
             threads: 1,
         };
         let sharded = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars, options)?;
         Ok(Self {
+            mesh,
             sharded,
             broken: Arc::default(),
             gradients: Vec::new(),
@@ -105,7 +109,14 @@ impl Model {
         for layer in 0..2 {
             let weight = self.sharded.weight(layer).expect("a layer");
             let rows = Cpu.alloc::<f32>(weight.element_ranges()[self.rank].len())?;
-            weight.connect(rows.clone())?;
+            let param = GradParam {
+                name: layer.to_string(),
+                ranges: weight.element_ranges().to_vec(),
+                out: rows.clone(),
+            };
+            let options = GradBucketOptions::default();
+            let gradients = Gradients::new(&Cpu, &self.mesh, vec![param], options)?;
+            weight.connect(&Arc::new(gradients), 0)?;
             self.gradients.push(rows);
         }
         Ok(())

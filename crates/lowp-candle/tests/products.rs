@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use candle_core::{Device, Var};
 use half::bf16;
-use lowp_candle::{LinearSpec, MatRef, ModelError, ModelOptions, ShardedModel, Sharding, product};
+use lowp_candle::{
+    Gradients, LinearSpec, MatRef, ModelError, ModelOptions, ShardedModel, Sharding, product,
+};
 use lowp_format::{
-    AnyRecipe, BufferList, KernelKey, Operand, Orientation, Origin, Part, Philox, Recipe, Role,
-    Rounding, ScaleSource, Shape, SourceRounding, Usage, tensor_scale,
+    AnyRecipe, BufferList, KernelKey, Operand, Orientation, Origin, Part, Philox, Recipe,
+    ReshardAfterForward, Role, Rounding, ScaleSource, Shape, SourceRounding, Usage, tensor_scale,
 };
 use lowp_kernels::reference::{Reference, amax, decode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
-use lowp_shard::{Communicator, GradWire, Init, Mesh, MeshComm, run_ranks};
+use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshComm, run_ranks};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -251,8 +253,8 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         let cpu = Cpu;
         let options = ModelOptions {
             sharding: Sharding::Fsdp,
-            reshard_after_forward: true,
-            grad_wire: GradWire::F32,
+            reshard_after_forward: ReshardAfterForward::Yes,
+            grads: GradBucketOptions::default(),
             seed: SEED,
             group: Group::default(),
             threads: 1,
@@ -262,7 +264,13 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         let model = ShardedModel::new(&cpu, &mesh, |_| recipe, &specs, &[], options)?;
         let weight = model.weight(LAYER).expect("the layer");
         let rows = cpu.alloc::<f32>(weight.element_ranges()[rank].len())?;
-        weight.connect(rows.clone())?;
+        let param = GradParam {
+            name: "dw".to_owned(),
+            ranges: weight.element_ranges().to_vec(),
+            out: rows.clone(),
+        };
+        let gradients = Gradients::new(&cpu, &mesh, vec![param], options.grads)?;
+        weight.connect(&Arc::new(gradients), 0)?;
         let tokens = TOKENS / world;
         model.begin(STEP, (FIRST + rank * tokens) as u64, true)?;
         let part = |values: Vec<f32>, cols: usize| {
@@ -273,8 +281,8 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         let y = model.layers()[LAYER].forward(&x)?;
         // The gradient of this sum with respect to y is dy.
         let sum = (&y * part(dy(), ROWS)?.as_tensor())?.sum_all()?;
-        let gradients = sum.backward()?;
-        let dx = gradients.get(&x).expect("a gradient");
+        let store = sum.backward()?;
+        let dx = store.get(&x).expect("a gradient");
         Ok::<_, ModelError>(Products {
             y: y.flatten_all()?.to_vec1()?,
             dx: dx.flatten_all()?.to_vec1()?,

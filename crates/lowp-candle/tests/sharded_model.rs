@@ -9,18 +9,22 @@ use lowp_candle::{
     Linear, LinearSpec, MatRef, MemoryWeight, ModelError, ModelOptions, QuantLinear, ShardedModel,
     Sharding, product,
 };
-use lowp_format::{AnyRecipe, Recipe, RecipeOptions, Role, ScaleSource, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Recipe, RecipeOptions, ReshardAfterForward, Role, ScaleSource, Shape, Usage,
+};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::Group;
-use lowp_shard::{Communicator, GradWire, Init, Mesh, MeshComm, dequantize, quantize, run_ranks};
+use lowp_shard::{
+    Communicator, GradBucketOptions, Init, Mesh, MeshComm, dequantize, quantize, run_ranks,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn options() -> ModelOptions {
     ModelOptions {
         sharding: Sharding::Fsdp,
-        reshard_after_forward: true,
-        grad_wire: GradWire::F32,
+        reshard_after_forward: ReshardAfterForward::Yes,
+        grads: GradBucketOptions::default(),
         seed: 7,
         group: Group {
             lr: 0.01,

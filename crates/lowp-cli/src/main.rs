@@ -12,6 +12,7 @@ mod output;
 mod plan;
 mod recipes;
 #[cfg(unix)]
+mod reshard;
 mod signals;
 mod temporary;
 mod train;

@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_format::{
     AnyRecipe, Code, FormatError, Fp8Format, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions,
-    RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
+    ReshardAfterForward, RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
 };
 
 /// Most ranks that a plan is made for.
@@ -59,13 +59,10 @@ pub(crate) struct Args {
     )]
     format: Option<Fp8Format>,
 
-    /// Free the gathered weight after forward and gather it again for backward [default: true]
-    #[arg(
-        long,
-        value_name = "BOOL",
-        value_parser = PossibleValuesParser::new(["true", "false"]).map(|v| v == "true")
-    )]
-    reshard_after_forward: Option<bool>,
+    /// Free the gathered weight after forward and gather it again for backward (true), keep it (false), or keep it shared
+    /// out in groups of N ranks, which gather it for backward [default: true]
+    #[arg(long, value_name = "BOOL|N")]
+    reshard_after_forward: Option<ReshardAfterForward>,
 
     /// Print JSON instead of tables
     #[arg(long)]
@@ -105,7 +102,7 @@ fn plan(recipe: &impl Recipe, args: &Args) -> Result<String> {
         ..
     } = *args;
     check(args)?;
-    let reshard = args.reshard_after_forward.unwrap_or(true);
+    let reshard = args.reshard_after_forward.unwrap_or_default();
     let plans = gathers(recipe, shape, world, usage, reshard).map_err(UsageError::from)?;
     if args.json {
         return json::render(recipe, args, &plans);
@@ -166,12 +163,13 @@ fn gathers(
     full: Shape,
     world: usize,
     usage: Usage,
-    reshard: bool,
+    reshard: ReshardAfterForward,
 ) -> Result<Vec<(Phase, GatherPlan)>, FormatError> {
     if usage == Usage::BOTH {
         let cuts = RowCuts::new(full.rows, world, recipe.row_quantum(usage))?;
-        let PhasePlans { forward, backward } = PhasePlans::new(recipe, full, &cuts, reshard)?;
-        return Ok(vec![(Phase::Forward, forward), (Phase::Backward, backward)]);
+        let plans = PhasePlans::new(recipe, full, &cuts, reshard)?;
+        let of_phase = |phase| (phase, plans.phase(phase).clone());
+        return Ok(Phase::ALL.map(of_phase).to_vec());
     }
     let needed = Phase::ALL
         .into_iter()

@@ -118,10 +118,13 @@ pub fn ranks_table(recipe: &impl Recipe, usage: Usage, plans: &[(&str, &GatherPl
     let mut header = vec!["ranks".to_owned(), "rows".into(), "stores bytes".into()];
     header.extend(plans.iter().map(|(label, _)| format!("sends {label}")));
     let mut table = Table::new(header, &[]);
-    for (ranks, rows) in equal_ranks(&first.cuts) {
+    let numbers = first.cuts.ranges().enumerate().map(|(rank, rows)| {
+        let sends = plans.iter().map(|(_, plan)| sent(plan, rank));
+        (rows.len(), sends.collect::<Vec<_>>())
+    });
+    for (ranks, (rows, sends)) in equal_runs(numbers) {
         let shard = first.full.with_rows(rows);
         let bytes: usize = stored.iter().map(|spec| spec.bytes(shard)).sum();
-        let sends = plans.iter().map(|(_, plan)| sent(plan, ranks.start));
         let name = match ranks.len() {
             1 => format!("{}", ranks.start),
             _ => format!("{}-{}", ranks.start, ranks.end - 1),
@@ -141,13 +144,13 @@ fn sent(plan: &GatherPlan, rank: usize) -> usize {
     plan.steps.iter().map(of_step).sum()
 }
 
-/// Runs of consecutive ranks with the same number of rows.
-fn equal_ranks(cuts: &RowCuts) -> Vec<(Range<usize>, usize)> {
-    let mut runs: Vec<(Range<usize>, usize)> = Vec::new();
-    for (rank, rows) in cuts.ranges().map(|r| r.len()).enumerate() {
+/// Runs of consecutive ranks with the same numbers.
+fn equal_runs<T: PartialEq>(of_ranks: impl Iterator<Item = T>) -> Vec<(Range<usize>, T)> {
+    let mut runs: Vec<(Range<usize>, T)> = Vec::new();
+    for (rank, numbers) in of_ranks.enumerate() {
         match runs.last_mut() {
-            Some((ranks, len)) if *len == rows => ranks.end = rank + 1,
-            _ => runs.push((rank..rank + 1, rows)),
+            Some((ranks, same)) if *same == numbers => ranks.end = rank + 1,
+            _ => runs.push((rank..rank + 1, numbers)),
         }
     }
     runs
@@ -163,7 +166,8 @@ fn rows_of_ranks(cuts: &RowCuts) -> String {
             1 => rows.to_string(),
             many => format!("{many} x {rows}"),
         };
-        equal_ranks(cuts).into_iter().map(run).collect()
+        let rows = cuts.ranges().map(|r| r.len());
+        equal_runs(rows).into_iter().map(run).collect()
     };
     text.join(" + ")
 }

@@ -96,7 +96,7 @@ pub enum FormatError {
     },
     /// A policy of another name.
     #[error(
-        "'{text}' says not what becomes of weights after forward; give true, false, or a number of ranks to reshard to, such as 8"
+        "'{text}' is no policy; give true, false, or a number of ranks to reshard to, such as 8"
     )]
     BadReshard {
         /// What was given.

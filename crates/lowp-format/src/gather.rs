@@ -220,17 +220,18 @@ impl GatherPlan {
         })
     }
 
-    /// The same buffers from parts of their bytes, as equal as can be, that `ranks` ranks kept of the full tensor.
+    /// The same buffers from parts of their bytes, as equal as can be: those that each group of `ranks` neighbours kept of the
+    /// full tensor.
     fn in_parts(&self, ranks: usize) -> Self {
         let part = |step: &GatherStep| match step {
             GatherStep::Concat { spec, keep, .. } => {
                 let bytes = spec.bytes(self.full);
                 let most = bytes.div_ceil(ranks);
-                let pieces = (0..ranks).map(|rank| most.min(bytes.saturating_sub(rank * most)));
+                let piece = |rank| most.min(bytes.saturating_sub(rank % ranks * most));
                 GatherStep::Concat {
                     spec: *spec,
                     transport: Transport::Rows,
-                    pieces: pieces.collect(),
+                    pieces: (0..self.cuts.world()).map(piece).collect(),
                     keep: *keep,
                 }
             }
@@ -240,16 +241,6 @@ impl GatherPlan {
             steps: self.steps.iter().map(part).collect(),
             ..self.clone()
         }
-    }
-
-    /// Number of ranks that have pieces.
-    fn ranks(&self) -> usize {
-        let pieces = |step: &GatherStep| match step {
-            GatherStep::Concat { pieces, .. } => Some(pieces.len()),
-            GatherStep::Derive { .. } | GatherStep::Replicated { .. } => None,
-        };
-        let found = self.steps.iter().find_map(pieces);
-        found.unwrap_or(self.cuts.world())
     }
 
     /// Bytes that all ranks together put on the wire.
@@ -295,8 +286,8 @@ pub struct PhasePlans {
     pub forward: GatherPlan,
     /// Before the backward GEMMs.
     pub backward: GatherPlan,
-    /// In place of `backward` where a group of ranks has kept parts: its pieces are those parts
-    /// ([`ReshardAfterForward::Group`]).
+    /// In place of `backward` where groups of ranks have kept parts ([`ReshardAfterForward::Group`]): the pieces are those
+    /// parts, of every rank of the world, and each group gathers its own.
     pub parts: Option<GatherPlan>,
 }
 
@@ -351,11 +342,7 @@ impl PhasePlans {
 
     /// Bytes that all ranks together put on the wire in one step.
     pub fn wire_bytes(&self) -> usize {
-        let backward = match &self.parts {
-            // Once in every group.
-            Some(parts) => parts.wire_bytes() * (self.forward.cuts.world() / parts.ranks()),
-            None => self.backward.wire_bytes(),
-        };
-        self.forward.wire_bytes() + backward
+        let phases = Phase::ALL.map(|phase| self.phase(phase).wire_bytes());
+        phases.iter().sum()
     }
 }

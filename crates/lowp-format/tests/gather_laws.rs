@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lowp_format::{
     AnyRecipe, BufferSpec, FormatError, GatherPlan, GatherStep, Origin, Phase, PhasePlans, Recipe,
-    RecipeOptions, RowCuts, Shape, Transport, Usage,
+    RecipeOptions, ReshardAfterForward, RowCuts, Shape, Transport, Usage,
 };
 use proptest::prelude::*;
 
@@ -169,6 +169,72 @@ fn a_cut_behind_all_rows_is_legal() {
     for recipe in AnyRecipe::all() {
         PhasePlans::new(&recipe, Shape::new(100, 64), &cuts, true).unwrap();
     }
+}
+
+#[test]
+fn parts_are_of_what_forward_gathered_and_each_group_has_all_of_them() {
+    for recipe in AnyRecipe::all() {
+        for (rows, world) in [(0, 4), (17, 4), (136, 6), (200, 8), (96, 9)] {
+            let full = Shape::new(rows, 64);
+            let cuts = RowCuts::new(rows, world, recipe.row_quantum(Usage::BOTH)).unwrap();
+            let once = PhasePlans::new(&recipe, full, &cuts, false).unwrap();
+            let again = PhasePlans::new(&recipe, full, &cuts, true).unwrap();
+            assert_eq!((&once.parts, &again.parts), (&None, &None));
+            for ranks in (2..world).filter(|n| world % n == 0) {
+                let policy = ReshardAfterForward::Group(ranks);
+                let plans = PhasePlans::new(&recipe, full, &cuts, policy).unwrap();
+                assert_eq!(
+                    (&plans.forward, &plans.backward),
+                    (&once.forward, &again.backward)
+                );
+                let parts = plans.parts.as_ref().expect("parts");
+                assert_eq!(plans.phase(Phase::Backward), parts);
+                assert_eq!(derived(parts), derived(&again.backward));
+                let sent = world / ranks * again.backward.wire_bytes();
+                assert_eq!(parts.wire_bytes(), sent);
+                assert_eq!(plans.wire_bytes(), once.forward.wire_bytes() + sent);
+                for step in &parts.steps {
+                    let GatherStep::Concat { spec, pieces, .. } = step else {
+                        continue;
+                    };
+                    let there = plans.forward.steps.iter().any(|s| s.spec() == spec);
+                    assert!(there, "{}: {} was not gathered", recipe.name(), spec.key);
+                    for group in pieces.chunks(ranks) {
+                        assert_eq!(group.iter().sum::<usize>(), spec.bytes(full));
+                        let spread = group.iter().max().unwrap() - group[0];
+                        assert_eq!(spread, 0, "the first is the largest");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn policies_are_written_as_they_are_read() {
+    for text in ["true", "false", "1", "8", "1024"] {
+        let policy: ReshardAfterForward = text.parse().unwrap();
+        assert_eq!(policy.to_string(), text);
+    }
+    for text in [
+        "",
+        "0",
+        "-1",
+        "yes",
+        "True",
+        "2.0",
+        "99999999999999999999999",
+    ] {
+        let error = text.parse::<ReshardAfterForward>().unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("true, false, or a number of ranks"),
+            "{error}"
+        );
+    }
+    assert_eq!(ReshardAfterForward::from(true), ReshardAfterForward::Yes);
+    assert_eq!(ReshardAfterForward::from(false), ReshardAfterForward::No);
 }
 
 #[test]

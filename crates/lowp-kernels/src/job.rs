@@ -7,16 +7,7 @@ use lowp_format::{
     SourceRounding,
 };
 
-use crate::Backend;
-
-/// High-precision input.
-#[derive(Clone, Debug)]
-pub enum Source<B: Backend> {
-    /// binary32 values.
-    F32(B::Buffer<f32>),
-    /// bfloat16 values, widened exactly.
-    Bf16(B::Buffer<bf16>),
-}
+use crate::{Backend, Source};
 
 /// The moments of AdamW: `exp_avg` and `exp_avg_sq`, both of one dtype.
 #[derive(Clone, Debug)]

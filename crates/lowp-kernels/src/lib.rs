@@ -66,6 +66,7 @@ mod rounding;
 mod scalars;
 #[doc(hidden)]
 pub mod sealed;
+mod source;
 
 pub use backend::Backend;
 pub use buffer::DeviceBuffer;
@@ -76,12 +77,13 @@ pub use element::Element;
 pub use error::KernelError;
 pub use job::{
     AdamMode, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
-    FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob,
+    FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
     StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;
 pub use quantized::Quantized;
 pub use scalars::{AdamScalars, GradPart, StepCounts, StepReport, StepScalars};
+pub use source::{FloatDtype, Source};
 
 // What signatures here need of other crates.
 pub use half::bf16;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 use lowp_shard::{
     Collective, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem, ShardError,
     Traffic, or_abort,
@@ -177,23 +177,25 @@ impl NcclComm {
     }
 
     fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), ShardError> {
-        let accumulates = items.iter().any(|item| item.accumulate);
-        if wire == GradWire::F32 && self.options.sums == Sums::Nccl && !accumulates {
+        if self.options.sums == Sums::Nccl
+            && let Some(items) = by_nccl(items, wire)
+        {
             let memory = || {
-                let pairs = items
-                    .iter()
-                    .map(|item| (item.grad.clone(), item.out.clone()));
+                let pairs = items.iter().map(|(grad, item)| {
+                    let (grad, out) = (*grad, item.out);
+                    (grad.clone(), out.clone())
+                });
                 pairs.collect::<Vec<_>>()
             };
             return self.batch(memory, |calls| {
-                for item in items {
+                for (grad, item) in &items {
                     match even(item.ranges) {
                         Some(all) => {
-                            calls.reduce_scatter(&self.cuda.view(item.grad, all)?, item.out)?;
+                            calls.reduce_scatter(&self.cuda.view(grad, all)?, item.out)?;
                         }
                         None => {
                             for (rank, range) in item.ranges.iter().enumerate() {
-                                let part = self.cuda.view(item.grad, range.clone())?;
+                                let part = self.cuda.view(grad, range.clone())?;
                                 calls.reduce(&part, item.out, rank)?;
                             }
                         }
@@ -209,22 +211,27 @@ impl NcclComm {
         work.add(&self.cuda)
     }
 
-    fn sum(&self, values: &CudaBuffer<f32>) -> Result<(), ShardError> {
+    fn sum(&self, buffers: &[&CudaBuffer<f32>]) -> Result<(), ShardError> {
         if self.options.sums == Sums::Nccl {
-            return self.combine(values, &Op::Sum);
+            return self.combine(buffers, &Op::Sum);
         }
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
-        let work = ordered.sum(&self.cuda, values, self.world_size())?;
-        let all = work.all().clone();
-        self.batch(
-            || (values.clone(), all.clone()),
-            |calls| calls.all_gather(values, &all),
-        )?;
-        work.add(&self.cuda)
+        for values in buffers {
+            let work = ordered.sum(&self.cuda, values, self.world_size())?;
+            let (values, all) = ((*values).clone(), work.all().clone());
+            let memory = (values.clone(), all.clone());
+            self.batch(|| memory, |calls| calls.all_gather(&values, &all))?;
+            work.add(&self.cuda)?;
+        }
+        Ok(())
     }
 
-    fn combine(&self, values: &CudaBuffer<f32>, op: &Op) -> Result<(), ShardError> {
-        self.batch(|| values.clone(), |calls| calls.all_reduce(values, op))
+    fn combine(&self, buffers: &[&CudaBuffer<f32>], op: &Op) -> Result<(), ShardError> {
+        let memory = || -> Vec<CudaBuffer<f32>> { buffers.iter().map(|&b| b.clone()).collect() };
+        self.batch(memory, |calls| {
+            let mut each = buffers.iter();
+            each.try_for_each(|values| calls.all_reduce(values, op))
+        })
     }
 
     /// Buffers of another GPU would be read by their addresses on this one.
@@ -235,12 +242,27 @@ impl NcclComm {
                 self.cuda.owns(item.dest)
             }),
             Collective::ReduceScatter(items, _) => items.iter().try_for_each(|item| {
-                self.cuda.owns(item.grad)?;
+                item.grad.owned_by(&self.cuda)?;
                 self.cuda.owns(item.out)
             }),
-            Collective::Max(values) | Collective::Sum(values) => self.cuda.owns(values),
+            Collective::Max(values) => self.cuda.owns(values),
+            Collective::Sum(buffers) => {
+                buffers.iter().try_for_each(|values| self.cuda.owns(values))
+            }
         }
     }
+}
+
+/// The gradients, if NCCL can add them: in f32, into memory that they replace.
+fn by_nccl<'a>(
+    items: &'a [ReduceItem<'a, Cuda>],
+    wire: GradWire,
+) -> Option<Vec<(&'a CudaBuffer<f32>, &'a ReduceItem<'a, Cuda>)>> {
+    let of_item = |item: &'a ReduceItem<'a, Cuda>| match item.grad {
+        Source::F32(grad) if wire == GradWire::F32 && !item.accumulate => Some((grad, item)),
+        _ => None,
+    };
+    items.iter().map(of_item).collect()
 }
 
 /// Where all pieces lie, if they have one length and follow each other.
@@ -319,8 +341,8 @@ impl Communicator<Cuda> for NcclComm {
             match batch {
                 Collective::AllGather(items) => self.gather(items)?,
                 Collective::ReduceScatter(items, wire) => self.reduce(items, wire)?,
-                Collective::Max(values) => self.combine(values, &Op::Max)?,
-                Collective::Sum(values) => self.sum(values)?,
+                Collective::Max(values) => self.combine(&[values], &Op::Max)?,
+                Collective::Sum(buffers) => self.sum(buffers)?,
             }
             self.expect(self.cuda.record()?, batch.name());
             Ok(())

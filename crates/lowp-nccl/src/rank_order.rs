@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use half::bf16;
 use lowp_kernels::{
-    Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, KernelError, Source, StepScalars, SumJob, Work,
+    Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, StepScalars,
+    SumJob, Work,
 };
 use lowp_shard::{GradWire, ReduceItem, ShardError};
 
@@ -25,6 +26,7 @@ pub(crate) struct RankOrder {
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     grad: Range<usize>,
+    dtype: FloatDtype,
     out: Range<usize>,
     ranges: Vec<Range<usize>>,
     wire: GradWire,
@@ -35,37 +37,22 @@ struct Place {
 #[derive(Debug)]
 struct Item {
     /// Parts of this rank's gradient, by the rank that they are sent to.
-    to: Vec<Part>,
+    to: Vec<Source<Cuda>>,
     /// Parts of this rank's range, by the rank that they come from; its own where it lies.
-    from: Vec<Part>,
+    from: Vec<Source<Cuda>>,
 }
 
-#[derive(Clone, Debug)]
-pub(crate) enum Part {
-    F32(CudaBuffer<f32>),
-    Bf16(CudaBuffer<bf16>),
+fn send(part: &Source<Cuda>, calls: &Calls, peer: usize) -> Result<(), KernelError> {
+    match part {
+        Source::F32(values) => calls.send(values, peer),
+        Source::Bf16(values) => calls.send(values, peer),
+    }
 }
 
-impl Part {
-    fn source(&self) -> Source<Cuda> {
-        match self {
-            Part::F32(values) => Source::F32(values.clone()),
-            Part::Bf16(values) => Source::Bf16(values.clone()),
-        }
-    }
-
-    fn send(&self, calls: &Calls, peer: usize) -> Result<(), KernelError> {
-        match self {
-            Part::F32(values) => calls.send(values, peer),
-            Part::Bf16(values) => calls.send(values, peer),
-        }
-    }
-
-    fn recv(&self, calls: &Calls, peer: usize) -> Result<(), KernelError> {
-        match self {
-            Part::F32(values) => calls.recv(values, peer),
-            Part::Bf16(values) => calls.recv(values, peer),
-        }
+fn recv(part: &Source<Cuda>, calls: &Calls, peer: usize) -> Result<(), KernelError> {
+    match part {
+        Source::F32(values) => calls.recv(values, peer),
+        Source::Bf16(values) => calls.recv(values, peer),
     }
 }
 
@@ -97,7 +84,7 @@ impl Reduction {
     }
 
     /// What the exchange uses.
-    pub(crate) fn memory(&self) -> Vec<Part> {
+    pub(crate) fn memory(&self) -> Vec<Source<Cuda>> {
         let parts = self
             .items
             .iter()
@@ -110,8 +97,8 @@ impl Reduction {
         for item in &self.items {
             for (peer, (to, from)) in item.to.iter().zip(&item.from).enumerate() {
                 if peer != self.rank {
-                    to.send(calls, peer)?;
-                    from.recv(calls, peer)?;
+                    send(to, calls, peer)?;
+                    recv(from, calls, peer)?;
                 }
             }
         }
@@ -147,7 +134,8 @@ impl RankOrder {
         let places: Vec<Place> = items
             .iter()
             .map(|item| Place {
-                grad: cuda.span(item.grad),
+                grad: item.grad.span(cuda),
+                dtype: item.grad.dtype(),
                 out: cuda.span(item.out),
                 ranges: item.ranges.to_vec(),
                 wire,
@@ -189,7 +177,7 @@ impl RankOrder {
                 let mut parts = Vec::new();
                 for rank in 0..world {
                     let part = cuda.view(&all, rank * len..(rank + 1) * len)?;
-                    parts.push(Part::F32(part));
+                    parts.push(Source::F32(part));
                 }
                 let add = sums(cuda, vec![(parts, values.clone())])?;
                 if self.sums.len() == MOST {
@@ -213,32 +201,27 @@ fn reduction(
     let (mut planned, mut convert, mut add, mut into) = (vec![], vec![], vec![], vec![]);
     for item in items {
         let end = item.ranges.iter().map(|range| range.end).max().unwrap_or(0);
-        let grad = cuda.view(item.grad, 0..end)?;
+        let grad = item.grad.view(cuda, 0..end)?;
         let own = item.ranges[rank].len();
-        let part = |whole: &Part, range: Range<usize>| -> Result<Part, KernelError> {
-            Ok(match whole {
-                Part::F32(values) => Part::F32(cuda.view(values, range)?),
-                Part::Bf16(values) => Part::Bf16(cuda.view(values, range)?),
-            })
-        };
-        let (sent, received) = match wire {
-            GradWire::F32 => (Part::F32(grad), Part::F32(cuda.alloc(world * own)?)),
-            GradWire::Bf16 => {
+        let sent = match (grad, wire) {
+            (Source::F32(grad), GradWire::Bf16) => {
                 let narrow = cuda.alloc::<bf16>(end)?;
                 convert.push(ConvertJob {
                     from: Source::F32(grad),
                     into: Source::Bf16(narrow.clone()),
                 });
-                (Part::Bf16(narrow), Part::Bf16(cuda.alloc(world * own)?))
+                Source::Bf16(narrow)
             }
+            (grad, _) => grad,
         };
+        let received = Source::alloc(cuda, sent.dtype(), world * own)?;
         let (mut to, mut from) = (vec![], vec![]);
         for (peer, range) in item.ranges.iter().enumerate() {
-            to.push(part(&sent, range.clone())?);
+            to.push(sent.view(cuda, range.clone())?);
             from.push(if peer == rank {
-                part(&sent, range.clone())?
+                sent.view(cuda, range.clone())?
             } else {
-                part(&received, peer * own..(peer + 1) * own)?
+                received.view(cuda, peer * own..(peer + 1) * own)?
             });
         }
         let sum = if item.accumulate {
@@ -268,13 +251,13 @@ fn reduction(
 /// Plans that add the parts of every vector in rank order: the first is taken as it is.
 fn sums(
     cuda: &Cuda,
-    vectors: Vec<(Vec<Part>, CudaBuffer<f32>)>,
+    vectors: Vec<(Vec<Source<Cuda>>, CudaBuffer<f32>)>,
 ) -> Result<Vec<CudaPlan>, ShardError> {
     let ranks = vectors.first().map_or(0, |(parts, _)| parts.len());
     let mut plans = Vec::new();
     for rank in 0..ranks {
         let of_rank = vectors.iter().map(|(parts, into)| {
-            let (from, into) = (parts[rank].source(), Source::F32(into.clone()));
+            let (from, into) = (parts[rank].clone(), Source::F32(into.clone()));
             (from, into)
         });
         let work = if rank == 0 {

@@ -109,7 +109,7 @@ fn reduce_scatter(
     let len: usize = lens[..n].iter().sum();
     let grad = |rank: usize| values(10 * round + rank as u64, len);
     let before = values(100 + me as u64, lens[me]);
-    let (full, out) = (cuda.upload(&grad(me))?, cuda.upload(&before)?);
+    let (full, out) = (Source::F32(cuda.upload(&grad(me))?), cuda.upload(&before)?);
     let item = ReduceItem {
         grad: &full,
         ranges: &ranges,

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 use lowp_format::{QuantizedTensor, Recipe};
-use lowp_kernels::{Backend, KernelError, Moments, Source};
+use lowp_kernels::{Backend, FloatDtype, KernelError, Moments, Source};
 use lowp_shard::{
     CastInto, CastItem, Communicator, FlatGather, FlatParam, Mesh, Requantize, ScaleBook,
     ScaleBookBuilder, ShardError, or_abort,
 };
 
 use crate::adamw::AdamW;
-use crate::param::{FloatDtype, Param, ParamId, ParamSpec};
+use crate::param::{Param, ParamId, ParamSpec};
 use crate::work::{FlatWork, Passes, StepWork};
 use crate::{Group, OptimError};
 
@@ -166,10 +166,7 @@ impl<B: Backend> AdamWBuilder<B> {
                 exp_avg_sq: backend.alloc::<bf16>(len)?,
             },
         };
-        let grad = match grad {
-            FloatDtype::F32 => Source::F32(backend.alloc::<f32>(len)?),
-            FloatDtype::Bf16 => Source::Bf16(backend.alloc::<bf16>(len)?),
-        };
+        let grad = Source::alloc(&backend, grad, len)?;
         let item = item(self, master.clone())?;
         let param = Param {
             name,

@@ -1,19 +1,9 @@
 //! A parameter: what it is made of, and its buffers on the device.
 
-use lowp_kernels::{AdamwJob, AmaxJob, Backend, Moments, Source};
+use lowp_kernels::{AdamwJob, AmaxJob, Backend, FloatDtype, Moments, Source};
 use lowp_shard::{CastItem, Extent, ScaleBook, ShardError};
 
 use crate::Group;
-
-/// Storage of gradients and moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FloatDtype {
-    /// binary32.
-    #[default]
-    F32,
-    /// bfloat16.
-    Bf16,
-}
 
 /// One parameter as this rank sees it.
 #[derive(Clone, Debug, PartialEq)]

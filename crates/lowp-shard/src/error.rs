@@ -1,6 +1,7 @@
 //! [`ShardError`]: every way in which ranks, shards, meshes and gathers can go wrong.
 
 use std::fmt;
+use std::ops::Range;
 
 use lowp_format::{Code, FormatError, Phase, Shape};
 use lowp_kernels::KernelError;
@@ -256,6 +257,54 @@ pub enum ShardError {
         needed: usize,
         /// Bytes of the bucket.
         len: usize,
+    },
+    /// No such parameter in the buckets of gradients.
+    #[error("there are buckets for the gradients of {len} parameters and no number {param}")]
+    NoSuchGrad {
+        /// Index asked for.
+        param: usize,
+        /// Parameters that there are.
+        len: usize,
+    },
+    /// A gradient that was not written into its bucket.
+    #[error(
+        "the gradient of '{name}' is nowhere: take its memory with grad(), write it there, then push it once"
+    )]
+    NoGradMemory {
+        /// The parameter.
+        name: String,
+    },
+    /// A bucket that would go without a gradient that is being written.
+    #[error(
+        "memory was taken for the gradient of '{name}' and it was not pushed; push it before its bucket goes, or discard the step"
+    )]
+    GradNotPushed {
+        /// The parameter.
+        name: String,
+    },
+    /// Ranges that do not tile a gradient.
+    #[error("the gradient of '{name}': rank {rank} owns elements {}..{} where element {next} comes next", range.start, range.end)]
+    GradRanges {
+        /// The parameter.
+        name: String,
+        /// The first rank that is off.
+        rank: usize,
+        /// Its elements.
+        range: Range<usize>,
+        /// Where they had to begin.
+        next: usize,
+    },
+    /// A sum of another length than the elements that it is of.
+    #[error(
+        "the sum of the gradient of '{name}' has {found} values and this rank owns {needed} elements"
+    )]
+    GradLength {
+        /// The parameter.
+        name: String,
+        /// Elements of this rank.
+        needed: usize,
+        /// Values of the buffer.
+        found: usize,
     },
     /// A group to reshard to with ranks from elsewhere.
     #[error(

@@ -52,6 +52,7 @@ mod error;
 mod flat_shard;
 mod flat_weights;
 mod gather;
+mod grad_buckets;
 mod init;
 mod mesh;
 mod requantize;
@@ -74,6 +75,7 @@ pub use gather::{
     GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Reshard, Scratch,
     Unsharded, run_steps,
 };
+pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 
 use common::{Comm, failing, ranks};
 use lowp_format::{AnyRecipe, GatherStep, Phase, Recipe, Shape, Transport};
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
     Communicator, GatherGroup, GatherPool, GradWire, LocalComm, ReduceItem, ScaleBookBuilder,
     ShardError, ShardSpec, ShardedTensor,
@@ -160,7 +160,7 @@ fn a_gradient_covers_the_ranges_of_all_ranks() {
         let ranges = common::tiling(&[3, 4]);
         let (grad, out) = (Cpu.upload(&vec![1.0; len])?, Cpu.alloc(3 + rank)?);
         let item = ReduceItem {
-            grad: &grad,
+            grad: &Source::F32(grad),
             ranges: &ranges,
             out: &out,
             accumulate: false,

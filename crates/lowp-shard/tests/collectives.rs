@@ -4,7 +4,7 @@ mod common;
 
 use common::{bytes, ranks_everywhere as ranks, tiling, values};
 use half::bf16;
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
 use lowp_shard::{Collective, GatherItem, GradWire, ReduceItem, Traffic};
 use proptest::prelude::*;
 
@@ -82,20 +82,25 @@ proptest! {
         world in 1usize..=9,
         lens in prop::collection::vec(0usize..40, 9),
         bf16_wire: bool,
+        bf16_grads: bool,
         accumulate: bool,
     ) {
-        check_reduce_scatter(&lens[..world], bf16_wire, accumulate)?;
+        let dtype = if bf16_grads { FloatDtype::Bf16 } else { FloatDtype::F32 };
+        check_reduce_scatter(&lens[..world], bf16_wire, dtype, accumulate)?;
     }
 }
 
 #[test]
 fn reduce_scatter_crosses_chunks() {
-    check_reduce_scatter(&[70_000, 3], true, true).expect("the sums");
+    for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+        check_reduce_scatter(&[70_000, 3], true, dtype, true).expect("the sums");
+    }
 }
 
 fn check_reduce_scatter(
     lens: &[usize],
     bf16_wire: bool,
+    dtype: FloatDtype,
     accumulate: bool,
 ) -> Result<(), TestCaseError> {
     let wire = if bf16_wire {
@@ -109,7 +114,9 @@ fn check_reduce_scatter(
     let before = |rank: usize| values(100 + rank as u64, lens[rank]);
     let results = ranks(lens.len(), |rank, comm| {
         let cpu = Cpu;
-        let (full, out) = (cpu.upload(&grad(rank))?, cpu.upload(&before(rank))?);
+        let full = Source::alloc(&cpu, dtype, n)?;
+        full.write(&cpu, 0, &grad(rank))?;
+        let out = cpu.upload(&before(rank))?;
         let item = ReduceItem {
             grad: &full,
             ranges: &ranges,
@@ -121,9 +128,9 @@ fn check_reduce_scatter(
     });
     for (rank, (got, sent)) in results.iter().enumerate() {
         for (j, i) in ranges[rank].clone().enumerate() {
-            let wired = |r: usize| match wire {
-                GradWire::F32 => grad(r)[i],
-                GradWire::Bf16 => bf16::from_f32(grad(r)[i]).to_f32(),
+            let wired = |r: usize| match (wire, dtype) {
+                (GradWire::F32, FloatDtype::F32) => grad(r)[i],
+                _ => bf16::from_f32(grad(r)[i]).to_f32(),
             };
             // The naive sum of a long vector is quadratic; a sample is enough there.
             if j % (1 + lens[rank] / 50) != 0 {
@@ -137,7 +144,8 @@ fn check_reduce_scatter(
             };
             prop_assert_eq!(got[j].to_bits(), expected.to_bits());
         }
-        prop_assert_eq!(*sent, (lens[rank] * wire.bytes()) as u64);
+        let bytes = wire.bytes().min(dtype.bytes());
+        prop_assert_eq!(*sent, (lens[rank] * bytes) as u64);
     }
     Ok(())
 }
@@ -267,7 +275,7 @@ fn started_batches_are_waited_for() {
     for world in 1..=3 {
         let sums = ranks(world, |rank, comm| {
             let buffer = Cpu.upload(&[rank as f32, 1.0])?;
-            let started = comm.start(&Cpu.record()?, Collective::Sum(&buffer))?;
+            let started = comm.start(&Cpu.record()?, Collective::Sum(&[&buffer]))?;
             started.wait(&Cpu)?;
             Ok(Cpu.download(&buffer)?)
         });

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Comm, Engine, PATIENCE, failing_on};
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{Departure, GatherItem, GradWire, ReduceItem, ShardError};
 
 /// Runs `f` on every rank without the harness; returns what each rank got.
@@ -102,7 +102,7 @@ fn different_wires_batches_and_texts_are_named() {
             let (grad, out) = (cpu.alloc(3)?, cpu.alloc(1)?);
             let ranges = common::tiling(&[1, 1, 1]);
             let item = ReduceItem {
-                grad: &grad,
+                grad: &Source::F32(grad),
                 ranges: &ranges,
                 out: &out,
                 accumulate: false,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{failing, ranks, values};
-use lowp_kernels::{Backend, Cpu};
+use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{GradWire, Mesh, MeshComm, ReduceItem, ShardError};
 
 #[test]
@@ -63,7 +63,8 @@ fn a_gradient_is_summed_over_shards_and_replicas() {
                 (mesh_comm.replicate.rank(), mesh_comm.replicate.world_size()),
                 (r, replicate)
             );
-            let (full, out) = (Cpu.upload(&grad(rank))?, Cpu.alloc(ranges[s].len())?);
+            let full = Source::F32(Cpu.upload(&grad(rank))?);
+            let out = Cpu.alloc(ranges[s].len())?;
             let item = ReduceItem {
                 grad: &full,
                 ranges: &ranges,

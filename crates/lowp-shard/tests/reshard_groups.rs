@@ -79,13 +79,14 @@ fn backward_comes_from_parts_only_behind_a_forward_of_the_same_weights() {
             let tensor = shard(recipe, &comm)?;
             cast(&tensor, 1, &comm)?;
             let mut group = group_of(2, &tensor, &comm)?;
-            let mut sent = Vec::new();
-            // No forward yet.
-            sent.push(gather(&mut group, Phase::Backward, &old)?);
-            sent.push(gather(&mut group, Phase::Forward, &old)?);
-            sent.push(gather(&mut group, Phase::Backward, &old)?);
-            // The parts went with the backward that used them.
-            sent.push(gather(&mut group, Phase::Backward, &old)?);
+            let mut sent = vec![
+                // No forward yet.
+                gather(&mut group, Phase::Backward, &old)?,
+                gather(&mut group, Phase::Forward, &old)?,
+                gather(&mut group, Phase::Backward, &old)?,
+                // The parts went with the backward that used them.
+                gather(&mut group, Phase::Backward, &old)?,
+            ];
             gather(&mut group, Phase::Forward, &old)?;
             group.release();
             sent.push(gather(&mut group, Phase::Backward, &old)?);

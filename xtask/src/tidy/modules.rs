@@ -22,7 +22,7 @@ const ORDER: &[&[&str]] = &[
     &["scalars"],
     &["ingredients"],
     &["sealed"],
-    &["backend", "job"],
+    &["backend", "job", "source"],
     &["check"],
     &["from_recipe"],
     &["quantized"],

@@ -1,12 +1,14 @@
 //! The JSON form of a plan.
 
 use super::Args;
+use crate::reshard;
 use anyhow::Result;
 use lowp_format::{
     BufferSpec, Form, GatherPlan, GatherStep, Orientation, Origin, Phase, Recipe, ScaleLayout,
     Shape, Transport, Usage,
 };
 use serde::Serialize;
+use serde_json::Value;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -16,7 +18,7 @@ struct Document<'a> {
     usage: &'static str,
     /// Absent where there is one phase.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reshard_after_forward: Option<bool>,
+    reshard_after_forward: Option<Value>,
     /// Rows of each rank.
     rows: Vec<usize>,
     buffers: Vec<Buffer>,
@@ -96,7 +98,7 @@ pub(super) fn render(
         world: args.world_size,
         usage: usage.label(),
         reshard_after_forward: (usage == Usage::BOTH)
-            .then_some(args.reshard_after_forward.unwrap_or(true)),
+            .then(|| reshard::value(args.reshard_after_forward.unwrap_or_default())),
         buffers: buffers
             .iter()
             .map(|spec| buffer(spec, shape, usage))

@@ -2,8 +2,9 @@
 
 use crate::recipes::{self, RecipeName};
 use clap::ValueEnum;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::PossibleValuesParser;
 use lowp_candle::Sharding;
+use lowp_format::ReshardAfterForward;
 use lowp_shard::Mesh;
 use std::path::{Path, PathBuf};
 
@@ -104,15 +105,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value = "fsdp")]
     pub(crate) sharding: ShardingName,
 
-    /// Free gathered weights after the forward pass and gather them again for the backward pass (with fsdp)
-    #[arg(
-        long,
-        value_name = "BOOL",
-        default_value = "true",
-        action = clap::ArgAction::Set,
-        value_parser = PossibleValuesParser::new(["true", "false"]).map(|v| v == "true")
-    )]
-    pub(crate) reshard_after_forward: bool,
+    /// Free gathered weights after the forward pass and gather them again for the backward pass (true), keep them (false), or
+    /// keep them shared out in groups of N ranks, which gather them for the backward pass (with fsdp)
+    #[arg(long, value_name = "BOOL|N", default_value = "true")]
+    pub(crate) reshard_after_forward: ReshardAfterForward,
 
     /// How gradients travel; sums are accumulated in fp32 either way
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]

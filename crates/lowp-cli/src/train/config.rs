@@ -4,12 +4,14 @@ use super::args::Args;
 use super::memory::{self, Needed};
 use super::model::GptConfig;
 use super::recipes::{self, Run};
+use crate::reshard;
 use crate::usage::UsageError;
 use lowp_candle::Sharding;
-use lowp_format::{FormatError, Recipe, Shape};
+use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh};
 use serde::Serialize;
+use serde_json::Value;
 
 /// Most ranks that one process is asked to play.
 const MAX_RANKS: usize = 64;
@@ -24,7 +26,7 @@ pub(crate) struct Config {
     pub(crate) model: GptConfig,
     pub(crate) mesh: Mesh,
     pub(crate) sharding: Sharding,
-    pub(crate) reshard_after_forward: bool,
+    pub(crate) reshard_after_forward: ReshardAfterForward,
     pub(crate) steps: usize,
     pub(crate) seed: u64,
     /// Number of seeds, from `seed` up.
@@ -52,7 +54,7 @@ pub(crate) struct ConfigRecord {
     seeds: usize,
     mesh: [usize; 2],
     sharding: &'static str,
-    reshard_after_forward: bool,
+    reshard_after_forward: Value,
     grad_wire: &'static str,
     lr: f32,
     warmup: u64,
@@ -100,6 +102,9 @@ impl Config {
         if let Some(machine) = memory::machine() {
             Needed::new(model, args.batch, mesh.replicate).check(machine)?;
         }
+        args.reshard_after_forward
+            .among(mesh.shard)
+            .map_err(UsageError::from)?;
         let runs = recipes::select(&args.recipe, &args.compare)?;
         for run in &runs {
             check_shapes(run, model)?;
@@ -170,7 +175,7 @@ impl Config {
                 Sharding::Fsdp => "fsdp",
                 Sharding::Zero1 => "zero1",
             },
-            reshard_after_forward: self.reshard_after_forward,
+            reshard_after_forward: reshard::value(self.reshard_after_forward),
             grad_wire: self.grad_wire_name(),
             lr: self.group.lr,
             warmup: self.schedule.warmup,

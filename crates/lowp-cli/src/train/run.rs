@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, WeightBytes};
 use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
-use lowp_shard::{Communicator, Control, MeshComm, run_ranks};
+use lowp_shard::{Communicator, Control, GradBucketOptions, MeshComm, run_ranks};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::thread;
@@ -137,6 +137,9 @@ impl Outcome {
     }
 }
 
+/// Bytes of small gradients that travel together: on a CPU nothing overlaps, so memory counts.
+const GRAD_BUCKET: usize = 1 << 16;
+
 struct Rank<'a> {
     rank: usize,
     config: &'a Config,
@@ -154,7 +157,11 @@ impl Rank<'_> {
         let options = ModelOptions {
             sharding: config.sharding,
             reshard_after_forward: config.reshard_after_forward,
-            grad_wire: config.grad_wire,
+            grads: GradBucketOptions {
+                wire: config.grad_wire,
+                bytes: GRAD_BUCKET,
+                ..GradBucketOptions::default()
+            },
             seed: config.seed,
             group: config.group,
             threads,

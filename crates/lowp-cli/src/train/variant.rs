@@ -383,10 +383,11 @@ impl Variant {
 mod tests {
     use super::*;
     use candle_core::{Device, Tensor, Var};
-    use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, Sharding};
+    use lowp_candle::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding};
+    use lowp_format::ReshardAfterForward;
     use lowp_kernels::{Backend, Cpu};
     use lowp_optim::Group;
-    use lowp_shard::{GradWire, Init, LocalComm, Mesh, MeshComm};
+    use lowp_shard::{GradBucketOptions, GradParam, Init, LocalComm, Mesh, MeshComm};
     use std::sync::Arc;
 
     #[test]
@@ -451,8 +452,8 @@ mod tests {
         };
         let options = ModelOptions {
             sharding: Sharding::Fsdp,
-            reshard_after_forward: true,
-            grad_wire: GradWire::F32,
+            reshard_after_forward: ReshardAfterForward::Yes,
+            grads: GradBucketOptions::default(),
             seed: 1,
             group: Group::default(),
             threads: 1,
@@ -461,7 +462,14 @@ mod tests {
         let model = model.expect("a model");
         let dw = cpu.alloc::<f32>(rows * cols).expect("room");
         let weight = model.weight(0).expect("a layer");
-        weight.connect(dw.clone()).expect("a weight");
+        let param = GradParam {
+            name: "dw".to_owned(),
+            ranges: weight.element_ranges().to_vec(),
+            out: dw.clone(),
+        };
+        let gradients = Gradients::new(&cpu, &mesh, vec![param], options.grads);
+        let gradients = Arc::new(gradients.expect("a bucket"));
+        weight.connect(&gradients, 0).expect("a weight");
         model.begin(0, 0, true).expect("a first pass");
         let values = |number, cols| {
             let values = Init::Normal(1.0).rows(2, number, 0..tokens, cols);

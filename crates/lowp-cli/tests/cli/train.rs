@@ -56,14 +56,14 @@ fn json_has_the_promised_keys() {
         let bytes = |key| number(run, &format!("{key}_weight_bytes"));
         assert_eq!(bytes("master"), 4.0 * number(run, "parameters"));
         // The plans of both phases in one set of buffers per shape, decoded values of each length,
-        // and host values of the longest; on both ranks. `memory.rs` of lowp-candle has the account
-        // of every recipe.
+        // host values of the longest, and one bucket of gradients, as long as the longest; on both ranks. `memory.rs` of
+        // lowp-candle has the account of every recipe.
         let (shapes, lengths, longest) = (12 * 64 * 64, 3 * 4096 + 4096 + 16384, 16384);
         let gathered = match text(run, "recipe") {
             "fp32" => 4 * shapes,
             _ => 2 * (shapes + shapes / 32),
         };
-        let transient = f64::from(2 * (gathered + 4 * (lengths + longest)));
+        let transient = f64::from(2 * (gathered + 4 * (lengths + 2 * longest)));
         let peak = bytes("resident") + bytes("master") + transient;
         assert_eq!(bytes("peak"), peak, "{run}");
     }

@@ -147,10 +147,7 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn len(&self, source: &Source<B>) -> usize {
-        match source {
-            Source::F32(buffer) => self.backend.len::<f32>(buffer),
-            Source::Bf16(buffer) => self.backend.len::<bf16>(buffer),
-        }
+        source.len(self.backend)
     }
 
     fn source(&mut self, job: usize, what: &str, source: &Source<B>, needed: usize) -> Done {

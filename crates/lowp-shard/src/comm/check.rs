@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, FloatDtype};
 
-use super::Collective;
+use super::{Collective, ReduceItem};
 use crate::ShardError;
 use crate::control::call::Call;
 
@@ -35,7 +35,7 @@ impl<B: Backend> Collective<'_, B> {
                     check_ranges(op, i, item.ranges, world)?;
                     let out = ("the output", backend.len(item.out));
                     check_length(op, i, out, item.ranges[rank].len())?;
-                    let (found, needed) = (backend.len(item.grad), end(item.ranges));
+                    let (found, needed) = (item.grad.len(backend), end(item.ranges));
                     if found < needed {
                         check_length(op, i, ("the gradient", found), needed)?;
                     }
@@ -44,6 +44,23 @@ impl<B: Backend> Collective<'_, B> {
             Collective::Max(_) | Collective::Sum(_) => {}
         }
         Ok(())
+    }
+
+    /// The name of the call, with what ranks must agree on beside lengths.
+    fn call_name(&self) -> String {
+        let name = self.name();
+        let Collective::ReduceScatter(items, _) = self else {
+            return name.to_owned();
+        };
+        let narrow = |(i, item): (usize, &ReduceItem<'_, B>)| {
+            (item.grad.dtype() == FloatDtype::Bf16).then_some(i)
+        };
+        let narrow: Vec<usize> = items.iter().enumerate().filter_map(narrow).collect();
+        match narrow.len() {
+            0 => name.to_owned(),
+            all if all == items.len() => format!("{name} of bf16 gradients"),
+            _ => format!("{name} with bf16 gradients in items {narrow:?}"),
+        }
     }
 
     /// The call, as ranks compare it.
@@ -60,12 +77,16 @@ impl<B: Backend> Collective<'_, B> {
                 items.len(),
                 items.iter().flat_map(|item| of(item.ranges)).collect(),
             ),
-            Collective::Max(values) | Collective::Sum(values) => (1, vec![backend.len(values)]),
+            Collective::Max(values) => (1, vec![backend.len(values)]),
+            Collective::Sum(buffers) => {
+                let lengths = buffers.iter().map(|values| backend.len(values));
+                (buffers.len(), lengths.collect())
+            }
         };
         Call {
             items,
             lengths,
-            ..Call::named(self.name())
+            ..Call::named(self.call_name())
         }
     }
 }

@@ -84,10 +84,11 @@ impl<B: Backend> HostComm<B> {
         let mut own: Vec<f32> = Vec::new();
         let mut places: Vec<Range<usize>> = Vec::new();
         for item in items {
-            let grad = self.backend.download(item.grad)?;
             let start = own.len();
             let to = item.ranges.iter().map(|range| range.end).max().unwrap_or(0);
-            own.extend(grad[..to].iter().map(|&x| wire.apply(x)));
+            own.resize(start + to, 0.0);
+            item.grad.read(&self.backend, 0, &mut own[start..])?;
+            own[start..].iter_mut().for_each(|x| *x = wire.apply(*x));
             let range = &item.ranges[self.control.rank()];
             places.push(start + range.start..start + range.end);
         }
@@ -152,9 +153,18 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
                     let folded = self.fold(batch, &self.read(values)?, f32::max)?;
                     Ok(self.backend.write(values, 0, &folded)?)
                 }
-                Collective::Sum(values) => {
-                    let folded = self.fold(batch, &self.read(values)?, |a, b| a + b)?;
-                    Ok(self.backend.write(values, 0, &folded)?)
+                Collective::Sum(buffers) => {
+                    let mut own = Vec::new();
+                    for values in buffers {
+                        own.extend(self.read(values)?);
+                    }
+                    let mut rest = &*self.fold(batch, &own, |a, b| a + b)?;
+                    for values in buffers {
+                        let (sum, next) = rest.split_at(self.backend.len(values));
+                        self.backend.write(values, 0, sum)?;
+                        rest = next;
+                    }
+                    Ok(())
                 }
             }
         };

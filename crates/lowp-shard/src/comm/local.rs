@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, Source};
 
 use super::{Collective, Communicator, Counters, GatherItem, Traffic};
 use crate::control::call::Call;
@@ -44,7 +44,7 @@ enum Brought<B: Backend> {
     Host(Vec<u8>),
     /// Buffers that other ranks read, written by work of this handle.
     Bytes(Vec<B::Buffer<u8>>, B),
-    Floats(Vec<B::Buffer<f32>>, B),
+    Floats(Vec<Source<B>>, B),
 }
 
 impl<B: Backend> Payload for Brought<B> {
@@ -196,8 +196,8 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
                 Collective::ReduceScatter(items, wire) => {
                     self.sum_ranges(call, items, wire, &mut scratch)
                 }
-                Collective::Max(values) => self.fold(call, values, f32::max, &mut scratch),
-                Collective::Sum(values) => self.fold(call, values, |a, b| a + b, &mut scratch),
+                Collective::Max(values) => self.fold(call, &[values], f32::max, &mut scratch),
+                Collective::Sum(buffers) => self.fold(call, buffers, |a, b| a + b, &mut scratch),
             }
         };
         or_abort(self, run())?;

@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, FloatDtype, Source};
 
 use crate::{Control, ShardError};
 
@@ -35,7 +35,7 @@ pub struct GatherItem<'a, B: Backend> {
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceItem<'a, B: Backend> {
     /// This rank's full gradient.
-    pub grad: &'a B::Buffer<f32>,
+    pub grad: &'a Source<B>,
     /// The elements that each rank receives the sum of, in rank order.
     pub ranges: &'a [Range<usize>],
     /// Receives the sum of this rank's range; another buffer than any rank's `grad`.
@@ -44,7 +44,17 @@ pub struct ReduceItem<'a, B: Backend> {
     pub accumulate: bool,
 }
 
-/// The dtype that gradients have on the wire. Accumulation is f32 always.
+impl<B: Backend> ReduceItem<'_, B> {
+    /// The dtype that travels, where f32 gradients travel as `wire`.
+    pub fn wire(&self, wire: GradWire) -> GradWire {
+        match self.grad.dtype() {
+            FloatDtype::F32 => wire,
+            FloatDtype::Bf16 => GradWire::Bf16,
+        }
+    }
+}
+
+/// The dtype that f32 gradients have on the wire; those in bf16 travel as they are. Accumulation is f32 always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GradWire {
     /// f32.
@@ -78,12 +88,12 @@ pub enum Collective<'a, B: Backend> {
     /// Gathers every rank's piece of every item; the rank's own piece is copied too, unless it lies in its
     /// place.
     AllGather(&'a [GatherItem<'a, B>]),
-    /// Sums gradients over the ranks with f32 accumulation, and gives each rank its own range.
+    /// Sums gradients, f32 or bf16, over the ranks with f32 accumulation, and gives each rank its own range.
     ReduceScatter(&'a [ReduceItem<'a, B>], GradWire),
     /// Replaces every entry by its maximum over the ranks. NaN entries are ignored.
     Max(&'a B::Buffer<f32>),
-    /// Replaces every entry by its sum over the ranks.
-    Sum(&'a B::Buffer<f32>),
+    /// Replaces every entry of every buffer by its sum over the ranks.
+    Sum(&'a [&'a B::Buffer<f32>]),
 }
 
 impl<B: Backend> Clone for Collective<'_, B> {
@@ -222,12 +232,12 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
         self.enqueue(Collective::Max(values))
     }
 
-    /// [`Collective::Sum`].
+    /// [`Collective::Sum`] of one buffer.
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].
     fn all_reduce_sum(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
-        self.enqueue(Collective::Sum(values))
+        self.enqueue(Collective::Sum(&[values]))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowp_kernels::Backend;
 
-use super::Collective;
+use super::{Collective, ReduceItem};
 
 /// Bytes that passed through one rank's communicator since it was made. Each byte counts once, on
 /// the rank whose piece it belongs to, however the collective moves it: the sum over all ranks of
@@ -54,11 +54,14 @@ impl Counters {
                 (&self.all_gather, own.sum())
             }
             Collective::ReduceScatter(items, wire) => {
-                let own = items.iter().map(|item| item.ranges[rank].len());
-                (&self.reduce_scatter, own.sum::<usize>() * wire.bytes())
+                let own =
+                    |item: &ReduceItem<'_, B>| item.ranges[rank].len() * item.wire(wire).bytes();
+                (&self.reduce_scatter, items.iter().map(own).sum())
             }
-            Collective::Max(values) | Collective::Sum(values) => {
-                (&self.all_reduce, 4 * backend.len(values))
+            Collective::Max(values) => (&self.all_reduce, 4 * backend.len(values)),
+            Collective::Sum(buffers) => {
+                let lens = buffers.iter().map(|values| 4 * backend.len(values));
+                (&self.all_reduce, lens.sum())
             }
         };
         counter.fetch_add(bytes as u64, Ordering::Relaxed);

@@ -48,10 +48,7 @@ impl<B: Backend> FlatParam<B> {
         book: &mut ScaleBookBuilder,
     ) -> Result<Self, ShardError> {
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
-        let len = match &master {
-            Source::F32(buffer) => backend.len(buffer),
-            Source::Bf16(buffer) => backend.len(buffer),
-        };
+        let len = master.len(backend);
         let shard = FlatShard::new(shape, recipe.kernel().element, start..start + len)?;
         // The plan of one rank: what it would fetch is what all ranks cast, and the rest is derived.
         let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(usage))?;

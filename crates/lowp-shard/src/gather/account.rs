@@ -36,37 +36,27 @@ impl ParamAccount {
         let pieces = |plan: &GatherPlan, rank: usize| -> usize {
             plan.steps.iter().filter_map(|step| step.piece(rank)).sum()
         };
-        // The exchanges of a step: how many groups of ranks make each, and this rank's pieces.
+        // The exchanges of a step, and which piece is this rank's.
         let forward = plans
             .plan(Exchange::Forward)
-            .map(|plan| (plan, 1, comm.rank()));
-        let backward = match (plans.plan(Exchange::Parts), group) {
-            (Some(plan), Some(group)) => {
-                let groups = comm.world_size() / group.world_size();
-                Some((plan, groups, group.rank()))
-            }
-            _ => plans
-                .plan(Exchange::Backward)
-                .map(|plan| (plan, 1, comm.rank())),
-        };
-        let step = forward.into_iter().chain(backward);
+            .map(|plan| (plan, comm.rank()));
+        let parts = plans.plan(Exchange::Parts).zip(group);
+        let parts = parts.map(|(plan, group)| (plan, group.rank()));
+        let backward = plans
+            .plan(Exchange::Backward)
+            .map(|plan| (plan, comm.rank()));
+        let step = forward.into_iter().chain(parts.or(backward));
         let held = |plan: &GatherPlan| -> usize {
             let kept = plan.kept().filter(|spec| pooled(spec.key.part));
             kept.map(|spec| spec.bytes(plan.full)).sum()
         };
         Self {
             full: tensor.spec().full(),
-            wire_bytes: step
-                .clone()
-                .map(|(plan, groups, _)| groups * plan.wire_bytes())
-                .sum(),
-            sent_bytes: step.clone().map(|(plan, _, rank)| pieces(plan, rank)).sum(),
+            wire_bytes: step.clone().map(|(plan, _)| plan.wire_bytes()).sum(),
+            sent_bytes: step.clone().map(|(plan, rank)| pieces(plan, rank)).sum(),
             shard_bytes: tensor.resident_bytes(),
-            gathered_bytes: step.map(|(plan, ..)| held(plan)).max().unwrap_or(0),
-            part_bytes: match (plans.plan(Exchange::Parts), group) {
-                (Some(plan), Some(group)) => pieces(plan, group.rank()),
-                _ => 0,
-            },
+            gathered_bytes: step.map(|(plan, _)| held(plan)).max().unwrap_or(0),
+            part_bytes: parts.map_or(0, |(plan, rank)| pieces(plan, rank)),
         }
     }
 }

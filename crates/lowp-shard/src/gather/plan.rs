@@ -50,7 +50,11 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                 }
             }
         }
-        Ok(ParamPlans { exchanges })
+        let group = match policy {
+            ReshardAfterForward::Group(ranks) => ranks,
+            ReshardAfterForward::Yes | ReshardAfterForward::No => 0,
+        };
+        Ok(ParamPlans { exchanges, group })
     };
     params.iter().enumerate().map(plan).collect()
 }

@@ -38,6 +38,8 @@ impl From<Phase> for Exchange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParamPlans {
     pub(super) exchanges: [Option<GatherPlan>; 3],
+    /// Ranks that keep parts together.
+    pub(super) group: usize,
 }
 
 impl ParamPlans {
@@ -279,11 +281,16 @@ impl<B: Backend> GatherPool<B> {
             let Some(plan) = plan.plan(exchange) else {
                 continue;
             };
+            let ranks = match exchange {
+                Exchange::Parts => plans[param].group,
+                Exchange::Forward | Exchange::Backward => plan.cuts.world(),
+            };
             let mut recorded = Recorded {
                 pool: self,
                 inner,
                 param,
                 plan,
+                ranks,
                 buffers: &buffers[param],
                 arrivals,
                 moves: &mut moves,
@@ -309,6 +316,8 @@ struct Recorded<'a, B: Backend> {
     inner: &'a mut Inner<B>,
     param: usize,
     plan: &'a GatherPlan,
+    /// Those that take part.
+    ranks: usize,
     buffers: &'a [(BufferKey, B::Buffer<u8>)],
     arrivals: &'a mut Arrivals<B>,
     moves: &'a mut Vec<Move<B>>,
@@ -345,8 +354,9 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
         &mut self,
         spec: &BufferSpec,
         dest: B::Buffer<u8>,
-        ranges: Vec<Range<usize>>,
+        mut ranges: Vec<Range<usize>>,
     ) -> Result<(), ShardError> {
+        ranges.truncate(self.ranks);
         self.moves.push(Move {
             param: self.param,
             key: spec.key,

@@ -1,6 +1,6 @@
 //! Reductions of [`LocalComm`]: every sum in rank order.
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, Source};
 
 use super::{Brought, LocalComm};
 use crate::ShardError;
@@ -19,38 +19,49 @@ pub(super) struct Scratch {
 }
 
 impl<B: Backend> LocalComm<B> {
-    /// Folds every rank's vector, in rank order, into `values`.
+    /// Folds every rank's vectors, in rank order, into `buffers`.
     pub(super) fn fold(
         &self,
         call: Call,
-        values: &B::Buffer<f32>,
+        buffers: &[&B::Buffer<f32>],
         fold: impl Fn(f32, f32) -> f32,
         scratch: &mut Scratch,
     ) -> Result<(), ShardError> {
-        let len = self.backend.len(values);
-        let brought = Brought::Floats(vec![values.clone()], self.backend.clone());
+        let sources = buffers.iter().map(|&values| Source::F32(values.clone()));
+        let brought = Brought::Floats(sources.collect(), self.backend.clone());
+        let lens: Vec<usize> = buffers.iter().map(|b| self.backend.len(b)).collect();
         self.exchange(call, brought, |posts| {
             // The vector of one rank is its own sum and maximum.
             if posts.len() == 1 {
                 return Ok(());
             }
-            scratch.sum.resize(len, 0.0);
-            scratch.piece.resize(len, 0.0);
-            for (rank, peer) in floats(posts, 0).enumerate() {
-                if rank == 0 {
-                    self.backend.read(peer, 0, &mut scratch.sum)?;
-                    continue;
-                }
-                self.backend.read(peer, 0, &mut scratch.piece)?;
-                for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
-                    *sum = fold(*sum, x);
+            scratch.sum.resize(lens.iter().sum(), 0.0);
+            let mut sums = &mut *scratch.sum;
+            for (item, &len) in lens.iter().enumerate() {
+                let (sum, rest) = sums.split_at_mut(len);
+                sums = rest;
+                scratch.piece.resize(len, 0.0);
+                for (rank, peer) in floats(posts, item).enumerate() {
+                    if rank == 0 {
+                        peer.read(&self.backend, 0, sum)?;
+                        continue;
+                    }
+                    peer.read(&self.backend, 0, &mut scratch.piece)?;
+                    for (sum, &x) in sum.iter_mut().zip(&scratch.piece) {
+                        *sum = fold(*sum, x);
+                    }
                 }
             }
             Ok(())
         })?;
         if self.world_size() > 1 {
-            // Everybody has read; only now may this rank's vector change.
-            self.backend.write(values, 0, &scratch.sum)?;
+            // Everybody has read; only now may this rank's vectors change.
+            let mut sums = &*scratch.sum;
+            for (values, len) in buffers.iter().zip(lens) {
+                let (sum, rest) = sums.split_at(len);
+                self.backend.write(values, 0, sum)?;
+                sums = rest;
+            }
         }
         Ok(())
     }
@@ -83,16 +94,19 @@ impl<B: Backend> LocalComm<B> {
         scratch: &mut Scratch,
     ) -> Result<(), ShardError> {
         let own = item.ranges[self.rank()].clone();
-        if posts.len() == 1 && wire == GradWire::F32 && !item.accumulate {
-            self.backend.copy(item.grad, own, item.out, 0)?;
-            return Ok(());
+        match item.grad {
+            Source::F32(grad) if posts.len() == 1 && wire == GradWire::F32 && !item.accumulate => {
+                self.backend.copy(grad, own, item.out, 0)?;
+                return Ok(());
+            }
+            _ => {}
         }
         for start in own.clone().step_by(CHUNK) {
             let len = CHUNK.min(own.end - start);
             scratch.sum.resize(len, 0.0);
             scratch.piece.resize(len, 0.0);
             for (rank, peer) in floats(posts, index).enumerate() {
-                self.backend.read(peer, start, &mut scratch.piece)?;
+                peer.read(&self.backend, start, &mut scratch.piece)?;
                 for (sum, &x) in scratch.sum.iter_mut().zip(&scratch.piece) {
                     let x = wire.apply(x);
                     *sum = if rank == 0 { x } else { *sum + x };
@@ -112,10 +126,7 @@ impl<B: Backend> LocalComm<B> {
 }
 
 /// Every rank's float buffer number `item`, in rank order. Calls were compared, so all have it.
-fn floats<B: Backend>(
-    posts: &[Post<Brought<B>>],
-    item: usize,
-) -> impl Iterator<Item = &B::Buffer<f32>> {
+fn floats<B: Backend>(posts: &[Post<Brought<B>>], item: usize) -> impl Iterator<Item = &Source<B>> {
     posts.iter().filter_map(move |post| match &post.payload {
         Brought::Floats(buffers, _) => buffers.get(item),
         _ => None,

@@ -2,10 +2,10 @@
 
 use super::super::{Batch, Gpt, GptConfig};
 use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, WeightSource};
-use lowp_format::{AnyRecipe, Phase, Recipe, Role, ScaleSource};
+use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward, Role, ScaleSource};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
-use lowp_shard::{GradWire, Mesh, MeshComm, run_ranks};
+use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 fn train(
     recipe: AnyRecipe,
     world: usize,
-    reshard: bool,
+    reshard: impl Into<ReshardAfterForward>,
     micro_batches: usize,
     steps: u64,
 ) -> Vec<f32> {
@@ -30,7 +30,7 @@ fn train_as(
     sharding: Sharding,
     recipe: AnyRecipe,
     world: usize,
-    reshard: bool,
+    reshard: impl Into<ReshardAfterForward>,
     micro_batches: usize,
     steps: u64,
 ) -> (Vec<f32>, Weights) {
@@ -40,13 +40,14 @@ fn train_as(
         heads: 2,
         seq: 32,
     };
+    let policy = reshard.into();
     let text: Vec<u8> = (0..4 * 33u32).map(|i| (i * i % 251) as u8).collect();
     let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
         let cpu = Cpu;
         let options = ModelOptions {
             sharding,
-            reshard_after_forward: reshard,
-            grad_wire: GradWire::F32,
+            reshard_after_forward: policy,
+            grads: GradBucketOptions::default(),
             seed: 7,
             group: Group {
                 lr: 0.01,
@@ -126,8 +127,14 @@ fn zero1_is_fsdp_on_three_ranks() {
 #[test]
 fn policy_changes_no_bit() {
     for recipe in AnyRecipe::all() {
-        let (yes, no) = (train(recipe, 2, true, 1, 3), train(recipe, 2, false, 1, 3));
+        let [yes, no, pairs] = [
+            ReshardAfterForward::Yes,
+            ReshardAfterForward::No,
+            ReshardAfterForward::Group(2),
+        ]
+        .map(|policy| train(recipe, 4, policy, 1, 3));
         assert_eq!(yes, no, "{}", recipe.name());
+        assert_eq!(yes, pairs, "{}", recipe.name());
         assert!(yes[2] < yes[0], "{}: {yes:?} does not fall", recipe.name());
     }
 }

@@ -1,0 +1,69 @@
+//! [`Gradients`]: where the layers of a rank put their gradients.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lowp_kernels::Backend;
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, MeshComm, ShardError};
+
+/// The gradients of all parameters of a rank, which travel to the owners of their elements in buckets while backward goes on
+/// ([`GradBuckets`]). Parameters are known by their place in the list that they were made from.
+#[derive(Debug)]
+pub struct Gradients<B: Backend> {
+    backend: B,
+    buckets: Mutex<GradBuckets<B>>,
+}
+
+impl<B: Backend> Gradients<B> {
+    /// Buckets for `params`, in the order of backward. Collective.
+    ///
+    /// # Errors
+    /// As [`GradBuckets::new`].
+    pub fn new(
+        backend: &B,
+        mesh: &MeshComm<B>,
+        params: Vec<GradParam<B>>,
+        options: GradBucketOptions,
+    ) -> Result<Self, ShardError> {
+        let buckets = GradBuckets::new(backend, mesh, params, options)?;
+        Ok(Self {
+            backend: backend.clone(),
+            buckets: Mutex::new(buckets),
+        })
+    }
+
+    /// Adds the full gradient of a parameter to what arrived before in this step.
+    ///
+    /// # Errors
+    /// No such parameter, values of another length, or a failure of another rank.
+    pub(crate) fn add(&self, param: usize, values: &[f32]) -> Result<(), ShardError> {
+        let mut buckets = self.lock();
+        let grad = buckets.grad(param)?;
+        grad.write(&self.backend, 0, values)?;
+        buckets.push(param)
+    }
+
+    /// Ends a micro-batch. Collective.
+    pub(crate) fn flush(&self) -> Result<(), ShardError> {
+        self.lock().flush()
+    }
+
+    /// Ends a step, and returns how many contributions arrived, by parameter. Collective.
+    pub(crate) fn finish(&self) -> Result<Vec<usize>, ShardError> {
+        self.lock().finish()
+    }
+
+    /// Forgets the gradients of the step.
+    pub(crate) fn discard(&self) -> Result<(), ShardError> {
+        self.lock().discard()
+    }
+
+    /// Bytes of the memory for full gradients.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().resident_bytes()
+    }
+
+    /// A thread that panicked left a bucket that is whole or can be discarded.
+    fn lock(&self) -> MutexGuard<'_, GradBuckets<B>> {
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,384 @@
+//! [`GradBuckets`]: full gradients on their way to the ranks that own their elements, while backward goes on.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use lowp_kernels::{Backend, FloatDtype, Source};
+
+use crate::{Collective, GradWire, MeshComm, ReduceItem, ShardError, Started, or_abort};
+
+mod slabs;
+
+use slabs::{Slab, Slabs};
+
+/// How gradients gather and travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradBucketOptions {
+    /// Gradients of at most this many bytes go together; a larger one goes by itself. Fewer, larger buckets use links
+    /// better; smaller ones start earlier and take less memory. 32 MiB.
+    pub bytes: usize,
+    /// Storage of full gradients. bf16 gradients travel as they are.
+    pub dtype: FloatDtype,
+    /// The dtype in which f32 gradients travel.
+    pub wire: GradWire,
+}
+
+impl Default for GradBucketOptions {
+    fn default() -> Self {
+        Self {
+            bytes: 32 << 20,
+            dtype: FloatDtype::F32,
+            wire: GradWire::F32,
+        }
+    }
+}
+
+/// A parameter whose gradient is reduced.
+#[derive(Clone, Debug)]
+pub struct GradParam<B: Backend> {
+    /// Its name, for errors.
+    pub name: String,
+    /// The elements of the flattened gradient that each rank of the shard group owns, in rank order. They tile it.
+    pub ranges: Vec<Range<usize>>,
+    /// Receives the sum of this rank's elements.
+    pub out: B::Buffer<f32>,
+}
+
+/// Full gradients of a rank, in buckets. A bucket is reduced and scattered over the shard group as soon as backward has given
+/// it all gradients, on the communicator's stream, behind the work that wrote them and beside the work that follows.
+///
+/// For each gradient: take memory for it ([`GradBuckets::grad`]), have the stream write it, and [`GradBuckets::push`] it.
+/// When a micro-batch ends, [`GradBuckets::flush`] sends what did not fill its bucket, and when a step ends
+/// [`GradBuckets::finish`] adds the replicas and orders the sums before the stream's later work. Gradients of
+/// micro-batches are added. All ranks push the same parameters in the same order.
+///
+/// Parameters that follow each other in the list share buckets, so list them in the order of backward. Two buckets have
+/// memory at a time, unless more are written at once; a third one waits, on the device, for the first. Where ranks wait for
+/// each other on the host there is one.
+#[derive(Debug)]
+pub struct GradBuckets<B: Backend> {
+    backend: B,
+    mesh: MeshComm<B>,
+    wire: GradWire,
+    params: Vec<Param<B>>,
+    buckets: Vec<Bucket<B>>,
+    slabs: Slabs<B>,
+    last: Option<Started<B>>,
+}
+
+#[derive(Debug)]
+struct Param<B: Backend> {
+    given: GradParam<B>,
+    bucket: usize,
+    /// Its place in the bucket.
+    place: Range<usize>,
+    state: State,
+    /// The full gradient, from when memory is taken for it until it was sent.
+    grad: Option<Source<B>>,
+    /// Contributions that were sent in this step.
+    arrived: usize,
+}
+
+impl<B: Backend> Param<B> {
+    /// What is sent of it, if it has a gradient.
+    fn item(&self) -> Option<ReduceItem<'_, B>> {
+        Some(ReduceItem {
+            grad: self.grad.as_ref()?,
+            ranges: &self.given.ranges,
+            out: &self.given.out,
+            accumulate: self.arrived > 0,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Taken,
+    Pushed,
+}
+
+#[derive(Debug)]
+struct Bucket<B: Backend> {
+    params: Range<usize>,
+    len: usize,
+    slab: Option<Slab<B>>,
+}
+
+impl<B: Backend> GradBuckets<B> {
+    /// Plans the buckets of `params`, whose gradients work of `backend` writes. Collective over the shard group.
+    ///
+    /// # Errors
+    /// Ranges for another number of ranks or that do not tile the gradient, sums of another length than this rank's range, or
+    /// ranks that planned differently.
+    pub fn new(
+        backend: &B,
+        mesh: &MeshComm<B>,
+        params: Vec<GradParam<B>>,
+        options: GradBucketOptions,
+    ) -> Result<Self, ShardError> {
+        let shard = &*mesh.shard;
+        let (rank, world) = (shard.rank(), shard.world_size());
+        let checked = params
+            .iter()
+            .try_for_each(|p| p.check(backend, rank, world));
+        or_abort(shard, checked)?;
+        shard
+            .control()
+            .agree("the gradient buckets", &describe(&params, options))?;
+        let most = options.bytes / options.dtype.bytes();
+        let mut buckets: Vec<Bucket<B>> = Vec::new();
+        let mut planned = Vec::with_capacity(params.len());
+        for (index, given) in params.into_iter().enumerate() {
+            let len = given.len();
+            let fits = |bucket: &Bucket<B>| bucket.len + len <= most;
+            if !buckets.last().is_some_and(fits) {
+                buckets.push(Bucket {
+                    params: index..index,
+                    len: 0,
+                    slab: None,
+                });
+            }
+            let bucket = buckets.len() - 1;
+            let Bucket {
+                params, len: end, ..
+            } = &mut buckets[bucket];
+            planned.push(Param {
+                given,
+                bucket,
+                place: *end..*end + len,
+                state: State::Idle,
+                grad: None,
+                arrived: 0,
+            });
+            params.end += 1;
+            *end += len;
+        }
+        let lens: Vec<usize> = buckets.iter().map(|bucket| bucket.len).collect();
+        let at_once = if shard.is_enqueued() { 2 } else { 1 };
+        Ok(Self {
+            slabs: Slabs::new(backend, options.dtype, (&lens, most), at_once),
+            backend: backend.clone(),
+            mesh: mesh.clone(),
+            wire: options.wire,
+            params: planned,
+            buckets,
+            last: None,
+        })
+    }
+
+    /// Number of buckets.
+    pub fn len(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Whether there are no buckets.
+    pub fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+
+    /// Bytes of all memory for full gradients so far.
+    pub fn resident_bytes(&self) -> usize {
+        self.slabs.bytes()
+    }
+
+    /// Contributions to the gradient of `param` that were sent in this step; 0 for a parameter that is not there.
+    pub fn arrived(&self, param: usize) -> usize {
+        self.params.get(param).map_or(0, |p| p.arrived)
+    }
+
+    /// Memory for the full gradient of `param`, with whatever it holds: work of the stream writes it before
+    /// [`GradBuckets::push`]. Where a gradient of the parameter waits in its bucket already (a layer that is used twice)
+    /// the bucket is sent first.
+    ///
+    /// # Errors
+    /// No such parameter, no room, or a failure of another rank.
+    pub fn grad(&mut self, param: usize) -> Result<Source<B>, ShardError> {
+        let taken = self.try_grad(param);
+        or_abort(&*self.mesh.shard, taken)
+    }
+
+    fn try_grad(&mut self, param: usize) -> Result<Source<B>, ShardError> {
+        let bucket = self.param(param)?.bucket;
+        if self.params[param].state == State::Pushed {
+            self.send(bucket)?;
+        }
+        if let Some(grad) = &self.params[param].grad {
+            return Ok(grad.clone());
+        }
+        let Bucket { len, slab, .. } = &mut self.buckets[bucket];
+        let slab = match slab {
+            Some(slab) => slab,
+            None => slab.insert(self.slabs.take(*len)?),
+        };
+        let param = &mut self.params[param];
+        let grad = slab.values.view(&self.backend, param.place.clone())?;
+        param.grad = Some(grad.clone());
+        param.state = State::Taken;
+        Ok(grad)
+    }
+
+    /// Says that the stream has been given the work that writes the gradient of `param`. The last one of a bucket
+    /// sends it. Collective.
+    ///
+    /// # Errors
+    /// No such parameter, no memory was taken for it, or a failure of another rank.
+    pub fn push(&mut self, param: usize) -> Result<(), ShardError> {
+        let pushed = self.try_push(param);
+        or_abort(&*self.mesh.shard, pushed)
+    }
+
+    fn try_push(&mut self, param: usize) -> Result<(), ShardError> {
+        let found = self.param(param)?;
+        if found.state != State::Taken {
+            return Err(ShardError::NoGradMemory {
+                name: found.given.name.clone(),
+            });
+        }
+        let bucket = found.bucket;
+        self.params[param].state = State::Pushed;
+        let all = &self.params[self.buckets[bucket].params.clone()];
+        if all.iter().all(|p| p.state == State::Pushed) {
+            self.send(bucket)?;
+        }
+        Ok(())
+    }
+
+    /// Sends buckets that not all parameters gave a gradient: a micro-batch ends. Collective.
+    ///
+    /// # Errors
+    /// Memory that was taken for a gradient that was not pushed, or a failure of another rank.
+    pub fn flush(&mut self) -> Result<(), ShardError> {
+        let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.send(bucket));
+        or_abort(&*self.mesh.shard, flushed)
+    }
+
+    /// Sends what was pushed of a bucket.
+    fn send(&mut self, bucket: usize) -> Result<(), ShardError> {
+        let Bucket { params, slab, .. } = &mut self.buckets[bucket];
+        let params = &mut self.params[params.clone()];
+        if let Some(open) = params.iter().find(|p| p.state == State::Taken) {
+            return Err(ShardError::GradNotPushed {
+                name: open.given.name.clone(),
+            });
+        }
+        let Some(slab) = slab.take() else {
+            return Ok(());
+        };
+        let items: Vec<_> = params.iter().filter_map(Param::item).collect();
+        let shard = &*self.mesh.shard;
+        let after = self.backend.record()?;
+        let started = shard.start(&after, Collective::ReduceScatter(&items, self.wire))?;
+        for param in params.iter_mut().filter(|p| p.state == State::Pushed) {
+            param.arrived += 1;
+            (param.state, param.grad) = (State::Idle, None);
+        }
+        self.slabs.give_back(slab, started.clone());
+        self.last = Some(started);
+        Ok(())
+    }
+
+    /// Ends a step: sends what is left, sums over the replicas, and has later work of the stream follow. Returns
+    /// the contributions that arrived, by parameter, and counts from zero. Collective.
+    ///
+    /// # Errors
+    /// As [`GradBuckets::flush`].
+    pub fn finish(&mut self) -> Result<Vec<usize>, ShardError> {
+        self.flush()?;
+        let finished = self.try_finish();
+        or_abort(&*self.mesh.world, finished)
+    }
+
+    fn try_finish(&mut self) -> Result<Vec<usize>, ShardError> {
+        if let Some(last) = self.last.take() {
+            last.wait(&self.backend)?;
+        }
+        let sums = self.params.iter().filter(|p| p.arrived > 0);
+        let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
+        if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
+            let after = self.backend.record()?;
+            let started = self.mesh.replicate.start(&after, Collective::Sum(&sums))?;
+            started.wait(&self.backend)?;
+        }
+        let arrived = self
+            .params
+            .iter_mut()
+            .map(|p| std::mem::take(&mut p.arrived));
+        Ok(arrived.collect())
+    }
+
+    /// Forgets the gradients of this step, for example after a micro-batch that failed on this rank: what is on its way
+    /// arrives and does not count. Not collective, but every rank must do it at the same place.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn discard(&mut self) -> Result<(), ShardError> {
+        for param in &mut self.params {
+            (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
+        }
+        for bucket in &mut self.buckets {
+            if let Some(slab) = bucket.slab.take() {
+                self.slabs.give_back_unsent(slab);
+            }
+        }
+        if let Some(last) = self.last.take() {
+            last.wait(&self.backend)?;
+        }
+        Ok(())
+    }
+
+    fn param(&self, param: usize) -> Result<&Param<B>, ShardError> {
+        let len = self.params.len();
+        let found = self.params.get(param);
+        found.ok_or(ShardError::NoSuchGrad { param, len })
+    }
+}
+
+impl<B: Backend> GradParam<B> {
+    /// Elements of the full gradient.
+    fn len(&self) -> usize {
+        self.ranges.last().map_or(0, |range| range.end)
+    }
+
+    fn check(&self, backend: &B, rank: usize, world: usize) -> Result<(), ShardError> {
+        if self.ranges.len() != world {
+            return Err(ShardError::World {
+                what: format!("the gradient of '{}'", self.name),
+                found: self.ranges.len(),
+                world,
+            });
+        }
+        let mut next = 0;
+        for (rank, range) in self.ranges.iter().enumerate() {
+            if range.start != next || range.end < next {
+                return Err(ShardError::GradRanges {
+                    name: self.name.clone(),
+                    rank,
+                    range: range.clone(),
+                    next,
+                });
+            }
+            next = range.end;
+        }
+        let (needed, found) = (self.ranges[rank].len(), backend.len(&self.out));
+        if needed != found {
+            return Err(ShardError::GradLength {
+                name: self.name.clone(),
+                needed,
+                found,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Everything that ranks must have in common, as text.
+fn describe<B: Backend>(params: &[GradParam<B>], options: GradBucketOptions) -> String {
+    let mut text = format!("{options:?}");
+    for GradParam { name, ranges, .. } in params {
+        let ends: Vec<usize> = ranges.iter().map(|range| range.end).collect();
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; {name} cut at {ends:?}");
+    }
+    text
+}

@@ -1,0 +1,94 @@
+//! [`Slabs`]: memory that the buckets of gradients take turns in.
+
+use std::collections::VecDeque;
+
+use lowp_kernels::{Backend, FloatDtype, Source};
+
+use crate::{ShardError, Started};
+
+/// Memory of one bucket.
+#[derive(Debug)]
+pub(super) struct Slab<B: Backend> {
+    pub(super) values: Source<B>,
+    len: usize,
+}
+
+/// Memory for buckets: of one length for all that fit into the limit, and of their own length for larger ones.
+#[derive(Debug)]
+pub(super) struct Slabs<B: Backend> {
+    backend: B,
+    dtype: FloatDtype,
+    /// The longest bucket within the limit.
+    common: usize,
+    /// Slabs of each length, unless more are written at once: before another one is made, the oldest that was sent is taken
+    /// again.
+    enough: Vec<(usize, usize)>,
+    /// Those that no bucket has, the oldest first, with what still reads them.
+    free: VecDeque<(Slab<B>, Option<Started<B>>)>,
+    /// Lengths of all slabs.
+    made: Vec<usize>,
+}
+
+impl<B: Backend> Slabs<B> {
+    /// No memory yet, for buckets of `lens`, of which those up to `limit` share slabs of one length: `at_once` of each
+    /// length, or as many as there are buckets of it.
+    pub(super) fn new(
+        backend: &B,
+        dtype: FloatDtype,
+        (lens, limit): (&[usize], usize),
+        at_once: usize,
+    ) -> Self {
+        let within = lens.iter().filter(|&&len| len <= limit);
+        let common = within.max().copied().unwrap_or(0);
+        let mut enough: Vec<(usize, usize)> = Vec::new();
+        for len in lens.iter().map(|&len| common.max(len)) {
+            match enough.iter_mut().find(|(known, _)| *known == len) {
+                Some((_, slabs)) => *slabs = at_once.min(*slabs + 1),
+                None => enough.push((len, 1)),
+            }
+        }
+        Self {
+            backend: backend.clone(),
+            dtype,
+            common,
+            enough,
+            free: VecDeque::new(),
+            made: Vec::new(),
+        }
+    }
+
+    /// Memory for `len` values: what the stream writes to it from now on follows its last reader.
+    pub(super) fn take(&mut self, len: usize) -> Result<Slab<B>, ShardError> {
+        let len = len.max(self.common);
+        let made = self.made.iter().filter(|made| **made == len).count();
+        let of_len = self.enough.iter().find(|(known, _)| *known == len);
+        let enough = of_len.is_none_or(|(_, enough)| made >= *enough);
+        let first = self.free.iter().position(|(slab, _)| slab.len == len);
+        if let Some(at) = first.filter(|_| enough)
+            && let Some((slab, reader)) = self.free.remove(at)
+        {
+            if let Some(reader) = reader {
+                reader.wait(&self.backend)?;
+            }
+            return Ok(slab);
+        }
+        let values = Source::alloc(&self.backend, self.dtype, len)?;
+        self.made.push(len);
+        Ok(Slab { values, len })
+    }
+
+    /// Takes back memory that `reader` still reads.
+    pub(super) fn give_back(&mut self, slab: Slab<B>, reader: Started<B>) {
+        self.free.push_back((slab, Some(reader)));
+    }
+
+    /// Takes back memory that only the stream itself has used.
+    pub(super) fn give_back_unsent(&mut self, slab: Slab<B>) {
+        self.free.push_back((slab, None));
+    }
+
+    /// Bytes of all slabs.
+    pub(super) fn bytes(&self) -> usize {
+        self.dtype.bytes() * self.made.iter().sum::<usize>()
+    }
+}
