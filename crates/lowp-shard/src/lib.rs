@@ -52,6 +52,7 @@ mod error;
 mod flat_shard;
 mod flat_weights;
 mod gather;
+mod hooks;
 mod init;
 mod mesh;
 mod requantize;
@@ -74,6 +75,7 @@ pub use gather::{
     GatherAccount, GatherGroup, GatherPool, GatherTarget, ParamAccount, Scratch, Unsharded,
     run_steps,
 };
+pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
