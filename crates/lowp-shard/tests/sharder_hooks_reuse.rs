@@ -92,6 +92,30 @@ fn later_gathers_can_be_captured() {
     );
 }
 
+/// What is derived once stays, until the next gather.
+#[test]
+fn operands_are_derived_once_per_gather() {
+    let mut one = One::new("fp8-current", Phase::Forward);
+    let hooks = GatherHooks::kept(one.param.recipe, one.shard().spec()).expect("hooks");
+    (one.fsdp, one.arrived) = (Fsdp::new(&one.param, &hooks), memory(&hooks));
+    let (sent, expected) = one.gather(1);
+    let full = sent.post_all_gather(&Cpu, one.shard(), &one.arrived);
+    let mut full = full.expect("a full tensor");
+    assert_eq!(full.tensor().expect("filled").usage(), Usage::ROWWISE);
+    full.derive(&Cpu).expect("derived");
+    assert_eq!(content(full.tensor().expect("filled")), expected);
+    Cpu.clear(&one.arrived[0]).expect("cleared");
+    full.derive(&Cpu).expect("there already");
+    let columnwise = content(full.tensor().expect("filled")).swap_remove(1);
+    assert_eq!(columnwise, expected[1]);
+    let (sent, expected) = one.gather(2);
+    let filled = sent.post_all_gather_into(&Cpu, one.shard(), &one.arrived, &mut full);
+    assert_eq!((filled, full.planned()), (Ok(()), 1));
+    assert_eq!(full.tensor().expect("filled").usage(), Usage::ROWWISE);
+    full.derive(&Cpu).expect("derived");
+    assert_eq!(content(full.tensor().expect("filled")), expected);
+}
+
 #[test]
 fn released_tensors_are_filled_again() {
     let one = One::new("fp8-current", Phase::Backward);
