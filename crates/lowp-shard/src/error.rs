@@ -332,6 +332,73 @@ pub enum ShardError {
         /// Index in the group.
         param: usize,
     },
+    /// Rows that a sharder cuts off the recipe's quantum.
+    #[error(
+        "{rows} rows over {world} ranks: {recipe} {usage} needs cuts at multiples of {quantum}, and a sharder that cuts ceil({rows} / {world}) = {} rows per rank cuts elsewhere; pad the parameter to {} rows, shard it over another number of ranks, or cast flat slices (cast_master_weights)",
+        rows.div_ceil(*world),
+        rows.next_multiple_of(world * quantum)
+    )]
+    ChunkedRows {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// What the shards are for.
+        usage: lowp_format::Usage,
+        /// Rows of the full tensor.
+        rows: usize,
+        /// Number of ranks.
+        world: usize,
+        /// Cuts must be multiples of this.
+        quantum: usize,
+    },
+    /// Another number of buffers than a gather has.
+    #[error(
+        "{what}: {found} buffers arrived and {needed} were sent; give what arrived of every input, in the order of GatherHooks::inputs"
+    )]
+    Arrivals {
+        /// The parameter.
+        what: String,
+        /// Buffers needed.
+        needed: usize,
+        /// Buffers found.
+        found: usize,
+    },
+    /// Another number of bytes than a gather brings.
+    #[error(
+        "{what}: {found} bytes arrived for {input} and {} were sent by {world} ranks, {padded} by each; give the whole output of its all-gather, padding included",
+        world * padded
+    )]
+    ArrivedBytes {
+        /// The parameter.
+        what: String,
+        /// The name of the input.
+        input: String,
+        /// Number of ranks.
+        world: usize,
+        /// Bytes that each rank sends.
+        padded: usize,
+        /// Bytes found.
+        found: usize,
+    },
+    /// Parts of two gathers used together.
+    #[error(
+        "{what} is of another gather: this one is of [{expected}], and it is of [{found}]; use what the hooks of this parameter and phase made"
+    )]
+    OtherGather {
+        /// Which part.
+        what: &'static str,
+        /// What this gather is of.
+        expected: String,
+        /// What the part is of.
+        found: String,
+    },
+    /// What was gathered, or is on its way, is not what the shards hold.
+    #[error("{what} {why}; gather it again, from pre_all_gather on")]
+    GatherAgain {
+        /// The parameter.
+        what: String,
+        /// Why.
+        why: &'static str,
+    },
     /// Entries of one scale book used with another.
     #[error(
         "{what} belongs to another ScaleBook than the one given; register everything in one ScaleBookBuilder, build the book from it, and pass that book to every cast"

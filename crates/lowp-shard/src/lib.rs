@@ -53,6 +53,7 @@ mod flat_shard;
 mod flat_weights;
 mod gather;
 mod grad_buckets;
+mod hooks;
 mod init;
 mod mesh;
 mod requantize;
@@ -76,6 +77,7 @@ pub use gather::{
     Unsharded, run_steps,
 };
 pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam};
+pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};

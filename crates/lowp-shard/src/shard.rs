@@ -2,7 +2,9 @@
 
 use std::ops::{Deref, Range};
 
-use lowp_format::{AnyRecipe, BufferSpec, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, BufferSpec, FormatError, QuantizedTensor, Recipe, RowCuts, Shape, Usage,
+};
 use lowp_kernels::Backend;
 
 use crate::ShardError;
@@ -48,6 +50,39 @@ impl ShardSpec {
     ) -> Result<Self, ShardError> {
         let cuts = RowCuts::new(full.rows, world, recipe.row_quantum(usage))?;
         Self::from_cuts(recipe, full, cuts, rank, usage)
+    }
+
+    /// The shard of `rank` where another library cuts the rows as `torch.chunk` does: `ceil(rows / world)` for every
+    /// rank, fewer or none for trailing ones. FSDP2 does.
+    ///
+    /// # Errors
+    /// [`ShardError::ChunkedRows`] on every rank if that is off the recipe's quantum; otherwise as [`ShardSpec::new`].
+    pub fn chunked(
+        recipe: &impl Recipe,
+        full: Shape,
+        world: usize,
+        rank: usize,
+        usage: Usage,
+    ) -> Result<Self, ShardError> {
+        let cuts = RowCuts::new(full.rows, world, 1)?;
+        let spec = Self::from_cuts(recipe, full, cuts, rank, usage);
+        spec.map_err(|error| match error {
+            ShardError::Format(FormatError::OffQuantum {
+                recipe,
+                usage,
+                rows,
+                world,
+                quantum,
+                ..
+            }) => ShardError::ChunkedRows {
+                recipe,
+                usage,
+                rows,
+                world,
+                quantum,
+            },
+            error => error,
+        })
     }
 
     /// Takes cuts that a caller made.

@@ -16,6 +16,13 @@ use lowp_kernels::Backend;
 #[derive(Clone, Debug, Default)]
 pub struct Version(Arc<AtomicU64>);
 
+/// Whether both count together.
+impl PartialEq for Version {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl Version {
     /// The number of writes that began so far.
     pub(crate) fn get(&self) -> u64 {

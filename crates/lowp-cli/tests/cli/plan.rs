@@ -20,6 +20,7 @@ fn options() {
         "--shape 100x64 --world-size 3 --usage rowwise",
         "--shape 100x64 --world-size 40 --usage columnwise",
         "--shape 100x64 --world-size 3 --reshard-after-forward false",
+        "--shape 100x64 --world-size 6 --reshard-after-forward 3",
         "--recipe fp8-current --format e5m2 --shape 100x64 --world-size 1",
         "--recipe nvfp4-1d+tensor-scale --shape 2x50x64 --world-size 3",
     ]
@@ -37,9 +38,9 @@ fn json() {
 #[test]
 fn json_and_tables_say_the_same() {
     for name in recipes() {
-        for reshard in ["true", "false"] {
+        for reshard in ["true", "false", "3"] {
             let args = format!(
-                "--recipe {name} --shape 136x160 --world-size 5 --reshard-after-forward {reshard}"
+                "--recipe {name} --shape 136x160 --world-size 6 --reshard-after-forward {reshard}"
             );
             let (text, json) = (plan(&args), plan(&format!("{args} --json")));
             let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -51,7 +52,7 @@ fn json_and_tables_say_the_same() {
                 .filter_map(|phase| phase["wire_bytes"].as_u64())
                 .sum();
             assert_eq!(json["wire_bytes"], sum);
-            assert_eq!(json["rows"].as_array().map(Vec::len), Some(5));
+            assert_eq!(json["rows"].as_array().map(Vec::len), Some(6));
         }
     }
 }
@@ -76,6 +77,8 @@ fn errors() {
         "--shape 4294967296x4294967296 --world-size 2",
         "--shape 64x64 --world-size 2 --usage sideways",
         "--shape 64x64 --world-size 2 --usage rowwise --reshard-after-forward false",
+        "--shape 64x64 --world-size 12 --reshard-after-forward 8",
+        "--shape 64x64 --world-size 2 --reshard-after-forward 0",
         "--shape 64x64",
     ] {
         let all: Vec<&str> = ["plan"].into_iter().chain(args.split(' ')).collect();

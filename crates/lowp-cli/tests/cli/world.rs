@@ -118,6 +118,11 @@ fn processes_give_the_losses_of_one_process() {
             3,
             ["--grad-wire", "bf16", "--reshard-after-forward", "false"],
         ),
+        (
+            Launcher::Torchrun,
+            4,
+            ["--recipe", "fp8-current", "--reshard-after-forward", "2"],
+        ),
     ] {
         let file = |name: &str| folder.path().join(format!("{name}{world}.json"));
         let args = |json: &Path, size: bool| {
