@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{Rank, bytes, tiling, values, world};
 use half::bf16;
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, FloatDtype, Source};
 use lowp_nccl::Sums;
 use lowp_shard::{GatherItem, GradWire, ReduceItem, ShardError, ordered};
 
@@ -63,7 +63,10 @@ fn cuda_nccl_sums_are_those_of_the_definition() {
                     for accumulate in [false, true] {
                         // Twice: planned, and from the plan.
                         for round in 0..2 {
-                            reduce_scatter(rank, sums, &lens, wire, accumulate, round)?;
+                            for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+                                let travel = (wire, dtype, accumulate);
+                                reduce_scatter(rank, sums, &lens, travel, round)?;
+                            }
                         }
                     }
                 }
@@ -99,8 +102,7 @@ fn reduce_scatter(
     rank: &Rank,
     sums: Sums,
     lens: &[usize],
-    wire: GradWire,
-    accumulate: bool,
+    (wire, dtype, accumulate): (GradWire, FloatDtype, bool),
     round: u64,
 ) -> Result<(), ShardError> {
     let (cuda, comm) = (&rank.cuda, &*rank.comm);
@@ -109,7 +111,9 @@ fn reduce_scatter(
     let len: usize = lens[..n].iter().sum();
     let grad = |rank: usize| values(10 * round + rank as u64, len);
     let before = values(100 + me as u64, lens[me]);
-    let (full, out) = (Source::F32(cuda.upload(&grad(me))?), cuda.upload(&before)?);
+    let full = Source::alloc(cuda, dtype, len)?;
+    full.write(cuda, 0, &grad(me))?;
+    let out = cuda.upload(&before)?;
     let item = ReduceItem {
         grad: &full,
         ranges: &ranges,
@@ -118,12 +122,13 @@ fn reduce_scatter(
     };
     ordered(cuda, comm, || comm.reduce_scatter(&[item], wire))?;
     let all: Vec<Vec<f32>> = (0..n).map(grad).collect();
-    let wired = |r: usize, i: usize| match wire {
-        GradWire::F32 => all[r][i],
-        GradWire::Bf16 => bf16::from_f32(all[r][i]).to_f32(),
+    let narrow = wire == GradWire::Bf16 || dtype == FloatDtype::Bf16;
+    let wired = |r: usize, i: usize| match narrow {
+        false => all[r][i],
+        true => bf16::from_f32(all[r][i]).to_f32(),
     };
     // Two values have one sum.
-    let exact = n == 2 || sums == Sums::RankOrder || wire == GradWire::Bf16;
+    let exact = n == 2 || sums == Sums::RankOrder || narrow;
     for (j, (x, i)) in cuda
         .download(&out)?
         .into_iter()
