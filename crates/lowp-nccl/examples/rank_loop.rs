@@ -191,10 +191,8 @@ fn rounds<B: Backend>(
     let pool = GatherPool::new(backend);
     let mut weights = GatherGroup::new(backend, Arc::clone(comm), &pool, shards, true)?;
 
-    let (full, ranges) = (
-        backend.upload(&vec![GRAD; shape.elements()])?,
-        spec.all_elements(),
-    );
+    let full = backend.upload(&vec![GRAD; shape.elements()])?;
+    let ranges = spec.all_elements();
     let mut grads = Vec::new();
     for &id in &ids {
         adamw.set_grad(id, &vec![GRAD; rows.len()])?;

@@ -213,7 +213,7 @@ fn fewer_devices_than_ranks(place: &Place) -> Duration {
 fn row(place: &Place, case: &str, time: Duration) {
     let Place { ranks, device, .. } = place;
     let (case, seconds) = (case.replace('_', " "), time.as_secs_f64());
-    eprintln!("| {ranks} x {device} | {case} | {seconds:.1} |");
+    eprintln!("| {ranks} x {device} | {case} | {seconds:.2} |");
 }
 
 /// A test of each case.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Processes start, meet and join NCCL in this time, on a machine that does other things, too.
+/// Processes start, meet and join NCCL in this time, or have failed to; on a machine that does other things, too.
 const START: Duration = Duration::from_secs(90);
 
 /// All ranks have ended this long after one failed.
@@ -156,7 +156,13 @@ impl Drop for Rank {
 
 /// The processes of one world.
 #[derive(Debug)]
-pub(crate) struct World(Vec<Rank>);
+pub(crate) struct World {
+    ranks: Vec<Rank>,
+    /// When they were started, or one of them was sent a signal.
+    since: Instant,
+    /// How long their end may take from then on.
+    within: Duration,
+}
 
 impl World {
     /// Starts a process for each of `ranks`; `change` says what is special about it.
@@ -183,11 +189,16 @@ impl World {
             change(rank, &mut command);
             Rank::start(rank, command)
         };
-        Self(ranks.into_iter().map(start).collect())
+        let ranks = ranks.into_iter().map(start).collect();
+        Self {
+            ranks,
+            since: Instant::now(),
+            within: START,
+        }
     }
 
     fn rank(&mut self, number: usize) -> &mut Rank {
-        let found = self.0.iter_mut().find(|rank| rank.number == number);
+        let found = self.ranks.iter_mut().find(|rank| rank.number == number);
         found.expect("a rank that was started")
     }
 
@@ -209,6 +220,7 @@ impl World {
     }
 
     pub(crate) fn signal(&mut self, rank: usize, signal: &str) {
+        (self.since, self.within) = (Instant::now(), END);
         self.rank(rank).signal(signal);
     }
 
@@ -216,11 +228,11 @@ impl World {
     pub(crate) fn kill(mut self, number: usize) -> Self {
         self.signal(number, "KILL");
         self.rank(number).end(Instant::now() + END);
-        self.0.retain(|rank| rank.number != number);
+        self.ranks.retain(|rank| rank.number != number);
         self
     }
 
-    /// All ranks but `but` must end in time with code 1 and `text` on standard error. Returns how long it took.
+    /// All ranks but `but` must end in time with code 1 and `text` on standard error. Returns how long it took, as `end`.
     pub(crate) fn fail(&mut self, but: Option<usize>, text: impl Fn(usize) -> String) -> Duration {
         self.end(but, 1, |rank| {
             let text = text(rank.number);
@@ -228,14 +240,14 @@ impl World {
         })
     }
 
-    /// All ranks but `but` must end in time with code `code`.
+    /// All ranks but `but` must end in time with code `code`. Returns how long it took since the start, or the last signal.
     pub(crate) fn end(&mut self, but: Option<usize>, code: i32, check: impl Fn(&Rank)) -> Duration {
-        let begun = Instant::now();
-        for rank in self.0.iter_mut().filter(|rank| Some(rank.number) != but) {
-            rank.end(begun + END);
+        let (ranks, deadline) = (self.ranks.iter_mut(), self.since + self.within);
+        for rank in ranks.filter(|rank| Some(rank.number) != but) {
+            rank.end(deadline);
             assert_eq!(rank.code(), Some(code), "{}", rank.told());
             check(rank);
         }
-        begun.elapsed()
+        self.since.elapsed()
     }
 }
