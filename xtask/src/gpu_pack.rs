@@ -30,6 +30,8 @@ const SCRIPT: &str = r#"#!/bin/sh
 # on LD_LIBRARY_PATH).
 #   ./run.sh OUT            tests, then the bench
 #   ./run.sh OUT tests      only the tests; further arguments go to the test program
+#   ./run.sh OUT failures   only those of ranks that are killed, stopped or wrong, with a table of the seconds until all
+#                           others have ended; further arguments go to their program
 #   ./run.sh OUT bench      only the bench; further arguments go to `lowp bench`
 #   ./run.sh OUT peers      the bench, then PyTorch beside it (of $PYTHON, else python3); further
 #                           arguments (--shrink N, --runs N) go to both
@@ -56,6 +58,17 @@ all | tests)
   done
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
   grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
+  ;;
+esac
+case $what in
+all | tests | failures)
+  if [ $# -eq 0 ] || [ "$what" = failures ]; then
+    (
+      [ $# -gt 0 ] || set -- cuda
+      NCCL_NVLS_ENABLE=0 "$here/nccl-failures" --nocapture --test-threads 1 "$@"
+    ) >"$out/failures.txt" 2>&1 || failed=1
+    grep -oE '\| [0-9]+ x cuda .*|^test result.*|.* panicked .*|^skipped.*' "$out/failures.txt"
+  fi
   ;;
 esac
 case $what in
@@ -99,10 +112,14 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     pack(&tests, &folder.join("shard-tests"))?;
     let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
     pack(&tests, &folder.join("optim-tests"))?;
-    for name in ["ranks", "training", "flat"] {
+    for name in ["ranks", "training", "flat", "failures"] {
         let tests = test_program("lowp-nccl", "cuda", &["--test", name])?;
         pack(&tests, &folder.join(format!("nccl-{name}")))?;
     }
+    // The processes that the last of them starts.
+    let rank = ["build", "--package", "lowp-nccl", "--features", "cuda"];
+    let rank = cargo(&[&rank[..], &["--example", "rank_loop"]].concat())?;
+    pack(&build_program(rank)?, &folder.join("rank_loop"))?;
     if !options.tests_only {
         run(cargo(&[
             "build",

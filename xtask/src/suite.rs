@@ -108,6 +108,8 @@ fn tests(options: &Options, references: &References) -> Result<()> {
         eprintln!(
             "cargo-nextest is not installed; using cargo test, which has no time limit per test"
         );
+        // Some tests start them; nextest builds them by itself.
+        run(cargo(&["build", "--workspace", "--examples"])?)?;
         let mut test = cargo(&[
             "test",
             "--workspace",

@@ -14,6 +14,9 @@ use crate::raw::Raw;
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(20);
 
+/// How long NCCL's trouble waits for the host's, and operations on the device for the news to be told.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Most points that are remembered: beyond them only the newest is watched.
 const MOST: usize = 256;
 
@@ -117,9 +120,11 @@ impl Watched {
         if let Some(cause) = self.control.failure() {
             return Some(cause);
         }
-        let groups = self.groups();
-        if let Some(message) = groups.iter().find_map(|group| group.trouble()) {
-            return Some(ShardError::Failed { rank, message });
+        let trouble = self.groups().iter().find_map(|group| group.trouble());
+        if let Some(message) = trouble {
+            // NCCL meets a rank that is gone as an error of this one; the host hears soon after which it was.
+            let cause = self.failure_within(PATIENCE);
+            return cause.or(Some(ShardError::Failed { rank, message }));
         }
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = expected.front() {
@@ -143,6 +148,18 @@ impl Watched {
         None
     }
 
+    /// What the world ended with, as soon as it is known.
+    fn failure_within(&self, time: Duration) -> Option<ShardError> {
+        let until = Instant::now() + time;
+        loop {
+            let failure = self.control.failure();
+            if failure.is_some() || Instant::now() >= until {
+                return failure;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn groups(&self) -> Vec<Arc<Raw>> {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.iter().filter_map(Weak::upgrade).collect()
@@ -150,16 +167,12 @@ impl Watched {
 }
 
 fn watch(watched: &Watched) {
-    const PATIENCE: Duration = Duration::from_secs(1);
     while !watched.stop.load(Ordering::Relaxed) {
         if let Some(cause) = watched.trouble() {
             // The news may wait for a rank that does not read; the device does not.
             let control = Arc::clone(&watched.control);
             let tell = thread::Builder::new().spawn(move || control.fail(cause));
-            let until = Instant::now() + PATIENCE;
-            while watched.control.failure().is_none() && Instant::now() < until {
-                thread::sleep(Duration::from_millis(1));
-            }
+            let _told = watched.failure_within(PATIENCE);
             watched.groups().iter().for_each(|group| group.abort());
             // It ends when the news is sent, or cannot be.
             drop(tell);

@@ -405,9 +405,9 @@ fn a_timeout_says_where_the_missing_ranks_wait() {
         let results = bare(engine, 4, Duration::from_millis(400), |rank, comm| {
             let pair = comm.split(rank / 2, rank)?;
             let result = match rank {
-                // Later than the others, so that one of those gives up first.
+                // Later than the others, by more than the time between two looks at who waits: one of those gives up first.
                 0 => {
-                    thread::sleep(Duration::from_millis(50));
+                    thread::sleep(Duration::from_millis(250));
                     pair.control().barrier()
                 }
                 1 => Ok(()),

@@ -14,6 +14,8 @@ use crate::device::Device;
 use crate::files::check_writable;
 use crate::usage::UsageError;
 use anyhow::Result;
+#[cfg(feature = "cuda")]
+use lowp_nccl::{NcclOptions, Sums};
 use std::path::PathBuf;
 
 /// Measure every operation on a device, next to a plain copy
@@ -22,22 +24,32 @@ use std::path::PathBuf;
   lowp bench --device cuda
   lowp bench --device cuda --filter adamw --json adamw.json
   lowp bench --device cuda --ranks 2
+  lowp bench --device cuda --ranks 2 --filter reduce --sums rank-order
 
 One row per operation, recipe and shape. `share` is the rate of the compulsory bytes (every input
 read once, every output written once, per pass) as a part of the rate of a device-to-device copy,
 measured in the same run. `host us` is what one call costs the calling thread. The CPU kernels are
 measured by `cargo xtask bench`.
 
-With --ranks the rows are gathers and optimizer steps of 1 billion parameters over that many GPUs, which NCCL joins:
-bytes that arrive per second, as a part of what one all-gather of the same bytes reaches, or of a copy.")]
+With --ranks the rows are gathers, reduce-scatters and optimizer steps of 1 billion parameters over
+that many GPUs, which NCCL joins: bytes that arrive per second, as a part of what one all-gather of
+the same bytes reaches, or of a copy.")]
 pub(crate) struct Args {
     /// The device: `cuda` or `cuda:N`
     #[arg(long, value_name = "DEVICE")]
     device: Device,
 
-    /// Measure gathers and steps over this many GPUs, from the device on
+    /// Measure gathers, reduce-scatters and steps over this many GPUs, from the device on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Option<u32>,
+
+    /// Who adds gradients in f32 (with --ranks) [default: nccl]
+    #[arg(long, value_name = "NAME")]
+    sums: Option<SumsName>,
+
+    /// The least number of thread blocks that NCCL moves data with, 0 for its own choice (with --ranks) [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    min_ctas: Option<u32>,
 
     /// Only rows whose operation, recipe or shape contains this
     #[arg(long, value_name = "TEXT")]
@@ -56,6 +68,15 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
+/// The `Sums` of lowp-nccl by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SumsName {
+    /// NCCL, in an order of its own
+    Nccl,
+    /// The rank that receives a sum, in rank order: the bits of the CPU and of every other engine
+    RankOrder,
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -70,6 +91,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
             .into());
         }
     };
+    if args.ranks.is_none() && (args.sums.is_some() || args.min_ctas.is_some()) {
+        return Err(UsageError::new(
+            "--sums and --min-ctas say how NCCL works between GPUs; give --ranks N, or leave them out",
+        )
+        .into());
+    }
     if let Some(path) = &args.json {
         check_writable("--json", path)?;
     }
@@ -116,7 +143,17 @@ fn run_ranks(first: usize, ranks: usize, args: &Args) -> Result<report::RanksRep
         runs: args.runs as usize,
         shrink: args.shrink as usize,
     };
-    ranks::run(first, ranks, args.filter.as_deref(), size)
+    let default = NcclOptions::default();
+    let options = NcclOptions {
+        limit: ranks::LIMIT,
+        sums: match args.sums {
+            Some(SumsName::Nccl) => Sums::Nccl,
+            Some(SumsName::RankOrder) => Sums::RankOrder,
+            None => default.sums,
+        },
+        min_ctas: args.min_ctas.unwrap_or(default.min_ctas),
+    };
+    ranks::run(first, ranks, args.filter.as_deref(), size, options)
 }
 
 #[cfg(not(feature = "cuda"))]

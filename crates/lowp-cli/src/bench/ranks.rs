@@ -7,11 +7,11 @@ use crate::usage::UsageError;
 use anyhow::{Context, Result, anyhow};
 use lowp_format::{AnyRecipe, Phase, Recipe, ScaleSource, Shape};
 use lowp_kernels::{Backend, Cuda, CudaMark};
-use lowp_nccl::{NcclComm, NcclOptions};
+use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, Control, GatherGroup, GatherItem, GatherPool, ShardError, ShardSpec,
-    ShardedTensor, run_comms, threads,
+    Communicator, Control, GatherGroup, GatherItem, GatherPool, GradWire, ReduceItem, ShardError,
+    ShardSpec, ShardedTensor, ordered, run_comms, threads,
 };
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const LAYERS: usize = 20;
 const WIDTH: usize = 2048;
 /// A batch that is not done by then has failed.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// Runs before timing starts: ranks connect, gathers become graphs.
 const WARM_UP: usize = 3;
 /// Calls between two looks at the clock: what one waits for the host for is nothing beside them.
@@ -51,6 +51,7 @@ struct Rank<'a> {
     cuda: Cuda,
     comm: Arc<dyn Communicator<Cuda>>,
     size: Size,
+    options: NcclOptions,
     note: &'a (dyn Fn(&str) + Sync),
 }
 
@@ -63,6 +64,7 @@ pub(super) fn run(
     ranks: usize,
     filter: Option<&str>,
     size: Size,
+    options: NcclOptions,
 ) -> Result<RanksReport> {
     let found = Cuda::count()?;
     if first + ranks > found {
@@ -75,13 +77,8 @@ pub(super) fn run(
     let devices = (first..first + ranks).map(crate::device::open);
     let devices: Vec<Cuda> = devices.collect::<Result<_>>()?;
     let controls = threads(ranks, LIMIT);
-    let join = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
-        let options = NcclOptions {
-            limit: LIMIT,
-            ..NcclOptions::default()
-        };
-        NcclComm::new(control, &cuda.fork()?, options)
-    };
+    let join =
+        |(cuda, control): (&Cuda, Arc<dyn Control>)| NcclComm::new(control, &cuda.fork()?, options);
     let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
         let start = |rank| scope.spawn(move || join(rank));
         let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
@@ -98,6 +95,7 @@ pub(super) fn run(
             cuda: devices[rank].clone(),
             comm,
             size,
+            options,
             note: &note,
         };
         rank.measure(filter).map_err(|error| ShardError::Failed {
@@ -117,6 +115,11 @@ impl Rank<'_> {
         let mut report = RanksReport {
             device: self.cuda.name()?,
             ranks: self.comm.world_size(),
+            sums: match self.options.sums {
+                Sums::Nccl => "nccl",
+                Sums::RankOrder => "rank-order",
+            },
+            min_ctas: self.options.min_ctas,
             parameters: LAYERS
                 * block(WIDTH / self.size.shrink)
                     .map(|s| s.elements())
@@ -128,6 +131,11 @@ impl Rank<'_> {
         for recipe in AnyRecipe::all() {
             if wanted("gather", recipe.name()) {
                 report.rows.extend(self.gather(recipe)?);
+            }
+        }
+        for (wire, name) in [(GradWire::F32, "f32"), (GradWire::Bf16, "bf16")] {
+            if wanted("reduce-scatter of all gradients", name) {
+                report.rows.push(self.reduce(wire, name)?);
             }
         }
         for recipe in AnyRecipe::all() {
@@ -230,22 +238,7 @@ impl Rank<'_> {
         let in_blocks = self.timed(&mut by_block)?;
         let host_blocks = self.host(weights, by_block)?;
         drop(blocks);
-        let piece = sent.div_ceil(world);
-        let (source, dest) = (
-            self.cuda.alloc::<u8>(piece)?,
-            self.cuda.alloc::<u8>(world * piece)?,
-        );
-        let ranges: Vec<_> = (0..world).map(|r| r * piece..(r + 1) * piece).collect();
-        let item = GatherItem {
-            source: &source,
-            dest: &dest,
-            ranges: &ranges,
-        };
-        let raw = self.timed(|| {
-            Ok(lowp_shard::ordered(&self.cuda, comm, || {
-                comm.all_gather(std::slice::from_ref(&item))
-            })?)
-        })?;
+        let raw = self.plain_gather(sent)?;
         // What comes from other ranks.
         let arrive = (sent - sent / world) as f64;
         let row = |operation: &str, milliseconds: f64, host| RankRow {
@@ -262,6 +255,76 @@ impl Rank<'_> {
             row("gather of all weights", gathered, Some(host_all)),
             row("the same, block by block", in_blocks, Some(host_blocks)),
         ])
+    }
+
+    /// Milliseconds of one all-gather of `bytes` in one buffer.
+    fn plain_gather(&self, bytes: usize) -> Result<f64> {
+        let comm = &*self.comm;
+        let world = comm.world_size();
+        let piece = bytes.div_ceil(world);
+        let (source, dest) = (
+            self.cuda.alloc::<u8>(piece)?,
+            self.cuda.alloc::<u8>(world * piece)?,
+        );
+        let ranges: Vec<_> = (0..world).map(|r| r * piece..(r + 1) * piece).collect();
+        let item = GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &ranges,
+        };
+        self.timed(|| {
+            Ok(ordered(&self.cuda, comm, || {
+                comm.all_gather(std::slice::from_ref(&item))
+            })?)
+        })
+    }
+
+    /// The reduce-scatter of the gradients of all weights, as one batch, and one plain all-gather of the bytes that travel.
+    fn reduce(&self, wire: GradWire, name: &str) -> Result<RankRow> {
+        const OPERATION: &str = "reduce-scatter of all gradients";
+        self.say(&format!("{OPERATION}  {name}"));
+        let (comm, world) = (&*self.comm, self.comm.world_size());
+        let shapes: Vec<Shape> = (0..LAYERS)
+            .flat_map(|_| block(WIDTH / self.size.shrink))
+            .collect();
+        let (mut grads, mut elements) = (Vec::new(), 0);
+        for shape in &shapes {
+            let part = |rank| {
+                let [from, to] = [rank, rank + 1].map(|r| r * shape.elements() / world);
+                from..to
+            };
+            let ranges: Vec<_> = (0..world).map(part).collect();
+            let full = self.cuda.alloc::<f32>(shape.elements())?;
+            let own = self.cuda.alloc::<f32>(ranges[comm.rank()].len())?;
+            elements += shape.elements();
+            grads.push((full, own, ranges));
+        }
+        let items: Vec<_> = grads
+            .iter()
+            .map(|(full, own, ranges)| ReduceItem {
+                grad: full,
+                ranges,
+                out: own,
+                accumulate: false,
+            })
+            .collect();
+        let milliseconds = self.timed(|| {
+            Ok(ordered(&self.cuda, comm, || {
+                comm.reduce_scatter(&items, wire)
+            })?)
+        })?;
+        drop(items);
+        drop(grads);
+        let bytes = wire.bytes() * elements;
+        Ok(RankRow {
+            operation: OPERATION.to_owned(),
+            recipe: name.to_owned(),
+            bytes,
+            milliseconds,
+            gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
+            share: self.plain_gather(bytes)? / milliseconds,
+            host_microseconds_per_weight: None,
+        })
     }
 
     /// Microseconds of the calling thread per weight.

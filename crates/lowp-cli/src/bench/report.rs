@@ -114,6 +114,10 @@ pub(super) struct RanksReport {
     pub(super) device: String,
     /// Number of ranks.
     pub(super) ranks: usize,
+    /// Who adds gradients in f32.
+    pub(super) sums: &'static str,
+    /// The least number of thread blocks that NCCL moves data with; 0 is its own choice.
+    pub(super) min_ctas: u32,
     /// Parameters of the model.
     pub(super) parameters: usize,
     /// As [`Report::copy_gb_per_s`].
@@ -147,11 +151,16 @@ impl RanksReport {
                 host.map_or_else(|| "-".to_owned(), |host| format!("{host:.2}")),
             ]);
         }
+        let blocks = match self.min_ctas {
+            0 => "thread blocks as NCCL chooses".to_owned(),
+            least => format!("at least {least} thread blocks"),
+        };
         format!(
-            "{} x {}, {:.3} billion parameters; a copy moves {:.0} GB/s (read and written)\n\n{}",
+            "{} x {}, {:.3} billion parameters; sums by {}, {blocks}; a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.ranks,
             self.device,
             self.parameters as f64 / 1e9,
+            self.sums,
             self.copy_gb_per_s,
             table.render()
         )

@@ -88,6 +88,29 @@ fn messages() {
 }
 
 #[test]
+fn options_of_nccl_need_ranks() {
+    let bench = |args: &[&str]| {
+        let outcome = lowp(&[&["bench", "--device", "cuda"], args].concat());
+        assert_eq!((outcome.code, &*outcome.stdout), (Some(2), ""), "{args:?}");
+        outcome.stderr
+    };
+    for args in [["--sums", "nccl"], ["--min-ctas", "0"]] {
+        let alone = bench(&args);
+        assert!(alone.contains("give --ranks N"), "{args:?}: {alone}");
+        // Without GPUs, or without CUDA: about that, then.
+        let beside = bench(&[&args[..], &["--ranks", "64"]].concat());
+        assert!(!beside.contains("--sums"), "{args:?}: {beside}");
+    }
+    for (args, text) in [
+        (["--sums", "ncc"], "[possible values: nccl, rank-order]"),
+        (["--min-ctas", "65"], "65 is not in 0..=64"),
+    ] {
+        let message = bench(&[&args[..], &["--ranks", "2"]].concat());
+        assert!(message.contains(text), "{args:?}: {message}");
+    }
+}
+
+#[test]
 fn a_shape_that_does_not_fit_names_layer_numbers_and_remedy() {
     let message = rejected(&["--dim", "24", "--recipe", "mxfp8"]);
     for part in ["block0.qkv", "72x24", "mxfp8", "multiple of 32", "--dim 32"] {

@@ -12,6 +12,7 @@ fn help_of_every_command() {
         ("train", vec!["train", "--help"]),
         ("plan", vec!["plan", "--help"]),
         ("recipes", vec!["recipes", "--help"]),
+        ("bench", vec!["bench", "--help"]),
         ("completions", vec!["completions", "--help"]),
     ] {
         let text = stdout(&args);

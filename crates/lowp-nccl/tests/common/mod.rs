@@ -17,7 +17,7 @@ pub(crate) struct Rank {
 }
 
 /// A handle for each GPU, if there are `least` at least.
-fn devices(least: usize) -> Option<Vec<Cuda>> {
+pub(crate) fn devices(least: usize) -> Option<Vec<Cuda>> {
     let required = std::env::var("LOWP_REQUIRE_GPUS")
         .ok()
         .map(|n| n.parse().expect("a number"));

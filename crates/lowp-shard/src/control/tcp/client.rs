@@ -1,6 +1,6 @@
 //! Every rank but 0: a connection to rank 0, whose hub the calls meet in.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -165,8 +165,18 @@ impl Connection {
             stream.write_all(&bytes)
         });
         sent.map_err(|error| {
+            let mut inbox = self.inbox();
+            if matches!(
+                error.kind(),
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted
+            ) {
+                // Whoever reads the connection hears what rank 0 said last, or that it is gone.
+                let unheard = |inbox: &mut Inbox| inbox.failure.is_none();
+                let heard = self.wake.wait_timeout_while(inbox, GRACE, unheard);
+                inbox = heard.unwrap_or_else(PoisonError::into_inner).0;
+            }
             let lost = self.launch.error(format!("cannot send to rank 0: {error}"));
-            self.inbox().failure.get_or_insert(lost).clone()
+            inbox.failure.get_or_insert(lost).clone()
         })
     }
 
@@ -312,5 +322,50 @@ impl Control for Member {
 
     fn failure(&self) -> Option<ShardError> {
         self.link.0.inbox().failure.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::frame::write;
+    use super::*;
+
+    /// Rank 0 takes the first bytes of a call, says why it ends, and is gone.
+    fn end_in_a_call(listener: &TcpListener) -> std::io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; GREETING.len()])?;
+        stream.write_all(&GREETING)?;
+        let _who: Hello = read(&mut stream, LONG)?;
+        write(&stream, &Answer::Ready)?;
+        stream.read_exact(&mut [0])?;
+        let (rank, message) = (2, "planted".to_owned());
+        write(&stream, &Answer::Failed(Cause::Failed { rank, message }))
+    }
+
+    /// A rank in the middle of a large send finds the connection closed before it hears the cause, one time in three.
+    #[test]
+    fn the_last_words_of_rank_0_are_the_cause() {
+        for _ in 0..50 {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+            let launch = Launch {
+                rank: 1,
+                world: 3,
+                local_rank: 1,
+                local_world: 3,
+                host: "127.0.0.1".to_owned(),
+                port: listener.local_addr().expect("its number").port(),
+                limit: Duration::from_secs(20),
+                build: "tests".to_owned(),
+            };
+            let host = thread::spawn(move || end_in_a_call(&listener));
+            let control = connect(&launch).expect("a world");
+            let error = control.exchange("it", vec![0; 8 << 20]);
+            let text = error.expect_err("rank 0 is gone").to_string();
+            assert!(text.contains("rank 2 failed: planted"), "{text}");
+            let host = host.join().expect("no panic");
+            assert!(host.is_ok(), "{host:?}");
+        }
     }
 }
