@@ -53,7 +53,7 @@ all | tests)
     "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   done
   # Multicast over NVLink is no part of what is tested, and some machines lack the rights for it.
-  [ $# -gt 0 ] || for tests in nccl-ranks nccl-training nccl-flat; do
+  [ $# -gt 0 ] || for tests in nccl-ranks nccl-grid nccl-flat; do
     NCCL_NVLS_ENABLE=0 "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   done
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
@@ -112,7 +112,7 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     pack(&tests, &folder.join("shard-tests"))?;
     let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
     pack(&tests, &folder.join("optim-tests"))?;
-    for name in ["ranks", "training", "flat", "failures"] {
+    for name in ["ranks", "grid", "flat", "failures"] {
         let tests = test_program("lowp-nccl", "cuda", &["--test", name])?;
         pack(&tests, &folder.join(format!("nccl-{name}")))?;
     }

@@ -191,7 +191,7 @@ fn rounds<B: Backend>(
     let pool = GatherPool::new(backend);
     let mut weights = GatherGroup::new(backend, Arc::clone(comm), &pool, shards, true)?;
 
-    let full = backend.upload(&vec![GRAD; shape.elements()])?;
+    let full = Source::F32(backend.upload(&vec![GRAD; shape.elements()])?);
     let ranges = spec.all_elements();
     let mut grads = Vec::new();
     for &id in &ids {

@@ -6,12 +6,12 @@ use crate::output;
 use crate::usage::UsageError;
 use anyhow::{Context, Result, anyhow};
 use lowp_format::{AnyRecipe, Phase, Recipe, ScaleSource, Shape};
-use lowp_kernels::{Backend, Cuda, CudaMark};
+use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, Control, GatherGroup, GatherItem, GatherPool, GradWire, ReduceItem, ShardError,
-    ShardSpec, ShardedTensor, ordered, run_comms, threads,
+    Communicator, Control, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets,
+    GradParam, Mesh, MeshComm, ShardError, ShardSpec, ShardedTensor, ordered, run_comms, threads,
 };
 use std::sync::Arc;
 use std::thread;
@@ -133,9 +133,9 @@ impl Rank<'_> {
                 report.rows.extend(self.gather(recipe)?);
             }
         }
-        for (wire, name) in [(GradWire::F32, "f32"), (GradWire::Bf16, "bf16")] {
-            if wanted("reduce-scatter of all gradients", name) {
-                report.rows.push(self.reduce(wire, name)?);
+        for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+            if wanted("gradients", dtype.name()) {
+                report.rows.push(self.reduce(dtype)?);
             }
         }
         for recipe in AnyRecipe::all() {
@@ -279,51 +279,53 @@ impl Rank<'_> {
         })
     }
 
-    /// The reduce-scatter of the gradients of all weights, as one batch, and one plain all-gather of the bytes that travel.
-    fn reduce(&self, wire: GradWire, name: &str) -> Result<RankRow> {
-        const OPERATION: &str = "reduce-scatter of all gradients";
-        self.say(&format!("{OPERATION}  {name}"));
-        let (comm, world) = (&*self.comm, self.comm.world_size());
-        let shapes: Vec<Shape> = (0..LAYERS)
+    /// The gradients of all weights, in buckets, next to one plain all-gather of the bytes that travel.
+    fn reduce(&self, dtype: FloatDtype) -> Result<RankRow> {
+        const OPERATION: &str = "gradients in buckets";
+        self.say(&format!("{OPERATION}  {}", dtype.name()));
+        let (rank, world) = (self.comm.rank(), self.comm.world_size());
+        let (mut params, mut elements) = (Vec::new(), 0);
+        for (number, shape) in (0..LAYERS)
             .flat_map(|_| block(WIDTH / self.size.shrink))
-            .collect();
-        let (mut grads, mut elements) = (Vec::new(), 0);
-        for shape in &shapes {
-            let part = |rank| {
-                let [from, to] = [rank, rank + 1].map(|r| r * shape.elements() / world);
-                from..to
-            };
-            let ranges: Vec<_> = (0..world).map(part).collect();
-            let full = self.cuda.alloc::<f32>(shape.elements())?;
-            let own = self.cuda.alloc::<f32>(ranges[comm.rank()].len())?;
+            .enumerate()
+        {
+            let end = |rank| rank * shape.elements() / world;
+            let ranges: Vec<_> = (0..world).map(|rank| end(rank)..end(rank + 1)).collect();
             elements += shape.elements();
-            grads.push((full, own, ranges));
-        }
-        let items: Vec<_> = grads
-            .iter()
-            .map(|(full, own, ranges)| ReduceItem {
-                grad: full,
+            params.push(GradParam {
+                name: number.to_string(),
+                out: self.cuda.alloc(ranges[rank].len())?,
                 ranges,
-                out: own,
-                accumulate: false,
-            })
-            .collect();
-        let milliseconds = self.timed(|| {
-            Ok(ordered(&self.cuda, comm, || {
-                comm.reduce_scatter(&items, wire)
-            })?)
-        })?;
-        drop(items);
-        drop(grads);
-        let bytes = wire.bytes() * elements;
+            });
+        }
+        let mesh = MeshComm::new(Mesh::sharded(world), Arc::clone(&self.comm))?;
+        let count = params.len();
+        let options = GradBucketOptions {
+            dtype,
+            ..GradBucketOptions::default()
+        };
+        let mut buckets = GradBuckets::new(&self.cuda, &mesh, params, options)?;
+        let mut backward = || -> Result<()> {
+            for param in 0..count {
+                // Nothing writes it: what the gradients are takes no part.
+                buckets.grad(param)?;
+                buckets.push(param)?;
+            }
+            buckets.finish()?;
+            Ok(())
+        };
+        let milliseconds = self.timed(&mut backward)?;
+        let host = self.host(count, backward)?;
+        drop(buckets);
+        let bytes = dtype.bytes() * elements;
         Ok(RankRow {
             operation: OPERATION.to_owned(),
-            recipe: name.to_owned(),
+            recipe: dtype.name().to_owned(),
             bytes,
             milliseconds,
             gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
             share: self.plain_gather(bytes)? / milliseconds,
-            host_microseconds_per_weight: None,
+            host_microseconds_per_weight: Some(host),
         })
     }
 
