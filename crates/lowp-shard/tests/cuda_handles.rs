@@ -100,7 +100,7 @@ fn cuda_reductions_follow_the_streams_of_all_ranks() {
             backend.copy(&value, 0..RANKS * len, to, 0)?;
         }
         let item = ReduceItem {
-            grad: &Source::F32(grad),
+            grad: &Source::F32(grad.clone()),
             ranges: &ranges,
             out: &out,
             accumulate: false,
