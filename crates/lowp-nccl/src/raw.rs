@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cudarc::nccl::result::{self as nccl, NcclError, NcclStatus};
@@ -109,6 +110,8 @@ pub(crate) struct Raw {
     stuck: Mutex<Option<Handle>>,
     /// Whether it was aborted: no call may use it.
     ended: AtomicBool,
+    /// The thread that ends it.
+    aborting: Mutex<Option<JoinHandle<()>>>,
 }
 
 fn failed(call: &'static str) -> impl FnOnce(NcclError) -> KernelError {
@@ -173,6 +176,7 @@ impl Raw {
             handle: Mutex::new(Handle(comm)),
             stuck: Mutex::new(Some(Handle(comm))),
             ended: AtomicBool::new(false),
+            aborting: Mutex::default(),
         })
     }
 
@@ -242,13 +246,38 @@ impl Raw {
         while let Err(TryLockError::WouldBlock) = self.handle.try_lock()
             && Instant::now() < until
         {
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
         }
-        let end = move || handle.abort();
+        let cuda = self.cuda.clone();
+        let end = move || {
+            handle.abort();
+            // The device was there until now.
+            drop(cuda);
+        };
         // Without a thread the operations go on until the process ends.
-        let _thread = std::thread::Builder::new()
-            .name("lowp-nccl-abort".to_owned())
-            .spawn(end);
+        let thread = thread::Builder::new().name("lowp-nccl-abort".to_owned());
+        if let Ok(thread) = thread.spawn(end) {
+            let mut aborting = self.aborting.lock().unwrap_or_else(PoisonError::into_inner);
+            *aborting = Some(thread);
+        }
+    }
+
+    /// Waits for the end of an abort: libraries that are unloaded at the end of the process must not be at work. The last user
+    /// is gone, so NCCL has nothing left to wait for; if it waits still, the thread is left behind.
+    fn join_abort(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let aborting = self.aborting.get_mut();
+        let Some(thread) = aborting.unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        let until = Instant::now() + PATIENCE;
+        while !thread.is_finished() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if thread.is_finished() {
+            // It has no result; a panic was told when it happened.
+            let _ended = thread.join();
+        }
     }
 }
 
@@ -260,6 +289,7 @@ impl Drop for Raw {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
+        self.join_abort();
         // Where the stream cannot be waited for, the group stays.
         if let (Some(Handle(comm)), Ok(())) = (stuck, self.cuda.synchronize()) {
             // SAFETY: the only end of the handle, as `stuck` was taken, and its operations are done.
