@@ -6,12 +6,13 @@ use crate::output;
 use crate::usage::UsageError;
 use anyhow::{Context, Result, anyhow};
 use lowp_format::{AnyRecipe, Phase, Recipe, ScaleSource, Shape};
-use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype};
+use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
     Communicator, Control, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets,
-    GradParam, Mesh, MeshComm, ShardError, ShardSpec, ShardedTensor, ordered, run_comms, threads,
+    GradParam, GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered,
+    run_comms, threads,
 };
 use std::sync::Arc;
 use std::thread;
@@ -135,7 +136,7 @@ impl Rank<'_> {
         }
         for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
             if wanted("gradients", dtype.name()) {
-                report.rows.push(self.reduce(dtype)?);
+                report.rows.extend(self.reduce(dtype)?);
             }
         }
         for recipe in AnyRecipe::all() {
@@ -279,8 +280,9 @@ impl Rank<'_> {
         })
     }
 
-    /// The gradients of all weights, in buckets, next to one plain all-gather of the bytes that travel.
-    fn reduce(&self, dtype: FloatDtype) -> Result<RankRow> {
+    /// The gradients of all weights, in buckets, next to one plain collective of the same bytes: a reduce-scatter where
+    /// NCCL adds them (f32), and an all-gather elsewhere.
+    fn reduce(&self, dtype: FloatDtype) -> Result<Vec<RankRow>> {
         const OPERATION: &str = "gradients in buckets";
         self.say(&format!("{OPERATION}  {}", dtype.name()));
         let (rank, world) = (self.comm.rank(), self.comm.world_size());
@@ -318,14 +320,49 @@ impl Rank<'_> {
         let host = self.host(count, backward)?;
         drop(buckets);
         let bytes = dtype.bytes() * elements;
-        Ok(RankRow {
-            operation: OPERATION.to_owned(),
+        let (plain, raw) = match dtype {
+            FloatDtype::F32 => (
+                "one reduce-scatter of the same bytes",
+                self.plain_reduce(elements)?,
+            ),
+            FloatDtype::Bf16 => (
+                "one all-gather of the same bytes",
+                self.plain_gather(bytes)?,
+            ),
+        };
+        let row = |operation: &str, milliseconds: f64, host| RankRow {
+            operation: operation.to_owned(),
             recipe: dtype.name().to_owned(),
             bytes,
             milliseconds,
             gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
-            share: self.plain_gather(bytes)? / milliseconds,
-            host_microseconds_per_weight: Some(host),
+            share: raw / milliseconds,
+            host_microseconds_per_weight: host,
+        };
+        Ok(vec![
+            row(plain, raw, None),
+            row(OPERATION, milliseconds, Some(host)),
+        ])
+    }
+
+    /// Milliseconds of one reduce-scatter of `elements` f32 values in one buffer.
+    fn plain_reduce(&self, elements: usize) -> Result<f64> {
+        let comm = &*self.comm;
+        let piece = elements / comm.world_size();
+        let ends = (0..comm.world_size()).map(|rank| rank * piece..(rank + 1) * piece);
+        let ranges: Vec<_> = ends.collect();
+        let grad = Source::F32(self.cuda.alloc(piece * comm.world_size())?);
+        let out = self.cuda.alloc::<f32>(piece)?;
+        let item = ReduceItem {
+            grad: &grad,
+            ranges: &ranges,
+            out: &out,
+            accumulate: false,
+        };
+        self.timed(|| {
+            Ok(ordered(&self.cuda, comm, || {
+                comm.reduce_scatter(std::slice::from_ref(&item), GradWire::F32)
+            })?)
         })
     }
 

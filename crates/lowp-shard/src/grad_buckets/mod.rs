@@ -15,7 +15,8 @@ use slabs::{Slab, Slabs};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradBucketOptions {
     /// Gradients of at most this many bytes go together; a larger one goes by itself. Fewer, larger buckets use links
-    /// better; smaller ones start earlier and take less memory. 32 MiB.
+    /// better (between two H200, f32 in buckets of 32, 128 and 1024 MiB: 0.68, 0.78 and 0.94 of the speed of one reduce-scatter);
+    /// smaller ones start earlier and take less memory. 128 MiB.
     pub bytes: usize,
     /// Storage of full gradients. bf16 gradients travel as they are.
     pub dtype: FloatDtype,
@@ -26,7 +27,7 @@ pub struct GradBucketOptions {
 impl Default for GradBucketOptions {
     fn default() -> Self {
         Self {
-            bytes: 32 << 20,
+            bytes: 128 << 20,
             dtype: FloatDtype::F32,
             wire: GradWire::F32,
         }
