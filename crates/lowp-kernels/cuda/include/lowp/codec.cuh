@@ -126,17 +126,23 @@ struct E5m2 {
 
 // E2M1 (numerics 1.3).
 struct E2m1 {
+  // 1.5 * 2^23.
+  static constexpr uint32_t UNIT = 0x4B400000u;
   // The magnitude code is the concave, piecewise linear min(2a, a + 2, a/2 + 4, 7) rounded to an
   // integer, ties to even. Each line is one rounding: the sum with 1.5 * 2^23, whose unit in the
   // last place is 1, leaves the integer in the low bits, and rounding commutes with the minimum.
   // A NaN loses every minimum but the last: 7. A product's NaN is positive, so its sign is too.
-  static __device__ __forceinline__ uint32_t one(float x) {
-    const float unit = 12582912.0f;
+  static __device__ __forceinline__ uint32_t magnitude(float x) {
+    const float unit = __uint_as_float(UNIT);
     float a = fabsf(x);
-    float r = fminf(fmaf(a, 2.0f, unit), __fadd_rn(a, unit + 2.0f));
-    r = fminf(r, fminf(fmaf(a, 0.5f, unit + 4.0f), unit + 7.0f));
+    // Of positive values, as of integers, whose minimum of three is one instruction on Hopper.
+    auto bits = [](float r) { return __float_as_uint(r); };
+    uint32_t r = __vimin3_u32(bits(fmaf(a, 2.0f, unit)), bits(__fadd_rn(a, unit + 2.0f)), bits(fmaf(a, 0.5f, unit + 4.0f)));
+    return min(r, UNIT + 7u);
+  }
+  static __device__ __forceinline__ uint32_t one(float x) {
     // Of the four bits that are left of x, the sign is the highest.
-    return (__float_as_uint(r) & 7u) | ((__float_as_uint(x) >> 28) & ~7u);
+    return (magnitude(x) & 7u) | ((__float_as_uint(x) >> 28) & ~7u);
   }
   // Two codes, the first in the low nibble.
   static __device__ __forceinline__ uint32_t pair(float low, float high) {
@@ -147,6 +153,23 @@ struct E2m1 {
     return codes;
 #else
     return one(low) | (one(high) << 4);
+#endif
+  }
+  // Eight codes, the first in the lowest nibble. Magnitudes are added up with what UNIT leaves of each, which is
+  // the same for all; signs come from the highest bytes, those of the even values at once, and those of the odd ones.
+  static __device__ __forceinline__ uint32_t eight(const float (&x)[8]) {
+#if LOWP_FP4_CVT
+    uint32_t low = pair(x[0], x[1]) | pair(x[2], x[3]) << 8, high = pair(x[4], x[5]) | pair(x[6], x[7]) << 8;
+    return __byte_perm(low, high, 0x5410);
+#else
+    uint32_t codes = 0u - UNIT * 0x11111111u;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) codes += magnitude(x[i]) << (4 * i);
+    auto top = [&](int i) {
+      uint32_t first = __byte_perm(__float_as_uint(x[i]), __float_as_uint(x[i + 2]), 0x0073);
+      return __byte_perm(first, __byte_perm(__float_as_uint(x[i + 4]), __float_as_uint(x[i + 6]), 0x0073), 0x5410);
+    };
+    return codes | (top(0) >> 4 & 0x08080808u) | (top(1) & 0x80808080u);
 #endif
   }
   // Two codes, apart.

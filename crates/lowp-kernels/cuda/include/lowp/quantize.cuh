@@ -136,10 +136,56 @@ __device__ __forceinline__ void stage_codes8(const Values<W>& v, uint32_t lane, 
   }
 }
 
-// Codes of 4 bits into the staged tiles.
+// Codes of 4 bits into the staged rows.
+template <int W, typename Multiplier>
+__device__ __forceinline__ void stage_rows4(const Values<W>& v, uint32_t lane, uint8_t* row_stage, Multiplier m) {
+  constexpr int N = 32 / W, ROWS = 8 / W;
+  uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
+#pragma unroll
+  for (int i = 0; i < N; i += ROWS) {
+    float y[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) y[k] = __fmul_rn(v.at(i + k / W, k % W), m(i + k / W, k % W));
+    uint32_t codes = E2m1::eight(y);
+    once(codes);
+    auto to = [&](int i) { return row_stage + RowTile<W, true, 4>::chunk(row + i, col / 32) + col % 32 / 2; };
+    if constexpr (W == 8) {
+      *reinterpret_cast<uint32_t*>(to(i)) = codes;
+    } else {
+      *reinterpret_cast<uint16_t*>(to(i)) = uint16_t(codes);
+      *reinterpret_cast<uint16_t*>(to(i + 1)) = uint16_t(codes >> 16);
+    }
+  }
+}
+
+// Codes of 4 bits into the staged columns.
+template <int W, typename Multiplier>
+__device__ __forceinline__ void stage_columns4(const Values<W>& v, uint32_t lane, uint8_t* column_stage, Multiplier m) {
+  constexpr int N = 32 / W, COLUMNS = 8 / N;
+  uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
+#pragma unroll
+  for (int j = 0; j < W; j += COLUMNS) {
+    float y[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) y[k] = __fmul_rn(v.at(k % N, j + k / N), m(k % N, j + k / N));
+    uint32_t codes = E2m1::eight(y);
+    once(codes);
+    auto to = [&](int j) { return column_stage + ColumnTile<W, 4>::chunk(col + j, row / 32) + row % 32 / 2; };
+    if constexpr (N == 8) {
+      *reinterpret_cast<uint32_t*>(to(j)) = codes;
+    } else {
+      *reinterpret_cast<uint16_t*>(to(j)) = uint16_t(codes);
+      *reinterpret_cast<uint16_t*>(to(j + 1)) = uint16_t(codes >> 16);
+    }
+  }
+}
+
+// Codes of 4 bits into the staged rows, columns, or both.
 template <int W, typename Multiplier>
 __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
                                              uint8_t* column_stage, Multiplier m) {
+  if (!columns) return stage_rows4<W>(v, lane, row_stage, m);
+  if (!rows) return stage_columns4<W>(v, lane, column_stage, m);
   constexpr int N = 32 / W;
   uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
   uint32_t transposed[W];
@@ -159,24 +205,20 @@ __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, 
         transposed[j + k] += two[k] << (4 * i);
       }
     }
-    if (rows) {
-      uint8_t* to = row_stage + RowTile<W, true, 4>::chunk(row + i, col / 32) + col % 32 / 2;
-      if constexpr (W == 8) {
-        *reinterpret_cast<uint32_t*>(to) = codes;
-      } else {
-        *reinterpret_cast<uint16_t*>(to) = uint16_t(codes);
-      }
+    uint8_t* to = row_stage + RowTile<W, true, 4>::chunk(row + i, col / 32) + col % 32 / 2;
+    if constexpr (W == 8) {
+      *reinterpret_cast<uint32_t*>(to) = codes;
+    } else {
+      *reinterpret_cast<uint16_t*>(to) = uint16_t(codes);
     }
   }
-  if (columns) {
 #pragma unroll
-    for (int j = 0; j < W; ++j) {
-      uint8_t* to = column_stage + ColumnTile<W, 4>::chunk(col + j, row / 32) + row % 32 / 2;
-      if constexpr (N == 8) {
-        *reinterpret_cast<uint32_t*>(to) = transposed[j];
-      } else {
-        *reinterpret_cast<uint16_t*>(to) = uint16_t(transposed[j]);
-      }
+  for (int j = 0; j < W; ++j) {
+    uint8_t* to = column_stage + ColumnTile<W, 4>::chunk(col + j, row / 32) + row % 32 / 2;
+    if constexpr (N == 8) {
+      *reinterpret_cast<uint32_t*>(to) = transposed[j];
+    } else {
+      *reinterpret_cast<uint16_t*>(to) = uint16_t(transposed[j]);
     }
   }
 }
