@@ -180,12 +180,15 @@ __device__ __forceinline__ void stage_columns4(const Values<W>& v, uint32_t lane
   }
 }
 
-// Codes of 4 bits into the staged rows, columns, or both.
+// Codes of 4 bits into the staged rows, columns, both, or neither where only scales are asked for.
 template <int W, typename Multiplier>
 __device__ __forceinline__ void stage_codes4(const Values<W>& v, uint32_t lane, bool rows, bool columns, uint8_t* row_stage,
                                              uint8_t* column_stage, Multiplier m) {
-  if (!columns) return stage_rows4<W>(v, lane, row_stage, m);
-  if (!rows) return stage_columns4<W>(v, lane, column_stage, m);
+  if (!(rows && columns)) {
+    if (rows) stage_rows4<W>(v, lane, row_stage, m);
+    if (columns) stage_columns4<W>(v, lane, column_stage, m);
+    return;
+  }
   constexpr int N = 32 / W;
   uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
   uint32_t transposed[W];
