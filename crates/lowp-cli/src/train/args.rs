@@ -106,9 +106,9 @@ pub(crate) struct Args {
     pub(crate) sharding: ShardingName,
 
     /// Free gathered weights after the forward pass and gather them again for the backward pass (true), keep them (false), or
-    /// keep them shared out in groups of N ranks, which gather them for the backward pass (with fsdp)
-    #[arg(long, value_name = "BOOL|N", default_value = "true")]
-    pub(crate) reshard_after_forward: ReshardAfterForward,
+    /// keep them shared out in groups of N ranks, which gather them for the backward pass (with fsdp) [default: true]
+    #[arg(long, value_name = "BOOL|N")]
+    pub(crate) reshard_after_forward: Option<ReshardAfterForward>,
 
     /// How gradients travel; sums are accumulated in fp32 either way
     #[arg(long, value_name = "CODE", default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "bf16"]))]

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Most ranks that one process is asked to play.
-const MAX_RANKS: usize = 64;
+pub(crate) const MAX_RANKS: usize = 64;
 /// Most parameters of a model; each takes over 16 bytes in masters, moments and gradients.
 const MAX_PARAMETERS: usize = 1 << 31;
 /// Most tokens of one batch.
@@ -102,7 +102,14 @@ impl Config {
         if let Some(machine) = memory::machine() {
             Needed::new(model, args.batch, mesh.replicate).check(machine)?;
         }
-        args.reshard_after_forward
+        let sharding = Sharding::from(args.sharding);
+        if let (Sharding::Zero1, Some(policy)) = (sharding, args.reshard_after_forward) {
+            return Err(UsageError::new(format!(
+                "--reshard-after-forward {policy} says nothing with --sharding zero1, where every rank has the full weights; leave it out"
+            )));
+        }
+        let reshard_after_forward = args.reshard_after_forward.unwrap_or_default();
+        reshard_after_forward
             .among(mesh.shard)
             .map_err(UsageError::from)?;
         let runs = recipes::select(&args.recipe, &args.compare)?;
@@ -112,8 +119,8 @@ impl Config {
         Ok(Self {
             model,
             mesh,
-            sharding: args.sharding.into(),
-            reshard_after_forward: args.reshard_after_forward,
+            sharding,
+            reshard_after_forward,
             steps: args.steps,
             seed: args.seed,
             seeds: args.seeds,

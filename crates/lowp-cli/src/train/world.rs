@@ -1,6 +1,6 @@
 //! [`World`]: where the ranks of a command are: threads of this process, or processes that a launcher started.
 
-use super::config::Config;
+use super::config::{Config, MAX_RANKS};
 use super::corpus::Corpus;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
@@ -37,6 +37,13 @@ impl World {
         let limit = Duration::from_secs(seconds);
         let launch = Launch::from_env(limit, &build())
             .map_err(|error| UsageError::new(error.to_string()))?;
+        if let Some(launch) = launch.as_ref().filter(|launch| launch.world > MAX_RANKS) {
+            return Err(UsageError::new(format!(
+                "{} ranks were started; lowp train takes at most {MAX_RANKS}",
+                launch.world
+            ))
+            .into());
+        }
         let process = match launch {
             Some(launch) => Some(Process {
                 control: join(&launch)?,

@@ -44,8 +44,11 @@ struct Group<P> {
     /// World ranks of the members, in group order.
     members: Arc<[usize]>,
     posts: Vec<Option<Post<P>>>,
-    /// The posts of the latest round. The next one needs all ranks, so all have taken this one by then.
+    /// The posts of the latest round, until those that wait for them have taken them. The next round needs all ranks, so
+    /// they have by then.
     latest: Round<P>,
+    /// Ranks that wait here, and have not taken the posts of their round.
+    takers: usize,
     /// Number of rounds.
     rounds: u64,
 }
@@ -56,6 +59,7 @@ impl<P> Group<P> {
             posts: members.iter().map(|_| None).collect(),
             members,
             latest: Arc::default(),
+            takers: 0,
             rounds: 0,
         }
     }
@@ -74,8 +78,18 @@ impl<P> Group<P> {
         Some(&self.posts[at].as_ref()?.call)
     }
 
+    /// The posts of the latest round, for a rank that waited for it. The last one leaves nothing behind.
+    fn take(&mut self) -> Round<P> {
+        let round = Arc::clone(&self.latest);
+        self.takers -= 1;
+        if self.takers == 0 {
+            self.latest = Arc::default();
+        }
+        round
+    }
+
     /// Makes a round of the posts, which are all there.
-    fn meet(&mut self) -> Result<(), ShardError> {
+    fn meet(&mut self) -> Result<Round<P>, ShardError> {
         let posts: Vec<Post<P>> = self.posts.iter_mut().filter_map(Option::take).collect();
         let calls: Vec<&Call> = posts.iter().map(|post| &post.call).collect();
         if calls.iter().any(|call| *call != calls[0]) {
@@ -84,9 +98,12 @@ impl<P> Group<P> {
                 descriptions: by_ranks(Call::describe_all(&calls), &self.members),
             });
         }
-        self.latest = Arc::new(posts);
+        let round = Arc::new(posts);
+        if self.takers > 0 {
+            self.latest = Arc::clone(&round);
+        }
         self.rounds += 1;
-        Ok(())
+        Ok(round)
     }
 }
 
@@ -272,12 +289,19 @@ impl<P: Debug> Hub<P> {
         self.wake.notify_all();
     }
 
-    /// Posts without waiting. The round, if this post was the last one; else the number of rounds so far.
-    pub(crate) fn post(
+    /// Posts without waiting: the listener hears of the round.
+    pub(crate) fn post(&self, group: usize, rank: usize, post: Post<P>) -> Result<(), ShardError> {
+        self.post_for(group, rank, post, false).map(drop)
+    }
+
+    /// Posts. The round, if this post was the last one; else the number of rounds so far, and the caller takes the round if
+    /// it `waits`.
+    fn post_for(
         &self,
         group: usize,
         rank: usize,
         post: Post<P>,
+        waits: bool,
     ) -> Result<Result<Round<P>, u64>, ShardError> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -293,13 +317,17 @@ impl<P: Debug> Hub<P> {
             let trouble = state.circle(world_rank);
             return match trouble.or_else(|| state.trouble(world_rank, self.limit)) {
                 Some(error) => Err(self.fail_locked(state, error)),
-                None => Ok(Err(rounds)),
+                None => {
+                    state.groups[group].takers += usize::from(waits);
+                    Ok(Err(rounds))
+                }
             };
         }
-        if let Err(error) = g.meet() {
-            return Err(self.fail_locked(state, error));
-        }
-        let (round, members) = (Arc::clone(&g.latest), Arc::clone(&g.members));
+        let round = match g.meet() {
+            Ok(round) => round,
+            Err(error) => return Err(self.fail_locked(state, error)),
+        };
+        let members = Arc::clone(&g.members);
         for &member in &*members {
             state.waits[member] = None;
         }
@@ -318,7 +346,7 @@ impl<P: Debug> Hub<P> {
         rank: usize,
         post: Post<P>,
     ) -> Result<Round<P>, ShardError> {
-        let before = match self.post(group, rank, post)? {
+        let before = match self.post_for(group, rank, post, true)? {
             Ok(round) => return Ok(round),
             Err(before) => before,
         };
@@ -326,10 +354,10 @@ impl<P: Debug> Hub<P> {
         let world_rank = guard.groups[group].members[rank];
         loop {
             let state = &mut *guard;
-            let g = &state.groups[group];
+            let g = &mut state.groups[group];
             // A round that took place counts, even if something failed right after it.
             if g.rounds > before {
-                return Ok(Arc::clone(&g.latest));
+                return Ok(g.take());
             }
             if let Some(cause) = &state.failure {
                 return Err(cause.clone());
@@ -382,6 +410,36 @@ impl<P: Debug> Hub<P> {
                 return;
             }
             guard = self.sleep(guard, left);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Groups that nobody uses any more stay; what their ranks told each other does not.
+    #[test]
+    fn nothing_is_left_of_a_round_that_all_have_taken() {
+        let hub = Hub::<Vec<u8>>::new(3, Duration::from_secs(20));
+        for round in 0..3 {
+            thread::scope(|scope| {
+                for rank in 0..3 {
+                    let hub = &hub;
+                    scope.spawn(move || {
+                        let (call, payload) = (Call::named("a test"), vec![round; 1000]);
+                        let taken = hub.arrive(0, rank, Post { call, payload });
+                        let taken = taken.expect("a round");
+                        assert!(taken.iter().all(|post| post.payload == [round; 1000]));
+                    });
+                }
+            });
+            let state = hub.lock();
+            let group = &state.groups[0];
+            assert!(group.latest.is_empty() && group.posts.iter().all(Option::is_none));
+            assert_eq!(group.takers, 0);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! [`Launch`]: which rank of which world this process is, as its launcher says.
 
 use std::ffi::OsString;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use crate::ShardError;
@@ -36,6 +37,9 @@ const LAUNCHERS: [Launcher; 3] = [
         local_world: "SLURM_NTASKS_PER_NODE",
     },
 ];
+
+/// Most ranks of a world: rank 0 has a place for each.
+const MOST_RANKS: usize = 1 << 20;
 
 /// The port that launchers take where none is said.
 const PORT: u16 = 29500;
@@ -102,6 +106,10 @@ impl Launch {
         };
         let rank = number(launcher.rank, None)?;
         let world = number(launcher.world, None)?;
+        if world > MOST_RANKS {
+            let why = format!("a world has at most {MOST_RANKS} ranks");
+            return Err(wrong(launcher.world, &world.to_string(), &why));
+        }
         if rank >= world {
             let why = format!("{} is {world}; ranks count from 0", launcher.world);
             return Err(wrong(launcher.rank, &rank.to_string(), &why));
@@ -114,10 +122,16 @@ impl Launch {
                 (world == 1 || get(launcher.local_world).is_some() && local_world == world)
                     .then(|| "127.0.0.1".to_owned())
             });
-        let Some(host) = host else {
+        let Some(host) = host.filter(|host| !host.trim().is_empty()) else {
             let why = "name the machine of rank 0, the same on every rank";
             return Err(wrong("MASTER_ADDR", "", why));
         };
+        // An address of IPv6 may name an interface behind `%`.
+        let bare = host.split('%').next().unwrap_or_default();
+        if host.contains(':') && bare.parse::<Ipv6Addr>().is_err() {
+            let why = "a name or an address is needed, without a port, which is MASTER_PORT";
+            return Err(wrong("MASTER_ADDR", &host, why));
+        }
         let port = |name: &str, value: usize| {
             let port = u16::try_from(value).ok().filter(|&port| port > 0);
             port.ok_or_else(|| wrong(name, &value.to_string(), "a port is 1 to 65535"))
@@ -126,8 +140,15 @@ impl Launch {
             port("LOWP_MASTER_PORT", number("LOWP_MASTER_PORT", None)?)?
         } else {
             let taken = text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
-            let first = number("MASTER_PORT", Some(usize::from(PORT)))?;
-            port("MASTER_PORT", first.saturating_add(usize::from(taken)))?
+            let first = port(
+                "MASTER_PORT",
+                number("MASTER_PORT", Some(usize::from(PORT)))?,
+            )?;
+            let next = first.checked_add(u16::from(taken));
+            next.ok_or_else(|| {
+                let why = "torchrun's agent has that port, and there is none behind it; set LOWP_MASTER_PORT";
+                wrong("MASTER_PORT", &first.to_string(), why)
+            })?
         };
         Ok(Some(Self {
             rank,
@@ -169,17 +190,19 @@ fn wrong(variable: &str, value: &str, why: &str) -> ShardError {
     }
 }
 
-/// The first of a list of nodes such as `gpu[003-007,012],login1`.
+/// The first of a list of nodes such as `gpu[003-007,012],login1` or `rack[0-1]node[0-3]`.
 fn first_node(list: &str) -> String {
-    let Some(bracket) = list.find(['[', ',']) else {
-        return list.trim().to_owned();
-    };
-    let (stem, rest) = list.split_at(bracket);
-    let Some(inside) = rest.strip_prefix('[') else {
-        return stem.trim().to_owned();
-    };
-    let first = inside.split(['-', ',', ']']).next().unwrap_or_default();
-    format!("{}{first}", stem.trim())
+    let mut name = String::new();
+    let mut rest = list.trim();
+    while let Some(at) = rest.find(['[', ',']) {
+        name += &rest[..at];
+        let Some(inside) = rest[at..].strip_prefix('[') else {
+            return name;
+        };
+        name += inside.split(['-', ',', ']']).next().unwrap_or_default();
+        rest = inside.split_once(']').map_or("", |(_, behind)| behind);
+    }
+    name + rest
 }
 
 #[cfg(test)]
@@ -264,6 +287,9 @@ mod tests {
             ("a[7]", "a7"),
             ("a[07-09],b", "a07"),
             ("a[1,3]", "a1"),
+            ("rack[0-1]_blade[02-3],x", "rack0_blade02"),
+            ("a[1-2]-ib,b", "a1-ib"),
+            ("a[3", "a3"),
         ] {
             assert_eq!(first_node(list), first);
         }
@@ -296,6 +322,32 @@ mod tests {
                     ("MASTER_PORT", "70000"),
                 ],
                 "MASTER_PORT=70000: a port is 1 to 65535",
+            ),
+            (
+                vec![
+                    ("RANK", "0"),
+                    ("WORLD_SIZE", "2"),
+                    ("MASTER_ADDR", "a"),
+                    ("MASTER_PORT", "65535"),
+                    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+                ],
+                "MASTER_PORT=65535: torchrun's agent has that port, and there is none behind it; set LOWP_MASTER_PORT",
+            ),
+            (
+                vec![("RANK", "0"), ("WORLD_SIZE", "18446744073709551615")],
+                "WORLD_SIZE=18446744073709551615: a world has at most 1048576 ranks",
+            ),
+            (
+                vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "")],
+                "MASTER_ADDR=: name the machine of rank 0, the same on every rank",
+            ),
+            (
+                vec![
+                    ("RANK", "0"),
+                    ("WORLD_SIZE", "2"),
+                    ("MASTER_ADDR", "n0:29500"),
+                ],
+                "MASTER_ADDR=n0:29500: a name or an address is needed, without a port, which is MASTER_PORT",
             ),
         ] {
             let error = launch(&variables)

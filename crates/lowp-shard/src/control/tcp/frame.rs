@@ -163,7 +163,7 @@ pub(super) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
         .filter(|&len| len as usize <= LONG);
     let len = len.ok_or_else(|| {
         io::Error::other(format!(
-            "a message of {} bytes; at most {LONG} travel",
+            "{} bytes would travel at once between processes, all ranks' together, and {LONG} are the most; GPUs move them by NCCL, and ranks that are threads of one process by themselves",
             body.len()
         ))
     })?;

@@ -165,6 +165,11 @@ impl Server {
             }
             // A connection that ended before it was taken.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(()),
+            // Strangers that say nothing give their connections back soon.
+            Err(error) if is_shortage(&error) => {
+                thread::sleep(10 * NAP);
+                Ok(())
+            }
             Err(error) => Err(self.cannot_listen(&error)),
         }
     }
@@ -190,7 +195,7 @@ impl Server {
         // Whoever does not speak the protocol is no rank and does no harm.
         let hello = match greet(&mut stream) {
             Ok(Ok(hello)) => hello,
-            Ok(Err(other)) if other[..4] == GREETING[..4] => {
+            Ok(Err(other)) if other[..5] == GREETING[..5] => {
                 let [theirs, own] = [other, GREETING].map(|greeting| greeting[5]);
                 self.hub.fail(self.launch.error(format!(
                     "a rank at {from} speaks protocol {theirs} and rank 0 {own}; install one build everywhere"
@@ -349,6 +354,16 @@ impl Server {
             }
         }
     }
+}
+
+/// Whether the system has no room for another connection at the moment.
+fn is_shortage(error: &io::Error) -> bool {
+    const ENOMEM: i32 = 12;
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    const ENOBUFS: i32 = 105;
+    let code = error.raw_os_error();
+    code.is_some_and(|code| [ENOMEM, ENFILE, EMFILE, ENOBUFS].contains(&code))
 }
 
 /// Reads who connects, or the greeting of something else.
