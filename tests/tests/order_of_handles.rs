@@ -6,8 +6,9 @@ use std::sync::Arc;
 use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GradWire, LocalComm, ReduceItem, ShardError,
-    ShardSpec, ShardedTensor, run_ranks_on,
+    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
+    GradWire, LocalComm, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor,
+    run_ranks_on,
 };
 use lowp_tests::queued::Queued;
 use lowp_tests::world::TIMEOUT;
@@ -129,6 +130,69 @@ fn gathered_memory_is_written_again_behind_its_last_reader() {
             let seen = seen.as_ref().map_err(Clone::clone)?;
             assert_eq!(reader.download(seen)?, [value; SHAPE.elements()]);
         }
+        Ok(())
+    };
+    run().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A bucket is reduced behind the work that wrote it, a third one waits for the memory of the first, and the sums are
+/// there for what follows the step.
+#[test]
+fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
+    const PARAMS: usize = 5;
+    let run = || -> Result<(), ShardError> {
+        let [compute, reductions] = [(); 2].map(|()| Queued::default());
+        let comm: Arc<dyn Communicator<Queued>> = LocalComm::solo(&reductions).into();
+        let mesh = MeshComm::new(Mesh::sharded(1), comm)?;
+        let param = |number: usize| {
+            Ok(GradParam {
+                name: number.to_string(),
+                ranges: vec![0..LEN],
+                out: compute.alloc(LEN)?,
+            })
+        };
+        let params = (0..PARAMS)
+            .map(param)
+            .collect::<Result<Vec<_>, ShardError>>()?;
+        // Each gradient is a bucket.
+        let options = GradBucketOptions {
+            bytes: 0,
+            ..GradBucketOptions::default()
+        };
+        let mut buckets = GradBuckets::new(&compute, &mesh, params.clone(), options)?;
+        let seen = (0..PARAMS).map(|_| compute.alloc::<f32>(LEN));
+        let seen = seen.collect::<Result<Vec<_>, _>>()?;
+        let give = |buckets: &mut GradBuckets<Queued>, param: usize, value: f32| {
+            let Source::F32(grad) = buckets.grad(param)? else {
+                unreachable!("the gradients are f32");
+            };
+            // Queued: nothing but the bucket makes anyone wait for it.
+            compute.copy(&at_rest(value, LEN)?, 0..LEN, &grad, 0)?;
+            buckets.push(param)
+        };
+        for step in 0..3 {
+            for param in 0..PARAMS {
+                give(&mut buckets, param, (10 * step + param) as f32)?;
+            }
+            assert_eq!(buckets.finish()?, [1; PARAMS]);
+            for (param, seen) in params.iter().zip(&seen) {
+                compute.copy(&param.out, 0..LEN, seen, 0)?;
+            }
+            // The last step is read; the earlier ones are not, so that the next one comes upon them.
+            if step == 1 {
+                // What is forgotten is behind what follows, too.
+                give(&mut buckets, 0, -1.0)?;
+                buckets.discard()?;
+                compute.clear(&params[0].out)?;
+                assert_eq!(compute.download(&params[0].out)?, [0.0; LEN]);
+                reductions.synchronize()?;
+                assert_eq!(compute.download(&params[0].out)?, [0.0; LEN]);
+            }
+        }
+        for (param, seen) in seen.iter().enumerate() {
+            assert_eq!(compute.download(seen)?, [(20 + param) as f32; LEN]);
+        }
+        assert_eq!(buckets.resident_bytes(), 2 * 4 * LEN);
         Ok(())
     };
     run().unwrap_or_else(|e| panic!("{e}"));
