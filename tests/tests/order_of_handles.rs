@@ -135,12 +135,19 @@ fn gathered_memory_is_written_again_behind_its_last_reader() {
     run().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// A bucket is reduced behind the work that wrote it, a third one waits for the memory of the first, and the sums are
-/// there for what follows the step.
-#[test]
-fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
+/// Gradients of one rank that are a bucket each, written and read by one handle and reduced by another.
+struct Step {
+    compute: Queued,
+    reductions: Queued,
+    params: Vec<GradParam<Queued>>,
+    buckets: GradBuckets<Queued>,
+    seen: Vec<CpuBuffer<f32>>,
+}
+
+impl Step {
     const PARAMS: usize = 5;
-    let run = || -> Result<(), ShardError> {
+
+    fn new() -> Result<Self, ShardError> {
         let [compute, reductions] = [(); 2].map(|()| Queued::default());
         let comm: Arc<dyn Communicator<Queued>> = LocalComm::solo(&reductions).into();
         let mesh = MeshComm::new(Mesh::sharded(1), comm)?;
@@ -151,49 +158,112 @@ fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
                 out: compute.alloc(LEN)?,
             })
         };
-        let params = (0..PARAMS)
-            .map(param)
-            .collect::<Result<Vec<_>, ShardError>>()?;
-        // Each gradient is a bucket.
+        let params = (0..Self::PARAMS).map(param);
+        let params = params.collect::<Result<Vec<_>, ShardError>>()?;
         let options = GradBucketOptions {
             bytes: 0,
             ..GradBucketOptions::default()
         };
-        let mut buckets = GradBuckets::new(&compute, &mesh, params.clone(), options)?;
-        let seen = (0..PARAMS).map(|_| compute.alloc::<f32>(LEN));
-        let seen = seen.collect::<Result<Vec<_>, _>>()?;
-        let give = |buckets: &mut GradBuckets<Queued>, param: usize, value: f32| {
-            let Source::F32(grad) = buckets.grad(param)? else {
-                unreachable!("the gradients are f32");
-            };
-            // Queued: nothing but the bucket makes anyone wait for it.
-            compute.copy(&at_rest(value, LEN)?, 0..LEN, &grad, 0)?;
-            buckets.push(param)
+        let buckets = GradBuckets::new(&compute, &mesh, params.clone(), options)?;
+        let seen = (0..Self::PARAMS).map(|_| compute.alloc::<f32>(LEN));
+        Ok(Self {
+            seen: seen.collect::<Result<_, _>>()?,
+            compute,
+            reductions,
+            params,
+            buckets,
+        })
+    }
+
+    fn give(&mut self, param: usize, from: &CpuBuffer<f32>) -> Result<(), ShardError> {
+        let Source::F32(grad) = self.buckets.grad(param)? else {
+            unreachable!("the gradients are f32");
         };
-        for step in 0..3 {
-            for param in 0..PARAMS {
-                give(&mut buckets, param, (10 * step + param) as f32)?;
-            }
-            assert_eq!(buckets.finish()?, [1; PARAMS]);
-            for (param, seen) in params.iter().zip(&seen) {
-                compute.copy(&param.out, 0..LEN, seen, 0)?;
-            }
-            // The last step is read; the earlier ones are not, so that the next one comes upon them.
-            if step == 1 {
-                // What is forgotten is behind what follows, too.
-                give(&mut buckets, 0, -1.0)?;
-                buckets.discard()?;
-                compute.clear(&params[0].out)?;
-                assert_eq!(compute.download(&params[0].out)?, [0.0; LEN]);
-                reductions.synchronize()?;
-                assert_eq!(compute.download(&params[0].out)?, [0.0; LEN]);
-            }
+        // Queued: nothing but the bucket makes anyone wait for it.
+        self.compute.copy(from, 0..LEN, &grad, 0)?;
+        self.buckets.push(param)
+    }
+
+    /// A step whose gradients come from `from`; the sums are copied behind it.
+    fn run(&mut self, from: &[CpuBuffer<f32>]) -> Result<(), ShardError> {
+        for (param, from) in from.iter().enumerate() {
+            self.give(param, from)?;
         }
-        for (param, seen) in seen.iter().enumerate() {
-            assert_eq!(compute.download(seen)?, [(20 + param) as f32; LEN]);
+        assert_eq!(self.buckets.finish()?, [1; Self::PARAMS]);
+        for (param, seen) in self.params.iter().zip(&self.seen) {
+            self.compute.copy(&param.out, 0..LEN, seen, 0)?;
         }
-        assert_eq!(buckets.resident_bytes(), 2 * 4 * LEN);
         Ok(())
+    }
+
+    /// Checks what the last step, of gradients [`given`] for `step`, left.
+    fn check(&self, step: usize) -> Result<(), ShardError> {
+        for (param, seen) in self.seen.iter().enumerate() {
+            let expected = [(10 * step + param) as f32; LEN];
+            assert_eq!(self.compute.download(seen)?, expected, "step {step}");
+        }
+        Ok(())
+    }
+}
+
+/// The gradients of step `step`.
+fn given(step: usize) -> Result<Vec<CpuBuffer<f32>>, ShardError> {
+    let values = (0..Step::PARAMS).map(|param| (10 * step + param) as f32);
+    values.map(|value| at_rest(value, LEN)).collect()
+}
+
+/// A bucket is reduced behind the work that wrote it, a third one waits for the memory of the first, and the sums are
+/// there for what follows the step.
+#[test]
+fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
+    let run = || -> Result<(), ShardError> {
+        let mut step = Step::new()?;
+        // Steps are not read in between, so that each comes upon the one before.
+        for number in 0..3 {
+            step.run(&given(number)?)?;
+        }
+        step.check(2)?;
+        // What is forgotten is behind what follows, too.
+        step.give(0, &at_rest(-1.0, LEN)?)?;
+        step.buckets.discard()?;
+        let out = step.params[0].out.clone();
+        step.compute.clear(&out)?;
+        assert_eq!(step.compute.download(&out)?, [0.0; LEN]);
+        step.reductions.synchronize()?;
+        assert_eq!(step.compute.download(&out)?, [0.0; LEN]);
+        assert_eq!(step.buckets.resident_bytes(), 2 * 4 * LEN);
+        Ok(())
+    };
+    run().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A step that was captured, or discarded in a capture, leaves buckets that work outside, and in the next capture.
+#[test]
+fn gradients_in_buckets_can_be_captured_with_the_step() {
+    let run = || -> Result<(), ShardError> {
+        let mut step = Step::new()?;
+        step.run(&given(1)?)?;
+        let source = given(2)?;
+        let compute = step.compute.clone();
+        let graph = compute.capture(|| step.run(&source))?;
+        for number in 3..5 {
+            for (to, value) in source.iter().zip(&given(number)?) {
+                compute.copy(value, 0..LEN, to, 0)?;
+            }
+            compute.launch(&graph)?;
+            step.check(number)?;
+        }
+        step.run(&given(5)?)?;
+        step.check(5)?;
+        let again = compute.capture(|| -> Result<(), ShardError> {
+            step.give(0, &source[0])?;
+            step.buckets.discard()?;
+            step.run(&source)
+        })?;
+        compute.launch(&again)?;
+        step.check(4)?;
+        step.run(&given(6)?)?;
+        step.check(6)
     };
     run().unwrap_or_else(|e| panic!("{e}"));
 }

@@ -56,6 +56,9 @@ pub struct GradParam<B: Backend> {
 /// Parameters that follow each other in the list share buckets, so list them in the order of backward. Two buckets have
 /// memory at a time, unless more are written at once; a third one waits, on the device, for the first. Where ranks wait for
 /// each other on the host there is one.
+///
+/// A graph can capture a step, and repeats it: from its first gradient to [`GradBuckets::finish`] or
+/// [`GradBuckets::discard`], as no other work can follow what is sent within a capture.
 #[derive(Debug)]
 pub struct GradBuckets<B: Backend> {
     backend: B,
@@ -291,9 +294,7 @@ impl<B: Backend> GradBuckets<B> {
     }
 
     fn try_finish(&mut self) -> Result<Vec<usize>, ShardError> {
-        if let Some(last) = self.last.take() {
-            last.wait(&self.backend)?;
-        }
+        self.follow()?;
         let sums = self.params.iter().filter(|p| p.arrived > 0);
         let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
         if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
@@ -322,8 +323,14 @@ impl<B: Backend> GradBuckets<B> {
                 self.slabs.give_back_unsent(slab);
             }
         }
+        self.follow()
+    }
+
+    /// Has later work of the stream follow all buckets that were sent: their memory is free for it.
+    fn follow(&mut self) -> Result<(), ShardError> {
         if let Some(last) = self.last.take() {
             last.wait(&self.backend)?;
+            self.slabs.followed();
         }
         Ok(())
     }
