@@ -321,10 +321,48 @@ fn plans_are_checked() {
     ] {
         assert!(found.contains(says), "{found}");
     }
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    for mesh in [Mesh::sharded(2), replicas] {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(mesh, comm)?;
+            let cuts = vec![tiling(&vec![4; mesh.mesh.shard]); 2];
+            let mut given = params(&cuts, mesh.shard.rank())?;
+            // As long, so that nothing else tells the ranks apart.
+            if rank == 1 {
+                given.reverse();
+            }
+            GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default()).map(drop)
+        });
+        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        assert!(other, "{mesh}: {}", failed.cause);
+    }
     let failed = failing(2, |rank, comm| {
         let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
         eights(3, 64 * (1 + rank), rank, &mesh).map(drop)
     });
     let other = matches!(failed.cause, ShardError::Mismatch { .. });
     assert!(other, "{}", failed.cause);
+}
+
+#[test]
+fn buckets_are_as_long_as_their_bytes_in_either_dtype() {
+    two(|rank, mesh| {
+        for (dtype, expected) in [(FloatDtype::F32, 3), (FloatDtype::Bf16, 2)] {
+            let given = params(&vec![tiling(&[4, 4]); 5], rank)?;
+            let options = GradBucketOptions {
+                bytes: 64,
+                dtype,
+                ..GradBucketOptions::default()
+            };
+            let mut buckets = GradBuckets::new(&Cpu, mesh, given, options)?;
+            assert_eq!(buckets.len(), expected, "{}", dtype.name());
+            buckets.grad(0)?;
+            assert_eq!(buckets.resident_bytes(), 64, "{}", dtype.name());
+            buckets.discard()?;
+        }
+        Ok(())
+    });
 }

@@ -110,7 +110,7 @@ struct Bucket<B: Backend> {
 }
 
 impl<B: Backend> GradBuckets<B> {
-    /// Plans the buckets of `params`, whose gradients work of `backend` writes. Collective over the shard group.
+    /// Plans the buckets of `params`, whose gradients work of `backend` writes. Collective over all ranks of the mesh.
     ///
     /// # Errors
     /// Ranges for another number of ranks or that do not tile the gradient, sums of another length than this rank's range, or
@@ -126,8 +126,10 @@ impl<B: Backend> GradBuckets<B> {
         let checked = params
             .iter()
             .try_for_each(|p| p.check(backend, rank, world));
-        or_abort(shard, checked)?;
-        shard
+        // Replicas add sums by their place in the list.
+        let everyone = &*mesh.world;
+        or_abort(everyone, checked)?;
+        everyone
             .control()
             .agree("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
