@@ -289,6 +289,26 @@ fn mistakes_are_errors_on_all_ranks() {
 }
 
 #[test]
+fn gradients_of_different_parameters_are_not_added() {
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    for mesh in [Mesh::sharded(2), replicas] {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(mesh, comm)?;
+            let cuts = vec![tiling(&vec![8 / mesh.mesh.shard; mesh.mesh.shard]); 2];
+            let given = params(&cuts, mesh.shard.rank())?;
+            let mut buckets = GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default())?;
+            add(&mut buckets, rank, 1.0)?;
+            buckets.finish()
+        });
+        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        assert!(other, "{mesh}: {}", failed.cause);
+    }
+}
+
+#[test]
 fn plans_are_checked() {
     let plan = |ranges: Vec<Range<usize>>, out: usize| {
         failing(2, |_, comm| {

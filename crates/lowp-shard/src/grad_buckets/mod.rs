@@ -288,7 +288,7 @@ impl<B: Backend> GradBuckets<B> {
     /// the contributions that arrived, by parameter, and counts from zero. Collective.
     ///
     /// # Errors
-    /// As [`GradBuckets::flush`].
+    /// As [`GradBuckets::flush`]; ranks that pushed different parameters, where ranks wait for each other on the host.
     pub fn finish(&mut self) -> Result<Vec<usize>, ShardError> {
         self.flush()?;
         let finished = self.try_finish();
@@ -297,6 +297,7 @@ impl<B: Backend> GradBuckets<B> {
 
     fn try_finish(&mut self) -> Result<Vec<usize>, ShardError> {
         self.follow()?;
+        self.compare()?;
         let sums = self.params.iter().filter(|p| p.arrived > 0);
         let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
         if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
@@ -326,6 +327,18 @@ impl<B: Backend> GradBuckets<B> {
             }
         }
         self.follow()
+    }
+
+    /// Compares what the ranks sent, where they meet on the host anyway: gradients of one length that different ranks sent for
+    /// different parameters were added.
+    fn compare(&self) -> Result<(), ShardError> {
+        let world = &*self.mesh.world;
+        if world.is_enqueued() {
+            return Ok(());
+        }
+        let arrived: Vec<usize> = self.params.iter().map(|p| p.arrived).collect();
+        let text = format!("contributions by parameter: {arrived:?}");
+        world.control().agree("the gradients of a step", &text)
     }
 
     /// Has later work of the stream follow all buckets that were sent: their memory is free for it.
