@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
+use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
     Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
-    GradWire, LocalComm, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor,
+    GradWire, LocalComm, Mesh, MeshComm, ReduceItem, Reshard, ShardError, ShardSpec, ShardedTensor,
     run_ranks_on,
 };
 use lowp_tests::queued::Queued;
@@ -110,13 +110,13 @@ fn gathered_memory_is_written_again_behind_its_last_reader() {
         let group = |reader: &Queued, value: u8| {
             let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
             let spec = ShardSpec::new(&recipe, SHAPE, 1, 0)?;
-            let shard = ShardedTensor::new(&gathers, recipe, spec)?;
+            let shard = ShardedTensor::new(reader, recipe, spec)?;
             let data = shard.local().buffers()[0].storage.clone();
             reader.copy(&at_rest(value, data.len())?, 0..data.len(), &data, 0)?;
             GatherGroup::new(reader, comm.clone(), &pool, vec![shard], true)
         };
         let mut groups = [group(&first, 1)?, group(&second, 2)?];
-        let seen = [(); 2].map(|()| first.alloc::<u8>(SHAPE.elements()));
+        let seen = [&first, &second].map(|reader| reader.alloc::<u8>(SHAPE.elements()));
         for ((group, reader), seen) in groups.iter_mut().zip([&first, &second]).zip(&seen) {
             let seen = seen.as_ref().map_err(Clone::clone)?;
             group.unshard(Phase::Forward)?;
@@ -266,4 +266,47 @@ fn gradients_in_buckets_can_be_captured_with_the_step() {
         step.check(6)
     };
     run().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The parts that a smaller group of ranks keeps are new memory of a group that borrows a set that is not new.
+#[test]
+fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
+    const SHAPE: Shape = Shape::new(4 * LEN, 32);
+    let backends: Vec<Queued> = (0..4).map(|_| Queued::default()).collect();
+    let run = run_ranks_on(&backends, TIMEOUT, |rank, comm| -> Result<(), ShardError> {
+        let (compute, memory) = (&backends[rank], Queued::default());
+        let pool = GatherPool::new(&memory);
+        let reshard = Reshard::new(ReshardAfterForward::Group(2), &comm)?;
+        let group = |value: u8| {
+            let recipe = AnyRecipe::from_name("mxfp8-2d", &RecipeOptions::default())?;
+            let spec = ShardSpec::new(&recipe, SHAPE, 4, rank)?;
+            let shard = ShardedTensor::new(compute, recipe, spec)?;
+            for buffer in shard.local().buffers() {
+                let len = buffer.storage.len();
+                compute.copy(&at_rest(value, len)?, 0..len, &buffer.storage, 0)?;
+            }
+            GatherGroup::new(compute, comm.clone(), &pool, vec![shard], reshard.clone())
+        };
+        for value in 1..3 {
+            let mut group = group(value)?;
+            group.unshard(Phase::Forward)?;
+            group.reshard();
+            compute.synchronize()?;
+            // Late, as work that nobody waits for may be.
+            memory.synchronize()?;
+            group.unshard(Phase::Backward)?;
+            for buffer in group.tensor(0)?.buffers() {
+                let found = compute.download(&buffer.storage)?;
+                assert!(
+                    found.iter().all(|&byte| byte == value),
+                    "{}",
+                    buffer.spec.key
+                );
+            }
+            group.reshard();
+        }
+        assert_eq!(pool.sets(), 1, "the groups share one set");
+        Ok(())
+    });
+    run.unwrap_or_else(|e| panic!("{e}"));
 }

@@ -138,7 +138,11 @@ impl Backend for Queued {
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         self.call()?;
-        Cpu.alloc(len)
+        let buffer = Cpu.alloc(len)?;
+        // As on a device, zeros arrive in the order of the stream.
+        let zeros = buffer.clone();
+        self.push(move || Cpu.clear(&zeros))?;
+        Ok(buffer)
     }
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {

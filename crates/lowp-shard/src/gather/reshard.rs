@@ -94,11 +94,12 @@ pub(super) struct Parts<B: Backend> {
 }
 
 impl<B: Backend> Parts<B> {
-    /// Memory for the parts of `plans`, if the policy keeps any.
+    /// Memory for the parts of `plans`, if the policy keeps any, which work of `stream` fills.
     pub(super) fn new(
         reshard: &Reshard<B>,
         pool: &GatherPool<B>,
         plans: &[ParamPlans],
+        stream: &B,
     ) -> Result<Option<Self>, ShardError> {
         let Reshard::Group(group) = reshard else {
             return Ok(None);
@@ -107,6 +108,7 @@ impl<B: Backend> Parts<B> {
         let steps = plans.iter().filter_map(|p| p.plan(Exchange::Parts));
         let lens = steps.flat_map(|plan| plan.steps.iter().filter_map(|s| s.piece(rank)));
         let buffers = lens.map(|len| pool.bytes(len)).collect::<Result<_, _>>()?;
+        stream.wait_for(&pool.backend)?;
         Ok(Some(Self {
             group: Arc::clone(group),
             buffers,
