@@ -142,6 +142,8 @@ struct Step {
     params: Vec<GradParam<Queued>>,
     buckets: GradBuckets<Queued>,
     seen: Vec<CpuBuffer<f32>>,
+    /// Gradients that were pushed since the last step ended.
+    pushed: usize,
 }
 
 impl Step {
@@ -172,6 +174,7 @@ impl Step {
             reductions,
             params,
             buckets,
+            pushed: 0,
         })
     }
 
@@ -181,6 +184,7 @@ impl Step {
         };
         // Queued: nothing but the bucket makes anyone wait for it.
         self.compute.copy(from, 0..LEN, &grad, 0)?;
+        self.pushed += 1;
         self.buckets.push(param)
     }
 
@@ -190,6 +194,12 @@ impl Step {
             self.give(param, from)?;
         }
         assert_eq!(self.buckets.finish()?, [1; Self::PARAMS]);
+        self.pushed = 0;
+        self.look()
+    }
+
+    /// Copies the sums.
+    fn look(&self) -> Result<(), ShardError> {
         for (param, seen) in self.params.iter().zip(&self.seen) {
             self.compute.copy(&param.out, 0..LEN, seen, 0)?;
         }
@@ -309,4 +319,43 @@ fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
         Ok(())
     });
     run.unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A world of one rank may go on after a failure, but not with a step of which a part is missing.
+#[test]
+fn gradients_in_buckets_begin_anew_after_a_failure() {
+    for on_reductions in [false, true] {
+        let run = |call: u64| -> Result<bool, ShardError> {
+            let mut step = Step::new()?;
+            step.run(&given(1)?)?;
+            let handle = if on_reductions {
+                step.reductions.clone()
+            } else {
+                step.compute.clone()
+            };
+            handle.fail_at(call);
+            let failed = step.run(&given(2)?);
+            if handle.will_fail() {
+                return Ok(false);
+            }
+            assert!(failed.is_err(), "call {call}");
+            if let Ok(arrived) = step.buckets.finish() {
+                // It failed between two of them, or behind all.
+                let all: usize = arrived.iter().sum();
+                assert_eq!(all, step.pushed, "call {call}");
+                if all == Step::PARAMS {
+                    step.look()?;
+                    step.check(2)?;
+                }
+            }
+            step.buckets.discard()?;
+            step.run(&given(3)?)?;
+            step.check(3)?;
+            // Memory is what it was.
+            assert_eq!(step.buckets.resident_bytes(), 2 * 4 * LEN, "call {call}");
+            Ok(true)
+        };
+        let failures = (1..).take_while(|&call| run(call).unwrap_or_else(|e| panic!("{e}")));
+        assert!(failures.count() > Step::PARAMS, "{on_reductions}");
+    }
 }

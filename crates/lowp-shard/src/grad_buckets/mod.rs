@@ -68,6 +68,8 @@ pub struct GradBuckets<B: Backend> {
     buckets: Vec<Bucket<B>>,
     slabs: Slabs<B>,
     last: Option<Started<B>>,
+    /// Why a bucket was not sent: it may have been added in part.
+    failed: Option<ShardError>,
 }
 
 #[derive(Debug)]
@@ -170,6 +172,7 @@ impl<B: Backend> GradBuckets<B> {
             params: planned,
             buckets,
             last: None,
+            failed: None,
         })
     }
 
@@ -253,14 +256,16 @@ impl<B: Backend> GradBuckets<B> {
     /// Sends buckets that not all parameters gave a gradient: a micro-batch ends. Collective.
     ///
     /// # Errors
-    /// Memory that was taken for a gradient that was not pushed, or a failure of another rank.
+    /// Memory that was taken for a gradient that was not pushed, or a failure of another rank. A world of one rank may go on
+    /// after a failure of its device, behind [`GradBuckets::discard`].
     pub fn flush(&mut self) -> Result<(), ShardError> {
         let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.send(bucket));
         or_abort(&*self.mesh.shard, flushed)
     }
 
-    /// Sends what was pushed of a bucket.
+    /// Sends what was pushed of a bucket. Once that has failed nothing is sent until the step is discarded.
     fn send(&mut self, bucket: usize) -> Result<(), ShardError> {
+        self.failed.clone().map_or(Ok(()), Err)?;
         let Bucket { params, slab, .. } = &mut self.buckets[bucket];
         let params = &mut self.params[params.clone()];
         if let Some(open) = params.iter().find(|p| p.state == State::Taken) {
@@ -268,18 +273,21 @@ impl<B: Backend> GradBuckets<B> {
                 name: open.given.name.clone(),
             });
         }
-        let Some(slab) = slab.take() else {
+        if slab.is_none() {
             return Ok(());
-        };
+        }
         let items: Vec<_> = params.iter().filter_map(Param::item).collect();
-        let shard = &*self.mesh.shard;
-        let after = self.backend.record()?;
-        let started = shard.start(&after, Collective::ReduceScatter(&items, self.wire))?;
+        let batch = Collective::ReduceScatter(&items, self.wire);
+        let after = self.backend.record().map_err(ShardError::from);
+        let started = after.and_then(|after| self.mesh.shard.start(&after, batch));
+        let started = started.inspect_err(|error| self.failed = Some(error.clone()))?;
         for param in params.iter_mut().filter(|p| p.state == State::Pushed) {
             param.arrived += 1;
             (param.state, param.grad) = (State::Idle, None);
         }
-        self.slabs.give_back(slab, started.clone());
+        if let Some(slab) = slab.take() {
+            self.slabs.give_back(slab, started.clone());
+        }
         self.last = Some(started);
         Ok(())
     }
@@ -318,6 +326,7 @@ impl<B: Backend> GradBuckets<B> {
     /// # Errors
     /// The device failed.
     pub fn discard(&mut self) -> Result<(), ShardError> {
+        self.follow()?;
         for param in &mut self.params {
             (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
         }
@@ -326,7 +335,7 @@ impl<B: Backend> GradBuckets<B> {
                 self.slabs.give_back_unsent(slab);
             }
         }
-        self.follow()
+        Ok(())
     }
 
     /// Compares what the ranks sent, where they meet on the host anyway: gradients of one length that different ranks sent for
@@ -343,8 +352,14 @@ impl<B: Backend> GradBuckets<B> {
 
     /// Has later work of the stream follow all buckets that were sent: their memory is free for it.
     fn follow(&mut self) -> Result<(), ShardError> {
-        if let Some(last) = self.last.take() {
+        if self.failed.is_some() {
+            // Also one that was sent in part.
+            self.backend.wait_for(self.mesh.shard.backend())?;
+            self.failed = None;
+        }
+        if let Some(last) = &self.last {
             last.wait(&self.backend)?;
+            self.last = None;
             self.slabs.followed();
         }
         Ok(())
