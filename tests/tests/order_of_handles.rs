@@ -156,7 +156,7 @@ impl Step {
         let param = |number: usize| {
             Ok(GradParam {
                 name: number.to_string(),
-                ranges: vec![0..LEN],
+                ranges: std::iter::once(0..LEN).collect(),
                 out: compute.alloc(LEN)?,
             })
         };
