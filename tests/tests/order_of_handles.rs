@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
+use lowp_format::{AnyRecipe, Phase, RecipeOptions, ReshardAfterForward, Shape};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GradWire, LocalComm, ReduceItem, ShardError,
-    ShardSpec, ShardedTensor, run_ranks_on,
+    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
+    GradWire, LocalComm, Mesh, MeshComm, ReduceItem, Reshard, ShardError, ShardSpec, ShardedTensor,
+    run_ranks_on,
 };
 use lowp_tests::queued::Queued;
 use lowp_tests::world::TIMEOUT;
@@ -109,13 +110,13 @@ fn gathered_memory_is_written_again_behind_its_last_reader() {
         let group = |reader: &Queued, value: u8| {
             let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
             let spec = ShardSpec::new(&recipe, SHAPE, 1, 0)?;
-            let shard = ShardedTensor::new(&gathers, recipe, spec)?;
+            let shard = ShardedTensor::new(reader, recipe, spec)?;
             let data = shard.local().buffers()[0].storage.clone();
             reader.copy(&at_rest(value, data.len())?, 0..data.len(), &data, 0)?;
             GatherGroup::new(reader, comm.clone(), &pool, vec![shard], true)
         };
         let mut groups = [group(&first, 1)?, group(&second, 2)?];
-        let seen = [(); 2].map(|()| first.alloc::<u8>(SHAPE.elements()));
+        let seen = [&first, &second].map(|reader| reader.alloc::<u8>(SHAPE.elements()));
         for ((group, reader), seen) in groups.iter_mut().zip([&first, &second]).zip(&seen) {
             let seen = seen.as_ref().map_err(Clone::clone)?;
             group.unshard(Phase::Forward)?;
@@ -132,4 +133,229 @@ fn gathered_memory_is_written_again_behind_its_last_reader() {
         Ok(())
     };
     run().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Gradients of one rank that are a bucket each, written and read by one handle and reduced by another.
+struct Step {
+    compute: Queued,
+    reductions: Queued,
+    params: Vec<GradParam<Queued>>,
+    buckets: GradBuckets<Queued>,
+    seen: Vec<CpuBuffer<f32>>,
+    /// Gradients that were pushed since the last step ended.
+    pushed: usize,
+}
+
+impl Step {
+    const PARAMS: usize = 5;
+
+    fn new() -> Result<Self, ShardError> {
+        let [compute, reductions] = [(); 2].map(|()| Queued::default());
+        let comm: Arc<dyn Communicator<Queued>> = LocalComm::solo(&reductions).into();
+        let mesh = MeshComm::new(Mesh::sharded(1), comm)?;
+        let param = |number: usize| {
+            Ok(GradParam {
+                name: number.to_string(),
+                ranges: std::iter::once(0..LEN).collect(),
+                out: compute.alloc(LEN)?,
+            })
+        };
+        let params = (0..Self::PARAMS).map(param);
+        let params = params.collect::<Result<Vec<_>, ShardError>>()?;
+        let options = GradBucketOptions {
+            bytes: 0,
+            ..GradBucketOptions::default()
+        };
+        let buckets = GradBuckets::new(&compute, &mesh, params.clone(), options)?;
+        let seen = (0..Self::PARAMS).map(|_| compute.alloc::<f32>(LEN));
+        Ok(Self {
+            seen: seen.collect::<Result<_, _>>()?,
+            compute,
+            reductions,
+            params,
+            buckets,
+            pushed: 0,
+        })
+    }
+
+    fn give(&mut self, param: usize, from: &CpuBuffer<f32>) -> Result<(), ShardError> {
+        let Source::F32(grad) = self.buckets.grad(param)? else {
+            unreachable!("the gradients are f32");
+        };
+        // Queued: nothing but the bucket makes anyone wait for it.
+        self.compute.copy(from, 0..LEN, &grad, 0)?;
+        self.pushed += 1;
+        self.buckets.push(param)
+    }
+
+    /// A step whose gradients come from `from`; the sums are copied behind it.
+    fn run(&mut self, from: &[CpuBuffer<f32>]) -> Result<(), ShardError> {
+        for (param, from) in from.iter().enumerate() {
+            self.give(param, from)?;
+        }
+        assert_eq!(self.buckets.finish()?, [1; Self::PARAMS]);
+        self.pushed = 0;
+        self.look()
+    }
+
+    /// Copies the sums.
+    fn look(&self) -> Result<(), ShardError> {
+        for (param, seen) in self.params.iter().zip(&self.seen) {
+            self.compute.copy(&param.out, 0..LEN, seen, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Checks what the last step, of gradients [`given`] for `step`, left.
+    fn check(&self, step: usize) -> Result<(), ShardError> {
+        for (param, seen) in self.seen.iter().enumerate() {
+            let expected = [(10 * step + param) as f32; LEN];
+            assert_eq!(self.compute.download(seen)?, expected, "step {step}");
+        }
+        Ok(())
+    }
+}
+
+/// The gradients of step `step`.
+fn given(step: usize) -> Result<Vec<CpuBuffer<f32>>, ShardError> {
+    let values = (0..Step::PARAMS).map(|param| (10 * step + param) as f32);
+    values.map(|value| at_rest(value, LEN)).collect()
+}
+
+/// A bucket is reduced behind the work that wrote it, a third one waits for the memory of the first, and the sums are
+/// there for what follows the step.
+#[test]
+fn gradients_in_buckets_follow_their_writers_and_leave_memory_to_the_next() {
+    let run = || -> Result<(), ShardError> {
+        let mut step = Step::new()?;
+        // Steps are not read in between, so that each comes upon the one before.
+        for number in 0..3 {
+            step.run(&given(number)?)?;
+        }
+        step.check(2)?;
+        // What is forgotten is behind what follows, too.
+        step.give(0, &at_rest(-1.0, LEN)?)?;
+        step.buckets.discard()?;
+        let out = step.params[0].out.clone();
+        step.compute.clear(&out)?;
+        assert_eq!(step.compute.download(&out)?, [0.0; LEN]);
+        step.reductions.synchronize()?;
+        assert_eq!(step.compute.download(&out)?, [0.0; LEN]);
+        assert_eq!(step.buckets.resident_bytes(), 2 * 4 * LEN);
+        Ok(())
+    };
+    run().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A step that was captured, or discarded in a capture, leaves buckets that work outside, and in the next capture.
+#[test]
+fn gradients_in_buckets_can_be_captured_with_the_step() {
+    let run = || -> Result<(), ShardError> {
+        let mut step = Step::new()?;
+        step.run(&given(1)?)?;
+        let source = given(2)?;
+        let compute = step.compute.clone();
+        let graph = compute.capture(|| step.run(&source))?;
+        for number in 3..5 {
+            for (to, value) in source.iter().zip(&given(number)?) {
+                compute.copy(value, 0..LEN, to, 0)?;
+            }
+            compute.launch(&graph)?;
+            step.check(number)?;
+        }
+        step.run(&given(5)?)?;
+        step.check(5)?;
+        let again = compute.capture(|| -> Result<(), ShardError> {
+            step.give(0, &source[0])?;
+            step.buckets.discard()?;
+            step.run(&source)
+        })?;
+        compute.launch(&again)?;
+        step.check(4)?;
+        step.run(&given(6)?)?;
+        step.check(6)
+    };
+    run().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The parts that a smaller group of ranks keeps are new memory of a group that borrows a set that is not new.
+#[test]
+fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
+    const SHAPE: Shape = Shape::new(4 * LEN, 32);
+    let backends: Vec<Queued> = (0..4).map(|_| Queued::default()).collect();
+    let run = run_ranks_on(&backends, TIMEOUT, |rank, comm| -> Result<(), ShardError> {
+        let (compute, memory) = (&backends[rank], Queued::default());
+        let pool = GatherPool::new(&memory);
+        let reshard = Reshard::new(ReshardAfterForward::Group(2), &comm)?;
+        let group = |value: u8| {
+            let recipe = AnyRecipe::from_name("mxfp8-2d", &RecipeOptions::default())?;
+            let spec = ShardSpec::new(&recipe, SHAPE, 4, rank)?;
+            let shard = ShardedTensor::new(compute, recipe, spec)?;
+            for buffer in shard.local().buffers() {
+                let len = buffer.storage.len();
+                compute.copy(&at_rest(value, len)?, 0..len, &buffer.storage, 0)?;
+            }
+            GatherGroup::new(compute, comm.clone(), &pool, vec![shard], reshard.clone())
+        };
+        for value in 1..3 {
+            let mut group = group(value)?;
+            group.unshard(Phase::Forward)?;
+            group.reshard();
+            compute.synchronize()?;
+            // Late, as work that nobody waits for may be.
+            memory.synchronize()?;
+            group.unshard(Phase::Backward)?;
+            for buffer in group.tensor(0)?.buffers() {
+                let found = compute.download(&buffer.storage)?;
+                assert!(
+                    found.iter().all(|&byte| byte == value),
+                    "{}",
+                    buffer.spec.key
+                );
+            }
+            group.reshard();
+        }
+        assert_eq!(pool.sets(), 1, "the groups share one set");
+        Ok(())
+    });
+    run.unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A world of one rank may go on after a failure, but not with a step of which a part is missing.
+#[test]
+fn gradients_in_buckets_begin_anew_after_a_failure() {
+    for on_reductions in [false, true] {
+        let run = |call: u64| -> Result<bool, ShardError> {
+            let mut step = Step::new()?;
+            step.run(&given(1)?)?;
+            let handle = if on_reductions {
+                step.reductions.clone()
+            } else {
+                step.compute.clone()
+            };
+            handle.fail_at(call);
+            let failed = step.run(&given(2)?);
+            if handle.will_fail() {
+                return Ok(false);
+            }
+            assert!(failed.is_err(), "call {call}");
+            if let Ok(arrived) = step.buckets.finish() {
+                // It failed between two of them, or behind all.
+                let all: usize = arrived.iter().sum();
+                assert_eq!(all, step.pushed, "call {call}");
+                if all == Step::PARAMS {
+                    step.look()?;
+                    step.check(2)?;
+                }
+            }
+            step.buckets.discard()?;
+            step.run(&given(3)?)?;
+            step.check(3)?;
+            // Memory is what it was.
+            assert_eq!(step.buckets.resident_bytes(), 2 * 4 * LEN, "call {call}");
+            Ok(true)
+        };
+        let failures = (1..).take_while(|&call| run(call).unwrap_or_else(|e| panic!("{e}")));
+        assert!(failures.count() > Step::PARAMS, "{on_reductions}");
+    }
 }

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{bytes, ranks_everywhere as ranks, tiling, values};
+use common::{bytes, failing, ranks_everywhere as ranks, tiling, values};
 use half::bf16;
 use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
-use lowp_shard::{Collective, GatherItem, GradWire, ReduceItem, Traffic};
+use lowp_shard::{Collective, GatherItem, GradWire, ReduceItem, ShardError, Traffic};
 use proptest::prelude::*;
 
 proptest! {
@@ -282,4 +282,23 @@ fn started_batches_are_waited_for() {
         let all = (0..world).sum::<usize>() as f32;
         assert_eq!(sums, vec![vec![all, world as f32]; world]);
     }
+}
+
+/// Ranks that have their gradients in other dtypes are told apart item by item.
+#[test]
+fn dtypes_of_gradients_are_compared() {
+    let failed = failing(2, |rank, comm| {
+        let grads = [Source::F32(Cpu.alloc(4)?), Source::Bf16(Cpu.alloc(4)?)];
+        let outs = [Cpu.alloc::<f32>(2)?, Cpu.alloc::<f32>(2)?];
+        let ranges = [0..2, 2..4];
+        let item = |at: usize| ReduceItem {
+            grad: &grads[(at + rank) % 2],
+            ranges: &ranges,
+            out: &outs[at],
+            accumulate: false,
+        };
+        comm.reduce_scatter(&[item(0), item(1)], GradWire::F32)
+    });
+    let other = matches!(failed.cause, ShardError::Mismatch { .. });
+    assert!(other, "{}", failed.cause);
 }

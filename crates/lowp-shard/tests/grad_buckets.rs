@@ -289,6 +289,26 @@ fn mistakes_are_errors_on_all_ranks() {
 }
 
 #[test]
+fn gradients_of_different_parameters_are_not_added() {
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    for mesh in [Mesh::sharded(2), replicas] {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(mesh, comm)?;
+            let cuts = vec![tiling(&vec![8 / mesh.mesh.shard; mesh.mesh.shard]); 2];
+            let given = params(&cuts, mesh.shard.rank())?;
+            let mut buckets = GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default())?;
+            add(&mut buckets, rank, 1.0)?;
+            buckets.finish()
+        });
+        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        assert!(other, "{mesh}: {}", failed.cause);
+    }
+}
+
+#[test]
 fn plans_are_checked() {
     let plan = |ranges: Vec<Range<usize>>, out: usize| {
         failing(2, |_, comm| {
@@ -321,10 +341,48 @@ fn plans_are_checked() {
     ] {
         assert!(found.contains(says), "{found}");
     }
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    for mesh in [Mesh::sharded(2), replicas] {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(mesh, comm)?;
+            let cuts = vec![tiling(&vec![4; mesh.mesh.shard]); 2];
+            let mut given = params(&cuts, mesh.shard.rank())?;
+            // As long, so that nothing else tells the ranks apart.
+            if rank == 1 {
+                given.reverse();
+            }
+            GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default()).map(drop)
+        });
+        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        assert!(other, "{mesh}: {}", failed.cause);
+    }
     let failed = failing(2, |rank, comm| {
         let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
         eights(3, 64 * (1 + rank), rank, &mesh).map(drop)
     });
     let other = matches!(failed.cause, ShardError::Mismatch { .. });
     assert!(other, "{}", failed.cause);
+}
+
+#[test]
+fn buckets_are_as_long_as_their_bytes_in_either_dtype() {
+    two(|rank, mesh| {
+        for (dtype, expected) in [(FloatDtype::F32, 3), (FloatDtype::Bf16, 2)] {
+            let given = params(&vec![tiling(&[4, 4]); 5], rank)?;
+            let options = GradBucketOptions {
+                bytes: 64,
+                dtype,
+                ..GradBucketOptions::default()
+            };
+            let mut buckets = GradBuckets::new(&Cpu, mesh, given, options)?;
+            assert_eq!(buckets.len(), expected, "{}", dtype.name());
+            buckets.grad(0)?;
+            assert_eq!(buckets.resident_bytes(), 64, "{}", dtype.name());
+            buckets.discard()?;
+        }
+        Ok(())
+    });
 }

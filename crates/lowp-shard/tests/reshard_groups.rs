@@ -174,3 +174,31 @@ fn a_group_with_ranks_that_have_no_shard_is_an_error() {
     let elsewhere = matches!(failed.cause, ShardError::ReshardMember { .. });
     assert!(elsewhere, "{}", failed.cause);
 }
+
+/// A group that was made by hand may be one rank, or all of them.
+#[test]
+fn degenerate_groups_gather_as_the_policies_without_groups() {
+    for recipe in AnyRecipe::all() {
+        let whole = whole(recipe, 1).expect("quantized");
+        for (all, policy) in [
+            (false, ReshardAfterForward::No),
+            (true, ReshardAfterForward::Yes),
+        ] {
+            ranks(2, |rank, comm| {
+                let tensor = shard(recipe, &comm)?;
+                cast(&tensor, 1, &comm)?;
+                let members = comm.split(if all { 0 } else { rank }, rank)?;
+                let pool = GatherPool::new(&Cpu);
+                let params = vec![tensor];
+                let reshard = Reshard::Group(members);
+                let mut group = GatherGroup::new(&Cpu, comm, &pool, params, reshard)?;
+                assert_eq!(group.reshard_after_forward(), policy);
+                for _ in 0..2 {
+                    gather(&mut group, Phase::Forward, &whole)?;
+                    gather(&mut group, Phase::Backward, &whole)?;
+                }
+                Ok(())
+            });
+        }
+    }
+}

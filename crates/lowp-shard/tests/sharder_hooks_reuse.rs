@@ -65,6 +65,9 @@ fn memory_may_move() {
             .map(|b| Cpu.span(&b.storage))
             .collect();
         assert!(!memory.is_empty() && memory.iter().all(|place| places.contains(place)));
+        full.set_memory(&Cpu, |output| Ok(Cpu.alloc(output.bytes)?))
+            .expect("memory");
+        assert!(full.tensor().is_err(), "the memory holds nothing yet");
     }
 }
 

@@ -45,12 +45,17 @@ pub struct Point {
     handle: Queued,
     /// Tasks before it.
     tasks: u64,
+    /// The capture that it is a point of.
+    capture: Option<u64>,
 }
 
 thread_local! {
-    /// Whether this thread captures: the CPU takes its calls.
-    static CAPTURE: Cell<bool> = const { Cell::new(false) };
+    /// The capture of this thread: the CPU takes its calls.
+    static CAPTURE: Cell<Option<u64>> = const { Cell::new(None) };
 }
+
+/// Captures so far.
+static CAPTURES: AtomicU64 = AtomicU64::new(0);
 
 impl Default for Queued {
     fn default() -> Self {
@@ -94,7 +99,7 @@ impl Queued {
         &self,
         task: impl FnOnce() -> Result<(), KernelError> + Send + 'static,
     ) -> Result<(), KernelError> {
-        if CAPTURE.get() {
+        if CAPTURE.get().is_some() {
             return task();
         }
         self.queue().tasks.push_back(Box::new(task));
@@ -133,7 +138,11 @@ impl Backend for Queued {
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         self.call()?;
-        Cpu.alloc(len)
+        let buffer = Cpu.alloc(len)?;
+        // As on a device, zeros arrive in the order of the stream.
+        let zeros = buffer.clone();
+        self.push(move || Cpu.clear(&zeros))?;
+        Ok(buffer)
     }
 
     fn len<T: Element>(&self, buffer: &CpuBuffer<T>) -> usize {
@@ -230,11 +239,17 @@ impl Backend for Queued {
         Ok(Point {
             handle: self.clone(),
             tasks: queue.done + queue.tasks.len() as u64,
+            capture: CAPTURE.get(),
         })
     }
 
+    /// As on a device, a point of a capture is there for that capture alone.
     fn wait(&self, point: &Point) -> Result<(), KernelError> {
         self.call()?;
+        if point.capture.is_some() && point.capture != CAPTURE.get() {
+            let what = "waiting for a point of another capture";
+            return Err(KernelError::InCapture { what });
+        }
         if Arc::ptr_eq(&self.0, &point.handle.0) {
             return Ok(());
         }
@@ -269,12 +284,12 @@ impl Backend for Queued {
         struct End;
         impl Drop for End {
             fn drop(&mut self) {
-                CAPTURE.set(false);
+                CAPTURE.set(None);
             }
         }
         Cpu.capture(|| {
             let _end = End;
-            CAPTURE.set(true);
+            CAPTURE.set(Some(CAPTURES.fetch_add(1, Ordering::SeqCst)));
             work()
         })
     }

@@ -68,6 +68,8 @@ fn messages() {
         "--warmup 4 --steps 3",
         "--grad-wire fp8",
         "--reshard-after-forward maybe",
+        "--world-size 4 --reshard-after-forward 3",
+        "--sharding zero1 --reshard-after-forward false",
         "--data /no/such/file",
         "--data /",
         "--data /dev/zero",

@@ -306,3 +306,25 @@ fn a_killed_rank_ends_all() {
         );
     }
 }
+
+/// Rank 0 would wait for all of them first.
+#[test]
+fn more_ranks_than_a_run_takes_are_an_error_at_once() {
+    for (world, says) in [
+        ("65", "65 ranks were started; lowp train takes at most 64"),
+        ("18446744073709551615", "a world has at most 1048576 ranks"),
+    ] {
+        let out = command()
+            .args(tiny(&[]))
+            .envs([
+                ("RANK", "0"),
+                ("WORLD_SIZE", world),
+                ("MASTER_ADDR", "127.0.0.1"),
+            ])
+            .output()
+            .expect("lowp starts");
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains(says), "{text}");
+    }
+}

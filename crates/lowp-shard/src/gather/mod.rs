@@ -86,13 +86,13 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         params: Vec<ShardedTensor<B, R>>,
         reshard: impl Into<Reshard<B>>,
     ) -> Result<Self, ShardError> {
-        let reshard = reshard.into();
+        let reshard = or_abort(&*comm, reshard.into().among(&*comm))?;
         let policy = reshard.policy();
-        or_abort(&*comm, reshard.check(&*comm))?;
         let plans = or_abort(&*comm, plan_params(&params, &*comm, policy))?;
-        let parts = or_abort(&*comm, Parts::new(&reshard, pool, &plans))?;
         // Of one device, or the ranks hear of it.
         or_abort(&*comm, ordered(backend, &*comm, || Ok(())))?;
+        let parts = Parts::new(&reshard, pool, &plans, comm.backend());
+        let parts = or_abort(&*comm, parts)?;
         comm.control()
             .agree("the gather plan", &describe(&params, &plans, policy))?;
         let plans: Arc<[ParamPlans]> = plans.into();

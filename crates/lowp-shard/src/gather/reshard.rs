@@ -53,19 +53,28 @@ impl<B: Backend> Reshard<B> {
         }
     }
 
-    /// Rejects a group of ranks that do not share out the weights.
-    pub(super) fn check(&self, shard: &dyn Communicator<B>) -> Result<(), ShardError> {
+    /// The policy for the ranks of `shard`: a group that was made by hand may be one rank or all of them, which is a policy
+    /// without groups.
+    ///
+    /// # Errors
+    /// A group of ranks that do not share out the weights, or that does not divide them.
+    pub(super) fn among(self, shard: &dyn Communicator<B>) -> Result<Self, ShardError> {
         let Reshard::Group(group) = self else {
-            return Ok(());
+            return Ok(self);
         };
         let [theirs, ours] = [group.control().members(), shard.control().members()];
-        match theirs.iter().find(|rank| !ours.contains(rank)) {
-            None => Ok(()),
-            Some(&rank) => Err(ShardError::ReshardMember {
+        if let Some(&rank) = theirs.iter().find(|rank| !ours.contains(rank)) {
+            return Err(ShardError::ReshardMember {
                 rank,
                 members: ours.to_vec(),
-            }),
+            });
         }
+        let policy = ReshardAfterForward::Group(theirs.len()).among(ours.len())?;
+        Ok(match policy {
+            ReshardAfterForward::Yes => Reshard::Yes,
+            ReshardAfterForward::No => Reshard::No,
+            ReshardAfterForward::Group(_) => Reshard::Group(group),
+        })
     }
 }
 
@@ -85,11 +94,12 @@ pub(super) struct Parts<B: Backend> {
 }
 
 impl<B: Backend> Parts<B> {
-    /// Memory for the parts of `plans`, if the policy keeps any.
+    /// Memory for the parts of `plans`, if the policy keeps any, which work of `stream` fills.
     pub(super) fn new(
         reshard: &Reshard<B>,
         pool: &GatherPool<B>,
         plans: &[ParamPlans],
+        stream: &B,
     ) -> Result<Option<Self>, ShardError> {
         let Reshard::Group(group) = reshard else {
             return Ok(None);
@@ -98,6 +108,7 @@ impl<B: Backend> Parts<B> {
         let steps = plans.iter().filter_map(|p| p.plan(Exchange::Parts));
         let lens = steps.flat_map(|plan| plan.steps.iter().filter_map(|s| s.piece(rank)));
         let buffers = lens.map(|len| pool.bytes(len)).collect::<Result<_, _>>()?;
+        stream.wait_for(&pool.backend)?;
         Ok(Some(Self {
             group: Arc::clone(group),
             buffers,

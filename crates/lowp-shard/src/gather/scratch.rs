@@ -17,8 +17,8 @@ pub(super) struct Free<B: Backend> {
     last_use: B::Event,
 }
 
-/// Memory for f32 values, borrowed from a [`GatherPool`] for one use: a decoded weight, or a full
-/// gradient. Its content is what the last user left. It goes back when dropped, to be lent behind the work that
+/// Memory for f32 values, borrowed from a [`GatherPool`] for one use: a decoded weight, for
+/// example. Its content is what the last user left. It goes back when dropped, to be lent behind the work that
 /// the pool's stream has by then: streams that use it besides are ordered before.
 #[derive(Debug)]
 pub struct Scratch<B: Backend> {

@@ -56,6 +56,9 @@ pub struct GradParam<B: Backend> {
 /// Parameters that follow each other in the list share buckets, so list them in the order of backward. Two buckets have
 /// memory at a time, unless more are written at once; a third one waits, on the device, for the first. Where ranks wait for
 /// each other on the host there is one.
+///
+/// A graph can capture a step, and repeats it: from its first gradient to [`GradBuckets::finish`] or
+/// [`GradBuckets::discard`], as no other work can follow what is sent within a capture.
 #[derive(Debug)]
 pub struct GradBuckets<B: Backend> {
     backend: B,
@@ -65,6 +68,8 @@ pub struct GradBuckets<B: Backend> {
     buckets: Vec<Bucket<B>>,
     slabs: Slabs<B>,
     last: Option<Started<B>>,
+    /// Why a bucket was not sent: it may have been added in part.
+    failed: Option<ShardError>,
 }
 
 #[derive(Debug)]
@@ -107,7 +112,7 @@ struct Bucket<B: Backend> {
 }
 
 impl<B: Backend> GradBuckets<B> {
-    /// Plans the buckets of `params`, whose gradients work of `backend` writes. Collective over the shard group.
+    /// Plans the buckets of `params`, whose gradients work of `backend` writes. Collective over all ranks of the mesh.
     ///
     /// # Errors
     /// Ranges for another number of ranks or that do not tile the gradient, sums of another length than this rank's range, or
@@ -123,8 +128,10 @@ impl<B: Backend> GradBuckets<B> {
         let checked = params
             .iter()
             .try_for_each(|p| p.check(backend, rank, world));
-        or_abort(shard, checked)?;
-        shard
+        // Replicas add sums by their place in the list.
+        let everyone = &*mesh.world;
+        or_abort(everyone, checked)?;
+        everyone
             .control()
             .agree("the gradient buckets", &describe(&params, options))?;
         let most = options.bytes / options.dtype.bytes();
@@ -165,6 +172,7 @@ impl<B: Backend> GradBuckets<B> {
             params: planned,
             buckets,
             last: None,
+            failed: None,
         })
     }
 
@@ -248,14 +256,16 @@ impl<B: Backend> GradBuckets<B> {
     /// Sends buckets that not all parameters gave a gradient: a micro-batch ends. Collective.
     ///
     /// # Errors
-    /// Memory that was taken for a gradient that was not pushed, or a failure of another rank.
+    /// Memory that was taken for a gradient that was not pushed, or a failure of another rank. A world of one rank may go on
+    /// after a failure of its device, behind [`GradBuckets::discard`].
     pub fn flush(&mut self) -> Result<(), ShardError> {
         let flushed = (0..self.buckets.len()).try_for_each(|bucket| self.send(bucket));
         or_abort(&*self.mesh.shard, flushed)
     }
 
-    /// Sends what was pushed of a bucket.
+    /// Sends what was pushed of a bucket. Once that has failed nothing is sent until the step is discarded.
     fn send(&mut self, bucket: usize) -> Result<(), ShardError> {
+        self.failed.clone().map_or(Ok(()), Err)?;
         let Bucket { params, slab, .. } = &mut self.buckets[bucket];
         let params = &mut self.params[params.clone()];
         if let Some(open) = params.iter().find(|p| p.state == State::Taken) {
@@ -263,18 +273,21 @@ impl<B: Backend> GradBuckets<B> {
                 name: open.given.name.clone(),
             });
         }
-        let Some(slab) = slab.take() else {
+        if slab.is_none() {
             return Ok(());
-        };
+        }
         let items: Vec<_> = params.iter().filter_map(Param::item).collect();
-        let shard = &*self.mesh.shard;
-        let after = self.backend.record()?;
-        let started = shard.start(&after, Collective::ReduceScatter(&items, self.wire))?;
+        let batch = Collective::ReduceScatter(&items, self.wire);
+        let after = self.backend.record().map_err(ShardError::from);
+        let started = after.and_then(|after| self.mesh.shard.start(&after, batch));
+        let started = started.inspect_err(|error| self.failed = Some(error.clone()))?;
         for param in params.iter_mut().filter(|p| p.state == State::Pushed) {
             param.arrived += 1;
             (param.state, param.grad) = (State::Idle, None);
         }
-        self.slabs.give_back(slab, started.clone());
+        if let Some(slab) = slab.take() {
+            self.slabs.give_back(slab, started.clone());
+        }
         self.last = Some(started);
         Ok(())
     }
@@ -283,7 +296,7 @@ impl<B: Backend> GradBuckets<B> {
     /// the contributions that arrived, by parameter, and counts from zero. Collective.
     ///
     /// # Errors
-    /// As [`GradBuckets::flush`].
+    /// As [`GradBuckets::flush`]; ranks that pushed different parameters, where ranks wait for each other on the host.
     pub fn finish(&mut self) -> Result<Vec<usize>, ShardError> {
         self.flush()?;
         let finished = self.try_finish();
@@ -291,9 +304,8 @@ impl<B: Backend> GradBuckets<B> {
     }
 
     fn try_finish(&mut self) -> Result<Vec<usize>, ShardError> {
-        if let Some(last) = self.last.take() {
-            last.wait(&self.backend)?;
-        }
+        self.follow()?;
+        self.compare()?;
         let sums = self.params.iter().filter(|p| p.arrived > 0);
         let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
         if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
@@ -314,6 +326,7 @@ impl<B: Backend> GradBuckets<B> {
     /// # Errors
     /// The device failed.
     pub fn discard(&mut self) -> Result<(), ShardError> {
+        self.follow()?;
         for param in &mut self.params {
             (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
         }
@@ -322,8 +335,32 @@ impl<B: Backend> GradBuckets<B> {
                 self.slabs.give_back_unsent(slab);
             }
         }
-        if let Some(last) = self.last.take() {
+        Ok(())
+    }
+
+    /// Compares what the ranks sent, where they meet on the host anyway: gradients of one length that different ranks sent for
+    /// different parameters were added.
+    fn compare(&self) -> Result<(), ShardError> {
+        let world = &*self.mesh.world;
+        if world.is_enqueued() {
+            return Ok(());
+        }
+        let arrived: Vec<usize> = self.params.iter().map(|p| p.arrived).collect();
+        let text = format!("contributions by parameter: {arrived:?}");
+        world.control().agree("the gradients of a step", &text)
+    }
+
+    /// Has later work of the stream follow all buckets that were sent: their memory is free for it.
+    fn follow(&mut self) -> Result<(), ShardError> {
+        if self.failed.is_some() {
+            // Also one that was sent in part.
+            self.backend.wait_for(self.mesh.shard.backend())?;
+            self.failed = None;
+        }
+        if let Some(last) = &self.last {
             last.wait(&self.backend)?;
+            self.last = None;
+            self.slabs.followed();
         }
         Ok(())
     }

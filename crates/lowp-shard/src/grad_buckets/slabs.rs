@@ -87,6 +87,13 @@ impl<B: Backend> Slabs<B> {
         self.free.push_back((slab, None));
     }
 
+    /// Says that what the stream is given from now on follows all readers.
+    pub(super) fn followed(&mut self) {
+        for (_, reader) in &mut self.free {
+            *reader = None;
+        }
+    }
+
     /// Bytes of all slabs.
     pub(super) fn bytes(&self) -> usize {
         self.dtype.bytes() * self.made.iter().sum::<usize>()
