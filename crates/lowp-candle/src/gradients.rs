@@ -52,6 +52,11 @@ impl<B: Backend> Gradients<B> {
         self.lock().finish()
     }
 
+    /// Contributions that were sent in this step, by parameter.
+    pub(crate) fn arrived(&self) -> Vec<usize> {
+        self.lock().contributions()
+    }
+
     /// Forgets the gradients of the step.
     pub(crate) fn discard(&self) -> Result<(), ShardError> {
         self.lock().discard()

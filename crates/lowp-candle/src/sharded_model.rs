@@ -176,7 +176,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A rank that failed, called something else, or finished other micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), ModelError> {
-        let finished = format!("{} finished micro-batches", self.micro_batches);
+        // Also what an unfinished one sent: buckets that only some ranks sent would meet later ones of the others.
+        let finished = format!(
+            "{} finished micro-batches, gradients by parameter: {:?}",
+            self.micro_batches,
+            self.gradients.arrived()
+        );
         self.mesh
             .world
             .control()

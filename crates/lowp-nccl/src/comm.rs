@@ -18,7 +18,8 @@ use crate::watchdog::Watchdog;
 /// Who adds gradients in f32, and in which order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Sums {
-    /// NCCL, in an order of its own: equal from run to run of one world on the same machines with the same settings, and
+    /// NCCL, in an order of its own, where sums replace what was there; sums that are added to earlier ones, as those of a second
+    /// micro-batch, are taken in rank order. NCCL's are equal from run to run of one world on the same machines with the same settings, and
     /// not equal to the sums of another world. The fastest across machines.
     #[default]
     Nccl,
@@ -218,9 +219,10 @@ impl NcclComm {
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         for values in buffers {
             let work = ordered.sum(&self.cuda, values, self.world_size())?;
-            let (values, all) = ((*values).clone(), work.all().clone());
-            let memory = (values.clone(), all.clone());
-            self.batch(|| memory, |calls| calls.all_gather(&values, &all))?;
+            if let Source::F32(all) = work.all() {
+                let memory = ((*values).clone(), all.clone());
+                self.batch(|| memory, |calls| calls.all_gather(values, all))?;
+            }
             work.add(&self.cuda)?;
         }
         Ok(())

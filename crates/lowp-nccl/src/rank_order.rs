@@ -1,9 +1,10 @@
 //! [`RankOrder`]: sums that are the same bits on every engine. The ranks exchange their parts, and the one that receives a
 //! sum adds them in rank order.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-use half::bf16;
 use lowp_kernels::{
     Backend, ConvertJob, Cuda, CudaBuffer, CudaPlan, FloatDtype, KernelError, Source, StepScalars,
     SumJob, Work,
@@ -13,17 +14,100 @@ use lowp_shard::{GradWire, ReduceItem, ShardError};
 use crate::raw::Calls;
 
 /// Most batches that are kept: callers whose gradients move all the time plan anew.
-const MOST: usize = 256;
+const MOST: usize = 4096;
 
-/// What was planned, by the buffers that it is planned for.
+/// What was planned, by the buffers that it is planned for. All of it works in one memory, in turn, on one stream.
 #[derive(Debug, Default)]
 pub(crate) struct RankOrder {
-    reductions: Vec<(Vec<Place>, Reduction)>,
-    sums: Vec<(Range<usize>, WholeSum)>,
+    reductions: HashMap<Vec<Place>, Reduction>,
+    sums: HashMap<Range<usize>, WholeSum>,
+    staging: Staging,
+}
+
+/// Memory between the exchange and the sums. Graphs keep what it was when they were captured.
+#[derive(Debug, Default)]
+struct Staging {
+    /// Parts that arrive, by dtype.
+    arrivals: [Option<Source<Cuda>>; 2],
+    /// Gradients in the dtype of the wire.
+    narrow: Option<Source<Cuda>>,
+    /// Sums that are added to others.
+    added: Option<Source<Cuda>>,
+}
+
+/// Elements of the staging memory that a batch needs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Needed {
+    arrivals: [usize; 2],
+    narrow: usize,
+    added: usize,
+}
+
+impl Needed {
+    /// What `item` needs behind those before it.
+    fn of(item: &ReduceItem<'_, Cuda>, wire: GradWire, rank: usize, world: usize) -> Self {
+        // Every item begins at a whole number of 16-byte words.
+        let room = |len: usize| len.next_multiple_of(16);
+        let own = item.ranges[rank].len();
+        let mut needed = Self::default();
+        needed.arrivals[usize::from(item.wire(wire) == GradWire::Bf16)] = room(world * own);
+        if item.grad.dtype() == FloatDtype::F32 && wire == GradWire::Bf16 {
+            needed.narrow = room(end(item.ranges));
+        }
+        needed.added = if item.accumulate { room(own) } else { 0 };
+        needed
+    }
+
+    fn add(&mut self, more: Self) {
+        for (sum, more) in self.arrivals.iter_mut().zip(more.arrivals) {
+            *sum += more;
+        }
+        self.narrow += more.narrow;
+        self.added += more.added;
+    }
+}
+
+impl Staging {
+    /// Makes room for `needed`. Whether it moved: plans over what it was are of no use.
+    fn hold(&mut self, cuda: &Cuda, needed: Needed) -> Result<bool, KernelError> {
+        let [wide, narrow] = needed.arrivals;
+        let [arrive_wide, arrive_narrow] = &mut self.arrivals;
+        let mut moved = false;
+        for (place, dtype, len) in [
+            (arrive_wide, FloatDtype::F32, wide),
+            (arrive_narrow, FloatDtype::Bf16, narrow),
+            (&mut self.narrow, FloatDtype::Bf16, needed.narrow),
+            (&mut self.added, FloatDtype::F32, needed.added),
+        ] {
+            let has = place.as_ref().map_or(0, |memory| memory.len(cuda));
+            if has < len {
+                *place = Some(Source::alloc(cuda, dtype, len)?);
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Elements from `start` on of a memory that holds them.
+    fn view(
+        cuda: &Cuda,
+        memory: Option<&Source<Cuda>>,
+        start: usize,
+        len: usize,
+    ) -> Result<Source<Cuda>, KernelError> {
+        match memory {
+            Some(memory) => memory.view(cuda, start..start + len),
+            None => Source::alloc(cuda, FloatDtype::F32, 0),
+        }
+    }
+}
+
+fn end(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(|range| range.end).max().unwrap_or(0)
 }
 
 /// What makes one item of a batch another one.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 struct Place {
     grad: Range<usize>,
     dtype: FloatDtype,
@@ -70,7 +154,7 @@ pub(crate) struct Reduction {
 /// A planned sum of vectors.
 #[derive(Debug)]
 pub(crate) struct WholeSum {
-    all: CudaBuffer<f32>,
+    all: Source<Cuda>,
     add: Vec<CudaPlan>,
 }
 
@@ -112,7 +196,7 @@ impl Reduction {
 
 impl WholeSum {
     /// Where the vectors of all ranks come together.
-    pub(crate) fn all(&self) -> &CudaBuffer<f32> {
+    pub(crate) fn all(&self) -> &Source<Cuda> {
         &self.all
     }
 
@@ -142,22 +226,23 @@ impl RankOrder {
                 accumulate: item.accumulate,
             })
             .collect();
-        let found = self
-            .reductions
-            .iter()
-            .position(|(known, _)| *known == places);
-        let at = match found {
-            Some(at) => at,
-            None => {
-                let made = reduction(cuda, items, wire, rank, world)?;
-                if self.reductions.len() == MOST {
-                    self.reductions.remove(0);
-                }
-                self.reductions.push((places, made));
-                self.reductions.len() - 1
+        let mut needed = Needed::default();
+        for item in items {
+            needed.add(Needed::of(item, wire, rank, world));
+        }
+        if self.staging.hold(cuda, needed)? {
+            self.reductions.clear();
+            self.sums.clear();
+        }
+        if self.reductions.len() == MOST && !self.reductions.contains_key(&places) {
+            self.reductions.clear();
+        }
+        Ok(match self.reductions.entry(places) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                place.insert(reduction(cuda, &self.staging, items, wire, rank, world)?)
             }
-        };
-        Ok(&self.reductions[at].1)
+        })
     }
 
     /// The sum of `values`, planned the first time.
@@ -167,54 +252,61 @@ impl RankOrder {
         values: &CudaBuffer<f32>,
         world: usize,
     ) -> Result<&WholeSum, ShardError> {
-        let span = cuda.span(values);
-        let found = self.sums.iter().position(|(known, _)| *known == span);
-        let at = match found {
-            Some(at) => at,
-            None => {
-                let len = values.len();
-                let all = cuda.alloc::<f32>(world * len)?;
+        let (span, len) = (cuda.span(values), values.len());
+        let needed = Needed {
+            arrivals: [world * len, 0],
+            ..Needed::default()
+        };
+        if self.staging.hold(cuda, needed)? {
+            self.reductions.clear();
+            self.sums.clear();
+        }
+        if self.sums.len() == MOST && !self.sums.contains_key(&span) {
+            self.sums.clear();
+        }
+        Ok(match self.sums.entry(span) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let all = Staging::view(cuda, self.staging.arrivals[0].as_ref(), 0, world * len)?;
                 let mut parts = Vec::new();
                 for rank in 0..world {
-                    let part = cuda.view(&all, rank * len..(rank + 1) * len)?;
-                    parts.push(Source::F32(part));
+                    parts.push(all.view(cuda, rank * len..(rank + 1) * len)?);
                 }
-                let add = sums(cuda, vec![(parts, values.clone())])?;
-                if self.sums.len() == MOST {
-                    self.sums.remove(0);
-                }
-                self.sums.push((span, WholeSum { all, add }));
-                self.sums.len() - 1
+                let add = sums(cuda, vec![(parts, Source::F32(values.clone()))])?;
+                place.insert(WholeSum { all, add })
             }
-        };
-        Ok(&self.sums[at].1)
+        })
     }
 }
 
 fn reduction(
     cuda: &Cuda,
+    staging: &Staging,
     items: &[ReduceItem<'_, Cuda>],
     wire: GradWire,
     rank: usize,
     world: usize,
 ) -> Result<Reduction, ShardError> {
     let (mut planned, mut convert, mut add, mut into) = (vec![], vec![], vec![], vec![]);
+    let mut used = Needed::default();
     for item in items {
-        let end = item.ranges.iter().map(|range| range.end).max().unwrap_or(0);
+        let end = end(item.ranges);
         let grad = item.grad.view(cuda, 0..end)?;
         let own = item.ranges[rank].len();
         let sent = match (grad, wire) {
             (Source::F32(grad), GradWire::Bf16) => {
-                let narrow = cuda.alloc::<bf16>(end)?;
+                let narrow = Staging::view(cuda, staging.narrow.as_ref(), used.narrow, end)?;
                 convert.push(ConvertJob {
                     from: Source::F32(grad),
-                    into: Source::Bf16(narrow.clone()),
+                    into: narrow.clone(),
                 });
-                Source::Bf16(narrow)
+                narrow
             }
             (grad, _) => grad,
         };
-        let received = Source::alloc(cuda, sent.dtype(), world * own)?;
+        let dtype = usize::from(sent.dtype() == FloatDtype::Bf16);
+        let (memory, start) = (staging.arrivals[dtype].as_ref(), used.arrivals[dtype]);
+        let received = Staging::view(cuda, memory, start, world * own)?;
         let (mut to, mut from) = (vec![], vec![]);
         for (peer, range) in item.ranges.iter().enumerate() {
             to.push(sent.view(cuda, range.clone())?);
@@ -225,15 +317,16 @@ fn reduction(
             });
         }
         let sum = if item.accumulate {
-            let sum = cuda.alloc::<f32>(own)?;
+            let sum = Staging::view(cuda, staging.added.as_ref(), used.added, own)?;
             into.push(SumJob {
-                from: Source::F32(sum.clone()),
+                from: sum.clone(),
                 into: Source::F32(item.out.clone()),
             });
             sum
         } else {
-            item.out.clone()
+            Source::F32(item.out.clone())
         };
+        used.add(Needed::of(item, wire, rank, world));
         add.push((from.clone(), sum));
         planned.push(Item { to, from });
     }
@@ -251,13 +344,13 @@ fn reduction(
 /// Plans that add the parts of every vector in rank order: the first is taken as it is.
 fn sums(
     cuda: &Cuda,
-    vectors: Vec<(Vec<Source<Cuda>>, CudaBuffer<f32>)>,
+    vectors: Vec<(Vec<Source<Cuda>>, Source<Cuda>)>,
 ) -> Result<Vec<CudaPlan>, ShardError> {
     let ranks = vectors.first().map_or(0, |(parts, _)| parts.len());
     let mut plans = Vec::new();
     for rank in 0..ranks {
         let of_rank = vectors.iter().map(|(parts, into)| {
-            let (from, into) = (parts[rank].clone(), Source::F32(into.clone()));
+            let (from, into) = (parts[rank].clone(), into.clone());
             (from, into)
         });
         let work = if rank == 0 {

@@ -235,6 +235,10 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             (forward_held, from_parts) = (false, false);
         }
         self.held = None;
+        // One that was started and is not used after all writes where this one does.
+        if let Some((_, earlier)) = self.started.take() {
+            self.backend.wait(&earlier)?;
+        }
         if let Some(parts) = &mut self.parts {
             parts.filled = from_parts;
         }

@@ -108,6 +108,8 @@ enum State {
 struct Bucket<B: Backend> {
     params: Range<usize>,
     len: usize,
+    /// Parameters whose gradient waits in it.
+    pushed: usize,
     slab: Option<Slab<B>>,
 }
 
@@ -144,6 +146,7 @@ impl<B: Backend> GradBuckets<B> {
                 buckets.push(Bucket {
                     params: index..index,
                     len: 0,
+                    pushed: 0,
                     slab: None,
                 });
             }
@@ -196,12 +199,18 @@ impl<B: Backend> GradBuckets<B> {
         self.params.get(param).map_or(0, |p| p.arrived)
     }
 
+    /// The same of all parameters.
+    pub fn contributions(&self) -> Vec<usize> {
+        self.params.iter().map(|p| p.arrived).collect()
+    }
+
     /// Memory for the full gradient of `param`, with whatever it holds: work of the stream writes it before
     /// [`GradBuckets::push`]. Where a gradient of the parameter waits in its bucket already (a layer that is used twice)
     /// the bucket is sent first.
     ///
     /// # Errors
-    /// No such parameter, no room, or a failure of another rank.
+    /// No such parameter, no room, or a failure of another rank; where the bucket is sent, memory of it that was taken for
+    /// another gradient and not pushed.
     pub fn grad(&mut self, param: usize) -> Result<Source<B>, ShardError> {
         let taken = self.try_grad(param);
         or_abort(&*self.mesh.shard, taken)
@@ -246,8 +255,9 @@ impl<B: Backend> GradBuckets<B> {
         }
         let bucket = found.bucket;
         self.params[param].state = State::Pushed;
-        let all = &self.params[self.buckets[bucket].params.clone()];
-        if all.iter().all(|p| p.state == State::Pushed) {
+        let Bucket { params, pushed, .. } = &mut self.buckets[bucket];
+        *pushed += 1;
+        if *pushed == params.len() {
             self.send(bucket)?;
         }
         Ok(())
@@ -266,7 +276,12 @@ impl<B: Backend> GradBuckets<B> {
     /// Sends what was pushed of a bucket. Once that has failed nothing is sent until the step is discarded.
     fn send(&mut self, bucket: usize) -> Result<(), ShardError> {
         self.failed.clone().map_or(Ok(()), Err)?;
-        let Bucket { params, slab, .. } = &mut self.buckets[bucket];
+        let Bucket {
+            params,
+            pushed,
+            slab,
+            ..
+        } = &mut self.buckets[bucket];
         let params = &mut self.params[params.clone()];
         if let Some(open) = params.iter().find(|p| p.state == State::Taken) {
             return Err(ShardError::GradNotPushed {
@@ -285,6 +300,7 @@ impl<B: Backend> GradBuckets<B> {
             param.arrived += 1;
             (param.state, param.grad) = (State::Idle, None);
         }
+        *pushed = 0;
         if let Some(slab) = slab.take() {
             self.slabs.give_back(slab, started.clone());
         }
@@ -331,6 +347,7 @@ impl<B: Backend> GradBuckets<B> {
             (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
         }
         for bucket in &mut self.buckets {
+            bucket.pushed = 0;
             if let Some(slab) = bucket.slab.take() {
                 self.slabs.give_back_unsent(slab);
             }
@@ -345,8 +362,7 @@ impl<B: Backend> GradBuckets<B> {
         if world.is_enqueued() {
             return Ok(());
         }
-        let arrived: Vec<usize> = self.params.iter().map(|p| p.arrived).collect();
-        let text = format!("contributions by parameter: {arrived:?}");
+        let text = format!("contributions by parameter: {:?}", self.contributions());
         world.control().agree("the gradients of a step", &text)
     }
 
