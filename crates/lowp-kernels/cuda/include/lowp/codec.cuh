@@ -155,21 +155,30 @@ struct E2m1 {
     return one(low) | (one(high) << 4);
 #endif
   }
-  // Eight codes, the first in the lowest nibble. Magnitudes are added up with what UNIT leaves of each, which is
-  // the same for all; signs come from the highest bytes, those of the even values at once, and those of the odd ones.
-  static __device__ __forceinline__ uint32_t eight(const float (&x)[8]) {
+  // The codes of x(0) to x(7), the first in the lowest nibble. Magnitudes are added up with what UNIT leaves of each, which
+  // is the same for all; signs come from the highest bytes, those of the even values at once, and those of the odd ones.
+  template <typename At>
+  static __device__ __forceinline__ uint32_t eight(At x) {
 #if LOWP_FP4_CVT
-    uint32_t low = pair(x[0], x[1]) | pair(x[2], x[3]) << 8, high = pair(x[4], x[5]) | pair(x[6], x[7]) << 8;
+    uint32_t low = pair(x(0), x(1)) | pair(x(2), x(3)) << 8, high = pair(x(4), x(5)) | pair(x(6), x(7)) << 8;
     return __byte_perm(low, high, 0x5410);
 #else
     uint32_t codes = 0u - UNIT * 0x11111111u;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) codes += magnitude(x[i]) << (4 * i);
-    auto top = [&](int i) {
-      uint32_t first = __byte_perm(__float_as_uint(x[i]), __float_as_uint(x[i + 2]), 0x0073);
-      return __byte_perm(first, __byte_perm(__float_as_uint(x[i + 4]), __float_as_uint(x[i + 6]), 0x0073), 0x5410);
-    };
-    return codes | (top(0) >> 4 & 0x08080808u) | (top(1) & 0x80808080u);
+    for (int odd = 0; odd < 2; ++odd) {
+      uint32_t bits[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        float y = x(2 * k + odd);
+        codes += magnitude(y) << (4 * (2 * k + odd));
+        bits[k] = __float_as_uint(y);
+      }
+      uint32_t top = __byte_perm(__byte_perm(bits[0], bits[1], 0x0073), __byte_perm(bits[2], bits[3], 0x0073), 0x5410);
+      codes += odd ? top & 0x80808080u : top >> 4 & 0x08080808u;
+      // Four values at a time, so that registers suffice.
+      asm volatile("" : "+r"(codes));
+    }
+    return codes;
 #endif
   }
   // Two codes, apart.

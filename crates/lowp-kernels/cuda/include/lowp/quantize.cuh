@@ -143,11 +143,7 @@ __device__ __forceinline__ void stage_rows4(const Values<W>& v, uint32_t lane, u
   uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
 #pragma unroll
   for (int i = 0; i < N; i += ROWS) {
-    float y[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) y[k] = __fmul_rn(v.at(i + k / W, k % W), m(i + k / W, k % W));
-    uint32_t codes = E2m1::eight(y);
-    once(codes);
+    uint32_t codes = E2m1::eight([&](int k) { return __fmul_rn(v.at(i + k / W, k % W), m(i + k / W, k % W)); });
     auto to = [&](int i) { return row_stage + RowTile<W, true, 4>::chunk(row + i, col / 32) + col % 32 / 2; };
     if constexpr (W == 8) {
       *reinterpret_cast<uint32_t*>(to(i)) = codes;
@@ -165,11 +161,7 @@ __device__ __forceinline__ void stage_columns4(const Values<W>& v, uint32_t lane
   uint32_t row = Tiling<true>::warp_row() + lane / N * N, col = Tiling<true>::warp_col() + lane % N * W;
 #pragma unroll
   for (int j = 0; j < W; j += COLUMNS) {
-    float y[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) y[k] = __fmul_rn(v.at(k % N, j + k / N), m(k % N, j + k / N));
-    uint32_t codes = E2m1::eight(y);
-    once(codes);
+    uint32_t codes = E2m1::eight([&](int k) { return __fmul_rn(v.at(k % N, j + k / N), m(k % N, j + k / N)); });
     auto to = [&](int j) { return column_stage + ColumnTile<W, 4>::chunk(col + j, row / 32) + row % 32 / 2; };
     if constexpr (N == 8) {
       *reinterpret_cast<uint32_t*>(to(j)) = codes;
