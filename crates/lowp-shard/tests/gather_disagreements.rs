@@ -59,28 +59,3 @@ fn ranks_that_disagree_on_what_is_stale_fail() {
         }
     }
 }
-
-/// Groups of equal shapes make calls of equal lengths.
-#[test]
-fn groups_that_are_gathered_in_another_order_are_told_apart() {
-    for prefetch in [false, true] {
-        let failed = failing(2, |rank, comm| {
-            let pool = GatherPool::new(&Cpu);
-            let mut groups = Vec::new();
-            for _ in 0..2 {
-                let shards = vec![shard(recipe_at(0), Shape::new(96, 32), &comm)?];
-                groups.push(GatherGroup::new(&Cpu, comm.clone(), &pool, shards, true)?);
-            }
-            for at in [rank, 1 - rank] {
-                if prefetch {
-                    groups[at].prefetch(Phase::Forward)?;
-                } else {
-                    groups[at].unshard(Phase::Forward)?;
-                }
-            }
-            Ok(())
-        });
-        let mismatch = matches!(failed.cause, ShardError::Mismatch { .. });
-        assert!(mismatch, "{}", failed.cause);
-    }
-}

@@ -110,11 +110,6 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             _ => self.shards(&work.moves)?,
         };
         if !items.is_empty() {
-            if !comm.is_enqueued() {
-                // Groups of equal shapes make equal calls.
-                let number = format!("group {}, {exchange:?}", self.number);
-                comm.control().agree("the gather", &number)?;
-            }
             comm.all_gather(&items)?;
         }
         let stream = comm.backend();
