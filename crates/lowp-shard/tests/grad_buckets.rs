@@ -308,6 +308,32 @@ fn gradients_of_different_parameters_are_not_added() {
     }
 }
 
+/// Both have one length, so no call tells them apart.
+#[test]
+fn gradients_in_another_order_are_not_added() {
+    let failed = failing(2, |rank, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+        let (mut buckets, _) = eights(2, 0, rank, &mesh)?;
+        for param in [rank, 1 - rank] {
+            add(&mut buckets, param, 1.0)?;
+        }
+        buckets.finish()
+    });
+    let other = matches!(failed.cause, ShardError::Mismatch { .. });
+    assert!(other, "{}", failed.cause);
+    // Within a bucket the order does not matter.
+    ranks(2, |rank, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+        let (mut buckets, outs) = eights(2, 1 << 20, rank, &mesh)?;
+        for param in [rank, 1 - rank] {
+            add(&mut buckets, param, 1.0 + param as f32)?;
+        }
+        assert_eq!(buckets.finish()?, [1, 1]);
+        assert_eq!(Cpu.download(&outs[1])?, [4.0; 4]);
+        Ok(())
+    });
+}
+
 #[test]
 fn plans_are_checked() {
     let plan = |ranges: Vec<Range<usize>>, out: usize| {

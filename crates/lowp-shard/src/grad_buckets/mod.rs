@@ -70,6 +70,19 @@ pub struct GradBuckets<B: Backend> {
     last: Option<Started<B>>,
     /// Why a bucket was not sent: it may have been added in part.
     failed: Option<ShardError>,
+    /// A digest of the parameters that were sent in this step, in their order.
+    order: u64,
+    /// Steps that ended.
+    steps: u64,
+}
+
+/// Steps that are compared where ranks do not meet on the host: what a program does differently on its ranks it mostly does
+/// from the first one on.
+const COMPARED: u64 = 2;
+
+/// The digest `order` with `param` behind it (FNV-1a).
+fn then(order: u64, param: usize) -> u64 {
+    (order ^ param as u64).wrapping_mul(0x0100_0000_01b3)
 }
 
 #[derive(Debug)]
@@ -176,6 +189,8 @@ impl<B: Backend> GradBuckets<B> {
             buckets,
             last: None,
             failed: None,
+            order: 0,
+            steps: 0,
         })
     }
 
@@ -282,6 +297,7 @@ impl<B: Backend> GradBuckets<B> {
             slab,
             ..
         } = &mut self.buckets[bucket];
+        let first = params.start;
         let params = &mut self.params[params.clone()];
         if let Some(open) = params.iter().find(|p| p.state == State::Taken) {
             return Err(ShardError::GradNotPushed {
@@ -296,9 +312,12 @@ impl<B: Backend> GradBuckets<B> {
         let after = self.backend.record().map_err(ShardError::from);
         let started = after.and_then(|after| self.mesh.shard.start(&after, batch));
         let started = started.inspect_err(|error| self.failed = Some(error.clone()))?;
-        for param in params.iter_mut().filter(|p| p.state == State::Pushed) {
-            param.arrived += 1;
-            (param.state, param.grad) = (State::Idle, None);
+        for (at, param) in params.iter_mut().enumerate() {
+            if param.state == State::Pushed {
+                param.arrived += 1;
+                (param.state, param.grad) = (State::Idle, None);
+                self.order = then(self.order, first + at);
+            }
         }
         *pushed = 0;
         if let Some(slab) = slab.take() {
@@ -312,7 +331,8 @@ impl<B: Backend> GradBuckets<B> {
     /// the contributions that arrived, by parameter, and counts from zero. Collective.
     ///
     /// # Errors
-    /// As [`GradBuckets::flush`]; ranks that pushed different parameters, where ranks wait for each other on the host.
+    /// As [`GradBuckets::flush`]; ranks that pushed different parameters or in another order, which are found in every step where
+    /// ranks wait for each other on the host, and in the first two elsewhere.
     pub fn finish(&mut self) -> Result<Vec<usize>, ShardError> {
         self.flush()?;
         let finished = self.try_finish();
@@ -346,6 +366,7 @@ impl<B: Backend> GradBuckets<B> {
         for param in &mut self.params {
             (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
         }
+        self.order = 0;
         for bucket in &mut self.buckets {
             bucket.pushed = 0;
             if let Some(slab) = bucket.slab.take() {
@@ -355,14 +376,17 @@ impl<B: Backend> GradBuckets<B> {
         Ok(())
     }
 
-    /// Compares what the ranks sent, where they meet on the host anyway: gradients of one length that different ranks sent for
-    /// different parameters were added.
-    fn compare(&self) -> Result<(), ShardError> {
+    /// Compares what the ranks sent and in which order, in every step where they meet on the host anyway: gradients of one length
+    /// that different ranks sent for different parameters were added.
+    fn compare(&mut self) -> Result<(), ShardError> {
         let world = &*self.mesh.world;
-        if world.is_enqueued() {
+        let (step, order) = (self.steps, std::mem::take(&mut self.order));
+        self.steps += 1;
+        if world.is_enqueued() && step >= COMPARED {
             return Ok(());
         }
-        let text = format!("contributions by parameter: {:?}", self.contributions());
+        let sent = self.contributions();
+        let text = format!("contributions by parameter: {sent:?}, in the order {order:016x}");
         world.control().agree("the gradients of a step", &text)
     }
 
