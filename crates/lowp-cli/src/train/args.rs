@@ -54,7 +54,7 @@ JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recip
   wire_bytes_formula     the same by the gather plans; if they differ, the command fails
   resident_weight_bytes  bytes of linear weights that one replica holds between steps
   master_weight_bytes    bytes of the optimizer's f32 masters of them
-  peak_weight_bytes      most bytes that held them at once: resident, masters, and the memory to gather and decode in
+  peak_weight_bytes      most bytes that held them at once: resident, masters, and the memory to gather, decode and reduce in
   parameters             weights of the linear layers, which the bytes are of
   model_parameters       all; embeddings, norms and the head stay in f32
   skipped_steps          steps whose gradients were not finite

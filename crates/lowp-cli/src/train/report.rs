@@ -90,7 +90,7 @@ fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
     out.push_str(
         "</tbody>\n</table></div>\n<p class=\"note\">Gap: validation loss above the baseline of the same seed. Resident, peak, \
          wire and formula: bytes per weight of the linear layers, all ranks of a replica together. Peak: the most that \
-         held weights at once, with f32 masters and the memory to gather and decode in. Wire and formula: as counted \
+         held weights at once, with f32 masters and the memory to gather, decode and reduce in. Wire and formula: as counted \
          and as the gather plans say.</p>\n",
     );
     out

@@ -76,7 +76,7 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
     );
     let _ = writeln!(
         out,
-        "peak: the most that held weights at once: resident, {:.3} of f32 masters, and memory to gather and decode in",
+        "peak: the most that held weights at once: resident, {:.3} of f32 masters, and memory to gather, decode and reduce in",
         run.per_weight(run.master_weight_bytes)
     );
     if let Some(bf16) = reference::bf16(config) {
