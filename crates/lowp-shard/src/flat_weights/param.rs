@@ -4,12 +4,11 @@
 use std::ops::Range;
 
 use lowp_format::{
-    Axis, BufferKey, BufferSpec, GatherPlan, GatherStep, Part, QuantizedTensor, Recipe, RowCuts,
-    Usage,
+    Axis, BufferKey, BufferSpec, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts,
 };
 use lowp_kernels::{Backend, InterleaveJob, Source, Target, TransposeJob, Work};
 
-use crate::gather::check_transpose;
+use crate::gather::check_derived;
 use crate::{CastItem, FlatShard, GatherTarget, ScaleBookBuilder, ShardError, run_steps};
 
 /// One parameter of [`FlatWeights`](crate::FlatWeights). Parameters of any recipes go together.
@@ -99,17 +98,6 @@ impl<B: Backend> FlatParam<B> {
     pub fn staged_bytes(&self) -> usize {
         self.staged_bytes
     }
-}
-
-fn check_derived<R: Recipe>(recipe: &R, plan: &GatherPlan) -> Result<(), ShardError> {
-    let all = recipe.buffers(Usage::BOTH);
-    for step in &plan.steps {
-        if let GatherStep::Derive { spec, from } = step {
-            let from = all.iter().find(|s| s.key == *from).unwrap_or(spec);
-            check_transpose(recipe.name(), spec, from, plan)?;
-        }
-    }
-    Ok(())
 }
 
 /// A plan of one rank as casts and transposes.

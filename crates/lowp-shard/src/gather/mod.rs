@@ -22,7 +22,7 @@ mod views;
 pub use account::{GatherAccount, ParamAccount};
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
-pub(crate) use pool::check_transpose;
+pub(crate) use pool::check_derived;
 use pool::{Exchange, Lease, ParamPlans};
 use reshard::Parts;
 pub use reshard::Reshard;

@@ -1,9 +1,9 @@
 //! The plans of a group: which steps each parameter takes in each phase, and what ranks compare of them.
 
-use lowp_format::{GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward, Usage};
+use lowp_format::{GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, Usage};
 use lowp_kernels::Backend;
 
-use super::pool::{ParamPlans, check_transpose};
+use super::pool::{ParamPlans, check_derived};
 use crate::{Communicator, ShardError, ShardedTensor};
 
 /// The plans of all parameters.
@@ -41,14 +41,7 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
             [make(Phase::Forward)?, make(Phase::Backward)?, None]
         };
         for plan in exchanges.iter().flatten() {
-            for step in &plan.steps {
-                if let GatherStep::Derive { spec, from } = step {
-                    let all = recipe.buffers(Usage::BOTH);
-                    let from = all.iter().find(|s| s.key == *from).copied();
-                    let from = from.unwrap_or(*spec);
-                    check_transpose(recipe.name(), spec, &from, plan)?;
-                }
-            }
+            check_derived(&recipe, plan)?;
         }
         let group = match policy {
             ReshardAfterForward::Group(ranks) => ranks,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase};
+use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Recipe, Usage};
 use lowp_kernels::{Backend, Element, InterleaveJob, KernelError, TransposeJob, Work};
 
 use super::scratch::Free;
@@ -390,8 +390,19 @@ fn missing(plan: &GatherPlan, key: BufferKey) -> ShardError {
     .into()
 }
 
-/// Accepts buffers that are exact transposes of their sources.
-pub(crate) fn check_transpose(
+/// Accepts plans whose derived buffers are exact transposes of their sources.
+pub(crate) fn check_derived<R: Recipe>(recipe: &R, plan: &GatherPlan) -> Result<(), ShardError> {
+    let all = recipe.buffers(Usage::BOTH);
+    for step in &plan.steps {
+        if let GatherStep::Derive { spec, from } = step {
+            let from = all.iter().find(|s| s.key == *from).unwrap_or(spec);
+            check_transpose(recipe.name(), spec, from, plan)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_transpose(
     recipe: &'static str,
     spec: &BufferSpec,
     from: &BufferSpec,

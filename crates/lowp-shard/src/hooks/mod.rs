@@ -8,7 +8,7 @@ use lowp_format::{
     Shape, Transport, Usage,
 };
 
-use crate::gather::check_transpose;
+use crate::gather::check_derived;
 use crate::{ShardError, ShardSpec};
 
 mod buffers;
@@ -272,17 +272,6 @@ fn serves(usage: Usage, asked: Usage) -> Result<(), FormatError> {
         Some(orientation) => Err(FormatError::MissingUsage { orientation, usage }),
         None => Ok(()),
     }
-}
-
-fn check_derived<R: Recipe>(recipe: &R, plan: &GatherPlan) -> Result<(), ShardError> {
-    let all = recipe.buffers(Usage::BOTH);
-    for step in &plan.steps {
-        if let GatherStep::Derive { spec, from } = step {
-            let from = all.iter().find(|s| s.key == *from).unwrap_or(spec);
-            check_transpose(recipe.name(), spec, from, plan)?;
-        }
-    }
-    Ok(())
 }
 
 fn inputs(plan: &GatherPlan) -> Vec<HookInput> {
