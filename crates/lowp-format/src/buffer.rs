@@ -13,17 +13,17 @@ pub enum Part {
     Data,
     /// One scale per block.
     BlockScale,
-    /// The decode scale of the tensor, one f32 that multiplies codes.
+    /// The decode scale of the tensor or of each line, in f32: it multiplies codes.
     DecodeScale,
-    /// The amax of the tensor, one f32 from which a two-level rule makes its scales.
-    TensorAmax,
+    /// The amax of the tensor or of each line, in f32, from which a two-level rule makes its scales.
+    Amax,
 }
 
 impl Part {
-    /// Whether it is one f32 for the whole tensor. The scale rule says which one
-    /// ([`ScaleRule::tensor_part`](crate::ScaleRule::tensor_part)).
-    pub const fn is_per_tensor(self) -> bool {
-        matches!(self, Part::DecodeScale | Part::TensorAmax)
+    /// Whether it stands above block scales, or alone: f32 entries of the tensor or of its lines. The scale rule says
+    /// which ([`ScaleRule::outer`](crate::ScaleRule::outer)).
+    pub const fn is_outer(self) -> bool {
+        matches!(self, Part::DecodeScale | Part::Amax)
     }
 }
 
@@ -52,13 +52,13 @@ impl fmt::Display for BufferKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = match self.part {
             Part::Data => "data",
-            Part::BlockScale => "scale_inv",
-            // One name in tables and plans; only the parts tell them apart.
-            Part::DecodeScale | Part::TensorAmax => "tensor_scale",
+            Part::BlockScale | Part::DecodeScale => "scale_inv",
+            Part::Amax => "amax",
         };
         let name = match (self.usage, self.part) {
-            (_, Part::DecodeScale | Part::TensorAmax) => part.to_owned(),
             (Usage::ROWWISE | Usage::COLUMNWISE, _) => format!("{}_{part}", self.usage),
+            // One name in tables and plans; only the parts tell them apart.
+            (_, Part::DecodeScale | Part::Amax) => "tensor_scale".to_owned(),
             _ => format!("shared_{part}"),
         };
         f.pad(&name)
@@ -154,13 +154,15 @@ pub type BufferList = SmallVec<[BufferSpec; 6]>;
 impl BufferSpec {
     /// Longest side of a block, and largest padding multiple.
     pub const MAX_SIDE: usize = 4096;
+    /// A side that is as long as the matrix.
+    pub const WHOLE: usize = usize::MAX;
 
     /// Whether a tensor of `shape` can have this buffer. The fields are public, so this is asked
     /// before anything is computed from them.
     ///
     /// # Errors
     /// Two physical axes along one logical axis; a tile side or a padding multiple that is not 1 to
-    /// [`BufferSpec::MAX_SIDE`]; or a shape with too many elements ([`Shape::check`]).
+    /// [`BufferSpec::MAX_SIDE`] (a tile side may be [`BufferSpec::WHOLE`]); or a shape with too many elements ([`Shape::check`]).
     pub fn check(&self, shape: Shape) -> Result<(), FormatError> {
         shape.check()?;
         let reject = |why| Err(FormatError::NoSuchBuffer { key: self.key, why });
@@ -173,10 +175,10 @@ impl BufferSpec {
             ("padding multiple", self.padded.outer),
             ("padding multiple", self.padded.block),
         ];
-        match sides
-            .iter()
-            .find(|(_, n)| !(1..=Self::MAX_SIDE).contains(n))
-        {
+        let fits = |what: &str, n: usize| {
+            (1..=Self::MAX_SIDE).contains(&n) || (n == Self::WHOLE && what == "tile side")
+        };
+        match sides.iter().find(|(what, n)| !fits(what, *n)) {
             Some((what, n)) => reject(format!("a {what} is 1 to {}, not {n}", Self::MAX_SIDE)),
             None => Ok(()),
         }
@@ -219,36 +221,58 @@ impl BufferSpec {
         }
     }
 
-    /// The decode scale of the tensor, shared by both orientations.
-    pub const fn decode_scale() -> Self {
-        Self::per_tensor(Part::DecodeScale)
-    }
-
-    /// The amax of the tensor, shared by both orientations.
-    pub const fn tensor_amax() -> Self {
-        Self::per_tensor(Part::TensorAmax)
-    }
-
-    const fn per_tensor(part: Part) -> Self {
+    /// One f32 of the whole tensor, equal on all ranks.
+    pub const fn of_tensor(usage: Usage, part: Part) -> Self {
         Self {
-            key: BufferKey::new(Usage::BOTH, part),
+            key: BufferKey::new(usage, part),
             code: Code::F32,
             axes: [Axis::Rows, Axis::Cols],
-            tile: [1, 1],
+            tile: [Self::WHOLE; 2],
             padded: PaddedForm::NONE,
             origin: Origin::Replicated,
         }
     }
 
+    /// One f32 of each line along which blocks of `orientation` run: rows, or columns.
+    pub const fn of_lines(
+        usage: Usage,
+        part: Part,
+        orientation: Orientation,
+        origin: Origin,
+    ) -> Self {
+        let axes = match orientation {
+            Orientation::Rowwise => [Axis::Rows, Axis::Cols],
+            Orientation::Columnwise => [Axis::Cols, Axis::Rows],
+        };
+        Self {
+            key: BufferKey::new(usage, part),
+            code: Code::F32,
+            axes,
+            tile: [1, Self::WHOLE],
+            padded: PaddedForm::NONE,
+            origin,
+        }
+    }
+
+    /// Whether it is one entry, whatever the shape.
+    pub const fn is_scalar(&self) -> bool {
+        self.tile[0] == Self::WHOLE && self.tile[1] == Self::WHOLE
+    }
+
     /// Entries along each physical axis (Compact form: exactly one per tile, no padding).
     pub const fn entries(&self, shape: Shape) -> [usize; 2] {
-        if self.key.part.is_per_tensor() {
+        if self.is_scalar() {
             return [1, 1];
         }
-        [
-            self.axes[0].len(shape).div_ceil(self.tile[0]),
-            self.axes[1].len(shape).div_ceil(self.tile[1]),
-        ]
+        let mut entries = [0; 2];
+        let mut axis = 0;
+        while axis < 2 {
+            let len = self.axes[axis].len(shape);
+            // Lines of nothing have an entry, too.
+            entries[axis] = if self.tile[axis] == Self::WHOLE { 1 } else { len.div_ceil(self.tile[axis]) };
+            axis += 1;
+        }
+        entries
     }
 
     /// Bytes of one physical row.
@@ -271,21 +295,23 @@ impl BufferSpec {
 
     /// The multiple at which rows are cut, so that no entry and no byte straddles a cut.
     pub const fn row_quantum(&self) -> usize {
-        if self.key.part.is_per_tensor() {
-            return 1;
-        }
-        match self.axes[0] {
-            Axis::Rows => self.tile[0],
-            Axis::Cols => self.tile[1] * self.code.entries_per_byte(),
-        }
+        let (side, entries) = match self.axes[0] {
+            Axis::Rows => (self.tile[0], 1),
+            Axis::Cols => (self.tile[1], self.code.entries_per_byte()),
+        };
+        // What covers all rows is equal on all ranks.
+        if side == Self::WHOLE { 1 } else { side * entries }
     }
 
     /// The multiple that the number of columns must be.
     pub const fn col_quantum(&self) -> usize {
-        match self.axes[1] {
-            Axis::Cols => self.tile[1] * self.code.entries_per_byte(),
-            Axis::Rows => self.tile[0],
-        }
+        let (side, entries) = match self.axes[1] {
+            Axis::Cols => (self.tile[1], self.code.entries_per_byte()),
+            Axis::Rows => (self.tile[0], 1),
+        };
+        // A block with an f32 scale may have fewer columns at the edge.
+        let partial = matches!((self.key.part, self.code), (Part::BlockScale, Code::F32));
+        if side == Self::WHOLE || partial { 1 } else { side * entries }
     }
 }
 

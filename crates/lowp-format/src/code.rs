@@ -74,6 +74,18 @@ impl Code {
         }
     }
 
+    /// Fraction bits of a normal value.
+    pub const fn mantissa_bits(self) -> u32 {
+        match self {
+            Code::E4M3 => 3,
+            Code::E5M2 => 2,
+            Code::E2M1 => 1,
+            Code::E8M0 => 0,
+            Code::Bf16 => 7,
+            Code::F32 => 23,
+        }
+    }
+
     /// The name in tables and file metadata.
     pub const fn name(self) -> &'static str {
         match self {

@@ -51,7 +51,7 @@ pub enum FormatError {
         /// The recipe's name.
         recipe: &'static str,
         /// The option's name.
-        option: &'static str,
+        option: String,
     },
     /// An option value outside its range.
     #[error("{option} = {value} is out of range: {expected}")]
@@ -61,7 +61,15 @@ pub enum FormatError {
         /// The value given.
         value: String,
         /// What is allowed.
-        expected: &'static str,
+        expected: String,
+    },
+    /// Options that exclude each other.
+    #[error("{recipe}: {why}")]
+    OptionsExclude {
+        /// The recipe's name.
+        recipe: &'static str,
+        /// Which options, and the remedy.
+        why: &'static str,
     },
     /// No ranks.
     #[error("a world of 0 ranks holds nothing; the world size is at least 1")]

@@ -2,7 +2,7 @@
 //! layouts and gather plans. Pure values and pure functions: no I/O, no threads, no device.
 //!
 //! A [`Recipe`] is a `Copy` value. It says which buffers a quantized tensor consists of
-//! ([`BufferSpec`]) and which arithmetic fills them ([`KernelKey`], [`ScaleSource`]). Shapes,
+//! ([`BufferSpec`]) and which arithmetic fills them ([`KernelKey`]), by orientation ([`Quantizers`]). Shapes,
 //! padding, slicing, gathering and accounting follow from those answers and are written once.
 //!
 //! # Example
@@ -29,7 +29,9 @@ mod cuts;
 mod describe;
 mod error;
 mod gather;
+mod hadamard;
 mod philox;
+mod quantizer;
 mod recipe;
 mod reshard;
 mod scale_layout;
@@ -37,6 +39,7 @@ mod scale_rule;
 mod shape;
 mod table;
 mod tensor;
+mod two_level;
 mod usage;
 
 pub use buffer::{Axis, BufferKey, BufferList, BufferSpec, Origin, PaddedForm, Part};
@@ -45,18 +48,19 @@ pub use cuts::RowCuts;
 pub use describe::{buffers_table, gather_table, layout_map, ranks_table};
 pub use error::FormatError;
 pub use gather::{GatherPlan, GatherStep, Phase, PhasePlans, Transport};
+pub use hadamard::{HADAMARD_ROWS, HADAMARD_SIGNS, hadamard_rows, hadamard16, rotate_rows};
 pub use philox::Philox;
+pub use quantizer::{Columnwise, Quantizer, Quantizers};
 pub use recipe::*;
 pub use reshard::ReshardAfterForward;
 pub use scale_layout::{Form, ScaleLayout};
 pub use scale_rule::{
-    AmaxAlgorithm, KernelKey, MxScale, ScaleRule, ScaleSource, SourceRounding, history,
-    tensor_scale, two_level_block_factor, two_level_block_scale, two_level_decode_factor,
-    two_level_encode_scale, two_level_multiplier,
+    AmaxAlgorithm, Extent, KernelKey, MxScale, ScaleRule, SourceRounding, history, tensor_scale,
 };
 pub use shape::Shape;
 pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
+pub use two_level::*;
 pub use usage::{Orientation, Usage};
 
 /// `ceil(a / b)`.

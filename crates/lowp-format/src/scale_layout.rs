@@ -74,7 +74,7 @@ impl ScaleLayout {
         } = *spec;
         let compact = spec.entries(shape);
         // A scalar follows no axis: nothing to pad, nothing to repeat.
-        let scalar = spec.key.part.is_per_tensor();
+        let scalar = spec.is_scalar();
         if form == Form::Compact || (scalar && form == Form::Padded) {
             return Ok(Self {
                 form,
@@ -108,7 +108,10 @@ impl ScaleLayout {
                 tile[axis] = 1;
             }
         }
-        let entries = [0, 1].map(|axis| cdiv(axes[axis].len(shape), tile[axis]));
+        let entries = [0, 1].map(|axis| match tile[axis] {
+            BufferSpec::WHOLE => 1,
+            side => cdiv(axes[axis].len(shape), side),
+        });
         let padded = [0, 1].map(|axis| round_up(entries[axis], align[axis]));
         let mut layout = Self {
             form,

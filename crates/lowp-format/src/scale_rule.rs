@@ -1,11 +1,11 @@
-//! Scale rules: how an amax becomes a scale. One function per formula of docs/numerics.md, used
-//! by every kernel, plan and test.
+//! [`ScaleRule`]: how an amax becomes a scale, and [`KernelKey`], what one orientation is made of. One
+//! function per formula of docs/numerics.md, used by every kernel, plan and test.
 //!
 //! A scale is named by direction: an *encode* scale multiplies values, a *decode* scale
 //! (`scale_inv`) multiplies codes.
 
-use crate::codec::{e4m3, e8m0};
-use crate::{Code, Orientation, Part};
+use crate::codec::e8m0;
+use crate::{Axis, BufferSpec, Code, FourOverSix, Orientation, Part, Shape};
 
 /// How an E8M0 block scale is rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,6 +15,10 @@ pub enum MxScale {
     Te,
     /// The exponent of the amax (OCP MX 1.0, 6.3): block maxima may saturate.
     OcpFloor,
+    /// The exponent of the amax rounded to the precision of the elements: block maxima above the
+    /// midpoint of the largest value and the next power of two count as that power. Written by Quark
+    /// and compressed-tensors.
+    Even,
 }
 
 /// Which entry of the amax history sets the next delayed scale.
@@ -48,17 +52,66 @@ impl SourceRounding {
     }
 }
 
-/// The scale arithmetic of a kernel.
+/// The values that share the amax above block scales, or the scale where blocks have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// The whole tensor.
+    Tensor,
+    /// A line along which blocks run: a row of a rowwise operand, a column of a columnwise one.
+    Line,
+}
+
+impl Extent {
+    /// Amaxes of a matrix of `shape`.
+    pub const fn entries(self, orientation: Orientation, shape: Shape) -> usize {
+        match self {
+            Extent::Tensor => 1,
+            Extent::Line => Axis::outer(orientation).len(shape),
+        }
+    }
+
+    /// Rows and columns that share an amax.
+    pub const fn block(self, orientation: Orientation) -> [usize; 2] {
+        match (self, orientation) {
+            (Extent::Tensor, _) => [BufferSpec::WHOLE; 2],
+            (Extent::Line, Orientation::Rowwise) => [1, BufferSpec::WHOLE],
+            (Extent::Line, Orientation::Columnwise) => [BufferSpec::WHOLE, 1],
+        }
+    }
+}
+
+/// How scales follow from amaxes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScaleRule {
     /// No scale: the element code holds the value itself (f32, bf16).
     None,
-    /// One f32 encode scale for the whole tensor, given to the kernel.
-    Tensor,
+    /// One f32 scale for the tensor, from the amaxes of earlier steps (delayed scaling).
+    Delayed {
+        /// Length of the amax history.
+        window: usize,
+        /// Which entry counts.
+        algorithm: AmaxAlgorithm,
+        /// The scale leaves this many binary orders of headroom.
+        margin: i32,
+    },
+    /// One f32 scale for the tensor or for each line, by [`tensor_scale`] from its amax now.
+    Current {
+        /// What shares a scale.
+        extent: Extent,
+        /// Round the scale down to a power of two.
+        pow2: bool,
+        /// Lower bound of the amax.
+        epsilon: f32,
+    },
     /// One E8M0 scale per block.
     E8M0(MxScale),
-    /// One E4M3 scale per block under one f32 tensor amax (NVFP4).
-    TwoLevel,
+    /// One E4M3 scale per block under an f32 amax of the tensor or of each line (NVFP4).
+    TwoLevel {
+        /// What shares the amax.
+        extent: Extent,
+        /// Whether a block may aim at 4 instead of 6.
+        four_over_six: FourOverSix,
+    },
     /// One f32 scale per block by [`tensor_scale`].
     BlockF32 {
         /// Round the scale down to a power of two.
@@ -69,77 +122,81 @@ pub enum ScaleRule {
 }
 
 impl ScaleRule {
-    /// What a quantized tensor keeps as one f32 for all of its elements, if anything.
-    pub const fn tensor_part(&self) -> Option<Part> {
+    /// NVFP4's rule: an amax of the tensor, and blocks that aim at 6.
+    pub const TWO_LEVEL: Self = Self::TwoLevel {
+        extent: Extent::Tensor,
+        four_over_six: FourOverSix::Off,
+    };
+
+    /// What stands above block scales, or alone: the extent and what a quantized tensor keeps of it.
+    pub const fn outer(&self) -> Option<(Extent, Part)> {
         match self {
-            ScaleRule::Tensor => Some(Part::DecodeScale),
-            ScaleRule::TwoLevel => Some(Part::TensorAmax),
+            ScaleRule::Delayed { .. } => Some((Extent::Tensor, Part::DecodeScale)),
+            ScaleRule::Current { extent, .. } => Some((*extent, Part::DecodeScale)),
+            ScaleRule::TwoLevel { extent, .. } => Some((*extent, Part::Amax)),
             ScaleRule::None | ScaleRule::E8M0(_) | ScaleRule::BlockF32 { .. } => None,
         }
     }
+
+    /// The code of a stored block scale, where blocks have scales.
+    pub const fn entry(&self) -> Option<Code> {
+        match self {
+            ScaleRule::None | ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => None,
+            ScaleRule::E8M0(_) => Some(Code::E8M0),
+            ScaleRule::TwoLevel { .. } => Some(Code::E4M3),
+            ScaleRule::BlockF32 { .. } => Some(Code::F32),
+        }
+    }
+
+    /// Whether encoding must wait for an amax of the tensor or of its lines (a second pass).
+    pub const fn waits_for_amax(&self) -> bool {
+        matches!(
+            self,
+            ScaleRule::Current { .. } | ScaleRule::TwoLevel { .. }
+        )
+    }
+
+    /// Whether the scale comes of earlier steps.
+    pub const fn is_delayed(&self) -> bool {
+        matches!(self, ScaleRule::Delayed { .. })
+    }
 }
 
-/// The ingredients that a kernel is made of. Backends dispatch on this and never see a recipe.
+/// The ingredients that one orientation is made of. Backends dispatch on this and never see a recipe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelKey {
     /// Element code of the data.
     pub element: Code,
     /// Scale arithmetic.
     pub scale: ScaleRule,
-    /// Block rows x columns per orientation, rowwise first; `None` where no block has a scale.
-    pub blocks: Option<[[usize; 2]; 2]>,
+    /// Block rows x columns; `None` where no block has a scale.
+    pub block: Option<[usize; 2]>,
+    /// Whether groups of 16 rows pass a random Hadamard transform first ([`crate::hadamard16`]).
+    pub hadamard: bool,
 }
 
 impl KernelKey {
-    /// Block rows x columns of `orientation`, or `None` where no block has a scale.
-    pub fn block(&self, orientation: Orientation) -> Option<[usize; 2]> {
-        self.blocks.map(|blocks| blocks[orientation as usize])
+    /// Elements of `element` under `scale`, without block scales.
+    pub const fn new(element: Code, scale: ScaleRule) -> Self {
+        Self {
+            element,
+            scale,
+            block: None,
+            hadamard: false,
+        }
+    }
+
+    /// The same with block scales of `block` rows x columns.
+    #[must_use]
+    pub const fn blocks(self, block: [usize; 2]) -> Self {
+        Self {
+            block: Some(block),
+            ..self
+        }
     }
 }
 
-/// What a scale depends on, and so which phases a cast needs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ScaleSource {
-    /// Nothing is scaled.
-    None,
-    /// The amaxes of earlier steps (delayed scaling).
-    History {
-        /// Length of the amax history.
-        window: usize,
-        /// Which entry counts.
-        algorithm: AmaxAlgorithm,
-        /// The scale leaves this many binary orders of headroom.
-        margin: i32,
-    },
-    /// The amax of the whole tensor, now.
-    TensorAmax {
-        /// Round the scale down to a power of two.
-        pow2: bool,
-        /// Lower bound of the amax.
-        epsilon: f32,
-    },
-    /// The amax of each block.
-    BlockAmax,
-    /// The amax of the whole tensor and of each block.
-    TensorAndBlockAmax,
-}
-
-impl ScaleSource {
-    /// Whether encoding must wait for the amax of the whole tensor (a second pass).
-    pub const fn needs_tensor_amax(self) -> bool {
-        matches!(
-            self,
-            ScaleSource::TensorAmax { .. } | ScaleSource::TensorAndBlockAmax
-        )
-    }
-
-    /// Whether the tensor amax is observed, for this cast or for a later one.
-    pub const fn observes_tensor_amax(self) -> bool {
-        self.needs_tensor_amax() || matches!(self, ScaleSource::History { .. })
-    }
-}
-
-/// Encode scale of a tensor (or an f32-scaled block) from its amax.
+/// Encode scale of a tensor (or an f32-scaled block or line) from its amax.
 ///
 /// `fl(fp8_max / max(amax, epsilon))`; 1 where the amax is 0, infinite or NaN; `f32::MAX` where
 /// the quotient overflows; then, with `pow2`, the fraction bits are cleared. The decode scale is
@@ -200,54 +257,13 @@ pub fn history(
 }
 
 impl MxScale {
-    /// The E8M0 scale byte of a block. Source: docs/numerics.md 6.1 and 6.3.
+    /// The E8M0 scale byte of a block. Source: docs/numerics.md 6.1, 6.3 and 19.
     #[inline(always)]
     pub fn block_scale(self, amax: f32, element: Code) -> u8 {
         match self {
             MxScale::Te => e8m0::encode_ceil(amax * (1.0 / element.max_finite())),
             MxScale::OcpFloor => e8m0::encode_floor(amax, element.max_exponent()),
+            MxScale::Even => e8m0::encode_even(amax, element.max_exponent(), element.mantissa_bits()),
         }
     }
-}
-
-/// `fl(1 / 6)`, the factor of the two-level block scale.
-const SIXTH: f32 = 1.0 / 6.0;
-
-/// Tensor-level encode scale of two-level scaling (NVFP4's `S_enc`) from the tensor amax: `fl(2688 / amax)`, at most
-/// `f32::MAX`; 1 where the amax is 0 or infinite. An amax is never NaN (2.2); should one be given,
-/// it counts as 1. Source: docs/numerics.md 7.1.
-#[inline]
-pub fn two_level_encode_scale(amax: f32) -> f32 {
-    if amax == 0.0 {
-        return 1.0;
-    }
-    let amax = if amax.is_nan() { 1.0 } else { amax };
-    let scale = (2688.0 / amax).min(f32::MAX);
-    if scale == 0.0 { 1.0 } else { scale }
-}
-
-/// The E4M3 decode scale byte of a block under a tensor-level scale. Source: docs/numerics.md 7.2.
-#[inline(always)]
-pub fn two_level_block_scale(block_amax: f32, encode_scale: f32) -> u8 {
-    e4m3::encode((block_amax * two_level_block_factor(encode_scale)).min(f32::MAX))
-}
-
-/// What a block amax is multiplied by before it becomes a block scale. Source: docs/numerics.md
-/// 7.2.
-#[inline(always)]
-pub fn two_level_block_factor(encode_scale: f32) -> f32 {
-    encode_scale * SIXTH
-}
-
-/// The multiplier of a block's values before E2M1 encoding. Source: docs/numerics.md 7.2.
-#[inline(always)]
-pub fn two_level_multiplier(block_scale: u8, encode_scale: f32) -> f32 {
-    let decode_scale = 1.0 / encode_scale;
-    (1.0 / (e4m3::decode(block_scale) * decode_scale)).min(f32::MAX)
-}
-
-/// The factor that decodes the elements of a two-level block. Source: docs/numerics.md 7.4.
-#[inline(always)]
-pub fn two_level_decode_factor(block_scale: u8, tensor_amax: f32) -> f32 {
-    (e4m3::decode(block_scale) * tensor_amax) * (1.0 / 2688.0)
 }

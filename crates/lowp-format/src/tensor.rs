@@ -95,12 +95,12 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
             .fold(Usage::empty(), |usage, b| usage | b.spec.key.usage)
     }
 
-    /// The buffer with one f32 for the whole tensor: its decode scale or its amax, as its
-    /// [`Part`] says.
-    pub fn per_tensor(&self) -> Option<&Buffer<S>> {
-        self.buffers
-            .iter()
-            .find(|b| b.spec.key.part.is_per_tensor())
+    /// The buffer above the block scales of `orientation`, or alone: decode scales or amaxes of the tensor or of its
+    /// lines, as its [`Part`] says.
+    pub fn outer(&self, orientation: Orientation) -> Option<&Buffer<S>> {
+        self.buffers.iter().find(|b| {
+            b.spec.key.part.is_outer() && b.spec.key.usage.contains(orientation.usage())
+        })
     }
 
     /// The buffer of that name.

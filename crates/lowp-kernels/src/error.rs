@@ -52,21 +52,9 @@ pub enum KernelError {
         /// The least amax.
         epsilon: f32,
     },
-    /// Options of per-tensor scales where there are none.
-    #[error(
-        "pow2 {pow2} and epsilon {epsilon} for the amax of {scale:?} scales; they are of per-tensor scales: leave them false and 0"
-    )]
-    TensorOptions {
-        /// Whether a scale is rounded down to a power of two.
-        pow2: bool,
-        /// The least amax.
-        epsilon: f32,
-        /// The rule of the job.
-        scale: ScaleRule,
-    },
     /// An observed amax for scales that do not depend on the tensor.
     #[error(
-        "an observed tensor amax for {scale:?} scales, which depend on no tensor; give the job none"
+        "an observed amax for {scale:?} scales, which are made of none that is observed now; give the job none, or the known scale"
     )]
     ObservedAmax {
         /// The rule of the job.
@@ -94,14 +82,25 @@ pub enum KernelError {
         /// Rows and columns of a block.
         block: [usize; 2],
     },
-    /// One buffer for two orientations whose blocks differ.
+    /// One buffer for two orientations whose ingredients differ.
     #[error(
-        "one buffer for both orientations where their blocks differ ({blocks:?}); give each a buffer of its own"
+        "one buffer for both orientations where their ingredients differ ({} and {}); give each a buffer of its own", ingredients(&.kernels[0]), ingredients(&.kernels[1])
     )]
-    BlocksDiffer {
-        /// Blocks of the rowwise and of the columnwise orientation.
-        blocks: Option<[[usize; 2]; 2]>,
+    KernelsDiffer {
+        /// Ingredients of the rowwise and of the columnwise orientation.
+        kernels: Box<[KernelKey; 2]>,
     },
+    /// A Hadamard transform of something else than a whole matrix of rows.
+    #[error("{what} behind a Hadamard transform; it is of whole groups of 16 rows: {remedy}")]
+    Hadamard {
+        /// What was asked for.
+        what: &'static str,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// A choice of four over six where a block may be in parts.
+    #[error("a flat encode with four over six, which compares the errors of whole blocks; encode rows")]
+    FlatChoice,
     /// A target that serves no orientation.
     #[error("{key}: it serves no orientation; its usage is rowwise, columnwise or both")]
     TargetUsage {
@@ -324,15 +323,15 @@ fn ingredients(key: &KernelKey) -> String {
     let KernelKey {
         element,
         scale,
-        blocks,
+        block,
+        hadamard,
     } = key;
-    match blocks {
-        None => format!("{element} elements with {scale:?} scales and no blocks"),
-        Some([row, col]) => format!(
-            "{element} elements with {scale:?} scales over {}x{} and {}x{} blocks",
-            row[0], row[1], col[0], col[1]
-        ),
-    }
+    let blocks = match block {
+        None => "no blocks".to_owned(),
+        Some([rows, cols]) => format!("{rows}x{cols} blocks"),
+    };
+    let transform = if *hadamard { " behind a Hadamard transform" } else { "" };
+    format!("{element} elements with {scale:?} scales and {blocks}{transform}")
 }
 
 /// What a kernel fills, in words.

@@ -2,45 +2,57 @@
 //! becomes the fields of a job. A backend sees the job only.
 
 use lowp_format::{
-    Form, FormatError, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, ScaleSource, Shape,
-    SourceRounding, Usage,
+    Extent, Form, FormatError, KernelKey, Orientation, Part, QuantizedTensor, Quantizers, Recipe,
+    Role, ScaleLayout, ScaleRule, Shape, SourceRounding, Usage,
 };
 
 use crate::check::target::touched;
 use crate::{
-    AdamMode, AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks,
+    AdamMode, AdamwAmax, AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatBlocks,
     FlatEncodeJob, HistoryJob, KernelError, Moments, Slot, Source, Target, TensorInput,
 };
 
-/// What an encode reads of its tensor, in an entry of its own: an amax of 0, or a delayed scale of 1.
-fn tensor_input<B: Backend>(
+/// What an encode of `usage` reads of its tensor or its lines, in entries of their own: amaxes of 0, or a delayed scale
+/// of 1.
+fn tensor_inputs<B: Backend>(
     backend: &B,
-    scale_source: ScaleSource,
-) -> Result<Option<TensorInput<B>>, KernelError> {
-    let slot = |value: f32| -> Result<Slot<B>, KernelError> {
-        let buffer = backend.upload(&[value])?;
-        Ok(Slot { buffer, index: 0 })
-    };
-    Ok(match scale_source {
-        ScaleSource::None | ScaleSource::BlockAmax => None,
-        ScaleSource::History { .. } => Some(TensorInput::Known(slot(1.0)?)),
-        ScaleSource::TensorAmax { pow2, epsilon } => Some(TensorInput::Observed {
-            slot: slot(0.0)?,
-            pow2,
-            epsilon,
-        }),
-        ScaleSource::TensorAndBlockAmax => Some(TensorInput::Observed {
-            slot: slot(0.0)?,
-            pow2: false,
-            epsilon: 0.0,
-        }),
-    })
+    quantizers: &Quantizers,
+    shape: Shape,
+    usage: Usage,
+) -> Result<[Option<TensorInput<B>>; 2], KernelError> {
+    // By orientation: where its entries begin, and whether they are known.
+    let mut places = [None, None];
+    let mut entries = Vec::new();
+    for served in quantizers.outer_usages(usage) {
+        let Some(orientation) = served.orientations().next() else {
+            continue;
+        };
+        let rule = quantizers.of(orientation).kernel.scale;
+        let Some((extent, _)) = rule.outer() else {
+            continue;
+        };
+        let (index, known) = (entries.len(), rule.is_delayed());
+        let first = if known { 1.0 } else { 0.0 };
+        entries.resize(index + extent.entries(orientation, shape), first);
+        for orientation in served.orientations() {
+            places[orientation as usize] = Some((index, known));
+        }
+    }
+    let buffer = backend.upload::<f32>(&entries)?;
+    Ok(places.map(|place| {
+        let (index, known) = place?;
+        let slot = Slot { buffer: buffer.clone(), index };
+        Some(match known {
+            true => TensorInput::Known(slot),
+            false => TensorInput::Observed(slot),
+        })
+    }))
 }
 
 impl<B: Backend> EncodeJob<B> {
     /// An encode of `source`, a matrix of `shape`, into new buffers: all that `recipe` has for `usage`.
     ///
-    /// Where the scale depends on the tensor, [`EncodeJob::tensor`] is a new entry: the amax, which
+    /// Where scales depend on the tensor or its lines, [`EncodeJob::tensor`] are new entries: amaxes, which
     /// [`AmaxJob::before`] raises, or the delayed scale, which begins as 1 and which a [`HistoryJob`] moves.
     /// Tensors that share a vector of entries set the field to theirs.
     ///
@@ -68,13 +80,14 @@ impl<B: Backend> EncodeJob<B> {
         source: Source<B>,
     ) -> Result<Self, KernelError> {
         let recipe = tensor.recipe();
+        let quantizers = recipe.quantizers(Role::Weight);
         let target = |b: &lowp_format::Buffer<_>| Target::new(b.spec, B::Buffer::clone(&b.storage));
         Ok(Self {
             shape: tensor.shape(),
-            kernel: recipe.kernel(),
+            kernels: quantizers.kernels(),
             source,
             source_rounding: recipe.source_rounding(),
-            tensor: tensor_input(backend, recipe.scale_source())?,
+            tensor: tensor_inputs(backend, &quantizers, tensor.shape(), tensor.usage())?,
             targets: tensor.buffers().iter().map(target).collect(),
             stochastic: None,
         })
@@ -115,46 +128,77 @@ impl<B: Backend> AmaxJob<B> {
             out: entry.buffer,
             tensor: Some(entry.index),
             blocks: Vec::new(),
+            hadamard: false,
         }
     }
 
-    /// The amax that `encode` makes its scale of; `None` where it waits for none.
-    pub fn before(encode: &EncodeJob<B>) -> Option<Self> {
-        let Some(TensorInput::Observed { slot, .. }) = &encode.tensor else {
-            return None;
-        };
-        Some(Self {
-            shape: encode.shape,
-            start: 0,
-            source: encode.source.clone(),
-            source_rounding: encode.source_rounding,
-            out: slot.buffer.clone(),
-            tensor: Some(slot.index),
-            blocks: Vec::new(),
-        })
+    /// The amaxes that `encode` makes its scales of; empty where it waits for none.
+    pub fn before(backend: &B, encode: &EncodeJob<B>) -> Vec<Self> {
+        let kernels = &encode.kernels;
+        let source = (&encode.source, encode.source_rounding);
+        observations(backend, (encode.shape, 0), source, kernels, &encode.tensor)
     }
 
-    /// The amaxes that `encode` takes as agreed: of the tensor into its vector, then of blocks into theirs.
+    /// The amaxes that `encode` takes as agreed: of the tensor or its lines into their vectors, then of blocks into theirs.
     /// Empty where it waits for none.
-    pub fn before_flat(encode: &FlatEncodeJob<B>) -> Vec<Self> {
-        let job = |out: &B::Buffer<f32>, tensor, blocks| Self {
+    pub fn before_flat(backend: &B, encode: &FlatEncodeJob<B>) -> Vec<Self> {
+        let source = (&encode.source, encode.source_rounding);
+        let (kernels, inputs) = (&encode.kernels, &encode.tensor);
+        let mut jobs = observations(backend, (encode.shape, encode.start), source, kernels, inputs);
+        jobs.extend(encode.blocks.as_ref().map(|flat| Self {
             shape: encode.shape,
             start: encode.start,
             source: encode.source.clone(),
             source_rounding: encode.source_rounding,
-            out: out.clone(),
-            tensor,
-            blocks,
-        };
-        let mut jobs = Vec::new();
-        if let Some(TensorInput::Observed { slot, .. }) = &encode.tensor {
-            jobs.push(job(&slot.buffer, Some(slot.index), Vec::new()));
-        }
-        if let Some(flat) = &encode.blocks {
-            jobs.push(job(&flat.amaxes, None, flat.blocks.clone()));
-        }
+            out: flat.amaxes.clone(),
+            tensor: None,
+            blocks: flat.blocks.clone(),
+            hadamard: false,
+        }));
         jobs
     }
+}
+
+/// The observations that `inputs` are made of, each once.
+fn observations<B: Backend>(
+    backend: &B,
+    (shape, start): (Shape, usize),
+    (source, source_rounding): (&Source<B>, SourceRounding),
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<B>>; 2],
+) -> Vec<AmaxJob<B>> {
+    let mut jobs: Vec<AmaxJob<B>> = Vec::new();
+    for orientation in Orientation::ALL {
+        let key = &kernels[orientation as usize];
+        let Some(TensorInput::Observed(slot)) = &inputs[orientation as usize] else {
+            continue;
+        };
+        let mut job = AmaxJob {
+            shape,
+            start,
+            source: source.clone(),
+            source_rounding,
+            out: slot.buffer.clone(),
+            tensor: None,
+            blocks: Vec::new(),
+            hadamard: key.hadamard,
+        };
+        match key.scale.outer() {
+            Some((Extent::Line, _)) => job.blocks.push(BlockAmax {
+                block: Extent::Line.block(orientation),
+                start: slot.index,
+            }),
+            _ => job.tensor = Some(slot.index),
+        }
+        let same = |other: &AmaxJob<B>| {
+            let [a, b] = [&other.out, &job.out].map(|out| backend.span(out));
+            a == b && (other.tensor, &other.blocks, other.hadamard) == (job.tensor, &job.blocks, job.hadamard)
+        };
+        if !jobs.iter().any(same) {
+            jobs.push(job);
+        }
+    }
+    jobs
 }
 
 impl<B: Backend> HistoryJob<B> {
@@ -170,12 +214,8 @@ impl<B: Backend> HistoryJob<B> {
         scales: B::Buffer<f32>,
         index: usize,
     ) -> Result<Option<Self>, KernelError> {
-        let ScaleSource::History {
-            window,
-            algorithm,
-            margin,
-        } = recipe.scale_source()
-        else {
+        let KernelKey { element, scale, .. } = recipe.kernel(Orientation::Rowwise);
+        let ScaleRule::Delayed { window, algorithm, margin } = scale else {
             return Ok(None);
         };
         Ok(Some(Self {
@@ -185,7 +225,7 @@ impl<B: Backend> HistoryJob<B> {
             history: backend.alloc(window)?,
             algorithm,
             margin,
-            element: recipe.kernel().element,
+            element,
         }))
     }
 }
@@ -215,18 +255,22 @@ impl<B: Backend> FlatEncodeJob<B> {
                 len: elements,
             });
         }
-        let kernel = recipe.kernel();
+        let quantizers = recipe.quantizers(Role::Weight);
+        let kernels = quantizers.kernels();
         let mut targets = Vec::new();
         for spec in recipe.stored(usage) {
             let bytes = match spec.key.part {
                 Part::Data => touched(spec.code, start, len).len(),
-                Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(shape),
+                Part::BlockScale | Part::DecodeScale | Part::Amax => spec.bytes(shape),
             };
             targets.push(Target::new(spec, backend.alloc(bytes)?));
         }
         let mut blocks: Vec<BlockAmax> = Vec::new();
         let mut entries = 0;
-        for block in kernel.blocks.into_iter().flatten() {
+        for orientation in usage.orientations() {
+            let Some(block) = kernels[orientation as usize].block else {
+                continue;
+            };
             if !blocks.iter().any(|part| part.block == block) {
                 let first = entries;
                 entries += shape.rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
@@ -247,10 +291,10 @@ impl<B: Backend> FlatEncodeJob<B> {
             shape,
             start,
             len,
-            kernel,
+            kernels,
             source,
             source_rounding: recipe.source_rounding(),
-            tensor: tensor_input(backend, recipe.scale_source())?,
+            tensor: tensor_inputs(backend, &quantizers, shape, usage)?,
             blocks,
             targets,
         })
@@ -268,10 +312,10 @@ impl<B: Backend> DecodeJob<B> {
         out: B::Buffer<f32>,
     ) -> Result<Self, FormatError> {
         let target = |b: &lowp_format::Buffer<_>| Target::new(b.spec, B::Buffer::clone(&b.storage));
-        let tensor_scale = tensor.per_tensor();
+        let tensor_scale = tensor.outer(orientation);
         Ok(Self {
             shape: tensor.shape(),
-            kernel: tensor.recipe().kernel(),
+            kernel: tensor.recipe().kernel(orientation),
             data: target(tensor.data(orientation)?),
             block_scale: tensor.part(orientation, Part::BlockScale).map(target),
             tensor_scale: tensor_scale.map(|buffer| buffer.storage.clone()),
@@ -303,13 +347,33 @@ impl<B: Backend> AdamwJob<B> {
     }
 
     /// The same with `encode`, whose source is the master, in the pass of the update. An encode that makes its
-    /// scale of the amax of the new master comes back: the update raises that amax, and the encode follows in a
-    /// plan of its own.
+    /// scales of amaxes of the new master comes back: the update raises those amaxes, which lie in one vector, and the
+    /// encode follows in a plan of its own.
     #[must_use]
     pub fn with_encode(mut self, encode: EncodeJob<B>) -> (Self, Option<EncodeJob<B>>) {
         self.source_rounding = encode.source_rounding;
-        if let Some(TensorInput::Observed { slot, .. }) = &encode.tensor {
-            self.amax = Some(slot.clone());
+        let observed = |input: &Option<TensorInput<B>>| match input {
+            Some(TensorInput::Observed(slot)) => Some(slot.clone()),
+            _ => None,
+        };
+        let mut amax: Option<AdamwAmax<B>> = None;
+        for orientation in Orientation::ALL {
+            let Some(slot) = observed(&encode.tensor[orientation as usize]) else {
+                continue;
+            };
+            let amax = amax.get_or_insert_with(|| AdamwAmax {
+                shape: encode.shape,
+                out: slot.buffer.clone(),
+                tensor: None,
+                lines: [None; 2],
+            });
+            match encode.kernels[orientation as usize].scale.outer() {
+                Some((Extent::Line, _)) => amax.lines[orientation as usize] = Some(slot.index),
+                _ => amax.tensor = Some(slot.index),
+            }
+        }
+        if amax.is_some() {
+            self.amax = amax;
             return (self, Some(encode));
         }
         self.encode = Some(Box::new(encode));

@@ -1,5 +1,5 @@
-//! The only list of kernel ingredients: which element codes and scale rules go together, and what each
-//! combination needs. Plain data, which every backend reads.
+//! The only list of kernel ingredients: which element codes and scale rules go together. Plain data, which
+//! every backend reads.
 
 use lowp_format::{Code, KernelKey, ScaleRule};
 
@@ -10,12 +10,14 @@ use crate::KernelError;
 pub(crate) enum RuleKind {
     /// Values are stored as they are.
     Unscaled,
-    /// One scale for the tensor.
+    /// One scale for the tensor, or for each line.
     PerTensor,
     /// A power of two per block.
     PowerOfTwo,
-    /// An E4M3 scale per block under the tensor amax.
+    /// An E4M3 scale per block under an amax.
     TwoLevel,
+    /// The same, with a choice of four over six.
+    FourOverSix,
     /// An f32 scale per block.
     BlockFloat,
 }
@@ -25,31 +27,17 @@ impl RuleKind {
     pub(crate) const fn of(rule: ScaleRule) -> Self {
         match rule {
             ScaleRule::None => Self::Unscaled,
-            ScaleRule::Tensor => Self::PerTensor,
+            ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => Self::PerTensor,
             ScaleRule::E8M0(_) => Self::PowerOfTwo,
-            ScaleRule::TwoLevel => Self::TwoLevel,
+            ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => Self::FourOverSix,
+            ScaleRule::TwoLevel { .. } => Self::TwoLevel,
             ScaleRule::BlockF32 { .. } => Self::BlockFloat,
         }
-    }
-
-    /// The code of a stored block scale, where blocks have scales.
-    pub(crate) const fn entry(self) -> Option<Code> {
-        match self {
-            Self::Unscaled | Self::PerTensor => None,
-            Self::PowerOfTwo => Some(Code::E8M0),
-            Self::TwoLevel => Some(Code::E4M3),
-            Self::BlockFloat => Some(Code::F32),
-        }
-    }
-
-    /// Whether a tensor-level scale or amax is used.
-    pub(crate) const fn tensor(self) -> bool {
-        matches!(self, Self::PerTensor | Self::TwoLevel)
     }
 }
 
 /// Every kernel that there is: an element code and a kind of scale rule.
-pub(crate) const TABLE: [(Code, RuleKind); 11] = {
+pub(crate) const TABLE: [(Code, RuleKind); 12] = {
     use RuleKind::*;
     [
         (Code::F32, Unscaled),
@@ -63,33 +51,29 @@ pub(crate) const TABLE: [(Code, RuleKind); 11] = {
         (Code::E2M1, PerTensor),
         (Code::E2M1, PowerOfTwo),
         (Code::E2M1, TwoLevel),
+        (Code::E2M1, FourOverSix),
     ]
 };
 
-/// What a combination of ingredients needs and offers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Traits {
-    /// Whether a tensor-level scale or amax is used.
-    pub(crate) tensor: bool,
-    /// The code of a stored block scale, where blocks have scales.
-    pub(crate) entry: Option<Code>,
-    /// Whether stochastic rounding exists.
-    pub(crate) stochastic: bool,
-}
+/// The blocks that four over six is defined for.
+const CHOSEN_BLOCKS: [[usize; 2]; 3] = [[1, 16], [16, 1], [16, 16]];
 
-/// The traits of `key`.
+/// Checks that `key` is in the table, and that it has blocks where its rule scales them.
 ///
 /// # Errors
-/// [`KernelError::Ingredients`] for a combination outside the table.
-pub(crate) fn traits(key: &KernelKey) -> Result<Traits, KernelError> {
+/// [`KernelError::Ingredients`] for any other combination.
+pub(crate) fn known(key: &KernelKey) -> Result<(), KernelError> {
     let kind = RuleKind::of(key.scale);
-    let entry = kind.entry();
-    if !TABLE.contains(&(key.element, kind)) || key.blocks.is_some() != entry.is_some() {
-        return Err(KernelError::Ingredients { key: *key });
+    let blocks = key.block.is_some() == key.scale.entry().is_some();
+    let chosen = kind != RuleKind::FourOverSix
+        || key.block.is_some_and(|block| CHOSEN_BLOCKS.contains(&block));
+    if TABLE.contains(&(key.element, kind)) && blocks && chosen {
+        return Ok(());
     }
-    Ok(Traits {
-        tensor: kind.tensor(),
-        entry,
-        stochastic: key.element == Code::E2M1,
-    })
+    Err(KernelError::Ingredients { key: *key })
+}
+
+/// Whether elements of `key` can be rounded stochastically.
+pub(crate) fn is_stochastic(key: &KernelKey) -> bool {
+    key.element == Code::E2M1 && RuleKind::of(key.scale) != RuleKind::FourOverSix
 }

@@ -3,7 +3,7 @@
 
 use half::bf16;
 use lowp_format::{
-    AmaxAlgorithm, BufferSpec, Code, Form, FormatError, KernelKey, Orientation, ScaleLayout, Shape,
+    AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation, ScaleLayout, Shape,
     SourceRounding,
 };
 
@@ -37,31 +37,25 @@ pub struct Slot<B: Backend> {
     pub index: usize,
 }
 
-/// What an encode knows about the tensor as a whole.
+/// What an encode knows about the tensor as a whole, or about each of its lines ([`lowp_format::Extent`]): entries of a
+/// vector from a slot on, one for the tensor or one for each line.
 #[derive(Clone, Debug)]
 pub enum TensorInput<B: Backend> {
-    /// The encode scale (per-tensor scales), as it stands, or the tensor amax (two-level scales), of
-    /// which the magnitude counts: the entry may be consumed. It is not consumed by this.
+    /// Encode scales, as they stand, or the amaxes of two-level scales, of which the magnitude
+    /// counts: the entries may be consumed. They are not consumed by this.
     Known(Slot<B>),
-    /// The agreed amax of the tensor, as amax jobs raised it. The encode makes the scale of it, so
-    /// that nothing needs to run between the agreement and the encode, and then consumes it: the
-    /// entry's sign is set, its magnitude stays, and the next amax job replaces it instead of
+    /// Agreed amaxes, as amax jobs raised them. The encode makes scales of them, so
+    /// that nothing needs to run between the agreement and the encode, and then consumes them: the
+    /// sign of an entry is set, its magnitude stays, and the next amax job replaces it instead of
     /// raising it. Any number of encodes may read one entry, consumed or not.
-    Observed {
-        /// Where it is.
-        slot: Slot<B>,
-        /// Whether a per-tensor scale is rounded down to a power of two (docs/numerics.md 5.2).
-        pow2: bool,
-        /// The least amax of a per-tensor scale: finite, not negative.
-        epsilon: f32,
-    },
+    Observed(Slot<B>),
 }
 
 impl<B: Backend> TensorInput<B> {
     /// Where it is.
     pub fn slot(&self) -> &Slot<B> {
         match self {
-            Self::Known(slot) | Self::Observed { slot, .. } => slot,
+            Self::Known(slot) | Self::Observed(slot) => slot,
         }
     }
 }
@@ -116,7 +110,7 @@ impl<B: Backend> Target<B> {
 /// job's output vector on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAmax {
-    /// Block rows x columns, each 1 to [`BufferSpec::MAX_SIDE`].
+    /// Block rows x columns, each 1 to [`BufferSpec::MAX_SIDE`]; [`BufferSpec::WHOLE`] for those of lines.
     pub block: [usize; 2],
     /// First entry in the output vector; `cdiv(rows, block rows) * cdiv(cols, block cols)` follow.
     pub start: usize,
@@ -141,6 +135,9 @@ pub struct AmaxJob<B: Backend> {
     pub tensor: Option<usize>,
     /// Block amaxes.
     pub blocks: Vec<BlockAmax>,
+    /// Whether the amaxes are those of the values behind a Hadamard transform of the rows
+    /// (docs/numerics.md 15): of a whole tensor or row shard, into `tensor` alone.
+    pub hadamard: bool,
 }
 
 /// Rolls the amax history of one tensor (delayed scaling, docs/numerics.md 4.2): column `history`
@@ -185,15 +182,16 @@ pub struct StochasticKey {
 pub struct EncodeJob<B: Backend> {
     /// Shape of the source.
     pub shape: Shape,
-    /// Ingredients.
-    pub kernel: KernelKey,
+    /// Ingredients by orientation, rowwise first.
+    pub kernels: [KernelKey; 2],
     /// Input, `shape.elements()` values in row-major order.
     pub source: Source<B>,
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
-    /// The encode scale or the amax of the tensor; `None` where the kernel needs neither.
-    pub tensor: Option<TensorInput<B>>,
-    /// The buffers to fill.
+    /// Encode scales or amaxes of the tensor or of its lines, by orientation; `None` where the kernel needs neither, or
+    /// no target serves the orientation.
+    pub tensor: [Option<TensorInput<B>>; 2],
+    /// The buffers to fill; each has the ingredients of the orientations that it serves.
     pub targets: Vec<Target<B>>,
     /// Stochastic rounding of E2M1 elements; `None` rounds to nearest.
     pub stochastic: Option<StochasticKey>,
@@ -222,14 +220,14 @@ pub struct FlatEncodeJob<B: Backend> {
     pub start: usize,
     /// Number of source elements.
     pub len: usize,
-    /// Ingredients.
-    pub kernel: KernelKey,
+    /// Ingredients by orientation, rowwise first.
+    pub kernels: [KernelKey; 2],
     /// Consecutive elements from `start` on.
     pub source: Source<B>,
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
     /// As in [`EncodeJob::tensor`].
-    pub tensor: Option<TensorInput<B>>,
+    pub tensor: [Option<TensorInput<B>>; 2],
     /// Agreed block amaxes; `None` where no block has a scale.
     pub blocks: Option<FlatBlocks<B>>,
     /// The buffers to fill.
@@ -247,7 +245,7 @@ pub struct DecodeJob<B: Backend> {
     pub data: Target<B>,
     /// Their block scales, in Compact form.
     pub block_scale: Option<Target<B>>,
-    /// The tensor scale buffer (decode scale, or the amax of two-level scales).
+    /// Decode scales, or amaxes of two-level scales: of the tensor, or of the lines of the orientation.
     pub tensor_scale: Option<B::Buffer<u8>>,
     /// `shape.elements()` values.
     pub out: B::Buffer<f32>,
@@ -304,6 +302,19 @@ pub enum AdamMode {
     L2,
 }
 
+/// The amaxes of a new master.
+#[derive(Clone, Debug)]
+pub struct AdamwAmax<B: Backend> {
+    /// Shape of the master, where lines have amaxes.
+    pub shape: Shape,
+    /// The output vector.
+    pub out: B::Buffer<f32>,
+    /// Entry of the amax of all values.
+    pub tensor: Option<usize>,
+    /// First entry of the amaxes of lines, by orientation: of rows, then of columns.
+    pub lines: [Option<usize>; 2],
+}
+
 /// Updates one parameter (docs/numerics.md 12.2) and, in the same pass, raises its amax and
 /// encodes the new master.
 #[derive(Clone, Debug)]
@@ -320,8 +331,8 @@ pub struct AdamwJob<B: Backend> {
     pub mode: AdamMode,
     /// Rounding of the master before amax and encode.
     pub source_rounding: SourceRounding,
-    /// Raised to the amax of the new master.
-    pub amax: Option<Slot<B>>,
+    /// Raised to the amax of the new master, and to those of its lines.
+    pub amax: Option<AdamwAmax<B>>,
     /// Encodes the new master: the shape, ingredients, tensor input and targets of an encode whose
     /// source is the master buffer and whose source rounding is that of the job. The tensor input
     /// must be known before the update; `amax` is raised after it.
@@ -418,6 +429,27 @@ pub enum Work<B: Backend> {
     Convert(Vec<ConvertJob<B>>),
     /// See [`StepScalarsJob`].
     StepScalars(Vec<StepScalarsJob<B>>),
+}
+
+impl<B: Backend> AdamwAmax<B> {
+    /// The amax of all values, into `slot`.
+    pub fn of_tensor(slot: Slot<B>) -> Self {
+        Self {
+            shape: Shape::new(0, 0),
+            out: slot.buffer,
+            tensor: Some(slot.index),
+            lines: [None; 2],
+        }
+    }
+
+    /// The amaxes of lines as block amaxes.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockAmax> + use<B> {
+        let lines = self.lines;
+        Orientation::ALL.into_iter().filter_map(move |orientation| {
+            let block = Extent::Line.block(orientation);
+            lines[orientation as usize].map(|start| BlockAmax { block, start })
+        })
+    }
 }
 
 impl<B: Backend> EncodeJob<B> {

@@ -76,7 +76,7 @@ pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use element::Element;
 pub use error::KernelError;
 pub use job::{
-    AdamMode, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
+    AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
     FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
     StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
@@ -90,5 +90,5 @@ pub use half::bf16;
 pub use lowp_format::{
     AmaxAlgorithm, AnyRecipe, Axis, BufferKey, BufferSpec, Code, Form, FormatError, KernelKey,
     MxScale, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions, ScaleLayout, ScaleRule,
-    ScaleSource, Shape, SourceRounding, Usage,
+    Shape, SourceRounding, Usage,
 };

@@ -44,11 +44,9 @@ impl<B: Backend, R: Recipe> Quantized<B, R> {
         let alloc = |_: &_, bytes| backend.alloc(bytes);
         let tensor = QuantizedTensor::new::<KernelError>(recipe, shape, usage, alloc)?;
         let job = EncodeJob::fill(backend, &tensor, source)?;
-        if let Some(amax) = AmaxJob::before(&job) {
-            backend.once(Work::Amax(vec![amax]))?;
-        }
+        backend.once(Work::Amax(AmaxJob::before(backend, &job)))?;
         // A delayed scale has no history yet: these values begin it.
-        if let Some(TensorInput::Known(scale)) = &job.tensor {
+        if let Some(TensorInput::Known(scale)) = &job.tensor[Orientation::Rowwise as usize] {
             let observed = crate::Slot {
                 buffer: backend.alloc(1)?,
                 index: scale.index,

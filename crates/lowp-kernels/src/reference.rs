@@ -6,29 +6,32 @@
 use half::bf16;
 use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
-    Axis, BufferSpec, Code, KernelKey, Part, Philox, ScaleLayout, ScaleRule, Shape, SourceRounding,
-    tensor_scale, two_level_block_scale, two_level_decode_factor, two_level_encode_scale,
-    two_level_multiplier,
+    Axis, BufferSpec, Code, Extent, FourOverSix, HADAMARD_ROWS, KernelKey, Orientation, Part,
+    Philox, ScaleLayout, ScaleRule, Shape, SourceRounding, chooses_four, four_over_six_error,
+    four_over_six_rows, four_over_six_scales, hadamard_rows, tensor_scale, two_level_block_scale,
+    two_level_decode_factor, two_level_encode_scale, two_level_multiplier,
 };
 
 use crate::power::power;
 use crate::scalars::canonical;
 use crate::{AdamMode, AdamScalars, GradPart, KernelError, StepCounts, StepReport, StepScalars};
 
-/// A matrix and how it is quantized.
+/// A matrix and how one orientation of it is quantized.
 #[derive(Clone, Copy, Debug)]
 pub struct Reference<'a> {
     /// Rows x columns.
     pub shape: Shape,
+    /// Which lines have amaxes, where lines have them.
+    pub orientation: Orientation,
     /// Ingredients.
     pub kernel: KernelKey,
     /// `shape.elements()` source values, row-major, not yet rounded.
     pub values: &'a [f32],
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
-    /// The encode scale (per-tensor scales) or tensor amax (two-level scales, of which the magnitude
-    /// counts: a consumed entry is negative); otherwise unused.
-    pub tensor: f32,
+    /// Encode scales (of [`ScaleRule::Delayed`] and [`ScaleRule::Current`]) or amaxes (of two-level scales, of which
+    /// the magnitude counts: a consumed entry is negative), of the tensor or of its lines; otherwise unused.
+    pub tensor: &'a [f32],
     /// Stochastic rounding: the generator, its step included, and the random byte of element 0.
     pub random: Option<(Philox, u64)>,
 }
@@ -38,36 +41,79 @@ pub fn amax(values: impl IntoIterator<Item = f32>) -> f32 {
     values.into_iter().fold(0.0, |a, x| a.max(x.abs()))
 }
 
+/// Rows x columns of the blocks that tile a matrix of `shape`: their first elements, row-major.
+fn blocks_of(shape: Shape, [height, width]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> {
+    let rows = (0..shape.rows).step_by(height);
+    rows.flat_map(move |r| (0..shape.cols).step_by(width).map(move |c| [r, c]))
+}
+
+/// A stored scale and what the values of its block are multiplied by.
+type Scaled = (u32, Option<f32>);
+
 impl Reference<'_> {
-    fn value(&self, row: usize, col: usize) -> f32 {
-        self.source_rounding
-            .apply(self.values[row * self.shape.cols + col])
+    /// The values that are quantized: rounded, then transformed where the ingredients say so.
+    pub fn quantized_values(&self) -> Vec<f32> {
+        let rounded = self.values.iter().map(|&x| self.source_rounding.apply(x));
+        let mut values: Vec<f32> = rounded.collect();
+        if self.kernel.hadamard {
+            hadamard_rows(&mut values, self.shape.cols);
+        }
+        values
     }
 
     /// The amax of the whole matrix.
     pub fn tensor_amax(&self) -> f32 {
-        amax(self.values.iter().map(|&x| self.source_rounding.apply(x)))
+        amax(self.quantized_values())
     }
 
-    /// The amax of the block that holds element (row, col).
-    fn block_amax(&self, [height, width]: [usize; 2], row: usize, col: usize) -> f32 {
-        let (top, left) = (row / height * height, col / width * width);
-        let rows = top..(top + height).min(self.shape.rows);
-        let cols = left..(left + width).min(self.shape.cols);
-        amax(
-            rows.flat_map(|r| cols.clone().map(move |c| (r, c)))
-                .map(|(r, c)| self.value(r, c)),
-        )
+    /// The amaxes of the tensor or of its lines, as the rule has them; empty where it has none.
+    pub fn outer_amaxes(&self) -> Vec<f32> {
+        match self.kernel.scale.outer() {
+            None => Vec::new(),
+            Some((Extent::Tensor, _)) => vec![self.tensor_amax()],
+            Some((Extent::Line, _)) => {
+                let values = self.quantized_values();
+                let Shape { rows, cols } = self.shape;
+                match self.orientation {
+                    Orientation::Rowwise => (0..rows)
+                        .map(|r| amax(values[r * cols..][..cols].iter().copied()))
+                        .collect(),
+                    Orientation::Columnwise => (0..cols)
+                        .map(|c| amax((0..rows).map(|r| values[r * cols + c])))
+                        .collect(),
+                }
+            }
+        }
+    }
+
+    /// Encode scales of amaxes, where the rule makes scales of them; else the amaxes.
+    pub fn encode_scales(&self, amaxes: &[f32]) -> Vec<f32> {
+        let scale = |&amax: &f32| match self.kernel.scale {
+            ScaleRule::Current { pow2, epsilon, .. } => {
+                tensor_scale(amax, self.kernel.element, pow2, epsilon)
+            }
+            _ => amax,
+        };
+        amaxes.iter().map(scale).collect()
+    }
+
+    /// Elements of the block that begins at `[top, left]`, row by row.
+    fn rows_of(
+        &self,
+        [height, width]: [usize; 2],
+        [top, left]: [usize; 2],
+    ) -> impl Iterator<Item = impl Iterator<Item = [usize; 2]> + use<>> + use<> {
+        let bottom = top.saturating_add(height).min(self.shape.rows);
+        let right = left.saturating_add(width).min(self.shape.cols);
+        (top..bottom).map(move |r| (left..right).map(move |c| [r, c]))
     }
 
     /// All block amaxes, row-major.
     pub fn block_amaxes(&self, block: [usize; 2]) -> Vec<f32> {
-        if self.shape.elements() == 0 {
-            return Vec::new();
-        }
-        let rows = (0..self.shape.rows).step_by(block[0]);
-        rows.flat_map(|r| (0..self.shape.cols).step_by(block[1]).map(move |c| (r, c)))
-            .map(|(r, c)| self.block_amax(block, r, c))
+        let values = self.quantized_values();
+        let value = |[r, c]: [usize; 2]| values[r * self.shape.cols + c];
+        blocks_of(self.shape, block)
+            .map(|at| amax(self.rows_of(block, at).flatten().map(value)))
             .collect()
     }
 
@@ -77,18 +123,23 @@ impl Reference<'_> {
     /// Ingredients outside the definition.
     pub fn encode(&self, spec: &BufferSpec) -> Result<Vec<u8>, KernelError> {
         let mut bytes = vec![0; spec.bytes(self.shape)];
-        if spec.key.part.is_per_tensor() {
-            return Ok(self.tensor_entry().to_le_bytes().to_vec());
+        if spec.key.part.is_outer() {
+            return Ok(self.outer_entries());
         }
         if self.shape.elements() == 0 {
             return Ok(bytes);
         }
-        let block = spec
-            .key
-            .usage
-            .orientations()
-            .find_map(|o| self.kernel.block(o));
-        let amaxes = block.map(|block| (block, self.block_amaxes(block)));
+        let values = self.quantized_values();
+        let cols = self.shape.cols;
+        let block = self.kernel.block.unwrap_or([1, 1]);
+        let across = cols.div_ceil(block[1]);
+        let scaled: Vec<Scaled> = match self.kernel.block {
+            None => Vec::new(),
+            Some(block) => {
+                let scale = |at| self.block_scale(&values, block, at);
+                blocks_of(self.shape, block).map(scale).collect()
+            }
+        };
         let [outer, inner] = spec.entries(self.shape);
         for i in 0..outer {
             for j in 0..inner {
@@ -98,15 +149,15 @@ impl Reference<'_> {
                 } else {
                     (b, a)
                 };
-                let amax = amaxes.as_ref().map_or(0.0, |([height, width], amaxes)| {
-                    amaxes[row / height * self.shape.cols.div_ceil(*width) + col / width]
-                });
-                let (scale, multiplier) = self.scale(amax)?;
+                let (scale, multiplier) = match scaled.get(row / block[0] * across + col / block[1]) {
+                    Some(&scaled) if !scaled_by_line(&self.kernel) => scaled,
+                    _ => self.scale(0.0, [row, col]),
+                };
                 let entry = match spec.key.part {
                     Part::BlockScale => scale,
                     _ => {
-                        let index = row * self.shape.cols + col;
-                        self.element(self.value(row, col), index, multiplier)
+                        let index = row * cols + col;
+                        self.element(values[index], index, multiplier)
                     }
                 };
                 put(
@@ -135,9 +186,7 @@ impl Reference<'_> {
     ) -> Result<(), KernelError> {
         let cols = self.shape.cols;
         match spec.key.part {
-            Part::DecodeScale | Part::TensorAmax => {
-                bytes.copy_from_slice(&self.tensor_entry().to_le_bytes())
-            }
+            Part::DecodeScale | Part::Amax => bytes.copy_from_slice(&self.outer_entries()),
             Part::BlockScale => {
                 let ([height, width], amaxes) = amaxes.unwrap_or(([1, 1], &[]));
                 let [down, across] = [self.shape.rows.div_ceil(height), cols.div_ceil(width)];
@@ -147,7 +196,7 @@ impl Reference<'_> {
                         Axis::Rows => (row, col),
                         Axis::Cols => (col, row),
                     };
-                    let (entry, _) = self.scale(amax.abs())?;
+                    let (entry, _) = self.scale(amax.abs(), [row * height, col * width]);
                     let line = &mut bytes[i * spec.row_bytes(self.shape)..];
                     put(line, spec.code, j, entry);
                 }
@@ -155,11 +204,11 @@ impl Reference<'_> {
             Part::Data => {
                 let first = start / spec.code.entries_per_byte() * spec.code.entries_per_byte();
                 for (at, &x) in (start..).zip(self.values) {
+                    let (row, col) = (at / cols, at % cols);
                     let amax = amaxes.map_or(0.0, |([height, width], amaxes)| {
-                        let (row, col) = (at / cols, at % cols);
                         amaxes[row / height * cols.div_ceil(width) + col / width]
                     });
-                    let (_, multiplier) = self.scale(amax.abs())?;
+                    let (_, multiplier) = self.scale(amax.abs(), [row, col]);
                     let x = self.source_rounding.apply(x);
                     let entry = self.element(x, at, multiplier);
                     put(bytes, spec.code, at - first, entry);
@@ -169,26 +218,51 @@ impl Reference<'_> {
         Ok(())
     }
 
-    /// The content of a tensor-scale buffer.
-    fn tensor_entry(&self) -> f32 {
+    /// The content of a buffer of the tensor or its lines.
+    fn outer_entries(&self) -> Vec<u8> {
+        let entry = |&value: &f32| match self.kernel.scale {
+            ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => 1.0 / value,
+            _ => value.abs(),
+        };
+        self.tensor.iter().flat_map(|v| entry(v).to_le_bytes()).collect()
+    }
+
+    /// What the tensor, or the line of element `[row, col]`, is scaled by.
+    fn outer(&self, [row, col]: [usize; 2]) -> f32 {
+        let line = match (self.kernel.scale.outer(), self.orientation) {
+            (Some((Extent::Line, _)), Orientation::Rowwise) => row,
+            (Some((Extent::Line, _)), Orientation::Columnwise) => col,
+            _ => 0,
+        };
+        self.tensor.get(line).copied().unwrap_or(1.0)
+    }
+
+    /// The stored scale and the multiplier of the block that begins at `at`.
+    fn block_scale(&self, values: &[f32], block: [usize; 2], at: [usize; 2]) -> Scaled {
+        let value = |[r, c]: [usize; 2]| values[r * self.shape.cols + c];
+        let amax = amax(self.rows_of(block, at).flatten().map(value));
         match self.kernel.scale {
-            ScaleRule::Tensor => 1.0 / self.tensor,
-            _ => self.tensor.abs(),
+            ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => {
+                let rows = self.rows_of(block, at).map(|row| row.map(value).collect()).collect();
+                let chosen = choose(rows, amax, self.outer(at).abs(), four_over_six, block);
+                (u32::from(chosen.0), Some(chosen.1))
+            }
+            _ => self.scale(amax, at),
         }
     }
 
-    /// The stored entry and the multiplier of a block with this amax.
-    fn scale(&self, amax: f32) -> Result<(u32, Option<f32>), KernelError> {
+    /// The stored entry and the multiplier of a block with this amax, without a choice of four over six.
+    fn scale(&self, amax: f32, at: [usize; 2]) -> Scaled {
         let element = self.kernel.element;
-        Ok(match self.kernel.scale {
+        match self.kernel.scale {
             ScaleRule::None => (0, None),
-            ScaleRule::Tensor => (0, Some(self.tensor)),
+            ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => (0, Some(self.outer(at))),
             ScaleRule::E8M0(mode) => {
                 let entry = mode.block_scale(amax, element);
                 (u32::from(entry), Some(e8m0::inverse(entry)))
             }
-            ScaleRule::TwoLevel => {
-                let encode_scale = two_level_encode_scale(self.tensor.abs());
+            ScaleRule::TwoLevel { four_over_six, .. } => {
+                let encode_scale = two_level_encode_scale(self.outer(at).abs(), four_over_six);
                 let entry = two_level_block_scale(amax, encode_scale);
                 (
                     u32::from(entry),
@@ -199,7 +273,7 @@ impl Reference<'_> {
                 let scale = tensor_scale(amax, element, pow2, epsilon);
                 ((1.0 / scale).to_bits(), Some(scale))
             }
-        })
+        }
     }
 
     /// The code of the value `x` of element `index`.
@@ -220,6 +294,38 @@ impl Reference<'_> {
     }
 }
 
+/// Whether values are multiplied by the scale of their line, and not of a block.
+fn scaled_by_line(key: &KernelKey) -> bool {
+    key.block.is_none()
+}
+
+/// The scale of a block, given by its rows, that four over six chooses (docs/numerics.md 20.1), and its multiplier.
+fn choose(
+    rows: Vec<Vec<f32>>,
+    block_amax: f32,
+    amax: f32,
+    choice: FourOverSix,
+    [height, width]: [usize; 2],
+) -> (u8, f32) {
+    let encode_scale = two_level_encode_scale(amax, choice);
+    let scales = four_over_six_scales(block_amax, encode_scale);
+    let errors = scales.map(|scale| {
+        let term = |x: f32| four_over_six_error(x, scale, encode_scale, amax, choice);
+        let sum = |values: &mut dyn Iterator<Item = f32>| values.fold(0.0, |sum, x| sum + term(x));
+        if height == HADAMARD_ROWS && width == HADAMARD_ROWS {
+            let mut of_rows = [0.0; 16];
+            for (error, row) in of_rows.iter_mut().zip(&rows) {
+                *error = sum(&mut row.iter().copied());
+            }
+            four_over_six_rows(of_rows)
+        } else {
+            sum(&mut rows.iter().flatten().copied())
+        }
+    });
+    let scale = scales[usize::from(chooses_four(errors))];
+    (scale, two_level_multiplier(scale, encode_scale))
+}
+
 /// The content of a buffer in another form: every entry of `to` from the entry of `from` that covers
 /// the same element, padding zero.
 pub fn in_form(from: &ScaleLayout, to: &ScaleLayout, bytes: &[u8]) -> Vec<u8> {
@@ -234,14 +340,14 @@ pub fn in_form(from: &ScaleLayout, to: &ScaleLayout, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Decodes one orientation to f32, row-major. `tensor` is the tensor decode scale, or the tensor
-/// amax of two-level scales.
+/// Decodes one orientation to f32, row-major. `tensor` are decode scales, or the
+/// amaxes of two-level scales: of the tensor, or of its lines.
 pub fn decode(
     shape: Shape,
-    kernel: &KernelKey,
+    (orientation, kernel): (Orientation, &KernelKey),
     (data, codes): (&BufferSpec, &[u8]),
     scales: Option<(&BufferSpec, &[u8])>,
-    tensor: f32,
+    tensor: &[f32],
 ) -> Vec<f32> {
     let entry = |spec: &BufferSpec, bytes: &[u8], row: usize, col: usize| {
         let [a, b] = if spec.axes[0] == Axis::Rows {
@@ -264,11 +370,19 @@ pub fn decode(
             Code::F32 => f32::from_bits(code),
         };
         let scale = scales.map_or(0, |(spec, bytes)| entry(spec, bytes, row, col));
+        let line = match (kernel.scale.outer(), orientation) {
+            (Some((Extent::Line, _)), Orientation::Rowwise) => row,
+            (Some((Extent::Line, _)), Orientation::Columnwise) => col,
+            _ => 0,
+        };
+        let tensor = tensor.get(line).copied().unwrap_or(1.0);
         match kernel.scale {
             ScaleRule::None => x,
-            ScaleRule::Tensor => x * tensor,
+            ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => x * tensor,
             ScaleRule::E8M0(_) => e8m0::decode(scale as u8) * x,
-            ScaleRule::TwoLevel => x * two_level_decode_factor(scale as u8, tensor),
+            ScaleRule::TwoLevel { four_over_six, .. } => {
+                x * two_level_decode_factor(scale as u8, tensor, four_over_six)
+            }
             ScaleRule::BlockF32 { .. } => x * f32::from_bits(scale),
         }
     };

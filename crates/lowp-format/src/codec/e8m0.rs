@@ -31,6 +31,16 @@ pub const fn encode_floor(v: f32, emax: i32) -> u8 {
     (if v.is_finite() { code } else { 0xFF }) as u8
 }
 
+/// Encodes as [`encode_floor`] the power of two of `v` rounded to `mantissa_bits` fraction bits, halves up: a block
+/// whose amax rounds to the next power of two counts as that (docs/numerics.md 19).
+#[inline(always)]
+pub const fn encode_even(v: f32, emax: i32, mantissa_bits: u32) -> u8 {
+    let rounded = v.to_bits() + (1 << (22 - mantissa_bits));
+    let exponent = ((rounded >> 23) & 0xFF).cast_signed() - emax;
+    let code = if exponent < 0 { 0 } else { exponent };
+    (if v.is_finite() { code } else { 0xFF }) as u8
+}
+
 /// Decodes one code: `2^(code - 127)`. Code 0 is the subnormal `2^-127`, `0xFF` is NaN.
 #[inline(always)]
 pub const fn decode(code: u8) -> f32 {

@@ -5,14 +5,17 @@ use enum_dispatch::enum_dispatch;
 
 use crate::buffer::{col_quantum, row_quantum};
 use crate::{
-    BufferList, Code, FormatError, KernelKey, ScaleSource, Shape, SourceRounding, Usage, gather,
+    BufferList, FormatError, KernelKey, Orientation, Quantizers, Shape, SourceRounding, Usage,
+    gather,
 };
 
+mod fp8_format;
 mod operand;
 mod options;
 
+pub use fp8_format::Fp8Format;
 pub use operand::{Operand, Role, Rounding};
-pub use options::{Fp8Format, RecipeOptions};
+pub use options::{OptionSpec, OptionValue, RecipeOptions};
 
 /// Declares the modules, the enum and the list of all recipes.
 macro_rules! recipes {
@@ -29,9 +32,21 @@ macro_rules! recipes {
             )*
         }
 
-        /// Makes each recipe from options, in the order of the list.
-        const FROM_OPTIONS: &[(&str, fn(&RecipeOptions) -> Result<AnyRecipe, FormatError>)] =
-            &[$(($Recipe::NAME, |options| Ok($Recipe::from_options(options)?.into()))),*];
+        /// A name, the options, and what makes the recipe from them.
+        type Declared = (
+            &'static str,
+            &'static [OptionSpec],
+            fn(&RecipeOptions) -> Result<AnyRecipe, FormatError>,
+        );
+
+        /// Every recipe, in the order of the list.
+        const DECLARED: &[Declared] = &[
+            $((
+                $Recipe::NAME,
+                $Recipe::OPTIONS,
+                |options| Ok($Recipe::from_options(options)?.into()),
+            )),*
+        ];
 
         impl AnyRecipe {
             /// Every recipe with its default options, in the order of the list.
@@ -47,10 +62,15 @@ recipes! {
     plain_bf16::PlainBf16,
     fp8_delayed::Fp8Delayed,
     fp8_current::Fp8Current,
+    fp8_rowwise::Fp8Rowwise,
+    fp8_block::Fp8Block,
+    fp8_block_1d::Fp8BlockOneD,
     mxfp8::Mxfp8,
     mxfp8_2d::Mxfp8TwoD,
+    mxfp4::Mxfp4,
     nvfp4_1d::Nvfp4OneD,
     nvfp4_2d::Nvfp4TwoD,
+    nvfp4_mxfp8::Nvfp4Mxfp8,
 }
 
 /// A low-precision format: the answers from which layouts, casts and gathers follow. Implementations
@@ -60,29 +80,43 @@ pub trait Recipe: Copy + std::fmt::Debug + Send + Sync + 'static {
     /// The name in options, tables and file metadata.
     fn name(&self) -> &'static str;
 
-    /// The ingredients of its kernels.
-    fn kernel(&self) -> KernelKey;
-
-    /// What its scales depend on.
-    fn scale_source(&self) -> ScaleSource;
-
-    /// The buffers of a tensor that serves `usage`, in a fixed order.
-    fn buffers(&self, usage: Usage) -> BufferList;
+    /// How a tensor in `role` is quantized while weights live in this recipe.
+    fn quantizers(&self, role: Role) -> Quantizers;
 
     /// How a source value is rounded before it is quantized.
     fn source_rounding(&self) -> SourceRounding {
         SourceRounding::F32
     }
 
-    /// How the operand of a GEMM is quantized while a weight lives in this recipe.
-    fn operand(&self, role: Role) -> Operand {
+    /// How values of a tensor in `role` are rounded to codes.
+    fn rounding(&self, role: Role) -> Rounding {
         let _ = role;
-        Operand::of(self)
+        Rounding::Nearest
     }
 
     /// The options that make this value again; together with the name it is the file metadata.
     fn options(&self) -> RecipeOptions {
         RecipeOptions::default()
+    }
+
+    /// The ingredients of `orientation` of a weight.
+    fn kernel(&self, orientation: Orientation) -> KernelKey {
+        self.quantizers(Role::Weight).of(orientation).kernel
+    }
+
+    /// The buffers of a weight that serves `usage`, in a fixed order.
+    fn buffers(&self, usage: Usage) -> BufferList {
+        self.quantizers(Role::Weight).buffers(usage)
+    }
+
+    /// How the operand of a GEMM is quantized while a weight lives in this recipe.
+    fn operand(&self, role: Role) -> Operand {
+        Operand {
+            quantizers: self.quantizers(role),
+            source_rounding: self.source_rounding(),
+            rounding: self.rounding(role),
+            quantized: Usage::BOTH,
+        }
     }
 
     /// The multiple at which the rows of shards that serve `usage` are cut.
@@ -119,27 +153,34 @@ impl AnyRecipe {
     /// # Errors
     /// An unknown name, an option that the recipe does not have, or a value out of range.
     pub fn from_name(name: &str, options: &RecipeOptions) -> Result<Self, FormatError> {
-        let (_, make) = FROM_OPTIONS
-            .iter()
-            .find(|(n, _)| *n == name)
-            .ok_or_else(|| FormatError::UnknownRecipe {
-                name: name.to_owned(),
-                known: Self::names().join(", "),
-            })?;
+        let (_, _, make) = Self::declared(name)?;
         make(options)
+    }
+
+    /// What the recipe called `name` says of its options.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub fn options_of(name: &str) -> Result<&'static [OptionSpec], FormatError> {
+        Self::declared(name).map(|(_, options, _)| *options)
+    }
+
+    fn declared(name: &str) -> Result<&'static Declared, FormatError> {
+        let found = DECLARED.iter().find(|(known, ..)| *known == name);
+        found.ok_or_else(|| FormatError::UnknownRecipe {
+            name: name.to_owned(),
+            known: Self::names().join(", "),
+        })
     }
 
     /// The names of all recipes, in the order of the list.
     pub fn names() -> Vec<&'static str> {
-        FROM_OPTIONS.iter().map(|(name, _)| *name).collect()
+        DECLARED.iter().map(|(name, ..)| *name).collect()
     }
 
     /// Every recipe whose elements are narrower than 16 bits.
     pub fn low_precision() -> Vec<Self> {
-        let narrow = |code: Code| code.bits() < 16;
-        Self::all()
-            .into_iter()
-            .filter(|r| narrow(r.kernel().element))
-            .collect()
+        let narrow = |recipe: &Self| recipe.quantizers(Role::Weight).is_low_precision();
+        Self::all().into_iter().filter(narrow).collect()
     }
 }

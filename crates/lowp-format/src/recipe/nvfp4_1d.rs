@@ -1,33 +1,33 @@
-//! `nvfp4-1d`: E2M1 elements with one E4M3 scale per 16 under one f32 tensor amax, quantized
-//! along K and along M separately (docs/numerics.md 7).
+//! `nvfp4-1d`: E2M1 elements with one E4M3 scale per 16 under an f32 amax, quantized along K and along M
+//! separately (docs/numerics.md 7 and 20).
 
-use super::{Operand, Recipe, RecipeOptions, Role, Rounding};
+use super::options::recipe;
+use super::{Recipe, RecipeOptions, Role, Rounding};
 use crate::{
-    Axis, BufferList, BufferSpec, Code, FormatError, KernelKey, Origin, PaddedForm, ScaleRule,
-    ScaleSource, SourceRounding, Usage,
+    Code, Extent, FormatError, FourOverSix, KernelKey, PaddedForm, Quantizer, Quantizers,
+    ScaleRule, SourceRounding,
 };
 
-/// NVFP4 with 1x16 and 16x1 blocks. Neither orientation can be derived from the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Nvfp4OneD {
-    /// Rounding of the source.
-    pub source_rounding: SourceRounding,
-}
-
-impl Nvfp4OneD {
-    /// The name of the recipe.
-    pub const NAME: &'static str = "nvfp4-1d";
-    /// Block rows x columns, rowwise and columnwise.
-    const BLOCKS: [[usize; 2]; 2] = [[1, 16], [16, 1]];
-
-    /// The recipe with `options`, of which it has source_rounding.
-    ///
-    /// # Errors
-    /// Any other option.
-    pub fn from_options(options: &RecipeOptions) -> Result<Self, FormatError> {
-        let mut left = *options;
-        let recipe = Self { source_rounding: left.source_rounding.take().unwrap_or_default() };
-        left.finish(Self::NAME).map(|()| recipe)
+recipe! {
+    /// NVFP4 with 1x16 and 16x1 blocks. Neither orientation can be derived from the other.
+    pub struct Nvfp4OneD = "nvfp4-1d" {
+        /// Four over six of weights and activations: the error that chooses a block's maximum
+        pub four_over_six: FourOverSix = FourOverSix::Off;
+        /// One amax per row instead of per tensor, of weights and of activations in the forward product
+        pub row_scaled: bool = false;
+        /// Rounding of gradients to codes
+        pub gradient_rounding: Rounding = Rounding::Stochastic;
+        /// Random Hadamard transform of the operands of the weight gradient
+        pub hadamard: bool = true;
+        /// Rounding of the source before amax and cast
+        pub source_rounding: SourceRounding = SourceRounding::F32;
+    }
+    check |recipe| match recipe.row_scaled && recipe.four_over_six.is_on() {
+        true => Err(FormatError::OptionsExclude {
+            recipe: Self::NAME,
+            why: "four_over_six and row_scaled exclude each other in the columnwise copy; set one of them",
+        }),
+        false => Ok(()),
     }
 }
 
@@ -36,52 +36,50 @@ impl Recipe for Nvfp4OneD {
         Self::NAME
     }
 
-    fn kernel(&self) -> KernelKey {
-        KernelKey {
-            element: Code::E2M1,
-            scale: ScaleRule::TwoLevel,
-            blocks: Some(Self::BLOCKS),
-        }
+    fn quantizers(&self, role: Role) -> Quantizers {
+        let of = |block, extent, four_over_six, hadamard| KernelKey {
+            hadamard,
+            ..KernelKey::new(Code::E2M1, ScaleRule::TwoLevel { extent, four_over_six })
+                .blocks(block)
+        };
+        let extent = if self.row_scaled { Extent::Line } else { Extent::Tensor };
+        let (tensor, off) = (Extent::Tensor, FourOverSix::Off);
+        let hadamard = self.hadamard;
+        // The transform and a choice of four over six exclude each other.
+        let transformed = if hadamard { off } else { self.four_over_six };
+        let (rowwise, columnwise) = match role {
+            Role::Weight => (
+                of([1, 16], extent, self.four_over_six, false),
+                of([16, 1], extent, self.four_over_six, false),
+            ),
+            Role::Activation => (
+                of([1, 16], extent, self.four_over_six, false),
+                of([16, 1], tensor, transformed, hadamard),
+            ),
+            Role::Gradient => (
+                of([1, 16], tensor, off, false),
+                of([16, 1], tensor, off, hadamard),
+            ),
+        };
+        let padded = PaddedForm::TILES_128X4;
+        Quantizers::apart(
+            Quantizer::row_major(rowwise).padded(padded),
+            Quantizer::column_major(columnwise).padded(padded),
+        )
     }
 
-    fn scale_source(&self) -> ScaleSource {
-        ScaleSource::TensorAndBlockAmax
-    }
-
-    fn buffers(&self, usage: Usage) -> BufferList {
-        let (code, pad, origin) = (Code::E4M3, PaddedForm::TILES_128X4, Origin::Quantized);
-        let [row_block, col_block] = Self::BLOCKS;
-        let mut buffers = BufferList::new();
-        if usage.contains(Usage::ROWWISE) {
-            let (serves, axes) = (Usage::ROWWISE, [Axis::Rows, Axis::Cols]);
-            buffers.push(BufferSpec::data(serves, Code::E2M1, axes, origin));
-            buffers.push(BufferSpec::block_scale(serves, code, axes, row_block, pad, origin));
+    fn rounding(&self, role: Role) -> Rounding {
+        match role {
+            Role::Gradient => self.gradient_rounding,
+            Role::Weight | Role::Activation => Rounding::Nearest,
         }
-        if usage.contains(Usage::COLUMNWISE) {
-            let (serves, axes) = (Usage::COLUMNWISE, [Axis::Cols, Axis::Rows]);
-            buffers.push(BufferSpec::data(serves, Code::E2M1, axes, origin));
-            buffers.push(BufferSpec::block_scale(serves, code, axes, col_block, pad, origin));
-        }
-        buffers.push(BufferSpec::tensor_amax());
-        buffers
     }
 
     fn source_rounding(&self) -> SourceRounding {
         self.source_rounding
     }
 
-    fn operand(&self, role: Role) -> Operand {
-        let rounding = match role {
-            Role::Gradient => Rounding::Stochastic,
-            Role::Weight | Role::Activation => Rounding::Nearest,
-        };
-        Operand { rounding, hadamard: role != Role::Weight, ..Operand::of(self) }
-    }
-
     fn options(&self) -> RecipeOptions {
-        RecipeOptions {
-            source_rounding: Some(self.source_rounding),
-            ..RecipeOptions::default()
-        }
+        self.set_options()
     }
 }

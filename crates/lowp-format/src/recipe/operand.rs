@@ -1,6 +1,6 @@
 //! [`Operand`]: how a GEMM operand is quantized while a weight lives in a recipe.
 
-use crate::{BufferList, KernelKey, Recipe, ScaleSource, SourceRounding, Usage};
+use crate::{BufferList, Quantizers, SourceRounding, Usage};
 
 /// What a tensor is in a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +11,11 @@ pub enum Role {
     Activation,
     /// The gradient of the output.
     Gradient,
+}
+
+impl Role {
+    /// Every role.
+    pub const ALL: [Role; 3] = [Role::Weight, Role::Activation, Role::Gradient];
 }
 
 /// How values are rounded to element codes.
@@ -24,37 +29,22 @@ pub enum Rounding {
 }
 
 /// The quantization of one operand, as data. It is ephemeral: never sharded, gathered or saved.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Operand {
-    /// The ingredients of its kernels.
-    pub kernel: KernelKey,
-    /// What its scales depend on.
-    pub scale_source: ScaleSource,
+    /// How each orientation is quantized. Where the columnwise one passes a Hadamard transform, an operand that is not
+    /// quantized there passes it, too, because the other operand of the product does.
+    pub quantizers: Quantizers,
     /// How its source is rounded first.
     pub source_rounding: SourceRounding,
-    /// Its buffers for both usages.
-    pub buffers: BufferList,
     /// How its values are rounded.
     pub rounding: Rounding,
-    /// Whether operands of the weight-gradient GEMM pass a random Hadamard transform along their
-    /// rows first.
-    pub hadamard: bool,
-    /// The orientations in which a product reads it quantized. In the others it reads the values
-    /// themselves, which still pass the Hadamard transform, because the other operand does.
+    /// The orientations in which a product reads it quantized. In the others it reads the values themselves.
     pub quantized: Usage,
 }
 
 impl Operand {
-    /// An operand quantized exactly as `recipe` quantizes a tensor.
-    pub fn of(recipe: &impl Recipe) -> Self {
-        Self {
-            kernel: recipe.kernel(),
-            scale_source: recipe.scale_source(),
-            source_rounding: recipe.source_rounding(),
-            buffers: recipe.buffers(Usage::BOTH),
-            rounding: Rounding::Nearest,
-            hadamard: false,
-            quantized: Usage::BOTH,
-        }
+    /// Its buffers for both usages.
+    pub fn buffers(&self) -> BufferList {
+        self.quantizers.buffers(Usage::BOTH)
     }
 }

@@ -1,70 +1,257 @@
-//! [`RecipeOptions`]: the options of all recipes as text-friendly values.
+//! Options of recipes as text: [`RecipeOptions`], the values by name, and [`OptionSpec`], what a recipe says of each.
+//! A recipe declares its options with its fields, by [`recipe!`](super), and nothing else lists them.
 
-use crate::{AmaxAlgorithm, Code, FormatError, MxScale, SourceRounding};
+use std::fmt::Write;
 
-use super::Role;
+use crate::{AmaxAlgorithm, FormatError, FourOverSix, MxScale, Rounding, SourceRounding};
 
-/// Which FP8 codes a recipe uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fp8Format {
-    /// E4M3 for every tensor.
-    E4M3,
-    /// E5M2 for every tensor. For gradient tensors and files; training rejects it for weights.
-    E5M2,
-    /// E4M3 for weights and activations, E5M2 for gradients.
-    Hybrid,
-}
+/// A value of an option, as text.
+pub trait OptionValue: Copy + PartialEq + 'static {
+    /// The value that `text` names.
+    fn parse(text: &str) -> Option<Self>;
 
-impl Fp8Format {
-    /// The element code of a tensor in `role`.
-    pub const fn element(self, role: Role) -> Code {
-        match (self, role) {
-            (Fp8Format::E5M2, _) | (Fp8Format::Hybrid, Role::Gradient) => Code::E5M2,
-            _ => Code::E4M3,
-        }
+    /// Its text: `parse` gives the same value again.
+    fn text(&self) -> String;
+
+    /// The texts of all values, where they are few.
+    fn names() -> &'static [&'static str] {
+        &[]
     }
 }
 
-/// Options by name. `None` means the recipe's default; a recipe rejects what it does not have.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RecipeOptions {
-    /// FP8 codes.
-    pub format: Option<Fp8Format>,
-    /// Binary orders of headroom of a delayed scale.
-    pub margin: Option<i32>,
-    /// Length of the amax history of delayed scaling.
-    pub history: Option<usize>,
-    /// Which entry of the amax history counts.
-    pub amax_algorithm: Option<AmaxAlgorithm>,
-    /// Round per-tensor scales down to a power of two.
-    pub pow2: Option<bool>,
-    /// Lower bound of the amax of a per-tensor scale.
-    pub epsilon: Option<f32>,
-    /// Rounding of E8M0 block scales.
-    pub mx_scale: Option<MxScale>,
-    /// Rounding of the source before amax and encode. Every quantizing recipe has it.
-    pub source_rounding: Option<SourceRounding>,
+/// What a recipe says of one of its options.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionSpec {
+    /// Name of the field.
+    pub name: &'static str,
+    /// What it is for, from the documentation of the field.
+    pub help: &'static str,
+    /// The texts of all values, where they are few.
+    pub names: fn() -> &'static [&'static str],
 }
+
+/// Values of options by name, in the order in which they were set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecipeOptions(Vec<(String, String)>);
 
 impl RecipeOptions {
-    /// Whether no option is left; the caller takes those of `recipe` out of a copy.
-    ///
-    /// # Errors
-    /// Names the first option left.
-    pub fn finish(self, recipe: &'static str) -> Result<(), FormatError> {
-        let left = [
-            (self.format.is_some(), "format"),
-            (self.margin.is_some(), "margin"),
-            (self.history.is_some(), "history"),
-            (self.amax_algorithm.is_some(), "amax_algorithm"),
-            (self.pow2.is_some(), "pow2"),
-            (self.epsilon.is_some(), "epsilon"),
-            (self.mx_scale.is_some(), "mx_scale"),
-            (self.source_rounding.is_some(), "source_rounding"),
-        ];
-        match left.into_iter().find(|(set, _)| *set) {
-            Some((_, option)) => Err(FormatError::UnusedOption { recipe, option }),
-            None => Ok(()),
-        }
+    /// The same with `name` set to `value`.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl OptionValue) -> Self {
+        self.set(name, &value.text());
+        self
+    }
+
+    /// Sets `name` to the value that `text` names.
+    pub fn set(&mut self, name: &str, text: &str) {
+        self.0.retain(|(known, _)| known != name);
+        self.0.push((name.to_owned(), text.to_owned()));
+    }
+
+    /// The text of `name`, if it is set.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, text)| text)
+    }
+
+    /// Names and texts.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, text)| (&**name, &**text))
     }
 }
+
+/// The value of option `option` that `text` names, if `allowed` holds of it; `expected` says what is allowed.
+///
+/// # Errors
+/// Any other text.
+pub(super) fn read<T: OptionValue>(
+    option: &'static str,
+    text: &str,
+    allowed: impl Fn(&T) -> bool,
+    expected: Option<&str>,
+) -> Result<T, FormatError> {
+    T::parse(text).filter(allowed).ok_or_else(|| {
+        let names = T::names();
+        let mut list = String::new();
+        for (i, name) in names.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            let _ = write!(list, "{comma}{name}");
+        }
+        FormatError::OptionValue {
+            option,
+            value: text.to_owned(),
+            expected: match (expected, names.is_empty()) {
+                (Some(expected), _) => expected.to_owned(),
+                (None, false) => format!("one of {list}"),
+                (None, true) => "a number".to_owned(),
+            },
+        }
+    })
+}
+
+/// Values with names.
+macro_rules! named {
+    ($Type:ty { $($value:path = $name:literal),+ $(,)? }) => {
+        impl OptionValue for $Type {
+            fn parse(text: &str) -> Option<Self> {
+                match text {
+                    $($name => Some($value),)+
+                    _ => None,
+                }
+            }
+            fn text(&self) -> String {
+                match self { $($value => $name,)+ }.to_owned()
+            }
+            fn names() -> &'static [&'static str] {
+                &[$($name),+]
+            }
+        }
+    };
+}
+
+/// Numbers, in their shortest text.
+macro_rules! numbers {
+    ($($Type:ty),+) => {$(
+        impl OptionValue for $Type {
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+        }
+    )+};
+}
+
+numbers!(i32, usize, f32);
+
+impl OptionValue for bool {
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+    fn names() -> &'static [&'static str] {
+        &["true", "false"]
+    }
+}
+
+named!(super::Fp8Format {
+    super::Fp8Format::E4M3 = "e4m3",
+    super::Fp8Format::E5M2 = "e5m2",
+    super::Fp8Format::Hybrid = "hybrid",
+});
+named!(MxScale {
+    MxScale::Te = "te",
+    MxScale::OcpFloor = "ocp-floor",
+    MxScale::Even = "even",
+});
+named!(AmaxAlgorithm {
+    AmaxAlgorithm::Max = "max",
+    AmaxAlgorithm::MostRecent = "most-recent",
+});
+named!(SourceRounding {
+    SourceRounding::F32 = "f32",
+    SourceRounding::ViaBf16 = "via-bf16",
+});
+named!(Rounding {
+    Rounding::Nearest = "nearest",
+    Rounding::Stochastic = "stochastic",
+});
+named!(FourOverSix {
+    FourOverSix::Off = "off",
+    FourOverSix::Mae = "mae",
+    FourOverSix::Mse = "mse",
+    FourOverSix::Mae448 = "mae-448",
+    FourOverSix::Mse448 = "mse-448",
+});
+
+/// Declares a recipe: its type, its name, its options with their defaults, and how text becomes a value of it. A field
+/// may say which values it takes: `field: Type = default => pattern, "what is allowed"`.
+macro_rules! recipe {
+    (
+        $(#[$meta:meta])*
+        pub struct $Recipe:ident = $name:literal {
+            $(
+                #[doc = $help:literal]
+                pub $field:ident: $Type:ty = $default:expr $(=> $allowed:pat, $expected:literal)?;
+            )*
+        }
+        $(check $check:expr)?
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $Recipe {
+            $(
+                #[doc = $help]
+                pub $field: $Type,
+            )*
+        }
+
+        impl Default for $Recipe {
+            fn default() -> Self {
+                Self { $($field: $default),* }
+            }
+        }
+
+        impl $Recipe {
+            /// The name of the recipe.
+            pub const NAME: &'static str = $name;
+
+            /// What it says of its options.
+            pub const OPTIONS: &'static [$crate::OptionSpec] = &[$(
+                $crate::OptionSpec {
+                    name: stringify!($field),
+                    help: $help,
+                    names: <$Type as $crate::OptionValue>::names,
+                }
+            ),*];
+
+            /// The recipe with `options`, and defaults for the others.
+            ///
+            /// # Errors
+            /// An option that it does not have, or a value that the option does not take.
+            pub fn from_options(
+                options: &$crate::RecipeOptions,
+            ) -> Result<Self, $crate::FormatError> {
+                #[allow(unused_mut, reason = "not every recipe has options")]
+                let mut recipe = Self::default();
+                for (name, text) in options.iter() {
+                    let _ = text;
+                    match name {
+                        $(
+                            stringify!($field) => {
+                                let allowed = |value: &$Type| {
+                                    let _ = value;
+                                    true $(&& matches!(*value, $allowed))?
+                                };
+                                let expected: Option<&str> = None$(.or(Some($expected)))?;
+                                let option = stringify!($field);
+                                recipe.$field = $crate::recipe::options::read(option, text, allowed, expected)?;
+                            }
+                        )*
+                        _ => {
+                            return Err($crate::FormatError::UnusedOption {
+                                recipe: Self::NAME,
+                                option: name.to_owned(),
+                            });
+                        }
+                    }
+                }
+                $(
+                    let check: fn(&Self) -> Result<(), $crate::FormatError> = $check;
+                    check(&recipe)?;
+                )?
+                Ok(recipe)
+            }
+
+            /// The options that make this value again.
+            fn set_options(&self) -> $crate::RecipeOptions {
+                $crate::RecipeOptions::default()$(.with(stringify!($field), self.$field))*
+            }
+        }
+    };
+}
+pub(super) use recipe;

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
 
 use half::bf16;
-use lowp_format::{Axis, KernelKey, Part, ScaleLayout, ScaleRule, Shape, cdiv};
+use lowp_format::{
+    Axis, BufferSpec, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage, cdiv,
+};
 
-use crate::ingredients::Traits;
+use crate::ingredients::{RuleKind, is_stochastic};
 use crate::{
     AdamwJob, AmaxJob, Backend, BlockAmax, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
     HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, SumSquaresJob,
@@ -14,7 +16,7 @@ use crate::{
 };
 use access::{Access, Kept, Mode};
 use target::{
-    block_of, check_block, check_epsilon, check_target, compact, covers, ingredients, touched,
+    check_block, check_target, compact, covers, ingredients, kernel_of, touched,
 };
 
 pub(crate) mod access;
@@ -158,40 +160,63 @@ impl<B: Backend> Planner<'_, B> {
         }
     }
 
-    /// The tensor-level scale or amax. An observed one fits the rules that are made of one.
+    /// What is known of the tensor or its lines for `orientation`. An observed amax fits the rules that are made of one;
+    /// an orientation without a target needs nothing.
     fn tensor(
         &mut self,
         job: usize,
-        key: &KernelKey,
-        input: Option<&TensorInput<B>>,
-        traits: &Traits,
+        shape: Shape,
+        orientation: Orientation,
+        (key, input): (&KernelKey, Option<&TensorInput<B>>),
+        served: bool,
     ) -> Done {
+        let outer = key.scale.outer();
+        let last = |slot: &Slot<B>| {
+            let entries = outer.map_or(1, |(extent, _)| extent.entries(orientation, shape));
+            // Lines of nothing have no entry.
+            entries.checked_sub(1).map(|last| slot.index.saturating_add(last))
+        };
         match input {
-            Some(TensorInput::Known(Slot { buffer, index })) => {
-                self.entry(job, "tensor scale slot", buffer, *index, Mode::Read)
-            }
-            Some(TensorInput::Observed { .. }) if !traits.tensor => {
+            Some(TensorInput::Known(slot)) => match last(slot) {
+                Some(last) => self.entry(job, "tensor scale slot", &slot.buffer, last, Mode::Read),
+                None => Ok(()),
+            },
+            Some(TensorInput::Observed(_)) if !key.scale.waits_for_amax() => {
                 Err(KernelError::ObservedAmax { scale: key.scale })
             }
-            Some(TensorInput::Observed {
-                slot,
-                pow2,
-                epsilon,
-            }) => {
-                check_epsilon(*epsilon)?;
-                if key.scale != ScaleRule::Tensor && (*pow2 || *epsilon != 0.0) {
-                    return Err(KernelError::TensorOptions {
-                        pow2: *pow2,
-                        epsilon: *epsilon,
-                        scale: key.scale,
-                    });
-                }
-                let Slot { buffer, index } = slot;
-                self.entry(job, "observed amax", buffer, *index, Mode::Shared)
+            Some(TensorInput::Observed(slot)) => match last(slot) {
+                Some(last) => self.entry(job, "observed amax", &slot.buffer, last, Mode::Shared),
+                None => Ok(()),
+            },
+            None if served && outer.is_some() => {
+                missing(job, "the slot of the tensor scale or amax")
             }
-            None if traits.tensor => missing(job, "the slot of the tensor scale or amax"),
             None => Ok(()),
         }
+    }
+
+    /// The ingredients of a job and what is known of its tensor, for the orientations that targets serve.
+    fn kernels(
+        &mut self,
+        job: usize,
+        shape: Shape,
+        kernels: &[KernelKey; 2],
+        inputs: &[Option<TensorInput<B>>; 2],
+        targets: &[Target<B>],
+    ) -> Result<Usage, KernelError> {
+        let usage = |usage, target: &Target<B>| usage | target.spec.key.usage;
+        let served = targets.iter().fold(Usage::empty(), usage);
+        for orientation in Orientation::ALL {
+            let index = orientation as usize;
+            let serves = served.contains(orientation.usage());
+            let key = &kernels[index];
+            if serves {
+                ingredients(key)?;
+            }
+            let input = inputs[index].as_ref();
+            self.tensor(job, shape, orientation, (key, input), serves)?;
+        }
+        Ok(served)
     }
 
     fn targets(&mut self, job: usize, shape: Shape, targets: &[Target<B>]) -> Done {
@@ -206,22 +231,33 @@ impl<B: Backend> Planner<'_, B> {
     }
 
     fn encode(&mut self, index: usize, job: &EncodeJob<B>) -> Done {
-        let traits = ingredients(&job.kernel)?;
-        if job.stochastic.is_some() && !traits.stochastic {
-            let element = job.kernel.element;
-            return Err(KernelError::Stochastic { element });
+        let (shape, kernels) = (job.shape, &job.kernels);
+        let served = self.kernels(index, shape, kernels, &job.tensor, &job.targets)?;
+        for orientation in served.orientations() {
+            let key = &kernels[orientation as usize];
+            if job.stochastic.is_some() && !is_stochastic(key) {
+                let element = key.element;
+                return Err(KernelError::Stochastic { element });
+            }
         }
-        self.tensor(index, &job.kernel, job.tensor.as_ref(), &traits)?;
         for target in &job.targets {
-            check_target(job.shape, &job.kernel, &traits, target)?;
+            check_target(shape, kernels, target)?;
         }
-        self.targets(index, job.shape, &job.targets)
+        self.targets(index, shape, &job.targets)
     }
 
     fn amax(&mut self, index: usize, job: &AmaxJob<B>) -> Done {
         let all = elements(job.shape)?;
         let len = self.len(&job.source);
         range("source of an amax", job.start, len, all)?;
+        if job.hadamard {
+            let what = "amaxes of blocks, or of a part of a matrix,";
+            let remedy = "give one tensor amax of whole rows from the first on";
+            let whole = job.start == 0 && len == all;
+            if !job.blocks.is_empty() || !whole {
+                return Err(KernelError::Hadamard { what, remedy });
+            }
+        }
         self.source(index, "source", &job.source, len)?;
         if let Some(entry) = job.tensor {
             self.entry(index, "amax output", &job.out, entry, Mode::Shared)?;
@@ -264,8 +300,19 @@ impl<B: Backend> Planner<'_, B> {
         let all = elements(job.shape)?;
         range("elements of a flat encode", job.start, job.len, all)?;
         self.source(index, "source", &job.source, job.len)?;
-        let traits = ingredients(&job.kernel)?;
-        self.tensor(index, &job.kernel, job.tensor.as_ref(), &traits)?;
+        let (shape, kernels) = (job.shape, &job.kernels);
+        let served = self.kernels(index, shape, kernels, &job.tensor, &job.targets)?;
+        for orientation in served.orientations() {
+            let key = &kernels[orientation as usize];
+            if key.hadamard {
+                let what = "a flat encode";
+                let remedy = "encode rows";
+                return Err(KernelError::Hadamard { what, remedy });
+            }
+            if RuleKind::of(key.scale) == RuleKind::FourOverSix {
+                return Err(KernelError::FlatChoice);
+            }
+        }
         if let Some(flat) = &job.blocks {
             for (i, part) in flat.blocks.iter().enumerate() {
                 self.blocks(index, "agreed block amaxes", job.shape, part, &flat.amaxes)?;
@@ -276,7 +323,7 @@ impl<B: Backend> Planner<'_, B> {
         }
         for target in &job.targets {
             let Target { spec, bytes, .. } = target;
-            check_target(job.shape, &job.kernel, &traits, target)?;
+            check_target(shape, kernels, target)?;
             compact(target, "a flat encode")?;
             let needed = match spec.key.part {
                 Part::Data if spec.axes[0] != Axis::Rows => {
@@ -285,13 +332,13 @@ impl<B: Backend> Planner<'_, B> {
                 // An empty range touches nothing, whatever its buffer is.
                 Part::Data if job.len == 0 => self.backend.len::<u8>(bytes),
                 Part::Data => touched(spec.code, job.start, job.len).len(),
-                Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(job.shape),
+                Part::BlockScale | Part::DecodeScale | Part::Amax => spec.bytes(shape),
             };
             self.whole::<u8>(index, spec.key, bytes, needed, Mode::Write)?;
-            if spec.key.part.is_per_tensor() {
+            if spec.key.part.is_outer() {
                 continue;
             }
-            if let Some(block) = block_of(&job.kernel, spec.key.usage)? {
+            if let Some(block) = kernel_of(kernels, spec.key.usage)?.1.block {
                 self.flat_blocks(index, job, block)?;
             }
         }
@@ -329,7 +376,7 @@ impl<B: Backend> Planner<'_, B> {
         let all = elements(job.shape)?;
         self.elements = self.elements.saturating_add(all);
         let key = &job.kernel;
-        let traits = ingredients(key)?;
+        ingredients(key)?;
         let usage = job.data.spec.key.usage;
         let parts = [
             (Part::Data, Some(&job.data)),
@@ -338,21 +385,27 @@ impl<B: Backend> Planner<'_, B> {
         for (part, target) in parts {
             let Some(target) = target else { continue };
             let Target { spec, bytes, .. } = target;
-            check_target(job.shape, key, &traits, target)?;
+            check_target(job.shape, &[*key; 2], target)?;
             compact(target, "decoding")?;
-            if spec.key.part != part || block_of(key, spec.key.usage)? != block_of(key, usage)? {
+            if spec.key.part != part || !spec.key.usage.intersects(usage) {
                 let key = spec.key;
                 return Err(KernelError::DecodePart { key, part });
             }
             self.whole::<u8>(index, spec.key, bytes, spec.bytes(job.shape), Mode::Read)?;
         }
-        if traits.entry.is_some() && job.block_scale.is_none() {
+        if key.scale.entry().is_some() && job.block_scale.is_none() {
             return missing(index, "the block scale buffer");
         }
-        match &job.tensor_scale {
-            Some(bytes) => self.whole::<u8>(index, "tensor_scale", bytes, 4, Mode::Read)?,
-            None if traits.tensor => return missing(index, "the tensor scale buffer"),
-            None => {}
+        let outer = key.scale.outer();
+        match (&job.tensor_scale, outer) {
+            (Some(bytes), Some((extent, _))) => {
+                let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
+                let needed = 4 * extent.entries(orientation, job.shape);
+                self.whole::<u8>(index, "tensor_scale", bytes, needed, Mode::Read)?;
+            }
+            (Some(bytes), None) => self.whole::<u8>(index, "tensor_scale", bytes, 4, Mode::Read)?,
+            (None, Some(_)) => return missing(index, "the tensor scale buffer"),
+            (None, None) => {}
         }
         self.whole::<f32>(index, "output", &job.out, all, Mode::Write)
     }
@@ -421,12 +474,19 @@ impl<B: Backend> Planner<'_, B> {
                 self.whole::<bf16>(index, "exp_avg_sq", exp_avg_sq, len, Mode::Write)?;
             }
         }
-        if let Some(Slot {
-            buffer,
-            index: entry,
-        }) = &job.amax
-        {
-            self.entry(index, "amax slot", buffer, *entry, Mode::Shared)?;
+        if let Some(amax) = &job.amax {
+            if let Some(entry) = amax.tensor {
+                self.entry(index, "amax slot", &amax.out, entry, Mode::Shared)?;
+            }
+            for part in amax.blocks() {
+                let found = elements(amax.shape)?;
+                if found != len {
+                    let what = format!("the shape of the amaxes of job {index}");
+                    let needed = len;
+                    return Err(KernelError::Length { what, needed, found });
+                }
+                self.blocks(index, "amaxes of lines", amax.shape, &part, &amax.out)?;
+            }
         }
         let Some(encode) = &job.encode else {
             return Ok(());
@@ -437,8 +497,14 @@ impl<B: Backend> Planner<'_, B> {
         if !same || encode.source_rounding != job.source_rounding {
             return Err(KernelError::FusedSource);
         }
-        if matches!(encode.tensor, Some(TensorInput::Observed { .. })) {
+        let observed = |input: &Option<_>| matches!(input, Some(TensorInput::Observed(_)));
+        if encode.tensor.iter().any(observed) {
             return Err(KernelError::FusedObserved);
+        }
+        if encode.kernels.iter().any(|key| key.hadamard) {
+            let what = "an encode that is fused with AdamW";
+            let remedy = "weights are not transformed";
+            return Err(KernelError::Hadamard { what, remedy });
         }
         if len != elements(encode.shape)? {
             let (needed, found) = (encode.shape.elements(), len);
@@ -492,8 +558,11 @@ fn elements(shape: Shape) -> Result<usize, KernelError> {
 /// Number of blocks of `shape`.
 fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
     check_block(block)?;
-    let [rows, cols] = block;
-    Ok(cdiv(shape.rows, rows) * cdiv(shape.cols, cols))
+    let blocks = |len: usize, side: usize| match side {
+        BufferSpec::WHOLE => 1,
+        side => cdiv(len, side),
+    };
+    Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
 }
 
 /// `start..start + count` of a buffer of `len` entries.

@@ -3,31 +3,35 @@
 use std::ops::Range;
 
 use lowp_format::{
-    Axis, BufferSpec, Code, FormatError, KernelKey, Orientation, Part, ScaleLayout, ScaleRule,
-    Shape, Usage, lcm,
+    Axis, BufferSpec, Code, Extent, FormatError, KernelKey, Orientation, Part, ScaleLayout,
+    ScaleRule, Shape, Usage, lcm,
 };
 
-use crate::ingredients::{Traits, traits};
-use crate::{Backend, KernelError, Target};
+use crate::ingredients::known;
+use crate::{Backend, KernelError, Target, TensorInput};
 
-/// The traits of the kernel of `key`, whose blocks and constants are checked.
+/// Checks the ingredients of one orientation, their blocks and their constants.
 ///
 /// # Errors
 /// [`KernelError::Ingredients`], a block or an epsilon that no kernel takes.
-pub(super) fn ingredients(key: &KernelKey) -> Result<Traits, KernelError> {
-    let traits = traits(key)?;
-    for &block in key.blocks.iter().flatten() {
-        check_block(block)?;
+pub(super) fn ingredients(key: &KernelKey) -> Result<(), KernelError> {
+    known(key)?;
+    key.block.map_or(Ok(()), check_block)?;
+    match key.scale {
+        ScaleRule::BlockF32 { epsilon, .. } | ScaleRule::Current { epsilon, .. } => {
+            check_epsilon(epsilon)
+        }
+        _ => Ok(()),
     }
-    if let ScaleRule::BlockF32 { epsilon, .. } = key.scale {
-        check_epsilon(epsilon)?;
-    }
-    Ok(traits)
 }
 
 /// Checks a block: the device keeps its sides in 32 bits.
 pub(super) fn check_block(block: [usize; 2]) -> Result<(), KernelError> {
     let most = BufferSpec::MAX_SIDE;
+    let lines = Orientation::ALL.map(|orientation| Extent::Line.block(orientation));
+    if lines.contains(&block) {
+        return Ok(());
+    }
     match block.iter().find(|side| !(1..=most).contains(*side)) {
         Some(&side) => Err(KernelError::BlockSide { side, most }),
         None => Ok(()),
@@ -42,27 +46,72 @@ pub(super) fn check_epsilon(epsilon: f32) -> Result<(), KernelError> {
     Err(KernelError::Epsilon { epsilon })
 }
 
-/// The block that every orientation of `usage` has.
-pub(crate) fn block_of(key: &KernelKey, usage: Usage) -> Result<Option<[usize; 2]>, KernelError> {
-    let mut blocks = usage
-        .orientations()
-        .map(|orientation| key.block(orientation));
-    let first = blocks.next().flatten();
-    if blocks.any(|block| block != first) {
-        return Err(KernelError::BlocksDiffer { blocks: key.blocks });
+/// The ingredients that every orientation of `usage` has, of which there is at least one.
+pub(crate) fn kernel_of(
+    kernels: &[KernelKey; 2],
+    usage: Usage,
+) -> Result<(Orientation, &KernelKey), KernelError> {
+    let columnwise = usage == Usage::COLUMNWISE;
+    if usage == Usage::BOTH && kernels[0] != kernels[1] {
+        let kernels = Box::new(*kernels);
+        return Err(KernelError::KernelsDiffer { kernels });
     }
-    Ok(first)
+    Ok(match columnwise {
+        true => (Orientation::Columnwise, &kernels[1]),
+        false => (Orientation::Rowwise, &kernels[0]),
+    })
 }
 
-/// Checks that a target is made of the ingredients of `key`.
+/// Whether one quantization fills the targets of both orientations of a job: their ingredients are the same, and so is
+/// what they know of the tensor.
+pub(crate) fn share_pass<B: Backend>(
+    backend: &B,
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<B>>; 2],
+) -> bool {
+    let lines = matches!(kernels[0].scale.outer(), Some((Extent::Line, _)));
+    if kernels[0] != kernels[1] || lines {
+        return false;
+    }
+    let place = |input: &TensorInput<B>| {
+        let slot = input.slot();
+        (backend.span(&slot.buffer).start, slot.index)
+    };
+    match [inputs[0].as_ref(), inputs[1].as_ref()] {
+        [Some(a), Some(b)] => place(a) == place(b),
+        _ => true,
+    }
+}
+
+/// The orientation whose ingredients fill a target of `usage`, where orientations that `share` are filled by the first.
+pub(crate) fn filled_by(usage: Usage, share: bool) -> Orientation {
+    match usage == Usage::COLUMNWISE && !share {
+        true => Orientation::Columnwise,
+        false => Orientation::Rowwise,
+    }
+}
+
+/// What is known for the pass of `orientation`: if the orientations `share`, either of the two.
+pub(crate) fn input_of<B: Backend>(
+    inputs: &[Option<TensorInput<B>>; 2],
+    orientation: Orientation,
+    share: bool,
+) -> Option<&TensorInput<B>> {
+    let own = inputs[orientation as usize].as_ref();
+    match share {
+        true => own.or(inputs[1 - orientation as usize].as_ref()),
+        false => own,
+    }
+}
+
+/// Checks that a target is made of the ingredients of the orientations that it serves.
 pub(crate) fn check_target<B: Backend>(
     shape: Shape,
-    key: &KernelKey,
-    traits: &Traits,
+    kernels: &[KernelKey; 2],
     target: &Target<B>,
 ) -> Result<(), KernelError> {
     let spec = &target.spec;
-    let (at, scale) = (spec.key, key.scale);
+    let at = spec.key;
     let holds = |block: [usize; 2], needed: Option<(Code, [usize; 2])>| {
         if needed == Some((spec.code, block)) {
             return Ok(());
@@ -87,29 +136,32 @@ pub(crate) fn check_target<B: Backend>(
             orientation,
         });
     }
+    let (orientation, key) = kernel_of(kernels, at.usage)?;
+    let scale = key.scale;
     match at.part {
-        part @ (Part::DecodeScale | Part::TensorAmax) => {
-            if key.scale.tensor_part() != Some(part) {
+        Part::DecodeScale | Part::Amax => {
+            let outer = scale.outer();
+            let Some((extent, _)) = outer.filter(|(_, part)| *part == at.part) else {
                 return Err(KernelError::TargetPart { key: at, scale });
-            }
-            return holds(spec.tile, Some((Code::F32, spec.tile)));
+            };
+            // Lines lie one after another, whatever the order of the axes.
+            let both = at.usage == Usage::BOTH && extent == Extent::Line;
+            let block = if both { [0, 0] } else { extent.block(orientation) };
+            return holds(spec.block(), Some((Code::F32, block)));
         }
         Part::Data => holds(spec.tile, Some((key.element, [1, 1])))?,
-        Part::BlockScale => {
-            let block = block_of(key, at.usage)?;
-            holds(spec.block(), traits.entry.zip(block))?;
-        }
+        Part::BlockScale => holds(spec.block(), scale.entry().zip(key.block))?,
     }
     let packed = if spec.axes[1] == Axis::Cols {
         spec.code.entries_per_byte()
     } else {
         1
     };
-    let multiple = Orientation::ALL
-        .into_iter()
-        .filter(|o| spec.key.usage.contains(o.usage()))
-        .filter_map(|o| key.block(o))
-        .fold(packed, |unit, block| lcm(unit, block[1]));
+    let multiple = match (scale, key.block) {
+        // The last blocks of a row may have fewer columns.
+        (ScaleRule::BlockF32 { .. }, _) | (_, None) => packed,
+        (_, Some(block)) => lcm(packed, block[1]),
+    };
     if !shape.cols.is_multiple_of(multiple) {
         let recipe = "the kernel";
         return Err(FormatError::Columns {

@@ -14,7 +14,7 @@ pub(crate) trait ElementCode: Copy + Send + Sync + 'static {
     /// Whether stochastic rounding exists.
     const STOCHASTIC: bool = false;
     /// One code, unpacked.
-    type Bits: Transpose;
+    type Bits: CodeBits;
 
     /// The code of `x`, rounded to nearest.
     fn encode(x: f32) -> Self::Bits;
@@ -222,6 +222,37 @@ fn e2m1_lanes<L: Lanes>(lanes: L, x: L::F) -> L::U {
     let code = lanes.or(code, sign);
     lanes.if_above(abs, lanes.usplat(0x7F80_0000), lanes.usplat(7), code)
 }
+
+/// `x` rounded to the nearest value that E2M1 has.
+#[inline(always)]
+pub(crate) fn e2m1_rounded<L: Lanes>(lanes: L, x: L::F) -> L::F {
+    lanes.lookup(e2m1_lanes(lanes, x), &E2M1_VALUES)
+}
+
+/// Memory for the codes of a chunk, and for as many transposed ones, of every type.
+#[derive(Debug, Default)]
+pub(crate) struct CodeScratch {
+    bytes: [Vec<u8>; 2],
+    halves: [Vec<u16>; 2],
+    words: [Vec<u32>; 2],
+}
+
+/// An unpacked code that a [`CodeScratch`] has room for.
+pub(crate) trait CodeBits: Transpose {
+    /// Memory for codes of this type.
+    fn scratch(scratch: &mut CodeScratch) -> &mut [Vec<Self>; 2];
+}
+
+macro_rules! code_bits {
+    ($($Bits:ty: $field:ident),+) => {$(
+        impl CodeBits for $Bits {
+            fn scratch(scratch: &mut CodeScratch) -> &mut [Vec<Self>; 2] {
+                &mut scratch.$field
+            }
+        }
+    )+};
+}
+code_bits!(u8: bytes, u16: halves, u32: words);
 
 macro_rules! byte_code {
     ($Name:ident, $codec:ident, $drop:literal, $minifloat:ident) => {

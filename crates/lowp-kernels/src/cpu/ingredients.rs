@@ -5,7 +5,7 @@ use lowp_format::KernelKey;
 
 pub(crate) use super::element::{Bf16, E2M1, E4M3, E5M2, ElementCode, F32};
 pub(crate) use super::scaling::{
-    BlockFloat, PerTensor, PowerOfTwo, ScaleEntry, ScaleKernel, TwoLevel, Unscaled,
+    BlockFloat, ChosenTwoLevel, PerTensor, PowerOfTwo, ScaleEntry, ScaleKernel, TwoLevel, Unscaled,
 };
 use crate::KernelError;
 
@@ -19,8 +19,8 @@ pub(crate) trait Visit {
 
 macro_rules! dispatch {
     ($($Element:ident: $($Rule:ident),+;)+) => {
-        /// Runs `visitor` with the types that `key` names; `tensor` is the tensor-level scale or
-        /// amax, where the rule has one.
+        /// Runs `visitor` with the types that `key` names; `tensor` is the scale or amax of the tensor or
+        /// of a line, where the rule has one.
         ///
         /// # Errors
         /// [`KernelError::Ingredients`] for a combination outside the table.
@@ -31,7 +31,7 @@ macro_rules! dispatch {
         ) -> Result<V::Out, KernelError> {
             $($(
                 if key.element == $Element::CODE
-                    && key.blocks.is_some() == $Rule::BLOCKS
+                    && key.block.is_some() == $Rule::BLOCKS
                     && let Some(rule) = $Rule::new(key.scale, tensor)
                 {
                     return Ok(visitor.visit::<$Element, $Rule>(rule));
@@ -47,48 +47,45 @@ dispatch! {
     Bf16: Unscaled;
     E4M3: PerTensor, PowerOfTwo, BlockFloat;
     E5M2: PerTensor, PowerOfTwo, BlockFloat;
-    E2M1: PerTensor, PowerOfTwo, TwoLevel;
+    E2M1: PerTensor, PowerOfTwo, TwoLevel, ChosenTwoLevel;
 }
 
 #[cfg(test)]
 mod tests {
-    use lowp_format::{Code, MxScale, ScaleRule};
+    use lowp_format::{Code, Extent, FourOverSix, MxScale, ScaleRule};
 
     use super::*;
-    use crate::ingredients::{TABLE, traits};
+    use crate::ingredients::{TABLE, is_stochastic, known};
 
     /// Bytes of a stored block scale, and whether stochastic rounding exists.
     struct Ask;
     impl Visit for Ask {
         type Out = (Option<usize>, bool);
         fn visit<E: ElementCode, R: ScaleKernel>(self, _: R) -> Self::Out {
-            (R::BLOCKS.then_some(R::Entry::BYTES), E::STOCHASTIC)
+            let stochastic = E::STOCHASTIC && !R::CHOOSES;
+            (R::BLOCKS.then_some(R::Entry::BYTES), stochastic)
         }
     }
 
     #[test]
     fn the_types_are_those_of_the_table() {
+        let (pow2, epsilon, extent) = (true, 0.0, Extent::Tensor);
         let rules = [
             ScaleRule::None,
-            ScaleRule::Tensor,
+            ScaleRule::Current { extent, pow2, epsilon },
             ScaleRule::E8M0(MxScale::Te),
-            ScaleRule::TwoLevel,
-            ScaleRule::BlockF32 {
-                pow2: true,
-                epsilon: 0.0,
-            },
+            ScaleRule::TWO_LEVEL,
+            ScaleRule::TwoLevel { extent, four_over_six: FourOverSix::Mae },
+            ScaleRule::BlockF32 { pow2, epsilon },
         ];
         let mut kernels = 0;
         for (element, scale) in Code::ALL.into_iter().flat_map(|e| rules.map(|r| (e, r))) {
-            for blocks in [None, Some([[8, 8]; 2])] {
-                let key = KernelKey {
-                    element,
-                    scale,
-                    blocks,
-                };
-                let known = traits(&key).map(|t| (t.entry.map(|code| code.bytes(1)), t.stochastic));
-                assert_eq!(dispatch(&key, 1.0, Ask), known, "{key:?}");
-                kernels += usize::from(known.is_ok());
+            for block in [None, Some([16, 16])] {
+                let key = KernelKey { block, ..KernelKey::new(element, scale) };
+                let entry = scale.entry().map(|code| code.bytes(1));
+                let expected = known(&key).map(|()| (entry, is_stochastic(&key)));
+                assert_eq!(dispatch(&key, 1.0, Ask), expected, "{key:?}");
+                kernels += usize::from(expected.is_ok());
             }
         }
         assert_eq!(kernels, TABLE.len());

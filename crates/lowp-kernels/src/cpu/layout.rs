@@ -1,11 +1,11 @@
 //! How an encode walks a matrix: row tiles, column chunks, and which outputs share a quantization.
 
-use lowp_format::{Axis, Code, KernelKey, Part, Shape, cdiv, lcm};
+use lowp_format::{Axis, Code, HADAMARD_ROWS, KernelKey, Orientation, Part, Shape, cdiv, lcm};
 use smallvec::SmallVec;
 
 use super::Cpu;
-pub(crate) use crate::check::target::block_of;
-use crate::{KernelError, Target};
+use crate::EncodeJob;
+use crate::check::target::{filled_by, share_pass};
 
 /// Rows of a tile, at least, in bytes of a transposed output: whole cache lines.
 const TILE_BYTES: usize = 64;
@@ -72,8 +72,10 @@ impl Output {
 /// Outputs that one quantization fills.
 #[derive(Clone, Debug)]
 pub(crate) struct Pass {
-    /// Block rows x columns, where blocks have scales.
-    pub(crate) block: Option<[usize; 2]>,
+    /// Whose ingredients it has.
+    pub(crate) orientation: Orientation,
+    /// The ingredients.
+    pub(crate) key: KernelKey,
     /// What it fills.
     pub(crate) outputs: SmallVec<[Output; 4]>,
 }
@@ -81,7 +83,7 @@ pub(crate) struct Pass {
 /// The walk of one encode.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layout {
-    /// One per distinct block.
+    /// One per orientation, or one for both.
     pub(crate) passes: SmallVec<[Pass; 2]>,
     /// Rows of a tile: a multiple of every block's rows, and even.
     pub(crate) tile_rows: usize,
@@ -92,32 +94,35 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The walk that fills `targets`, which were checked.
-    ///
-    /// # Errors
-    /// One buffer for both orientations where their blocks differ.
-    pub(crate) fn new(
-        shape: Shape,
-        key: &KernelKey,
-        targets: &[Target<Cpu>],
-    ) -> Result<Self, KernelError> {
+    /// The walk of `job`, which was checked.
+    pub(crate) fn new(job: &EncodeJob<Cpu>) -> Self {
+        let EncodeJob { shape, kernels, targets, .. } = job;
+        let shape = *shape;
+        let share = share_pass(&Cpu, kernels, &job.tensor);
         let mut passes: SmallVec<[Pass; 2]> = SmallVec::new();
         for (index, target) in targets.iter().enumerate() {
             let spec = &target.spec;
-            if spec.key.part.is_per_tensor() {
+            if spec.key.part.is_outer() {
                 continue;
             }
-            let block = block_of(key, spec.key.usage)?;
+            let orientation = filled_by(spec.key.usage, share);
             let output = Output::new(index, spec, shape);
-            match passes.iter_mut().find(|pass| pass.block == block) {
+            match passes.iter_mut().find(|pass| pass.orientation == orientation) {
                 Some(pass) => pass.outputs.push(output),
                 None => passes.push(Pass {
-                    block,
+                    orientation,
+                    key: kernels[orientation as usize],
                     outputs: [output].into_iter().collect(),
                 }),
             }
         }
-        let blocks = || passes.iter().filter_map(|pass| pass.block);
+        // Rows and columns that are quantized together.
+        let blocks = || {
+            passes.iter().flat_map(|pass| {
+                let groups = pass.key.hadamard.then_some([HADAMARD_ROWS, 1]);
+                pass.key.block.into_iter().chain(groups)
+            })
+        };
         let rows = blocks().fold(2, |unit, block| lcm(unit, block[0]));
         let cols = blocks().fold(2, |unit, block| lcm(unit, block[1]));
         let transposed = || {
@@ -140,12 +145,12 @@ impl Layout {
             let fits = |n: &usize| tile_rows.is_multiple_of(*n) && n * chunk_cols <= CHUNK;
             ((1..=tile_rows).rev().find(fits).unwrap_or(1), chunk_cols)
         };
-        Ok(Self {
+        Self {
             passes,
             tile_rows,
             chunk_rows,
             chunk_cols,
-        })
+        }
     }
 
     /// Where `rows` rows are cut into tiles.

@@ -59,15 +59,14 @@ impl CpuPlan {
                     mode: Mode::Write,
                 }),
         );
-        let walk = |job: &EncodeJob<Cpu>| Layout::new(job.shape, &job.kernel, &job.targets);
         let layouts = match &work {
-            Work::Encode(jobs) => jobs.iter().map(walk).collect::<Result<_, _>>()?,
+            Work::Encode(jobs) => jobs.iter().map(Layout::new).collect(),
             Work::Adamw(jobs) => {
                 let walk = |job: &AdamwJob<Cpu>| match &job.encode {
-                    Some(encode) => walk(encode),
-                    None => Ok(Layout::default()),
+                    Some(encode) => Layout::new(encode),
+                    None => Layout::default(),
                 };
-                jobs.iter().map(walk).collect::<Result<_, _>>()?
+                jobs.iter().map(walk).collect()
             }
             _ => Vec::new(),
         };

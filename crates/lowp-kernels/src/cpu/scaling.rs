@@ -2,17 +2,30 @@
 
 use lowp_format::codec::e8m0;
 use lowp_format::{
-    MxScale, ScaleRule, tensor_scale, two_level_block_factor, two_level_block_scale,
+    FourOverSix, MxScale, ScaleRule, chooses_four, tensor_scale, two_level_block_factor, two_level_block_scale,
     two_level_encode_scale, two_level_multiplier,
 };
 
-use super::element::{E4M3_FLOAT, ElementCode};
-use crate::lanes::{LANES, Lanes};
+use super::element::{E4M3_FLOAT, ElementCode, e2m1_rounded};
+use crate::lanes::{LANES, Lanes, Line, Portable};
+
+/// Memory for block scales of every type.
+#[derive(Debug, Default)]
+pub(crate) struct EntryScratch {
+    bytes: Vec<u8>,
+    floats: Vec<f32>,
+}
 
 /// One stored block scale.
 pub(crate) trait ScaleEntry: Copy + Default + Send + Sync + 'static {
+    /// Memory for entries of this type.
+    fn scratch(scratch: &mut EntryScratch) -> &mut Vec<Self>;
     /// Bytes of one entry.
     const BYTES: usize;
+    /// Entries that are bytes.
+    fn as_bytes(_entries: &mut [Self]) -> Option<&mut [u8]> {
+        None
+    }
     /// Writes entries, little endian.
     fn store(entries: &[Self], bytes: &mut [u8]);
     /// Reads entries.
@@ -20,6 +33,13 @@ pub(crate) trait ScaleEntry: Copy + Default + Send + Sync + 'static {
 }
 
 impl ScaleEntry for u8 {
+    fn scratch(scratch: &mut EntryScratch) -> &mut Vec<u8> {
+        &mut scratch.bytes
+    }
+    #[inline(always)]
+    fn as_bytes(entries: &mut [u8]) -> Option<&mut [u8]> {
+        Some(entries)
+    }
     const BYTES: usize = 1;
     #[inline(always)]
     fn store(entries: &[u8], bytes: &mut [u8]) {
@@ -32,6 +52,9 @@ impl ScaleEntry for u8 {
 }
 
 impl ScaleEntry for f32 {
+    fn scratch(scratch: &mut EntryScratch) -> &mut Vec<f32> {
+        &mut scratch.floats
+    }
     const BYTES: usize = 4;
     #[inline(always)]
     fn store(entries: &[f32], bytes: &mut [u8]) {
@@ -47,21 +70,19 @@ impl ScaleEntry for f32 {
     }
 }
 
-/// The arithmetic of scales. `tensor` is what the job's slot or tensor-scale buffer holds.
+/// The arithmetic of scales. `tensor` is what a job's slot or tensor-scale buffer holds for the tensor or for a line.
 pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
     /// Whether blocks have scales.
     const BLOCKS: bool;
     /// Whether values are multiplied at all.
     const SCALED: bool = true;
+    /// Whether the scale of a block depends on more of its values than their amax.
+    const CHOOSES: bool = false;
     /// One stored block scale.
     type Entry: ScaleEntry;
 
     /// The kernel of `rule`, if it is one of this kind.
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self>;
-    /// The content of the tensor-scale buffer.
-    fn tensor_entry(self) -> f32 {
-        0.0
-    }
     /// The stored scale of a block and the multiplier of its values. Without block scales: the
     /// multiplier of all values.
     fn encode<E: ElementCode>(self, amax: f32) -> (Self::Entry, f32);
@@ -79,6 +100,19 @@ pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
             (*entry, *x) = self.encode::<E>(*x);
         }
         lanes.load(&line)
+    }
+    /// The rule that chooses, if it does.
+    #[inline(always)]
+    fn choice(self) -> Option<ChosenTwoLevel> {
+        None
+    }
+    /// What decoded elements of one block are multiplied by.
+    #[inline(always)]
+    fn factor(self, entry: Self::Entry) -> f32 {
+        let mut line = [0.0; LANES];
+        let factors = self.decode_lanes(Portable, &[entry; LANES]);
+        Portable.store(factors, &mut line);
+        line[0]
     }
     /// What decoded elements of sixteen blocks are multiplied by.
     fn decode_lanes<L: Lanes>(self, lanes: L, entries: &[Self::Entry; LANES]) -> L::F;
@@ -105,7 +139,7 @@ impl ScaleKernel for Unscaled {
     }
 }
 
-/// One scale for the tensor (docs/numerics.md 4 and 5): encoding multiplies by `tensor`, decoding
+/// One scale for the tensor or a line (docs/numerics.md 4, 5 and 18): encoding multiplies by `tensor`, decoding
 /// by its own `tensor`, the stored reciprocal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PerTensor(f32);
@@ -114,10 +148,7 @@ impl ScaleKernel for PerTensor {
     const BLOCKS: bool = false;
     type Entry = u8;
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self> {
-        matches!(rule, ScaleRule::Tensor).then_some(Self(tensor))
-    }
-    fn tensor_entry(self) -> f32 {
-        1.0 / self.0
+        matches!(rule, ScaleRule::Delayed { .. } | ScaleRule::Current { .. }).then_some(Self(tensor))
     }
     #[inline(always)]
     fn encode<E: ElementCode>(self, _: f32) -> (u8, f32) {
@@ -168,11 +199,17 @@ impl ScaleKernel for PowerOfTwo {
                 );
                 l.umin(l.uadd(exponent, up), l.usplat(0xFE))
             }
-            MxScale::OcpFloor => {
-                let exponent = l.shr::<23>(l.bits(amaxes));
+            MxScale::OcpFloor | MxScale::Even => {
+                let half = match self.0 {
+                    MxScale::Even => 1 << (22 - E::CODE.mantissa_bits()),
+                    _ => 0,
+                };
+                let infinite = l.shr::<23>(l.bits(amaxes));
+                let rounded = l.uadd(l.bits(amaxes), l.usplat(half));
+                let exponent = l.shr::<23>(rounded);
                 let emax = l.usplat(E::CODE.max_exponent().cast_unsigned());
                 let code = l.if_above(emax, exponent, l.usplat(0), l.usub(exponent, emax));
-                l.if_above(exponent, l.usplat(0xFE), l.usplat(0xFF), code)
+                l.if_above(infinite, l.usplat(0xFE), l.usplat(0xFF), code)
             }
         };
         l.store_bytes(l.narrow(code), entries);
@@ -195,22 +232,46 @@ impl ScaleKernel for PowerOfTwo {
     }
 }
 
-/// An E4M3 scale per block under the tensor amax (docs/numerics.md 7).
+/// An E4M3 scale per block under an amax (docs/numerics.md 7).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TwoLevel {
     amax: f32,
     encode_scale: f32,
+    choice: FourOverSix,
+}
+
+impl TwoLevel {
+    fn under(amax: f32, choice: FourOverSix) -> Self {
+        let encode_scale = two_level_encode_scale(amax, choice);
+        Self { amax, encode_scale, choice }
+    }
+
+    /// The multipliers of block scales, given as codes.
+    #[inline(always)]
+    fn multipliers<L: Lanes>(self, l: L, codes: L::U) -> L::F {
+        let decode_scale = l.splat(1.0 / self.encode_scale);
+        let product = l.mul(decoded_scales(l, codes), decode_scale);
+        l.min(l.div(l.splat(1.0), product), l.splat(f32::MAX))
+    }
+}
+
+/// Nonnegative E4M3 codes as values, exactly: exponent and mantissa in place, then the bias.
+#[inline(always)]
+fn decoded_scales<L: Lanes>(l: L, codes: L::U) -> L::F {
+    let bias = l.splat(f32::from_bits((127 + 120) << 23));
+    l.mul(l.value(l.shl::<20>(codes)), bias)
 }
 
 impl ScaleKernel for TwoLevel {
     const BLOCKS: bool = true;
     type Entry = u8;
     fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
-        let encode_scale = two_level_encode_scale(amax);
-        matches!(rule, ScaleRule::TwoLevel).then_some(Self { amax, encode_scale })
-    }
-    fn tensor_entry(self) -> f32 {
-        self.amax
+        match rule {
+            ScaleRule::TwoLevel { four_over_six: choice, .. } if !choice.is_on() => {
+                Some(Self::under(amax, choice))
+            }
+            _ => None,
+        }
     }
     #[inline(always)]
     fn encode<E: ElementCode>(self, amax: f32) -> (u8, f32) {
@@ -228,16 +289,120 @@ impl ScaleKernel for TwoLevel {
         let scaled = l.mul(amaxes, l.splat(two_level_block_factor(self.encode_scale)));
         let code = E4M3_FLOAT.encode::<20, 24, L>(l, l.min(scaled, largest));
         l.store_bytes(l.narrow(code), entries);
-        // An exact decode: exponent and mantissa in place, then the bias.
-        let bias = l.splat(f32::from_bits((127 + 120) << 23));
-        let decoded = l.mul(l.value(l.shl::<20>(code)), bias);
-        let decode_scale = l.splat(1.0 / self.encode_scale);
-        l.min(l.div(l.splat(1.0), l.mul(decoded, decode_scale)), largest)
+        self.multipliers(l, code)
     }
     #[inline(always)]
     fn decode_lanes<L: Lanes>(self, l: L, entries: &[u8; LANES]) -> L::F {
         let scale = E4M3_FLOAT.decode::<20, L>(l, l.signed(entries));
-        l.mul(l.mul(scale, l.splat(self.amax)), l.splat(1.0 / 2688.0))
+        let product = l.mul(scale, l.splat(self.amax));
+        l.mul(product, l.splat(1.0 / self.choice.largest()))
+    }
+}
+
+/// The same with a choice of four over six (docs/numerics.md 20.1).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChosenTwoLevel(TwoLevel);
+
+/// The candidates of sixteen blocks, for 6 and for 4: scales as codes, multipliers, and errors so far.
+pub(crate) struct Candidates<L: Lanes> {
+    codes: [L::U; 2],
+    multipliers: [L::F; 2],
+    decoded: [L::F; 2],
+    errors: [L::F; 2],
+}
+
+impl ChosenTwoLevel {
+    /// The candidates of blocks with these amaxes.
+    #[inline(always)]
+    pub(crate) fn candidates<L: Lanes>(self, l: L, amaxes: L::F) -> Candidates<L> {
+        let base = l.mul(l.div(amaxes, l.splat(6.0)), l.splat(self.0.encode_scale));
+        let codes = [base, l.mul(base, l.splat(1.5))]
+            .map(|scale| E4M3_FLOAT.encode::<20, 24, L>(l, l.min(scale, l.splat(448.0))));
+        Candidates {
+            codes,
+            multipliers: codes.map(|code| self.0.multipliers(l, code)),
+            decoded: codes.map(|code| decoded_scales(l, code)),
+            errors: [l.splat(0.0); 2],
+        }
+    }
+
+    /// Adds the errors of the next value of each block.
+    #[inline(always)]
+    pub(crate) fn add<L: Lanes>(self, l: L, x: L::F, candidates: &mut Candidates<L>) {
+        let TwoLevel { amax, choice, .. } = self.0;
+        for i in 0..2 {
+            let value = e2m1_rounded(l, l.mul(x, candidates.multipliers[i]));
+            let product = l.mul(l.mul(value, candidates.decoded[i]), l.splat(amax));
+            let decoded = l.div(product, l.splat(choice.largest()));
+            let error = l.add(decoded, l.mul(x, l.splat(-1.0)));
+            let term = if choice.squares() {
+                l.mul(error, error)
+            } else {
+                l.value(l.and(l.bits(error), l.usplat(0x7FFF_FFFF)))
+            };
+            candidates.errors[i] = l.add(candidates.errors[i], term);
+        }
+    }
+
+    /// The chosen scales and multipliers; `errors` are those of the candidates.
+    #[inline(always)]
+    pub(crate) fn chosen<L: Lanes>(
+        l: L,
+        candidates: &Candidates<L>,
+        errors: [Line; 2],
+        entries: &mut [u8; LANES],
+        multipliers: &mut Line,
+    ) {
+        let mut codes = [[0; LANES]; 2];
+        let mut factors = [[0.0; LANES]; 2];
+        for i in 0..2 {
+            l.store_bytes(l.narrow(candidates.codes[i]), &mut codes[i]);
+            l.store(candidates.multipliers[i], &mut factors[i]);
+        }
+        for lane in 0..LANES {
+            let four = usize::from(chooses_four([errors[0][lane], errors[1][lane]]));
+            entries[lane] = codes[four][lane];
+            multipliers[lane] = factors[four][lane];
+        }
+    }
+}
+
+impl<L: Lanes> Candidates<L> {
+    /// The errors of the blocks so far.
+    #[inline(always)]
+    pub(crate) fn errors(&self, l: L) -> [Line; 2] {
+        let mut lines = [[0.0; LANES]; 2];
+        for i in 0..2 {
+            l.store(self.errors[i], &mut lines[i]);
+        }
+        lines
+    }
+}
+
+impl ScaleKernel for ChosenTwoLevel {
+    const BLOCKS: bool = true;
+    const CHOOSES: bool = true;
+    type Entry = u8;
+    fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
+        match rule {
+            ScaleRule::TwoLevel { four_over_six: choice, .. } if choice.is_on() => {
+                Some(Self(TwoLevel::under(amax, choice)))
+            }
+            _ => None,
+        }
+    }
+    /// Without a choice: for 6.
+    #[inline(always)]
+    fn encode<E: ElementCode>(self, amax: f32) -> (u8, f32) {
+        self.0.encode::<E>(amax)
+    }
+    #[inline(always)]
+    fn choice(self) -> Option<ChosenTwoLevel> {
+        Some(self)
+    }
+    #[inline(always)]
+    fn decode_lanes<L: Lanes>(self, l: L, entries: &[u8; LANES]) -> L::F {
+        self.0.decode_lanes(l, entries)
     }
 }
 
@@ -309,8 +474,8 @@ mod tests {
             let found = isa.run(Factors(PowerOfTwo(MxScale::Te)));
             assert_eq!(canonical(found), all(&e8m0::decode), "{isa:?}");
             for amax in [0.0, 1e-42, 0.3, 10.0, 1e38, f32::INFINITY, f32::NAN] {
-                let rule = TwoLevel::new(ScaleRule::TwoLevel, amax).expect("a rule");
-                let expected = all(&|x| two_level_decode_factor(x, amax));
+                let rule = TwoLevel::new(ScaleRule::TWO_LEVEL, amax).expect("a rule");
+                let expected = all(&|x| two_level_decode_factor(x, amax, FourOverSix::Off));
                 assert_eq!(
                     canonical(isa.run(Factors(rule))),
                     expected,

@@ -2,11 +2,12 @@
 //! each chunk is encoded while it is still in cache.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::bf16;
 use lowp_format::SourceRounding;
 
-use super::amax::{raise, round_bits};
+use super::amax::{COLUMNS_TASK, raise, raise_all, raise_lines, round_bits};
 use super::convert::{Rect, Stream, Values, narrow, round_rect};
 use super::encode::{Encoder, Load, Tile};
 use super::{Context, map, source};
@@ -15,7 +16,7 @@ use crate::cpu::access::AllViews;
 use crate::cpu::layout::Layout;
 use crate::lanes::{Isa, Kernel};
 use crate::lanes::{LANES, Lanes, Line};
-use crate::{AdamMode, AdamScalars, AdamwJob, KernelError, Moments};
+use crate::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, KernelError, Moments};
 
 /// Elements of one task of an update without encode.
 const TASK: usize = 64 * 1024;
@@ -292,8 +293,10 @@ impl Load for Part<'_> {
 
 struct Task<'v> {
     job: usize,
+    /// Its first element.
+    first: usize,
     part: Part<'v>,
-    encode: Option<(Encoder<'v>, Tile<'v>)>,
+    encode: Option<(Arc<Encoder<'v>>, Tile<'v>)>,
 }
 
 /// Cuts one job into tasks.
@@ -337,14 +340,19 @@ fn tasks<'v>(
         }
     };
     let Some(encode) = &job.encode else {
-        let cuts = (0..grad.len())
-            .step_by(TASK)
-            .map(|start| TASK.min(grad.len() - start));
+        // Tasks that raise the amaxes of lines have whole rows.
+        let unit = match &job.amax {
+            Some(amax) if amax.blocks().next().is_some() => {
+                let cols = amax.shape.cols.max(1);
+                cols * (COLUMNS_TASK / cols).max(1)
+            }
+            _ => TASK,
+        };
+        let cuts = (0..grad.len()).step_by(unit);
         return Ok(cuts
-            .map(|len| Task {
-                job: index,
-                part: part(len, len),
-                encode: None,
+            .map(|first| {
+                let len = unit.min(grad.len() - first);
+                Task { job: index, first, part: part(len, len), encode: None }
             })
             .collect());
     };
@@ -354,12 +362,13 @@ fn tasks<'v>(
         let part = part(tile.rows * cols, cols);
         Task {
             job: index,
+            first: tile.first * cols,
             part,
-            encode: Some((encoder, tile)),
+            encode: Some((Arc::clone(&encoder), tile)),
         }
     };
     Ok(encoder
-        .tiles(&encode.targets, views)?
+        .tiles(views)?
         .into_iter()
         .map(task)
         .collect())
@@ -379,6 +388,7 @@ pub(crate) fn run<'v>(
     let amaxes = map(context, all, |task| {
         let Task {
             job,
+            first,
             mut part,
             encode,
         } = task;
@@ -386,12 +396,26 @@ pub(crate) fn run<'v>(
             Some((encoder, tile)) => encoder.encode(tile, &mut part)?,
             None => part.update(0..part.master.len()),
         }
-        Ok::<_, KernelError>((job, part.amax))
+        let lines = |amax: &AdamwAmax<Cpu>| -> Vec<(usize, Vec<u32>)> {
+            let shape = amax.shape;
+            let rows = (first / shape.cols.max(1), &*part.master);
+            let rounding = jobs[job].source_rounding;
+            let raised = |block| raise_lines(context.isa, shape, block, rows, rounding);
+            amax.blocks().map(raised).collect()
+        };
+        let lines = jobs[job].amax.as_ref().map(lines).unwrap_or_default();
+        Ok::<_, KernelError>((job, part.amax, lines))
     })?;
     for result in amaxes {
-        let (job, bits) = result?;
-        if let Some(slot) = &jobs[job].amax {
-            raise(&mut views.floats.shared(&slot.buffer)?[slot.index], bits);
+        let (job, bits, lines) = result?;
+        let Some(amax) = &jobs[job].amax else {
+            continue;
+        };
+        if let Some(entry) = amax.tensor {
+            raise(&mut views.floats.shared(&amax.out)?[entry], bits);
+        }
+        for (start, bits) in lines {
+            raise_all(&mut views.floats.shared(&amax.out)?[start..], &bits);
         }
     }
     Ok(())

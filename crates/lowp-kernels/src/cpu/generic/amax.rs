@@ -1,8 +1,9 @@
 //! Amaxes of tensors and blocks (docs/numerics.md 2.2).
 
-use lowp_format::SourceRounding;
+use lowp_format::{BufferSpec, HADAMARD_ROWS, Shape, SourceRounding};
 
 use super::convert::Values;
+use super::hadamard::transform;
 use super::maxima::{Amax, magnitude};
 use super::{Context, map, source};
 use crate::cpu::Cpu;
@@ -14,6 +15,8 @@ use crate::{AmaxJob, BlockAmax, KernelError};
 
 /// Elements of one task.
 const TASK: usize = 64 * 1024;
+/// The same, where each task has maxima of all columns.
+pub(super) const COLUMNS_TASK: usize = 16 * TASK;
 /// Elements widened at a time.
 const CHUNK: usize = 4096;
 
@@ -95,6 +98,11 @@ impl Kernel for Blocks<'_> {
 }
 
 enum Task<'v> {
+    /// Whole groups of rows, behind the Hadamard transform.
+    Transformed {
+        job: usize,
+        values: Values<'v>,
+    },
     Tensor {
         job: usize,
         values: Values<'v>,
@@ -143,6 +151,15 @@ enum Partial {
 
 fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
     match task {
+        Task::Transformed { job, values } => {
+            let AmaxJob { shape, source_rounding, .. } = &jobs[job];
+            let (cols, mut scratch) = (shape.cols, [Vec::new(), Vec::new()]);
+            let [rounded, transformed] = &mut scratch;
+            let size = [values.len() / cols, cols];
+            let rect = values.rect(isa, *source_rounding, 0, cols, size, rounded);
+            let bits = isa.run(Amax(transform(isa, rect, transformed))).to_bits();
+            Partial::Tensor { job, bits }
+        }
         Task::Tensor { job, values } => {
             let bits = tensor_amax(isa, values, jobs[job].source_rounding);
             Partial::Tensor { job, bits }
@@ -154,7 +171,7 @@ fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
             cols,
             values,
         } => {
-            let [height, width] = part.block;
+            let [height, width] = clipped(part.block, jobs[job].shape);
             let across = cols.div_ceil(width);
             let first_group = start / cols / height;
             let groups = ((start + values.len() - 1) / cols / height) - first_group + 1;
@@ -168,7 +185,7 @@ fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
                     values: rect.values,
                     start: start + from,
                     cols,
-                    block: part.block,
+                    block: [height, width],
                     across,
                     first_group,
                     out: &mut bits,
@@ -190,6 +207,41 @@ fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
     }
 }
 
+/// `block` within a matrix of `shape`.
+fn clipped(block: [usize; 2], shape: Shape) -> [usize; 2] {
+    let side = |side: usize, len: usize| match side {
+        BufferSpec::WHOLE => len.max(1),
+        side => side,
+    };
+    [side(block[0], shape.rows), side(block[1], shape.cols)]
+}
+
+/// Raises the amaxes of lines of a matrix of `shape` from its rows, which are `rows` from `first` on.
+pub(super) fn raise_lines(
+    isa: Isa,
+    shape: Shape,
+    part: BlockAmax,
+    (first, values): (usize, &[f32]),
+    rounding: SourceRounding,
+) -> (usize, Vec<u32>) {
+    let block = clipped(part.block, shape);
+    let across = shape.cols.div_ceil(block[1]);
+    let first_group = first / block[0];
+    let groups = (first + values.len() / shape.cols).div_ceil(block[0]) - first_group;
+    let mut bits = vec![0; groups * across];
+    isa.run(Blocks {
+        values,
+        start: first * shape.cols,
+        cols: shape.cols,
+        block,
+        across,
+        first_group,
+        out: &mut bits,
+    });
+    bits.iter_mut().for_each(|b| *b = round_bits(*b, rounding));
+    (part.start + first_group * across, bits)
+}
+
 /// Runs every amax job of a plan.
 pub(crate) fn run(
     jobs: &[AmaxJob<Cpu>],
@@ -200,6 +252,15 @@ pub(crate) fn run(
     for (index, job) in jobs.iter().enumerate() {
         let values = source(&job.source, views)?;
         if values.len() == 0 {
+            continue;
+        }
+        if job.hadamard {
+            let unit = HADAMARD_ROWS * job.shape.cols;
+            let unit = unit * (TASK / unit).max(1);
+            tasks.extend((0..values.len()).step_by(unit).map(|start| Task::Transformed {
+                job: index,
+                values: values.slice(start..(start + unit).min(values.len())),
+            }));
             continue;
         }
         if job.tensor.is_some() {
@@ -213,9 +274,13 @@ pub(crate) fn run(
         }
         let cols = job.shape.cols;
         for &part in &job.blocks {
-            // Tasks are cut at block rows of the full matrix, so that no two share a block.
-            let unit = part.block[0] * cols;
-            let unit = unit * (TASK / unit).max(1);
+            // Tasks are cut at block rows of the full matrix, so that no two share a block; or, of columns, at rows.
+            let (rows, task) = match part.block[0] {
+                BufferSpec::WHOLE => (1, COLUMNS_TASK),
+                rows => (rows, TASK),
+            };
+            let unit = rows * cols;
+            let unit = unit * (task / unit).max(1);
             let (mut at, end) = (job.start, job.start + values.len());
             while at < end {
                 let next = ((at / unit + 1) * unit).min(end);
@@ -240,16 +305,20 @@ pub(crate) fn run(
                 }
             }
             Partial::Blocks { job, start, bits } => {
-                let out = &mut views.floats.shared(&jobs[job].out)?[start..][..bits.len()];
-                for (out, bits) in out.iter_mut().zip(bits) {
-                    if bits != UNTOUCHED {
-                        raise(out, bits);
-                    }
-                }
+                raise_all(&mut views.floats.shared(&jobs[job].out)?[start..], &bits);
             }
         }
     }
     Ok(())
+}
+
+/// Raises entries by maxima as bits, but for those of blocks without elements.
+pub(super) fn raise_all(out: &mut [f32], bits: &[u32]) {
+    for (out, &bits) in out.iter_mut().zip(bits) {
+        if bits != UNTOUCHED {
+            raise(out, bits);
+        }
+    }
 }
 
 /// `out = max(out, amax)`; an entry that is negative (consumed) or NaN is replaced.

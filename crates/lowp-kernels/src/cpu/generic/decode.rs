@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use lowp_format::{Axis, Shape};
+use lowp_format::{Axis, Extent, KernelKey, Orientation, Shape};
 
-use super::factors::{Factor, Factors, One, Scales, Scratch};
+use super::factors::{Factor, Factors, Lines, One, Scales, Scratch};
 use super::{Context, for_each};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
@@ -41,8 +41,24 @@ struct Task<'v> {
     shape: Shape,
     data: Codes<'v>,
     scales: Option<Scales<'v>>,
+    /// The orientation, whose lines may have scales or amaxes.
+    orientation: Orientation,
+    key: &'v KernelKey,
+    outer: Outer<'v>,
     first: usize,
     out: &'v mut [f32],
+}
+
+/// Scales or amaxes of the tensor or its lines, as bytes of f32.
+#[derive(Clone, Copy)]
+struct Outer<'v>(&'v [u8]);
+
+impl Outer<'_> {
+    /// Entry `index`; 1 where there is none.
+    fn get(self, index: usize) -> f32 {
+        let entry = self.0.as_chunks().0.get(index).copied();
+        entry.map_or(1.0, f32::from_le_bytes)
+    }
 }
 
 impl Visit for Task<'_> {
@@ -55,13 +71,35 @@ impl Visit for Task<'_> {
             shape,
             data,
             scales,
+            orientation,
+            key,
+            outer,
             first,
             out,
         } = self;
         let rows = out.len() / shape.cols;
+        let of_lines = |first: usize, count: usize| -> Vec<R> {
+            let one = |i| R::new(key.scale, outer.get(first + i)).unwrap_or(rule);
+            (0..count).map(one).collect()
+        };
+        let by_row = match (key.scale.outer(), orientation) {
+            (Some((Extent::Line, _)), Orientation::Rowwise) => Some(true),
+            (Some((Extent::Line, _)), Orientation::Columnwise) => Some(false),
+            _ => None,
+        };
+        let of_lines = match by_row {
+            Some(true) => of_lines(first, rows),
+            Some(false) => of_lines(0, shape.cols),
+            None => Vec::new(),
+        };
+        let rules = match by_row {
+            Some(true) => Lines::Rows(&of_lines),
+            Some(false) => Lines::Cols(&of_lines),
+            None => Lines::One(rule),
+        };
         let step = if data.transposed { PANEL } else { COLS }.min(shape.cols);
         let mut panel = Panel::<E>::new(data, first, rows);
-        let mut scratch = Scratch::new(rule, step);
+        let mut scratch = Scratch::new(rules, step);
         let mut out = Out::new(out);
         let strip = [E::CODE.bytes(first), E::CODE.bytes(rows)];
         for col in (0..shape.cols).step_by(step) {
@@ -84,6 +122,7 @@ impl Visit for Task<'_> {
                     }
                     _ => (0, rows),
                 };
+                let end = if by_row == Some(true) { row + 1 } else { end };
                 let source = if data.transposed {
                     Source::Cells {
                         cells: &panel.transposed,
@@ -99,7 +138,7 @@ impl Visit for Task<'_> {
                 };
                 let apply = Apply::<E> {
                     source,
-                    factors: scratch.fill(isa, scales, group, [col, cols]),
+                    factors: scratch.fill(isa, scales, [group, row], [col, cols]),
                     size: [end - row, cols],
                     at: row * shape.cols + col,
                     stride: shape.cols,
@@ -396,10 +435,12 @@ pub(crate) fn run(
             }),
             None => None,
         };
-        let tensor = match &job.tensor_scale {
-            Some(buffer) => tensor_scale(views.bytes.read(buffer)?),
-            None => 1.0,
+        let outer = match &job.tensor_scale {
+            Some(buffer) => Outer(views.bytes.read(buffer)?),
+            None => Outer(&[]),
         };
+        let usage = job.data.spec.key.usage;
+        let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
         let rows = ROWS * job.data.spec.code.entries_per_byte();
         let out = views.floats.take(&job.out)?;
         for (i, out) in out.chunks_mut((rows * shape.cols).max(1)).enumerate() {
@@ -409,19 +450,14 @@ pub(crate) fn run(
                 shape,
                 data,
                 scales,
+                orientation,
+                key: &job.kernel,
+                outer,
                 first: i * rows,
                 out,
             };
-            tasks.push((job, tensor, task));
+            tasks.push(task);
         }
     }
-    for_each(context, tasks, |(job, tensor, task)| {
-        dispatch(&job.kernel, tensor, task)
-    })
-}
-
-/// The value in the buffer of a tensor-level scale, whose length was checked.
-fn tensor_scale(bytes: &[u8]) -> f32 {
-    let bytes = bytes.first_chunk().copied();
-    bytes.map_or(1.0, f32::from_le_bytes)
+    for_each(context, tasks, |task| dispatch(task.key, task.outer.get(0), task))
 }

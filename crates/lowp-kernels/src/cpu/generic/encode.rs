@@ -1,30 +1,36 @@
 //! Encoding: row tiles run in parallel; within a tile, column chunks are quantized once per
 //! distinct block and stored to every buffer, in either orientation.
 
-use lowp_format::{KernelKey, Philox, Shape, SourceRounding};
+use std::sync::Arc;
+
+use lowp_format::{Extent, Orientation, Philox, Shape, SourceRounding};
 use smallvec::SmallVec;
 
 use super::convert::{Rect, Stream, Values};
-use super::quantize::{Quantize, Random, Scratch};
+use super::hadamard::transform;
+use super::quantize::{Quantize, Random, Rules, Scratch};
 use super::store::{Chunk, GAP, direct};
 use super::{Context, for_each, source, tensor};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
-use crate::cpu::ingredients::{ElementCode, ScaleKernel, Visit, dispatch};
-use crate::cpu::layout::Layout;
+use crate::check::target::{input_of, share_pass};
+use crate::cpu::element::{CodeBits, CodeScratch};
+use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
+use crate::cpu::layout::{Layout, Pass};
+use crate::cpu::scaling::EntryScratch;
 use crate::lanes::Isa;
-use crate::{EncodeJob, KernelError, StochasticKey, Target};
+use crate::{EncodeJob, KernelError, StochasticKey};
 
 /// What every tile of one encode shares.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Encoder<'a> {
     pub(crate) shape: Shape,
-    pub(crate) key: &'a KernelKey,
-    pub(crate) layout: &'a Layout,
-    /// Tensor-level scale or amax, where the rule has one.
-    pub(crate) tensor: f32,
-    pub(crate) random: Option<Random>,
+    job: &'a EncodeJob<Cpu>,
+    layout: &'a Layout,
+    /// Scales or amaxes of the tensor or its lines, by pass.
+    outer: SmallVec<[Vec<f32>; 2]>,
+    random: Option<Random>,
     pub(crate) isa: Isa,
 }
 
@@ -37,14 +43,20 @@ pub(crate) struct Tile<'v> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Reads the tensor input of `job`.
+    /// Reads what `job` knows of its tensor.
     pub(crate) fn new(
         job: &'a EncodeJob<Cpu>,
         layout: &'a Layout,
         context: &Context<'_>,
         views: &mut AllViews<'_>,
-    ) -> Result<Self, KernelError> {
-        let tensor = tensor::value(job.tensor.as_ref(), &job.kernel, views)?;
+    ) -> Result<Arc<Self>, KernelError> {
+        let shape = job.shape;
+        let share = share_pass(&Cpu, &job.kernels, &job.tensor);
+        let known = |pass: &Pass| {
+            let input = input_of(&job.tensor, pass.orientation, share);
+            tensor::values(shape, (pass.orientation, &pass.key), input, views)
+        };
+        let outer = layout.passes.iter().map(known).collect::<Result<_, _>>()?;
         let random = job.stochastic.map(
             |StochasticKey {
                  seed,
@@ -55,26 +67,23 @@ impl<'a> Encoder<'a> {
                 first,
             },
         );
-        let EncodeJob {
-            shape, kernel: key, ..
-        } = job;
-        Ok(Self {
-            shape: *shape,
-            key,
+        Ok(Arc::new(Self {
+            shape,
+            job,
             layout,
-            tensor,
+            outer,
             random,
             isa: context.isa,
-        })
+        }))
     }
 
-    /// Cuts the outputs of `targets` into row tiles and writes the tensor scale.
+    /// Cuts the outputs into row tiles and writes what there is one of for the tensor or its lines.
     pub(crate) fn tiles<'v>(
         &self,
-        targets: &[Target<Cpu>],
         views: &mut AllViews<'v>,
     ) -> Result<Vec<Tile<'v>>, KernelError> {
-        write_tensor_scale(self.key, self.tensor, targets, views)?;
+        let EncodeJob { shape, kernels, targets, .. } = self.job;
+        tensor::write(*shape, kernels, &self.job.tensor, targets, views)?;
         if self.shape.elements() == 0 {
             // Any number of rows of nothing.
             return Ok(Vec::new());
@@ -100,41 +109,54 @@ impl<'a> Encoder<'a> {
     }
 
     /// Fills one tile from `load(first column, columns)`.
-    pub(crate) fn encode(&self, tile: Tile<'_>, load: &mut dyn Load) -> Result<(), KernelError> {
-        dispatch(
-            self.key,
-            self.tensor,
-            EncodeTile {
-                encoder: self,
-                tile,
-                load,
-            },
-        )
+    pub(crate) fn encode(&self, mut tile: Tile<'_>, load: &mut dyn Load) -> Result<(), KernelError> {
+        let Self { shape, layout, isa, .. } = *self;
+        let widest = layout.chunk_cols.min(shape.cols);
+        let mut scratch = TileScratch::default();
+        for row in (0..tile.rows).step_by(layout.chunk_rows) {
+            let rows = layout.chunk_rows.min(tile.rows - row);
+            for col in (0..shape.cols).step_by(layout.chunk_cols) {
+                let cols = widest.min(shape.cols - col);
+                let (at, size) = ([row, col], [rows, cols]);
+                let ahead = load.ahead(at, size);
+                let rect = load.load(at, size);
+                let mut bands = tile.bands.as_mut_slice();
+                for (number, pass) in layout.passes.iter().enumerate() {
+                    let (own, rest) = bands.split_at_mut(pass.outputs.len());
+                    bands = rest;
+                    let outer = &self.outer[number];
+                    let first = outer.first().copied().unwrap_or(1.0);
+                    let TileScratch { codes, entries, quantize, transformed } = &mut scratch;
+                    let rect = match pass.key.hadamard {
+                        true => transform(isa, rect, transformed),
+                        false => rect,
+                    };
+                    let chunk = EncodeChunk {
+                        encoder: self,
+                        pass,
+                        bands: own,
+                        first: [tile.first + row, col],
+                        chunk: Chunk { at, size },
+                        outer,
+                        rect,
+                        ahead: ahead.filter(|_| number == 0),
+                        scratch: (codes, entries, quantize),
+                    };
+                    dispatch(&pass.key, first, chunk)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
-/// Writes the tensor-scale buffers among `targets`.
-pub(super) fn write_tensor_scale(
-    key: &KernelKey,
-    tensor: f32,
-    targets: &[Target<Cpu>],
-    views: &mut AllViews<'_>,
-) -> Result<(), KernelError> {
-    struct Entry;
-    impl Visit for Entry {
-        type Out = f32;
-        fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) -> f32 {
-            rule.tensor_entry()
-        }
-    }
-    for target in targets.iter().filter(|t| t.spec.key.part.is_per_tensor()) {
-        let entry = dispatch(key, tensor, Entry)?;
-        views
-            .bytes
-            .take(&target.bytes)?
-            .copy_from_slice(&entry.to_le_bytes());
-    }
-    Ok(())
+/// Memory of a tile.
+#[derive(Debug, Default)]
+struct TileScratch {
+    codes: CodeScratch,
+    entries: EntryScratch,
+    quantize: Scratch,
+    transformed: Vec<f32>,
 }
 
 /// Gives the values of a tile chunk by chunk, each once.
@@ -145,73 +167,71 @@ pub(crate) trait Load {
     fn load(&mut self, at: [usize; 2], size: [usize; 2]) -> Rect<'_>;
 }
 
-struct EncodeTile<'a, 'v> {
+/// One pass of one chunk.
+struct EncodeChunk<'a, 'v> {
     encoder: &'a Encoder<'a>,
-    tile: Tile<'v>,
-    load: &'a mut dyn Load,
+    pass: &'a Pass,
+    bands: &'a mut [Band<'v>],
+    /// Row and column of the first value.
+    first: [usize; 2],
+    chunk: Chunk,
+    outer: &'a [f32],
+    rect: Rect<'a>,
+    ahead: Option<Stream>,
+    scratch: (&'a mut CodeScratch, &'a mut EntryScratch, &'a mut Scratch),
 }
 
-impl Visit for EncodeTile<'_, '_> {
+impl Visit for EncodeChunk<'_, '_> {
     type Out = ();
 
     fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) {
         let Self {
             encoder,
-            mut tile,
-            load,
+            pass,
+            bands,
+            first: [row, col],
+            chunk,
+            outer,
+            rect,
+            ahead,
+            scratch: (codes, entries, scratch),
         } = self;
-        let &Encoder {
-            shape,
-            layout,
-            random,
-            isa,
-            ..
-        } = encoder;
-        let widest = layout.chunk_cols.min(shape.cols);
+        let (isa, [rows, cols]) = (encoder.isa, chunk.size);
         // Codes that are packed or written in place need room for one row at most.
-        let in_place = layout.passes.iter().all(|pass| direct(pass).is_some());
-        let room = if in_place {
-            1
-        } else {
-            layout.chunk_rows.min(tile.rows)
+        let room = if direct(pass).is_some() { 1 } else { rows };
+        let [codes, transposed] = E::Bits::scratch(codes);
+        let entries = R::Entry::scratch(entries);
+        codes.resize(room * (cols + GAP), E::Bits::default());
+        let block = pass.key.block.unwrap_or([1, 1]);
+        let blocks = rows.div_ceil(block[0]) * cols.div_ceil(block[1]);
+        entries.resize(if R::BLOCKS { blocks } else { 0 }, R::Entry::default());
+        let of_lines = |lines: &[f32]| -> SmallVec<[R; 128]> {
+            let one = |&value: &f32| R::new(pass.key.scale, value).unwrap_or(rule);
+            lines.iter().map(one).collect()
         };
-        let mut codes = vec![E::Bits::default(); room * (widest + GAP)];
-        let mut transposed = Vec::new();
-        let mut entries: Vec<R::Entry> = Vec::new();
-        let mut scratch = Scratch::default();
-        for row in (0..tile.rows).step_by(layout.chunk_rows) {
-            let rows = layout.chunk_rows.min(tile.rows - row);
-            for col in (0..shape.cols).step_by(layout.chunk_cols) {
-                let cols = widest.min(shape.cols - col);
-                let (at, size) = ([row, col], [rows, cols]);
-                let ahead = load.ahead(at, size);
-                let rect = load.load(at, size);
-                let start = (tile.first + row) * shape.cols + col;
-                let mut bands = tile.bands.as_mut_slice();
-                for (number, pass) in layout.passes.iter().enumerate() {
-                    let (own, rest) = bands.split_at_mut(pass.outputs.len());
-                    bands = rest;
-                    let block = pass.block.unwrap_or([1, 1]);
-                    let [down, across] = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
-                    entries.resize(
-                        if R::BLOCKS { down * across } else { 0 },
-                        R::Entry::default(),
-                    );
-                    let chunk = Chunk { at, size };
-                    isa.run(Quantize::<E, R> {
-                        rule,
-                        block,
-                        rect,
-                        random: random.map(|random| (random, start, shape.cols)),
-                        codes: chunk.codes::<E>(pass, own, &mut codes),
-                        entries: &mut entries,
-                        scratch: &mut scratch,
-                        ahead: ahead.filter(|_| number == 0),
-                    });
-                    chunk.store::<E, R>(isa, pass, own, &codes, &entries, &mut transposed);
-                }
-            }
-        }
+        let lines = match (pass.key.scale.outer(), pass.orientation) {
+            (Some((Extent::Line, _)), Orientation::Rowwise) => of_lines(&outer[row..row + rows]),
+            (Some((Extent::Line, _)), Orientation::Columnwise) => of_lines(&outer[col..col + cols]),
+            _ => SmallVec::new(),
+        };
+        let rules = match pass.orientation {
+            _ if lines.is_empty() => Rules::One(rule),
+            Orientation::Rowwise => Rules::Rows(&lines),
+            Orientation::Columnwise => Rules::Cols(&lines),
+        };
+        let stride = encoder.shape.cols;
+        let start = row * stride + col;
+        isa.run(Quantize::<E, R> {
+            rules,
+            block,
+            rect,
+            random: encoder.random.map(|random| (random, start, stride)),
+            codes: chunk.codes::<E>(pass, bands, codes),
+            entries,
+            scratch,
+            ahead,
+        });
+        chunk.store::<E, R>(isa, pass, bands, codes, entries, transposed);
     }
 }
 
@@ -259,14 +279,14 @@ pub(crate) fn run(
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
     for job in jobs {
-        tensor::consume(job.tensor.as_ref(), views)?;
+        tensor::consume(job.shape, &job.kernels, &job.tensor, views)?;
     }
     let mut tasks = Vec::new();
     for (job, layout) in jobs.iter().zip(layouts) {
         let encoder = Encoder::new(job, layout, context, views)?;
         let values = source(&job.source, views)?;
-        for tile in encoder.tiles(&job.targets, views)? {
-            tasks.push((encoder, values, job.source_rounding, tile));
+        for tile in encoder.tiles(views)? {
+            tasks.push((Arc::clone(&encoder), values, job.source_rounding, tile));
         }
     }
     for_each(context, tasks, |(encoder, values, rounding, tile)| {

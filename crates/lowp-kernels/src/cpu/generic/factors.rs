@@ -20,6 +20,17 @@ pub(super) enum Factors<'f> {
     Blocks(Blocks<'f>),
 }
 
+/// The rules of lines.
+#[derive(Clone, Copy)]
+pub(super) enum Lines<'v, R> {
+    /// One for all.
+    One(R),
+    /// One for each row.
+    Rows(&'v [R]),
+    /// One for each column.
+    Cols(&'v [R]),
+}
+
 /// A kind of [`Factors`].
 pub(super) trait Factor: Copy {
     /// Vector `i` of the row, `x`, times its factors.
@@ -65,8 +76,8 @@ impl Factor for Blocks<'_> {
 }
 
 /// Memory for the factors of up to a number of columns.
-pub(super) struct Scratch<R: ScaleKernel> {
-    rule: R,
+pub(super) struct Scratch<'v, R: ScaleKernel> {
+    rules: Lines<'v, R>,
     entries: Vec<R::Entry>,
     /// Factors of blocks.
     blocks: Vec<f32>,
@@ -74,12 +85,12 @@ pub(super) struct Scratch<R: ScaleKernel> {
     columns: Vec<f32>,
 }
 
-impl<R: ScaleKernel> Scratch<R> {
-    pub(super) fn new(rule: R, cols: usize) -> Self {
+impl<'v, R: ScaleKernel> Scratch<'v, R> {
+    pub(super) fn new(rules: Lines<'v, R>, cols: usize) -> Self {
         // Blocks may be cut at both ends.
         let most = (cols + 2).next_multiple_of(LANES);
         Self {
-            rule,
+            rules,
             entries: vec![R::Entry::default(); most],
             blocks: vec![0.0; most],
             columns: vec![],
@@ -101,19 +112,31 @@ impl<R: ScaleKernel> Scratch<R> {
         single.then(|| Ahead::new(codes, [from, to - from], next))
     }
 
-    /// The factors of block row `group` in `cols` columns from `col` on, a multiple of [`LANES`].
+    /// The factors of block row `group`, or of row `row` of the rules where rows have them, in `cols` columns from `col`
+    /// on, a multiple of [`LANES`].
     pub(super) fn fill(
         &mut self,
         isa: Isa,
         scales: Option<Scales<'_>>,
-        group: usize,
+        [group, row]: [usize; 2],
         [col, cols]: [usize; 2],
     ) -> Factors<'_> {
         if !R::SCALED {
             return Factors::One;
         }
+        let rule = match self.rules {
+            Lines::One(rule) => Some(rule),
+            Lines::Rows(rules) => rules.get(row).copied(),
+            Lines::Cols(_) => None,
+        };
         let Some(Scales { codes, block }) = scales.filter(|_| R::BLOCKS) else {
-            self.decode(isa, 1);
+            if let Lines::Cols(rules) = self.rules {
+                for (factor, rule) in self.blocks.iter_mut().zip(&rules[col..col + cols]) {
+                    *factor = rule.factor(R::Entry::default());
+                }
+                return Factors::Columns(Columns(self.blocks.as_chunks().0));
+            }
+            self.decode(isa, rule, 1);
             return Factors::Blocks(Blocks {
                 factors: &self.blocks,
                 before: 0,
@@ -124,7 +147,14 @@ impl<R: ScaleKernel> Scratch<R> {
         let first = col / width;
         let count = (col + cols).div_ceil(width) - first;
         self.load(codes, group, first, count);
-        self.decode(isa, count);
+        match self.rules {
+            Lines::Cols(rules) => {
+                for i in 0..count {
+                    self.blocks[i] = rules[(first + i) * width].factor(self.entries[i]);
+                }
+            }
+            _ => self.decode(isa, rule, count),
+        }
         if width == 1 {
             return Factors::Columns(Columns(self.blocks.as_chunks().0));
         }
@@ -165,10 +195,13 @@ impl<R: ScaleKernel> Scratch<R> {
     }
 
     /// The factors of the first `count` entries.
-    fn decode(&mut self, isa: Isa, count: usize) {
+    fn decode(&mut self, isa: Isa, rule: Option<R>, count: usize) {
+        let Some(rule) = rule else {
+            return;
+        };
         let len = count.next_multiple_of(LANES);
         isa.run(Decode {
-            rule: self.rule,
+            rule,
             entries: &self.entries[..len],
             factors: &mut self.blocks[..len],
         });

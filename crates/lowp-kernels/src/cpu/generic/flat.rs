@@ -1,13 +1,14 @@
 //! Encoding a range of a flattened matrix with agreed amaxes (docs/numerics.md 11).
 
 use lowp_format::codec::e2m1;
-use lowp_format::{Axis, Part, Shape};
+use std::sync::Arc;
+
+use lowp_format::{Axis, Extent, KernelKey, Orientation, Part, Shape};
 
 use super::convert::{Rect, Values};
-use super::encode::write_tensor_scale;
 use super::quantize::{Columns, encode_row};
 use super::{Context, for_each, source, tensor};
-use crate::check::target::{block_of, touched};
+use crate::check::target::{filled_by, input_of, share_pass, touched};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
@@ -27,10 +28,43 @@ struct Amaxes<'v> {
     across: usize,
 }
 
+/// The ingredients of a target and what is known of its tensor or lines.
+#[derive(Clone)]
+struct Known<'v> {
+    orientation: Orientation,
+    key: &'v KernelKey,
+    outer: Arc<Vec<f32>>,
+}
+
+impl Known<'_> {
+    /// What the tensor, or the line of element `[row, col]`, is scaled by.
+    fn at(&self, [row, col]: [usize; 2]) -> f32 {
+        let line = match (self.key.scale.outer(), self.orientation) {
+            (Some((Extent::Line, _)), Orientation::Rowwise) => row,
+            (Some((Extent::Line, _)), Orientation::Columnwise) => col,
+            _ => 0,
+        };
+        self.outer.get(line).copied().unwrap_or(1.0)
+    }
+
+    /// The rule of element `[row, col]`, where `rule` is one of its kind.
+    fn rule<R: ScaleKernel>(&self, rule: R, at: [usize; 2]) -> R {
+        match self.key.scale.outer() {
+            Some((Extent::Line, _)) => R::new(self.key.scale, self.at(at)).unwrap_or(rule),
+            _ => rule,
+        }
+    }
+
+    fn dispatch<V: Visit>(&self, visitor: V) -> Result<V::Out, KernelError> {
+        dispatch(self.key, self.outer.first().copied().unwrap_or(1.0), visitor)
+    }
+}
+
 /// Elements `first..first + len` of the flattened matrix, into their bytes.
 struct Data<'v> {
     isa: Isa,
     job: &'v FlatEncodeJob<Cpu>,
+    known: Known<'v>,
     amaxes: Option<Amaxes<'v>>,
     values: Values<'v>,
     first: usize,
@@ -45,6 +79,7 @@ impl Visit for Data<'_> {
         let Self {
             isa,
             job,
+            known,
             amaxes,
             values,
             first,
@@ -72,10 +107,8 @@ impl Visit for Data<'_> {
                 &mut scratch,
             );
             let multipliers = &mut multipliers[..count];
-            match amaxes {
-                Some(amaxes) => fill_multipliers::<E, R>(rule, amaxes, row, col, multipliers),
-                None => multipliers.fill(rule.encode::<E>(0.0).1),
-            }
+            let rule_at = |at| known.rule(rule, at);
+            fill_multipliers::<E, R>(rule_at, amaxes, [row, col], multipliers);
             let codes = &mut codes[..count];
             isa.run(Apply::<E> {
                 rect,
@@ -91,18 +124,22 @@ impl Visit for Data<'_> {
 
 /// The multipliers of row `row` from column `col` on.
 fn fill_multipliers<E: ElementCode, R: ScaleKernel>(
-    rule: R,
-    amaxes: Amaxes<'_>,
-    row: usize,
-    col: usize,
+    rule_at: impl Fn([usize; 2]) -> R,
+    amaxes: Option<Amaxes<'_>>,
+    [row, col]: [usize; 2],
     multipliers: &mut [f32],
 ) {
-    let [height, width] = amaxes.block;
-    let line = &amaxes.values[row / height * amaxes.across..][..amaxes.across];
+    let Some(Amaxes { block: [height, width], values, across }) = amaxes else {
+        for (i, multiplier) in multipliers.iter_mut().enumerate() {
+            *multiplier = rule_at([row, col + i]).encode::<E>(0.0).1;
+        }
+        return;
+    };
+    let line = &values[row / height * across..][..across];
     let (mut at, end) = (col, col + multipliers.len());
     while at < end {
         let next = ((at / width + 1) * width).min(end);
-        let (_, multiplier) = rule.encode::<E>(line[at / width].abs());
+        let (_, multiplier) = rule_at([row, at]).encode::<E>(line[at / width].abs());
         multipliers[at - col..next - col].fill(multiplier);
         at = next;
     }
@@ -167,6 +204,7 @@ impl<E: ElementCode> Kernel for Apply<'_, E> {
 /// All scales of one Compact buffer, from agreed amaxes.
 struct Scales<'v> {
     shape: Shape,
+    known: Known<'v>,
     amaxes: Amaxes<'v>,
     transposed: bool,
     out: &'v mut [u8],
@@ -189,6 +227,7 @@ impl Visit for Scales<'_> {
         let size = R::Entry::BYTES;
         for i in 0..down {
             for j in 0..across {
+                let rule = self.known.rule(rule, [i * block[0], j * block[1]]);
                 let (entry, _) = rule.encode::<E>(values[i * across + j].abs());
                 let at = if self.transposed {
                     j * down + i
@@ -203,7 +242,7 @@ impl Visit for Scales<'_> {
 
 enum Task<'v> {
     Data(Data<'v>),
-    Scales(&'v FlatEncodeJob<Cpu>, Scales<'v>),
+    Scales(Scales<'v>),
 }
 
 /// Where the range of `job` is cut: at its ends and at whole rows, which begin on a byte.
@@ -228,7 +267,7 @@ pub(crate) fn run<'v>(
     views: &mut AllViews<'v>,
 ) -> Result<(), KernelError> {
     for job in jobs {
-        tensor::consume(job.tensor.as_ref(), views)?;
+        tensor::consume(job.shape, &job.kernels, &job.tensor, views)?;
         for (flat, part) in job
             .blocks
             .iter()
@@ -243,15 +282,21 @@ pub(crate) fn run<'v>(
     }
     let mut tasks = Vec::new();
     for job in jobs {
-        let tensor = tensor::value(job.tensor.as_ref(), &job.kernel, views)?;
-        write_tensor_scale(&job.kernel, tensor, &job.targets, views)?;
+        let FlatEncodeJob { shape, kernels, targets, .. } = job;
+        tensor::write(*shape, kernels, &job.tensor, targets, views)?;
+        let share = share_pass(&Cpu, kernels, &job.tensor);
         let values = source(&job.source, views)?;
-        for target in &job.targets {
+        for target in targets {
             let spec = &target.spec;
-            if spec.key.part.is_per_tensor() {
+            if spec.key.part.is_outer() {
                 continue;
             }
-            let block = block_of(&job.kernel, spec.key.usage)?;
+            let orientation = filled_by(spec.key.usage, share);
+            let key = &kernels[orientation as usize];
+            let input = input_of(&job.tensor, orientation, share);
+            let outer = Arc::new(tensor::values(*shape, (orientation, key), input, views)?);
+            let known = Known { orientation, key, outer };
+            let block = key.block;
             let amaxes = match (block, &job.blocks) {
                 (Some(block), Some(flat)) => {
                     let part = flat.blocks.iter().find(|part| part.block == block);
@@ -276,12 +321,12 @@ pub(crate) fn run<'v>(
                 (Part::Data, _) if job.len == 0 => {}
                 (Part::Data, _) => {
                     let cuts = cuts(job);
-                    let base = touched(job.kernel.element, job.start, job.len);
+                    let base = touched(key.element, job.start, job.len);
                     let byte = |&at: &usize| {
                         let at = if at == job.start + job.len {
                             base.end
                         } else {
-                            at * job.kernel.element.bits() / 8
+                            at * key.element.bits() / 8
                         };
                         at - base.start
                     };
@@ -293,13 +338,14 @@ pub(crate) fn run<'v>(
                         let data = Data {
                             isa,
                             job,
+                            known: known.clone(),
                             amaxes,
                             values,
                             first,
                             len,
                             band,
                         };
-                        tasks.push((tensor, Task::Data(data)));
+                        tasks.push(Task::Data(data));
                     }
                 }
                 // Any number of rows of nothing.
@@ -309,18 +355,19 @@ pub(crate) fn run<'v>(
                     let transposed = spec.axes[0] == Axis::Cols;
                     let scales = Scales {
                         shape: job.shape,
+                        known,
                         amaxes,
                         transposed,
                         out,
                     };
-                    tasks.push((tensor, Task::Scales(job, scales)));
+                    tasks.push(Task::Scales(scales));
                 }
                 (_, None) => {}
             }
         }
     }
-    for_each(context, tasks, |(tensor, task)| match task {
-        Task::Data(data) => dispatch(&data.job.kernel, tensor, data),
-        Task::Scales(job, scales) => dispatch(&job.kernel, tensor, scales),
+    for_each(context, tasks, |task| match task {
+        Task::Data(data) => data.known.clone().dispatch(data),
+        Task::Scales(scales) => scales.known.clone().dispatch(scales),
     })
 }

@@ -11,11 +11,13 @@ use crate::{KernelError, Source, StepScalars};
 
 pub(crate) mod adamw;
 pub(crate) mod amax;
+mod choose;
 mod convert;
 pub(crate) mod decode;
 pub(crate) mod encode;
 mod factors;
 pub(crate) mod flat;
+mod hadamard;
 pub(crate) mod history;
 pub(crate) mod interleave;
 mod maxima;

@@ -2,9 +2,10 @@
 
 use lowp_format::Philox;
 
+use super::choose;
 use super::convert::{FOUR, Rect, Stream};
 use super::maxima::block_maxima;
-use crate::cpu::ingredients::{ElementCode, ScaleKernel};
+use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel};
 use crate::lanes::Kernel;
 use crate::lanes::{LANES, Lanes};
 
@@ -83,10 +84,21 @@ pub(crate) struct Scratch {
     multipliers: Vec<f32>,
 }
 
+/// The scale arithmetic of a rectangle.
+#[derive(Clone, Copy)]
+pub(crate) enum Rules<'a, R> {
+    /// Of all of it.
+    One(R),
+    /// Of each of its rows.
+    Rows(&'a [R]),
+    /// Of each of its columns.
+    Cols(&'a [R]),
+}
+
 /// Quantizes a rectangle.
 pub(crate) struct Quantize<'a, E: ElementCode, R: ScaleKernel> {
     /// Scale arithmetic.
-    pub(crate) rule: R,
+    pub(crate) rules: Rules<'a, R>,
     /// Block rows x columns; unused without block scales.
     pub(crate) block: [usize; 2],
     /// Rounded source values.
@@ -110,39 +122,45 @@ impl<E: ElementCode, R: ScaleKernel> Kernel for Quantize<'_, E, R> {
 
     #[inline(always)]
     fn run<L: Lanes>(mut self, lanes: L) {
-        let Self { rule, rect, .. } = self;
+        let Self { rules, rect, .. } = self;
         if rect.rows == 0 || rect.cols == 0 {
             return;
         }
         if R::BLOCKS {
             return self.blocks(lanes);
         }
-        let (_, multiplier) = rule.encode::<E>(0.0);
-        if let (true, Some((random, start, stride))) = (E::STOCHASTIC, self.random) {
-            let multipliers = &mut self.scratch.multipliers;
-            multipliers.clear();
-            multipliers.resize(rect.cols, multiplier);
-            for row in 0..rect.rows {
-                let codes = self.codes.row(row, rect.cols);
-                let start = start + row * stride;
-                encode_stochastic::<E>(rect.row(row), multipliers, random, start, codes);
-                self.codes.finish::<E, L>(lanes, row, rect.cols);
-            }
-            return;
+        let multipliers = &mut self.scratch.multipliers;
+        multipliers.clear();
+        if let Rules::Cols(rules) = rules {
+            multipliers.extend(rules.iter().map(|rule| rule.encode::<E>(0.0).1));
         }
         for row in 0..rect.rows {
-            let codes = self.codes.row(row, rect.cols);
-            if R::SCALED {
-                encode_row::<E, L>(
-                    lanes,
-                    rect.row(row),
-                    One(multiplier),
-                    (self.ahead, row),
-                    codes,
-                );
-            } else {
-                for (code, &x) in codes.iter_mut().zip(rect.row(row)) {
-                    *code = E::encode(x);
+            let multiplier = match rules {
+                Rules::One(rule) => Some(rule.encode::<E>(0.0).1),
+                Rules::Rows(rules) => Some(rules[row].encode::<E>(0.0).1),
+                Rules::Cols(_) => None,
+            };
+            let (values, codes) = (rect.row(row), self.codes.row(row, rect.cols));
+            let ahead = (self.ahead, row);
+            match (self.random, multiplier) {
+                (Some((random, start, stride)), multiplier) if E::STOCHASTIC => {
+                    if let Some(multiplier) = multiplier {
+                        multipliers.clear();
+                        multipliers.resize(rect.cols, multiplier);
+                    }
+                    let start = start + row * stride;
+                    encode_stochastic::<E>(values, multipliers, random, start, codes);
+                }
+                (_, Some(multiplier)) if R::SCALED => {
+                    encode_row::<E, L>(lanes, values, One(multiplier), ahead, codes);
+                }
+                (_, None) => {
+                    encode_row::<E, L>(lanes, values, Columns(multipliers), ahead, codes);
+                }
+                _ => {
+                    for (code, &x) in codes.iter_mut().zip(values) {
+                        *code = E::encode(x);
+                    }
                 }
             }
             self.codes.finish::<E, L>(lanes, row, rect.cols);
@@ -154,7 +172,7 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
     #[inline(always)]
     fn blocks<L: Lanes>(self, lanes: L) {
         let Self {
-            rule,
+            rules,
             block: [height, width],
             rect,
             random,
@@ -184,7 +202,34 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
         for (rows, maxima) in groups().zip(maxima.chunks_exact_mut(across)) {
             block_maxima(lanes, &rect, rows, width, columns, maxima);
         }
-        block_scales::<E, R, L>(lanes, rule, maxima, entries, scales);
+        match rules {
+            Rules::One(rule) => match (rule.choice(), R::Entry::as_bytes(entries)) {
+                (Some(rule), Some(entries)) => {
+                    let lines = entries.chunks_exact_mut(across).zip(scales.chunks_exact_mut(across));
+                    let groups = groups().zip(maxima.chunks_exact(across));
+                    for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
+                        let values = (&rect, rows);
+                        choose::block_scales(
+                            lanes, rule, values, [height, width], maxima, entries, scales,
+                        );
+                    }
+                }
+                _ => block_scales::<E, R, L>(lanes, rule, maxima, entries, scales),
+            },
+            Rules::Rows(rules) => {
+                let lines = entries.chunks_exact_mut(across).zip(scales.chunks_exact_mut(across));
+                let groups = groups().zip(maxima.chunks_exact(across));
+                for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
+                    block_scales::<E, R, L>(lanes, rules[rows.start], maxima, entries, scales);
+                }
+            }
+            Rules::Cols(rules) => {
+                for (i, (entry, scale)) in entries.iter_mut().zip(&mut *scales).enumerate() {
+                    let rule = rules[i % across * width];
+                    (*entry, *scale) = rule.encode::<E>(maxima[i]);
+                }
+            }
+        }
         for (rows, scales) in groups().zip(scales.chunks_exact(across)) {
             let lines = random.is_none() && width.is_multiple_of(LANES);
             let multipliers: &[f32] = if width == 1 {

@@ -74,7 +74,7 @@ impl Chunk {
     ) {
         let direct = direct(pass);
         for (index, output) in pass.outputs.iter().enumerate() {
-            match (output.part, pass.block, direct) {
+            match (output.part, pass.key.block, direct) {
                 (Part::Data, _, Some(first)) if first == index => {}
                 (Part::Data, _, Some(first)) => {
                     let (before, after) = bands.split_at_mut(index);

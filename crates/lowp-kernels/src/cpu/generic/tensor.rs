@@ -1,23 +1,28 @@
 //! What encodes know about their tensors ([`TensorInput`]), and how observations are consumed.
 
-use lowp_format::{KernelKey, ScaleRule, tensor_scale};
+use lowp_format::{KernelKey, Orientation, ScaleRule, Shape, tensor_scale};
 
+use crate::check::target::{input_of, kernel_of};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::buffer::CpuBuffer;
-use crate::{KernelError, TensorInput};
+use crate::{KernelError, Target, TensorInput};
 
-/// Consumes the observed amax of `input`, if it has one. Call [`value`] after the last of a plan.
+/// Consumes the observed amaxes of `inputs`. Call [`values`] after the last of a plan.
 pub(super) fn consume(
-    input: Option<&TensorInput<Cpu>>,
+    shape: Shape,
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<Cpu>>; 2],
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
-    match input {
-        Some(TensorInput::Observed { slot, .. }) => {
-            consume_range(&slot.buffer, slot.index, 1, views)
+    for orientation in Orientation::ALL {
+        let (input, key) = (&inputs[orientation as usize], &kernels[orientation as usize]);
+        if let (Some(TensorInput::Observed(slot)), Some((extent, _))) = (input, key.scale.outer()) {
+            let entries = extent.entries(orientation, shape);
+            consume_range(&slot.buffer, slot.index, entries, views)?;
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Consumes `count` entries of `buffer` from `start` on.
@@ -27,29 +32,64 @@ pub(super) fn consume_range(
     count: usize,
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
+    if count == 0 {
+        return Ok(());
+    }
     for entry in &mut views.floats.shared(buffer)?[start..start + count] {
         *entry = -entry.abs();
     }
     Ok(())
 }
 
-/// The encode scale, or the amax of two-level scales: what [`crate::cpu::ingredients::dispatch`] takes.
-pub(super) fn value(
+/// Encode scales, or the amaxes of two-level scales, of the tensor or its lines: what
+/// [`crate::cpu::ingredients::dispatch`] takes; 1 where there are none.
+pub(super) fn values(
+    shape: Shape,
+    (orientation, key): (Orientation, &KernelKey),
     input: Option<&TensorInput<Cpu>>,
-    key: &KernelKey,
     views: &mut AllViews<'_>,
-) -> Result<f32, KernelError> {
-    let Some(input) = input else { return Ok(1.0) };
-    let slot = input.slot();
+) -> Result<Vec<f32>, KernelError> {
+    let (Some(input), Some((extent, _))) = (input, key.scale.outer()) else {
+        return Ok(vec![1.0]);
+    };
+    let (slot, entries) = (input.slot(), extent.entries(orientation, shape));
+    if entries == 0 {
+        return Ok(Vec::new());
+    }
     views.floats.freeze(&slot.buffer)?;
-    let entry = views.floats.read(&slot.buffer)?[slot.index];
-    Ok(match *input {
+    let entries = &views.floats.read(&slot.buffer)?[slot.index..slot.index + entries];
+    let value = |&entry: &f32| match (input, key.scale) {
+        (TensorInput::Observed(_), ScaleRule::Current { pow2, epsilon, .. }) => {
+            tensor_scale(entry.abs(), key.element, pow2, epsilon)
+        }
         // Another encode may have consumed the amax: its magnitude stays.
-        TensorInput::Known(_) if key.scale == ScaleRule::TwoLevel => entry.abs(),
-        TensorInput::Known(_) => entry,
-        TensorInput::Observed { pow2, epsilon, .. } => match key.scale {
-            ScaleRule::Tensor => tensor_scale(entry.abs(), key.element, pow2, epsilon),
-            _ => entry.abs(),
-        },
-    })
+        (_, ScaleRule::TwoLevel { .. }) => entry.abs(),
+        _ => entry,
+    };
+    Ok(entries.iter().map(value).collect())
+}
+
+/// Writes the targets that hold scales or amaxes of the tensor or its lines.
+pub(super) fn write(
+    shape: Shape,
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<Cpu>>; 2],
+    targets: &[Target<Cpu>],
+    views: &mut AllViews<'_>,
+) -> Result<(), KernelError> {
+    for target in targets.iter().filter(|t| t.spec.key.part.is_outer()) {
+        let usage = target.spec.key.usage;
+        let (orientation, key) = kernel_of(kernels, usage)?;
+        let input = input_of(inputs, orientation, usage == lowp_format::Usage::BOTH);
+        let values = values(shape, (orientation, key), input, views)?;
+        let bytes = views.bytes.take(&target.bytes)?;
+        for (bytes, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+            let entry = match key.scale {
+                ScaleRule::TwoLevel { .. } => value,
+                _ => 1.0 / value,
+            };
+            *bytes = entry.to_le_bytes();
+        }
+    }
+    Ok(())
 }

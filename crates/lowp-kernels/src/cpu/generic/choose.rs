@@ -1,0 +1,74 @@
+//! The block scales of four over six (docs/numerics.md 20.1), sixteen blocks (or the sixteen rows of one) at a time: a
+//! lane has a block, and the errors of its values are added up in their order.
+
+use std::ops::Range;
+
+use lowp_format::four_over_six_rows;
+
+use super::convert::Rect;
+use crate::cpu::scaling::ChosenTwoLevel;
+use crate::lanes::{LANES, Lanes, Line};
+
+/// The scales and multipliers of one row of blocks: `rows` of `rect`, in blocks of `height x width`.
+#[inline(always)]
+pub(super) fn block_scales<L: Lanes>(
+    lanes: L,
+    rule: ChosenTwoLevel,
+    (rect, rows): (&Rect<'_>, Range<usize>),
+    block: [usize; 2],
+    maxima: &[f32],
+    entries: &mut [u8],
+    multipliers: &mut [f32],
+) {
+    let step = if block == [LANES, LANES] { 1 } else { LANES };
+    for first in (0..maxima.len()).step_by(step) {
+        let count = step.min(maxima.len() - first);
+        let mut amaxes: Line = [maxima[first]; LANES];
+        if step > 1 {
+            amaxes = [0.0; LANES];
+            amaxes[..count].copy_from_slice(&maxima[first..first + count]);
+        }
+        let mut candidates = rule.candidates(lanes, lanes.load(&amaxes));
+        match block {
+            // Columns lie side by side.
+            [_, 1] => {
+                for row in rows.clone() {
+                    let mut line = [0.0; LANES];
+                    line[..count].copy_from_slice(&rect.row(row)[first..first + count]);
+                    rule.add(lanes, lanes.load(&line), &mut candidates);
+                }
+            }
+            [1, width] => {
+                let values = &rect.row(rows.start)[first * width..(first + count) * width];
+                for at in 0..width {
+                    let mut line = [0.0; LANES];
+                    for (x, values) in line.iter_mut().zip(values.chunks_exact(width)) {
+                        *x = values[at];
+                    }
+                    rule.add(lanes, lanes.load(&line), &mut candidates);
+                }
+            }
+            [_, width] => {
+                for at in first * width..(first + 1) * width {
+                    let mut line = [0.0; LANES];
+                    for (x, row) in line.iter_mut().zip(rows.clone()) {
+                        *x = rect.row(row)[at];
+                    }
+                    rule.add(lanes, lanes.load(&line), &mut candidates);
+                }
+            }
+        }
+        let mut errors = candidates.errors(lanes);
+        if step == 1 {
+            for errors in &mut errors {
+                // Rows that are not there have no error.
+                errors[rows.len()..].fill(0.0);
+                *errors = [four_over_six_rows(*errors); LANES];
+            }
+        }
+        let (mut codes, mut factors) = ([0; LANES], [0.0; LANES]);
+        ChosenTwoLevel::chosen(lanes, &candidates, errors, &mut codes, &mut factors);
+        entries[first..first + count].copy_from_slice(&codes[..count]);
+        multipliers[first..first + count].copy_from_slice(&factors[..count]);
+    }
+}
