@@ -269,7 +269,11 @@ impl BufferSpec {
         while axis < 2 {
             let len = self.axes[axis].len(shape);
             // Lines of nothing have an entry, too.
-            entries[axis] = if self.tile[axis] == Self::WHOLE { 1 } else { len.div_ceil(self.tile[axis]) };
+            entries[axis] = if self.tile[axis] == Self::WHOLE {
+                1
+            } else {
+                len.div_ceil(self.tile[axis])
+            };
             axis += 1;
         }
         entries
@@ -300,7 +304,11 @@ impl BufferSpec {
             Axis::Cols => (self.tile[1], self.code.entries_per_byte()),
         };
         // What covers all rows is equal on all ranks.
-        if side == Self::WHOLE { 1 } else { side * entries }
+        if side == Self::WHOLE {
+            1
+        } else {
+            side * entries
+        }
     }
 
     /// The multiple that the number of columns must be.
@@ -311,7 +319,11 @@ impl BufferSpec {
         };
         // A block with an f32 scale may have fewer columns at the edge.
         let partial = matches!((self.key.part, self.code), (Part::BlockScale, Code::F32));
-        if side == Self::WHOLE || partial { 1 } else { side * entries }
+        if side == Self::WHOLE || partial {
+            1
+        } else {
+            side * entries
+        }
     }
 }
 

@@ -14,7 +14,11 @@ pub const HADAMARD_SIGNS: u16 = 0xD7E8;
 #[inline(always)]
 pub fn hadamard16(values: &mut [f32; HADAMARD_ROWS]) {
     for (i, value) in values.iter_mut().enumerate() {
-        let quarter = if HADAMARD_SIGNS >> i & 1 == 1 { -0.25 } else { 0.25 };
+        let quarter = if HADAMARD_SIGNS >> i & 1 == 1 {
+            -0.25
+        } else {
+            0.25
+        };
         *value *= quarter;
     }
     for half in [1, 2, 4, 8] {

@@ -2,8 +2,8 @@
 //! Its buffers follow from them.
 
 use crate::{
-    Axis, BufferKey, BufferList, BufferSpec, Extent, KernelKey, Orientation, Origin,
-    PaddedForm, Part, Usage,
+    Axis, BufferKey, BufferList, BufferSpec, Extent, KernelKey, Orientation, Origin, PaddedForm,
+    Part, Usage,
 };
 
 /// How one orientation is quantized and stored.
@@ -76,12 +76,27 @@ impl Quantizer {
 
     /// Data and block scales that serve `usage`.
     fn push(&self, usage: Usage, origin: impl Fn(Part) -> Origin, buffers: &mut BufferList) {
-        let KernelKey { element, scale, block, .. } = self.kernel;
-        buffers.push(BufferSpec::data(usage, element, self.data, origin(Part::Data)));
+        let KernelKey {
+            element,
+            scale,
+            block,
+            ..
+        } = self.kernel;
+        buffers.push(BufferSpec::data(
+            usage,
+            element,
+            self.data,
+            origin(Part::Data),
+        ));
         if let Some((block, code)) = block.zip(scale.entry()) {
             let origin = origin(Part::BlockScale);
             buffers.push(BufferSpec::block_scale(
-                usage, code, self.scales, block, self.padded, origin,
+                usage,
+                code,
+                self.scales,
+                block,
+                self.padded,
+                origin,
             ));
         }
     }
@@ -117,7 +132,11 @@ impl Quantizers {
         let [data, scales] = [[Axis::Cols, Axis::Rows]; 2];
         Self {
             rowwise,
-            columnwise: Quantizer { data, scales, ..rowwise },
+            columnwise: Quantizer {
+                data,
+                scales,
+                ..rowwise
+            },
             relation: Columnwise::Transposed,
         }
     }
@@ -153,7 +172,10 @@ impl Quantizers {
     fn share_outer(&self) -> bool {
         let [row, col] = self.kernels();
         let of_tensor = matches!(row.scale.outer(), Some((Extent::Tensor, _)));
-        of_tensor && row.scale == col.scale && row.element == col.element && row.hadamard == col.hadamard
+        of_tensor
+            && row.scale == col.scale
+            && row.element == col.element
+            && row.hadamard == col.hadamard
     }
 
     /// The orientations of `usage` whose amax of the tensor or its lines is one and the same, as sets: one or two.
@@ -184,7 +206,8 @@ impl Quantizers {
                     }
                     Columnwise::Quantized | Columnwise::Shared => Origin::Quantized,
                 };
-                self.columnwise.push(Usage::COLUMNWISE, transposed, &mut buffers);
+                self.columnwise
+                    .push(Usage::COLUMNWISE, transposed, &mut buffers);
             }
         }
         for outer in self.outer_usages(usage) {
@@ -194,4 +217,3 @@ impl Quantizers {
         buffers
     }
 }
-

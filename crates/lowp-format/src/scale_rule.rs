@@ -150,10 +150,7 @@ impl ScaleRule {
 
     /// Whether encoding must wait for an amax of the tensor or of its lines (a second pass).
     pub const fn waits_for_amax(&self) -> bool {
-        matches!(
-            self,
-            ScaleRule::Current { .. } | ScaleRule::TwoLevel { .. }
-        )
+        matches!(self, ScaleRule::Current { .. } | ScaleRule::TwoLevel { .. })
     }
 
     /// Whether the scale comes of earlier steps.
@@ -263,7 +260,9 @@ impl MxScale {
         match self {
             MxScale::Te => e8m0::encode_ceil(amax * (1.0 / element.max_finite())),
             MxScale::OcpFloor => e8m0::encode_floor(amax, element.max_exponent()),
-            MxScale::Even => e8m0::encode_even(amax, element.max_exponent(), element.mantissa_bits()),
+            MxScale::Even => {
+                e8m0::encode_even(amax, element.max_exponent(), element.mantissa_bits())
+            }
         }
     }
 }

@@ -98,9 +98,9 @@ impl<S, R: Recipe> QuantizedTensor<S, R> {
     /// The buffer above the block scales of `orientation`, or alone: decode scales or amaxes of the tensor or of its
     /// lines, as its [`Part`] says.
     pub fn outer(&self, orientation: Orientation) -> Option<&Buffer<S>> {
-        self.buffers.iter().find(|b| {
-            b.spec.key.part.is_outer() && b.spec.key.usage.contains(orientation.usage())
-        })
+        self.buffers
+            .iter()
+            .find(|b| b.spec.key.part.is_outer() && b.spec.key.usage.contains(orientation.usage()))
     }
 
     /// The buffer of that name.

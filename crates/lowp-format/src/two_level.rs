@@ -109,7 +109,11 @@ pub fn four_over_six_error(
     let code = e2m1::encode(x * two_level_multiplier(block_scale, encode_scale));
     let decoded = (e2m1::decode(code) * e4m3::decode(block_scale)) * amax / choice.largest();
     let error = decoded - x;
-    if choice.squares() { error * error } else { error.abs() }
+    if choice.squares() {
+        error * error
+    } else {
+        error.abs()
+    }
 }
 
 /// Whether 4 is chosen: its error is smaller. A NaN chooses 6.

@@ -99,7 +99,9 @@ pub enum KernelError {
         remedy: &'static str,
     },
     /// A choice of four over six where a block may be in parts.
-    #[error("a flat encode with four over six, which compares the errors of whole blocks; encode rows")]
+    #[error(
+        "a flat encode with four over six, which compares the errors of whole blocks; encode rows"
+    )]
     FlatChoice,
     /// A target that serves no orientation.
     #[error("{key}: it serves no orientation; its usage is rowwise, columnwise or both")]
@@ -330,7 +332,11 @@ fn ingredients(key: &KernelKey) -> String {
         None => "no blocks".to_owned(),
         Some([rows, cols]) => format!("{rows}x{cols} blocks"),
     };
-    let transform = if *hadamard { " behind a Hadamard transform" } else { "" };
+    let transform = if *hadamard {
+        " behind a Hadamard transform"
+    } else {
+        ""
+    };
     format!("{element} elements with {scale:?} scales and {blocks}{transform}")
 }
 

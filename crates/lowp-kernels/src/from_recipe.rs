@@ -41,7 +41,10 @@ fn tensor_inputs<B: Backend>(
     let buffer = backend.upload::<f32>(&entries)?;
     Ok(places.map(|place| {
         let (index, known) = place?;
-        let slot = Slot { buffer: buffer.clone(), index };
+        let slot = Slot {
+            buffer: buffer.clone(),
+            index,
+        };
         Some(match known {
             true => TensorInput::Known(slot),
             false => TensorInput::Observed(slot),
@@ -144,7 +147,13 @@ impl<B: Backend> AmaxJob<B> {
     pub fn before_flat(backend: &B, encode: &FlatEncodeJob<B>) -> Vec<Self> {
         let source = (&encode.source, encode.source_rounding);
         let (kernels, inputs) = (&encode.kernels, &encode.tensor);
-        let mut jobs = observations(backend, (encode.shape, encode.start), source, kernels, inputs);
+        let mut jobs = observations(
+            backend,
+            (encode.shape, encode.start),
+            source,
+            kernels,
+            inputs,
+        );
         jobs.extend(encode.blocks.as_ref().map(|flat| Self {
             shape: encode.shape,
             start: encode.start,
@@ -192,7 +201,9 @@ fn observations<B: Backend>(
         }
         let same = |other: &AmaxJob<B>| {
             let [a, b] = [&other.out, &job.out].map(|out| backend.span(out));
-            a == b && (other.tensor, &other.blocks, other.hadamard) == (job.tensor, &job.blocks, job.hadamard)
+            a == b
+                && (other.tensor, &other.blocks, other.hadamard)
+                    == (job.tensor, &job.blocks, job.hadamard)
         };
         if !jobs.iter().any(same) {
             jobs.push(job);
@@ -215,7 +226,12 @@ impl<B: Backend> HistoryJob<B> {
         index: usize,
     ) -> Result<Option<Self>, KernelError> {
         let KernelKey { element, scale, .. } = recipe.kernel(Orientation::Rowwise);
-        let ScaleRule::Delayed { window, algorithm, margin } = scale else {
+        let ScaleRule::Delayed {
+            window,
+            algorithm,
+            margin,
+        } = scale
+        else {
             return Ok(None);
         };
         Ok(Some(Self {

@@ -3,8 +3,8 @@
 
 use half::bf16;
 use lowp_format::{
-    AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation, ScaleLayout, Shape,
-    SourceRounding,
+    AmaxAlgorithm, BufferSpec, Code, Extent, Form, FormatError, KernelKey, Orientation,
+    ScaleLayout, Shape, SourceRounding,
 };
 
 use crate::{Backend, Source};

@@ -76,8 +76,8 @@ pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
 pub use element::Element;
 pub use error::KernelError;
 pub use job::{
-    AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob, FlatBlocks,
-    FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
+    AdamMode, AdamwAmax, AdamwJob, AmaxJob, BlockAmax, ConvertJob, DecodeJob, EncodeJob,
+    FlatBlocks, FlatEncodeJob, HistoryJob, InterleaveJob, Moments, RepackJob, Slot, StepScalarsJob,
     StochasticKey, SumJob, SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
 pub use pending::Pending;

@@ -149,7 +149,8 @@ impl Reference<'_> {
                 } else {
                     (b, a)
                 };
-                let (scale, multiplier) = match scaled.get(row / block[0] * across + col / block[1]) {
+                let (scale, multiplier) = match scaled.get(row / block[0] * across + col / block[1])
+                {
                     Some(&scaled) if !scaled_by_line(&self.kernel) => scaled,
                     _ => self.scale(0.0, [row, col]),
                 };
@@ -224,7 +225,10 @@ impl Reference<'_> {
             ScaleRule::Delayed { .. } | ScaleRule::Current { .. } => 1.0 / value,
             _ => value.abs(),
         };
-        self.tensor.iter().flat_map(|v| entry(v).to_le_bytes()).collect()
+        self.tensor
+            .iter()
+            .flat_map(|v| entry(v).to_le_bytes())
+            .collect()
     }
 
     /// What the tensor, or the line of element `[row, col]`, is scaled by.
@@ -243,7 +247,10 @@ impl Reference<'_> {
         let amax = amax(self.rows_of(block, at).flatten().map(value));
         match self.kernel.scale {
             ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => {
-                let rows = self.rows_of(block, at).map(|row| row.map(value).collect()).collect();
+                let rows = self
+                    .rows_of(block, at)
+                    .map(|row| row.map(value).collect())
+                    .collect();
                 let chosen = choose(rows, amax, self.outer(at).abs(), four_over_six, block);
                 (u32::from(chosen.0), Some(chosen.1))
             }

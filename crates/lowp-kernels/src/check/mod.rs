@@ -15,9 +15,7 @@ use crate::{
     Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{
-    check_block, check_target, compact, covers, ingredients, kernel_of, touched,
-};
+use target::{check_block, check_target, compact, covers, ingredients, kernel_of, touched};
 
 pub(crate) mod access;
 mod step_scalars;
@@ -174,7 +172,9 @@ impl<B: Backend> Planner<'_, B> {
         let last = |slot: &Slot<B>| {
             let entries = outer.map_or(1, |(extent, _)| extent.entries(orientation, shape));
             // Lines of nothing have no entry.
-            entries.checked_sub(1).map(|last| slot.index.saturating_add(last))
+            entries
+                .checked_sub(1)
+                .map(|last| slot.index.saturating_add(last))
         };
         match input {
             Some(TensorInput::Known(slot)) => match last(slot) {
@@ -483,7 +483,11 @@ impl<B: Backend> Planner<'_, B> {
                 if found != len {
                     let what = format!("the shape of the amaxes of job {index}");
                     let needed = len;
-                    return Err(KernelError::Length { what, needed, found });
+                    return Err(KernelError::Length {
+                        what,
+                        needed,
+                        found,
+                    });
                 }
                 self.blocks(index, "amaxes of lines", amax.shape, &part, &amax.out)?;
             }

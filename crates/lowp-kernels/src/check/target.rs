@@ -146,7 +146,11 @@ pub(crate) fn check_target<B: Backend>(
             };
             // Lines lie one after another, whatever the order of the axes.
             let both = at.usage == Usage::BOTH && extent == Extent::Line;
-            let block = if both { [0, 0] } else { extent.block(orientation) };
+            let block = if both {
+                [0, 0]
+            } else {
+                extent.block(orientation)
+            };
             return holds(spec.block(), Some((Code::F32, block)));
         }
         Part::Data => holds(spec.tile, Some((key.element, [1, 1])))?,

@@ -61,8 +61,8 @@ mod tests {
     struct Ask;
     impl Visit for Ask {
         type Out = (Option<usize>, bool);
-        fn visit<E: ElementCode, R: ScaleKernel>(self, _: R) -> Self::Out {
-            let stochastic = E::STOCHASTIC && !R::CHOOSES;
+        fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) -> Self::Out {
+            let stochastic = E::STOCHASTIC && rule.choice().is_none();
             (R::BLOCKS.then_some(R::Entry::BYTES), stochastic)
         }
     }
@@ -72,16 +72,26 @@ mod tests {
         let (pow2, epsilon, extent) = (true, 0.0, Extent::Tensor);
         let rules = [
             ScaleRule::None,
-            ScaleRule::Current { extent, pow2, epsilon },
+            ScaleRule::Current {
+                extent,
+                pow2,
+                epsilon,
+            },
             ScaleRule::E8M0(MxScale::Te),
             ScaleRule::TWO_LEVEL,
-            ScaleRule::TwoLevel { extent, four_over_six: FourOverSix::Mae },
+            ScaleRule::TwoLevel {
+                extent,
+                four_over_six: FourOverSix::Mae,
+            },
             ScaleRule::BlockF32 { pow2, epsilon },
         ];
         let mut kernels = 0;
         for (element, scale) in Code::ALL.into_iter().flat_map(|e| rules.map(|r| (e, r))) {
             for block in [None, Some([16, 16])] {
-                let key = KernelKey { block, ..KernelKey::new(element, scale) };
+                let key = KernelKey {
+                    block,
+                    ..KernelKey::new(element, scale)
+                };
                 let entry = scale.entry().map(|code| code.bytes(1));
                 let expected = known(&key).map(|()| (entry, is_stochastic(&key)));
                 assert_eq!(dispatch(&key, 1.0, Ask), expected, "{key:?}");

@@ -96,7 +96,12 @@ pub(crate) struct Layout {
 impl Layout {
     /// The walk of `job`, which was checked.
     pub(crate) fn new(job: &EncodeJob<Cpu>) -> Self {
-        let EncodeJob { shape, kernels, targets, .. } = job;
+        let EncodeJob {
+            shape,
+            kernels,
+            targets,
+            ..
+        } = job;
         let shape = *shape;
         let share = share_pass(&Cpu, kernels, &job.tensor);
         let mut passes: SmallVec<[Pass; 2]> = SmallVec::new();
@@ -107,7 +112,10 @@ impl Layout {
             }
             let orientation = filled_by(spec.key.usage, share);
             let output = Output::new(index, spec, shape);
-            match passes.iter_mut().find(|pass| pass.orientation == orientation) {
+            match passes
+                .iter_mut()
+                .find(|pass| pass.orientation == orientation)
+            {
                 Some(pass) => pass.outputs.push(output),
                 None => passes.push(Pass {
                     orientation,

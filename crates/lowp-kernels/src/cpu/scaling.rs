@@ -2,8 +2,8 @@
 
 use lowp_format::codec::e8m0;
 use lowp_format::{
-    FourOverSix, MxScale, ScaleRule, chooses_four, tensor_scale, two_level_block_factor, two_level_block_scale,
-    two_level_encode_scale, two_level_multiplier,
+    FourOverSix, MxScale, ScaleRule, chooses_four, tensor_scale, two_level_block_factor,
+    two_level_block_scale, two_level_encode_scale, two_level_multiplier,
 };
 
 use super::element::{E4M3_FLOAT, ElementCode, e2m1_rounded};
@@ -76,8 +76,6 @@ pub(crate) trait ScaleKernel: Copy + Send + Sync + 'static {
     const BLOCKS: bool;
     /// Whether values are multiplied at all.
     const SCALED: bool = true;
-    /// Whether the scale of a block depends on more of its values than their amax.
-    const CHOOSES: bool = false;
     /// One stored block scale.
     type Entry: ScaleEntry;
 
@@ -148,7 +146,8 @@ impl ScaleKernel for PerTensor {
     const BLOCKS: bool = false;
     type Entry = u8;
     fn new(rule: ScaleRule, tensor: f32) -> Option<Self> {
-        matches!(rule, ScaleRule::Delayed { .. } | ScaleRule::Current { .. }).then_some(Self(tensor))
+        matches!(rule, ScaleRule::Delayed { .. } | ScaleRule::Current { .. })
+            .then_some(Self(tensor))
     }
     #[inline(always)]
     fn encode<E: ElementCode>(self, _: f32) -> (u8, f32) {
@@ -243,7 +242,11 @@ pub(crate) struct TwoLevel {
 impl TwoLevel {
     fn under(amax: f32, choice: FourOverSix) -> Self {
         let encode_scale = two_level_encode_scale(amax, choice);
-        Self { amax, encode_scale, choice }
+        Self {
+            amax,
+            encode_scale,
+            choice,
+        }
     }
 
     /// The multipliers of block scales, given as codes.
@@ -267,9 +270,10 @@ impl ScaleKernel for TwoLevel {
     type Entry = u8;
     fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
         match rule {
-            ScaleRule::TwoLevel { four_over_six: choice, .. } if !choice.is_on() => {
-                Some(Self::under(amax, choice))
-            }
+            ScaleRule::TwoLevel {
+                four_over_six: choice,
+                ..
+            } if !choice.is_on() => Some(Self::under(amax, choice)),
             _ => None,
         }
     }
@@ -381,13 +385,13 @@ impl<L: Lanes> Candidates<L> {
 
 impl ScaleKernel for ChosenTwoLevel {
     const BLOCKS: bool = true;
-    const CHOOSES: bool = true;
     type Entry = u8;
     fn new(rule: ScaleRule, amax: f32) -> Option<Self> {
         match rule {
-            ScaleRule::TwoLevel { four_over_six: choice, .. } if choice.is_on() => {
-                Some(Self(TwoLevel::under(amax, choice)))
-            }
+            ScaleRule::TwoLevel {
+                four_over_six: choice,
+                ..
+            } if choice.is_on() => Some(Self(TwoLevel::under(amax, choice))),
             _ => None,
         }
     }

@@ -352,7 +352,12 @@ fn tasks<'v>(
         return Ok(cuts
             .map(|first| {
                 let len = unit.min(grad.len() - first);
-                Task { job: index, first, part: part(len, len), encode: None }
+                Task {
+                    job: index,
+                    first,
+                    part: part(len, len),
+                    encode: None,
+                }
             })
             .collect());
     };
@@ -367,11 +372,7 @@ fn tasks<'v>(
             encode: Some((Arc::clone(&encoder), tile)),
         }
     };
-    Ok(encoder
-        .tiles(views)?
-        .into_iter()
-        .map(task)
-        .collect())
+    Ok(encoder.tiles(views)?.into_iter().map(task).collect())
 }
 
 /// Runs every update of a plan.

@@ -152,7 +152,11 @@ enum Partial {
 fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
     match task {
         Task::Transformed { job, values } => {
-            let AmaxJob { shape, source_rounding, .. } = &jobs[job];
+            let AmaxJob {
+                shape,
+                source_rounding,
+                ..
+            } = &jobs[job];
             let (cols, mut scratch) = (shape.cols, [Vec::new(), Vec::new()]);
             let [rounded, transformed] = &mut scratch;
             let size = [values.len() / cols, cols];
@@ -257,10 +261,14 @@ pub(crate) fn run(
         if job.hadamard {
             let unit = HADAMARD_ROWS * job.shape.cols;
             let unit = unit * (TASK / unit).max(1);
-            tasks.extend((0..values.len()).step_by(unit).map(|start| Task::Transformed {
-                job: index,
-                values: values.slice(start..(start + unit).min(values.len())),
-            }));
+            tasks.extend(
+                (0..values.len())
+                    .step_by(unit)
+                    .map(|start| Task::Transformed {
+                        job: index,
+                        values: values.slice(start..(start + unit).min(values.len())),
+                    }),
+            );
             continue;
         }
         if job.tensor.is_some() {

@@ -459,5 +459,7 @@ pub(crate) fn run(
             tasks.push(task);
         }
     }
-    for_each(context, tasks, |task| dispatch(task.key, task.outer.get(0), task))
+    for_each(context, tasks, |task| {
+        dispatch(task.key, task.outer.get(0), task)
+    })
 }

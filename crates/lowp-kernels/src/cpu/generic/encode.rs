@@ -11,10 +11,10 @@ use super::hadamard::transform;
 use super::quantize::{Quantize, Random, Rules, Scratch};
 use super::store::{Chunk, GAP, direct};
 use super::{Context, for_each, source, tensor};
+use crate::check::target::{input_of, share_pass};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::bands::{self, Band};
-use crate::check::target::{input_of, share_pass};
 use crate::cpu::element::{CodeBits, CodeScratch};
 use crate::cpu::ingredients::{ElementCode, ScaleEntry, ScaleKernel, Visit, dispatch};
 use crate::cpu::layout::{Layout, Pass};
@@ -78,11 +78,13 @@ impl<'a> Encoder<'a> {
     }
 
     /// Cuts the outputs into row tiles and writes what there is one of for the tensor or its lines.
-    pub(crate) fn tiles<'v>(
-        &self,
-        views: &mut AllViews<'v>,
-    ) -> Result<Vec<Tile<'v>>, KernelError> {
-        let EncodeJob { shape, kernels, targets, .. } = self.job;
+    pub(crate) fn tiles<'v>(&self, views: &mut AllViews<'v>) -> Result<Vec<Tile<'v>>, KernelError> {
+        let EncodeJob {
+            shape,
+            kernels,
+            targets,
+            ..
+        } = self.job;
         tensor::write(*shape, kernels, &self.job.tensor, targets, views)?;
         if self.shape.elements() == 0 {
             // Any number of rows of nothing.
@@ -109,8 +111,14 @@ impl<'a> Encoder<'a> {
     }
 
     /// Fills one tile from `load(first column, columns)`.
-    pub(crate) fn encode(&self, mut tile: Tile<'_>, load: &mut dyn Load) -> Result<(), KernelError> {
-        let Self { shape, layout, isa, .. } = *self;
+    pub(crate) fn encode(
+        &self,
+        mut tile: Tile<'_>,
+        load: &mut dyn Load,
+    ) -> Result<(), KernelError> {
+        let Self {
+            shape, layout, isa, ..
+        } = *self;
         let widest = layout.chunk_cols.min(shape.cols);
         let mut scratch = TileScratch::default();
         for row in (0..tile.rows).step_by(layout.chunk_rows) {
@@ -126,7 +134,12 @@ impl<'a> Encoder<'a> {
                     bands = rest;
                     let outer = &self.outer[number];
                     let first = outer.first().copied().unwrap_or(1.0);
-                    let TileScratch { codes, entries, quantize, transformed } = &mut scratch;
+                    let TileScratch {
+                        codes,
+                        entries,
+                        quantize,
+                        transformed,
+                    } = &mut scratch;
                     let rect = match pass.key.hadamard {
                         true => transform(isa, rect, transformed),
                         false => rect,

@@ -56,7 +56,11 @@ impl Known<'_> {
     }
 
     fn dispatch<V: Visit>(&self, visitor: V) -> Result<V::Out, KernelError> {
-        dispatch(self.key, self.outer.first().copied().unwrap_or(1.0), visitor)
+        dispatch(
+            self.key,
+            self.outer.first().copied().unwrap_or(1.0),
+            visitor,
+        )
     }
 }
 
@@ -129,7 +133,12 @@ fn fill_multipliers<E: ElementCode, R: ScaleKernel>(
     [row, col]: [usize; 2],
     multipliers: &mut [f32],
 ) {
-    let Some(Amaxes { block: [height, width], values, across }) = amaxes else {
+    let Some(Amaxes {
+        block: [height, width],
+        values,
+        across,
+    }) = amaxes
+    else {
         for (i, multiplier) in multipliers.iter_mut().enumerate() {
             *multiplier = rule_at([row, col + i]).encode::<E>(0.0).1;
         }
@@ -282,7 +291,12 @@ pub(crate) fn run<'v>(
     }
     let mut tasks = Vec::new();
     for job in jobs {
-        let FlatEncodeJob { shape, kernels, targets, .. } = job;
+        let FlatEncodeJob {
+            shape,
+            kernels,
+            targets,
+            ..
+        } = job;
         tensor::write(*shape, kernels, &job.tensor, targets, views)?;
         let share = share_pass(&Cpu, kernels, &job.tensor);
         let values = source(&job.source, views)?;
@@ -295,7 +309,11 @@ pub(crate) fn run<'v>(
             let key = &kernels[orientation as usize];
             let input = input_of(&job.tensor, orientation, share);
             let outer = Arc::new(tensor::values(*shape, (orientation, key), input, views)?);
-            let known = Known { orientation, key, outer };
+            let known = Known {
+                orientation,
+                key,
+                outer,
+            };
             let block = key.block;
             let amaxes = match (block, &job.blocks) {
                 (Some(block), Some(flat)) => {

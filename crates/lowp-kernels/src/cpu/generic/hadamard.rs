@@ -36,7 +36,11 @@ impl Kernel for Transform<'_> {
             for col in (0..vectors).step_by(LANES) {
                 let mut x = [lanes.splat(0.0); HADAMARD_ROWS];
                 for (i, x) in x.iter_mut().enumerate() {
-                    let quarter = if HADAMARD_SIGNS >> i & 1 == 1 { -0.25 } else { 0.25 };
+                    let quarter = if HADAMARD_SIGNS >> i & 1 == 1 {
+                        -0.25
+                    } else {
+                        0.25
+                    };
                     if let Some(line) = rect.row(first + i)[col..].first_chunk() {
                         *x = lanes.mul(lanes.load(line), lanes.splat(quarter));
                     }

@@ -205,19 +205,29 @@ impl<E: ElementCode, R: ScaleKernel> Quantize<'_, E, R> {
         match rules {
             Rules::One(rule) => match (rule.choice(), R::Entry::as_bytes(entries)) {
                 (Some(rule), Some(entries)) => {
-                    let lines = entries.chunks_exact_mut(across).zip(scales.chunks_exact_mut(across));
+                    let lines = entries
+                        .chunks_exact_mut(across)
+                        .zip(scales.chunks_exact_mut(across));
                     let groups = groups().zip(maxima.chunks_exact(across));
                     for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
                         let values = (&rect, rows);
                         choose::block_scales(
-                            lanes, rule, values, [height, width], maxima, entries, scales,
+                            lanes,
+                            rule,
+                            values,
+                            [height, width],
+                            maxima,
+                            entries,
+                            scales,
                         );
                     }
                 }
                 _ => block_scales::<E, R, L>(lanes, rule, maxima, entries, scales),
             },
             Rules::Rows(rules) => {
-                let lines = entries.chunks_exact_mut(across).zip(scales.chunks_exact_mut(across));
+                let lines = entries
+                    .chunks_exact_mut(across)
+                    .zip(scales.chunks_exact_mut(across));
                 let groups = groups().zip(maxima.chunks_exact(across));
                 for ((rows, maxima), (entries, scales)) in groups.zip(lines) {
                     block_scales::<E, R, L>(lanes, rules[rows.start], maxima, entries, scales);

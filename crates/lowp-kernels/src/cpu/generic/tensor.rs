@@ -16,7 +16,10 @@ pub(super) fn consume(
     views: &mut AllViews<'_>,
 ) -> Result<(), KernelError> {
     for orientation in Orientation::ALL {
-        let (input, key) = (&inputs[orientation as usize], &kernels[orientation as usize]);
+        let (input, key) = (
+            &inputs[orientation as usize],
+            &kernels[orientation as usize],
+        );
         if let (Some(TensorInput::Observed(slot)), Some((extent, _))) = (input, key.scale.outer()) {
             let entries = extent.entries(orientation, shape);
             consume_range(&slot.buffer, slot.index, entries, views)?;
