@@ -270,7 +270,7 @@ impl<B: Backend> AdamW<B> {
             let (name, group, item) = (&param.name, param.group, &param.item);
             // Writing to a String cannot fail.
             let _ = write!(text, "; {name}: group {group}, {} columns", item.shape.cols);
-            let _ = write!(text, ", {:?}, {:?}", item.kernel, item.scale_source);
+            let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
         }
         let _ = write!(text, "; {:?}", self.groups);

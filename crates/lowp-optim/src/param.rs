@@ -63,7 +63,6 @@ impl<B: Backend> Param<B> {
         groups: &[Group],
         book: &ScaleBook<B>,
     ) -> Result<AdamwJob<B>, ShardError> {
-        let observed = |slot| book.observed_slot(slot);
         // A flat slice is not encoded with the update: it is no matrix.
         let fused = !self.item.needs_agreement() && !self.is_flat();
         let encode = fused.then(|| self.item.encode_job(book));
@@ -74,7 +73,7 @@ impl<B: Backend> Param<B> {
             group: self.group,
             mode: groups[self.group].mode,
             source_rounding: self.item.source_rounding,
-            amax: self.item.slot.map(observed).transpose()?,
+            amax: self.item.update_amax(book)?,
             encode: encode.transpose()?.map(Box::new),
         })
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lowp_format::{BufferKey, Orientation, Part, QuantizedTensor, Recipe, ScaleSource};
+use lowp_format::{BufferKey, Orientation, Part, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, Source};
 
 use crate::{ShardError, quantize};
@@ -73,7 +73,7 @@ fn encode_scales<B: Backend, R: Recipe>(
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
     orientation: Orientation,
 ) -> Result<Vec<Option<f32>>, ShardError> {
-    let delayed = matches!(tensor.recipe().scale_source(), ScaleSource::History { .. });
+    let delayed = tensor.recipe().kernel(orientation).scale.is_delayed();
     let stored = tensor.part(orientation, Part::DecodeScale);
     let (true, Some(stored)) = (delayed, stored) else {
         return Ok(vec![None]);

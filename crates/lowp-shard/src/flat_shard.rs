@@ -65,6 +65,12 @@ impl FlatShard {
         self.code
     }
 
+    /// The same elements where they are stored as `code`.
+    #[must_use]
+    pub fn stored_as(self, code: Code) -> Self {
+        Self { code, ..self }
+    }
+
     /// The elements owned.
     pub fn elements(&self) -> Range<usize> {
         self.start..self.start + self.len

@@ -2,11 +2,12 @@
 //! tensors, row shards and flat shards.
 
 use lowp_format::{
-    KernelKey, Part, QuantizedTensor, Recipe, ScaleSource, Shape, SourceRounding, Usage,
+    Extent as AmaxExtent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, Shape,
+    SourceRounding, Usage,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, EncodeJob, FlatBlocks, FlatEncodeJob, Source, StepScalars, Target,
-    TensorInput, Work,
+    AdamwAmax, AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Source,
+    StepScalars, Target, Work,
 };
 use smallvec::SmallVec;
 
@@ -41,14 +42,12 @@ pub struct CastItem<B: Backend> {
     pub extent: Extent,
     /// High-precision values.
     pub source: Source<B>,
-    /// Kernel ingredients.
-    pub kernel: KernelKey,
-    /// What the scales depend on.
-    pub scale_source: ScaleSource,
+    /// Kernel ingredients by orientation, rowwise first.
+    pub kernels: [KernelKey; 2],
     /// Rounding of the source.
     pub source_rounding: SourceRounding,
-    /// Entry in the scale book.
-    pub slot: Option<ScaleSlot>,
+    /// Entries in the scale book, by orientation.
+    pub slots: [Option<ScaleSlot>; 2],
     /// The buffers to fill.
     pub targets: Vec<Target<B>>,
     /// What casts raise, for the rows of a shard.
@@ -64,10 +63,9 @@ impl<B: Backend> CastItem<B> {
             shape: tensor.shape(),
             extent: Extent::Rows,
             source,
-            kernel: recipe.kernel(),
-            scale_source: recipe.scale_source(),
+            kernels: recipe.quantizers(Role::Weight).kernels(),
             source_rounding: recipe.source_rounding(),
-            slot: book.register(&recipe),
+            slots: book.register(&recipe, tensor.shape(), tensor.usage()),
             targets: targets(tensor),
             version: into.version().cloned(),
         }
@@ -83,9 +81,15 @@ impl<B: Backend> CastItem<B> {
         targets: Vec<Target<B>>,
         book: &mut ScaleBookBuilder,
     ) -> Self {
-        let kernel = recipe.kernel();
+        let quantizers = recipe.quantizers(Role::Weight);
+        let kernels = quantizers.kernels();
+        let served = |usage, target: &Target<B>| usage | target.spec.key.usage;
+        let usage = targets.iter().fold(Usage::empty(), served);
         let mut blocks: SmallVec<[BlockSlots; 2]> = SmallVec::new();
-        for block in kernel.blocks.into_iter().flatten() {
+        for orientation in usage.orientations() {
+            let Some(block) = kernels[orientation as usize].block else {
+                continue;
+            };
             if !blocks.iter().any(|b| b.block() == block) {
                 blocks.push(book.reserve_blocks(shape, block));
             }
@@ -94,19 +98,28 @@ impl<B: Backend> CastItem<B> {
             shape,
             extent: Extent::Flat { start, len, blocks },
             source,
-            kernel,
-            scale_source: recipe.scale_source(),
+            kernels,
             source_rounding: recipe.source_rounding(),
-            slot: book.register(recipe),
+            slots: book.register_flat(&quantizers, shape, usage),
             targets,
             version: None,
         }
     }
 
-    /// Whether its codes depend on an amax that ranks must agree on first.
+    /// The orientations that its targets serve.
+    fn usage(&self) -> Usage {
+        let served = |usage, target: &Target<B>| usage | target.spec.key.usage;
+        self.targets.iter().fold(Usage::empty(), served)
+    }
+
+    /// Whether its codes depend on amaxes that must be observed first, and agreed on if several ranks have a part.
     pub fn needs_agreement(&self) -> bool {
         let flat_blocks = matches!(&self.extent, Extent::Flat { blocks, .. } if !blocks.is_empty());
-        self.scale_source.needs_tensor_amax() || flat_blocks
+        let mut kernels = self
+            .usage()
+            .orientations()
+            .map(|o| self.kernels[o as usize]);
+        kernels.any(|key| key.scale.waits_for_amax()) || flat_blocks
     }
 
     /// Says that a write of the buffers begins. [`Requantize`] does it; whoever plans
@@ -126,7 +139,13 @@ impl<B: Backend> CastItem<B> {
             Extent::Rows => (0, Vec::new()),
             Extent::Flat { start, blocks, .. } => (*start, book.block_amaxes(blocks)?),
         };
-        if self.slot.is_none() && blocks.is_empty() {
+        let (tensor, lines) = book.observation(self.slots)?;
+        let mut blocks = blocks;
+        for orientation in Orientation::ALL {
+            let block = AmaxExtent::Line.block(orientation);
+            blocks.extend(lines[orientation as usize].map(|start| BlockAmax { block, start }));
+        }
+        if tensor.is_none() && blocks.is_empty() {
             return Ok(None);
         }
         Ok(Some(AmaxJob {
@@ -135,8 +154,29 @@ impl<B: Backend> CastItem<B> {
             source: self.source.clone(),
             source_rounding: self.source_rounding,
             out: book.observed().clone(),
-            tensor: self.slot.map(|slot| book.index(slot)).transpose()?,
+            tensor,
             blocks,
+            hadamard: false,
+        }))
+    }
+
+    /// The same as what an update of the masters raises: the amaxes of rows, and of a flat slice that of the tensor
+    /// alone.
+    ///
+    /// # Errors
+    /// It was registered in another book.
+    pub fn update_amax(&self, book: &ScaleBook<B>) -> Result<Option<AdamwAmax<B>>, ShardError> {
+        let (tensor, lines) = book.observation(self.slots)?;
+        let lines = match self.extent {
+            Extent::Rows => lines,
+            Extent::Flat { .. } => [None; 2],
+        };
+        let some = tensor.is_some() || lines.iter().any(Option::is_some);
+        Ok(some.then(|| AdamwAmax {
+            shape: self.shape,
+            out: book.observed().clone(),
+            tensor,
+            lines,
         }))
     }
 
@@ -147,17 +187,13 @@ impl<B: Backend> CastItem<B> {
     pub fn encode_job(&self, book: &ScaleBook<B>) -> Result<EncodeJob<B>, ShardError> {
         Ok(EncodeJob {
             shape: self.shape,
-            kernel: self.kernel,
+            kernels: self.kernels,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
-            tensor: self.tensor_input(book)?,
+            tensor: book.tensor_inputs(self.slots)?,
             targets: self.targets.clone(),
             stochastic: None,
         })
-    }
-
-    fn tensor_input(&self, book: &ScaleBook<B>) -> Result<Option<TensorInput<B>>, ShardError> {
-        self.slot.map(|slot| book.tensor_input(slot)).transpose()
     }
 
     /// The cast of a flat extent; rows have none.
@@ -182,10 +218,10 @@ impl<B: Backend> CastItem<B> {
             shape: self.shape,
             start: *start,
             len: *len,
-            kernel: self.kernel,
+            kernels: self.kernels,
             source: self.source.clone(),
             source_rounding: self.source_rounding,
-            tensor: self.tensor_input(book)?,
+            tensor: book.tensor_inputs(self.slots)?,
             blocks,
             targets: self.targets.clone(),
         }))
@@ -218,8 +254,8 @@ pub fn flat_targets<B: Backend, R: Recipe>(
     let mut targets = Vec::new();
     for spec in recipe.stored(usage) {
         let bytes = match spec.key.part {
-            Part::Data => shard.bytes().len(),
-            Part::BlockScale | Part::DecodeScale | Part::TensorAmax => spec.bytes(shard.shape()),
+            Part::Data => shard.stored_as(spec.code).bytes().len(),
+            Part::BlockScale | Part::DecodeScale | Part::Amax => spec.bytes(shard.shape()),
         };
         targets.push(Target::new(spec, backend.alloc::<u8>(bytes)?));
     }

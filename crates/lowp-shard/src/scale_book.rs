@@ -4,33 +4,45 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowp_format::{Code, KernelKey, Recipe, ScaleSource, Shape, cdiv, tensor_scale};
+use lowp_format::{
+    Code, Extent, Orientation, Quantizers, Recipe, Role, ScaleRule, Shape, Usage, cdiv,
+    tensor_scale,
+};
 use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInput, Work};
 
 use crate::{Communicator, ShardError, or_abort, ordered};
 
-/// What a tensor's scale depends on, as far as it needs an entry in the book.
+/// What scales depend on: one amax of a tensor, or one of each of its lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
-    rule: ScaleSource,
+    rule: ScaleRule,
     element: Code,
+    orientation: Orientation,
+    /// Amaxes.
+    count: usize,
+    /// Whether they are this rank's own: of rows that no other rank has.
+    own: bool,
 }
 
 impl Entry {
+    fn is_tensor(&self) -> bool {
+        matches!(self.rule.outer(), Some((Extent::Tensor, _)))
+    }
+
     /// What encoding uses, of the `known` scale and the observed `amax`.
     fn used(&self, known: f32, amax: f32) -> f32 {
         match self.rule {
-            ScaleSource::TensorAmax { pow2, epsilon } => {
+            ScaleRule::Current { pow2, epsilon, .. } => {
                 tensor_scale(amax.abs(), self.element, pow2, epsilon)
             }
-            ScaleSource::TensorAndBlockAmax => amax.abs(),
+            ScaleRule::TwoLevel { .. } => amax.abs(),
             _ => known,
         }
     }
 }
 
-/// An entry of a scale book, as its builder gave it out. It means nothing in another book, which
-/// rejects it.
+/// An entry of a scale book, as its builder gave it out: of a tensor, or of its lines. It means nothing in another
+/// book, which rejects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScaleSlot {
     book: u64,
@@ -80,24 +92,83 @@ impl ScaleBookBuilder {
         self.id
     }
 
-    /// Registers a tensor of `recipe`. Returns its entry, or `None` where no scale depends on a
-    /// tensor amax.
-    pub fn register(&mut self, recipe: &impl Recipe) -> Option<ScaleSlot> {
-        self.register_kernel(recipe.kernel(), recipe.scale_source())
+    /// Registers a tensor of `recipe`, all of whose rows are of this rank: a whole tensor or a row shard of `shape`. The
+    /// rest as [`ScaleBookBuilder::register_operand`].
+    pub fn register(
+        &mut self,
+        recipe: &impl Recipe,
+        shape: Shape,
+        usage: Usage,
+    ) -> [Option<ScaleSlot>; 2] {
+        self.register_operand(&recipe.quantizers(Role::Weight), shape, usage)
     }
 
-    /// Registers a tensor by its kernel ingredients, as GEMM operands are described.
-    pub fn register_kernel(&mut self, kernel: KernelKey, rule: ScaleSource) -> Option<ScaleSlot> {
-        rule.observes_tensor_amax().then(|| {
-            self.entries.push(Entry {
-                rule,
-                element: kernel.element,
+    /// Registers rows of `shape` that `quantizers` cast for `usage`. Returns their entries by orientation: `None`
+    /// where no scale depends on an amax of the tensor or its lines, or the usage lacks the orientation.
+    pub fn register_operand(
+        &mut self,
+        quantizers: &Quantizers,
+        shape: Shape,
+        usage: Usage,
+    ) -> [Option<ScaleSlot>; 2] {
+        self.add(quantizers, shape, usage, true)
+    }
+
+    /// Registers a slice of the flattened matrix of `shape`, whose rows several ranks may share.
+    pub fn register_flat(
+        &mut self,
+        quantizers: &Quantizers,
+        shape: Shape,
+        usage: Usage,
+    ) -> [Option<ScaleSlot>; 2] {
+        self.add(quantizers, shape, usage, false)
+    }
+
+    fn add(
+        &mut self,
+        quantizers: &Quantizers,
+        shape: Shape,
+        usage: Usage,
+        whole_rows: bool,
+    ) -> [Option<ScaleSlot>; 2] {
+        let mut slots: [Option<ScaleSlot>; 2] = [None; 2];
+        for served in quantizers.outer_usages(usage) {
+            let Some(orientation) = served.orientations().next() else {
+                continue;
+            };
+            let key = quantizers.of(orientation).kernel;
+            let Some((extent, _)) = key.scale.outer() else {
+                continue;
+            };
+            // The amax of the same values is one entry, whatever is made of it.
+            let first = slots[Orientation::Rowwise as usize];
+            let same = first.filter(|slot| {
+                let row = quantizers.rowwise.kernel;
+                let both = [row.scale, key.scale].iter().all(ScaleRule::waits_for_amax);
+                both && row.hadamard == key.hadamard
+                    && extent == Extent::Tensor
+                    && self.entries[slot.index].is_tensor()
             });
-            ScaleSlot {
-                book: self.id,
-                index: self.entries.len() - 1,
+            let slot = same.unwrap_or_else(|| {
+                self.entries.push(Entry {
+                    rule: key.scale,
+                    element: key.element,
+                    orientation,
+                    count: extent.entries(orientation, shape),
+                    own: whole_rows
+                        && extent == Extent::Line
+                        && orientation == Orientation::Rowwise,
+                });
+                ScaleSlot {
+                    book: self.id,
+                    index: self.entries.len() - 1,
+                }
+            });
+            for orientation in served.orientations() {
+                slots[orientation as usize] = Some(slot);
             }
-        })
+        }
+        slots
     }
 
     /// Reserves the amaxes of the blocks of a matrix of `shape` (flat shards only).
@@ -121,15 +192,32 @@ impl ScaleBookBuilder {
             entries,
             blocks,
         } = self;
-        let observed = backend.alloc::<f32>(entries.len() + blocks)?;
-        let scales = backend.upload(&vec![1.0f32; entries.len()])?;
+        // Tensors, then lines, then blocks, all of which ranks agree on; then lines of this rank alone.
+        let mut starts = vec![0; entries.len()];
+        let mut end = 0;
+        let mut place = |of: &dyn Fn(&Entry) -> bool| {
+            for (start, entry) in starts.iter_mut().zip(&entries).filter(|(_, e)| of(e)) {
+                *start = end;
+                end += entry.count;
+            }
+            end
+        };
+        let tensors = place(&Entry::is_tensor);
+        let lines = place(&|entry| !entry.is_tensor() && !entry.own);
+        let own = place(&|entry| entry.own) - lines;
+        for (start, _) in starts.iter_mut().zip(&entries).filter(|(_, e)| e.own) {
+            *start += blocks;
+        }
+        let observed = backend.alloc::<f32>(lines + blocks + own)?;
+        let agreed = backend.view::<f32>(&observed, 0..lines + blocks)?;
+        let scales = backend.upload(&vec![1.0f32; tensors])?;
         let mut jobs = Vec::new();
-        for (index, &Entry { rule, element }) in entries.iter().enumerate() {
-            if let ScaleSource::History {
+        for (entry, &index) in entries.iter().zip(&starts) {
+            if let ScaleRule::Delayed {
                 window,
                 algorithm,
                 margin,
-            } = rule
+            } = entry.rule
             {
                 jobs.push(HistoryJob {
                     observed: observed.clone(),
@@ -138,7 +226,7 @@ impl ScaleBookBuilder {
                     history: backend.alloc::<f32>(window)?,
                     algorithm,
                     margin,
-                    element,
+                    element: entry.element,
                 });
             }
         }
@@ -149,8 +237,10 @@ impl ScaleBookBuilder {
             id,
             backend: backend.clone(),
             entries,
-            blocks,
+            starts,
+            first_block: lines,
             observed,
+            agreed,
             scales,
             histories,
             roll,
@@ -167,10 +257,16 @@ pub struct ScaleBook<B: Backend> {
     id: u64,
     backend: B,
     entries: Vec<Entry>,
-    blocks: usize,
+    /// Where the amaxes of each entry begin.
+    starts: Vec<usize>,
+    /// Where the amaxes of blocks begin.
+    first_block: usize,
     observed: B::Buffer<f32>,
+    /// What ranks agree on: the beginning of it.
+    agreed: B::Buffer<f32>,
+    /// Of the entries of tensors, which come first.
     scales: B::Buffer<f32>,
-    /// Those of delayed scales, by entry.
+    /// Those of delayed scales, by place.
     histories: BTreeMap<usize, B::Buffer<f32>>,
     roll: B::Plan,
 }
@@ -181,7 +277,7 @@ impl<B: Backend> ScaleBook<B> {
         self.id
     }
 
-    /// Where amax jobs write: first the tensor amaxes by entry, then the block amaxes.
+    /// Where amax jobs write: the amaxes of tensors, of lines, of blocks, and of rows that are this rank's own.
     pub fn observed(&self) -> &B::Buffer<f32> {
         &self.observed
     }
@@ -192,13 +288,35 @@ impl<B: Backend> ScaleBook<B> {
         (0..self.entries.len()).map(move |index| ScaleSlot { book, index })
     }
 
-    /// The place of `slot` in the observed vector and in [`ScaleBook::scales`].
+    /// The place of `slot` in the observed vector, and of a tensor in [`ScaleBook::scales`]: that of the first line,
+    /// where it has lines.
     ///
     /// # Errors
     /// The entry belongs to another book.
     pub fn index(&self, slot: ScaleSlot) -> Result<usize, ShardError> {
         self.own("the entry of a tensor", slot.book)?;
-        Ok(slot.index)
+        Ok(self.starts[slot.index])
+    }
+
+    /// The entries of `slots`, by orientation, as what an observation raises: that of the tensor, and the lines of
+    /// either orientation.
+    ///
+    /// # Errors
+    /// An entry belongs to another book.
+    pub fn observation(
+        &self,
+        slots: [Option<ScaleSlot>; 2],
+    ) -> Result<(Option<usize>, [Option<usize>; 2]), ShardError> {
+        let (mut tensor, mut lines) = (None, [None; 2]);
+        for slot in slots.into_iter().flatten() {
+            let index = self.index(slot)?;
+            let entry = &self.entries[slot.index];
+            match entry.is_tensor() {
+                true => tensor = Some(index),
+                false => lines[entry.orientation as usize] = Some(index),
+            }
+        }
+        Ok((tensor, lines))
     }
 
     fn own(&self, what: &'static str, book: u64) -> Result<(), ShardError> {
@@ -228,7 +346,7 @@ impl<B: Backend> ScaleBook<B> {
             self.own("the entries of block amaxes", slots.book)?;
             Ok(BlockAmax {
                 block: slots.block,
-                start: self.entries.len() + slots.start,
+                start: self.first_block + slots.start,
             })
         };
         slots.iter().map(place).collect()
@@ -242,25 +360,28 @@ impl<B: Backend> ScaleBook<B> {
     /// The entry belongs to another book.
     pub fn tensor_input(&self, slot: ScaleSlot) -> Result<TensorInput<B>, ShardError> {
         let index = self.index(slot)?;
-        let observed = |pow2, epsilon| {
-            let slot = self.observed_slot(slot)?;
-            Ok(TensorInput::Observed {
-                slot,
-                pow2,
-                epsilon,
-            })
-        };
-        match self.entries.get(index).map(|entry| entry.rule) {
-            Some(ScaleSource::TensorAmax { pow2, epsilon }) => observed(pow2, epsilon),
-            Some(ScaleSource::TensorAndBlockAmax) => observed(false, 0.0),
-            _ => Ok(TensorInput::Known(Slot {
+        Ok(match self.entries[slot.index].rule.waits_for_amax() {
+            true => TensorInput::Observed(self.observed_slot(slot)?),
+            false => TensorInput::Known(Slot {
                 buffer: self.scales.clone(),
                 index,
-            })),
-        }
+            }),
+        })
     }
 
-    /// What encoding uses, by entry: the encode scale, or the tensor amax of two-level scales. For
+    /// What encoding reads for each orientation.
+    ///
+    /// # Errors
+    /// An entry belongs to another book.
+    pub fn tensor_inputs(
+        &self,
+        slots: [Option<ScaleSlot>; 2],
+    ) -> Result<[Option<TensorInput<B>>; 2], ShardError> {
+        let [row, col] = slots.map(|slot| slot.map(|slot| self.tensor_input(slot)).transpose());
+        Ok([row?, col?])
+    }
+
+    /// What encoding uses of tensors, by entry: the encode scale, or the amax of two-level scales. For
     /// looking at: encodes take it from where it lies.
     ///
     /// # Errors
@@ -268,22 +389,29 @@ impl<B: Backend> ScaleBook<B> {
     pub fn scales(&self) -> Result<Vec<f32>, ShardError> {
         let mut scales = self.backend.download(&self.scales)?;
         let observed = self.backend.download(&self.observed)?;
-        for ((scale, entry), amax) in scales.iter_mut().zip(&self.entries).zip(observed) {
-            *scale = entry.used(*scale, amax);
+        for (entry, &start) in self.entries.iter().zip(&self.starts) {
+            if entry.is_tensor() {
+                scales[start] = entry.used(scales[start], observed[start]);
+            }
         }
         Ok(scales)
     }
 
-    /// What encoding uses for `slot`, as [`ScaleBook::scales`] has it.
+    /// What encoding uses for `slot`, as [`ScaleBook::scales`] has it; of lines, for the first.
     ///
     /// # Errors
     /// The entry belongs to another book, or the backend failed.
     pub fn scale(&self, slot: ScaleSlot) -> Result<f32, ShardError> {
         let index = self.index(slot)?;
-        let [mut known, mut amax] = [[0.0]; 2];
-        self.backend.read(&self.scales, index, &mut known)?;
-        self.backend.read(&self.observed, index, &mut amax)?;
-        Ok(self.entries[index].used(known[0], amax[0]))
+        let entry = &self.entries[slot.index];
+        let [mut known, mut amax] = [[1.0]; 2];
+        if entry.is_tensor() {
+            self.backend.read(&self.scales, index, &mut known)?;
+        }
+        if entry.count > 0 {
+            self.backend.read(&self.observed, index, &mut amax)?;
+        }
+        Ok(entry.used(known[0], amax[0]))
     }
 
     /// Replaces the delayed scale of `slot` by one that is known, such as that of a file. Scales that
@@ -315,10 +443,10 @@ impl<B: Backend> ScaleBook<B> {
     /// # Errors
     /// A rank failed, or called something else.
     pub fn agree(&self, comm: &dyn Communicator<B>) -> Result<(), ShardError> {
-        if self.entries.len() + self.blocks == 0 {
+        if self.backend.len::<f32>(&self.agreed) == 0 {
             return Ok(());
         }
-        ordered(&self.backend, comm, || comm.all_reduce_max(&self.observed))?;
+        ordered(&self.backend, comm, || comm.all_reduce_max(&self.agreed))?;
         or_abort(comm, self.roll())
     }
 

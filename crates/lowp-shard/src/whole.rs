@@ -1,6 +1,8 @@
 //! Quantize, decode and repack one whole tensor: the shortest path for tools and tests.
 
-use lowp_format::{Form, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, Shape, Usage};
+use lowp_format::{
+    Form, KernelKey, Orientation, Part, QuantizedTensor, Recipe, ScaleLayout, Shape, Usage,
+};
 use lowp_kernels::{Backend, DecodeJob, RepackJob, Source, StepScalars, Work};
 
 use crate::{CastItem, LocalComm, Requantize, ScaleBookBuilder, ShardError};
@@ -25,7 +27,11 @@ pub fn quantize<B: Backend, R: Recipe>(
     })?;
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(&tensor, source, &mut book);
-    let slot = item.slot;
+    let delayed = |key: &KernelKey| key.scale.is_delayed();
+    let slots = item.kernels.iter().zip(item.slots);
+    let slot = slots
+        .filter(|(key, _)| delayed(key))
+        .find_map(|(_, slot)| slot);
     let book = book.build(backend)?;
     let cast = Requantize::new(backend, &book, &[item])?;
     let comm = LocalComm::solo(backend);

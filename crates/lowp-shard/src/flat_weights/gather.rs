@@ -48,8 +48,9 @@ impl<B: Backend> FlatGather<B> {
         ordered(backend, &**comm, || Ok(()))?;
         let mut moves = Moves::new(backend, comm.rank());
         for (param, shards) in params.iter().zip(shards) {
-            for data in &param.data {
-                moves.add(data, shards)?;
+            for (code, data) in &param.data {
+                let stored: Vec<FlatShard> = shards.iter().map(|s| s.stored_as(*code)).collect();
+                moves.add(data, &stored)?;
             }
         }
         moves.plan()?;

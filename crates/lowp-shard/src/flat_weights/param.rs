@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lowp_format::{
-    Axis, BufferKey, BufferSpec, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts,
+    Axis, BufferKey, BufferSpec, Code, GatherPlan, Part, QuantizedTensor, Recipe, RowCuts,
 };
 use lowp_kernels::{Backend, InterleaveJob, Source, Target, TransposeJob, Work};
 
@@ -17,7 +17,7 @@ pub struct FlatParam<B: Backend> {
     pub(super) item: CastItem<B>,
     pub(super) shard: FlatShard,
     /// Whole data buffers in the order of the flattened matrix: what is cast into and gathered.
-    pub(super) data: Vec<B::Buffer<u8>>,
+    pub(super) data: Vec<(Code, B::Buffer<u8>)>,
     /// Brings data into an order of their own.
     pub(super) turned: Vec<TransposeJob<B>>,
     /// Makes buffers of others.
@@ -48,7 +48,11 @@ impl<B: Backend> FlatParam<B> {
     ) -> Result<Self, ShardError> {
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
         let len = master.len(backend);
-        let shard = FlatShard::new(shape, recipe.kernel().element, start..start + len)?;
+        // Cuts lie where those of the narrowest codes may.
+        let stored = recipe.stored(usage);
+        let codes = stored.iter().filter(|spec| spec.key.part == Part::Data);
+        let code = codes.map(|spec| spec.code).min_by_key(|code| code.bits());
+        let shard = FlatShard::new(shape, code.unwrap_or(Code::F32), start..start + len)?;
         // The plan of one rank: what it would fetch is what all ranks cast, and the rest is derived.
         let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(usage))?;
         let plan = GatherPlan::with_cuts(&recipe, shape, &cuts, usage, usage, &[])?;
@@ -108,7 +112,7 @@ struct Laid<'a, B: Backend, R> {
     /// Buffers that the tensor does not keep.
     made: Vec<(BufferKey, B::Buffer<u8>)>,
     targets: Vec<Target<B>>,
-    data: Vec<B::Buffer<u8>>,
+    data: Vec<(Code, B::Buffer<u8>)>,
     turned: Vec<TransposeJob<B>>,
     derived: Vec<TransposeJob<B>>,
     staged_bytes: usize,
@@ -169,9 +173,10 @@ impl<B: Backend, R: Recipe> GatherTarget<B> for Laid<'_, B, R> {
                 });
             }
         }
-        let own = self.backend.view::<u8>(&flat, self.shard.bytes())?;
+        let own = self.shard.stored_as(spec.code).bytes();
+        let own = self.backend.view::<u8>(&flat, own)?;
         self.targets.push(Target::new(spec, own));
-        self.data.push(flat);
+        self.data.push((spec.code, flat));
         Ok(())
     }
 

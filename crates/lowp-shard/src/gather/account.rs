@@ -47,7 +47,7 @@ impl ParamAccount {
             .map(|plan| (plan, comm.rank()));
         let step = forward.into_iter().chain(parts.or(backward));
         let held = |plan: &GatherPlan| -> usize {
-            let kept = plan.kept().filter(|spec| pooled(spec.key.part));
+            let kept = plan.kept().filter(|spec| pooled(spec));
             kept.map(|spec| spec.bytes(plan.full)).sum()
         };
         Self {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use lowp_format::{
-    AnyRecipe, GatherPlan, Part, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
+    AnyRecipe, BufferSpec, GatherPlan, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward,
 };
 use lowp_kernels::Backend;
 
@@ -379,8 +379,8 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 }
 
 /// Whether a buffer lies in the pool rather than in the shard.
-fn pooled(part: Part) -> bool {
-    !part.is_per_tensor()
+fn pooled(spec: &BufferSpec) -> bool {
+    spec.origin != Origin::Replicated
 }
 
 /// The full tensors of a group while they are used ([`GatherGroup::unsharded`]).
