@@ -3,9 +3,7 @@
 mod common;
 
 use common::values;
-use lowp_format::{
-    AnyRecipe, BufferKey, Orientation, Part, QuantizedTensor, Recipe, ScaleSource, Shape, Usage,
-};
+use lowp_format::{AnyRecipe, BufferKey, Orientation, Part, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{Divergence, audit, quantize};
 
@@ -27,7 +25,7 @@ fn found(tensor: &Tensor, orientation: Orientation) -> Option<Divergence> {
 }
 
 fn delayed() -> AnyRecipe {
-    let history = |r: &AnyRecipe| matches!(r.scale_source(), ScaleSource::History { .. });
+    let history = |r: &AnyRecipe| r.kernel(Orientation::Rowwise).scale.is_delayed();
     AnyRecipe::all().into_iter().find(history).unwrap()
 }
 
@@ -49,7 +47,7 @@ fn every_changed_byte_is_named() {
             let tensor = cast(recipe, None);
             let buffer = &tensor.buffers()[index];
             let key = buffer.spec.key;
-            if is_delayed && key.part.is_per_tensor() {
+            if is_delayed && key.part.is_outer() {
                 continue;
             }
             let bytes = Cpu.download(&buffer.storage).unwrap();

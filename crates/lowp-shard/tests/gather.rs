@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use common::{Comm, failing, ranks, values};
 use lowp_format::{
-    AnyRecipe, BufferKey, Part, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts,
-    Shape, Usage,
+    AnyRecipe, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
@@ -128,11 +127,11 @@ fn round_trips(
     for account in &accounts {
         assert_eq!(account.counted_sent_bytes, 2 * account.sent_bytes() as u64);
     }
-    let scale = |s: &lowp_format::BufferSpec| s.key.part.is_per_tensor();
+    let replicated = |s: &lowp_format::BufferSpec| s.origin == Origin::Replicated;
     let resident: usize = accounts.iter().map(|a| a.shard_bytes()).sum();
     let stored = |&(recipe, shape): &(AnyRecipe, Shape)| -> usize {
         let specs = recipe.stored(Usage::BOTH);
-        let copies = |s| if scale(s) { world } else { 1 };
+        let copies = |s| if replicated(s) { world } else { 1 };
         specs.iter().map(|s| copies(s) * s.bytes(shape)).sum()
     };
     assert_eq!(resident, params.iter().map(stored).sum::<usize>());
@@ -252,16 +251,21 @@ fn layers_of_equal_shape_take_turns_in_the_same_memory() {
 }
 
 #[test]
-fn tensor_scales_are_the_shards_own_handles_and_never_travel() {
+fn what_all_ranks_have_is_the_shards_own_handle_and_nothing_else_is() {
     for recipe in AnyRecipe::all() {
         ranks(2, |_, comm| {
             let tensor = shard(recipe, Shape::new(64, 32), &comm)?;
             let pool = GatherPool::new(&Cpu);
             let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![tensor.clone()], true)?;
-            group.unshard(Phase::Forward)?;
-            let key = BufferKey::new(Usage::BOTH, Part::DecodeScale);
-            if let Ok(scale) = group.tensor(0)?.buffer(key) {
-                assert!(scale.storage.ptr_eq(&tensor.local().buffer(key)?.storage));
+            for phase in Phase::ALL {
+                group.unshard(phase)?;
+                for buffer in group.tensor(0)?.buffers() {
+                    let own = buffer.spec.origin == Origin::Replicated;
+                    let local = tensor.local().buffer(buffer.spec.key);
+                    let same = local.is_ok_and(|local| local.storage.ptr_eq(&buffer.storage));
+                    assert_eq!(same, own, "{} {}", recipe.name(), buffer.spec.key);
+                }
+                group.reshard();
             }
             Ok(())
         });
@@ -451,15 +455,15 @@ fn shards_of_another_world_are_rejected() {
 
 #[test]
 fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
-    let full = Shape::new(64, 32);
+    let full = Shape::new(256, 32);
     for recipe in AnyRecipe::all() {
         let quantum = recipe.row_quantum(Usage::BOTH);
-        let cuts = RowCuts::from_ranges(&[0..quantum + 1, quantum + 1..64]).expect("a tiling");
+        let cuts = RowCuts::from_ranges(&[0..quantum + 1, quantum + 1..256]).expect("a tiling");
         let spec = ShardSpec::from_cuts(&recipe, full, cuts, 0, Usage::BOTH);
         assert_eq!(spec.is_err(), quantum > 1, "{}", recipe.name());
-        let cuts = RowCuts::new(65, 2, 1).expect("cuts");
+        let cuts = RowCuts::new(257, 2, 1).expect("cuts");
         let spec = ShardSpec::from_cuts(&recipe, full, cuts, 0, Usage::BOTH);
-        assert_eq!(spec.err(), Some(ShardError::CutRows { cut: 65, full }));
+        assert_eq!(spec.err(), Some(ShardError::CutRows { cut: 257, full }));
         let spec = ShardSpec::new(&recipe, full, 2, 2);
         assert_eq!(
             spec.err(),
