@@ -74,6 +74,38 @@ __device__ __forceinline__ float update_any(const Adamw& job, const Adam& adam, 
   return a;
 }
 
+// Raises the amaxes of the lines of a warp's 32 x 32 new masters.
+__device__ __forceinline__ void raise_lines(const Adamw& job, const View& view, const Lane<4>& at, const Values<4>& v) {
+  auto rounded = [&](float a) { return job.encode.via_bf16 ? round_bf16(a) : a; };
+  float a[2];
+  if (job.lines[0]) {
+    v.row_blocks<32>(at.lane, a);
+    uint64_t row = at.row + at.lane;
+    if (row < view.rows && at.col < view.cols) raise(pointer<float>(job.lines[0]) + row, rounded(a[0]));
+  }
+  if (job.lines[1]) {
+    v.column_blocks<32>(at.lane, a);
+    uint64_t col = at.col + at.lane % 8 * 4 + at.lane / 8;
+    if (at.row < view.rows && col < view.cols) raise(pointer<float>(job.lines[1]) + col, rounded(a[0]));
+  }
+}
+
+// The same of a rectangle whose masters were updated by this block of threads; read again.
+__device__ __noinline__ void raise_lines_apart(const Adamw& job, uint64_t row, uint64_t col, uint32_t rows, uint32_t cols) {
+  __syncthreads();
+  View view{job.encode.rows, job.encode.cols, job.len};
+  for (uint32_t tile = threadIdx.x / 32; tile < (rows + 31) / 32 * ((cols + 31) / 32); tile += THREADS / 32) {
+    uint32_t across = (cols + 31) / 32;
+    Lane<4> at{threadIdx.x % 32, row + tile / across * 32, col + tile % across * 32};
+    Values<4> v;
+    v.gather([&](uint32_t r, uint32_t c) {
+      bool mine = tile / across * 32 + r < rows && tile % across * 32 + c < cols && view.holds(at.row + r, at.col + c);
+      return mine ? pointer<const float>(job.master)[(at.row + r) * view.cols + at.col + c] : 0.0f;
+    }, at);
+    raise_lines(job, view, at, v);
+  }
+}
+
 // Updates a tile and encodes it; returns the thread's amax of the new master.
 template <bool TRANSPOSED>
 __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
@@ -94,9 +126,11 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
       job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
     }
     if (job.amax) a = v.maximum();
+    if (job.lines[0] | job.lines[1]) raise_lines(job, view, at, v);
     if (encode.passes == 0) return a;
   } else {
     a = update_any(job, adam, view, row, col, Shape::ROWS, Shape::COLS);
+    if (job.lines[0] | job.lines[1]) raise_lines_apart(job, row, col, Shape::ROWS, Shape::COLS);
     if (encode.passes == 0) return a;
     __syncthreads();
     v.load(job.master, false, view, at);
@@ -104,6 +138,32 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   place.hold_tensor(stage);
   if (encode.via_bf16) v.round();
   quantize<4, TRANSPOSED>(place, at.lane, v, stage);
+  return a;
+}
+
+// Updates a tile of the paths whose encode reads the new masters again, while they are in cache; returns the thread's amax.
+__device__ __forceinline__ float adamw_apart(const Adamw& job, const Adam& adam, const View& view, uint64_t row, uint64_t col,
+                                             uint32_t rows, uint32_t cols) {
+  bool vector = job.encode.vector & VECTOR_SOURCE;
+  float a = 0.0f;
+  if (vector && rows % 32 == 0 && cols % 64 == 0 && view.holds_all(row, col, rows, cols)) {
+    // Tiles of 128 x 64.
+#pragma unroll 1
+    for (uint32_t left = 0; left < cols; left += 64) {
+      Lane<4> at{threadIdx.x % 32, row + Tiling<true>::warp_row(), col + left + Tiling<true>::warp_col()};
+      Values<4> v;
+      if (job.moments_code == BF16) {
+        job.grad_code == BF16 ? update_tile<true, true>(job, adam, view, at, v) : update_tile<true, false>(job, adam, view, at, v);
+      } else {
+        job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
+      }
+      if (job.amax) a = fmaxf(a, v.maximum());
+    }
+  } else {
+    a = update_any(job, adam, view, row, col, rows, cols);
+  }
+  if (job.lines[0] | job.lines[1]) raise_lines_apart(job, row, col, rows, cols);
+  __syncthreads();
   return a;
 }
 
@@ -121,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Adam adam = Adam::of(step, job.group, job.l2);
   float a = 0.0f;
   if (job.len == 0) {
-    // Nothing but the tensor scale below.
+    // Nothing but scales of the tensor or its lines below.
   } else if (encode.path == PATH_FLAT) {
     View view{cdiv(job.len, FLAT_COLS), FLAT_COLS, job.len};
     a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
@@ -138,11 +198,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;
       uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
       uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
-      a = update_any(job, adam, view, row, col, rows, cols);
-      encode_generic(encode, step, tile.index, shared.multipliers);
+      a = adamw_apart(job, adam, view, row, col, rows, cols);
+      if (encode.path == PATH_MIXED) {
+        mixed_apart<4>(encode, step, tile.index, shared.mixed);
+      } else if (encode.path == PATH_BLOCKS) {
+        blocks_apart<4>(encode, tile.index, shared.blocks);
+      } else {
+        encode_generic(encode, step, tile.index, shared.multipliers);
+      }
     }
   }
-  if (tile.index == 0 && threadIdx.x == 0) store_tensor(encode);
+  if (tile.index == 0) store_all_outers(encode.outer, encode.rows, encode.cols);
   if (job.amax && job.len != 0) {
     __syncthreads();
     a = block_max(a);

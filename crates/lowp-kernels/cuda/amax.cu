@@ -1,4 +1,5 @@
 // Amax of tensors and blocks (numerics 2.2), over whole matrices or flat shards of them.
+#include <lowp/hadamard.cuh>
 #include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
 
@@ -40,6 +41,9 @@ __device__ __forceinline__ float flat_amax(const Amax& job, uint64_t first, uint
   return a;
 }
 
+// The side of a block that is as long as the matrix.
+constexpr uint32_t WHOLE_SIDE = 0xFFFFFFFFu;
+
 __device__ __forceinline__ float rounded(const Amax& job, float a) { return job.via_bf16 ? round_bf16(a) : a; }
 
 // Whether an element of the block that begins at (row, col) is among those of the job.
@@ -50,6 +54,12 @@ __device__ __noinline__ bool touched(const Amax& job, const AmaxBlocks& part, ui
     if (r * job.cols + col < job.start + job.len && r * job.cols + right > job.start) return true;
   }
   return false;
+}
+
+// The same of the part of a line that lies in a warp's tile of 32 x 32 from (row, col) on.
+__device__ __noinline__ bool touched_line(const Amax& job, const AmaxBlocks& part, uint64_t row, uint64_t col) {
+  AmaxBlocks piece{0, part.rows == 1 ? 1u : 32u, part.rows == 1 ? 32u : 1u};
+  return touched(job, piece, row, col);
 }
 
 // Raises the blocks of one part that meet the warp's 32 x 32 elements. A block of such a side lies
@@ -63,10 +73,25 @@ __device__ __forceinline__ void raise_blocks(const Amax& job, const AmaxBlocks& 
   uint64_t across = cdiv(job.cols, part.cols);
   auto put = [&](uint32_t row, uint32_t col, float a) {
     uint64_t r = at.row + row, c = at.col + col;
-    if (r < job.rows && c < job.cols && (whole || touched(job, part, r, c))) raise(out + r / part.rows * across + c / part.cols, rounded(job, a));
+    if (r >= job.rows || c >= job.cols) return;
+    // A line that has no element among the job's is not raised; another value than 0 comes of one.
+    bool line = part.rows == WHOLE_SIDE || part.cols == WHOLE_SIDE;
+    if (whole || (line ? touched_line(job, part, r, c) : touched(job, part, r, c))) {
+      raise(out + r / part.rows * across + c / part.cols, rounded(job, a));
+    }
   };
   uint32_t lane = at.lane;
-  if (part.rows == 1) {
+  if (part.rows == WHOLE_SIDE || part.cols == WHOLE_SIDE) {
+    // Lines: the parts of the warp's tile, each raised.
+    float a[2];
+    if (part.rows == 1) {
+      v.template row_blocks<32>(lane, a);
+      put(lane, 0, a[0]);
+    } else {
+      v.template column_blocks<32>(lane, a);
+      put(0, lane % N * W + lane / N, a[0]);
+    }
+  } else if (part.rows == 1) {
     float a[2];
     if (part.cols == 32) {
       v.template row_blocks<32>(lane, a);
@@ -118,6 +143,10 @@ __device__ __forceinline__ float tile_amax(const Amax& job, uint32_t index) {
   }
   for (int p = 0; p < 2; ++p) {
     if (job.blocks[p].out) raise_blocks<W>(job, job.blocks[p], at, v, inside);
+  }
+  if (job.hadamard) {
+    if (job.via_bf16) v.round();
+    transform<W>(v, at.lane, at.row, job.rows);
   }
   return job.tensor ? v.maximum() : 0.0f;
 }

@@ -19,18 +19,26 @@ __device__ __forceinline__ float decode_element(uint8_t element, uint32_t code) 
   }
 }
 
-// The factor of the block at (r, c).
-__device__ __forceinline__ float block_factor(const Decode& job, float tensor, uint64_t r, uint64_t c) {
-  uint64_t line = job.scale_transposed ? c : r, at = job.scale_transposed ? r : c;
-  uint64_t base = job.scale + line * job.scale_pitch;
-  if (job.rule == RULE_BLOCK_F32) return __uint_as_float(load_f32(base + 4 * at));
-  uint32_t entry = pointer<const uint8_t>(base)[at];
-  return job.rule == RULE_TWO_LEVEL ? two_level_decode_factor(entry, tensor) : E8m0::decode(entry);
+// The decode scale or the amax of the tensor, or of the line of element (row, col).
+__device__ __forceinline__ float outer(const Decode& job, uint64_t row, uint64_t col) {
+  const Ingredients& made = job.ingredients;
+  return made.tensor ? __uint_as_float(load_f32(made.tensor + 4 * outer_entry(made, row, col))) : 1.0f;
 }
 
-// What the codes of a block are multiplied by.
-__device__ __forceinline__ float factor(const Decode& job, float tensor, uint64_t row, uint64_t col) {
-  if (job.rule == RULE_TENSOR) return tensor;
+// The factor of the block at (r, c) under `tensor`.
+__device__ __forceinline__ float block_factor(const Decode& job, float tensor, uint64_t r, uint64_t c) {
+  const Ingredients& made = job.ingredients;
+  uint64_t line = job.scale_transposed ? c : r, at = job.scale_transposed ? r : c;
+  uint64_t base = job.scale + line * job.scale_pitch;
+  if (made.rule == RULE_BLOCK_F32) return __uint_as_float(load_f32(base + 4 * at));
+  uint32_t entry = pointer<const uint8_t>(base)[at];
+  return two_level(made.rule) ? two_level_decode_factor(entry, tensor, largest_reciprocal(made.largest)) : E8m0::decode(entry);
+}
+
+// What the code of element (row, col) is multiplied by.
+__device__ __forceinline__ float factor(const Decode& job, uint64_t row, uint64_t col) {
+  float tensor = outer(job, row, col);
+  if (job.ingredients.rule == RULE_TENSOR) return tensor;
   return block_factor(job, tensor, row / job.block_rows, col / job.block_cols);
 }
 
@@ -73,15 +81,19 @@ __device__ __forceinline__ void decode_wide(const Decode& job, uint32_t index) {
   for (int i = 0; i < ROWS; ++i) {
     codes[i] = i < rows ? Four<E>::load(job.data + (row + i) * job.data_pitch + col * BITS / 8) : 0;
   }
-  float tensor = job.tensor ? __uint_as_float(load_f32(job.tensor)) : 1.0f;
-  bool blocks = job.rule != RULE_TENSOR;
+  uint8_t extent = job.ingredients.extent;
+  float tensor = outer(job, row, col);
+  bool blocks = job.ingredients.rule != RULE_TENSOR;
   uint32_t h = blocks ? 31 - __clz(job.block_rows) : 0, w = blocks ? 31 - __clz(job.block_cols) : 0;
   float* out = pointer<float>(job.out) + row * job.cols + col;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     if (i >= rows) break;
+    if (extent == EXTENT_ROWS) tensor = outer(job, row + i, col);
     float f[4] = {tensor, tensor, tensor, tensor};
-    if (blocks) {
+    if (extent == EXTENT_COLUMNS) {
+      for (int k = 0; k < 4; ++k) f[k] = factor(job, row + i, col + k);
+    } else if (blocks) {
       f[0] = f[1] = f[2] = f[3] = block_factor(job, tensor, (row + i) >> h, col >> w);
       // Blocks narrower than a lane's columns.
       for (int k = 1; w < 2 && k < 4; ++k) f[k] = block_factor(job, tensor, (row + i) >> h, (col + k) >> w);
@@ -104,7 +116,7 @@ __device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, ui
   uint32_t across = uint32_t(job.tiles_across);
   uint64_t row = uint64_t(index / across) * SIDE, col = uint64_t(index % across) * SIDE;
   uint32_t rows = uint32_t(min(uint64_t(SIDE), job.rows - row)), cols = uint32_t(min(uint64_t(SIDE), job.cols - col));
-  uint32_t bits = code_bits(job.element), transposed = job.data_transposed;
+  uint32_t bits = code_bits(job.ingredients.element), transposed = job.data_transposed;
   // Physical rows of the tile.
   uint64_t line = transposed ? col : row, at = transposed ? row : col;
   uint32_t lines = transposed ? cols : rows, entries = transposed ? rows : cols;
@@ -118,7 +130,6 @@ __device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, ui
     codes[transposed ? j * PITCH + i : i * PITCH + j] = code;
   }
   __syncthreads();
-  float tensor = job.tensor ? __uint_as_float(load_f32(job.tensor)) : 1.0f;
   float* out = pointer<float>(job.out);
   for (uint32_t e = threadIdx.x; e < rows * (SIDE / 4); e += THREADS) {
     uint32_t i = e / (SIDE / 4), j = e % (SIDE / 4) * 4;
@@ -129,10 +140,11 @@ __device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, ui
     for (int k = 0; k < 4; ++k) {
       x[k] = 0.0f;
       if (j + k >= cols) continue;
-      x[k] = decode_element(job.element, codes[i * PITCH + j + k]);
-      if (job.rule == RULE_NONE) continue;
-      uint64_t block = job.block_cols ? (col + j + k) / job.block_cols : 0;
-      if (block != seen) f = factor(job, tensor, row + i, col + j + k);
+      x[k] = decode_element(job.ingredients.element, codes[i * PITCH + j + k]);
+      if (job.ingredients.rule == RULE_NONE) continue;
+      bool each = job.ingredients.extent == EXTENT_COLUMNS;
+      uint64_t block = each ? col + j + k : job.block_cols ? (col + j + k) / job.block_cols : 0;
+      if (block != seen) f = factor(job, row + i, col + j + k);
       seen = block;
       x[k] = scaled(x[k], f);
     }
@@ -159,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Tile tile = tiles[blockIdx.x];
   const Decode& job = jobs[tile.job];
   if (job.path == DECODE_GENERIC) return decode_any(job, tile.index, codes);
-  switch (job.element) {
+  switch (job.ingredients.element) {
     case E4M3: return decode_wide<E4m3, 8>(job, tile.index);
     case E5M2: return decode_wide<E5m2, 8>(job, tile.index);
     default: return decode_wide<E2m1, 4>(job, tile.index);

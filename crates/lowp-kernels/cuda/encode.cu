@@ -77,10 +77,27 @@ __device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Sta
   encode_whole<W, TRANSPOSED>(Place<TRANSPOSED, false>::begin(job, index, stage), stage);
 }
 
-// What every launch does first: whether there is anything to encode.
+// Scales and amaxes of the tensor or its lines. Not inlined: one tile of a tensor does it.
+__device__ __noinline__ void outers_apart(const Encode& job) { store_all_outers(job.outer, job.rows, job.cols); }
+
+__device__ __forceinline__ bool empty(const Encode& job) { return job.rows == 0 || job.cols == 0 || job.passes == 0; }
+
+// What launches of tensors without scales of lines do first: whether there is anything to encode.
 __device__ __forceinline__ bool begin(const Encode& job, uint32_t index) {
-  if (index == 0 && threadIdx.x == 0) store_tensor(job);
-  return job.rows != 0 && job.cols != 0 && job.passes != 0;
+  if (index == 0) outers_apart(job);
+  return !empty(job);
+}
+
+// The same where lines may have scales: each tile writes its own.
+__device__ __forceinline__ bool begin_lines(const Encode& job, uint32_t index) {
+  if (empty(job)) {
+    if (index == 0) outers_apart(job);
+    return false;
+  }
+  uint32_t across = uint32_t(job.tiles_across);
+  uint64_t row = uint64_t(index / across) * job.tile_rows, col = uint64_t(index % across) * job.tile_cols;
+  store_outers(job.outer, job.rows, job.cols, row, col, job.tile_rows, job.tile_cols);
+  return true;
 }
 
 }  // namespace lowp
@@ -94,13 +111,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Encode& job = jobs[tile.job];
-  if (!begin(job, tile.index)) return;
+  if (!begin_lines(job, tile.index)) return;
   bool half = job.source_code == BF16;
   if (job.path == PATH_WIDE) {
     half ? encode_apart<8, false>(job, tile.index, shared.wide) : encode_apart<4, false>(job, tile.index, shared.wide);
   } else if (job.path == PATH_TRANSPOSED) {
     half ? encode_apart<8, true>(job, tile.index, shared.transposed)
          : encode_apart<4, true>(job, tile.index, shared.transposed);
+  } else if (job.path == PATH_MIXED) {
+    half ? mixed_apart<8>(job, step, tile.index, shared.mixed) : mixed_apart<4>(job, step, tile.index, shared.mixed);
+  } else if (job.path == PATH_BLOCKS) {
+    half ? blocks_apart<8>(job, tile.index, shared.blocks) : blocks_apart<4>(job, tile.index, shared.blocks);
   } else {
     encode_generic(job, step, tile.index, shared.multipliers);
   }
@@ -117,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
   const auto place = Place<false, true>::begin(jobs[tile.job], tile.index, stage);
-  place.encode().element == E4M3 ? encode_bf16<E4m3>(place, stage) : encode_bf16<E5m2>(place, stage);
+  place.encode().pass[0].ingredients.element == E4M3 ? encode_bf16<E4m3>(place, stage) : encode_bf16<E5m2>(place, stage);
   store_forms(place, stage);
 }
 
@@ -141,4 +162,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
   encode_whole<4, true>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
+}
+
+// Jobs of PATH_MIXED from bf16.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_encode_mixed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                           uint32_t flags) {
+  __shared__ MixedStage stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin_lines(jobs[tile.job], tile.index)) encode_mixed_source<8>(jobs[tile.job], step, tile.index, stage);
+}
+
+// The same from binary32.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_encode_mixed_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                          uint32_t flags) {
+  __shared__ MixedStage stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin_lines(jobs[tile.job], tile.index)) encode_mixed_source<4>(jobs[tile.job], step, tile.index, stage);
+}
+
+// Jobs of PATH_BLOCKS from bf16.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    lowp_encode_blocks_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                            uint32_t flags) {
+  __shared__ BlocksStage stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (!empty(jobs[tile.job])) encode_blocks<8>(jobs[tile.job], tile.index, stage);
+}
+
+// The same from binary32.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_encode_blocks_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                           uint32_t flags) {
+  __shared__ BlocksStage stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (!empty(jobs[tile.job])) encode_blocks<4>(jobs[tile.job], tile.index, stage);
 }

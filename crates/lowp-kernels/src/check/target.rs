@@ -62,6 +62,23 @@ pub(crate) fn kernel_of(
     })
 }
 
+/// The same for scales or amaxes of the tensor, which blocks of different shapes may share.
+pub(crate) fn outer_kernel_of(
+    kernels: &[KernelKey; 2],
+    usage: Usage,
+) -> Result<(Orientation, &KernelKey), KernelError> {
+    let [row, col] = kernels.map(|kernel| KernelKey {
+        block: None,
+        ..kernel
+    });
+    // Of the two orientations of one buffer, the first.
+    let first = match usage {
+        Usage::BOTH if row == col => Usage::ROWWISE,
+        usage => usage,
+    };
+    kernel_of(kernels, first)
+}
+
 /// Whether one quantization fills the targets of both orientations of a job: their ingredients are the same, and so is
 /// what they know of the tensor.
 pub(crate) fn share_pass<B: Backend>(
@@ -136,7 +153,10 @@ pub(crate) fn check_target<B: Backend>(
             orientation,
         });
     }
-    let (orientation, key) = kernel_of(kernels, at.usage)?;
+    let (orientation, key) = match at.part.is_outer() {
+        true => outer_kernel_of(kernels, at.usage)?,
+        false => kernel_of(kernels, at.usage)?,
+    };
     let scale = key.scale;
     match at.part {
         Part::DecodeScale | Part::Amax => {

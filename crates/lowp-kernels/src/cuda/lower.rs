@@ -1,16 +1,18 @@
 //! From jobs to the rows of the device table. Every decision was taken when the work was checked;
 //! here addresses and codes are written down.
 
-use lowp_format::{AmaxAlgorithm, Axis, Code, Form, KernelKey, MxScale, Part, ScaleLayout};
-use lowp_format::{ScaleRule, Shape, SourceRounding, cdiv};
+use lowp_format::{
+    AmaxAlgorithm, Axis, Code, Extent, Form, FourOverSix, KernelKey, MxScale, Orientation, Part,
+    ScaleLayout, ScaleRule, Shape, SourceRounding, cdiv,
+};
 
 use super::device::Cuda;
 use super::table::{
-    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Interleave,
-    Layout, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum, SumSquares, Transpose,
-    code, rule,
+    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Ingredients,
+    Interleave, Layout, Outer, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum,
+    SumSquares, Transpose, code, extent, rule,
 };
-use crate::check::target::block_of;
+use crate::check::target::{filled_by, input_of, kernel_of, share_pass};
 use crate::{
     AdamMode, AdamwJob, AmaxJob, ConvertJob, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
     HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, StepScalarsJob,
@@ -29,15 +31,97 @@ fn code_of(code: Code) -> u8 {
 }
 
 /// The rule, `pow2` and `epsilon`.
-fn rule_of(rule: ScaleRule) -> (u8, u8, f32) {
+fn rule_of(rule: ScaleRule) -> (u8, bool, f32) {
     match rule {
-        ScaleRule::None => (rule::NONE, 0, 0.0),
-        ScaleRule::Tensor => (rule::TENSOR, 0, 0.0),
-        ScaleRule::E8M0(MxScale::Te) => (rule::E8M0_TE, 0, 0.0),
-        ScaleRule::E8M0(MxScale::OcpFloor) => (rule::E8M0_FLOOR, 0, 0.0),
-        ScaleRule::TwoLevel => (rule::TWO_LEVEL, 0, 0.0),
-        ScaleRule::BlockF32 { pow2, epsilon } => (rule::BLOCK_F32, u8::from(pow2), epsilon),
+        ScaleRule::None => (rule::NONE, false, 0.0),
+        ScaleRule::Delayed { .. } => (rule::TENSOR, false, 0.0),
+        ScaleRule::Current { pow2, epsilon, .. } => (rule::TENSOR, pow2, epsilon),
+        ScaleRule::E8M0(MxScale::Te) => (rule::E8M0_TE, false, 0.0),
+        ScaleRule::E8M0(MxScale::OcpFloor) => (rule::E8M0_FLOOR, false, 0.0),
+        ScaleRule::E8M0(MxScale::Even) => (rule::E8M0_EVEN, false, 0.0),
+        ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => {
+            (rule::FOUR_OVER_SIX, false, 0.0)
+        }
+        ScaleRule::TwoLevel { .. } => (rule::TWO_LEVEL, false, 0.0),
+        ScaleRule::BlockF32 { pow2, epsilon } => (rule::BLOCK_F32, pow2, epsilon),
     }
+}
+
+/// The ingredients of `orientation`; `tensor` is where its scales or amaxes are, if it has any.
+fn ingredients(
+    orientation: Orientation,
+    key: &KernelKey,
+    tensor: u64,
+    observed: bool,
+) -> Ingredients {
+    let (rule, pow2, epsilon) = rule_of(key.scale);
+    let choice = match key.scale {
+        ScaleRule::TwoLevel { four_over_six, .. } => four_over_six,
+        _ => FourOverSix::Off,
+    };
+    Ingredients {
+        tensor,
+        largest: choice.largest(),
+        epsilon,
+        pow2: u8::from(pow2),
+        element: code_of(key.element),
+        rule,
+        extent: match (key.scale.outer(), orientation) {
+            (Some((Extent::Line, _)), Orientation::Rowwise) => extent::ROWS,
+            (Some((Extent::Line, _)), Orientation::Columnwise) => extent::COLUMNS,
+            _ => extent::TENSOR,
+        },
+        observed: u8::from(observed),
+        squares: u8::from(choice.squares()),
+        hadamard: u8::from(key.hadamard),
+        reserved: 0,
+    }
+}
+
+/// The ingredients that targets of an encode have, by orientation; `share` says that one pass fills both.
+fn known(
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<Cuda>>; 2],
+    share: bool,
+) -> [Ingredients; 2] {
+    Orientation::ALL.map(|orientation| {
+        let key = &kernels[orientation as usize];
+        let input = input_of(inputs, orientation, share);
+        let tensor = match key.scale.outer() {
+            Some(_) => slot(input.map(TensorInput::slot)),
+            None => 0,
+        };
+        let observed = tensor != 0 && matches!(input, Some(TensorInput::Observed(_)));
+        ingredients(orientation, key, tensor, observed)
+    })
+}
+
+/// What is written and consumed of the tensor or its lines, but for the targets: each entry by one orientation.
+fn outers(
+    known: &[Ingredients; 2],
+    inputs: &[Option<TensorInput<Cuda>>; 2],
+    share: bool,
+) -> [Outer; 2] {
+    let mut outers = [Outer::default(); 2];
+    for (index, outer) in outers.iter_mut().enumerate() {
+        let used = inputs[index].is_some() && known[index].tensor != 0;
+        if used && (index == 0 || !share || inputs[0].is_none()) {
+            outer.ingredients = known[index];
+        }
+    }
+    outers
+}
+
+/// Puts a target of the tensor or its lines where nothing is.
+fn put_outer(
+    outers: &mut [Outer; 2],
+    known: &[Ingredients; 2],
+    orientation: Orientation,
+    pointer: u64,
+) -> bool {
+    let outer = &mut outers[orientation as usize];
+    outer.ingredients = known[orientation as usize];
+    put(&mut outer.to, pointer)
 }
 
 /// Address of the first value, its code, and the number of values.
@@ -56,40 +140,12 @@ fn slot(slot: Option<&Slot<Cuda>>) -> u64 {
     slot.map_or(0, |slot| slot.buffer.at(slot.index))
 }
 
-/// What an encode knows of its tensor.
-#[derive(Clone, Copy)]
-struct Known {
-    rule: u8,
-    pow2: u8,
-    epsilon: f32,
-    /// The entry, or 0.
-    tensor: u64,
-    observed: u8,
-}
-
-fn known(key: &KernelKey, input: Option<&TensorInput<Cuda>>) -> Known {
-    let (rule, pow2, epsilon) = rule_of(key.scale);
-    let made = Known {
-        rule,
-        pow2,
-        epsilon,
-        tensor: slot(input.map(TensorInput::slot)),
-        observed: 0,
-    };
-    match input {
-        Some(&TensorInput::Observed { pow2, epsilon, .. }) => Known {
-            pow2: u8::from(pow2),
-            epsilon,
-            observed: 1,
-            ..made
-        },
-        _ => made,
-    }
-}
-
-/// Block sides; 0 where blocks have no scale. They are at most [`lowp_format::BufferSpec::MAX_SIDE`].
+/// Block sides; 0 where blocks have no scale. They are at most [`lowp_format::BufferSpec::MAX_SIDE`], or whole: larger
+/// than any matrix.
 fn sides(block: Option<[usize; 2]>) -> [u32; 2] {
-    block.map_or([0, 0], |block| block.map(|side| side as u32))
+    block.map_or([0, 0], |block| {
+        block.map(|side| u32::try_from(side).unwrap_or(u32::MAX))
+    })
 }
 
 fn transposed(target: &Target<Cuda>) -> usize {
@@ -134,6 +190,7 @@ pub(super) fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
         len,
         source_code,
         via_bf16: via_bf16(job.source_rounding),
+        hadamard: u8::from(job.hadamard),
         ..Amax::default()
     };
     let pairs = job.blocks.chunks(2).map(|parts| {
@@ -188,19 +245,15 @@ fn scales(target: &Target<Cuda>, shape: Shape) -> Result<(usize, Scales), Kernel
 }
 
 /// One row, unless two targets of a part lie the same way.
-pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
+pub(super) fn encode(backend: &Cuda, job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
-    let known = known(&job.kernel, job.tensor.as_ref());
+    let share = share_pass(backend, &job.kernels, &job.tensor);
+    let known = known(&job.kernels, &job.tensor, share);
     let mut base = Encode {
         source,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
-        tensor: known.tensor,
-        observed: known.observed,
-        element: code_of(job.kernel.element),
-        rule: known.rule,
-        pow2: known.pow2,
-        epsilon: known.epsilon,
+        outer: outers(&known, &job.tensor, share),
         source_code,
         via_bf16: via_bf16(job.source_rounding),
         ..Encode::default()
@@ -218,16 +271,26 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
         if pointer == 0 {
             continue;
         }
-        if part.is_per_tensor() {
-            place(&mut rows, base, |row| put(&mut row.tensor_scale, pointer))?;
+        let usage = target.spec.key.usage;
+        if part.is_outer() {
+            let (orientation, _) = kernel_of(&job.kernels, usage)?;
+            place(&mut rows, base, |row| {
+                put_outer(&mut row.outer, &known, orientation, pointer)
+            })?;
             continue;
         }
-        let [block_rows, block_cols] = sides(block_of(&job.kernel, target.spec.key.usage)?);
+        let orientation = filled_by(usage, share);
+        let [block_rows, block_cols] = sides(job.kernels[orientation as usize].block);
         let (side, scales) = scales(target, job.shape)?;
         let compact = target.is_compact();
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
-            let same = |pass: &Pass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
+            let made = known[orientation as usize];
+            let same = |pass: &Pass| {
+                pass.ingredients == made
+                    && pass.block_rows == block_rows
+                    && pass.block_cols == block_cols
+            };
             let at = row.pass[..used].iter().position(same).unwrap_or(used);
             let Some(pass) = row.pass.get_mut(at) else {
                 return false;
@@ -245,6 +308,7 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
                 }
             };
             if free && at == used {
+                pass.ingredients = made;
                 [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
                 row.passes += 1;
             }
@@ -254,21 +318,20 @@ pub(super) fn encode(job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> 
     Ok(rows)
 }
 
-pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, KernelError> {
+pub(super) fn flat_encode(
+    backend: &Cuda,
+    job: &FlatEncodeJob<Cuda>,
+) -> Result<Vec<FlatEncode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
-    let known = known(&job.kernel, job.tensor.as_ref());
+    let share = share_pass(backend, &job.kernels, &job.tensor);
+    let known = known(&job.kernels, &job.tensor, share);
     let base = FlatEncode {
         source,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         start: job.start as u64,
         len: job.len as u64,
-        tensor: known.tensor,
-        observed: known.observed,
-        element: code_of(job.kernel.element),
-        rule: known.rule,
-        pow2: known.pow2,
-        epsilon: known.epsilon,
+        outer: outers(&known, &job.tensor, share),
         source_code,
         via_bf16: via_bf16(job.source_rounding),
         ..FlatEncode::default()
@@ -285,18 +348,26 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
         if pointer == 0 {
             continue;
         }
-        if part.is_per_tensor() {
-            place(&mut rows, base, |row| put(&mut row.tensor_scale, pointer))?;
+        let usage = target.spec.key.usage;
+        if part.is_outer() {
+            let (orientation, _) = kernel_of(&job.kernels, usage)?;
+            place(&mut rows, base, |row| {
+                put_outer(&mut row.outer, &known, orientation, pointer)
+            })?;
             continue;
         }
-        let block = block_of(&job.kernel, target.spec.key.usage)?;
+        let orientation = filled_by(usage, share);
+        let block = job.kernels[orientation as usize].block;
+        let made = known[orientation as usize];
         let amaxes = block.and_then(agreed).unwrap_or(0);
         let [block_rows, block_cols] = sides(block);
         let side = transposed(target);
         place(&mut rows, base, |row| {
             let used = usize::from(row.passes);
-            let same =
-                |pass: &FlatPass| [pass.block_rows, pass.block_cols] == [block_rows, block_cols];
+            let same = |pass: &FlatPass| {
+                pass.ingredients == made
+                    && [pass.block_rows, pass.block_cols] == [block_rows, block_cols]
+            };
             let at = row.pass[..used].iter().position(same).unwrap_or(used);
             let Some(pass) = row.pass.get_mut(at) else {
                 return false;
@@ -307,6 +378,7 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
             };
             let free = put(slot, pointer);
             if free && at == used {
+                pass.ingredients = made;
                 pass.amaxes = amaxes;
                 [pass.block_rows, pass.block_cols] = [block_rows, block_cols];
                 row.passes += 1;
@@ -339,16 +411,17 @@ pub(super) fn flat_encode(job: &FlatEncodeJob<Cuda>) -> Result<Vec<FlatEncode>, 
     Ok(rows)
 }
 
-pub(super) fn decode(job: &DecodeJob<Cuda>) -> Result<Decode, KernelError> {
-    let (rule, _, _) = rule_of(job.kernel.scale);
-    let block = block_of(&job.kernel, job.data.spec.key.usage)?;
-    let [block_rows, block_cols] = sides(block);
+pub(super) fn decode(job: &DecodeJob<Cuda>) -> Decode {
+    let usage = job.data.spec.key.usage;
+    let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
+    let tensor = job.tensor_scale.as_ref().map_or(0, |t| t.pointer());
+    let [block_rows, block_cols] = sides(job.kernel.block);
     let pitch = |target: &Target<Cuda>| target.spec.row_bytes(job.shape) as u64;
     let scale = job.block_scale.as_ref();
-    Ok(Decode {
+    Decode {
         data: job.data.bytes.pointer(),
         scale: scale.map_or(0, |scale| scale.bytes.pointer()),
-        tensor: job.tensor_scale.as_ref().map_or(0, |t| t.pointer()),
+        ingredients: ingredients(orientation, &job.kernel, tensor, false),
         out: job.out.pointer(),
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
@@ -356,12 +429,10 @@ pub(super) fn decode(job: &DecodeJob<Cuda>) -> Result<Decode, KernelError> {
         scale_pitch: scale.map_or(0, pitch),
         block_rows,
         block_cols,
-        element: code_of(job.kernel.element),
-        rule,
         data_transposed: transposed(&job.data) as u8,
         scale_transposed: scale.map_or(0, |scale| transposed(scale) as u8),
         ..Decode::default()
-    })
+    }
 }
 
 pub(super) fn transpose(job: &TransposeJob<Cuda>) -> Transpose {
@@ -414,7 +485,7 @@ pub(super) fn interleave(job: &InterleaveJob<Cuda>) -> Vec<Interleave> {
     rows
 }
 
-pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
+pub(super) fn adamw(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
     let (grad, grad_code, len) = source(&job.grad);
     let [exp_avg, exp_avg_sq, moments_code] = match &job.moments {
         Moments::F32 {
@@ -427,18 +498,31 @@ pub(super) fn adamw(job: &AdamwJob<Cuda>) -> Result<Adamw, KernelError> {
         } => [exp_avg.pointer(), exp_avg_sq.pointer(), code::BF16.into()],
     };
     let encode = match &job.encode {
-        None => Encode {
-            via_bf16: via_bf16(job.source_rounding),
-            ..Encode::default()
-        },
-        Some(job) => one_row(encode(job)?)?,
+        None => {
+            let shape = job.amax.as_ref().map(|amax| amax.shape);
+            Encode {
+                rows: shape.map_or(0, |shape| shape.rows as u64),
+                cols: shape.map_or(0, |shape| shape.cols as u64),
+                via_bf16: via_bf16(job.source_rounding),
+                ..Encode::default()
+            }
+        }
+        Some(job) => one_row(encode(backend, job)?)?,
+    };
+    let amax = job.amax.as_ref();
+    let line = |orientation: Orientation| {
+        let amax = amax.filter(|amax| amax.shape.elements() > 0)?;
+        amax.lines[orientation as usize].map(|start| amax.out.at(start))
     };
     Ok(Adamw {
         master: job.master.pointer(),
         exp_avg,
         exp_avg_sq,
         grad,
-        amax: slot(job.amax.as_ref()),
+        amax: amax
+            .and_then(|amax| Some(amax.out.at(amax.tensor?)))
+            .unwrap_or(0),
+        lines: Orientation::ALL.map(|orientation| line(orientation).unwrap_or(0)),
         len,
         group: u32::try_from(job.group).unwrap_or(u32::MAX),
         moments_code: moments_code as u8,
@@ -456,7 +540,7 @@ fn one_row(rows: Vec<Encode>) -> Result<Encode, KernelError> {
     let (first, others) = rows.split_first().ok_or_else(too_many)?;
     let mut row = *first;
     for other in others {
-        if other.tensor_scale != 0 {
+        if other.outer.iter().any(|outer| outer.to != 0) {
             return Err(too_many());
         }
         for pass in &other.pass[..usize::from(other.passes)] {

@@ -63,12 +63,11 @@ impl CudaPlan {
                 Launch::new(cuda, rows)
             }
             Work::History(jobs) => Launch::new(cuda, jobs.iter().map(lower::history).collect()),
-            Work::Encode(jobs) => Launch::new(cuda, all(jobs, lower::encode)?),
-            Work::FlatEncode(jobs) => Launch::new(cuda, all(jobs, lower::flat_encode)?),
-            Work::Decode(jobs) => {
-                let rows = jobs.iter().map(lower::decode).collect::<Result<_, _>>()?;
-                Launch::new(cuda, rows)
+            Work::Encode(jobs) => Launch::new(cuda, all(jobs, |job| lower::encode(cuda, job))?),
+            Work::FlatEncode(jobs) => {
+                Launch::new(cuda, all(jobs, |job| lower::flat_encode(cuda, job))?)
             }
+            Work::Decode(jobs) => Launch::new(cuda, jobs.iter().map(lower::decode).collect()),
             Work::Transpose(jobs) => Launch::new(cuda, jobs.iter().map(lower::transpose).collect()),
             Work::Repack(jobs) => Launch::new(cuda, jobs.iter().map(lower::repack).collect()),
             Work::Interleave(jobs) => {
@@ -76,7 +75,10 @@ impl CudaPlan {
                 Launch::new(cuda, rows)
             }
             Work::Adamw(jobs) => {
-                let rows = jobs.iter().map(lower::adamw).collect::<Result<_, _>>()?;
+                let rows = jobs
+                    .iter()
+                    .map(|job| lower::adamw(cuda, job))
+                    .collect::<Result<_, _>>()?;
                 Launch::new(cuda, rows)
             }
             Work::SumSquares(jobs) if jobs.is_empty() => Ok(None),

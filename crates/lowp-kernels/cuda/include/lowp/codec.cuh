@@ -220,10 +220,6 @@ struct E8m0 {
     uint32_t code = (bits + (bits < 0x00800000u ? 0x3FFFFFu : 0x7FFFFFu)) >> 23;
     return bits > 0x7F800000u ? 0xFFu : min(code, 0xFEu);
   }
-  static __device__ __forceinline__ uint32_t floor(float v, int emax) {
-    int exponent = int((__float_as_uint(v) >> 23) & 0xFF);
-    return exponent == 0xFF ? 0xFFu : uint32_t(max(exponent - emax, 0));
-  }
   static __device__ __forceinline__ float decode(uint32_t code) {
     return __uint_as_float(code == 0xFF ? 0x7FC00000u : code == 0 ? 0x00400000u : code << 23);
   }
@@ -256,6 +252,11 @@ __device__ __forceinline__ float max_finite(uint8_t code) {
 // fl(1 / max_finite).
 __device__ __forceinline__ float max_reciprocal(uint8_t code) {
   return code == E4M3 ? __uint_as_float(0x3B124925u) : code == E5M2 ? __uint_as_float(0x37924925u) : __uint_as_float(0x3E2AAAABu);
+}
+
+// Half of a step at the end of the fraction of an element, in bits of binary32.
+__device__ __forceinline__ uint32_t half_step(uint8_t code) {
+  return code == E4M3 ? 1u << 19 : code == E5M2 ? 1u << 20 : 1u << 21;
 }
 
 __device__ __forceinline__ int max_exponent(uint8_t code) { return code == E4M3 ? 8 : code == E5M2 ? 15 : 2; }

@@ -1,7 +1,9 @@
-// Both ways to encode: tiles of known blocks, and anything else.
+// Every way to encode: tiles of known blocks, of any ingredients by orientation, and anything else.
 #pragma once
+#include <lowp/blocks.cuh>
 #include <lowp/forms.cuh>
 #include <lowp/generic.cuh>
+#include <lowp/mixed.cuh>
 #include <lowp/quantize.cuh>
 
 namespace lowp {
@@ -10,6 +12,8 @@ namespace lowp {
 union EncodeMemory {
   Stage<false> wide;
   Stage<true> transposed;
+  MixedStage mixed;
+  BlocksStage blocks;
   float multipliers[UNIT_BLOCKS];
 };
 

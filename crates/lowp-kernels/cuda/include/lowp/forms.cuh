@@ -49,6 +49,21 @@ struct FormTile {
   }
 };
 
+// Every entry of the scale of one block in another form than Compact, and the padding behind the last blocks: by one thread.
+template <typename Store>
+__device__ __forceinline__ void spread(const Encode& job, const Pass& pass, int transposed, uint64_t block_row, uint64_t block_col,
+                                       uint32_t entry, Store store) {
+  const Scales& to = pass.form[transposed];
+  uint64_t rows = cdiv(job.rows, to.tile_rows), cols = cdiv(job.cols, to.tile_cols);
+  uint64_t times_rows = pass.block_rows / to.tile_rows, times_cols = pass.block_cols / to.tile_cols;
+  uint64_t top = block_row * times_rows, left = block_col * times_cols;
+  uint64_t bottom = top + times_rows < rows ? top + times_rows : to.rows;
+  uint64_t right = left + times_cols < cols ? left + times_cols : to.cols;
+  for (uint64_t r = top; r < bottom; ++r) {
+    for (uint64_t c = left; c < right; ++c) store(scale_offset(to, transposed, r, c), r < rows && c < cols ? entry : 0);
+  }
+}
+
 // The swizzled scales of a tile of 128 x COLS elements within the matrix, of blocks of side SIDE: a thread
 // writes words of four inner entries, neighbours write neighbouring ones. In a tile of 128 x 4 entries those
 // are 32 apart along the outer axis.

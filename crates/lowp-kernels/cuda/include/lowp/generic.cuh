@@ -2,6 +2,8 @@
 // rounding, transposed wide entries. Correct first; every value is read once for its block's amax
 // and once per output.
 #pragma once
+#include <lowp/forms.cuh>
+#include <lowp/hadamard.cuh>
 #include <lowp/philox.cuh>
 #include <lowp/scale_rule.cuh>
 #include <lowp/tile.cuh>
@@ -21,22 +23,65 @@ struct Rectangle {
 
 struct GenericEncode {
   const Encode& job;
-  const ScaleRule& rule;
   Philox philox;
   float* multipliers;  // shared, UNIT_BLOCKS
 
-  __device__ __forceinline__ float value(uint64_t row, uint64_t col) const {
+  __device__ __forceinline__ float rounded(uint64_t row, uint64_t col) const {
     float x = load_source(job.source, job.source_code, row * job.cols + col);
     return job.via_bf16 ? round_bf16(x) : x;
   }
 
+  // The value that is quantized.
+  __device__ __forceinline__ float value(const Pass& pass, uint64_t row, uint64_t col) const {
+    if (!pass.ingredients.hadamard) return rounded(row, col);
+    uint64_t first = row / 16 * 16;
+    if (first + 16 > job.rows) return round_bf16(rounded(row, col));
+    return transformed([&](uint32_t i) { return rounded(first + i, col); }, uint32_t(row - first));
+  }
+
+  // The rule of the tensor, or of the line of element (row, col).
+  __device__ __forceinline__ ScaleRule rule(const Pass& pass, uint64_t row, uint64_t col) const {
+    return ScaleRule::of(pass.ingredients, outer_entry(pass.ingredients, row, col));
+  }
+
+  // The scale of a block that four over six chooses (numerics 20.1), by one thread.
+  __device__ __noinline__ Scaled choose(const Pass& pass, const Rectangle& block, const ScaleRule& rule, float amax) const {
+    uint32_t entries[2];
+    rule.candidates(amax, entries);
+    float errors[2];
+#pragma unroll 1
+    for (int c = 0; c < 2; ++c) {
+      ChoiceError error{rule.two_level_multiplier(entries[c]), E4m3::decode(entries[c]), rule.tensor, pass.ingredients.largest,
+                        pass.ingredients.squares != 0};
+      bool square = pass.block_rows > 1 && pass.block_cols > 1;
+      float rows[16], sum = 0.0f;
+      for (uint32_t r = 0; r < 16; ++r) rows[r] = 0.0f;
+      for (uint32_t r = 0; r < block.rows; ++r) {
+        for (uint32_t k = 0; k < block.cols; ++k) {
+          float e = error.of(value(pass, block.row + r, block.col + k));
+          if (square) {
+            rows[r] = __fadd_rn(rows[r], e);
+          } else {
+            sum = __fadd_rn(sum, e);
+          }
+        }
+      }
+      for (uint32_t half = 8; square && half > 0; half /= 2) {
+        for (uint32_t r = 0; r < half; ++r) rows[r] = __fadd_rn(rows[r], rows[r + half]);
+      }
+      errors[c] = square ? rows[0] : sum;
+    }
+    uint32_t entry = errors[1] < errors[0] ? entries[1] : entries[0];
+    return {entry, rule.two_level_multiplier(entry)};
+  }
+
   // The amax of one block, by `lanes` threads of a warp or by all of them; in thread 0 of those.
-  __device__ __forceinline__ float partial_amax(const Rectangle& block, uint32_t thread, uint32_t threads) const {
+  __device__ __forceinline__ float partial_amax(const Pass& pass, const Rectangle& block, uint32_t thread, uint32_t threads) const {
     float a = 0.0f;
     uint32_t count = block.rows * block.cols;  // sides are at most 4096
 #pragma unroll 1
     for (uint32_t e = thread; e < count; e += threads) {
-      a = max_abs(a, value(block.row + e / block.cols, block.col + e % block.cols));
+      a = max_abs(a, value(pass, block.row + e / block.cols, block.col + e % block.cols));
     }
     return a;
   }
@@ -59,11 +104,11 @@ struct GenericEncode {
       bool active = b < blocks;
       uint32_t r = active ? b / across : 0, c = active ? b % across : 0;
       float a = 0.0f;
+      Rectangle block{};
       if (active) {
-        Rectangle block = Rectangle::clipped(unit.row + uint64_t(r) * pass.block_rows,
-                                             unit.col + uint64_t(c) * pass.block_cols, pass.block_rows,
-                                             pass.block_cols, job.rows, job.cols);
-        a = partial_amax(block, thread, threads);
+        block = Rectangle::clipped(unit.row + uint64_t(r) * pass.block_rows, unit.col + uint64_t(c) * pass.block_cols,
+                                   pass.block_rows, pass.block_cols, job.rows, job.cols);
+        a = partial_amax(pass, block, thread, threads);
       }
       if (threads == 32) a = all_max(a, 31);
       if (threads == THREADS) {
@@ -71,35 +116,24 @@ struct GenericEncode {
         a = block_max(a);
       }
       if (active && thread == 0) {
-        Scaled s = rule.block(a);
+        ScaleRule of_block = rule(pass, block.row, block.col);
+        Scaled s = of_block.rule == RULE_FOUR_OVER_SIX ? choose(pass, block, of_block, a) : of_block.block(a);
         multipliers[b] = s.multiplier;
         for (int transposed = 0; transposed < 2; ++transposed) {
           uint64_t at = transposed ? (left + c) * rows + top + r : (top + r) * cols + left + c;
-          if (pass.scale[transposed]) store(pass.scale[transposed], at, s.entry);
-          if (pass.form[transposed].to) spread(pass, transposed, top + r, left + c, s.entry);
+          if (pass.scale[transposed]) store(pass, pass.scale[transposed], at, s.entry);
+          if (pass.form[transposed].to) {
+            spread(job, pass, transposed, top + r, left + c, s.entry, [&](uint64_t index, uint32_t entry) {
+              store(pass, pass.form[transposed].to, index, entry);
+            });
+          }
         }
       }
     }
   }
 
-  // Every entry of a block in another form than Compact, and the padding behind the last blocks.
-  __device__ void spread(const Pass& pass, int transposed, uint64_t block_row, uint64_t block_col,
-                         uint32_t entry) const {
-    const Scales& to = pass.form[transposed];
-    uint64_t rows = cdiv(job.rows, to.tile_rows), cols = cdiv(job.cols, to.tile_cols);
-    uint64_t times_rows = pass.block_rows / to.tile_rows, times_cols = pass.block_cols / to.tile_cols;
-    uint64_t top = block_row * times_rows, left = block_col * times_cols;
-    uint64_t bottom = top + times_rows < rows ? top + times_rows : to.rows;
-    uint64_t right = left + times_cols < cols ? left + times_cols : to.cols;
-    for (uint64_t r = top; r < bottom; ++r) {
-      for (uint64_t c = left; c < right; ++c) {
-        store(to.to, scale_offset(to, transposed, r, c), r < rows && c < cols ? entry : 0);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store(uint64_t base, uint64_t index, uint32_t entry) const {
-    if (rule.entry_bytes() == 1) {
+  __device__ __forceinline__ void store(const Pass& pass, uint64_t base, uint64_t index, uint32_t entry) const {
+    if (pass.ingredients.rule != RULE_BLOCK_F32) {
       pointer<uint8_t>(base)[index] = uint8_t(entry);
     } else {
       store_f32(base + 4 * index, entry);
@@ -108,15 +142,15 @@ struct GenericEncode {
 
   // The code of one element.
   __device__ __forceinline__ uint32_t code(const Pass& pass, const Rectangle& unit, uint64_t row, uint64_t col) const {
-    float x = value(row, col);
+    float x = value(pass, row, col);
     if (pass.block_rows) {
       uint32_t across = (unit.cols + pass.block_cols - 1) / pass.block_cols;
       uint32_t r = uint32_t(row - unit.row) / pass.block_rows, c = uint32_t(col - unit.col) / pass.block_cols;
       x = __fmul_rn(x, multipliers[r * across + c]);
-    } else if (rule.scaled()) {
-      x = __fmul_rn(x, rule.tensor);
+    } else if (pass.ingredients.rule == RULE_TENSOR) {
+      x = __fmul_rn(x, tensor_value(pass.ingredients, outer_entry(pass.ingredients, row, col)));
     }
-    switch (rule.element) {
+    switch (pass.ingredients.element) {
       case E4M3: return E4m3::one(x);
       case E5M2: return E5m2::one(x);
       case E2M1: {
@@ -130,10 +164,10 @@ struct GenericEncode {
 
   // All codes of a unit, row-major (`transposed` 0) or transposed.
   __device__ void codes(const Pass& pass, const Rectangle& unit, int transposed) const {
-    uint32_t bits = code_bits(rule.element), packed = bits == 4 ? 2 : 1;
+    uint32_t bits = code_bits(pass.ingredients.element), packed = bits == 4 ? 2 : 1;
     uint32_t inner = transposed ? unit.rows : unit.cols, outer = transposed ? unit.cols : unit.rows;
     uint32_t entries = (inner + packed - 1) / packed;
-    uint64_t pitch = code_bytes(rule.element, transposed ? job.rows : job.cols);
+    uint64_t pitch = code_bytes(pass.ingredients.element, transposed ? job.rows : job.cols);
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < outer * entries; e += THREADS) {
       uint32_t i = e / entries, j = e % entries * packed;
@@ -173,10 +207,9 @@ struct GenericEncode {
 // Encodes one tile; `multipliers` is shared memory for UNIT_BLOCKS. Not inlined: the tiled paths
 // should not pay for its registers.
 __device__ __noinline__ void encode_generic(const Encode& job, const Step* step, uint32_t index, float* multipliers) {
-  ScaleRule rule = ScaleRule::of(job);
   uint64_t random_step = job.stochastic ? step->random_step : 0;
   uint32_t across = uint32_t(job.tiles_across);
-  GenericEncode encode{job, rule, {job.seed, job.stream + (random_step << 32)}, multipliers};
+  GenericEncode encode{job, {job.seed, job.stream + (random_step << 32)}, multipliers};
   encode.tile(uint64_t(index / across) * job.tile_rows, uint64_t(index % across) * job.tile_cols);
 }
 

@@ -34,6 +34,8 @@ constexpr uint32_t WIDE_COLS = 256;
 // PATH_TRANSPOSED: rows and columns of a tile.
 constexpr uint32_t TRANSPOSED_ROWS = 128;
 constexpr uint32_t TRANSPOSED_COLS = 64;
+// PATH_BLOCKS: rows and columns of a tile.
+constexpr uint32_t BLOCKS_SIDE = 128;
 // PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
 constexpr uint64_t FLAT_TILE = 8192;
 constexpr uint64_t FLAT_COLS = 256;
@@ -79,7 +81,7 @@ enum Code : uint8_t {
 enum Rule : uint8_t {
   // The code holds the value itself.
   RULE_NONE = 0,
-  // One f32 encode scale for the tensor.
+  // One f32 encode scale for the tensor, or for each line.
   RULE_TENSOR = 1,
   // A power of two per block, rounded up.
   RULE_E8M0_TE = 2,
@@ -89,6 +91,17 @@ enum Rule : uint8_t {
   RULE_TWO_LEVEL = 4,
   // An f32 scale per block; `pow2` and `epsilon` apply.
   RULE_BLOCK_F32 = 5,
+  // A power of two per block, the exponent of the amax rounded to the precision of the elements.
+  RULE_E8M0_EVEN = 6,
+  // As TWO_LEVEL, with a choice of four over six.
+  RULE_FOUR_OVER_SIX = 7,
+};
+
+// What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.
+enum Extent : uint8_t {
+  EXTENT_TENSOR = 0,
+  EXTENT_ROWS = 1,
+  EXTENT_COLUMNS = 2,
 };
 
 // How an encode walks its matrix.
@@ -104,6 +117,13 @@ enum Path : uint8_t {
   PATH_FLAT = 2,
   // Anything else: tiles of tile_rows x tile_cols, whole blocks.
   PATH_GENERIC = 3,
+  // Tiles as TRANSPOSED, of any ingredients by orientation: scales of tensors and lines, E8M0 scales
+  // of blocks of 32, two-level ones of blocks of 16, four over six, stochastic rounding and a Hadamard
+  // transform of the last pass. One pass, or two of one order of data each.
+  PATH_MIXED = 4,
+  // FP8 with f32 scales of 1 x 128, 128 x 1 and 128 x 128 blocks, in either order. Tiles of
+  // BLOCKS_SIDE.
+  PATH_BLOCKS = 5,
 };
 
 // Bits of Encode::vector: 16-byte accesses stay aligned in every row.
@@ -227,7 +247,9 @@ struct Amax {
   uint8_t path;
   // AMAX_FLAT, AMAX_TILES: 16-byte loads stay aligned.
   uint8_t vector;
-  uint32_t reserved;
+  // Amaxes behind the Hadamard transform of groups of 16 rows; AMAX_TILES.
+  uint8_t hadamard;
+  uint8_t reserved[3];
 };
 static_assert(sizeof(Amax) == 104);
 
@@ -264,9 +286,44 @@ struct Scales {
 };
 static_assert(sizeof(Scales) == 40);
 
-// The outputs of one quantization: what shares a block shape. Index 0 is row-major, 1 transposed
+// What one orientation is made of: `lowp_format::KernelKey`, and what is known of its tensor or lines.
+struct Ingredients {
+  // float*: encode scales or amaxes of the tensor or its lines; 0: none.
+  uint64_t tensor;
+  // Two-level rules: 6 times the largest block scale.
+  float largest;
+  // RULE_BLOCK_F32; RULE_TENSOR of observed amaxes.
+  float epsilon;
+  // The same.
+  uint8_t pow2;
+  // Code.
+  uint8_t element;
+  // Rule.
+  uint8_t rule;
+  // Extent of what `tensor` holds.
+  uint8_t extent;
+  // `tensor` holds observed amaxes: their magnitudes count, and the run consumes them.
+  uint8_t observed;
+  // RULE_FOUR_OVER_SIX: errors are squared.
+  uint8_t squares;
+  // Groups of 16 rows are transformed first.
+  uint8_t hadamard;
+  uint8_t reserved;
+};
+static_assert(sizeof(Ingredients) == 24);
+
+// Scales or amaxes of a tensor or its lines, and where they are written to.
+struct Outer {
+  Ingredients ingredients;
+  // float*, or 0.
+  uint64_t to;
+};
+static_assert(sizeof(Outer) == 32);
+
+// The outputs of one quantization. Index 0 is row-major, 1 transposed
 // (physical rows follow the matrix's columns).
 struct Pass {
+  Ingredients ingredients;
   uint64_t data[2];
   // Compact.
   uint64_t scale[2];
@@ -278,32 +335,22 @@ struct Pass {
   uint32_t unit_cols;
   Scales form[2];
 };
-static_assert(sizeof(Pass) == 128);
+static_assert(sizeof(Pass) == 152);
 
 // `EncodeJob`; within `Adamw` the source is the master. A second target of the same part and order
 // makes another job.
 struct Encode {
   uint64_t source, rows, cols;
-  // float*: encode scale or tensor amax; 0: none.
-  uint64_t tensor;
-  // float*: the tensor-scale target, or 0.
-  uint64_t tensor_scale;
+  // By orientation, rowwise first; one that is of no use has no rule.
+  Outer outer[2];
   // Of stochastic rounding, as `stream` and `first`.
   uint64_t seed;
   uint64_t stream, first;
   Pass pass[2];
   uint64_t tiles_across;
   uint32_t tile_rows, tile_cols;
-  // RULE_BLOCK_F32; RULE_TENSOR of an observed amax.
-  float epsilon;
-  // The same.
-  uint8_t pow2;
   // 0, 1 or 2.
   uint8_t passes;
-  // Code.
-  uint8_t element;
-  // Rule.
-  uint8_t rule;
   // F32 or BF16.
   uint8_t source_code;
   // Round the source to bf16 first.
@@ -313,13 +360,11 @@ struct Encode {
   uint8_t path;
   // Bits of Vector.
   uint8_t vector;
-  // `tensor` holds an observed amax: its magnitude counts, and the run consumes it.
-  uint8_t observed;
   // Forms.
   uint8_t forms;
   uint8_t reserved;
 };
-static_assert(sizeof(Encode) == 352);
+static_assert(sizeof(Encode) == 440);
 
 // `AdamwJob`; without an encode `encode.passes` is 0, of its fields only `via_bf16` counts (the
 // rounding of the amax), and its path is PATH_FLAT.
@@ -327,6 +372,8 @@ struct Adamw {
   uint64_t master, exp_avg, exp_avg_sq, grad;
   // float* raised to the amax of the new master, or 0.
   uint64_t amax;
+  // float*: entry 0 of the amaxes of its rows, and of its columns; or 0.
+  uint64_t lines[2];
   uint64_t len;
   uint32_t group;
   // F32 or BF16.
@@ -338,10 +385,11 @@ struct Adamw {
   uint8_t reserved;
   Encode encode;
 };
-static_assert(sizeof(Adamw) == 408);
+static_assert(sizeof(Adamw) == 512);
 
-// The outputs of a flat encode that share a block shape.
+// The outputs of a flat encode of one orientation.
 struct FlatPass {
+  Ingredients ingredients;
   // float*: entry 0 of this part of the agreed vector, which the run consumes; 0: no blocks.
   uint64_t amaxes;
   // Row-major codes; byte 0 is the first that element `start` touches; or 0.
@@ -350,25 +398,22 @@ struct FlatPass {
   uint64_t scale[2];
   uint32_t block_rows, block_cols;
 };
-static_assert(sizeof(FlatPass) == 40);
+static_assert(sizeof(FlatPass) == 64);
 
 // `FlatEncodeJob`. Data are those of elements start .. start + len; scales are whole arrays.
 struct FlatEncode {
   // Element `start`.
   uint64_t source;
-  uint64_t rows, cols, start, len, tensor, tensor_scale;
+  uint64_t rows, cols, start, len;
+  Outer outer[2];
   FlatPass pass[2];
   // The first tiles: runs of elements, cut at multiples of FLAT_ENCODE_RUN.
   uint64_t data_tiles;
   // Then those of the scales of each pass: runs of blocks.
   uint64_t scale_tiles[2];
-  float epsilon;
-  uint8_t pow2, passes, element, rule, source_code, via_bf16;
-  // As in `Encode`.
-  uint8_t observed;
-  uint8_t reserved[5];
+  uint8_t passes, source_code, via_bf16, reserved[5];
 };
-static_assert(sizeof(FlatEncode) == 176);
+static_assert(sizeof(FlatEncode) == 264);
 
 // `DecodeJob`.
 struct Decode {
@@ -376,8 +421,8 @@ struct Decode {
   uint64_t data;
   // Block scales, or 0.
   uint64_t scale;
-  // const float*: the tensor-scale buffer (4-byte aligned), or 0.
-  uint64_t tensor;
+  // `tensor` holds the bytes of decode scales, or of amaxes.
+  Ingredients ingredients;
   // float*.
   uint64_t out;
   uint64_t rows, cols;
@@ -385,14 +430,14 @@ struct Decode {
   uint64_t data_pitch;
   uint64_t scale_pitch, tiles_across;
   uint32_t block_rows, block_cols;
-  uint8_t element, rule, data_transposed, scale_transposed;
+  uint8_t data_transposed, scale_transposed;
   // 16-byte stores to `out` stay aligned in every row.
   uint8_t vector;
   // DecodePath.
   uint8_t path;
-  uint8_t reserved[2];
+  uint32_t reserved;
 };
-static_assert(sizeof(Decode) == 88);
+static_assert(sizeof(Decode) == 104);
 
 // `TransposeJob`.
 struct Transpose {

@@ -27,8 +27,9 @@ struct BlockScales {
   ScaleStage stage;
 
   __device__ __forceinline__ float put(uint32_t row, uint32_t col, uint32_t height, uint32_t width, float amax) const {
-    Scaled s = rule.block(amax);
-    uint32_t r = (stage.first_row + Tile::warp_row() + row) / height, c = (stage.first_col + Tile::warp_col() + col) / width;
+    uint32_t tile_row = stage.first_row + Tile::warp_row() + row, tile_col = stage.first_col + Tile::warp_col() + col;
+    Scaled s = rule.block(amax, tile_row, tile_col);
+    uint32_t r = tile_row / height, c = tile_col / width;
     stage.bytes[r * (stage.cols / width) + c] = uint8_t(s.entry);
     return s.multiplier;
   }
@@ -249,11 +250,12 @@ __device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values
     float tensor = place.held().tensor;
     stage_codes8<W, true, false, E>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1],
                                     [&](int, int) { return tensor; });
-  } else if (job.rule == RULE_TENSOR) {
-    float tensor = job.observed ? place.held().tensor : *pointer<const float>(job.tensor);
+  } else if (job.pass[0].ingredients.rule == RULE_TENSOR) {
+    const Ingredients& made = job.pass[0].ingredients;
+    float tensor = made.observed ? place.held().tensor : *pointer<const float>(made.tensor);
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
-    PowerOfTwo rule = PowerOfTwo::of(job);
+    PowerOfTwo rule = PowerOfTwo::of(job.pass[0].ingredients);
 #pragma unroll 1
     for (uint32_t p = 0; p < place.held().passes; ++p) {
       v.stay_in_loop();
@@ -353,7 +355,7 @@ __device__ __forceinline__ void store_plain(const Place& place, uint32_t lane, c
       if (!view.holds(row + i, col + j)) continue;
       uint64_t index = (row + i) * view.cols + col + j;
       bool whole = (job.vector & VECTOR_ROWS_0) && view.holds(row + i, col + j + 3);
-      if (job.element == BF16) {
+      if (job.pass[0].ingredients.element == BF16) {
         uint2 pairs = make_uint2(narrow_pair(v.at(i, j), v.at(i, j + 1)), narrow_pair(v.at(i, j + 2), v.at(i, j + 3)));
         uint16_t* to = pointer<uint16_t>(job.pass[0].data[0]) + index;
         if (whole) {
@@ -382,7 +384,7 @@ __device__ __forceinline__ void store_plain(const Place& place, uint32_t lane, c
 // Encodes a tile from the values of its threads.
 template <int W, bool TRANSPOSED, typename Place>
 __device__ __forceinline__ void quantize(const Place& place, uint32_t lane, Values<W>& v, Stage<TRANSPOSED>& stage) {
-  switch (place.encode().element) {
+  switch (place.encode().pass[0].ingredients.element) {
     case E4M3: return quantize8<W, TRANSPOSED, E4m3>(place, lane, v, stage);
     case E5M2: return quantize8<W, TRANSPOSED, E5m2>(place, lane, v, stage);
     default:

@@ -21,31 +21,47 @@ __device__ __forceinline__ float tensor_scale(float amax, float max, bool pow2, 
   return pow2 ? __uint_as_float(__float_as_uint(scale) & 0xFF800000u) : scale;
 }
 
-// S_enc of numerics 7.1.
-__device__ __forceinline__ float two_level_encode_scale(float amax) {
+// S_enc of numerics 7.1; `largest` is 6 times the largest block scale.
+__device__ __forceinline__ float two_level_encode_scale(float amax, float largest) {
   if (amax == 0.0f) return 1.0f;
   if (amax != amax) amax = 1.0f;
-  float scale = fminf(__fdiv_rn(2688.0f, amax), float_max());
+  float scale = fminf(__fdiv_rn(largest, amax), float_max());
   return scale == 0.0f ? 1.0f : scale;
 }
 
 // The factor that decodes the elements of a two-level block (numerics 7.4).
-__device__ __forceinline__ float two_level_decode_factor(uint32_t entry, float amax) {
-  return __fmul_rn(__fmul_rn(E4m3::decode(entry), amax), __uint_as_float(0x39C30C31u));
+__device__ __forceinline__ float two_level_decode_factor(uint32_t entry, float amax, float reciprocal) {
+  return __fmul_rn(__fmul_rn(E4m3::decode(entry), amax), reciprocal);
+}
+
+// fl(1 / largest).
+__device__ __forceinline__ float largest_reciprocal(float largest) {
+  return __uint_as_float(largest == 2688.0f ? 0x39C30C31u : 0x3A2AAAABu);
+}
+
+__device__ __forceinline__ bool two_level(uint8_t rule) { return rule == RULE_TWO_LEVEL || rule == RULE_FOUR_OVER_SIX; }
+
+// The entry of the tensor or line that holds element (row, col).
+__device__ __forceinline__ uint64_t outer_entry(const Ingredients& made, uint64_t row, uint64_t col) {
+  return made.extent == EXTENT_ROWS ? row : made.extent == EXTENT_COLUMNS ? col : 0;
 }
 
 // The magnitude of an amax, consumed or not (job.rs, TensorInput); an encode scale that is known as it stands.
-template <typename Job>
-__device__ __forceinline__ float tensor_amax(const Job& job) {
-  float x = *pointer<const float>(job.tensor);
-  return job.observed || job.rule == RULE_TWO_LEVEL ? fabsf(x) : x;
+__device__ __forceinline__ float tensor_amax(const Ingredients& made, uint64_t entry) {
+  float x = pointer<const float>(made.tensor)[entry];
+  return made.observed || two_level(made.rule) ? fabsf(x) : x;
 }
 
 // What values are multiplied by under RULE_TENSOR.
-template <typename Job>
-__device__ __forceinline__ float tensor_multiplier(const Job& job) {
-  float x = tensor_amax(job);
-  return job.observed ? tensor_scale(x, max_finite(job.element), job.pow2, job.epsilon) : x;
+__device__ __forceinline__ float tensor_multiplier(const Ingredients& made, uint64_t entry) {
+  float x = tensor_amax(made, entry);
+  return made.observed ? tensor_scale(x, max_finite(made.element), made.pow2, made.epsilon) : x;
+}
+
+// The same, or the amax of two-level rules; 1 where there is neither.
+__device__ __forceinline__ float tensor_value(const Ingredients& made, uint64_t entry) {
+  if (made.tensor == 0) return 1.0f;
+  return made.rule == RULE_TENSOR ? tensor_multiplier(made, entry) : tensor_amax(made, entry);
 }
 
 // A stored scale and what the values of its block are multiplied by.
@@ -54,28 +70,34 @@ struct Scaled {
   float multiplier;
 };
 
-// The scale arithmetic of one job.
+// The exponent of an amax whose bits were moved by `half` (numerics 6.3 and 19).
+__device__ __forceinline__ uint32_t e8m0_exponent(float amax, uint32_t half, int emax) {
+  uint32_t bits = __float_as_uint(amax);
+  int exponent = int((bits + half) >> 23);
+  return bits >= 0x7F800000u ? 0xFFu : uint32_t(max(exponent - emax, 0));
+}
+
+// The scale arithmetic of one tensor, or of one of its lines.
 struct ScaleRule {
   uint8_t rule, element;
   bool pow2;
   float epsilon;
-  float tensor;  // encode scale or tensor amax
-  float factor;  // TWO_LEVEL: fl(S_enc * fl(1/6)); E8M0: fl(1 / max)
+  float tensor;  // encode scale or amax
+  float factor;  // TWO_LEVEL: fl(S_enc * fl(1/6)); FOUR_OVER_SIX: S_enc; E8M0: fl(1 / max)
   float decode;  // TWO_LEVEL: fl(1 / S_enc)
 
-  template <typename Job>
-  static __device__ __forceinline__ ScaleRule of(const Job& job) {
+  static __device__ __forceinline__ ScaleRule of(const Ingredients& made, uint64_t entry) {
     ScaleRule r;
-    r.rule = job.rule;
-    r.element = job.element;
-    r.pow2 = job.pow2;
-    r.epsilon = job.epsilon;
-    r.tensor = job.tensor == 0 ? 1.0f : r.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
+    r.rule = made.rule;
+    r.element = made.element;
+    r.pow2 = made.pow2;
+    r.epsilon = made.epsilon;
+    r.tensor = tensor_value(made, entry);
     r.factor = max_reciprocal(r.element);
     r.decode = 1.0f;
-    if (r.rule == RULE_TWO_LEVEL) {
-      float scale = two_level_encode_scale(r.tensor);
-      r.factor = __fmul_rn(scale, __uint_as_float(0x3E2AAAABu));
+    if (two_level(r.rule)) {
+      float scale = two_level_encode_scale(r.tensor, made.largest);
+      r.factor = r.rule == RULE_TWO_LEVEL ? __fmul_rn(scale, __uint_as_float(0x3E2AAAABu)) : scale;
       r.decode = __fdiv_rn(1.0f, scale);
     }
     return r;
@@ -85,6 +107,11 @@ struct ScaleRule {
   // Bytes of a stored block scale.
   __device__ __forceinline__ uint32_t entry_bytes() const { return rule == RULE_BLOCK_F32 ? 4 : 1; }
 
+  // What the values of a two-level block are multiplied by.
+  __device__ __forceinline__ float two_level_multiplier(uint32_t entry) const {
+    return fminf(__fdiv_rn(1.0f, __fmul_rn(E4m3::decode(entry), decode)), float_max());
+  }
+
   // The scale of a block. Without block scales: what all values are multiplied by.
   __device__ __forceinline__ Scaled block(float amax) const {
     switch (rule) {
@@ -92,14 +119,15 @@ struct ScaleRule {
         uint32_t entry = E8m0::ceil(__fmul_rn(amax, factor));
         return {entry, E8m0::inverse(entry)};
       }
-      case RULE_E8M0_FLOOR: {
-        uint32_t entry = E8m0::floor(amax, max_exponent(element));
+      case RULE_E8M0_FLOOR:
+      case RULE_E8M0_EVEN: {
+        uint32_t half = rule == RULE_E8M0_EVEN ? half_step(element) : 0;
+        uint32_t entry = e8m0_exponent(amax, half, max_exponent(element));
         return {entry, E8m0::inverse(entry)};
       }
       case RULE_TWO_LEVEL: {
         uint32_t entry = E4m3::one(fminf(__fmul_rn(amax, factor), float_max()));
-        float multiplier = __fdiv_rn(1.0f, __fmul_rn(E4m3::decode(entry), decode));
-        return {entry, fminf(multiplier, float_max())};
+        return {entry, two_level_multiplier(entry)};
       }
       case RULE_BLOCK_F32: {
         float scale = tensor_scale(amax, max_finite(element), pow2, epsilon);
@@ -110,17 +138,65 @@ struct ScaleRule {
     }
   }
 
+  // The scales that four over six chooses between (numerics 20.1): for 6, then for 4.
+  __device__ __forceinline__ void candidates(float amax, uint32_t (&entries)[2]) const {
+    float base = __fmul_rn(__fdiv_rn(amax, 6.0f), factor);
+    entries[0] = E4m3::one(fminf(base, 448.0f));
+    entries[1] = E4m3::one(fminf(__fmul_rn(base, 1.5f), 448.0f));
+  }
 };
 
-// Writes the tensor-scale target and marks what was observed as consumed: one thread of a job does. The
-// others may still read the entry: its magnitude stays.
-template <typename Job>
-__device__ __forceinline__ void store_tensor(const Job& job) {
-  if (job.tensor_scale) {
-    float tensor = job.rule == RULE_TENSOR ? __fdiv_rn(1.0f, tensor_multiplier(job)) : tensor_amax(job);
-    store_f32(job.tensor_scale, __float_as_uint(tensor));
+// What value `x` adds to the error of a candidate of four over six.
+struct ChoiceError {
+  float multiplier, decoded, amax, largest;
+  bool squares;
+  __device__ __forceinline__ float of(float x) const {
+    float value = E2m1::decode(E2m1::one(__fmul_rn(x, multiplier)));
+    float error = __fsub_rn(__fdiv_rn(__fmul_rn(__fmul_rn(value, decoded), amax), largest), x);
+    return squares ? __fmul_rn(error, error) : fabsf(error);
   }
-  if (job.observed) atomicOr(pointer<uint32_t>(job.tensor), 0x80000000u);
+};
+
+// Writes the entries first .. end of what there is one of for the tensor or each line, and marks what was observed as
+// consumed. Others may still read the entries: their magnitudes stay.
+__device__ __forceinline__ void store_outer(const Outer& outer, uint64_t first, uint64_t end, uint32_t thread, uint32_t threads) {
+  const Ingredients& made = outer.ingredients;
+  if (made.tensor == 0) return;
+  for (uint64_t e = first + thread; e < end; e += threads) {
+    if (outer.to) {
+      float x = made.rule == RULE_TENSOR ? __fdiv_rn(1.0f, tensor_multiplier(made, e)) : tensor_amax(made, e);
+      store_f32(outer.to + 4 * e, __float_as_uint(x));
+    }
+    if (made.observed) atomicOr(pointer<uint32_t>(made.tensor) + e, 0x80000000u);
+  }
+}
+
+// The same for one tile of a matrix, of height x width elements from (row, col) on: the first tile does that of the tensor,
+// those of the first column rows, those of the first row columns.
+__device__ __forceinline__ void store_outers(const Outer (&outers)[2], uint64_t rows, uint64_t cols, uint64_t row, uint64_t col,
+                                             uint32_t height, uint32_t width) {
+#pragma unroll 1
+  for (int o = 0; o < 2; ++o) {
+    const Outer& outer = outers[o];
+    uint8_t extent = outer.ingredients.extent;
+    if (extent == EXTENT_TENSOR) {
+      if (row == 0 && col == 0 && threadIdx.x == 0) store_outer(outer, 0, 1, 0, 1);
+    } else if (extent == EXTENT_ROWS) {
+      if (col == 0) store_outer(outer, row, min(row + height, rows), threadIdx.x, THREADS);
+    } else if (row == 0) {
+      store_outer(outer, col, min(col + width, cols), threadIdx.x, THREADS);
+    }
+  }
+}
+
+// The same where one block of threads does all.
+__device__ __forceinline__ void store_all_outers(const Outer (&outers)[2], uint64_t rows, uint64_t cols) {
+#pragma unroll 1
+  for (int o = 0; o < 2; ++o) {
+    uint8_t extent = outers[o].ingredients.extent;
+    uint64_t entries = extent == EXTENT_ROWS ? rows : extent == EXTENT_COLUMNS ? cols : 1;
+    store_outer(outers[o], 0, entries, threadIdx.x, THREADS);
+  }
 }
 
 // The rules of the tiled paths, each alone: what a lane needs for its blocks.
@@ -128,11 +204,11 @@ struct PowerOfTwo {
   float factor;  // fl(1 / max)
   int emax;
   bool floor;
-  static __device__ __forceinline__ PowerOfTwo of(const Encode& job) {
-    return {max_reciprocal(job.element), max_exponent(job.element), job.rule == RULE_E8M0_FLOOR};
+  static __device__ __forceinline__ PowerOfTwo of(const Ingredients& made) {
+    return {max_reciprocal(made.element), max_exponent(made.element), made.rule == RULE_E8M0_FLOOR};
   }
-  __device__ __forceinline__ Scaled block(float amax) const {
-    uint32_t entry = floor ? E8m0::floor(amax, emax) : E8m0::ceil(__fmul_rn(amax, factor));
+  __device__ __forceinline__ Scaled block(float amax, uint32_t, uint32_t) const {
+    uint32_t entry = floor ? e8m0_exponent(amax, 0, emax) : E8m0::ceil(__fmul_rn(amax, factor));
     return {entry, E8m0::inverse(entry)};
   }
 };
@@ -140,10 +216,10 @@ struct PowerOfTwo {
 struct TwoLevel {
   float factor, decode;
   static __device__ __forceinline__ TwoLevel of(float amax) {
-    float scale = two_level_encode_scale(amax);
+    float scale = two_level_encode_scale(amax, 2688.0f);
     return {__fmul_rn(scale, __uint_as_float(0x3E2AAAABu)), __fdiv_rn(1.0f, scale)};
   }
-  __device__ __forceinline__ Scaled block(float amax) const {
+  __device__ __forceinline__ Scaled block(float amax, uint32_t, uint32_t) const {
     uint32_t entry = E4m3::one(fminf(__fmul_rn(amax, factor), float_max()));
     return {entry, fminf(__fdiv_rn(1.0f, __fmul_rn(E4m3::decode(entry), decode)), float_max())};
   }

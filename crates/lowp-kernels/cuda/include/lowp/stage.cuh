@@ -86,8 +86,8 @@ struct Place {
   }
   // What is known of the tensor. An encode reads it before the values: it is there when they are.
   __device__ __forceinline__ void hold_tensor(Stage<TRANSPOSED>& stage) const {
-    const Encode& job = encode();
-    if (job.tensor) stage.held[threadIdx.x / 32].tensor = job.rule == RULE_TENSOR ? tensor_multiplier(job) : tensor_amax(job);
+    const Ingredients& made = encode().pass[0].ingredients;
+    if (made.tensor) stage.held[threadIdx.x / 32].tensor = tensor_value(made, 0);
     __syncwarp();
   }
   // Volatile: read where it is needed, and not kept.

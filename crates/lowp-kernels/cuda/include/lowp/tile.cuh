@@ -86,6 +86,7 @@ struct Values<4> {
   float x[8][4];
 
   __device__ __forceinline__ float at(int i, int j) const { return x[i][j]; }
+  __device__ __forceinline__ void put(int i, int j, float y) { x[i][j] = y; }
 
   __device__ __forceinline__ void load(uint64_t source, bool vector, const View& view, const Lane<4>& lane) {
     uint64_t row = lane.row + lane.local_row(), col = lane.col + lane.local_col();
@@ -195,6 +196,11 @@ struct Values<8> {
   uint32_t x[4][4];
 
   __device__ __forceinline__ float at(int i, int j) const { return j % 2 ? widen_high(x[i][j / 2]) : widen_low(x[i][j / 2]); }
+  // Rounded to bfloat16.
+  __device__ __forceinline__ void put(int i, int j, float y) {
+    uint32_t bits = narrow(y);
+    x[i][j / 2] = __byte_perm(x[i][j / 2], bits, j % 2 ? 0x5410 : 0x3254);
+  }
 
   __device__ __forceinline__ void load(uint64_t source, bool vector, const View& view, const Lane<8>& lane) {
     uint64_t row = lane.row + lane.local_row(), col = lane.col + lane.local_col();

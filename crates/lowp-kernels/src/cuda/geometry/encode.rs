@@ -1,8 +1,8 @@
 //! Encodes, alone and fused with AdamW.
 
 use super::super::table::{
-    Adamw, Encode, FLAT_COLS, FLAT_TILE, Kernel, Pass, TRANSPOSED_COLS, TRANSPOSED_ROWS,
-    UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, forms, path, rule, vector,
+    Adamw, BLOCKS_SIDE, Encode, FLAT_COLS, FLAT_TILE, Kernel, Outer, Pass, TRANSPOSED_COLS,
+    TRANSPOSED_ROWS, UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, extent, forms, path, rule, vector,
 };
 use super::{Job, aligned, bits, cdiv};
 
@@ -33,6 +33,47 @@ fn unit(pass: &Pass) -> [u64; 2] {
     [rows, cols * times.max(1)]
 }
 
+impl Pass {
+    /// Whether a pass has the ingredients and blocks of `other`.
+    fn is_of(other: &Self) -> impl Fn(&Self) -> bool {
+        move |pass| {
+            let blocks = |pass: &Self| [pass.block_rows, pass.block_cols];
+            pass.ingredients == other.ingredients && blocks(pass) == blocks(other)
+        }
+    }
+
+    /// Whether it has FP8 codes, and no scale of an observed amax.
+    fn is_known_fp8(&self) -> bool {
+        let made = &self.ingredients;
+        made.observed == 0 && matches!(made.element, code::E4M3 | code::E5M2)
+    }
+
+    /// Whether PATH_MIXED knows its ingredients.
+    fn fits_mixed(&self) -> bool {
+        let fp8 = matches!(self.ingredients.element, code::E4M3 | code::E5M2);
+        match self.ingredients.rule {
+            rule::TENSOR => fp8 && has_side(self, 0),
+            rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN => {
+                (fp8 || self.ingredients.element == code::E2M1) && has_side(self, 32)
+            }
+            rule::TWO_LEVEL | rule::FOUR_OVER_SIX => has_side(self, 16),
+            _ => false,
+        }
+    }
+
+    /// Whether PATH_BLOCKS knows its ingredients, and its scales are f32 at their addresses.
+    fn fits_blocks(&self) -> bool {
+        let made = &self.ingredients;
+        let fp8 = matches!(made.element, code::E4M3 | code::E5M2);
+        let scales = self
+            .scale
+            .iter()
+            .chain(self.form.iter().map(|form| &form.to));
+        let scales = scales.copied().all(|to| aligned(to, 0, 4));
+        fp8 && made.hadamard == 0 && has_side(self, 128) && scales
+    }
+}
+
 impl Encode {
     fn passes_mut(&mut self) -> &mut [Pass] {
         let passes = usize::from(self.passes);
@@ -48,38 +89,68 @@ impl Encode {
         let [first, ..] = passes else {
             return path::FLAT;
         };
+        let made = first.ingredients;
+        let repeated = passes[1..].iter().any(Pass::is_of(first));
+        if repeated {
+            return path::GENERIC;
+        }
+        let alike = passes.iter().all(|pass| pass.ingredients == made);
+        let plain =
+            alike && self.stochastic == 0 && made.hadamard == 0 && made.extent == extent::TENSOR;
         // Scales in another form than Compact follow no order of data.
         let transposed = passes
             .iter()
             .any(|pass| pass.data[1] != 0 || pass.scale[1] != 0);
         let sides = |side| passes.iter().all(|pass| has_side(pass, side));
-        let plain = passes.len() == 1 && first.data[0] != 0;
         let once = |order: usize| passes.iter().filter(|pass| pass.data[order] != 0).count() <= 1;
-        let blocks = |pass: &Pass| [pass.block_rows, pass.block_cols];
-        let repeated = passes[1..].iter().any(|pass| blocks(pass) == blocks(first));
-        match (self.element, self.rule) {
-            _ if self.stochastic != 0 || repeated => path::GENERIC,
-            (code::E4M3 | code::E5M2, rule::TENSOR) if sides(0) && passes.len() == 1 => {
-                if transposed {
+        let fp8 = matches!(made.element, code::E4M3 | code::E5M2);
+        match made.rule {
+            rule::TENSOR if plain && fp8 && sides(0) && passes.len() == 1 => {
+                return if transposed {
                     path::TRANSPOSED
                 } else {
                     path::WIDE
-                }
+                };
             }
-            (code::E4M3 | code::E5M2, rule::E8M0_TE | rule::E8M0_FLOOR)
-                if sides(32) && !transposed =>
+            rule::E8M0_TE | rule::E8M0_FLOOR if plain && fp8 && sides(32) && !transposed => {
+                return path::WIDE;
+            }
+            rule::TWO_LEVEL
+                if plain && made.element == code::E2M1 && sides(16) && once(0) && once(1) =>
             {
-                path::WIDE
+                return path::TRANSPOSED;
             }
-            (code::E2M1, rule::TWO_LEVEL) if sides(16) && once(0) && once(1) => path::TRANSPOSED,
             // The generic path writes entries at any address.
-            (code::BF16 | code::F32, rule::NONE)
-                if plain && !transposed && aligned(first.data[0], 0, bits(self.element) / 8) =>
+            rule::NONE
+                if plain
+                    && passes.len() == 1
+                    && first.data[0] != 0
+                    && !transposed
+                    && aligned(first.data[0], 0, bits(made.element) / 8) =>
             {
-                path::WIDE
+                return path::WIDE;
             }
-            _ => path::GENERIC,
+            rule::BLOCK_F32 if self.stochastic == 0 && self.fits(Pass::fits_blocks) => {
+                return path::BLOCKS;
+            }
+            _ => {}
         }
+        if self.fits(Pass::fits_mixed) {
+            path::MIXED
+        } else {
+            path::GENERIC
+        }
+    }
+
+    /// Whether every pass has ingredients that `fits`, and together they fill one order of data each.
+    fn fits(&self, fits: impl Fn(&Pass) -> bool) -> bool {
+        let passes = self.passes();
+        let one_order = |pass: &Pass| pass.data.iter().filter(|data| **data != 0).count() <= 1;
+        let orders = passes.len() == 1 || passes.iter().all(one_order);
+        // What is transformed is done last.
+        let first = passes.split_last().map_or(&[][..], |(_, first)| first);
+        let last = first.iter().all(|pass| pass.ingredients.hadamard == 0);
+        orders && last && passes.iter().all(fits)
     }
 
     fn choose_forms(&self) -> u8 {
@@ -106,7 +177,8 @@ impl Encode {
     /// Makes tiles so large that what they write of scales is whole sectors: rows of 32 bytes of
     /// Compact ones, tiles of 128 x 4 of swizzled ones.
     fn enlarge(&mut self) {
-        let mx = matches!(self.rule, rule::E8M0_TE | rule::E8M0_FLOOR);
+        let rule = self.pass[0].ingredients.rule;
+        let mx = matches!(rule, rule::E8M0_TE | rule::E8M0_FLOOR);
         if !mx || self.path != path::WIDE {
             return;
         }
@@ -119,9 +191,9 @@ impl Encode {
     }
 
     fn vector_outputs(&self) -> u8 {
-        let bits = bits(self.element);
         let mut found = 0;
         for (i, pass) in self.passes().iter().enumerate() {
+            let bits = bits(pass.ingredients.element);
             if aligned(pass.data[0], cdiv(self.cols * bits, 8), 16) {
                 found |= [vector::ROWS_0, vector::ROWS_1][i];
             }
@@ -137,7 +209,8 @@ impl Encode {
         self.path = self.choose_path();
         let [rows, cols] = match self.path {
             path::WIDE => [WIDE_ROWS, WIDE_COLS].map(u64::from),
-            path::TRANSPOSED => [TRANSPOSED_ROWS, TRANSPOSED_COLS].map(u64::from),
+            path::TRANSPOSED | path::MIXED => [TRANSPOSED_ROWS, TRANSPOSED_COLS].map(u64::from),
+            path::BLOCKS => [u64::from(BLOCKS_SIDE); 2],
             path::FLAT => [FLAT_TILE / FLAT_COLS, FLAT_COLS],
             _ => {
                 let mut tile = [2, 2];
@@ -167,11 +240,11 @@ impl Job for Encode {
         let kind = |job: &Self| match (job.path, job.source_code) {
             (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
             (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
-            (path::WIDE, code::BF16)
-                if job.observed == 0 && matches!(job.element, code::E4M3 | code::E5M2) =>
-            {
-                Kernel::EncodeWideBf16
-            }
+            (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
+            (path::MIXED, _) => Kernel::EncodeMixedF32,
+            (path::BLOCKS, code::BF16) => Kernel::EncodeBlocksBf16,
+            (path::BLOCKS, _) => Kernel::EncodeBlocksF32,
+            (path::WIDE, code::BF16) if job.pass[0].is_known_fp8() => Kernel::EncodeWideBf16,
             _ => Kernel::Encode,
         };
         match jobs {
@@ -195,7 +268,8 @@ impl Job for Encode {
     /// Where no pass has anything to fill, as in an empty matrix, one tile writes the tensor scale and
     /// consumes the amax, if there is either.
     fn tiles(&self) -> u64 {
-        let least = u64::from(self.tensor_scale != 0 || self.observed != 0);
+        let writes = |outer: &Outer| outer.to != 0 || outer.ingredients.observed != 0;
+        let least = u64::from(self.outer.iter().any(writes));
         if self.passes == 0 {
             return least;
         }
@@ -209,7 +283,7 @@ impl Job for Adamw {
 
     fn lay_out(&mut self) {
         let chunk = |code: u8| bits(code) / 2;
-        let flat = self.encode.passes == 0;
+        let flat = self.encode.passes == 0 && self.lines == [0; 2];
         let cols = if flat { FLAT_COLS } else { self.encode.cols };
         let moments = chunk(self.moments_code);
         let source = cols.is_multiple_of(4)
@@ -220,11 +294,21 @@ impl Job for Adamw {
         self.encode.source = self.master;
         self.encode.source_code = code::F32;
         self.encode.lay_out_with(source);
+        if self.lines != [0; 2] && self.encode.path == path::FLAT {
+            // Lines are of the matrix.
+            self.encode.path = path::WIDE;
+            [self.encode.tile_rows, self.encode.tile_cols] = [WIDE_ROWS, WIDE_COLS];
+            self.encode.tiles_across = cdiv(self.encode.cols, WIDE_COLS.into());
+        }
     }
 
     fn tiles(&self) -> u64 {
-        if self.encode.path == path::FLAT {
-            cdiv(self.len, FLAT_TILE).max(u64::from(self.encode.tensor_scale != 0))
+        let encode = &self.encode;
+        if encode.path == path::FLAT {
+            let writes = encode.outer.iter().any(|outer| outer.to != 0);
+            cdiv(self.len, FLAT_TILE).max(u64::from(writes))
+        } else if encode.passes == 0 {
+            cdiv(encode.rows, WIDE_ROWS.into()) * encode.tiles_across
         } else {
             self.encode.tiles()
         }

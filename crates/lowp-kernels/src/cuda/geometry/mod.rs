@@ -10,8 +10,8 @@ mod tests;
 
 use super::table::{
     AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
-    FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass, REPACK_RUN,
-    REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
+    FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Outer, Pass,
+    REPACK_RUN, REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
     TRANSPOSE_BYTES, TRANSPOSE_NIBBLES, TRANSPOSE_SIDE, Tile, Transpose, amax_path, code,
     decode_path, repack_path, rule,
 };
@@ -77,10 +77,16 @@ impl Job for Amax {
                 block_cols: part.cols,
                 ..Pass::default()
             };
-            has_side(&pass, 16) || has_side(&pass, 32)
+            let sides = [part.rows, part.cols];
+            let lines = [[1, u32::MAX], [u32::MAX, 1]].contains(&sides);
+            has_side(&pass, 16) || has_side(&pass, 32) || lines
         });
         let start = self.source.wrapping_sub(self.start.wrapping_mul(size));
         (self.path, self.vector) = match (blocks.count(), known) {
+            (0, _) if self.hadamard != 0 => (
+                amax_path::TILES,
+                u8::from(aligned(start, self.cols * size, 16)),
+            ),
             (0, _) => (amax_path::FLAT, u8::from(aligned(self.source, 0, 16))),
             (_, true) => (
                 amax_path::TILES,
@@ -140,19 +146,21 @@ impl Job for FlatEncode {
 
     fn tiles(&self) -> u64 {
         let tiles = self.data_tiles + self.scale_tiles[0] + self.scale_tiles[1];
-        tiles.max(u64::from(self.tensor_scale != 0 || self.observed != 0))
+        let writes = |outer: &Outer| outer.to != 0 || outer.ingredients.observed != 0;
+        tiles.max(u64::from(self.outer.iter().any(writes)))
     }
 }
 
 impl Decode {
     fn choose_path(&self) -> u8 {
-        let coded = matches!(self.element, code::E4M3 | code::E5M2 | code::E2M1);
+        let element = self.ingredients.element;
+        let coded = matches!(element, code::E4M3 | code::E5M2 | code::E2M1);
         let powers = [self.block_rows, self.block_cols]
             .iter()
             .all(|side| *side == 0 || side.is_power_of_two());
-        let aligned =
-            self.vector != 0 && aligned(self.data, self.data_pitch, bits(self.element) / 2);
-        if coded && powers && aligned && self.rule != rule::NONE && self.data_transposed == 0 {
+        let aligned = self.vector != 0 && aligned(self.data, self.data_pitch, bits(element) / 2);
+        let unscaled = self.ingredients.rule == rule::NONE;
+        if coded && powers && aligned && !unscaled && self.data_transposed == 0 {
             decode_path::WIDE
         } else {
             decode_path::GENERIC

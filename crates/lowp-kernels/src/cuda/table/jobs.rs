@@ -74,7 +74,9 @@ structs! {
         path: u8,
         /// AMAX_FLAT, AMAX_TILES: 16-byte loads stay aligned.
         vector: u8,
-        reserved: u32,
+        /// Amaxes behind the Hadamard transform of groups of 16 rows; AMAX_TILES.
+        hadamard: u8,
+        reserved: [u8; 3],
     }
 
     /// `HistoryJob`: one warp each.
@@ -109,9 +111,42 @@ structs! {
         reserved: u32,
     }
 
-    /// The outputs of one quantization: what shares a block shape. Index 0 is row-major, 1 transposed
+    /// What one orientation is made of: `lowp_format::KernelKey`, and what is known of its tensor or lines.
+    struct Ingredients {
+        /// float*: encode scales or amaxes of the tensor or its lines; 0: none.
+        tensor: u64,
+        /// Two-level rules: 6 times the largest block scale.
+        largest: f32,
+        /// RULE_BLOCK_F32; RULE_TENSOR of observed amaxes.
+        epsilon: f32,
+        /// The same.
+        pow2: u8,
+        /// Code.
+        element: u8,
+        /// Rule.
+        rule: u8,
+        /// Extent of what `tensor` holds.
+        extent: u8,
+        /// `tensor` holds observed amaxes: their magnitudes count, and the run consumes them.
+        observed: u8,
+        /// RULE_FOUR_OVER_SIX: errors are squared.
+        squares: u8,
+        /// Groups of 16 rows are transformed first.
+        hadamard: u8,
+        reserved: u8,
+    }
+
+    /// Scales or amaxes of a tensor or its lines, and where they are written to.
+    struct Outer {
+        ingredients: Ingredients,
+        /// float*, or 0.
+        to: u64,
+    }
+
+    /// The outputs of one quantization. Index 0 is row-major, 1 transposed
     /// (physical rows follow the matrix's columns).
     struct Pass {
+        ingredients: Ingredients,
         data: [u64; 2],
         /// Compact.
         scale: [u64; 2],
@@ -130,10 +165,8 @@ structs! {
         source: u64,
         rows: u64,
         cols: u64,
-        /// float*: encode scale or tensor amax; 0: none.
-        tensor: u64,
-        /// float*: the tensor-scale target, or 0.
-        tensor_scale: u64,
+        /// By orientation, rowwise first; one that is of no use has no rule.
+        outer: [Outer; 2],
         /// Of stochastic rounding, as `stream` and `first`.
         seed: u64,
         stream: u64,
@@ -142,16 +175,8 @@ structs! {
         tiles_across: u64,
         tile_rows: u32,
         tile_cols: u32,
-        /// RULE_BLOCK_F32; RULE_TENSOR of an observed amax.
-        epsilon: f32,
-        /// The same.
-        pow2: u8,
         /// 0, 1 or 2.
         passes: u8,
-        /// Code.
-        element: u8,
-        /// Rule.
-        rule: u8,
         /// F32 or BF16.
         source_code: u8,
         /// Round the source to bf16 first.
@@ -161,8 +186,6 @@ structs! {
         path: u8,
         /// Bits of Vector.
         vector: u8,
-        /// `tensor` holds an observed amax: its magnitude counts, and the run consumes it.
-        observed: u8,
         /// Forms.
         forms: u8,
         reserved: u8,
@@ -177,6 +200,8 @@ structs! {
         grad: u64,
         /// float* raised to the amax of the new master, or 0.
         amax: u64,
+        /// float*: entry 0 of the amaxes of its rows, and of its columns; or 0.
+        lines: [u64; 2],
         len: u64,
         group: u32,
         /// F32 or BF16.
@@ -189,8 +214,9 @@ structs! {
         encode: Encode,
     }
 
-    /// The outputs of a flat encode that share a block shape.
+    /// The outputs of a flat encode of one orientation.
     struct FlatPass {
+        ingredients: Ingredients,
         /// float*: entry 0 of this part of the agreed vector, which the run consumes; 0: no blocks.
         amaxes: u64,
         /// Row-major codes; byte 0 is the first that element `start` touches; or 0.
@@ -209,22 +235,15 @@ structs! {
         cols: u64,
         start: u64,
         len: u64,
-        tensor: u64,
-        tensor_scale: u64,
+        outer: [Outer; 2],
         pass: [FlatPass; 2],
         /// The first tiles: runs of elements, cut at multiples of FLAT_ENCODE_RUN.
         data_tiles: u64,
         /// Then those of the scales of each pass: runs of blocks.
         scale_tiles: [u64; 2],
-        epsilon: f32,
-        pow2: u8,
         passes: u8,
-        element: u8,
-        rule: u8,
         source_code: u8,
         via_bf16: u8,
-        /// As in `Encode`.
-        observed: u8,
         reserved: [u8; 5],
     }
 
@@ -234,8 +253,8 @@ structs! {
         data: u64,
         /// Block scales, or 0.
         scale: u64,
-        /// const float*: the tensor-scale buffer (4-byte aligned), or 0.
-        tensor: u64,
+        /// `tensor` holds the bytes of decode scales, or of amaxes.
+        ingredients: Ingredients,
         /// float*.
         out: u64,
         rows: u64,
@@ -246,15 +265,13 @@ structs! {
         tiles_across: u64,
         block_rows: u32,
         block_cols: u32,
-        element: u8,
-        rule: u8,
         data_transposed: u8,
         scale_transposed: u8,
         /// 16-byte stores to `out` stay aligned in every row.
         vector: u8,
         /// DecodePath.
         path: u8,
-        reserved: [u8; 2],
+        reserved: u32,
     }
 
     /// `TransposeJob`.

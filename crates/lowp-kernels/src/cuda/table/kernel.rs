@@ -13,6 +13,10 @@ pub(crate) enum Kernel {
     EncodeWideBf16,
     EncodeTransposedBf16,
     EncodeTransposedF32,
+    EncodeMixedBf16,
+    EncodeMixedF32,
+    EncodeBlocksBf16,
+    EncodeBlocksF32,
     FlatEncode,
     Decode,
     Transpose,
@@ -26,13 +30,17 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 15] = [
+    pub(crate) const ALL: [Kernel; 19] = [
         Kernel::Amax,
         Kernel::History,
         Kernel::Encode,
         Kernel::EncodeWideBf16,
         Kernel::EncodeTransposedBf16,
         Kernel::EncodeTransposedF32,
+        Kernel::EncodeMixedBf16,
+        Kernel::EncodeMixedF32,
+        Kernel::EncodeBlocksBf16,
+        Kernel::EncodeBlocksF32,
         Kernel::FlatEncode,
         Kernel::Decode,
         Kernel::Transpose,
@@ -53,6 +61,10 @@ impl Kernel {
             Kernel::EncodeWideBf16 => "lowp_encode_wide_bf16",
             Kernel::EncodeTransposedBf16 => "lowp_encode_transposed_bf16",
             Kernel::EncodeTransposedF32 => "lowp_encode_transposed_f32",
+            Kernel::EncodeMixedBf16 => "lowp_encode_mixed_bf16",
+            Kernel::EncodeMixedF32 => "lowp_encode_mixed_f32",
+            Kernel::EncodeBlocksBf16 => "lowp_encode_blocks_bf16",
+            Kernel::EncodeBlocksF32 => "lowp_encode_blocks_f32",
             Kernel::FlatEncode => "lowp_flat_encode",
             Kernel::Decode => "lowp_decode",
             Kernel::Transpose => "lowp_transpose",

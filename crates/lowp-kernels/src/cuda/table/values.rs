@@ -20,6 +20,8 @@ constants! {
     /// PATH_TRANSPOSED: rows and columns of a tile.
     TRANSPOSED_ROWS: u32 = 128;
     TRANSPOSED_COLS: u32 = 64;
+    /// PATH_BLOCKS: rows and columns of a tile.
+    BLOCKS_SIDE: u32 = 128;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
     FLAT_COLS: u64 = 256;
@@ -67,7 +69,7 @@ values! {
     mod rule: u8 as Rule, "RULE_" {
         /// The code holds the value itself.
         NONE = 0,
-        /// One f32 encode scale for the tensor.
+        /// One f32 encode scale for the tensor, or for each line.
         TENSOR = 1,
         /// A power of two per block, rounded up.
         E8M0_TE = 2,
@@ -77,6 +79,17 @@ values! {
         TWO_LEVEL = 4,
         /// An f32 scale per block; `pow2` and `epsilon` apply.
         BLOCK_F32 = 5,
+        /// A power of two per block, the exponent of the amax rounded to the precision of the elements.
+        E8M0_EVEN = 6,
+        /// As TWO_LEVEL, with a choice of four over six.
+        FOUR_OVER_SIX = 7,
+    }
+
+    /// What shares an amax above block scales, or a scale: lowp_format::Extent by orientation.
+    mod extent: u8 as Extent, "EXTENT_" {
+        TENSOR = 0,
+        ROWS = 1,
+        COLUMNS = 2,
     }
 
     /// How an encode walks its matrix.
@@ -92,6 +105,13 @@ values! {
         FLAT = 2,
         /// Anything else: tiles of tile_rows x tile_cols, whole blocks.
         GENERIC = 3,
+        /// Tiles as TRANSPOSED, of any ingredients by orientation: scales of tensors and lines, E8M0 scales
+        /// of blocks of 32, two-level ones of blocks of 16, four over six, stochastic rounding and a Hadamard
+        /// transform of the last pass. One pass, or two of one order of data each.
+        MIXED = 4,
+        /// FP8 with f32 scales of 1 x 128, 128 x 1 and 128 x 128 blocks, in either order. Tiles of
+        /// BLOCKS_SIDE.
+        BLOCKS = 5,
     }
 
     /// Bits of Encode::vector: 16-byte accesses stay aligned in every row.
