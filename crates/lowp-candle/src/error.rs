@@ -6,6 +6,8 @@ use lowp_optim::OptimError;
 use lowp_shard::ShardError;
 use thiserror::Error;
 
+use crate::FormatMismatch;
+
 /// What is wrong, with the layer where one layer is the cause.
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -16,6 +18,14 @@ pub enum ModelError {
         name: String,
         /// What is wrong with it.
         source: OptimError,
+    },
+    /// Products of a layer would read operands in different formats.
+    #[error("layer '{name}': {source}")]
+    Formats {
+        /// The layer's name.
+        name: String,
+        /// Which, and how they differ.
+        source: FormatMismatch,
     },
     /// A variable that the loss does not depend on.
     #[error("variable '{name}' has no gradient; use it in the loss, or leave it out of the model")]

@@ -24,9 +24,9 @@
 
 pub mod custom_op;
 mod error;
+mod formats;
 mod gemm;
 mod gradients;
-mod hadamard;
 mod held;
 mod linear;
 mod memory;
@@ -38,9 +38,9 @@ mod sharded_weight;
 mod spec;
 
 pub use error::ModelError;
+pub use formats::{FormatMismatch, check_formats};
 pub use gemm::{MatMut, MatRef, matmul, product};
 pub use gradients::Gradients;
-pub use hadamard::{hadamard_rows, rotate_rows};
 pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
 pub use memory::LayerMemory;
 pub use memory_weight::MemoryWeight;

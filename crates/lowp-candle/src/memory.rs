@@ -3,10 +3,9 @@
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use lowp_format::{BufferSpec, Shape};
+use lowp_format::{BufferList, BufferSpec, Shape};
 use lowp_kernels::{Backend, KernelError, Target};
 use lowp_shard::GatherPool;
-use smallvec::SmallVec;
 
 /// Buffers of one kind of operand, for as long as a planned cast uses them.
 #[derive(Debug)]
@@ -20,7 +19,7 @@ pub(crate) struct CastBuffers<B: Backend> {
 #[derive(Debug)]
 struct CastKind<B: Backend> {
     shape: Shape,
-    specs: SmallVec<[BufferSpec; 6]>,
+    specs: BufferList,
     buffers: Weak<Mutex<CastBuffers<B>>>,
 }
 
@@ -79,7 +78,7 @@ impl<B: Backend> LayerMemory<B> {
     pub(crate) fn cast_buffers(
         &self,
         shape: Shape,
-        specs: SmallVec<[BufferSpec; 6]>,
+        specs: BufferList,
     ) -> Result<Arc<Mutex<CastBuffers<B>>>, KernelError> {
         let mut casts = lock(&self.casts);
         casts.retain(|kind| kind.buffers.strong_count() > 0);

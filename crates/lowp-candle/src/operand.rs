@@ -6,16 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{Error, Result, bail};
 use lowp_format::{
-    BufferSpec, Operand, Orientation, Origin, Part, Recipe, Role, Rounding, ScaleRule, ScaleSource,
-    Shape,
+    BufferList, Code, Columnwise, KernelKey, Operand, Orientation, Part, Quantizers, Recipe, Role,
+    Rounding, ScaleRule, Shape, Usage, rotate_rows,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey, Work,
+    AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey,
+    TensorInput, Work,
 };
 use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder, ScaleSlot, or_abort};
-use smallvec::SmallVec;
 
-use crate::hadamard::{hadamard_rows, rotate_rows};
 use crate::linear::{OperandCast, OperandRole};
 use crate::memory::{CastBuffers, LayerMemory};
 
@@ -37,11 +36,23 @@ impl PassState {
     }
 }
 
-/// An operand kind of one layer and its entry in the model's scale book, if its scale is delayed.
+/// An operand kind of one layer and its entries in the model's scale book, by orientation, where its scales are delayed.
 #[derive(Clone, Debug)]
 struct Kind {
     operand: Operand,
-    slot: Option<ScaleSlot>,
+    slots: [Option<ScaleSlot>; 2],
+}
+
+impl Kind {
+    fn new(operand: Operand, book: &mut ScaleBookBuilder) -> Self {
+        let quantizers = &operand.quantizers;
+        let delayed = |o: &Orientation| quantizers.of(*o).kernel.scale.is_delayed();
+        let usage = Orientation::ALL.into_iter().filter(delayed);
+        let usage = usage.fold(Usage::empty(), |usage, o| usage | o.usage());
+        // A scale of earlier steps is one of the tensor, whatever its shape.
+        let slots = book.register_operand(quantizers, Shape::new(0, 0), usage);
+        Self { operand, slots }
+    }
 }
 
 /// How one layer's operands are quantized, before the scale book is built.
@@ -59,18 +70,12 @@ impl OperandPlan {
     /// Operands of layer number `layer` of a model whose weights live in `recipe`. Delayed scales
     /// are registered in `book`, so that one reduction covers them with the weights.
     pub fn new(recipe: &impl Recipe, book: &mut ScaleBookBuilder, seed: u64, layer: u64) -> Self {
-        let mut kind = |role| {
-            let operand = recipe.operand(role);
-            let delayed = matches!(operand.scale_source, ScaleSource::History { .. });
-            let slot = delayed
-                .then(|| book.register_kernel(operand.kernel, operand.scale_source))
-                .flatten();
-            Kind { operand, slot }
-        };
+        let mut kind = |role| Kind::new(recipe.operand(role), book);
         let (activation, gradient) = (kind(Role::Activation), kind(Role::Gradient));
         // It lives in the code that its products read, unless the recipe says otherwise.
-        let cast = recipe.operand(Role::Weight).kernel != recipe.kernel();
-        let weight = cast.then(|| kind(Role::Weight));
+        let read = recipe.operand(Role::Weight).quantizers;
+        let weight = (read.kernels() != recipe.quantizers(Role::Weight).kernels())
+            .then(|| kind(Role::Weight));
         // Bit 62 keeps stochastic rounding apart from every other use of the seed.
         Self {
             activation,
@@ -176,7 +181,7 @@ impl<B: Backend> RecipeOperands<B> {
     fn make(
         &self,
         key: CastKey,
-        Kind { operand, slot }: &Kind,
+        Kind { operand, slots }: &Kind,
     ) -> std::result::Result<Cast<B>, lowp_shard::ShardError> {
         let CastKey {
             role,
@@ -184,9 +189,11 @@ impl<B: Backend> RecipeOperands<B> {
             first_token,
         } = key;
         let backend = &self.backend;
-        let shared = self
-            .memory
-            .cast_buffers(shape, buffers(operand, orientation(role)))?;
+        let quantizers = &operand.quantizers;
+        let orientation = cast_for(quantizers, orientation(role));
+        let (at, kernel) = (orientation as usize, quantizers.of(orientation).kernel);
+        let buffers: BufferList = quantizers.buffers(orientation.usage());
+        let shared = self.memory.cast_buffers(shape, buffers)?;
         let (source, targets, out) = {
             let buffers = shared.lock().map_err(|_| KernelError::Poisoned)?;
             let CastBuffers {
@@ -197,65 +204,65 @@ impl<B: Backend> RecipeOperands<B> {
             (source.clone(), targets.clone(), out.clone())
         };
         let mut local = ScaleBookBuilder::default();
-        let local_slot = match slot {
-            Some(_) => None,
-            None => local.register_kernel(operand.kernel, operand.scale_source),
+        let own_slots = match slots[at] {
+            Some(_) => [None; 2],
+            None => local.register_operand(quantizers, shape, orientation.usage()),
         };
         let local = local.build(backend)?;
-        let (book, entry) = match slot {
-            Some(_) => (&*self.book, *slot),
-            None => (&local, local_slot),
+        let (book, slot) = match slots[at] {
+            Some(slot) => (&*self.book, Some(slot)),
+            None => (&local, own_slots[at]),
         };
-        let amax = AmaxJob {
-            shape,
-            start: 0,
-            source: Source::F32(source.clone()),
-            source_rounding: operand.source_rounding,
-            out: book.observed().clone(),
-            tensor: entry.map(|slot| book.index(slot)).transpose()?,
-            blocks: Vec::new(),
-        };
-        let amax = if entry.is_some() {
-            vec![amax]
-        } else {
-            Vec::new()
-        };
-        let stochastic = (operand.rounding == Rounding::Stochastic).then(|| StochasticKey {
+        let mut tensor = [None, None];
+        tensor[at] = slot.map(|slot| book.tensor_input(slot)).transpose()?;
+        // Random numbers round to E2M1 only.
+        let random = operand.rounding == Rounding::Stochastic && kernel.element == Code::E2M1;
+        let stochastic = random.then(|| StochasticKey {
             seed: self.plan.seed,
             stream: self.plan.stream + role as u64,
             first: first_token * shape.cols as u64,
         });
         let encode = EncodeJob {
             shape,
-            kernel: operand.kernel,
+            kernels: quantizers.kernels(),
             source: Source::F32(source.clone()),
             source_rounding: operand.source_rounding,
-            tensor: entry.map(|slot| book.tensor_input(slot)).transpose()?,
+            tensor,
             targets: targets.clone(),
             stochastic,
         };
-        let find = |part| targets.iter().find(|t| t.spec.key.part == part).cloned();
+        let mut amax = AmaxJob::before(backend, &encode);
+        if let (Some(slot), Some(TensorInput::Known(_))) = (slot, &encode.tensor[at]) {
+            // For the scales of later steps.
+            amax.push(AmaxJob {
+                shape,
+                start: 0,
+                source: encode.source.clone(),
+                source_rounding: operand.source_rounding,
+                out: book.observed().clone(),
+                tensor: Some(book.index(slot)?),
+                blocks: Vec::new(),
+                hadamard: kernel.hadamard,
+            });
+        }
+        let find = |part| encode.target(orientation, part).cloned();
         let data = find(Part::Data).ok_or_else(|| lowp_format::FormatError::MissingUsage {
-            orientation: orientation(role),
-            usage: lowp_format::Usage::empty(),
+            orientation,
+            usage: Usage::empty(),
         })?;
+        let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
         let decode = DecodeJob {
             shape,
-            kernel: operand.kernel,
+            kernel,
             data,
             block_scale: find(Part::BlockScale),
-            tensor_scale: operand
-                .kernel
-                .scale
-                .tensor_part()
-                .and_then(find)
-                .map(|t| t.bytes),
+            tensor_scale: outer.map(|target| target.bytes),
             out,
         };
         Ok(Cast {
             buffers: shared,
             amax: backend.plan(Work::Amax(amax))?,
-            local: local_slot.map(|_| local),
+            local: own_slots[at].map(|_| local),
             encode: backend.plan(Work::Encode(vec![encode]))?,
             decode: backend.plan(Work::Decode(vec![decode]))?,
         })
@@ -299,22 +306,17 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
         };
         let operand = &kind.operand;
         let orientation = orientation(role);
-        let rotate = operand.hadamard && orientation == Orientation::Columnwise;
-        let plain = operand.kernel.scale == ScaleRule::None && operand.kernel.element.bits() == 32;
-        if plain || !operand.quantized.contains(orientation.usage()) {
-            return Ok(if rotate {
-                Cow::Owned(rotate_rows(data, features))
+        let kernel = operand.quantizers.of(orientation).kernel;
+        if is_plain(&kernel) || !operand.quantized.contains(orientation.usage()) {
+            // The other operand of the product is transformed by its cast.
+            return Ok(if kernel.hadamard {
+                let mut rotated = data.to_vec();
+                rotate_rows(&mut rotated, features);
+                Cow::Owned(rotated)
             } else {
                 Cow::Borrowed(data)
             });
         }
-        let transformed;
-        let data = if rotate {
-            transformed = hadamard_rows(data, features);
-            &transformed
-        } else {
-            data
-        };
         let first_token = match operand.rounding {
             Rounding::Stochastic => self.pass.first_token.load(Ordering::Relaxed),
             Rounding::Nearest => 0,
@@ -347,23 +349,18 @@ fn orientation(role: OperandRole) -> Orientation {
     }
 }
 
-/// The buffers of one orientation. A columnwise operand whose data is the transpose of the rowwise
-/// data decodes to the same values, so the rowwise buffers stand for it.
-fn buffers(operand: &Operand, orientation: Orientation) -> SmallVec<[BufferSpec; 6]> {
-    let derived = operand.buffers.iter().any(|spec| {
-        spec.key.serves(orientation, Part::Data) && matches!(spec.origin, Origin::TransposeOf(_))
-    });
-    let usage = if derived {
-        Orientation::Rowwise.usage()
-    } else {
-        orientation.usage()
-    };
-    operand
-        .buffers
-        .iter()
-        .filter(|spec| spec.key.usage.contains(usage))
-        .copied()
-        .collect()
+/// Whether values are read as they are.
+fn is_plain(kernel: &KernelKey) -> bool {
+    kernel.scale == ScaleRule::None && kernel.element == Code::F32
+}
+
+/// The orientation that is cast for products that read `orientation`. Columnwise buffers that follow from the rowwise
+/// ones decode to the same values, so the rowwise ones stand for them.
+fn cast_for(quantizers: &Quantizers, orientation: Orientation) -> Orientation {
+    match quantizers.relation {
+        Columnwise::Quantized => orientation,
+        Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use candle_core::Var;
 use candle_core::backprop::GradStore;
-use lowp_format::{Phase, PlainF32, QuantizedTensor, Recipe, ReshardAfterForward, Shape, Usage};
+use lowp_format::{
+    Phase, PlainF32, QuantizedTensor, Recipe, ReshardAfterForward, Role, Shape, Usage,
+};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
@@ -16,6 +18,7 @@ use lowp_shard::{
 };
 
 use crate::error::ModelError;
+use crate::formats::check_formats;
 use crate::gradients::Gradients;
 use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
@@ -107,8 +110,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// of an unsharded model. `recipe` says which recipe each weight lives in. Collective.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take (with the layer's name), ranks that disagree, or no
-    /// room.
+    /// A shape that the recipe cannot take or a product whose operands differ in format (with the layer's name), ranks
+    /// that disagree, or no room.
     pub fn new(
         backend: &B,
         mesh: &MeshComm<B>,
@@ -382,6 +385,10 @@ impl<B: Backend> Builder<'_, B> {
         let mut plans = Vec::new();
         for (number, spec) in linears.iter().enumerate() {
             let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
+            check_formats(&recipe).map_err(|source| ModelError::Formats {
+                name: spec.name.clone(),
+                source,
+            })?;
             let init = |rows: Range<usize>| {
                 let init = spec.init.rows(options.seed, number as u64, rows, spec.cols);
                 ParamSpec::new(&spec.name, decay, init)
@@ -419,7 +426,7 @@ impl<B: Backend> Builder<'_, B> {
             let shape = shape_of(spec)?;
             let group = if spec.decay { decay } else { no_decay };
             let (tensor, id) = self
-                .param(PlainF32, shape, &mut adamw, |s| {
+                .param(PlainF32::default(), shape, &mut adamw, |s| {
                     let init = spec
                         .init
                         .rows(options.seed, number as u64, s.rows(), shape.cols);
@@ -504,7 +511,11 @@ impl<B: Backend> Builder<'_, B> {
         let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
             Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)
         })?;
-        let shards = FlatShard::split(shape, recipe.kernel().element, comm.world_size())?;
+        // Cut where the narrowest codes may be.
+        let codes = recipe.quantizers(Role::Weight).kernels().map(|key| key.element);
+        let [row, col] = codes;
+        let code = if col.bits() < row.bits() { col } else { row };
+        let shards = FlatShard::split(shape, code, comm.world_size())?;
         let ranges: Vec<Range<usize>> = shards.iter().map(FlatShard::elements).collect();
         let own = ranges[comm.rank()].clone();
         let cols = shape.cols.max(1);

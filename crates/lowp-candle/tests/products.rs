@@ -11,10 +11,11 @@ use lowp_candle::{
     Gradients, LinearSpec, MatRef, ModelError, ModelOptions, ShardedModel, Sharding, product,
 };
 use lowp_format::{
-    AnyRecipe, BufferList, KernelKey, Operand, Orientation, Origin, Part, Philox, Recipe,
-    ReshardAfterForward, Role, Rounding, ScaleSource, Shape, SourceRounding, Usage, tensor_scale,
+    AnyRecipe, Code, Columnwise, KernelKey, Operand, Orientation, Part, Philox, Quantizers, Recipe,
+    RecipeOptions, ReshardAfterForward, Role, Rounding, ScaleRule, Shape, SourceRounding, Usage,
+    tensor_scale,
 };
-use lowp_kernels::reference::{Reference, amax, decode};
+use lowp_kernels::reference::{Reference, decode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
 use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshComm, run_ranks};
@@ -56,16 +57,8 @@ impl Recipe for Control {
         self.recipe.name()
     }
 
-    fn kernel(&self) -> KernelKey {
-        self.recipe.kernel()
-    }
-
-    fn scale_source(&self) -> ScaleSource {
-        self.recipe.scale_source()
-    }
-
-    fn buffers(&self, usage: Usage) -> BufferList {
-        self.recipe.buffers(usage)
+    fn quantizers(&self, role: Role) -> Quantizers {
+        self.recipe.quantizers(role)
     }
 
     fn source_rounding(&self) -> SourceRounding {
@@ -106,17 +99,23 @@ fn rotate(values: &[f32], cols: usize) -> Vec<f32> {
     out
 }
 
-/// What a product reads of `values`, by the scalar definitions.
+/// What a product reads of `values`, by the scalar definitions; a delayed scale is 1, or `calibrated` by the values.
 fn read_by_product(
     operand: &Operand,
     orientation: Orientation,
     cols: usize,
     values: &[f32],
     random: Option<(Philox, u64)>,
+    calibrated: bool,
 ) -> Vec<f32> {
     let mut values = values.to_vec();
+    let quantizers = &operand.quantizers;
     let exact = !operand.quantized.contains(orientation.usage());
-    if operand.hadamard && orientation == Orientation::Columnwise {
+    if !exact {
+        let round = |v: &mut f32| *v = operand.source_rounding.apply(*v);
+        values.iter_mut().for_each(round);
+    }
+    if quantizers.of(orientation).kernel.hadamard {
         values = rotate(&values, cols);
         if !exact {
             let round = |v: &mut f32| *v = bf16::from_f32(*v).to_f32();
@@ -126,48 +125,52 @@ fn read_by_product(
     if exact {
         return values;
     }
-    let amax = amax(values.iter().map(|&x| operand.source_rounding.apply(x)));
-    let (kernel, shape) = (operand.kernel, Shape::new(values.len() / cols, cols));
-    let tensor = match operand.scale_source {
-        ScaleSource::TensorAmax { pow2, epsilon } => {
-            tensor_scale(amax, kernel.element, pow2, epsilon)
-        }
-        ScaleSource::TensorAndBlockAmax => amax,
-        // Histories are empty in the first pass.
-        ScaleSource::History { .. } => 1.0,
-        ScaleSource::None | ScaleSource::BlockAmax => 0.0,
+    // What follows from the rowwise codes decodes to their values.
+    let orientation = match quantizers.relation {
+        Columnwise::Quantized => orientation,
+        Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
     };
-    let reference = Reference {
+    let kernel = KernelKey {
+        hadamard: false,
+        ..quantizers.of(orientation).kernel
+    };
+    let shape = Shape::new(values.len() / cols, cols);
+    let mut reference = Reference {
         shape,
+        orientation,
         kernel,
         values: &values,
-        source_rounding: operand.source_rounding,
-        tensor,
-        random,
+        source_rounding: SourceRounding::F32,
+        tensor: &[],
+        random: random.filter(|_| kernel.element == Code::E2M1),
     };
-    let find = |orientation: Orientation, part| {
-        let serves = |s: &&lowp_format::BufferSpec| s.key.serves(orientation, part);
-        operand.buffers.iter().find(serves).copied()
+    let tensor = match kernel.scale {
+        ScaleRule::Delayed { .. } if calibrated => {
+            let amax = reference.tensor_amax();
+            vec![tensor_scale(amax, kernel.element, false, 0.0)]
+        }
+        // Histories are empty in the first pass.
+        ScaleRule::Delayed { .. } => vec![1.0],
+        _ => reference.encode_scales(&reference.outer_amaxes()),
     };
-    let data = find(orientation, Part::Data).expect("a data buffer");
-    // A transpose of the rowwise codes decodes to their values.
-    let orientation = match data.origin {
-        Origin::TransposeOf(_) => Orientation::Rowwise,
-        _ => orientation,
-    };
+    reference.tensor = &tensor;
     let bytes = |part| {
-        let spec = find(orientation, part)?;
+        let buffers = quantizers.buffers(orientation.usage());
+        let spec = buffers
+            .into_iter()
+            .find(|s| s.key.serves(orientation, part))?;
         let bytes = reference.encode(&spec).expect("a defined encoding");
         Some((spec, bytes))
     };
     let (data, codes) = bytes(Part::Data).expect("a data buffer");
     let scales = bytes(Part::BlockScale);
-    let decode_by = match operand.scale_source {
-        ScaleSource::TensorAndBlockAmax => tensor,
-        _ => 1.0 / tensor,
+    let decode_by: Vec<f32> = match kernel.scale {
+        ScaleRule::TwoLevel { .. } => tensor.clone(),
+        _ => tensor.iter().map(|scale| 1.0 / scale).collect(),
     };
     let scales = scales.as_ref().map(|(spec, bytes)| (spec, &bytes[..]));
-    decode(shape, &kernel, (&data, &codes), scales, decode_by)
+    let key = (orientation, &kernel);
+    decode(shape, key, (&data, &codes), scales, &decode_by)
 }
 
 /// `y`, `dx` and `dW` of the whole batch.
@@ -195,26 +198,20 @@ fn expected(recipe: &impl Recipe, world: usize) -> Products {
     let (rowwise, columnwise) = (Orientation::Rowwise, Orientation::Columnwise);
     let activation = recipe.operand(Role::Activation);
     let gradient = recipe.operand(Role::Gradient);
-    let mut weight = recipe.operand(Role::Weight);
-    if let ScaleSource::History { .. } = weight.scale_source {
-        // The first cast takes the amax of the values themselves.
-        weight.scale_source = ScaleSource::TensorAmax {
-            pow2: false,
-            epsilon: 0.0,
-        };
-    }
+    let weight = recipe.operand(Role::Weight);
     let random = |operand: &Operand, role: u64, cols: usize| {
         let stream = (1 << 62) | (LAYER as u64 * 4 + role);
         let philox = Philox::new(SEED, stream + (STEP << 32));
         (operand.rounding == Rounding::Stochastic).then_some((philox, (FIRST * cols) as u64))
     };
-    let wf = read_by_product(&weight, rowwise, COLS, &w, None);
-    let wb = read_by_product(&weight, columnwise, COLS, &w, None);
+    let wf = read_by_product(&weight, rowwise, COLS, &w, None, true);
+    let wb = read_by_product(&weight, columnwise, COLS, &w, None, true);
     let (x, dy) = (x(), dy());
-    let xf = read_by_product(&activation, rowwise, COLS, &x, None);
-    let xw = read_by_product(&activation, columnwise, COLS, &x, None);
-    let gb = read_by_product(&gradient, rowwise, ROWS, &dy, random(&gradient, 2, ROWS));
-    let gw = read_by_product(&gradient, columnwise, ROWS, &dy, random(&gradient, 3, ROWS));
+    let xf = read_by_product(&activation, rowwise, COLS, &x, None, false);
+    let xw = read_by_product(&activation, columnwise, COLS, &x, None, false);
+    let [to_input, to_weight] = [2, 3].map(|role| random(&gradient, role, ROWS));
+    let gb = read_by_product(&gradient, rowwise, ROWS, &dy, to_input, false);
+    let gw = read_by_product(&gradient, columnwise, ROWS, &dy, to_weight, false);
     let mut found = Products {
         y: Vec::new(),
         dx: Vec::new(),
@@ -323,6 +320,25 @@ fn check(recipe: impl Recipe, what: &str) {
 fn every_product_is_that_of_the_definition() {
     for recipe in AnyRecipe::all() {
         check(Control::none(recipe), recipe.name());
+    }
+}
+
+/// Every value of every option, one at a time.
+#[test]
+fn options_change_operands_as_the_definition_says() {
+    for recipe in AnyRecipe::low_precision() {
+        let name = recipe.name();
+        for spec in AnyRecipe::options_of(name).expect("a recipe") {
+            for value in (spec.names)() {
+                let mut options = RecipeOptions::default();
+                options.set(spec.name, value);
+                let changed = AnyRecipe::from_name(name, &options).ok();
+                if let Some(changed) = changed.filter(|changed| *changed != recipe) {
+                    let what = format!("{name}, {}={value}", spec.name);
+                    check(Control::none(changed), &what);
+                }
+            }
+        }
     }
 }
 
