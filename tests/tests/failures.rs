@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_format::{AnyRecipe, Buffer, QuantizedTensor, Recipe, ScaleSource, Shape, Usage};
+use lowp_format::{AnyRecipe, Buffer, QuantizedTensor, ScaleRule, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
     AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
 };
 use lowp_shard::{CastItem, Communicator, LocalComm, Requantize, ScaleBookBuilder, ShardError};
-use lowp_tests::model::{Case, Rank};
+use lowp_tests::model::{Case, Rank, kernels, waits_for_amax};
 
 const SHAPE: Shape = Shape::new(32, 32);
 
@@ -35,7 +35,7 @@ fn builder() -> AdamWBuilder<Cpu> {
 
 /// A recipe without scales.
 fn plain() -> AnyRecipe {
-    let plain = |r: &AnyRecipe| r.scale_source() == ScaleSource::None;
+    let plain = |r: &AnyRecipe| kernels(r).map(|key| key.scale) == [ScaleRule::None; 2];
     AnyRecipe::all().into_iter().find(plain).expect("a recipe")
 }
 
@@ -212,9 +212,7 @@ fn a_buffer_of_two_parameters_is_rejected() {
             let aliased = matches!(error, ShardError::Kernel(KernelError::Aliased { .. }));
             assert!(aliased, "{error}");
             pairs += 1;
-            mixed += usize::from(
-                a.scale_source().needs_tensor_amax() != b.scale_source().needs_tensor_amax(),
-            );
+            mixed += usize::from(waits_for_amax(&a) != waits_for_amax(&b));
         }
     }
     assert!(pairs > 20 && mixed > 5, "{pairs} pairs, {mixed} mixed");
