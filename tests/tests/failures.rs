@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_format::{AnyRecipe, Buffer, QuantizedTensor, ScaleRule, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Buffer, QuantizedTensor, Quantizers, Recipe, Role, ScaleRule, Shape, Usage,
+};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
     AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
@@ -216,6 +218,36 @@ fn a_buffer_of_two_parameters_is_rejected() {
         }
     }
     assert!(pairs > 20 && mixed > 5, "{pairs} pairs, {mixed} mixed");
+}
+
+/// Weights behind a Hadamard transform, which only operands of the weight gradient pass.
+#[derive(Clone, Copy, Debug)]
+struct Transformed(AnyRecipe);
+
+impl Recipe for Transformed {
+    fn name(&self) -> &'static str {
+        "transformed"
+    }
+
+    fn quantizers(&self, _: Role) -> Quantizers {
+        self.0.quantizers(Role::Activation)
+    }
+}
+
+#[test]
+fn a_weight_behind_a_transform_is_rejected() {
+    let transforms = |r: &Transformed| kernels(r).iter().any(|key| key.hadamard);
+    let all = AnyRecipe::all().into_iter().map(Transformed);
+    let recipes: Vec<Transformed> = all.filter(transforms).collect();
+    assert!(!recipes.is_empty());
+    for recipe in recipes {
+        let tensor = QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n));
+        let mut builder = builder();
+        let id = builder.param(&tensor.expect("a tensor"), spec("weight"));
+        id.expect("not known before the build");
+        let error = builder.build().expect_err("no weight passes a transform");
+        assert_says(&error, &["the cast of a weight", "transform", "operand"]);
+    }
 }
 
 /// A foreign id where no error can be returned.
