@@ -32,6 +32,9 @@ impl Recipe for Cast {
 /// The golden name of a recipe, and how it is cast.
 type Case = (&'static str, Cast);
 
+/// Names and values of options.
+type Options = &'static [(&'static str, &'static str)];
+
 /// Recipes by golden name: a name, its recipe, and options.
 fn cases() -> Vec<Case> {
     let set = |options: &[(&str, &str)]| {
@@ -39,10 +42,10 @@ fn cases() -> Vec<Case> {
         options.iter().for_each(|(name, text)| made.set(name, text));
         made
     };
-    let e4m3: &[_] = &[("format", "e4m3")];
-    let e5m2: &[_] = &[("format", "e5m2")];
-    let f32_scales: &[_] = &[("pow2", "false")];
-    let weights: [(&str, &str, &[(&str, &str)]); 32] = [
+    let e4m3: Options = &[("format", "e4m3")];
+    let e5m2: Options = &[("format", "e5m2")];
+    let f32_scales: Options = &[("pow2", "false")];
+    let weights: [(&str, &str, Options); 32] = [
         ("delayed_e4m3", "fp8-delayed", e4m3),
         ("delayed_e5m2", "fp8-delayed", e5m2),
         ("current_e4m3", "fp8-current", e4m3),
