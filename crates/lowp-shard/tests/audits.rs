@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::values;
+use common::{values, variants};
 use lowp_format::{AnyRecipe, BufferKey, Orientation, Part, QuantizedTensor, Recipe, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{Divergence, audit, quantize};
@@ -31,7 +31,7 @@ fn delayed() -> AnyRecipe {
 
 #[test]
 fn a_cast_of_the_masters_passes() {
-    for recipe in AnyRecipe::all() {
+    for recipe in variants() {
         let tensor = cast(recipe, None);
         for orientation in Orientation::ALL {
             assert_eq!(found(&tensor, orientation), None, "{}", recipe.name());
@@ -41,8 +41,8 @@ fn a_cast_of_the_masters_passes() {
 
 #[test]
 fn every_changed_byte_is_named() {
-    for recipe in AnyRecipe::all() {
-        let is_delayed = recipe == delayed();
+    for recipe in variants() {
+        let is_delayed = recipe.name() == delayed().name();
         for index in 0..recipe.buffers(Usage::BOTH).len() {
             let tensor = cast(recipe, None);
             let buffer = &tensor.buffers()[index];

@@ -7,7 +7,7 @@ use common::{Comm, bytes, failing, ranks, values};
 use lowp_format::{
     AnyRecipe, Axis, BufferSpec, Origin, Part, QuantizedTensor, Recipe, Shape, Usage,
 };
-use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_shard::{
     CastItem, FlatMaster, FlatParam, FlatShard, FlatWeights, LocalComm, Requantize,
     ScaleBookBuilder, ShardError, cast_master_weights, quantize,
@@ -367,4 +367,38 @@ fn a_slice_outside_its_matrix_and_a_weight_given_twice_are_errors() {
         "{}",
         failed.cause
     );
+}
+
+/// Four over six compares the errors of whole blocks: every rank is told when it plans, before anything is cast.
+#[test]
+fn slices_with_four_over_six_are_an_error_on_every_rank() {
+    let mut rejected = 0;
+    for recipe in common::variants()
+        .into_iter()
+        .filter(|r| !common::casts_flat(r))
+    {
+        let shape = Shape::new(32, 32);
+        let case = Case {
+            recipe,
+            shape,
+            usage: Usage::BOTH,
+            ends: vec![0, 512, shape.elements()],
+            seed: 1,
+        };
+        let failed = failing(3, |rank, comm| {
+            let (tensor, mut book) = (case.tensor(), ScaleBookBuilder::default());
+            let param = case.param(&tensor, rank, &mut book);
+            assert_eq!(param.as_ref().err(), Some(&KernelError::FlatChoice.into()));
+            cast(std::slice::from_ref(&case), rank, &comm)
+        });
+        assert_eq!(failed.cause, KernelError::FlatChoice.into());
+        assert!(failed.others.iter().all(|(_, result)| result.is_err()));
+        let text = failed.cause.to_string();
+        assert!(
+            text.contains("four over six") && text.contains("rows"),
+            "{text}"
+        );
+        rejected += 1;
+    }
+    assert!(rejected >= 12, "{rejected} recipes choose");
 }
