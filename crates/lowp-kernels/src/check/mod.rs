@@ -211,7 +211,7 @@ impl<B: Backend> Planner<'_, B> {
             let serves = served.contains(orientation.usage());
             let key = &kernels[index];
             if serves {
-                ingredients(key)?;
+                ingredients(orientation, key)?;
             }
             let input = inputs[index].as_ref();
             self.tensor(job, shape, orientation, (key, input), serves)?;
@@ -376,8 +376,9 @@ impl<B: Backend> Planner<'_, B> {
         let all = elements(job.shape)?;
         self.elements = self.elements.saturating_add(all);
         let key = &job.kernel;
-        ingredients(key)?;
         let usage = job.data.spec.key.usage;
+        let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
+        ingredients(orientation, key)?;
         let parts = [
             (Part::Data, Some(&job.data)),
             (Part::BlockScale, job.block_scale.as_ref()),
@@ -399,7 +400,6 @@ impl<B: Backend> Planner<'_, B> {
         let outer = key.scale.outer();
         match (&job.tensor_scale, outer) {
             (Some(bytes), Some((extent, _))) => {
-                let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
                 let needed = 4 * extent.entries(orientation, job.shape);
                 self.whole::<u8>(index, "tensor_scale", bytes, needed, Mode::Read)?;
             }
@@ -480,6 +480,16 @@ impl<B: Backend> Planner<'_, B> {
             }
             for part in amax.blocks() {
                 let found = elements(amax.shape)?;
+                let encoded = job.encode.as_ref().map(|encode| encode.shape.cols);
+                if let Some(needed) = encoded.filter(|cols| *cols != amax.shape.cols) {
+                    let what = format!("a row of the amaxes of job {index}");
+                    let found = amax.shape.cols;
+                    return Err(KernelError::Length {
+                        what,
+                        needed,
+                        found,
+                    });
+                }
                 if found != len {
                     let what = format!("the shape of the amaxes of job {index}");
                     let needed = len;
