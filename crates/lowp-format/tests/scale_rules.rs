@@ -434,7 +434,7 @@ fn hadamard_is_a_matrix_of_whole_groups() {
         rotate_rows(&mut found, cols);
         for col in 0..cols {
             let column = |values: &[f32]| -> Vec<f32> {
-                values[col..].iter().step_by(cols).copied().collect()
+                values.iter().skip(col).step_by(cols).copied().collect()
             };
             let (before, after) = (column(&source), column(&found));
             for (group, before) in before.as_chunks::<16>().0.iter().enumerate() {
