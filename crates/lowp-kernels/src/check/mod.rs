@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
 
 use half::bf16;
-use lowp_format::{
-    Axis, BufferSpec, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage, cdiv,
-};
+use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
 
 use crate::ingredients::{RuleKind, is_stochastic};
 use crate::{
@@ -15,7 +13,7 @@ use crate::{
     Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{check_block, check_target, compact, covers, ingredients, kernel_of, touched};
+use target::{block_entries, check_target, compact, covers, ingredients, kernel_of, touched};
 
 pub(crate) mod access;
 mod step_scalars;
@@ -567,16 +565,6 @@ fn missing(job: usize, what: &str) -> Done {
 fn elements(shape: Shape) -> Result<usize, KernelError> {
     shape.check()?;
     Ok(shape.elements())
-}
-
-/// Number of blocks of `shape`.
-fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
-    check_block(block)?;
-    let blocks = |len: usize, side: usize| match side {
-        BufferSpec::WHOLE => 1,
-        side => cdiv(len, side),
-    };
-    Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
 }
 
 /// `start..start + count` of a buffer of `len` entries.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lowp_format::{
     Axis, BufferSpec, Code, Extent, FormatError, KernelKey, Orientation, Part, ScaleLayout,
-    ScaleRule, Shape, Usage, lcm,
+    ScaleRule, Shape, Usage, cdiv, lcm,
 };
 
 use crate::ingredients::known;
@@ -42,6 +42,16 @@ pub(super) fn check_block(block: [usize; 2]) -> Result<(), KernelError> {
         Some(&side) => Err(KernelError::BlockSide { side, most }),
         None => Ok(()),
     }
+}
+
+/// Number of blocks of `shape`.
+pub(super) fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
+    check_block(block)?;
+    let blocks = |len: usize, side: usize| match side {
+        BufferSpec::WHOLE => 1,
+        side => cdiv(len, side),
+    };
+    Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
 }
 
 /// Checks that a least amax is a magnitude.
