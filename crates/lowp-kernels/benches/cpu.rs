@@ -94,7 +94,8 @@ impl Input {
             };
             let mut entries = Cpu.download(&slot.buffer)?;
             if let ScaleRule::Current { pow2, epsilon, .. } = key.scale {
-                let scale = |amax: &mut f32| *amax = tensor_scale(*amax, key.element, pow2, epsilon);
+                let scale =
+                    |amax: &mut f32| *amax = tensor_scale(*amax, key.element, pow2, epsilon);
                 entries.iter_mut().for_each(scale);
             }
             *input = Some(TensorInput::Known(Slot {
@@ -310,7 +311,10 @@ impl Bench<'_> {
                 self.group(&format!("amax and encode {name} {usage}"), |input| {
                     let encode = input.observed(recipe, usage, input.source())?;
                     let amaxes = Work::Amax(AmaxJob::before(&Cpu, &encode));
-                    Ok(vec![Cpu.plan(amaxes)?, Cpu.plan(Work::Encode(vec![encode]))?])
+                    Ok(vec![
+                        Cpu.plan(amaxes)?,
+                        Cpu.plan(Work::Encode(vec![encode]))?,
+                    ])
                 });
             }
             self.group(&format!("adamw and encode {name} {usage}"), |input| {
