@@ -363,8 +363,8 @@ impl ChosenTwoLevel {
             l.store_bytes(l.narrow(candidates.codes[i]), &mut codes[i]);
             l.store(candidates.multipliers[i], &mut factors[i]);
         }
-        let outputs = entries.iter_mut().zip(multipliers);
-        for (lane, (entry, multiplier)) in outputs.enumerate() {
+        let outputs = entries.iter_mut().zip(multipliers).enumerate();
+        for (lane, (entry, multiplier)) in outputs {
             let four = usize::from(chooses_four([errors[0][lane], errors[1][lane]]));
             *entry = codes[four][lane];
             *multiplier = factors[four][lane];
