@@ -101,7 +101,7 @@ fn place(tensors: &BTreeMap<String, Quantized>, name: &str, at: usize, changed: 
     let Some([row, col]) = element(layout, at, changed) else {
         return " (padding)".to_owned();
     };
-    match tensor.recipe.kernel().block(*orientation) {
+    match tensor.recipe.kernel(*orientation).block {
         Some([rows, cols]) => format!(
             " (row {row}, column {col}, in block {},{} of {rows}x{cols})",
             row / rows,

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use lowp_format::{
-    BufferKey, BufferSpec, Code, Form, FormatError, Orientation, Part, Recipe, ScaleLayout, Shape,
+    BufferKey, BufferSpec, Code, Extent, Form, FormatError, Orientation, Part, Recipe, ScaleLayout, Shape,
     Usage,
 };
 use safetensors::Dtype;
@@ -104,7 +104,7 @@ pub(super) fn worked(shape: Shape) -> Shape {
 /// The fields of a tensor of `shape` that holds `specs` and serves `usage`, block scales in `form`.
 ///
 /// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form
-/// it is stored once, under the rowwise names.
+/// it is stored once, under the rowwise names. Scales and amaxes of lines are arrays, whatever the form.
 ///
 /// # Errors
 /// Block scales that do not have that form.
@@ -120,7 +120,7 @@ pub(super) fn fields(
         let (layout, what) = match spec.key.part {
             Part::Data => (Form::Compact, "data"),
             Part::BlockScale => (form, "scale_inv"),
-            Part::DecodeScale | Part::TensorAmax => continue,
+            Part::DecodeScale | Part::Amax => continue,
         };
         for orientation in written(spec, usage, form) {
             let content = Content::Buffer {
@@ -135,33 +135,51 @@ pub(super) fn fields(
             ));
         }
     }
-    for spec in specs {
-        let content = |orientation| Content::Buffer {
-            key: spec.key,
-            orientation,
-        };
-        match spec.key.part {
-            Part::Data | Part::BlockScale => {}
-            Part::TensorAmax => {
-                let content = content(Orientation::Rowwise);
-                fields.push(Field::number("amax".to_owned(), content));
-                return Ok(fields);
-            }
-            Part::DecodeScale => {
-                for orientation in Orientation::ALL {
+    for spec in specs.iter().filter(|spec| spec.key.part.is_outer()) {
+        for orientation in spec.key.usage.orientations() {
+            let name = match (spec.key.part, orientation) {
+                (Part::Amax, Orientation::Rowwise) => AMAX.to_owned(),
+                // One that serves both is written once.
+                (Part::Amax, _) if spec.key.usage != Usage::COLUMNWISE => continue,
+                (Part::Amax, _) => format!("{AMAX}_{orientation}"),
+                _ => {
                     let data = format!("{orientation}_data");
-                    if fields.iter().any(|field| field.suffix == data) {
-                        let name = format!("{orientation}_scale_inv");
-                        fields.push(Field::number(name, content(orientation)));
+                    if !fields.iter().any(|field| field.suffix == data) {
+                        continue;
                     }
+                    format!("{orientation}_scale_inv")
                 }
+            };
+            let key = spec.key;
+            let content = Content::Buffer { key, orientation };
+            if spec.is_scalar() {
+                fields.push(Field::number(name, content));
+                continue;
             }
+            let layout = ScaleLayout::new(spec, shape, orientation, Form::Compact)?;
+            let mut field = Field::array(name, content, layout);
+            if key.part == Part::Amax {
+                // A vector.
+                field.shape.truncate(1);
+            }
+            fields.push(field);
         }
     }
-    if recipe.scale_source().observes_tensor_amax() {
-        fields.push(Field::number("amax".to_owned(), Content::Amax));
+    if keeps_amax(recipe) && !fields.iter().any(|field| field.suffix == AMAX) {
+        fields.push(Field::number(AMAX.to_owned(), Content::Amax));
     }
     Ok(fields)
+}
+
+/// The suffix of the amax of a tensor.
+const AMAX: &str = "amax";
+
+/// Whether a scale of the whole tensor follows from its amax, which the file keeps beside it.
+pub(super) fn keeps_amax(recipe: &impl Recipe) -> bool {
+    Orientation::ALL.into_iter().any(|orientation| {
+        let of_tensor = Some((Extent::Tensor, Part::DecodeScale));
+        recipe.kernel(orientation).scale.outer() == of_tensor
+    })
 }
 
 /// The orientations under whose names a buffer is written.

@@ -8,6 +8,7 @@ use super::input_error::file_error;
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
+use super::options::Options;
 use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
 use super::select::{Choice, Matrix};
@@ -199,7 +200,7 @@ pub(super) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
 pub(super) fn text(setup: &Setup, tensor: Tensor<'_>, usage: Usage) -> Text {
     Text {
         recipe: setup.recipe.name().to_owned(),
-        options: setup.recipe.options().into(),
+        options: Options::of(&setup.recipe),
         shape: tensor.shape.to_vec(),
         dtype: Named::label(tensor.dtype).to_owned(),
         usage: usage.label().to_owned(),

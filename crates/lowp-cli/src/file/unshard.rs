@@ -6,7 +6,7 @@ use super::fields::{self, Content, Field, holding, worked};
 use super::input_error::{file_error, input_error};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::{Packed, buffers_of};
+use super::pack::{Packed, buffers_of, numbers_stand_alone};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
@@ -269,7 +269,8 @@ impl World {
             _ => cuts,
         };
         let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        if pass == Pass::Numbers {
+        let specs = recipe.buffers(*usage);
+        if pass == Pass::Numbers && numbers_stand_alone(specs.iter().copied()) {
             plan.steps
                 .retain(|step| matches!(step, GatherStep::Replicated { .. }));
         }
@@ -279,7 +280,7 @@ impl World {
             buffers: Vec::new(),
         };
         run_steps(&plan, &mut gathered)?;
-        let specs = buffers_of(&recipe.buffers(*usage), pass);
+        let specs = buffers_of(&specs, pass);
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
