@@ -9,7 +9,8 @@ use crate::usage::UsageError;
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_format::{
-    Code, FormatError, GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
+    Code, FormatError, GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, RowCuts, Shape,
+    Usage, buffers_table, gather_table, ranks_table,
 };
 
 /// Most ranks that a plan is made for.

@@ -76,8 +76,10 @@ pub(crate) fn table() -> Result<String> {
             .iter()
             .map(|(name, value)| option(name, value))
             .collect();
-        if !set.is_empty() {
-            options.row([recipe.name().to_owned(), set.join(", ")]);
+        // Few enough for a line.
+        for (i, some) in set.chunks(4).enumerate() {
+            let name = if i == 0 { recipe.name() } else { "" };
+            options.row([name.to_owned(), some.join(", ")]);
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
@@ -202,7 +204,10 @@ impl Facts {
         let scales = scales.map_or(", no scales".to_owned(), |scales| {
             format!(", scales {scales}")
         });
-        let source = self.source.as_ref().map(|source| format!(", from {source}"));
+        let source = self
+            .source
+            .as_ref()
+            .map(|source| format!(", from {source}"));
         [Some(self.elements.clone()), Some(scales), source]
             .into_iter()
             .flatten()

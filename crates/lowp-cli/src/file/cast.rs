@@ -5,9 +5,7 @@ use super::write::Pass;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferSpec, Orientation, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
-use lowp_shard::{
-    CastItem, Communicator, Requantize, ScaleBookBuilder, ScaleSlot, ShardError,
-};
+use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ScaleSlot, ShardError};
 
 /// A quantized tensor in memory.
 pub(super) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use lowp_format::{
-    BufferKey, BufferSpec, Code, Extent, Form, FormatError, Orientation, Part, Recipe, ScaleLayout, Shape,
-    Usage,
+    BufferKey, BufferSpec, Code, Extent, Form, FormatError, Orientation, Part, Recipe, ScaleLayout,
+    Shape, Usage,
 };
 use safetensors::Dtype;
 
@@ -91,17 +91,17 @@ pub(super) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     }
 }
 
-/// The shape that arithmetic sees: where there are no elements there are no rows to walk either, however many the file
-/// states.
-pub(super) fn worked(shape: Shape) -> Shape {
-    if shape.elements() == 0 {
+/// The shape that arithmetic sees of `shape`, which is `full` or the rows of a rank: where the tensor has no elements
+/// there are no rows and no columns to walk either, however many the file states.
+pub(super) fn worked(shape: Shape, full: Shape) -> Shape {
+    if full.elements() == 0 {
         Shape::new(0, 0)
     } else {
         shape
     }
 }
 
-/// The fields of a tensor of `shape` that holds `specs` and serves `usage`, block scales in `form`.
+/// The fields of a tensor of `shape`, all or some rows of `full`, that holds `specs` and serves `usage`, block scales in `form`.
 ///
 /// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form
 /// it is stored once, under the rowwise names. Scales and amaxes of lines are arrays, whatever the form.
@@ -111,7 +111,7 @@ pub(super) fn worked(shape: Shape) -> Shape {
 pub(super) fn fields(
     recipe: &impl Recipe,
     specs: &[BufferSpec],
-    shape: Shape,
+    [shape, full]: [Shape; 2],
     usage: Usage,
     form: Form,
 ) -> Result<Vec<Field>, FormatError> {
@@ -156,7 +156,9 @@ pub(super) fn fields(
                 fields.push(Field::number(name, content));
                 continue;
             }
-            let layout = ScaleLayout::new(spec, shape, orientation, Form::Compact)?;
+            // Nothing has no lines.
+            let lines = worked(shape, full);
+            let layout = ScaleLayout::new(spec, lines, orientation, Form::Compact)?;
             let mut field = Field::array(name, content, layout);
             if key.part == Part::Amax {
                 // A vector.

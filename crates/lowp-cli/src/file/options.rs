@@ -112,7 +112,9 @@ impl<'de> Deserialize<'de> for Options {
                 let mut options = Options::default();
                 while let Some((name, value)) = map.next_entry::<String, Value>()? {
                     if options.iter().any(|(known, _)| known == name) {
-                        return Err(A::Error::custom(format!("the option {name} is there twice")));
+                        return Err(A::Error::custom(format!(
+                            "the option {name} is there twice"
+                        )));
                     }
                     options.0.push((name, value));
                 }
@@ -158,27 +160,69 @@ mod tests {
     fn what_makes_no_sense_is_named() {
         for (name, text, expected) in [
             ("mxfp8", r#"{"format":"e9m9"}"#, "it has no format 'e9m9'"),
-            ("mxfp8", r#"{"scale_mode":"even"}"#, "it has no scale_mode 'even'"),
+            (
+                "mxfp8",
+                r#"{"scale_mode":"even"}"#,
+                "it has no scale_mode 'even'",
+            ),
             ("mxfp8", r#"{"pow2":true}"#, "mxfp8 has no option pow2"),
-            ("mxfp8", r#"{"mx_scale":"te","scale_mode":"te"}"#, "scale_mode is there twice"),
-            ("fp8-current", r#"{"pow2":"true"}"#, "it has no pow2 \"true\""),
+            (
+                "mxfp8",
+                r#"{"mx_scale":"te","scale_mode":"te"}"#,
+                "scale_mode is there twice",
+            ),
+            (
+                "fp8-current",
+                r#"{"pow2":"true"}"#,
+                "it has no pow2 \"true\"",
+            ),
             ("fp8-current", r#"{"pow2":1}"#, "it has no pow2 '1'"),
-            ("fp8-current", r#"{"epsilon":-1.0}"#, "epsilon = -1.0 is out of range"),
-            ("fp8-current", r#"{"epsilon":null}"#, "epsilon = null is out of range"),
+            (
+                "fp8-current",
+                r#"{"epsilon":-1.0}"#,
+                "epsilon = -1.0 is out of range",
+            ),
+            (
+                "fp8-current",
+                r#"{"epsilon":null}"#,
+                "epsilon = null is out of range",
+            ),
             ("fp8-current", r#"{"epsilon":1e300}"#, "is out of range"),
-            ("fp8-delayed", r#"{"history":0}"#, "history = 0 is out of range"),
-            ("fp8-delayed", r#"{"history":65537}"#, "a history of 65537 amaxes is longer than the 65536"),
-            ("fp8-delayed", r#"{"history":"16"}"#, "it has no history \"16\""),
-            ("fp8-delayed", r#"{"margin":65}"#, "margin = 65 is out of range"),
+            (
+                "fp8-delayed",
+                r#"{"history":0}"#,
+                "history = 0 is out of range",
+            ),
+            (
+                "fp8-delayed",
+                r#"{"history":65537}"#,
+                "a history of 65537 amaxes is longer than the 65536",
+            ),
+            (
+                "fp8-delayed",
+                r#"{"history":"16"}"#,
+                "it has no history \"16\"",
+            ),
+            (
+                "fp8-delayed",
+                r#"{"margin":65}"#,
+                "margin = 65 is out of range",
+            ),
         ] {
             let options: Options = serde_json::from_str(text).expect(text);
             let error = options.recipe(name).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
         let twice = serde_json::from_str::<Options>(r#"{"pow2":true,"pow2":true}"#);
-        assert!(twice.expect_err("twice").to_string().contains("pow2 is there twice"));
+        assert!(
+            twice
+                .expect_err("twice")
+                .to_string()
+                .contains("pow2 is there twice")
+        );
         let old: Options = serde_json::from_str(r#"{"mx_scale":"ocp-floor"}"#).expect("an object");
-        let new: Options = serde_json::from_str(r#"{"scale_mode":"ocp-floor"}"#).expect("an object");
+        let new: Options =
+            serde_json::from_str(r#"{"scale_mode":"ocp-floor"}"#).expect("an object");
         assert_eq!(old.recipe("mxfp8"), new.recipe("mxfp8"));
         assert!(old.recipe("mxfp8").is_ok());
     }

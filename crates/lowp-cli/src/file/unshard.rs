@@ -236,6 +236,7 @@ impl World {
         {
             // The length that the file was found to have when it was opened.
             let rows = tensor.full.with_rows(cuts.range(rank).len());
+            let rows = worked(rows, tensor.full);
             let found = match field.content {
                 Content::Buffer { orientation, .. } => {
                     ScaleLayout::new(spec, rows, orientation, Form::Compact)?.bytes()
@@ -263,7 +264,7 @@ impl World {
     fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
-        let (full, recipe) = (worked(tensor.full), tensor.recipe);
+        let (full, recipe) = (worked(tensor.full, tensor.full), tensor.recipe);
         let cuts = match full.rows {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
@@ -354,7 +355,7 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
     for (name, (tensor, _)) in &world.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
-        let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
+        let fields = fields::fields(&tensor.recipe, &specs, [tensor.full; 2], usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;

@@ -69,7 +69,12 @@ pub(crate) fn flag_name(option: &str) -> String {
 impl Flag {
     fn arg(&self) -> Arg {
         let all = AnyRecipe::low_precision();
-        let of = if self.recipes.iter().copied().eq(all.iter().map(Recipe::name)) {
+        let of = if self
+            .recipes
+            .iter()
+            .copied()
+            .eq(all.iter().map(Recipe::name))
+        {
             "every recipe below 16 bits".to_owned()
         } else {
             self.recipes.join(", ")

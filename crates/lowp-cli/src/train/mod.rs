@@ -19,8 +19,8 @@ mod variant;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
-pub(crate) use reference::plain_recipe;
 pub(crate) use modifier::{Known, modifiers};
+pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 
 use crate::files::{check_distinct, check_writable, write_atomically};

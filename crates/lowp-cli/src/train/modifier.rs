@@ -131,7 +131,11 @@ pub(crate) fn parse<'t>(
     }
     // Whoever says `no` means a change.
     for modifier in &found {
-        if let Modifier::Option { option, value, text: word } = modifier
+        if let Modifier::Option {
+            option,
+            value,
+            text: word,
+        } = modifier
             && word.starts_with("no-")
             && default_of(name, option).as_ref() == Some(value)
         {
@@ -158,7 +162,10 @@ fn unknown(name: &str, modifier: &str) -> UsageError {
     let known: Vec<String> = modifiers().into_iter().map(|known| known.name).collect();
     UsageError::from(FormatError::UnknownRecipe {
         name: format!("{name}+{modifier}"),
-        known: format!("NAME+MODIFIER with modifiers {}, OPTION=VALUE", known.join(", ")),
+        known: format!(
+            "NAME+MODIFIER with modifiers {}, OPTION=VALUE",
+            known.join(", ")
+        ),
     })
 }
 
@@ -178,7 +185,10 @@ pub(crate) fn modifiers() -> Vec<Known> {
         for spec in specs_of(recipe) {
             let default = default_of(recipe, spec.name);
             let names = (spec.names)();
-            for value in names.iter().filter(|value| default.as_deref() != Some(**value)) {
+            for value in names
+                .iter()
+                .filter(|value| default.as_deref() != Some(**value))
+            {
                 let mut options = RecipeOptions::default();
                 options.set(spec.name, value);
                 if AnyRecipe::from_name(recipe, &options).is_err() {
@@ -187,7 +197,7 @@ pub(crate) fn modifiers() -> Vec<Known> {
                 let (long, help) = (flag_name(spec.name), spec.help.trim());
                 let known = match (is_switch(names), *value) {
                     (true, "true") => (long, help.to_owned()),
-                    (true, _) => (format!("no-{long}"), format!("Not: {help}")),
+                    (true, _) => (format!("no-{long}"), format!("Off: {help}")),
                     (false, value) => (value.to_owned(), format!("{help}: {value}")),
                 };
                 if !all.iter().any(|other| other.name == known.0) {

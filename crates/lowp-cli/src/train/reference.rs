@@ -2,7 +2,9 @@
 
 use super::config::Config;
 use lowp_candle::Sharding;
-use lowp_format::{AnyRecipe, Code, FormatError, Orientation, PhasePlans, Recipe, RowCuts, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Code, FormatError, Orientation, PhasePlans, Recipe, RowCuts, Shape, Usage,
+};
 
 /// Bytes of all linear weights of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -425,7 +425,12 @@ mod tests {
     #[test]
     fn ends_stay_in_bf16() {
         let variant: Variant = "mxfp8+bf16-ends+tensor-scale".parse().expect("a variant");
-        let of = |block| variant.of_block(block, 4).kernel(Orientation::Rowwise).element;
+        let of = |block| {
+            variant
+                .of_block(block, 4)
+                .kernel(Orientation::Rowwise)
+                .element
+        };
         assert_eq!([of(0), of(3)], [Code::Bf16; 2]);
         assert_eq!([of(1), of(2)], [Code::E4M3; 2]);
         let plain: Variant = "mxfp8".parse().expect("a recipe");
@@ -438,7 +443,7 @@ mod tests {
             ("mxfp8+e4m3+hybrid", "+e4m3 and +hybrid exclude each other"),
             (
                 "fp8-current+hybrid+pow2+ e4m3",
-                "+e4m3 and +hybrid exclude each other",
+                "+hybrid and +e4m3 exclude each other",
             ),
             (
                 "nvfp4-2d+nearest+no-hadamard+nearest",
@@ -453,7 +458,10 @@ mod tests {
                 "fp8-delayed+history=1+history=2",
                 "+history=1 and +history=2 exclude each other",
             ),
-            ("fp8-current+no-pow2", "+no-pow2 changes nothing of fp8-current"),
+            (
+                "fp8-current+no-pow2",
+                "+no-pow2 changes nothing of fp8-current",
+            ),
             ("nvfp4-1d+pow2", "+pow2 changes nothing of nvfp4-1d"),
             (
                 "nvfp4-1d+history=3",

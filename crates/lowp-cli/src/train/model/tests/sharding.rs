@@ -152,7 +152,9 @@ fn ranks_and_micro_batches_agree() {
         // The amax of a tensor or its columns is that of its micro-batch, so codes differ there, and only the sum
         // of contributions is defined: `micro_batches.rs` of lowp-candle tests its bits.
         let operands = [Role::Activation, Role::Gradient].map(|role| recipe.operand(role));
-        let mut kernels = operands.iter().flat_map(|operand| operand.quantizers.kernels());
+        let mut kernels = operands
+            .iter()
+            .flat_map(|operand| operand.quantizers.kernels());
         if !kernels.any(|key| key.scale.waits_for_amax()) {
             splits.extend([(1, 2), (2, 2)]);
         }
