@@ -50,7 +50,10 @@ impl Kind {
         let usage = Orientation::ALL.into_iter().filter(delayed);
         let usage = usage.fold(Usage::empty(), |usage, o| usage | o.usage());
         // A scale of earlier steps is one of the tensor, whatever its shape.
-        let slots = book.register_operand(quantizers, Shape::new(0, 0), usage);
+        let slots = match usage.is_empty() {
+            true => [None; 2],
+            false => book.register_operand(quantizers, Shape::new(0, 0), usage),
+        };
         Self { operand, slots }
     }
 }
@@ -204,17 +207,17 @@ impl<B: Backend> RecipeOperands<B> {
             (source.clone(), targets.clone(), out.clone())
         };
         let mut local = ScaleBookBuilder::default();
-        let own_slots = match slots[at] {
-            Some(_) => [None; 2],
-            None => local.register_operand(quantizers, shape, orientation.usage()),
+        let own = slots[at].is_none();
+        let own_slots = match own {
+            true => local.register_operand(quantizers, shape, orientation.usage()),
+            false => [None; 2],
         };
         let local = local.build(backend)?;
-        let (book, slot) = match slots[at] {
-            Some(slot) => (&*self.book, Some(slot)),
-            None => (&local, own_slots[at]),
+        let (book, slots) = match own {
+            true => (&local, own_slots),
+            false => (&*self.book, *slots),
         };
-        let mut tensor = [None, None];
-        tensor[at] = slot.map(|slot| book.tensor_input(slot)).transpose()?;
+        let tensor = book.tensor_inputs(slots)?;
         // Random numbers round to E2M1 only.
         let random = operand.rounding == Rounding::Stochastic && kernel.element == Code::E2M1;
         let stochastic = random.then(|| StochasticKey {
@@ -232,7 +235,7 @@ impl<B: Backend> RecipeOperands<B> {
             stochastic,
         };
         let mut amax = AmaxJob::before(backend, &encode);
-        if let (Some(slot), Some(TensorInput::Known(_))) = (slot, &encode.tensor[at]) {
+        if let (Some(slot), Some(TensorInput::Known(_))) = (slots[at], &encode.tensor[at]) {
             // For the scales of later steps.
             amax.push(AmaxJob {
                 shape,

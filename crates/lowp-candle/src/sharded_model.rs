@@ -512,7 +512,10 @@ impl<B: Backend> Builder<'_, B> {
             Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)
         })?;
         // Cut where the narrowest codes may be.
-        let codes = recipe.quantizers(Role::Weight).kernels().map(|key| key.element);
+        let codes = recipe
+            .quantizers(Role::Weight)
+            .kernels()
+            .map(|key| key.element);
         let [row, col] = codes;
         let code = if col.bits() < row.bits() { col } else { row };
         let shards = FlatShard::split(shape, code, comm.world_size())?;

@@ -22,8 +22,8 @@ use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshCom
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Sizes at which every recipe has several blocks along each axis.
-const TOKENS: usize = 128;
+/// Tokens of two ranks of whole blocks each; blocks of 128 have edges along the other axes, shorter ones none.
+const TOKENS: usize = 256;
 const ROWS: usize = 96;
 const COLS: usize = 64;
 

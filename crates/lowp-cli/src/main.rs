@@ -67,7 +67,7 @@ enum Command {
 
 fn main() -> ExitCode {
     one_candle_thread();
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(recipes::join_switches(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return usage::explain(&error),
     };

@@ -3,14 +3,14 @@
 mod json;
 
 use crate::output;
-use crate::recipes::RecipeName;
+use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message, flag_name};
 use crate::train::{DEFAULT_RECIPE, Variant, plain_recipe};
 use crate::usage::UsageError;
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lowp_format::{
-    AnyRecipe, Code, FormatError, Fp8Format, GatherPlan, Phase, PhasePlans, Recipe, RecipeOptions,
-    ReshardAfterForward, RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
+    Code, FormatError, GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, RowCuts, Shape,
+    Usage, buffers_table, gather_table, ranks_table,
 };
 
 /// Most ranks that a plan is made for.
@@ -51,14 +51,6 @@ pub(crate) struct Args {
     )]
     usage: Usage,
 
-    /// FP8 codes of a recipe that has the choice: E4M3, E5M2, or E4M3 with E5M2 for gradients
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        value_parser = PossibleValuesParser::new(["e4m3", "e5m2", "hybrid"]).map(format_of)
-    )]
-    format: Option<Fp8Format>,
-
     /// Free the gathered weight after forward and gather it again for backward (true), keep it (false), or keep it shared
     /// out in groups of N ranks, which gather it for backward [default: true]
     #[arg(long, value_name = "BOOL|N")]
@@ -67,6 +59,9 @@ pub(crate) struct Args {
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    options: RecipeOptionArgs,
 }
 
 /// Runs the command.
@@ -75,19 +70,21 @@ pub(crate) struct Args {
 /// Arguments that name no recipe, or a shape or world that the recipe cannot take.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let text = if args.recipe.contains('+') {
-        if args.format.is_some() {
-            let message =
-                "--format does not go with modifiers; write it as one, for example NAME+hybrid";
-            return Err(UsageError::new(message).into());
+        if let Some(option) = args.options.first() {
+            let flag = flag_name(option);
+            return Err(UsageError::new(format!(
+                "--{flag} does not go with modifiers; write it as one, NAME+{flag}=VALUE"
+            ))
+            .into());
         }
         let variant: Variant = args.recipe.parse()?;
         plan(&variant, args)?
     } else {
-        let options = RecipeOptions {
-            format: args.format,
-            ..RecipeOptions::default()
-        };
-        let recipe = AnyRecipe::from_name(&args.recipe, &options).map_err(UsageError::from)?;
+        let recipe = args.options.recipe(&args.recipe, &[]);
+        let recipe = recipe.map_err(|e| match flag_message(&e) {
+            Some(message) => UsageError::new(message),
+            None => e.into(),
+        })?;
         plan(&recipe, args)?
     };
     output::print(&text)
@@ -184,13 +181,5 @@ fn usage_of(text: String) -> Usage {
         "rowwise" => Usage::ROWWISE,
         "columnwise" => Usage::COLUMNWISE,
         _ => Usage::BOTH,
-    }
-}
-
-fn format_of(text: String) -> Fp8Format {
-    match text.as_str() {
-        "e4m3" => Fp8Format::E4M3,
-        "e5m2" => Fp8Format::E5M2,
-        _ => Fp8Format::Hybrid,
     }
 }

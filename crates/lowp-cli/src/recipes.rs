@@ -1,18 +1,25 @@
 //! `lowp recipes`: what `--recipe` takes. The recipes, from their own answers, and the modifiers.
 
 mod name;
+mod options;
 
 pub(crate) use name::RecipeName;
+pub(crate) use options::{
+    RecipeOptionArgs, flag_message, flag_name, is_switch, join_switches, specs_of,
+};
 
 use crate::columns::Columns;
-use crate::file::options_of;
+use crate::file::Options;
 use crate::output;
-use crate::train::{MODIFIERS, Variant};
+use crate::train::{self, Variant};
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_format::{AnyRecipe, Part, PhasePlans, Recipe, RowCuts, ScaleSource, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, BufferSpec, Code, Extent, Part, PhasePlans, Recipe, Role, RowCuts, ScaleRule, Shape,
+    Usage,
+};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// The weight and the ranks that the bytes are told for.
 const SHAPE: Shape = Shape::new(4096, 4096);
@@ -60,22 +67,24 @@ pub(crate) fn table() -> Result<String> {
             recipe.name().to_owned(),
             facts.elements,
             facts.scales.unwrap_or_else(|| "-".to_owned()),
-            facts.source.unwrap_or("-").to_owned(),
+            facts.source.unwrap_or_else(|| "-".to_owned()),
             format!("{:.3}", bytes.stored),
             format!("{:.3}", bytes.sent),
         ]);
-        let set = options_of(&recipe)?;
+        let set = Options::of(&recipe);
         let set: Vec<_> = set
             .iter()
             .map(|(name, value)| option(name, value))
             .collect();
-        if !set.is_empty() {
-            options.row([recipe.name().to_owned(), set.join(", ")]);
+        // Few enough for a line.
+        for (i, some) in set.chunks(4).enumerate() {
+            let name = if i == 0 { recipe.name() } else { "" };
+            options.row([name.to_owned(), some.join(", ")]);
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
-    for (name, what) in MODIFIERS {
-        let takers = takers(name);
+    for train::Known { name, what } in train::modifiers() {
+        let takers = takers(&name);
         let all = AnyRecipe::all();
         let names = all.iter().map(Recipe::name);
         let others: Vec<_> = names.filter(|name| !takers.contains(name)).collect();
@@ -87,15 +96,15 @@ pub(crate) fn table() -> Result<String> {
         } else {
             takers.join(", ")
         };
-        modifiers.row([format!("+{name}"), what.to_owned(), of]);
+        modifiers.row([format!("+{name}"), what, of]);
     }
     Ok(format!(
         "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
          step that gathers for forward and again for backward. `lowp plan` tells them for any weight.\n\n\
-         {}`lowp quantize` and `lowp shard` set format, pow2 and mx_scale by --format, --pow2 and --scale-mode; their\n\
-         format is e4m3 unless they are told otherwise.\n\n\
-         {}A modified recipe of `lowp train` and `lowp plan` is NAME+MODIFIER+MODIFIER; most are controls that should\n\
-         train worse.\n",
+         {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even; files have the\n\
+         format e4m3 unless they are told otherwise.\n\n\
+         {}A modified recipe of `lowp train` and `lowp plan` is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the\n\
+         name of one that is on or off, OPTION=VALUE, or a control, which should train worse.\n",
         recipes.render(),
         options.render(),
         modifiers.render()
@@ -123,15 +132,15 @@ struct Document {
 struct RecipeRecord {
     name: &'static str,
     description: String,
-    options: Map<String, Value>,
+    options: Options,
     #[serde(flatten)]
     bytes: Bytes,
 }
 
 #[derive(Serialize)]
 struct ModifierRecord {
-    name: &'static str,
-    description: &'static str,
+    name: String,
+    description: String,
     recipes: Vec<&'static str>,
 }
 
@@ -140,21 +149,21 @@ fn json() -> Result<String> {
         Ok(RecipeRecord {
             name: recipe.name(),
             description: Facts::of(&recipe).description(),
-            options: options_of(&recipe)?,
+            options: Options::of(&recipe),
             bytes: Bytes::of(&recipe)?,
         })
     };
-    let modifier = |(name, description)| ModifierRecord {
-        name,
-        description,
-        recipes: takers(name),
+    let modifier = |known: train::Known| ModifierRecord {
+        recipes: takers(&known.name),
+        name: known.name,
+        description: known.what,
     };
     let document = Document {
         recipes: AnyRecipe::all()
             .into_iter()
             .map(recipe)
             .collect::<Result<_>>()?,
-        modifiers: MODIFIERS.into_iter().map(modifier).collect(),
+        modifiers: train::modifiers().into_iter().map(modifier).collect(),
         shape: [SHAPE.rows, SHAPE.cols],
         world_size: WORLD,
     };
@@ -163,12 +172,10 @@ fn json() -> Result<String> {
 
 /// The names of the modifiers alone, for help texts.
 pub(crate) fn modifiers() -> String {
-    let names: Vec<_> = MODIFIERS
-        .iter()
-        .map(|(name, _)| format!("+{name}"))
-        .collect();
+    let names = train::modifiers().into_iter();
+    let names: Vec<_> = names.map(|known| format!("+{}", known.name)).collect();
     format!(
-        "Modifiers: {}\n`lowp recipes` tells what each is.\n",
+        "Modifiers: {}, +OPTION=VALUE\n`lowp recipes` tells what each is.\n",
         names.join(", ")
     )
 }
@@ -179,15 +186,15 @@ struct Facts {
     /// `E8M0 per 1x32 and 32x1`: the scale buffers.
     scales: Option<String>,
     /// What the scales are computed from.
-    source: Option<&'static str>,
+    source: Option<String>,
 }
 
 impl Facts {
     fn of(recipe: &AnyRecipe) -> Self {
         Self {
-            elements: recipe.kernel().element.to_string(),
+            elements: elements_of(recipe),
             scales: scales(recipe),
-            source: source(recipe.scale_source()),
+            source: source(recipe),
         }
     }
 
@@ -197,7 +204,10 @@ impl Facts {
         let scales = scales.map_or(", no scales".to_owned(), |scales| {
             format!(", scales {scales}")
         });
-        let source = self.source.map(|source| format!(", from {source}"));
+        let source = self
+            .source
+            .as_ref()
+            .map(|source| format!(", from {source}"));
         [Some(self.elements.clone()), Some(scales), source]
             .into_iter()
             .flatten()
@@ -234,7 +244,11 @@ fn scales(recipe: &AnyRecipe) -> Option<String> {
         let extent = match spec.key.part {
             Part::Data => continue,
             Part::BlockScale => spec.block().map(|n| n.to_string()).join("x"),
-            Part::DecodeScale | Part::TensorAmax => "tensor".to_owned(),
+            Part::DecodeScale | Part::Amax => match spec.block() {
+                [BufferSpec::WHOLE, BufferSpec::WHOLE] => "tensor".to_owned(),
+                [_, BufferSpec::WHOLE] => "row".to_owned(),
+                _ => "column".to_owned(),
+            },
         };
         let code = spec.code.to_string();
         match scales.iter_mut().find(|(known, _)| *known == code) {
@@ -250,13 +264,38 @@ fn scales(recipe: &AnyRecipe) -> Option<String> {
     (!text.is_empty()).then(|| text.join(", "))
 }
 
-fn source(source: ScaleSource) -> Option<&'static str> {
-    match source {
-        ScaleSource::None => None,
-        ScaleSource::History { .. } => Some("amaxes of earlier steps"),
-        ScaleSource::TensorAmax { .. } => Some("tensor amax"),
-        ScaleSource::BlockAmax => Some("block amaxes"),
-        ScaleSource::TensorAndBlockAmax => Some("tensor and block amaxes"),
+/// The element codes of a weight: `E4M3`, or `E2M1 and E4M3` where the orientations differ.
+pub(crate) fn elements_of(recipe: &impl Recipe) -> String {
+    let kernels = recipe.quantizers(Role::Weight).kernels();
+    let [row, col]: [Code; 2] = kernels.map(|key| key.element);
+    if row == col {
+        return row.to_string();
+    }
+    format!("{row} and {col}")
+}
+
+/// `tensor and block amaxes`: what the scales follow from.
+fn source(recipe: &AnyRecipe) -> Option<String> {
+    let kernels = recipe.quantizers(Role::Weight).kernels();
+    let rules = kernels.map(|key| key.scale);
+    if rules.iter().any(ScaleRule::is_delayed) {
+        return Some("amaxes of earlier steps".to_owned());
+    }
+    let has = |extent| {
+        let of = |rule: &ScaleRule| matches!(rule.outer(), Some((found, _)) if found == extent);
+        rules.iter().any(of)
+    };
+    let sources = [
+        (has(Extent::Tensor), "tensor"),
+        (has(Extent::Line), "line"),
+        (kernels.iter().any(|key| key.block.is_some()), "block"),
+    ];
+    let sources = sources.into_iter().filter(|(is, _)| *is);
+    let sources: Vec<&str> = sources.map(|(_, what)| what).collect();
+    match sources[..] {
+        [] => None,
+        ["tensor"] => Some("tensor amax".to_owned()),
+        _ => Some(format!("{} amaxes", sources.join(" and "))),
     }
 }
 
@@ -264,10 +303,9 @@ fn source(source: ScaleSource) -> Option<&'static str> {
 fn takers(modifier: &str) -> Vec<&'static str> {
     let takes = |recipe: &AnyRecipe| {
         let variant = format!("{}+{modifier}", recipe.name()).parse::<Variant>();
-        // An option may name the default, which is no change.
-        variant.is_ok_and(|variant| {
-            !Variant::OPTIONS.contains(&modifier) || variant.options() != recipe.options()
-        })
+        let plain = recipe.name().parse::<Variant>();
+        // A modifier may name the default, which is no change.
+        variant.is_ok_and(|variant| plain.is_ok_and(|plain| variant != plain))
     };
     let all = AnyRecipe::all();
     all.iter()

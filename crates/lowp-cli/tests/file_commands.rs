@@ -3,7 +3,7 @@
 mod support;
 
 use safetensors::tensor::Dtype;
-use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, matrix, tensor, values};
+use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, form_of, matrix, tensor, values};
 
 const QUANTIZE: [&str; 4] = ["quantize", "in.safetensors", "-o", "q.safetensors"];
 
@@ -81,6 +81,119 @@ fn names_dtypes_and_shapes_of_the_contract() {
             "w.rowwise_scale_inv F32 [1]",
         ]
     );
+    assert_eq!(
+        fields(&["--recipe", "fp8-rowwise"]),
+        [
+            "w.columnwise_data U8 [64, 48]",
+            "w.columnwise_scale_inv F32 [64, 1]",
+            "w.rowwise_data U8 [48, 64]",
+            "w.rowwise_scale_inv F32 [48, 1]",
+        ]
+    );
+    assert_eq!(
+        fields(&[
+            "--recipe",
+            "nvfp4-1d",
+            "--row-scaled",
+            "--scales",
+            "compact"
+        ]),
+        [
+            "w.amax F32 [48]",
+            "w.amax_columnwise F32 [64]",
+            "w.columnwise_data U8 [64, 24]",
+            "w.columnwise_scale_inv U8 [64, 3]",
+            "w.rowwise_data U8 [48, 32]",
+            "w.rowwise_scale_inv U8 [48, 4]",
+        ]
+    );
+    assert_eq!(
+        fields(&["--recipe", "nvfp4-mxfp8", "--scales", "compact"]),
+        [
+            "w.amax F32 [1]",
+            "w.columnwise_data U8 [48, 64]",
+            "w.columnwise_scale_inv U8 [2, 64]",
+            "w.rowwise_data U8 [48, 32]",
+            "w.rowwise_scale_inv U8 [48, 4]",
+        ]
+    );
+    assert_eq!(
+        fields(&["--recipe", "fp8-block", "--usage", "rowwise"]),
+        [
+            "w.rowwise_data U8 [48, 64]",
+            "w.rowwise_scale_inv F32 [1, 4]",
+        ]
+    );
+}
+
+/// A switch of a recipe takes a value, or none, and then the word that follows is an argument.
+#[test]
+fn switches_take_values_and_leave_arguments() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[16, 128], 1)]);
+    let options = |line: &str| {
+        bench.done(line);
+        let text = &bench.read("q.safetensors").metadata["lowp.tensor.w"];
+        let text: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        text["options"].clone()
+    };
+    let line = "-o q.safetensors --recipe fp8-block";
+    for (flags, pow2) in [
+        ("in.safetensors", true),
+        ("--pow2 in.safetensors", true),
+        ("--pow2 false in.safetensors", false),
+        ("--pow2=false in.safetensors", false),
+        ("--pow2 true in.safetensors", true),
+        ("in.safetensors --pow2 --format hybrid", true),
+    ] {
+        let found = options(&format!("quantize {line} {flags}"));
+        assert_eq!(found["pow2"], pow2, "{flags}");
+    }
+    assert_eq!(
+        options(&format!(
+            "quantize in.safetensors {line} --format hybrid --epsilon 1e-12"
+        )),
+        serde_json::json!({
+            "format": "hybrid", "pow2": true, "epsilon": 1e-12, "source_rounding": "f32"
+        })
+    );
+}
+
+/// Files of before: scale_mode had another name, and options that came later are at their defaults.
+#[test]
+fn older_metadata_are_read() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 64], 1)]);
+    for (recipe, options, older) in [
+        (
+            "mxfp8",
+            "--scale-mode ocp-floor",
+            r#"{"format":"e4m3","mx_scale":"ocp-floor","source_rounding":"f32"}"#,
+        ),
+        ("nvfp4-2d", "", r#"{"source_rounding":"f32"}"#),
+    ] {
+        let found = quantize(
+            &bench,
+            &[
+                &["--recipe", recipe],
+                &*options.split_whitespace().collect::<Vec<_>>(),
+            ]
+            .concat(),
+        );
+        let text = &found.metadata["lowp.tensor.w"];
+        let mut text: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        text["options"] = serde_json::from_str(older).expect("JSON");
+        let text = text.to_string();
+        let metadata = [("lowp.format", "1"), ("lowp.tensor.w", text.as_str())];
+        let tensors: Vec<Tensor> = found
+            .tensors
+            .iter()
+            .map(|(name, (dtype, shape, bytes))| tensor(name, *dtype, shape, bytes.clone()))
+            .collect();
+        bench.write_with("older.safetensors", &tensors, &metadata);
+        bench.done("verify q.safetensors older.safetensors");
+        bench.done("verify older.safetensors --source in.safetensors");
+    }
 }
 
 #[test]
@@ -95,7 +208,7 @@ fn metadata_name_recipe_options_shape_and_dtype() {
         serde_json::from_str(&found.metadata["lowp.tensor.w"]).expect("JSON");
     let expected = serde_json::json!({
         "recipe": "mxfp8",
-        "options": { "format": "e4m3", "mx_scale": "ocp-floor", "source_rounding": "f32" },
+        "options": { "format": "e4m3", "scale_mode": "ocp-floor", "source_rounding": "f32" },
         "shape": [2, 16, 32],
         "dtype": "BF16",
         "usage": "both",
@@ -114,6 +227,7 @@ fn both_orientations_and_every_form_decode_to_the_same_shape() {
     );
     for recipe in RECIPES {
         for form in ["padded", "compact", "swizzled"] {
+            let form = form_of(recipe, form);
             quantize(&bench, &["--recipe", recipe, "--scales", form]);
             let mut decoded = Vec::new();
             for usage in ["rowwise", "columnwise"] {
@@ -127,7 +241,10 @@ fn both_orientations_and_every_form_decode_to_the_same_shape() {
                 decoded.push(found.bytes("w").to_vec());
             }
             // Blocks of one element row or column differ; tiles and tensors do not.
-            let same = !matches!(recipe, "mxfp8" | "nvfp4-1d");
+            let same = matches!(
+                recipe,
+                "fp8-delayed" | "fp8-current" | "fp8-block" | "mxfp8-2d" | "nvfp4-2d"
+            );
             assert_eq!(decoded[0] == decoded[1], same, "{recipe} {form}");
         }
     }
@@ -140,6 +257,7 @@ fn a_scale_form_changes_no_value() {
     for recipe in RECIPES {
         let mut decoded = Vec::new();
         for form in ["padded", "compact", "swizzled"] {
+            let form = form_of(recipe, form);
             quantize(
                 &bench,
                 &[

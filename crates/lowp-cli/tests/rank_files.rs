@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, matrix, values};
+use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, form_of, matrix, values};
 
 /// Matrices whose rows divide badly, beside tensors that pass through.
 fn model() -> Vec<Tensor> {
@@ -30,6 +30,7 @@ fn unshard_equals_quantize() {
         for world in 1..=13 {
             // Each recipe meets every usage and form in some of its worlds.
             let (usage, form) = (usages[(world + r) % 3], forms[(world / 3 + r) % 3]);
+            let form = form_of(recipe, form);
             let count = world.to_string();
             let options = ["--recipe", recipe, "--usage", usage, "--scales", form];
             let what = format!("{recipe} over {world}, {usage}, {form}");

@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, matrix, tensor, values};
+use support::{Bench, RECIPES, Tensor, bf16s, f16s, f32s, form_of, matrix, tensor, values};
 
 const VERIFY: &str = "verify q.safetensors --source in.safetensors";
 
@@ -61,7 +61,7 @@ fn every_recipe_usage_and_form_is_made_again() {
     let usages = ["both", "rowwise", "columnwise"];
     for (r, recipe) in RECIPES.into_iter().enumerate() {
         for (f, form) in ["padded", "compact", "swizzled"].into_iter().enumerate() {
-            let usage = usages[(r + f) % 3];
+            let (usage, form) = (usages[(r + f) % 3], form_of(recipe, form));
             bench.done(&format!(
                 "quantize in.safetensors -o q.safetensors --recipe {recipe} --usage {usage} --scales {form}"
             ));
@@ -90,6 +90,11 @@ fn every_option_is_read_from_the_file() {
         "--recipe mxfp8 --scale-mode ocp-floor",
         "--recipe mxfp8-2d --format e5m2",
         "--recipe nvfp4-2d --tensors a.*",
+        "--recipe nvfp4-1d --row-scaled",
+        "--recipe nvfp4-2d --four-over-six mse",
+        "--recipe nvfp4-mxfp8 --four-over-six mae-448",
+        "--recipe fp8-block-1d --pow2 false",
+        "--recipe mxfp4 --scale-mode even",
         "--recipe bf16",
     ] {
         bench.done(&format!(

@@ -2,18 +2,68 @@
 
 use super::data::{Supply, target_bytes};
 use anyhow::{Context, Result};
-use lowp_format::{AnyRecipe, Code, Form, Orientation, Part, Recipe, ScaleLayout, Shape, Usage};
-use lowp_kernels::{
-    AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, HistoryJob, RepackJob, Slot, Source,
-    SumSquaresJob, TransposeJob, Work,
+use lowp_format::{
+    AnyRecipe, Axis, Code, Form, Orientation, Part, Quantizers, Recipe, Role, Rounding,
+    ScaleLayout, Shape, Usage,
 };
+use lowp_kernels::{
+    AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob,
+    RepackJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput, TransposeJob, Work,
+};
+
+/// What is encoded, and from what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cast {
+    role: Role,
+    usage: Usage,
+    /// Of the source: f32 or bf16.
+    source: Code,
+    form: Form,
+}
+
+impl Cast {
+    /// A weight in both orientations, from bf16.
+    const WEIGHT: Self = Self {
+        role: Role::Weight,
+        usage: Usage::BOTH,
+        source: Code::Bf16,
+        form: Form::Compact,
+    };
+    /// The operand of the weight gradient, behind its transform.
+    const HADAMARD: Self = Self {
+        role: Role::Activation,
+        usage: Usage::COLUMNWISE,
+        ..Self::WEIGHT
+    };
+    /// The operand of the input gradient.
+    const STOCHASTIC: Self = Self {
+        role: Role::Gradient,
+        usage: Usage::ROWWISE,
+        ..Self::WEIGHT
+    };
+
+    /// `encode bf16 both`.
+    fn name(self) -> String {
+        let Self { usage, source, .. } = self;
+        let mut name = format!("encode {} {usage}", source.to_string().to_lowercase());
+        if self.form != Form::Compact {
+            name += &format!(", {}", self.form.name());
+        }
+        match self.role {
+            Role::Weight => name,
+            Role::Activation => format!("hadamard + {name}"),
+            Role::Gradient => format!("{name}, stochastic"),
+        }
+    }
+}
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Adamw,
     AdamwEncode,
-    Encode(Form),
+    Encode(Cast),
+    FlatEncode,
     Decode,
     Amax,
     SumSquares,
@@ -53,13 +103,40 @@ pub(super) fn all(shrink: usize) -> Vec<Case> {
     let has_swizzled = |recipe: &AnyRecipe| {
         swizzle_layouts(recipe, matrix).is_ok_and(|layouts| !layouts.is_empty())
     };
-    for operation in [
-        Operation::Encode(Form::Compact),
-        Operation::Encode(Form::Swizzled),
-        Operation::Decode,
-    ] {
+    let (both, row) = (Usage::BOTH, Usage::ROWWISE);
+    let weights = [
+        (Code::Bf16, both),
+        (Code::Bf16, row),
+        (Code::F32, both),
+        (Code::F32, row),
+    ]
+    .map(|(source, usage)| Cast {
+        source,
+        usage,
+        ..Cast::WEIGHT
+    });
+    let swizzled = Cast {
+        form: Form::Swizzled,
+        ..Cast::WEIGHT
+    };
+    let casts = weights
+        .into_iter()
+        .chain([swizzled, Cast::STOCHASTIC, Cast::HADAMARD]);
+    let operations = casts
+        .map(Operation::Encode)
+        .chain([Operation::FlatEncode, Operation::Decode]);
+    for operation in operations {
         for recipe in AnyRecipe::low_precision() {
-            if operation != Operation::Encode(Form::Swizzled) || has_swizzled(&recipe) {
+            let columnwise = recipe.quantizers(Role::Activation).columnwise;
+            let has = match operation {
+                Operation::Encode(Cast::STOCHASTIC) => {
+                    recipe.rounding(Role::Gradient) == Rounding::Stochastic
+                }
+                Operation::Encode(Cast::HADAMARD) => columnwise.kernel.hadamard,
+                Operation::Encode(cast) => cast.form == Form::Compact || has_swizzled(&recipe),
+                _ => true,
+            };
+            if has {
                 cases.push(case(operation, Some(recipe), 1, matrix));
             }
         }
@@ -85,8 +162,8 @@ impl Case {
         let what = match operation {
             Operation::Adamw => "adamw".to_owned(),
             Operation::AdamwEncode => "adamw + encode both".to_owned(),
-            Operation::Encode(Form::Compact) => "encode bf16 both".to_owned(),
-            Operation::Encode(form) => format!("encode bf16 both, {}", form.name()),
+            Operation::Encode(cast) => cast.name(),
+            Operation::FlatEncode => "flat encode f32 both".to_owned(),
             Operation::Decode => "decode rowwise".to_owned(),
             Operation::Amax => "amax bf16".to_owned(),
             Operation::SumSquares => "sum of squares bf16".to_owned(),
@@ -117,19 +194,28 @@ impl Case {
     /// Makes the buffers and the work of one run.
     pub(super) fn make(&self, supply: &Supply<'_>) -> Result<Made> {
         let mut made = Steps::default();
+        supply.begin();
         for index in 0..self.tensors {
             match self.operation {
                 Operation::Adamw => {
                     made.bytes += update_bytes(self.shape);
                     made.adamw.push(supply.adamw(self.shape)?);
                 }
-                Operation::AdamwEncode => self.adamw_encode(supply, index, &mut made)?,
-                Operation::Encode(form) => self.encode(supply, index, form, &mut made)?,
-                Operation::Decode => self.decode(supply, index, &mut made)?,
+                Operation::AdamwEncode => self.adamw_encode(supply, &mut made)?,
+                Operation::Encode(cast) => self.encode(supply, cast, &mut made)?,
+                Operation::FlatEncode => self.flat_encode(supply, &mut made)?,
+                Operation::Decode => self.decode(supply, &mut made)?,
                 Operation::Amax => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
                     made.bytes += self.shape.elements() * 2;
-                    made.amax.push(self.amax(supply, source, index));
+                    let entry = Slot {
+                        buffer: supply.observed.clone(),
+                        index,
+                    };
+                    // Any recipe: sources are taken as they are.
+                    let recipe = lowp_format::PlainF32::default();
+                    made.amax
+                        .push(AmaxJob::new(&recipe, self.shape, source, entry));
                 }
                 Operation::SumSquares => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
@@ -168,91 +254,128 @@ impl Case {
         self.recipe.context("a row without a recipe")
     }
 
-    fn amax(&self, supply: &Supply<'_>, source: Source<Cuda>, index: usize) -> AmaxJob<Cuda> {
-        AmaxJob {
-            shape: self.shape,
-            start: 0,
-            source,
-            source_rounding: self
-                .recipe
-                .map_or(lowp_format::SourceRounding::F32, |recipe| {
-                    recipe.source_rounding()
-                }),
-            out: supply.observed.clone(),
-            tensor: Some(index),
-            blocks: Default::default(),
-        }
+    /// The tensors' shape, for a supply.
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn weight(&self) -> Result<Quantizers> {
+        Ok(self.recipe()?.quantizers(Role::Weight))
     }
 
     /// One pass where the scale is known before the values, else update and amax, then encode.
-    fn adamw_encode(&self, supply: &Supply<'_>, index: usize, made: &mut Steps) -> Result<()> {
-        let recipe = self.recipe()?;
-        let source = recipe.scale_source();
-        let mut job = supply.adamw(self.shape)?;
-        job.source_rounding = recipe.source_rounding();
-        made.bytes += update_bytes(self.shape);
-        if source.observes_tensor_amax() {
-            job.amax = Some(Slot {
-                buffer: supply.observed.clone(),
-                index,
-            });
-            made.history.extend(supply.history(&recipe, index)?);
-        }
+    fn adamw_encode(&self, supply: &Supply<'_>, made: &mut Steps) -> Result<()> {
+        let (recipe, quantizers) = (self.recipe()?, self.weight()?);
+        let job = supply.adamw(self.shape)?;
         let master = Source::F32(job.master.clone());
-        let encode = supply.encode(&recipe, self.shape, master, index, Form::Compact)?;
-        made.bytes += target_bytes(&encode);
-        if source.needs_tensor_amax() {
-            made.bytes += self.shape.elements() * 4;
+        let form = Form::Compact;
+        let encode = supply.encode(&quantizers, self.shape, Usage::BOTH, master, form)?;
+        made.bytes += update_bytes(self.shape) + target_bytes(&encode.targets);
+        let delayed = match &encode.tensor {
+            [Some(TensorInput::Known(slot)), _] => Some(slot.index),
+            _ => None,
+        };
+        let amaxes = amax_bytes(&AmaxJob::before(supply.cuda, &encode));
+        let (mut job, waiting) = job.with_encode(encode);
+        if let Some(index) = delayed {
+            let (observed, scales) = (supply.observed.clone(), supply.scales.clone());
+            job.amax = Some(AdamwAmax::of_tensor(Slot {
+                buffer: observed.clone(),
+                index,
+            }));
+            let history = HistoryJob::new(supply.cuda, &recipe, observed, scales, index)?;
+            made.history.extend(history);
+        }
+        if let Some(encode) = waiting {
+            made.bytes += self.shape.elements() * 4 + amaxes;
             made.encode.push(encode);
-        } else {
-            job.encode = Some(Box::new(encode));
         }
         made.adamw.push(job);
         Ok(())
     }
 
-    /// With its amax pass where the recipe needs the amax of this tensor.
-    fn encode(
-        &self,
-        supply: &Supply<'_>,
-        index: usize,
-        form: Form,
-        made: &mut Steps,
-    ) -> Result<()> {
-        let recipe = self.recipe()?;
-        let source = Source::Bf16(supply.halves(self.shape.elements())?);
-        let passes = usize::from(recipe.scale_source().needs_tensor_amax());
-        if passes > 0 {
-            made.amax.push(self.amax(supply, source.clone(), index));
-        }
-        let job = supply.encode(&recipe, self.shape, source, index, form)?;
-        made.bytes += (1 + passes) * self.shape.elements() * 2 + target_bytes(&job);
+    /// With its amax pass where scales follow from an amax of the tensor or its lines.
+    fn encode(&self, supply: &Supply<'_>, cast: Cast, made: &mut Steps) -> Result<()> {
+        let (source, bytes) = self.source(supply, cast.source)?;
+        let operand = self.recipe()?.operand(cast.role);
+        let quantizers = &operand.quantizers;
+        let mut job = supply.encode(quantizers, self.shape, cast.usage, source, cast.form)?;
+        job.stochastic = (operand.rounding == Rounding::Stochastic).then(StochasticKey::default);
+        let amax = AmaxJob::before(supply.cuda, &job);
+        let passes = if amax.is_empty() { 1 } else { 2 };
+        made.bytes += passes * bytes + amax_bytes(&amax) + target_bytes(&job.targets);
+        made.amax.extend(amax);
         made.encode.push(job);
         Ok(())
     }
 
-    fn decode(&self, supply: &Supply<'_>, index: usize, made: &mut Steps) -> Result<()> {
+    /// Of the whole matrix, with the pass that raises its amaxes where it needs some.
+    fn flat_encode(&self, supply: &Supply<'_>, made: &mut Steps) -> Result<()> {
         let recipe = self.recipe()?;
-        let source = Source::Bf16(supply.halves(self.shape.elements())?);
-        let encoded = supply.encode(&recipe, self.shape, source, index, Form::Compact)?;
-        supply.cuda.once(Work::Encode(vec![encoded.clone()]))?;
-        let part = |part| encoded.target(Orientation::Rowwise, part).cloned();
+        let (source, bytes) = self.source(supply, Code::F32)?;
+        let (shape, all) = (self.shape, (0, self.shape.elements()));
+        let mut job = FlatEncodeJob::new(supply.cuda, &recipe, shape, Usage::BOTH, all, source)?;
+        job.tensor = supply.tensor(&self.weight()?, shape, Usage::BOTH);
+        // Ranks cast in the order of the flattened matrix; other orders are made of it after the gather.
+        let data = job
+            .targets
+            .iter_mut()
+            .filter(|t| t.spec.key.part == Part::Data);
+        data.for_each(|target| target.spec.axes = [Axis::Rows, Axis::Cols]);
+        let amax = AmaxJob::before_flat(supply.cuda, &job);
+        let passes = if amax.is_empty() { 1 } else { 2 };
+        made.bytes += passes * bytes + amax_bytes(&amax) + target_bytes(&job.targets);
+        made.amax.extend(amax);
+        made.flat.push(job);
+        Ok(())
+    }
+
+    /// A source of the matrix and its bytes.
+    fn source(&self, supply: &Supply<'_>, code: Code) -> Result<(Source<Cuda>, usize)> {
+        let elements = self.shape.elements();
+        let source = match code {
+            Code::F32 => Source::F32(supply.floats(elements)?),
+            _ => Source::Bf16(supply.halves(elements)?),
+        };
+        Ok((source, elements * code.bits() / 8))
+    }
+
+    fn decode(&self, supply: &Supply<'_>, made: &mut Steps) -> Result<()> {
+        let (orientation, quantizers) = (Orientation::Rowwise, self.weight()?);
+        let (source, _) = self.source(supply, Code::Bf16)?;
+        let (usage, form) = (orientation.usage(), Form::Compact);
+        let encoded = supply.encode(&quantizers, self.shape, usage, source, form)?;
+        let cuda = supply.cuda;
+        cuda.once(Work::Amax(AmaxJob::before(cuda, &encoded)))?;
+        cuda.once(Work::Encode(vec![encoded.clone()]))?;
+        let kernel = quantizers.of(orientation).kernel;
+        let part = |part| encoded.target(orientation, part).cloned();
         let data = part(Part::Data).context("no rowwise data")?;
-        let block_scale = part(Part::BlockScale);
-        let tensor_scale = encoded.kernel.scale.tensor_part().and_then(part);
-        let read = [Some(&data), block_scale.as_ref(), tensor_scale.as_ref()];
-        let read: usize = read.into_iter().flatten().map(|t| t.bytes.len()).sum();
-        made.bytes += read + self.shape.elements() * 4;
+        let outer = kernel.scale.outer();
+        let tensor_scale = outer.and_then(|(_, outer)| part(outer));
+        made.bytes += target_bytes(&encoded.targets) + self.shape.elements() * 4;
         made.decode.push(DecodeJob {
             shape: self.shape,
-            kernel: encoded.kernel,
+            kernel,
             data,
-            block_scale,
+            block_scale: part(Part::BlockScale),
             tensor_scale: tensor_scale.map(|target| target.bytes),
-            out: supply.cuda.alloc(self.shape.elements())?,
+            out: cuda.alloc(self.shape.elements())?,
         });
         Ok(())
     }
+}
+
+/// Bytes of amaxes that a first pass writes and a second one reads.
+fn amax_bytes(jobs: &[AmaxJob<Cuda>]) -> usize {
+    let entries = |job: &AmaxJob<Cuda>| {
+        let blocks = job.blocks.iter().map(|part| {
+            let count = |len: usize, side: usize| len.div_ceil(side);
+            count(job.shape.rows, part.block[0]) * count(job.shape.cols, part.block[1])
+        });
+        blocks.sum::<usize>() + usize::from(job.tensor.is_some())
+    };
+    2 * size_of::<f32>() * jobs.iter().map(entries).sum::<usize>()
 }
 
 /// Jobs by kind, in the order in which they run.
@@ -262,6 +385,7 @@ struct Steps {
     amax: Vec<AmaxJob<Cuda>>,
     history: Vec<HistoryJob<Cuda>>,
     encode: Vec<EncodeJob<Cuda>>,
+    flat: Vec<FlatEncodeJob<Cuda>>,
     decode: Vec<DecodeJob<Cuda>>,
     transpose: Vec<TransposeJob<Cuda>>,
     repack: Vec<RepackJob<Cuda>>,
@@ -281,6 +405,7 @@ impl Steps {
         add(self.amax.is_empty(), Work::Amax(self.amax));
         add(self.history.is_empty(), Work::History(self.history));
         add(self.encode.is_empty(), Work::Encode(self.encode));
+        add(self.flat.is_empty(), Work::FlatEncode(self.flat));
         add(self.decode.is_empty(), Work::Decode(self.decode));
         add(self.transpose.is_empty(), Work::Transpose(self.transpose));
         add(self.repack.is_empty(), Work::Repack(self.repack));

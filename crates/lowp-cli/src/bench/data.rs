@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use half::bf16;
-use lowp_format::{AnyRecipe, Form, Part, Philox, Recipe, ScaleLayout, ScaleSource, Shape, Usage};
+use lowp_format::{Form, Part, Philox, Quantizers, ScaleLayout, Shape, SourceRounding, Usage};
 use lowp_kernels::{
-    AdamMode, AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, HistoryJob, Moments, Slot,
-    Source, Target, TensorInput,
+    AdamwJob, Backend, Cuda, CudaBuffer, Element, EncodeJob, Slot, Source, Target, TensorInput,
 };
+use std::cell::Cell;
 
 /// Values that are drawn; longer buffers repeat them.
 const NOISE: usize = 1 << 22;
@@ -16,15 +16,19 @@ pub(super) struct Supply<'c> {
     pub(super) cuda: &'c Cuda,
     floats: CudaBuffer<f32>,
     halves: CudaBuffer<bf16>,
-    /// What amax jobs raise, one entry per tensor.
+    /// What amax jobs raise: of tensors and lines.
     pub(super) observed: CudaBuffer<f32>,
     /// Delayed scales.
-    scales: CudaBuffer<f32>,
+    pub(super) scales: CudaBuffer<f32>,
+    /// Entries that tensors of this run have.
+    used: Cell<usize>,
 }
 
 impl<'c> Supply<'c> {
-    /// A supply for `tensors` tensors.
-    pub(super) fn new(cuda: &'c Cuda, tensors: usize) -> Result<Self> {
+    /// A supply for `tensors` tensors of `shape`.
+    pub(super) fn new(cuda: &'c Cuda, tensors: usize, shape: Shape) -> Result<Self> {
+        // An amax of the tensor for each orientation, or of each row and each column.
+        let entries = tensors * (shape.rows + shape.cols).max(2);
         let random = Philox::new(7, 0);
         let value = |i: u64| {
             let word = random.block(i / 4)[(i % 4) as usize];
@@ -37,8 +41,9 @@ impl<'c> Supply<'c> {
             cuda,
             floats: cuda.upload(&values)?,
             halves: cuda.upload(&halves)?,
-            observed: cuda.alloc(tensors)?,
-            scales: cuda.upload(&vec![1.0f32; tensors])?,
+            observed: cuda.alloc(entries)?,
+            scales: cuda.upload(&vec![1.0f32; entries])?,
+            used: Cell::new(0),
         })
     }
 
@@ -68,18 +73,17 @@ impl<'c> Supply<'c> {
         self.noise(&self.cuda.upload(&noise)?, len)
     }
 
-    /// An encode of both orientations of tensor `index`, with block scales in `form` where they have
-    /// it.
+    /// An encode of `usage` as `quantizers` say, with block scales in `form` where they have it.
     pub(super) fn encode(
         &self,
-        recipe: &AnyRecipe,
+        quantizers: &Quantizers,
         shape: Shape,
+        usage: Usage,
         source: Source<Cuda>,
-        index: usize,
         form: Form,
     ) -> Result<EncodeJob<Cuda>> {
         let mut targets = Vec::new();
-        for spec in recipe.buffers(Usage::BOTH) {
+        for spec in quantizers.buffers(usage) {
             let first = targets.len();
             if form != Form::Compact && spec.key.part == Part::BlockScale {
                 for orientation in spec.key.usage.orientations() {
@@ -94,79 +98,61 @@ impl<'c> Supply<'c> {
         }
         Ok(EncodeJob {
             shape,
-            kernel: recipe.kernel(),
+            kernels: quantizers.kernels(),
             source,
-            source_rounding: recipe.source_rounding(),
-            tensor: self.tensor(recipe, index),
+            source_rounding: SourceRounding::F32,
+            tensor: self.tensor(quantizers, shape, usage),
             targets,
             stochastic: None,
         })
     }
 
-    /// What the encode of tensor `index` reads.
-    fn tensor(&self, recipe: &AnyRecipe, index: usize) -> Option<TensorInput<Cuda>> {
-        let slot = |buffer: &CudaBuffer<f32>| {
-            let buffer = buffer.clone();
-            Slot { buffer, index }
-        };
-        let observed = |pow2, epsilon| TensorInput::Observed {
-            slot: slot(&self.observed),
-            pow2,
-            epsilon,
-        };
-        match recipe.scale_source() {
-            ScaleSource::None | ScaleSource::BlockAmax => None,
-            ScaleSource::History { .. } => Some(TensorInput::Known(slot(&self.scales))),
-            ScaleSource::TensorAmax { pow2, epsilon } => Some(observed(pow2, epsilon)),
-            ScaleSource::TensorAndBlockAmax => Some(observed(false, 0.0)),
+    /// What an encode of one more tensor reads of the tensor or its lines.
+    pub(super) fn tensor(
+        &self,
+        quantizers: &Quantizers,
+        shape: Shape,
+        usage: Usage,
+    ) -> [Option<TensorInput<Cuda>>; 2] {
+        let mut inputs = [None, None];
+        for served in quantizers.outer_usages(usage) {
+            for orientation in served.orientations().take(1) {
+                let rule = quantizers.of(orientation).kernel.scale;
+                let Some((extent, _)) = rule.outer() else {
+                    continue;
+                };
+                let index = self.used.get();
+                self.used.set(index + extent.entries(orientation, shape));
+                let slot = |buffer: &CudaBuffer<f32>| {
+                    let buffer = buffer.clone();
+                    Slot { buffer, index }
+                };
+                let input = match rule.is_delayed() {
+                    true => TensorInput::Known(slot(&self.scales)),
+                    false => TensorInput::Observed(slot(&self.observed)),
+                };
+                for orientation in served.orientations() {
+                    inputs[orientation as usize] = Some(input.clone());
+                }
+            }
         }
+        inputs
     }
 
-    /// From the amax of tensor `index` to the scale of its next encode, where that is delayed.
-    pub(super) fn history(
-        &self,
-        recipe: &AnyRecipe,
-        index: usize,
-    ) -> Result<Option<HistoryJob<Cuda>>> {
-        let ScaleSource::History {
-            window,
-            algorithm,
-            margin,
-        } = recipe.scale_source()
-        else {
-            return Ok(None);
-        };
-        Ok(Some(HistoryJob {
-            observed: self.observed.clone(),
-            scales: self.scales.clone(),
-            index,
-            history: self.cuda.alloc(window)?,
-            algorithm,
-            margin,
-            element: recipe.kernel().element,
-        }))
+    /// Begins another run: its tensors have the entries of those before.
+    pub(super) fn begin(&self) {
+        self.used.set(0);
     }
 
     /// A step with f32 state and a bf16 gradient, without an encode.
     pub(super) fn adamw(&self, shape: Shape) -> Result<AdamwJob<Cuda>> {
         let len = shape.elements();
-        Ok(AdamwJob {
-            master: self.floats(len)?,
-            moments: Moments::F32 {
-                exp_avg: self.cuda.alloc(len)?,
-                exp_avg_sq: self.cuda.alloc(len)?,
-            },
-            grad: Source::Bf16(self.halves(len)?),
-            group: 0,
-            mode: AdamMode::AdamW,
-            source_rounding: lowp_format::SourceRounding::F32,
-            amax: None,
-            encode: None,
-        })
+        let grad = Source::Bf16(self.halves(len)?);
+        Ok(AdamwJob::new(self.cuda, self.floats(len)?, grad)?)
     }
 }
 
 /// Bytes of all targets.
-pub(super) fn target_bytes(job: &EncodeJob<Cuda>) -> usize {
-    job.targets.iter().map(|target| target.bytes.len()).sum()
+pub(super) fn target_bytes(targets: &[Target<Cuda>]) -> usize {
+    targets.iter().map(|target| target.bytes.len()).sum()
 }

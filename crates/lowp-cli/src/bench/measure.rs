@@ -4,6 +4,7 @@ use super::cases::{Case, Made};
 use super::data::Supply;
 use super::report::Row;
 use anyhow::{Context, Result};
+use lowp_format::Shape;
 use lowp_kernels::{
     AdamScalars, Backend, Cuda, CudaBuffer, CudaGraph, CudaMark, CudaPlan, KernelError, StepScalars,
 };
@@ -85,7 +86,7 @@ fn scalars(step: u64) -> StepScalars {
 
 /// Measures one row.
 pub(super) fn row(cuda: &Cuda, case: &Case, runs: u32, copy_gb_per_s: f64) -> Result<Row> {
-    let supply = Supply::new(cuda, case.tensors())?;
+    let supply = Supply::new(cuda, case.tensors(), case.shape())?;
     let first = case.make(&supply)?;
     let (bytes, launches) = (first.bytes, first.work.len());
     let sets = (BEYOND_CACHE * cuda.cache_bytes()?)
@@ -120,7 +121,7 @@ pub(super) fn row(cuda: &Cuda, case: &Case, runs: u32, copy_gb_per_s: f64) -> Re
 /// Bytes read and written per second by a copy between large buffers, in 10^9.
 pub(super) fn copy_rate(cuda: &Cuda, shrink: usize) -> Result<f64> {
     let len = (1 << 30) / shrink;
-    let supply = Supply::new(cuda, 1)?;
+    let supply = Supply::new(cuda, 1, Shape::new(1, 1))?;
     let from = supply.bytes(len)?;
     let to: CudaBuffer<u8> = cuda.alloc(len)?;
     let times = time(cuda, 20, |_| cuda.copy::<u8>(&from, 0..len, &to, 0))?;

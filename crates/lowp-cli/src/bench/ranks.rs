@@ -5,7 +5,7 @@ use super::report::{RankRow, RanksReport};
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::{Context, Result, anyhow};
-use lowp_format::{AnyRecipe, Phase, Recipe, ScaleSource, Shape};
+use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
@@ -446,11 +446,10 @@ impl Rank<'_> {
             accounted / 1_000_000,
             settled.saturating_sub(after) / 1_000_000
         ));
-        // Gradients are read for the norm, too; scales of the tensor need a second pass over the masters.
-        let passes = match recipe.scale_source() {
-            ScaleSource::TensorAmax { .. } | ScaleSource::TensorAndBlockAmax => 4,
-            _ => 0,
-        };
+        // Gradients are read for the norm, too; amaxes of the tensor or its lines need a second pass over the masters.
+        let kernels = recipe.quantizers(Role::Weight).kernels();
+        let waits = kernels.iter().any(|key| key.scale.waits_for_amax());
+        let passes = if waits { 4 } else { 0 };
         let bytes = elements * (4 + 28 + passes) + codes;
         let gb_per_s = bytes as f64 / milliseconds / 1e6;
         Ok(RankRow {

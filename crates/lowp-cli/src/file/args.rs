@@ -2,12 +2,12 @@
 
 use super::cast::{has_delayed_scale, is_scale};
 use super::input_error::input_error;
-use super::names::{FormatName, ScaleModeName, ScalesName, UsageName};
+use super::names::{ScalesName, UsageName};
 use super::select::{Pattern, Select};
-use crate::recipes::RecipeName;
+use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message};
 use anyhow::Result;
 use globset::Glob;
-use lowp_format::{AnyRecipe, Form, FormatError, Fp8Format, Recipe, RecipeOptions, Usage};
+use lowp_format::{AnyRecipe, Form, Recipe, Usage};
 
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
@@ -16,10 +16,6 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "NAME", value_parser = RecipeName::default())]
     recipe: String,
 
-    /// FP8 codes, of a recipe that has the choice [default: e4m3]
-    #[arg(long, value_name = "FORMAT")]
-    format: Option<FormatName>,
-
     /// Orientations to write
     #[arg(long, value_name = "USAGE", default_value = "both")]
     usage: UsageName,
@@ -27,14 +23,6 @@ pub(super) struct RecipeArgs {
     /// Form of the block scales
     #[arg(long, value_name = "FORM", default_value = "padded")]
     scales: ScalesName,
-
-    /// Rounding of E8M0 block scales [default: te]
-    #[arg(long, value_name = "MODE")]
-    scale_mode: Option<ScaleModeName>,
-
-    /// Round per-tensor scales down to a power of two
-    #[arg(long)]
-    pow2: bool,
 
     /// Encode scale of delayed scaling [default: from each tensor's own amax]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -51,7 +39,13 @@ pub(super) struct RecipeArgs {
     /// Pass through what the recipe cannot take, instead of stopping; such tensors are named at the end
     #[arg(long)]
     keep_unfit: bool,
+
+    #[command(flatten)]
+    options: RecipeOptionArgs,
 }
+
+/// What files have of a recipe unless they are told otherwise: a file holds no gradients.
+const DEFAULTS: [(&str, &str); 1] = [("format", "e4m3")];
 
 /// How one tensor is quantized.
 #[derive(Clone, Copy, Debug)]
@@ -68,29 +62,8 @@ impl RecipeArgs {
     /// # Errors
     /// No such recipe, or an option that it does not have.
     pub(super) fn setup(&self) -> Result<Setup> {
-        let make = |format: Option<Fp8Format>| {
-            let options = RecipeOptions {
-                format,
-                pow2: self.pow2.then_some(true),
-                mx_scale: self.scale_mode.map(Into::into),
-                ..RecipeOptions::default()
-            };
-            AnyRecipe::from_name(&self.recipe, &options)
-        };
-        let format = self.format.map_or(Fp8Format::E4M3, Into::into);
-        let recipe = match make(Some(format)) {
-            // A default is no request.
-            Err(FormatError::UnusedOption {
-                option: "format", ..
-            }) if self.format.is_none() => make(None),
-            made => made,
-        };
-        let recipe = recipe.map_err(|e| match e {
-            FormatError::UnusedOption { recipe, option } => {
-                let option = if option == "mx_scale" { "scale-mode" } else { option };
-                input_error(format!("{recipe} has no option --{option}; leave it out, or choose a recipe that has it"))
-            }
-            e => input_error(format!("--recipe: {e}")),
+        let recipe = self.options.recipe(&self.recipe, &DEFAULTS).map_err(|e| {
+            input_error(flag_message(&e).unwrap_or_else(|| format!("--recipe: {e}")))
         })?;
         if let Some(scale) = self.delayed_scale {
             if !has_delayed_scale(&recipe) {

@@ -1,10 +1,11 @@
 //! The cast of one matrix, or of one rank's rows of it.
 
+use super::fields::keeps_amax;
 use super::write::Pass;
 use anyhow::Result;
-use lowp_format::{AnyRecipe, BufferSpec, QuantizedTensor, Recipe, ScaleSource, Shape};
+use lowp_format::{AnyRecipe, BufferSpec, Orientation, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
-use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ShardError};
+use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ScaleSlot, ShardError};
 
 /// A quantized tensor in memory.
 pub(super) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
@@ -24,15 +25,16 @@ pub(super) fn cast<B: Backend>(
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
-    let slot = item.slot;
+    let slot = delayed_slot(&item);
     let book = book.build(backend)?;
     // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book)? {
-        Some(job) if pass == Pass::Numbers => {
+        Some(job) if pass == Pass::Numbers && keeps_amax(&tensor.recipe()) => {
             let out = backend.alloc::<f32>(1)?;
             backend.once(Work::Amax(vec![AmaxJob {
                 out: out.clone(),
                 tensor: Some(0),
+                blocks: Vec::new(),
                 ..job
             }]))?;
             comm.all_reduce_max(&out)?;
@@ -51,9 +53,16 @@ pub(super) fn cast<B: Backend>(
     Ok(amax)
 }
 
+/// Where the delayed scale of `item` is, if it has one.
+pub(super) fn delayed_slot<B: Backend>(item: &CastItem<B>) -> Option<ScaleSlot> {
+    let mut kernels = item.kernels.iter().zip(item.slots);
+    kernels.find_map(|(key, slot)| slot.filter(|_| key.scale.is_delayed()))
+}
+
 /// Whether `recipe` encodes with a scale that is known before the values.
 pub(super) fn has_delayed_scale(recipe: &impl Recipe) -> bool {
-    matches!(recipe.scale_source(), ScaleSource::History { .. })
+    let delayed = |orientation| recipe.kernel(orientation).scale.is_delayed();
+    Orientation::ALL.into_iter().any(delayed)
 }
 
 /// Whether values can be encoded with `scale`.

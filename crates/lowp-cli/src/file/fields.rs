@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use lowp_format::{
-    BufferKey, BufferSpec, Code, Form, FormatError, Orientation, Part, Recipe, ScaleLayout, Shape,
-    Usage,
+    BufferKey, BufferSpec, Code, Extent, Form, FormatError, Orientation, Part, Recipe, ScaleLayout,
+    Shape, Usage,
 };
 use safetensors::Dtype;
 
@@ -91,27 +91,27 @@ pub(super) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     }
 }
 
-/// The shape that arithmetic sees: where there are no elements there are no rows to walk either, however many the file
-/// states.
-pub(super) fn worked(shape: Shape) -> Shape {
-    if shape.elements() == 0 {
+/// The shape that arithmetic sees of `shape`, which is `full` or the rows of a rank: where the tensor has no elements
+/// there are no rows and no columns to walk either, however many the file states.
+pub(super) fn worked(shape: Shape, full: Shape) -> Shape {
+    if full.elements() == 0 {
         Shape::new(0, 0)
     } else {
         shape
     }
 }
 
-/// The fields of a tensor of `shape` that holds `specs` and serves `usage`, block scales in `form`.
+/// The fields of a tensor of `shape`, all or some rows of `full`, that holds `specs` and serves `usage`, block scales in `form`.
 ///
 /// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form
-/// it is stored once, under the rowwise names.
+/// it is stored once, under the rowwise names. Scales and amaxes of lines are arrays, whatever the form.
 ///
 /// # Errors
 /// Block scales that do not have that form.
 pub(super) fn fields(
     recipe: &impl Recipe,
     specs: &[BufferSpec],
-    shape: Shape,
+    [shape, full]: [Shape; 2],
     usage: Usage,
     form: Form,
 ) -> Result<Vec<Field>, FormatError> {
@@ -120,7 +120,7 @@ pub(super) fn fields(
         let (layout, what) = match spec.key.part {
             Part::Data => (Form::Compact, "data"),
             Part::BlockScale => (form, "scale_inv"),
-            Part::DecodeScale | Part::TensorAmax => continue,
+            Part::DecodeScale | Part::Amax => continue,
         };
         for orientation in written(spec, usage, form) {
             let content = Content::Buffer {
@@ -135,33 +135,53 @@ pub(super) fn fields(
             ));
         }
     }
-    for spec in specs {
-        let content = |orientation| Content::Buffer {
-            key: spec.key,
-            orientation,
-        };
-        match spec.key.part {
-            Part::Data | Part::BlockScale => {}
-            Part::TensorAmax => {
-                let content = content(Orientation::Rowwise);
-                fields.push(Field::number("amax".to_owned(), content));
-                return Ok(fields);
-            }
-            Part::DecodeScale => {
-                for orientation in Orientation::ALL {
+    for spec in specs.iter().filter(|spec| spec.key.part.is_outer()) {
+        for orientation in spec.key.usage.orientations() {
+            let name = match (spec.key.part, orientation) {
+                (Part::Amax, Orientation::Rowwise) => AMAX.to_owned(),
+                // One that serves both is written once.
+                (Part::Amax, _) if spec.key.usage != Usage::COLUMNWISE => continue,
+                (Part::Amax, _) => format!("{AMAX}_{orientation}"),
+                _ => {
                     let data = format!("{orientation}_data");
-                    if fields.iter().any(|field| field.suffix == data) {
-                        let name = format!("{orientation}_scale_inv");
-                        fields.push(Field::number(name, content(orientation)));
+                    if !fields.iter().any(|field| field.suffix == data) {
+                        continue;
                     }
+                    format!("{orientation}_scale_inv")
                 }
+            };
+            let key = spec.key;
+            let content = Content::Buffer { key, orientation };
+            if spec.is_scalar() {
+                fields.push(Field::number(name, content));
+                continue;
             }
+            // Nothing has no lines.
+            let lines = worked(shape, full);
+            let layout = ScaleLayout::new(spec, lines, orientation, Form::Compact)?;
+            let mut field = Field::array(name, content, layout);
+            if key.part == Part::Amax {
+                // A vector.
+                field.shape.truncate(1);
+            }
+            fields.push(field);
         }
     }
-    if recipe.scale_source().observes_tensor_amax() {
-        fields.push(Field::number("amax".to_owned(), Content::Amax));
+    if keeps_amax(recipe) && !fields.iter().any(|field| field.suffix == AMAX) {
+        fields.push(Field::number(AMAX.to_owned(), Content::Amax));
     }
     Ok(fields)
+}
+
+/// The suffix of the amax of a tensor.
+const AMAX: &str = "amax";
+
+/// Whether a scale of the whole tensor follows from its amax, which the file keeps beside it.
+pub(super) fn keeps_amax(recipe: &impl Recipe) -> bool {
+    Orientation::ALL.into_iter().any(|orientation| {
+        let of_tensor = Some((Extent::Tensor, Part::DecodeScale));
+        recipe.kernel(orientation).scale.outer() == of_tensor
+    })
 }
 
 /// The orientations under whose names a buffer is written.

@@ -1,6 +1,7 @@
 //! `--flat-cuts`: the cast of a matrix by ranks that each own a slice of its flattened elements (ZeRO-1).
 
-use super::cast::{Tensor, empty};
+use super::cast::{Tensor, delayed_slot, empty};
+use super::fields::keeps_amax;
 use super::input_error::{file_error, input_error};
 use super::meta::MAX_WORLD;
 use super::model::Model;
@@ -131,8 +132,8 @@ impl Flat<'_> {
         let flat = FlatWeights::new(backend, comm, &book, &[param])?;
         let item = &flat.items()[0];
         // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
-        let amax = match (item.slot, item.amax_job(&book)?) {
-            (Some(_), Some(job)) if self.pass == Pass::Numbers => {
+        let amax = match item.amax_job(&book)? {
+            Some(job) if self.pass == Pass::Numbers && keeps_amax(&self.recipe) => {
                 let out = backend.alloc::<f32>(1)?;
                 backend.once(Work::Amax(vec![AmaxJob {
                     out: out.clone(),
@@ -145,7 +146,7 @@ impl Flat<'_> {
             }
             _ => None,
         };
-        match (self.delayed_scale, item.slot) {
+        match (self.delayed_scale, delayed_slot(item)) {
             (Some(scale), Some(slot)) => {
                 book.set_scale(slot, scale)?;
                 flat.cast(&book)?;

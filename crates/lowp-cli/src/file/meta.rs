@@ -5,11 +5,10 @@ use super::fields::{self, Field};
 use super::input_error::file_error;
 use super::model::Model;
 use super::names::Named;
+use super::options::Options;
 use crate::output::{message, shown};
 use anyhow::Result;
-use lowp_format::{
-    AnyRecipe, BufferList, Form, FormatError, Recipe, RecipeOptions, RowCuts, Shape, Usage,
-};
+use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,9 +20,6 @@ pub(super) const FORMAT: &str = "1";
 /// What the key of a tensor begins with; its name follows.
 const TENSOR_PREFIX: &str = "lowp.tensor.";
 
-/// Longest history of amaxes that a file is believed: whoever makes the tensor again has room for all of it.
-const MAX_HISTORY: usize = 1 << 16;
-
 /// The key of tensor `name`.
 pub(super) fn key(name: &str) -> String {
     format!("{TENSOR_PREFIX}{name}")
@@ -32,70 +28,6 @@ pub(super) fn key(name: &str) -> String {
 /// Whether a key is one of ours, to be left out when metadata are copied.
 pub(super) fn is_ours(key: &str) -> bool {
     key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX)
-}
-
-/// Recipe options by name; those at a recipe's disposal are all there.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct Options {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    margin: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    history: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    amax_algorithm: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pow2: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    epsilon: Option<f32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mx_scale: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    source_rounding: Option<String>,
-}
-
-impl From<RecipeOptions> for Options {
-    fn from(options: RecipeOptions) -> Self {
-        fn label(value: Option<impl Named>) -> Option<String> {
-            value.map(|value| value.label().to_owned())
-        }
-        Self {
-            format: label(options.format),
-            margin: options.margin,
-            history: options.history,
-            amax_algorithm: label(options.amax_algorithm),
-            pow2: options.pow2,
-            epsilon: options.epsilon,
-            mx_scale: label(options.mx_scale),
-            source_rounding: label(options.source_rounding),
-        }
-    }
-}
-
-impl Options {
-    fn read(&self) -> Result<RecipeOptions, String> {
-        fn value<T: Named>(what: &str, name: Option<&String>) -> Result<Option<T>, String> {
-            name.map(|name| T::named(name).ok_or_else(|| format!("it has no {what} '{name}'")))
-                .transpose()
-        }
-        if let Some(history) = self.history.filter(|&history| history > MAX_HISTORY) {
-            return Err(format!(
-                "a history of {history} amaxes is longer than the {MAX_HISTORY} that are possible"
-            ));
-        }
-        Ok(RecipeOptions {
-            format: value("format", self.format.as_ref())?,
-            margin: self.margin,
-            history: self.history,
-            amax_algorithm: value("amax_algorithm", self.amax_algorithm.as_ref())?,
-            pow2: self.pow2,
-            epsilon: self.epsilon,
-            mx_scale: value("mx_scale", self.mx_scale.as_ref())?,
-            source_rounding: value("source_rounding", self.source_rounding.as_ref())?,
-        })
-    }
 }
 
 /// The part of a tensor that a rank file holds.
@@ -158,12 +90,14 @@ pub(super) struct Quantized {
 
 impl Quantized {
     fn read(name: &str, json: &str) -> Result<Self, String> {
-        let text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        let mut text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
         let named = |what: &str, name: &str| format!("it has no {what} '{name}'");
         let usage = |name: &str| Usage::named(name).ok_or_else(|| named("usage", name));
         let form = |name: &str| Form::named(name).ok_or_else(|| named("scales", name));
         let problem = |e: FormatError| e.to_string();
-        let recipe = AnyRecipe::from_name(&text.recipe, &text.options.read()?).map_err(problem)?;
+        let recipe = text.options.recipe(&text.recipe)?;
+        // Whatever the file leaves out, or calls by an older name.
+        text.options = Options::of(&recipe);
         if let Some(scale) = text.delayed_scale
             && !(has_delayed_scale(&recipe) && is_scale(scale))
         {
@@ -191,7 +125,8 @@ impl Quantized {
             }
         };
         let usage = usage(&text.usage)?;
-        let fields = fields::fields(&recipe, &specs, shape, usage, form).map_err(problem)?;
+        let fields =
+            fields::fields(&recipe, &specs, [shape, full], usage, form).map_err(problem)?;
         Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
         let name = name.to_owned();
         Ok(Self {

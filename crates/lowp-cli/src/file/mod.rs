@@ -16,6 +16,7 @@ mod map;
 mod meta;
 mod model;
 mod names;
+mod options;
 mod pack;
 mod progress;
 mod quantize;
@@ -35,8 +36,8 @@ mod write;
 
 use anyhow::Result;
 use clap::Subcommand;
-use lowp_format::{AnyRecipe, Recipe};
-use serde_json::{Map, Value};
+
+pub(crate) use options::Options;
 
 /// The file commands.
 #[derive(Debug, Subcommand)]
@@ -47,15 +48,6 @@ pub(crate) enum Command {
     Unshard(unshard::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
-}
-
-/// The options of `recipe` with their values, as file metadata say them.
-///
-/// # Errors
-/// An option that has no JSON form.
-pub(crate) fn options_of(recipe: &AnyRecipe) -> Result<Map<String, Value>> {
-    let value = serde_json::to_value(meta::Options::from(recipe.options()))?;
-    Ok(value.as_object().cloned().unwrap_or_default())
 }
 
 /// Runs one file command.

@@ -1,26 +1,8 @@
-//! The words that options and file metadata use for the values of the format crate.
+//! The words that options and file metadata use for usages, forms and dtypes; recipes say those of their options.
 
 use clap::ValueEnum;
-use lowp_format::{AmaxAlgorithm, Form, Fp8Format, MxScale, Orientation, SourceRounding, Usage};
+use lowp_format::{Form, Orientation, Usage};
 use safetensors::Dtype;
-
-/// FP8 codes.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum FormatName {
-    /// 4 exponent and 3 mantissa bits
-    E4m3,
-    /// 5 exponent and 2 mantissa bits
-    E5m2,
-}
-
-impl From<FormatName> for Fp8Format {
-    fn from(name: FormatName) -> Self {
-        match name {
-            FormatName::E4m3 => Fp8Format::E4M3,
-            FormatName::E5m2 => Fp8Format::E5M2,
-        }
-    }
-}
 
 /// Orientations that are written.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -103,24 +85,6 @@ impl From<ScalesName> for Form {
     }
 }
 
-/// Rounding of E8M0 scales.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum ScaleModeName {
-    /// Up: no block maximum is clipped
-    Te,
-    /// Down to the exponent of the maximum, as OCP MX 1.0 says
-    OcpFloor,
-}
-
-impl From<ScaleModeName> for MxScale {
-    fn from(name: ScaleModeName) -> Self {
-        match name {
-            ScaleModeName::Te => MxScale::Te,
-            ScaleModeName::OcpFloor => MxScale::OcpFloor,
-        }
-    }
-}
-
 /// A value with a name in file metadata.
 pub(super) trait Named: Copy + 'static {
     /// Every value.
@@ -135,51 +99,6 @@ pub(super) trait Named: Copy + 'static {
             .iter()
             .copied()
             .find(|value| value.label() == name)
-    }
-}
-
-impl Named for Fp8Format {
-    const ALL: &'static [Self] = &[Fp8Format::E4M3, Fp8Format::E5M2, Fp8Format::Hybrid];
-
-    fn label(self) -> &'static str {
-        match self {
-            Fp8Format::E4M3 => "e4m3",
-            Fp8Format::E5M2 => "e5m2",
-            Fp8Format::Hybrid => "hybrid",
-        }
-    }
-}
-
-impl Named for MxScale {
-    const ALL: &'static [Self] = &[MxScale::Te, MxScale::OcpFloor];
-
-    fn label(self) -> &'static str {
-        match self {
-            MxScale::Te => "te",
-            MxScale::OcpFloor => "ocp-floor",
-        }
-    }
-}
-
-impl Named for AmaxAlgorithm {
-    const ALL: &'static [Self] = &[AmaxAlgorithm::Max, AmaxAlgorithm::MostRecent];
-
-    fn label(self) -> &'static str {
-        match self {
-            AmaxAlgorithm::Max => "max",
-            AmaxAlgorithm::MostRecent => "most-recent",
-        }
-    }
-}
-
-impl Named for SourceRounding {
-    const ALL: &'static [Self] = &[SourceRounding::F32, SourceRounding::ViaBf16];
-
-    fn label(self) -> &'static str {
-        match self {
-            SourceRounding::F32 => "f32",
-            SourceRounding::ViaBf16 => "via-bf16",
-        }
     }
 }
 

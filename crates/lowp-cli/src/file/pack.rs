@@ -4,18 +4,23 @@ use super::cast::Tensor;
 use super::fields::{Content, Field};
 use super::write::{Parts, Pass, Sink};
 use anyhow::{Context, Result};
-use lowp_format::{BufferList, BufferSpec, Form, Part};
+use lowp_format::{BufferList, BufferSpec, Form, Part, Usage};
 use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
 
 /// The buffers among `specs` that the fields of a pass are made of.
 pub(super) fn buffers_of(specs: &[BufferSpec], pass: Pass) -> BufferList {
-    let number = |spec: &&BufferSpec| spec.key.part.is_per_tensor();
-    let specs = specs.iter();
-    match pass {
-        Pass::Numbers => specs.filter(number).copied().collect(),
-        Pass::Arrays => specs.copied().collect(),
+    let specs = specs.iter().copied();
+    if pass == Pass::Numbers && numbers_stand_alone(specs.clone()) {
+        return specs.filter(|spec| spec.key.part.is_outer()).collect();
     }
+    specs.collect()
+}
+
+/// Whether the numbers of a tensor can be made without its arrays: each is of the tensor, whatever orientations it has.
+pub(super) fn numbers_stand_alone(specs: impl Iterator<Item = BufferSpec>) -> bool {
+    let mut outer = specs.filter(|spec| spec.key.part.is_outer());
+    outer.all(|spec| spec.is_scalar() && spec.key.usage == Usage::BOTH)
 }
 
 /// Bytes that are copied from the device at a time.

@@ -8,6 +8,7 @@ use super::input_error::file_error;
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
+use super::options::Options;
 use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
 use super::select::{Choice, Matrix};
@@ -35,7 +36,8 @@ use std::path::PathBuf;
 
 A tensor T of two or more dimensions (F32, BF16, F16; leading ones flatten to rows) becomes
 T.rowwise_data, T.rowwise_scale_inv, T.columnwise_data, T.columnwise_scale_inv and, where the
-recipe looks at the tensor's amax, T.amax. Others pass through unchanged, integers of any shape
+recipe looks at the tensor's amax, T.amax (of rows: T.amax, of columns: T.amax_columnwise). FP8
+codes are E4M3 unless --format says otherwise. Others pass through unchanged, integers of any shape
 among them. The file's metadata say under lowp.tensor.T what T was and how it was quantized.
 
 A file that is replaced keeps its permissions; its owner is who runs the command.", recipe = example()))]
@@ -118,7 +120,7 @@ pub(super) fn outputs<'a, B: Backend>(
         };
         let Matrix { shape, setup } = matrix;
         let specs = setup.recipe.buffers(setup.usage);
-        let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+        let fields = fields::fields(&setup.recipe, &specs, [shape; 2], setup.usage, setup.form)
             .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
         sources.push(tensor.len());
         items.extend(made_items(jobs.len(), tensor.name, &fields));
@@ -134,7 +136,7 @@ pub(super) fn outputs<'a, B: Backend>(
         let (full, amax) = match &cuts {
             None => {
                 let source = load(0..shape.elements())?;
-                let full = empty(backend, recipe, worked(*shape), &specs)?;
+                let full = empty(backend, recipe, worked(*shape, *shape), &specs)?;
                 let solo = LocalComm::solo(backend);
                 let amax = cast(backend, &solo, &full, source, delayed_scale, pass)?;
                 (full, amax)
@@ -142,7 +144,7 @@ pub(super) fn outputs<'a, B: Backend>(
             Some(cuts) => {
                 let flat = Flat {
                     recipe,
-                    shape: worked(*shape),
+                    shape: worked(*shape, *shape),
                     specs: &specs,
                     delayed_scale,
                     pass,
@@ -199,7 +201,7 @@ pub(super) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
 pub(super) fn text(setup: &Setup, tensor: Tensor<'_>, usage: Usage) -> Text {
     Text {
         recipe: setup.recipe.name().to_owned(),
-        options: setup.recipe.options().into(),
+        options: Options::of(&setup.recipe),
         shape: tensor.shape.to_vec(),
         dtype: Named::label(tensor.dtype).to_owned(),
         usage: usage.label().to_owned(),

@@ -55,7 +55,7 @@ impl Stats {
         let saturated = count(&|value| value.abs() >= code.max_finite());
         let part = tensor
             .part(orientation, Part::BlockScale)
-            .or_else(|| tensor.per_tensor());
+            .or_else(|| tensor.outer(orientation));
         let (mut scales, mut range) = (0, None::<[f32; 2]>);
         if let Some(scale) = part {
             let bytes = scale.storage.read()?;

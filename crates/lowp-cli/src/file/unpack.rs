@@ -31,9 +31,12 @@ pub(super) fn unpack<B: Backend>(
     let serves =
         |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
     let specs = tensor.specs.iter().filter(serves).copied();
-    QuantizedTensor::with_buffers(tensor.recipe, worked(tensor.shape), specs, |spec, _| {
-        read(backend, model, tensor, spec, orientation)
-    })
+    QuantizedTensor::with_buffers(
+        tensor.recipe,
+        worked(tensor.shape, tensor.full),
+        specs,
+        |spec, _| read(backend, model, tensor, spec, orientation),
+    )
 }
 
 /// The values of `tensor` as `orientation` serves them.

@@ -6,7 +6,7 @@ use super::fields::{self, Content, Field, holding, worked};
 use super::input_error::{file_error, input_error};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::{Packed, buffers_of};
+use super::pack::{Packed, buffers_of, numbers_stand_alone};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
@@ -236,6 +236,7 @@ impl World {
         {
             // The length that the file was found to have when it was opened.
             let rows = tensor.full.with_rows(cuts.range(rank).len());
+            let rows = worked(rows, tensor.full);
             let found = match field.content {
                 Content::Buffer { orientation, .. } => {
                     ScaleLayout::new(spec, rows, orientation, Form::Compact)?.bytes()
@@ -263,13 +264,14 @@ impl World {
     fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
-        let (full, recipe) = (worked(tensor.full), tensor.recipe);
+        let (full, recipe) = (worked(tensor.full, tensor.full), tensor.recipe);
         let cuts = match full.rows {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
         let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        if pass == Pass::Numbers {
+        let specs = recipe.buffers(*usage);
+        if pass == Pass::Numbers && numbers_stand_alone(specs.iter().copied()) {
             plan.steps
                 .retain(|step| matches!(step, GatherStep::Replicated { .. }));
         }
@@ -279,7 +281,7 @@ impl World {
             buffers: Vec::new(),
         };
         run_steps(&plan, &mut gathered)?;
-        let specs = buffers_of(&recipe.buffers(*usage), pass);
+        let specs = buffers_of(&specs, pass);
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
@@ -353,7 +355,7 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
     for (name, (tensor, _)) in &world.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
-        let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
+        let fields = fields::fields(&tensor.recipe, &specs, [tensor.full; 2], usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;

@@ -6,6 +6,7 @@ mod corpus;
 mod json;
 mod memory;
 mod model;
+mod modifier;
 mod progress;
 mod recipes;
 mod reference;
@@ -18,8 +19,9 @@ mod variant;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
+pub(crate) use modifier::{Known, modifiers};
 pub(crate) use reference::plain_recipe;
-pub(crate) use variant::{MODIFIERS, Variant};
+pub(crate) use variant::Variant;
 
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;

@@ -2,7 +2,7 @@
 
 use super::variant::Variant;
 use crate::usage::UsageError;
-use lowp_format::{AnyRecipe, PlainF32, Recipe, ScaleRule};
+use lowp_format::{AnyRecipe, KernelKey, PlainF32, Recipe, Role, ScaleRule};
 
 /// The name of the run that every gap is measured against.
 pub(crate) const BASELINE: &str = PlainF32::NAME;
@@ -50,11 +50,12 @@ pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, Usage
                  products, or modify a recipe whose scales follow from the values"
             )));
         }
-        let kernel = recipe.kernel();
-        if kernel.element.bits() >= 16 && kernel.scale != ScaleRule::None {
+        let kernels = recipe.quantizers(Role::Weight).kernels();
+        let wide = |key: &&KernelKey| key.element.bits() >= 16 && key.scale != ScaleRule::None;
+        if let Some(key) = kernels.iter().find(wide) {
             return Err(UsageError::new(format!(
                 "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
-                kernel.element
+                key.element
             )));
         }
         runs.push(Run { name, recipe });

@@ -2,7 +2,9 @@
 
 use super::config::Config;
 use lowp_candle::Sharding;
-use lowp_format::{AnyRecipe, Code, FormatError, PhasePlans, Recipe, RowCuts, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Code, FormatError, Orientation, PhasePlans, Recipe, RowCuts, Shape, Usage,
+};
 
 /// Bytes of all linear weights of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +15,7 @@ pub(crate) struct Reference {
 
 /// The recipe that stores values of `code` as they are.
 pub(crate) fn plain_recipe(code: Code) -> Option<AnyRecipe> {
-    let plain = |recipe: &AnyRecipe| recipe.kernel().element == code;
+    let plain = |recipe: &AnyRecipe| recipe.kernel(Orientation::Rowwise).element == code;
     AnyRecipe::all().into_iter().find(plain)
 }
 

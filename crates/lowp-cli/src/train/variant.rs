@@ -1,80 +1,21 @@
-//! [`Variant`]: a recipe with ingredients swapped, for controls that should train worse.
+//! [`Variant`]: a recipe with options set, or with ingredients swapped for controls that should train worse.
 //!
 //! It is a recipe that `lowp-format` does not list: `NAME+MODIFIER+MODIFIER`.
 
-use std::collections::BTreeSet;
 use std::str::FromStr;
 
+use super::modifier::{self, Control, Modifier};
 use super::plain_recipe;
 use crate::usage::UsageError;
 use lowp_format::{
-    AnyRecipe, BufferList, BufferSpec, Code, FormatError, Fp8Format, KernelKey, MxScale, Operand,
-    Part, Recipe, RecipeOptions, Role, Rounding, ScaleRule, ScaleSource, Shape, SourceRounding,
-    Usage,
+    AnyRecipe, Code, Extent, FormatError, KernelKey, Operand, Orientation, Quantizer, Quantizers,
+    Recipe, RecipeOptions, Role, ScaleRule, Shape, SourceRounding, Usage,
 };
-
-/// The modifiers and what they do.
-pub(crate) const MODIFIERS: [(&str, &str); 16] = [
-    ("e4m3", "E4M3 codes for gradients too"),
-    ("hybrid", "E5M2 codes for gradients"),
-    ("pow2", "per-tensor scales rounded down to powers of two"),
-    (
-        "ocp-floor",
-        "E8M0 scales rounded down: block maxima saturate",
-    ),
-    ("via-bf16", "masters rounded to bf16 before the cast"),
-    (
-        "nearest",
-        "gradients rounded to nearest instead of stochastically",
-    ),
-    (
-        "no-hadamard",
-        "no Hadamard transform of the weight-gradient operands",
-    ),
-    (
-        "tensor-scale",
-        "weights cast to one scale for the whole tensor, from its amax",
-    ),
-    (
-        "operand-tensor-scale",
-        "activations and gradients cast to one scale for the tensor",
-    ),
-    (
-        "exact-activations-forward",
-        "activations not quantized in y = x W",
-    ),
-    (
-        "exact-activations-wgrad",
-        "activations not quantized in the weight gradient",
-    ),
-    (
-        "exact-gradients-dgrad",
-        "gradients not quantized in the input gradient",
-    ),
-    (
-        "exact-gradients-wgrad",
-        "gradients not quantized in the weight gradient",
-    ),
-    (
-        "exact-weights-forward",
-        "weights in f32, not quantized in y = x W",
-    ),
-    (
-        "exact-weights-dgrad",
-        "weights in f32, not quantized in the input gradient",
-    ),
-    (
-        "bf16-ends",
-        "weights and operands of the first and the last block in bf16",
-    ),
-];
 
 /// A recipe of the list and what is changed about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Variant {
     recipe: AnyRecipe,
-    nearest: bool,
-    no_hadamard: bool,
     tensor_scale: bool,
     operand_tensor_scale: bool,
     exact: Exact,
@@ -89,22 +30,29 @@ struct Exact {
     weights: Usage,
 }
 
+impl Exact {
+    const NONE: Self = Self {
+        activations: Usage::empty(),
+        gradients: Usage::empty(),
+        weights: Usage::empty(),
+    };
+}
+
 impl FromStr for Variant {
     type Err = UsageError;
 
     fn from_str(text: &str) -> Result<Self, UsageError> {
-        check_modifiers(text)?;
         let mut parts = text.split('+').map(str::trim);
         let name = parts.next().unwrap_or_default();
-        let modifiers: Vec<&str> = parts.collect();
+        // An unknown name is told before its modifiers.
+        AnyRecipe::options_of(name)?;
+        let modifiers = modifier::parse(text, name, parts)?;
         let variant = Self::made(name, &modifiers)?;
-        // Those that set an option are checked by the recipe.
-        let control = |modifier: &&&str| !Self::OPTIONS.contains(*modifier);
-        for modifier in modifiers.iter().filter(control) {
-            if !Self::made(name, &[*modifier])?.differs() {
-                return Err(UsageError::new(format!(
-                    "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
-                )));
+        for modifier in &modifiers {
+            if let Modifier::Control(control) = modifier
+                && !Self::made(name, std::slice::from_ref(modifier))?.differs()
+            {
+                return Err(modifier::changes_nothing(text, name, control.name()));
             }
         }
         Ok(variant)
@@ -112,114 +60,75 @@ impl FromStr for Variant {
 }
 
 impl Variant {
-    /// Modifiers that set an option of the recipe.
-    pub(crate) const OPTIONS: [&str; 5] = ["e4m3", "hybrid", "pow2", "ocp-floor", "via-bf16"];
-
     /// The recipe `name` with `modifiers`.
-    fn made(name: &str, modifiers: &[&str]) -> Result<Self, UsageError> {
+    fn made(name: &str, modifiers: &[Modifier]) -> Result<Self, UsageError> {
         let mut options = RecipeOptions::default();
-        let [
-            mut nearest,
-            mut no_hadamard,
-            mut tensor_scale,
-            mut operand_tensor_scale,
-            mut bf16_ends,
-        ] = [false; 5];
-        let mut exact = Exact {
-            activations: Usage::empty(),
-            gradients: Usage::empty(),
-            weights: Usage::empty(),
-        };
-        for &modifier in modifiers {
+        let mut controls = Vec::new();
+        for modifier in modifiers {
             match modifier {
-                "e4m3" => options.format = Some(Fp8Format::E4M3),
-                "hybrid" => options.format = Some(Fp8Format::Hybrid),
-                "pow2" => options.pow2 = Some(true),
-                "ocp-floor" => options.mx_scale = Some(MxScale::OcpFloor),
-                "via-bf16" => options.source_rounding = Some(SourceRounding::ViaBf16),
-                "nearest" => nearest = true,
-                "no-hadamard" => no_hadamard = true,
-                "tensor-scale" => tensor_scale = true,
-                "operand-tensor-scale" => operand_tensor_scale = true,
-                "exact-activations-forward" => exact.activations |= Usage::ROWWISE,
-                "exact-activations-wgrad" => exact.activations |= Usage::COLUMNWISE,
-                "exact-gradients-dgrad" => exact.gradients |= Usage::ROWWISE,
-                "exact-gradients-wgrad" => exact.gradients |= Usage::COLUMNWISE,
-                "exact-weights-forward" => exact.weights |= Usage::ROWWISE,
-                "exact-weights-dgrad" => exact.weights |= Usage::COLUMNWISE,
-                "bf16-ends" => bf16_ends = true,
-                other => {
-                    let known: Vec<&str> = MODIFIERS.iter().map(|(name, _)| *name).collect();
-                    return Err(UsageError::from(FormatError::UnknownRecipe {
-                        name: format!("{name}+{other}"),
-                        known: format!("NAME+MODIFIER with modifiers {}", known.join(", ")),
-                    }));
-                }
+                Modifier::Option { option, value, .. } => options.set(option, value),
+                Modifier::Control(control) => controls.push(*control),
             }
         }
-        let recipe = AnyRecipe::from_name(name, &options)?;
-        let text = [&[name], modifiers].concat().join("+");
-        if (tensor_scale || operand_tensor_scale) && recipe.kernel().scale == ScaleRule::None {
-            return Err(UsageError::new(format!(
-                "{text}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
-                recipe.kernel().element
-            )));
+        let mut variant = Self {
+            recipe: AnyRecipe::from_name(name, &options)?,
+            tensor_scale: false,
+            operand_tensor_scale: false,
+            exact: Exact::NONE,
+            bf16_ends: false,
+        };
+        for control in controls {
+            variant.apply(name, control)?;
         }
-        Ok(Self {
-            recipe,
-            nearest,
-            no_hadamard,
-            tensor_scale,
-            operand_tensor_scale,
-            exact,
-            bf16_ends,
-        })
+        Ok(variant)
     }
-}
 
-/// Modifiers that set the same option to different values.
-const EXCLUSIVE: [[&str; 2]; 1] = [["e4m3", "hybrid"]];
-
-/// Rejects modifiers of `text` that are there twice, or that exclude each other.
-fn check_modifiers(text: &str) -> Result<(), UsageError> {
-    let modifiers: Vec<&str> = text.split('+').skip(1).map(str::trim).collect();
-    let mut seen = BTreeSet::new();
-    if let Some(twice) = modifiers.iter().find(|modifier| !seen.insert(**modifier)) {
-        return Err(UsageError::new(format!(
-            "{text}: +{twice} is there twice; leave one of them out"
-        )));
-    }
-    for [a, b] in EXCLUSIVE {
-        if seen.contains(a) && seen.contains(b) {
-            return Err(UsageError::new(format!(
-                "{text}: +{a} and +{b} exclude each other; leave one of them out"
-            )));
+    fn apply(&mut self, name: &str, control: Control) -> Result<(), UsageError> {
+        let KernelKey { element, scale, .. } = self.recipe.kernel(Orientation::Rowwise);
+        let exact = &mut self.exact;
+        match control {
+            Control::TensorScale | Control::OperandTensorScale if scale == ScaleRule::None => {
+                return Err(UsageError::new(format!(
+                    "{name}+{}: {element} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
+                    control.name()
+                )));
+            }
+            Control::TensorScale => self.tensor_scale = true,
+            Control::OperandTensorScale => self.operand_tensor_scale = true,
+            Control::ExactActivationsForward => exact.activations |= Usage::ROWWISE,
+            Control::ExactActivationsWgrad => exact.activations |= Usage::COLUMNWISE,
+            Control::ExactGradientsDgrad => exact.gradients |= Usage::ROWWISE,
+            Control::ExactGradientsWgrad => exact.gradients |= Usage::COLUMNWISE,
+            Control::ExactWeightsForward => exact.weights |= Usage::ROWWISE,
+            Control::ExactWeightsDgrad => exact.weights |= Usage::COLUMNWISE,
+            Control::Bf16Ends => self.bf16_ends = true,
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Scales that follow from the amax of the whole tensor.
-const TENSOR_AMAX: ScaleSource = ScaleSource::TensorAmax {
+const TENSOR_SCALE: ScaleRule = ScaleRule::Current {
+    extent: Extent::Tensor,
     pow2: false,
     epsilon: 0.0,
 };
 
 /// The same elements under one scale.
-fn per_tensor(kernel: KernelKey) -> KernelKey {
-    KernelKey {
-        scale: ScaleRule::Tensor,
-        blocks: None,
-        ..kernel
+fn per_tensor(quantizers: Quantizers) -> Quantizers {
+    let under_one = |quantizer: Quantizer| Quantizer {
+        kernel: KernelKey {
+            scale: TENSOR_SCALE,
+            block: None,
+            ..quantizer.kernel
+        },
+        ..quantizer
+    };
+    Quantizers {
+        rowwise: under_one(quantizers.rowwise),
+        columnwise: under_one(quantizers.columnwise),
+        ..quantizers
     }
-}
-
-/// The data buffers, and one tensor scale.
-fn without_blocks(buffers: BufferList) -> BufferList {
-    let data = |spec: &BufferSpec| spec.key.part == Part::Data;
-    let mut kept: BufferList = buffers.into_iter().filter(data).collect();
-    kept.push(BufferSpec::decode_scale());
-    kept
 }
 
 impl Recipe for Variant {
@@ -227,29 +136,16 @@ impl Recipe for Variant {
         self.recipe.name()
     }
 
-    fn kernel(&self) -> KernelKey {
-        let kernel = self.stored_by().kernel();
-        if self.weights_under_one_scale() {
-            per_tensor(kernel)
-        } else {
-            kernel
-        }
-    }
-
-    fn scale_source(&self) -> ScaleSource {
-        if self.weights_under_one_scale() {
-            TENSOR_AMAX
-        } else {
-            self.stored_by().scale_source()
-        }
-    }
-
-    fn buffers(&self, usage: Usage) -> BufferList {
-        let buffers = self.stored_by().buffers(usage);
-        if self.weights_under_one_scale() {
-            without_blocks(buffers)
-        } else {
-            buffers
+    fn quantizers(&self, role: Role) -> Quantizers {
+        match role {
+            Role::Weight => {
+                let stored = self.stored_by().quantizers(role);
+                match self.tensor_scale && !self.weights_in_f32() {
+                    true => per_tensor(stored),
+                    false => stored,
+                }
+            }
+            Role::Activation | Role::Gradient => self.operand(role).quantizers,
         }
     }
 
@@ -259,25 +155,14 @@ impl Recipe for Variant {
 
     fn operand(&self, role: Role) -> Operand {
         let mut operand = self.recipe.operand(role);
-        let exact = match role {
-            Role::Weight => self.exact.weights,
-            Role::Activation => self.exact.activations,
-            Role::Gradient => self.exact.gradients,
+        let (exact, under_one) = match role {
+            Role::Weight => (self.exact.weights, self.tensor_scale),
+            Role::Activation => (self.exact.activations, self.operand_tensor_scale),
+            Role::Gradient => (self.exact.gradients, self.operand_tensor_scale),
         };
         operand.quantized = !exact;
-        if self.nearest {
-            operand.rounding = Rounding::Nearest;
-        }
-        // Both operands of the weight gradient or neither: the transform cancels only then.
-        operand.hadamard &= !self.no_hadamard;
-        let per_tensor_role = match role {
-            Role::Weight => self.tensor_scale,
-            Role::Activation | Role::Gradient => self.operand_tensor_scale,
-        };
-        if per_tensor_role {
-            operand.kernel = per_tensor(operand.kernel);
-            operand.scale_source = TENSOR_AMAX;
-            operand.buffers = without_blocks(operand.buffers);
+        if under_one {
+            operand.quantizers = per_tensor(operand.quantizers);
         }
         operand
     }
@@ -296,38 +181,28 @@ impl Variant {
     /// Whether it trains otherwise than its recipe by itself.
     fn differs(&self) -> bool {
         let plain = Self {
-            nearest: false,
-            no_hadamard: false,
             tensor_scale: false,
             operand_tensor_scale: false,
-            exact: Exact {
-                activations: Usage::empty(),
-                gradients: Usage::empty(),
-                weights: Usage::empty(),
-            },
+            exact: Exact::NONE,
             bf16_ends: false,
             ..*self
         };
         let facts = |variant: &Self| {
-            let roles = [Role::Activation, Role::Gradient, Role::Weight];
-            let usages = [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
-            (
-                (variant.kernel(), variant.scale_source(), variant.recipe),
-                usages.map(|usage| variant.buffers(usage)),
-                roles.map(|role| {
-                    let operand = variant.operand(role);
-                    // A cast to f32 changes no value.
-                    let exact = operand.kernel.element == Code::F32;
-                    Operand {
-                        quantized: if exact {
-                            Usage::BOTH
-                        } else {
-                            operand.quantized
-                        },
-                        ..operand
-                    }
-                }),
-            )
+            let operands = Role::ALL.map(|role| {
+                let operand = variant.operand(role);
+                // A cast to f32 changes no value.
+                let mut kernels = operand.quantizers.kernels().into_iter();
+                let exact = kernels.all(|key| key.element == Code::F32);
+                Operand {
+                    quantized: if exact {
+                        Usage::BOTH
+                    } else {
+                        operand.quantized
+                    },
+                    ..operand
+                }
+            });
+            (variant.recipe, variant.quantizers(Role::Weight), operands)
         };
         // Also the blocks at the ends, of which a network of one block has one.
         [*self, self.of_block(0, 1)]
@@ -362,20 +237,18 @@ impl Variant {
         }
     }
 
-    fn weights_under_one_scale(&self) -> bool {
-        self.tensor_scale && !self.weights_in_f32()
-    }
-
     /// Whether one product would have to cast weights by a scale of earlier steps, which belongs to
     /// weights that live in the recipe.
     pub(crate) fn casts_weights_late(&self) -> bool {
-        let delayed = matches!(self.recipe.scale_source(), ScaleSource::History { .. });
+        let kernels = self.recipe.quantizers(Role::Weight).kernels();
+        let delayed = kernels.iter().any(|key| key.scale.is_delayed());
         delayed && self.weights_in_f32() && self.exact.weights != Usage::BOTH
     }
 
     /// Whether weights live in the code that gradients need more range for.
     pub(crate) fn weights_lack_precision(&self) -> bool {
-        self.kernel().element == Code::E5M2
+        let kernels = self.quantizers(Role::Weight).kernels();
+        kernels.iter().any(|key| key.element == Code::E5M2)
     }
 }
 
@@ -394,46 +267,63 @@ mod tests {
     fn no_modifier_changes_nothing() {
         for recipe in AnyRecipe::all() {
             let variant: Variant = recipe.name().parse().expect("a name of the list");
-            assert_eq!(variant.kernel(), recipe.kernel());
-            assert_eq!(variant.buffers(Usage::BOTH), recipe.buffers(Usage::BOTH));
-            for role in [Role::Activation, Role::Gradient] {
+            for role in Role::ALL {
+                assert_eq!(variant.quantizers(role), recipe.quantizers(role));
                 assert_eq!(variant.operand(role), recipe.operand(role));
             }
         }
     }
 
     #[test]
-    fn modifiers_reach_the_recipe() {
+    fn controls_reach_the_recipe() {
         let changed = |text: String| text.parse::<Variant>().ok();
         for recipe in AnyRecipe::low_precision() {
-            let [weights, operands, nearest, plain] = [
-                "tensor-scale",
-                "operand-tensor-scale",
-                "nearest",
-                "no-hadamard",
-            ]
-            .map(|modifier| changed(format!("{}+{modifier}", recipe.name())));
-            let of = |role| recipe.operand(role);
-            let [weight, gradient] = [Role::Weight, Role::Gradient].map(of);
-            assert_eq!(weights.is_some(), weight.scale_source != TENSOR_AMAX);
+            let [weights, operands] = ["tensor-scale", "operand-tensor-scale"]
+                .map(|modifier| changed(format!("{}+{modifier}", recipe.name())));
+            let kernels = |role| recipe.operand(role).quantizers.kernels();
+            let other = |keys: [KernelKey; 2]| keys.iter().any(|key| key.scale != TENSOR_SCALE);
+            assert_eq!(weights.is_some(), other(kernels(Role::Weight)));
             if let Some(variant) = weights {
-                assert_eq!(variant.kernel().scale, ScaleRule::Tensor);
+                assert!(!other(variant.quantizers(Role::Weight).kernels()));
             }
-            assert_eq!(operands.is_some(), gradient.scale_source != TENSOR_AMAX);
+            assert_eq!(operands.is_some(), other(kernels(Role::Gradient)));
             if let Some(variant) = operands {
-                let operand = variant.operand(Role::Gradient);
-                assert_eq!(operand.kernel.scale, ScaleRule::Tensor);
-            }
-            assert_eq!(nearest.is_some(), gradient.rounding != Rounding::Nearest);
-            if let Some(variant) = nearest {
-                assert_eq!(variant.operand(Role::Gradient).rounding, Rounding::Nearest);
-            }
-            let hadamard = gradient.hadamard || of(Role::Activation).hadamard;
-            assert_eq!(plain.is_some(), hadamard);
-            if let Some(variant) = plain {
-                assert!(!variant.operand(Role::Gradient).hadamard);
+                assert!(!other(variant.operand(Role::Gradient).quantizers.kernels()));
             }
         }
+    }
+
+    /// Every value of every option, by its shortest modifier and by its name.
+    #[test]
+    fn modifiers_set_options() {
+        for recipe in AnyRecipe::all() {
+            for spec in AnyRecipe::options_of(recipe.name()).expect("a recipe") {
+                for value in (spec.names)() {
+                    let mut options = RecipeOptions::default();
+                    options.set(spec.name, value);
+                    let made = AnyRecipe::from_name(recipe.name(), &options).ok();
+                    let short = match *value {
+                        "true" => spec.name.replace('_', "-"),
+                        "false" => format!("no-{}", spec.name.replace('_', "-")),
+                        value => value.to_owned(),
+                    };
+                    for modifier in [short, format!("{}={value}", spec.name)] {
+                        let text = format!("{}+{modifier}", recipe.name());
+                        let found = text.parse::<Variant>();
+                        if modifier.starts_with("no-") && made == Some(recipe) {
+                            let error = found.expect_err(&text).to_string();
+                            assert!(error.contains("changes nothing"), "{error}");
+                            continue;
+                        }
+                        assert_eq!(found.ok().map(|v| v.recipe), made, "{text}");
+                    }
+                }
+            }
+        }
+        let numbers: Variant = "fp8-delayed+history=16+margin=-2".parse().expect("options");
+        let options = numbers.options();
+        assert_eq!(options.get("history"), Some("16"));
+        assert_eq!(options.get("margin"), Some("-2"));
     }
 
     /// `y`, `dx` and `dW` of one layer under `text`, as bits.
@@ -522,14 +412,12 @@ mod tests {
 
     #[test]
     fn controls_leave_the_transform_alone() {
-        for (control, _) in MODIFIERS {
-            let text = format!("nvfp4-2d+{control}");
-            let Ok(variant) = text.parse::<Variant>() else {
-                continue; // a modifier of other recipes
-            };
+        for control in Control::ALL {
+            let text = format!("nvfp4-2d+{}", control.name());
+            let variant: Variant = text.parse().expect(&text);
             for role in [Role::Activation, Role::Gradient] {
-                let hadamard = variant.operand(role).hadamard;
-                assert_eq!(hadamard, control != "no-hadamard", "{text}");
+                let kernels = variant.operand(role).quantizers.kernels();
+                assert_eq!(kernels.map(|key| key.hadamard), [false, true], "{text}");
             }
         }
     }
@@ -537,7 +425,12 @@ mod tests {
     #[test]
     fn ends_stay_in_bf16() {
         let variant: Variant = "mxfp8+bf16-ends+tensor-scale".parse().expect("a variant");
-        let of = |block| variant.of_block(block, 4).kernel().element;
+        let of = |block| {
+            variant
+                .of_block(block, 4)
+                .kernel(Orientation::Rowwise)
+                .element
+        };
         assert_eq!([of(0), of(3)], [Code::Bf16; 2]);
         assert_eq!([of(1), of(2)], [Code::E4M3; 2]);
         let plain: Variant = "mxfp8".parse().expect("a recipe");
@@ -550,13 +443,30 @@ mod tests {
             ("mxfp8+e4m3+hybrid", "+e4m3 and +hybrid exclude each other"),
             (
                 "fp8-current+hybrid+pow2+ e4m3",
-                "+e4m3 and +hybrid exclude each other",
+                "+hybrid and +e4m3 exclude each other",
             ),
             (
                 "nvfp4-2d+nearest+no-hadamard+nearest",
                 "+nearest is there twice",
             ),
             ("mxfp8+hybrid+hybrid", "+hybrid is there twice"),
+            (
+                "fp8-current+pow2+no-pow2",
+                "+pow2 and +no-pow2 exclude each other",
+            ),
+            (
+                "fp8-delayed+history=1+history=2",
+                "+history=1 and +history=2 exclude each other",
+            ),
+            (
+                "fp8-current+no-pow2",
+                "+no-pow2 changes nothing of fp8-current",
+            ),
+            ("nvfp4-1d+pow2", "+pow2 changes nothing of nvfp4-1d"),
+            (
+                "nvfp4-1d+history=3",
+                "+history=3 changes nothing of nvfp4-1d",
+            ),
             (
                 "fp8-current+nearest",
                 "+nearest changes nothing of fp8-current",
@@ -577,10 +487,6 @@ mod tests {
                 error.starts_with(text) && error.contains(expected),
                 "{error}"
             );
-        }
-        for [a, b] in EXCLUSIVE {
-            let known = |name| MODIFIERS.iter().any(|(known, _)| *known == name);
-            assert!(known(a) && known(b), "{a}, {b}");
         }
     }
 

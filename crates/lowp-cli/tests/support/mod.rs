@@ -232,12 +232,25 @@ impl Contents {
     }
 }
 
+/// `form`, or padded where the block scales of `recipe` are f32, which are not swizzled.
+pub(crate) fn form_of<'f>(recipe: &str, form: &'f str) -> &'f str {
+    match form {
+        "swizzled" if recipe.starts_with("fp8-block") => "padded",
+        form => form,
+    }
+}
+
 /// Every quantizing recipe by name.
-pub(crate) const RECIPES: [&str; 6] = [
+pub(crate) const RECIPES: [&str; 11] = [
     "fp8-delayed",
     "fp8-current",
+    "fp8-rowwise",
+    "fp8-block",
+    "fp8-block-1d",
     "mxfp8",
     "mxfp8-2d",
+    "mxfp4",
     "nvfp4-1d",
     "nvfp4-2d",
+    "nvfp4-mxfp8",
 ];

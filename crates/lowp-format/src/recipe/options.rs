@@ -110,7 +110,7 @@ macro_rules! named {
     };
 }
 
-/// Numbers, in their shortest text.
+/// Whole numbers, in their shortest text.
 macro_rules! numbers {
     ($($Type:ty),+) => {$(
         impl OptionValue for $Type {
@@ -124,7 +124,17 @@ macro_rules! numbers {
     )+};
 }
 
-numbers!(i32, usize, f32);
+numbers!(i32, usize);
+
+impl OptionValue for f32 {
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+    /// With a point or an exponent, as files have it.
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
+}
 
 impl OptionValue for bool {
     fn parse(text: &str) -> Option<Self> {

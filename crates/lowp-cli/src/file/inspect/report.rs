@@ -5,9 +5,11 @@ use crate::file::fields::{Field, holding};
 use crate::file::input_error::file_error;
 use crate::file::meta::{self, Quantized};
 use crate::file::model::{Model, Tensor as Source};
+use crate::file::options::Options;
 use crate::file::stats::{Distance, Stats};
 use crate::file::unpack::unpack;
 use crate::output::{dims, shown};
+use crate::recipes::elements_of;
 use anyhow::Result;
 use lowp_format::{Orientation, Part, Recipe};
 use lowp_kernels::Cpu;
@@ -49,7 +51,7 @@ pub(super) struct QuantizedReport {
     pub(super) recipe: &'static str,
     /// The element code.
     pub(super) elements: String,
-    pub(super) options: meta::Options,
+    pub(super) options: Options,
     pub(super) usage: String,
     /// The form of the block scales.
     pub(super) scales: String,
@@ -104,7 +106,7 @@ pub(super) fn report(model: &Model, reference: Option<&Model>) -> Result<Report>
             name: tensor.name.clone(),
             quantized: Some(QuantizedReport {
                 recipe: tensor.recipe.name(),
-                elements: tensor.recipe.kernel().element.to_string(),
+                elements: elements_of(&tensor.recipe),
                 options: text.options.clone(),
                 usage: text.usage.clone(),
                 scales: text.scales.clone(),

@@ -2,7 +2,7 @@
 
 use super::super::{Batch, Gpt, GptConfig};
 use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, WeightSource};
-use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward, Role, ScaleSource};
+use lowp_format::{AnyRecipe, Orientation, Phase, Recipe, ReshardAfterForward, Role};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
@@ -149,10 +149,13 @@ fn ranks_and_micro_batches_agree() {
     for recipe in AnyRecipe::all() {
         let one = train(recipe, 1, true, 1, 3);
         let mut splits = vec![(2, 1), (4, 1)];
-        // The amax of a tensor is that of its micro-batch, so codes differ there, and only the sum
+        // The amax of a tensor or its columns is that of its micro-batch, so codes differ there, and only the sum
         // of contributions is defined: `micro_batches.rs` of lowp-candle tests its bits.
-        let source = recipe.operand(Role::Activation).scale_source;
-        if !source.needs_tensor_amax() {
+        let operands = [Role::Activation, Role::Gradient].map(|role| recipe.operand(role));
+        let mut kernels = operands
+            .iter()
+            .flat_map(|operand| operand.quantizers.kernels());
+        if !kernels.any(|key| key.scale.waits_for_amax()) {
             splits.extend([(1, 2), (2, 2)]);
         }
         for (world, micro_batches) in splits {
@@ -175,7 +178,7 @@ fn ranks_and_micro_batches_agree() {
 
 #[test]
 fn delayed_operands_learn_their_scale() {
-    let delayed = |r: &AnyRecipe| matches!(r.scale_source(), ScaleSource::History { .. });
+    let delayed = |r: &AnyRecipe| r.kernel(Orientation::Rowwise).scale.is_delayed();
     let recipe = AnyRecipe::all()
         .into_iter()
         .find(delayed)

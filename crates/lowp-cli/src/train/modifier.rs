@@ -1,0 +1,215 @@
+//! [`Modifier`]: what follows a recipe's name, `NAME+MODIFIER+MODIFIER`. Options of recipes are read from what recipes say
+//! of them; controls are those of [`Control`].
+
+use crate::recipes::{flag_name, is_switch, specs_of};
+use crate::usage::UsageError;
+use lowp_format::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
+
+/// One modifier.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Modifier {
+    /// An option of the recipe, with its value and the modifier as it was written.
+    Option {
+        option: &'static str,
+        value: String,
+        text: String,
+    },
+    /// A control.
+    Control(Control),
+}
+
+/// Declares the controls, which no recipe has as an option.
+macro_rules! controls {
+    ($($Control:ident = $name:literal, $what:literal;)*) => {
+        /// What is changed about a recipe so that it should train worse, or read values in the place of codes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Control {
+            $(#[doc = $what] $Control,)*
+        }
+
+        impl Control {
+            /// Every control.
+            pub(crate) const ALL: &[Self] = &[$(Self::$Control),*];
+
+            /// The modifier.
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Self::$Control => $name,)* }
+            }
+
+            /// What it does.
+            fn what(self) -> &'static str {
+                match self { $(Self::$Control => $what,)* }
+            }
+        }
+    };
+}
+
+controls! {
+    TensorScale = "tensor-scale", "weights cast to one scale for the whole tensor, from its amax";
+    OperandTensorScale = "operand-tensor-scale", "activations and gradients cast to one scale for the tensor";
+    ExactActivationsForward = "exact-activations-forward", "activations not quantized in y = x W";
+    ExactActivationsWgrad = "exact-activations-wgrad", "activations not quantized in the weight gradient";
+    ExactGradientsDgrad = "exact-gradients-dgrad", "gradients not quantized in the input gradient";
+    ExactGradientsWgrad = "exact-gradients-wgrad", "gradients not quantized in the weight gradient";
+    ExactWeightsForward = "exact-weights-forward", "weights in f32, not quantized in y = x W";
+    ExactWeightsDgrad = "exact-weights-dgrad", "weights in f32, not quantized in the input gradient";
+    Bf16Ends = "bf16-ends", "weights and operands of the first and the last block in bf16";
+}
+
+impl Modifier {
+    /// That of recipe `name` which `text` is.
+    fn of(name: &str, text: &str) -> Option<Self> {
+        let control = Control::ALL.iter().find(|control| control.name() == text);
+        if let Some(control) = control {
+            return Some(Self::Control(*control));
+        }
+        let set = |spec: &OptionSpec, value: &str| Self::Option {
+            option: spec.name,
+            value: value.to_owned(),
+            text: text.to_owned(),
+        };
+        specs_of(name).iter().find_map(|spec| {
+            let (long, names) = (flag_name(spec.name), (spec.names)());
+            if let Some((option, value)) = text.split_once('=') {
+                return (flag_name(option) == long).then(|| set(spec, value));
+            }
+            match is_switch(names) {
+                true if text == long => Some(set(spec, "true")),
+                true if text.strip_prefix("no-") == Some(&long) => Some(set(spec, "false")),
+                false if names.contains(&text) => Some(set(spec, text)),
+                _ => None,
+            }
+        })
+    }
+
+    fn text(&self) -> &str {
+        match self {
+            Self::Option { text, .. } => text,
+            Self::Control(control) => control.name(),
+        }
+    }
+
+    /// What only one modifier can set.
+    fn target(&self) -> &str {
+        match self {
+            Self::Option { option, .. } => option,
+            Self::Control(control) => control.name(),
+        }
+    }
+}
+
+/// The modifiers that follow `name` in `text`.
+///
+/// # Errors
+/// A modifier that there is not, that is there twice, that contradicts another one, or that this recipe has not.
+pub(crate) fn parse<'t>(
+    text: &str,
+    name: &str,
+    modifiers: impl Iterator<Item = &'t str>,
+) -> Result<Vec<Modifier>, UsageError> {
+    let mut found: Vec<Modifier> = Vec::new();
+    for modifier in modifiers {
+        if found.iter().any(|known| known.text() == modifier) {
+            return Err(UsageError::new(format!(
+                "{text}: +{modifier} is there twice; leave one of them out"
+            )));
+        }
+        let Some(new) = Modifier::of(name, modifier) else {
+            let mut others = AnyRecipe::names().into_iter();
+            if others.any(|other| Modifier::of(other, modifier).is_some()) {
+                return Err(changes_nothing(text, name, modifier));
+            }
+            return Err(unknown(name, modifier));
+        };
+        if let Some(other) = found.iter().find(|known| known.target() == new.target()) {
+            return Err(UsageError::new(format!(
+                "{text}: +{} and +{modifier} exclude each other; leave one of them out",
+                other.text()
+            )));
+        }
+        found.push(new);
+    }
+    // Whoever says `no` means a change.
+    for modifier in &found {
+        if let Modifier::Option {
+            option,
+            value,
+            text: word,
+        } = modifier
+            && word.starts_with("no-")
+            && default_of(name, option).as_ref() == Some(value)
+        {
+            return Err(changes_nothing(text, name, word));
+        }
+    }
+    Ok(found)
+}
+
+/// The text of `option` of recipe `name` by itself.
+fn default_of(name: &str, option: &str) -> Option<String> {
+    let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).ok()?;
+    recipe.options().get(option).map(str::to_owned)
+}
+
+/// The error of a modifier that leaves a recipe as it is.
+pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> UsageError {
+    UsageError::new(format!(
+        "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
+    ))
+}
+
+fn unknown(name: &str, modifier: &str) -> UsageError {
+    let known: Vec<String> = modifiers().into_iter().map(|known| known.name).collect();
+    UsageError::from(FormatError::UnknownRecipe {
+        name: format!("{name}+{modifier}"),
+        known: format!(
+            "NAME+MODIFIER with modifiers {}, OPTION=VALUE",
+            known.join(", ")
+        ),
+    })
+}
+
+/// A modifier as lists tell it.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    /// Without the plus.
+    pub(crate) name: String,
+    /// What it does.
+    pub(crate) what: String,
+}
+
+/// Every modifier that changes some recipe: values of options with names, then controls.
+pub(crate) fn modifiers() -> Vec<Known> {
+    let mut all: Vec<Known> = Vec::new();
+    for recipe in AnyRecipe::names() {
+        for spec in specs_of(recipe) {
+            let default = default_of(recipe, spec.name);
+            let names = (spec.names)();
+            for value in names
+                .iter()
+                .filter(|value| default.as_deref() != Some(**value))
+            {
+                let mut options = RecipeOptions::default();
+                options.set(spec.name, value);
+                if AnyRecipe::from_name(recipe, &options).is_err() {
+                    continue;
+                }
+                let (long, help) = (flag_name(spec.name), spec.help.trim());
+                let known = match (is_switch(names), *value) {
+                    (true, "true") => (long, help.to_owned()),
+                    (true, _) => (format!("no-{long}"), format!("Off: {help}")),
+                    (false, value) => (value.to_owned(), format!("{help}: {value}")),
+                };
+                if !all.iter().any(|other| other.name == known.0) {
+                    let (name, what) = known;
+                    all.push(Known { name, what });
+                }
+            }
+        }
+    }
+    all.extend(Control::ALL.iter().map(|control| Known {
+        name: control.name().to_owned(),
+        what: control.what().to_owned(),
+    }));
+    all
+}
