@@ -78,33 +78,16 @@ pub(crate) fn kernel_of(
     })
 }
 
-<<<<<<< HEAD
-/// The same for scales or amaxes of the tensor, which blocks of different shapes may share.
-=======
 /// The same for what stands above block scales, whatever the blocks are.
->>>>>>> conf-direction
 pub(crate) fn outer_kernel_of(
     kernels: &[KernelKey; 2],
     usage: Usage,
 ) -> Result<(Orientation, &KernelKey), KernelError> {
-<<<<<<< HEAD
-    let [row, col] = kernels.map(|kernel| KernelKey {
-        block: None,
-        ..kernel
-    });
-    // Of the two orientations of one buffer, the first.
-    let first = match usage {
-        Usage::BOTH if row == col => Usage::ROWWISE,
-        usage => usage,
-    };
-    kernel_of(kernels, first)
-=======
     let without_blocks = kernels.map(|key| KernelKey { block: None, ..key });
     match usage == Usage::BOTH && without_blocks[0] == without_blocks[1] {
         true => Ok((Orientation::Rowwise, &kernels[0])),
         false => kernel_of(kernels, usage),
     }
->>>>>>> conf-direction
 }
 
 /// Whether one quantization fills the targets of both orientations of a job: their ingredients are the same, and so is

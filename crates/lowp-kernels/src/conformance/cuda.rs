@@ -40,21 +40,9 @@ fn step(rig: &Rig<Cuda>) -> Step {
         encode: None,
     };
     let source = Source::F32(master.clone());
-<<<<<<< HEAD
-    let mut encode = encode_job(
-        rig,
-        &case,
-        &case.specs(),
-        shape,
-        source,
-        &case.outer(shape, 1.0),
-    );
-    encode.tensor = [0, 1].map(|_| Some(TensorInput::Observed(slot(&observed))));
-=======
     let outer = case.outer(shape, 1.0);
     let mut encode = encode_job(rig, &case, &case.specs(), shape, source, &outer);
     encode.tensor = [(); 2].map(|()| Some(TensorInput::Observed(slot(&observed))));
->>>>>>> conf-direction
     Step {
         results: [master, exp_avg, exp_avg_sq, observed],
         bytes: encode.targets[0].bytes.clone(),

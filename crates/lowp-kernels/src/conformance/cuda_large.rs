@@ -145,11 +145,7 @@ fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>
     let cpu = cpu();
     let small = Source::Bf16(cpu.buffer(period));
     let part = shape.with_rows(PERIOD);
-<<<<<<< HEAD
-    let outer = case.outer(part, tensor);
-=======
     let outer = case.outer(part, 3.75);
->>>>>>> conf-direction
     let small = encode_job(&cpu, case, &case.specs(), part, small, &outer);
     cpu.run(Work::Encode(vec![small.clone()]));
     let target =
@@ -159,13 +155,7 @@ fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>
         kernels: case.kernels(),
         source: Source::Bf16(source.clone()),
         source_rounding: SourceRounding::F32,
-<<<<<<< HEAD
-        tensor: inputs(rig, case, &case.outer(shape, tensor), |_, slot| {
-            TensorInput::Known(slot)
-        }),
-=======
         tensor: inputs(rig, case, &outer, |_, slot| TensorInput::Known(slot)),
->>>>>>> conf-direction
         targets: case.specs().iter().map(target).collect(),
         stochastic: None,
     };

@@ -49,12 +49,8 @@ impl<B: Backend> Tensor<B> {
         };
         let specs = case.of_usage(Usage::ROWWISE);
         let source = Source::F32(master.clone());
-<<<<<<< HEAD
-        let encode = encode_job(rig, &case, &specs, shape, source, &case.outer(shape, 0.0));
-=======
         let outer = case.outer(shape, 0.0);
         let encode = encode_job(rig, &case, &specs, shape, source, &outer);
->>>>>>> conf-direction
         Self {
             update: AdamwJob {
                 master,
@@ -70,11 +66,7 @@ impl<B: Backend> Tensor<B> {
                 encode: None,
             },
             encode: EncodeJob {
-<<<<<<< HEAD
-                tensor: [Some(TensorInput::Observed(slot)), None],
-=======
                 tensor: [(); 2].map(|()| Some(TensorInput::Observed(slot.clone()))),
->>>>>>> conf-direction
                 ..encode
             },
         }
