@@ -57,7 +57,7 @@ constexpr uint32_t REPACK_SIDE = 128;
 constexpr uint64_t INTERLEAVE_TILE = 16384;
 // SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
 constexpr uint64_t SUM_RUN = 4096;
-constexpr uint32_t SUM_RUNS = 8;
+constexpr uint32_t SUM_RUNS = 16;
 // Sum: elements of a tile.
 constexpr uint64_t SUM_TILE = 8192;
 // StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.

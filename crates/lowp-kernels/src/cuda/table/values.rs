@@ -43,7 +43,7 @@ constants! {
     INTERLEAVE_TILE: u64 = 16384;
     /// SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
     SUM_RUN: u64 = 4096;
-    SUM_RUNS: u32 = 8;
+    SUM_RUNS: u32 = 16;
     /// Sum: elements of a tile.
     SUM_TILE: u64 = 8192;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
