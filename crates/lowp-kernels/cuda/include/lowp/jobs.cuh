@@ -47,8 +47,9 @@ constexpr uint32_t DECODE_SIDE = 64;
 constexpr uint32_t DECODE_WIDE_COLS = 128;
 // Transpose: sides of a tile, in entries; with `vector` of nibbles, and of bytes.
 constexpr uint32_t TRANSPOSE_SIDE = 64;
-constexpr uint32_t TRANSPOSE_NIBBLES = 256;
-constexpr uint32_t TRANSPOSE_BYTES = 128;
+// Transpose with `vector`: rows of a tile, and bytes of a row.
+constexpr uint32_t TRANSPOSE_ROWS = 128;
+constexpr uint32_t TRANSPOSE_ROW_BYTES = 256;
 // REPACK_GENERIC: bytes of `to` that a tile has.
 constexpr uint64_t REPACK_RUN = 4096;
 // The other paths of a repack: sides of a tile, in entries of `to`.

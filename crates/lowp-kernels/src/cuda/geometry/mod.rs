@@ -12,7 +12,7 @@ use super::table::{
     AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
     FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass, REPACK_RUN,
     REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
-    TRANSPOSE_BYTES, TRANSPOSE_NIBBLES, TRANSPOSE_SIDE, Tile, Transpose, amax_path, code,
+    TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose, amax_path, code,
     decode_path, repack_path, rule,
 };
 use encode::has_side;
@@ -193,22 +193,22 @@ impl Job for Transpose {
             && aligned(self.from, self.from_pitch, 16)
             && aligned(self.to, self.to_pitch, 16);
         self.vector = u8::from(vector);
-        self.tiles_across = cdiv(self.inner, self.side());
+        self.tiles_across = cdiv(self.inner, self.tile()[1]);
     }
 
     fn tiles(&self) -> u64 {
-        cdiv(self.outer, self.side()) * self.tiles_across
+        cdiv(self.outer, self.tile()[0]) * self.tiles_across
     }
 }
 
 impl Transpose {
-    /// A side of a tile, in entries.
-    fn side(&self) -> u64 {
-        u64::from(match (self.vector, self.bits) {
-            (0, _) => TRANSPOSE_SIDE,
-            (_, 4) => TRANSPOSE_NIBBLES,
-            _ => TRANSPOSE_BYTES,
-        })
+    /// Outer and inner entries of a tile.
+    fn tile(&self) -> [u64; 2] {
+        if self.vector == 0 {
+            return [TRANSPOSE_SIDE.into(); 2];
+        }
+        let row = u64::from(TRANSPOSE_ROW_BYTES) * 8;
+        [TRANSPOSE_ROWS.into(), row / u64::from(self.bits)]
     }
 }
 

@@ -33,8 +33,9 @@ constants! {
     DECODE_WIDE_COLS: u32 = 128;
     /// Transpose: sides of a tile, in entries; with `vector` of nibbles, and of bytes.
     TRANSPOSE_SIDE: u32 = 64;
-    TRANSPOSE_NIBBLES: u32 = 256;
-    TRANSPOSE_BYTES: u32 = 128;
+    /// Transpose with `vector`: rows of a tile, and bytes of a row.
+    TRANSPOSE_ROWS: u32 = 128;
+    TRANSPOSE_ROW_BYTES: u32 = 256;
     /// REPACK_GENERIC: bytes of `to` that a tile has.
     REPACK_RUN: u64 = 4096;
     /// The other paths of a repack: sides of a tile, in entries of `to`.
