@@ -56,6 +56,8 @@ constexpr uint64_t REPACK_RUN = 4096;
 constexpr uint32_t REPACK_SIDE = 128;
 // Interleave: bytes of a tile.
 constexpr uint64_t INTERLEAVE_TILE = 16384;
+// REPACK_SWIZZLE_SPREAD: entries of a tile along the inner axis.
+constexpr uint32_t REPACK_SPREAD_COLS = 256;
 // SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
 constexpr uint64_t SUM_RUN = 4096;
 constexpr uint32_t SUM_RUNS = 16;

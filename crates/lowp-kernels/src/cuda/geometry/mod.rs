@@ -11,9 +11,9 @@ mod tests;
 use super::table::{
     AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
     FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass, REPACK_RUN,
-    REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
-    TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose, amax_path, code,
-    decode_path, repack_path, rule,
+    REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum,
+    SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose, amax_path,
+    code, decode_path, repack_path, rule,
 };
 use encode::has_side;
 
@@ -251,7 +251,11 @@ impl Job for Repack {
         let padded = self.to_layout.padded;
         self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
         (self.path, self.spread) = self.choose_path();
-        self.tiles_across = cdiv(padded[1], REPACK_SIDE.into());
+        let inner = match self.path {
+            repack_path::SWIZZLE_SPREAD => REPACK_SPREAD_COLS,
+            _ => REPACK_SIDE,
+        };
+        self.tiles_across = cdiv(padded[1], inner.into());
         self.vector = u8::from(aligned(self.from, self.from_layout.padded[1], 16));
     }
 

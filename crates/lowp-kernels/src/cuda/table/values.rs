@@ -42,6 +42,8 @@ constants! {
     REPACK_SIDE: u32 = 128;
     /// Interleave: bytes of a tile.
     INTERLEAVE_TILE: u64 = 16384;
+    /// REPACK_SWIZZLE_SPREAD: entries of a tile along the inner axis.
+    REPACK_SPREAD_COLS: u32 = 256;
     /// SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
     SUM_RUN: u64 = 4096;
     SUM_RUNS: u32 = 16;
