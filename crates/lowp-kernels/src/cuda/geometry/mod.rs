@@ -9,11 +9,11 @@ mod encode;
 mod tests;
 
 use super::table::{
-    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
-    FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass, REPACK_RUN,
-    REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum,
-    SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose, amax_path,
-    code, decode_path, repack_path, rule,
+    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS,
+    Decode, FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Pass,
+    REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars,
+    Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose,
+    amax_path, code, decode_path, repack_path, rule,
 };
 use encode::has_side;
 
@@ -146,25 +146,42 @@ impl Job for FlatEncode {
 
 impl Decode {
     fn choose_path(&self) -> u8 {
-        let coded = matches!(self.element, code::E4M3 | code::E5M2 | code::E2M1);
-        let powers = [self.block_rows, self.block_cols]
-            .iter()
-            .all(|side| *side == 0 || side.is_power_of_two());
-        let aligned =
-            self.vector != 0 && aligned(self.data, self.data_pitch, bits(self.element) / 2);
-        if coded && powers && aligned && self.rule != rule::NONE && self.data_transposed == 0 {
-            decode_path::WIDE
-        } else {
-            decode_path::GENERIC
+        let known = match self.rule {
+            rule::TENSOR | rule::E8M0_TE | rule::E8M0_FLOOR => {
+                matches!(self.element, code::E4M3 | code::E5M2 | code::E2M1)
+            }
+            rule::TWO_LEVEL => self.element == code::E2M1,
+            rule::BLOCK_F32 => {
+                matches!(self.element, code::E4M3 | code::E5M2)
+                    && aligned(self.scale, self.scale_pitch, 4)
+            }
+            _ => false,
+        };
+        let [height, width] = [self.block_rows, self.block_cols];
+        let whole = height == 0 && width == 0;
+        let powers = whole || height.is_power_of_two() && width.is_power_of_two();
+        if !known || !powers || self.vector == 0 {
+            return decode_path::GENERIC;
         }
+        let aligned = |bytes| aligned(self.data, self.data_pitch, bytes);
+        if self.data_transposed != 0 {
+            if aligned(16) && (whole || height >= 16) {
+                return decode_path::TRANSPOSED;
+            }
+        } else if aligned(bits(self.element) / 2) && (whole || width >= 4 || height >= 8) {
+            return decode_path::WIDE;
+        }
+        decode_path::GENERIC
     }
 
-    fn tile_cols(&self) -> u64 {
-        u64::from(if self.path == decode_path::WIDE {
-            DECODE_WIDE_COLS
-        } else {
-            DECODE_SIDE
-        })
+    /// Rows and columns of a tile.
+    fn tile(&self) -> [u64; 2] {
+        let sides = match self.path {
+            decode_path::WIDE => [DECODE_SIDE, DECODE_WIDE_COLS],
+            decode_path::TRANSPOSED => [DECODE_LINES; 2],
+            _ => [DECODE_SIDE; 2],
+        };
+        sides.map(u64::from)
     }
 }
 
@@ -174,11 +191,11 @@ impl Job for Decode {
     fn lay_out(&mut self) {
         self.vector = u8::from(aligned(self.out, self.cols * 4, 16));
         self.path = self.choose_path();
-        self.tiles_across = cdiv(self.cols, self.tile_cols());
+        self.tiles_across = cdiv(self.cols, self.tile()[1]);
     }
 
     fn tiles(&self) -> u64 {
-        cdiv(self.rows, DECODE_SIDE.into()) * self.tiles_across
+        cdiv(self.rows, self.tile()[0]) * self.tiles_across
     }
 }
 
