@@ -1,5 +1,6 @@
 // Conversion of a buffer between its Compact, Padded and Swizzled forms; padding is written as zero.
 #include <lowp/codec.cuh>
+#include <lowp/fetch.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
@@ -53,91 +54,120 @@ __device__ __forceinline__ void repack_any(const Repack& job, uint32_t index) {
   }
 }
 
-// 128 x 128 entries of a swizzled buffer: 32 tiles of 512 bytes, in memory one after another. Words
-// of four entries pass through shared memory, one line per outer entry.
-constexpr uint32_t SIDE = REPACK_SIDE, PITCH = SIDE / 4 + 1;
+// 128 x COLS entries of a swizzled buffer: tiles of 512 bytes, in memory one after another. In one of them, chunk r of
+// 16 bytes has four entries of each of rows r, r + 32, r + 64 and r + 96.
+constexpr uint32_t SIDE = REPACK_SIDE, WARPS = THREADS / 32;
 
-// Sixteen bytes of a line of `from`, zero where there are none.
-__device__ __forceinline__ uint4 load_line(const uint8_t* from, bool vector, uint64_t at, uint64_t end) {
-  if (vector && at + 16 <= end) return load16(from + at);
-  uint32_t words[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int k = 0; k < 16; ++k) {
-    if (at + k < end) words[k / 4] |= uint32_t(from[at + k]) << (k % 4 * 8);
+// What the paths below know of their tile.
+template <uint32_t COLS>
+struct Area {
+  uint64_t i0, j0, rows, cols, pitch;
+  const uint8_t* from;
+  uint8_t* to;     // of the first tile of 512 bytes
+  uint32_t tiles;  // of them, from there on in a row
+  static __device__ __forceinline__ Area of(const Repack& job, uint32_t index) {
+    const Layout& t = job.to_layout;
+    uint32_t across = uint32_t(job.tiles_across);
+    Area a;
+    a.i0 = uint64_t(index / across) * SIDE, a.j0 = uint64_t(index % across) * COLS;
+    a.rows = t.entries[0], a.cols = t.entries[1], a.pitch = job.from_layout.padded[1];
+    a.from = pointer<const uint8_t>(job.from);
+    a.to = pointer<uint8_t>(job.to) + (index / across * (t.padded[1] / 4) + a.j0 / 4) * 512;
+    a.tiles = uint32_t(min(uint64_t(COLS / 4), (t.padded[1] - a.j0) / 4));
+    return a;
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+};
+
+// Where chunk c of 16 bytes of a line of 128 lies in shared memory: eight lines in a row, or eight chunks, meet no bank twice.
+__device__ __forceinline__ uint32_t chunk_at(uint32_t line, uint32_t c) { return line * SIDE + (c ^ line % 8) * 16; }
+
+// Bytes at .. at + 128 of lines line .. line + 128 of `from`, which has `lines` of `end` bytes; zeros outside.
+__device__ __forceinline__ void load_lines(const uint8_t* from, uint64_t pitch, bool vector, uint64_t line, uint64_t lines,
+                                           uint64_t at, uint64_t end, uint8_t* shared) {
+  uint32_t r = threadIdx.x / 8, c = threadIdx.x % 8;
+  at += c * 16;
+#pragma unroll
+  for (uint32_t k = 0; k < SIDE / 32; ++k) {
+    bool inside = line + r + 32 * k < lines && at < end;
+    uint32_t bytes = inside ? uint32_t(min(uint64_t(16), end - at)) : 0;
+    const uint8_t* here = inside ? from + (line + r + 32 * k) * pitch + at : from;
+    uint8_t* to = shared + chunk_at(r + 32 * k, c);
+    if (vector) {
+      copy16(to, here, bytes);
+    } else {
+#pragma unroll 1
+      for (uint32_t b = 0; b < 16; ++b) to[b] = b < bytes ? here[b] : 0;
+    }
+  }
+  wait_copies();
 }
 
-__device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint32_t* shared) {
-  const Layout &f = job.from_layout, &t = job.to_layout;
-  uint32_t across = uint32_t(job.tiles_across);
-  uint64_t i0 = uint64_t(index / across) * SIDE, j0 = uint64_t(index % across) * SIDE;
-  uint64_t rows = t.entries[0], cols = t.entries[1], pitch = f.padded[1];
-  const uint8_t* from = pointer<const uint8_t>(job.from);
-  bool transposed = job.path == REPACK_SWIZZLE_TRANSPOSED;
-  uint4 lines[4];
-  // Transposed, a thread's four lines are four neighbouring columns here: the words of a tile.
-  uint32_t line = transposed ? threadIdx.x / 8 * 4 : threadIdx.x / 8, at = threadIdx.x % 8 * 16;
+// Sixteen columns of four rows are a chunk of each of four tiles.
+__device__ __forceinline__ void swizzle(const Repack& job, uint32_t index, uint8_t* shared) {
+  const auto a = Area<SIDE>::of(job, index);
+  load_lines(a.from, a.pitch, job.vector, a.i0, a.rows, a.j0, a.cols, shared);
+  uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint4 rows[4];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) rows[q] = *reinterpret_cast<const uint4*>(shared + chunk_at(lane + 32 * q, warp));
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    uint64_t i = transposed ? j0 + line + k : i0 + line + 32 * k;
-    bool inside = i < (transposed ? cols : rows);
-    lines[k] = inside ? load_line(from + i * pitch, job.vector, (transposed ? i0 : j0) + at, transposed ? rows : cols)
-                      : make_uint4(0, 0, 0, 0);
-  }
-  if (transposed) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const uint32_t in[4] = {word(lines[0], k), word(lines[1], k), word(lines[2], k), word(lines[3], k)};
-      uint32_t out[4];
-      transpose_bytes4(in, out);
-      // Lines 16 apart are written together: the exclusive or keeps them off one bank.
-#pragma unroll
-      for (int b = 0; b < 4; ++b) shared[(at + 4 * k + b) * PITCH + (line / 4 ^ threadIdx.x % 8 * 4)] = out[b];
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int b = 0; b < 4; ++b) shared[(line + 32 * k) * PITCH + at / 4 + b] = word(lines[k], b);
-    }
-  }
-  __syncthreads();
-  uint8_t* to = pointer<uint8_t>(job.to) + (i0 / SIDE * (t.padded[1] / 4) + j0 / 4) * 512;
-  uint32_t tiles = uint32_t(min(uint64_t(SIDE / 4), (t.padded[1] - j0) / 4));
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint32_t tile = k * 8 + threadIdx.x / 32, i = threadIdx.x % 32;
-    if (tile >= tiles) continue;
-    uint32_t words[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      uint32_t l = i + 32 * q;
-      words[q] = shared[l * PITCH + (transposed ? tile ^ l / 16 * 4 : tile)];
-    }
-    store16(to + tile * 512 + i * 16, make_uint4(words[0], words[1], words[2], words[3]));
+    uint32_t tile = warp * 4 + k;
+    if (tile >= a.tiles) continue;
+    store16(a.to + tile * 512 + lane * 16, make_uint4(word(rows[0], k), word(rows[1], k), word(rows[2], k), word(rows[3], k)));
   }
 }
 
-// The same where at least sixteen outer entries in a row share an entry of `from`: half of a warp's
-// tile has sixteen bytes, one per lane, and all of its lanes store them.
+// Exchanges words among lanes 8 apart: word k of lane q of four becomes word q of lane k.
+__device__ __forceinline__ void exchange4(uint32_t (&w)[4], uint32_t q) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    bool upper = (q & bit) != 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k & bit) continue;
+      uint32_t send = upper ? w[k] : w[k + bit];
+      uint32_t got = __shfl_xor_sync(FULL_WARP, send, bit * 8);
+      w[k] = upper ? got : w[k];
+      w[k + bit] = upper ? w[k + bit] : got;
+    }
+  }
+}
+
+// With the axes exchanged, four lines are a tile: a lane has four neighbouring entries of each.
+__device__ __forceinline__ void swizzle_transposed(const Repack& job, uint32_t index, uint8_t* shared) {
+  const auto a = Area<SIDE>::of(job, index);
+  load_lines(a.from, a.pitch, job.vector, a.j0, a.cols, a.i0, a.rows, shared);
+  uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    uint32_t tile = warp * 4 + t, in[4], w[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) in[k] = *reinterpret_cast<const uint32_t*>(shared + chunk_at(tile * 4 + k, lane / 4) + lane % 4 * 4);
+    transpose_bytes4(in, w);
+    exchange4(w, lane / 8);
+    if (tile >= a.tiles) continue;
+    store16(a.to + tile * 512 + (lane % 8 * 4 + lane / 8) * 16, make_uint4(w[0], w[1], w[2], w[3]));
+  }
+}
+
+// Where at least sixteen outer entries in a row share an entry of `from`: half of a warp's tile has
+// sixteen bytes, one per lane, and all of its lanes store them.
 __device__ __forceinline__ void swizzle_spread(const Repack& job, uint32_t index) {
-  constexpr int TILES = SIDE * SIDE / 512 / (THREADS / 32);  // of a warp
-  const Layout &f = job.from_layout, &t = job.to_layout;
-  uint32_t across = uint32_t(job.tiles_across), lane = threadIdx.x % 32;
-  uint64_t i0 = uint64_t(index / across) * SIDE, j0 = uint64_t(index % across) * SIDE;
-  uint64_t rows = t.entries[0], cols = t.entries[1], pitch = f.padded[1];
-  const uint8_t* from = pointer<const uint8_t>(job.from);
-  bool transposed = f.cols_first != t.cols_first;
-  uint64_t i = i0 + lane / 16 * 16 + lane % 16 / 4 * 32;
+  constexpr int TILES = REPACK_SPREAD_COLS / 4 / WARPS;  // of a warp
+  const auto a = Area<REPACK_SPREAD_COLS>::of(job, index);
+  uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * TILES;
+  bool transposed = job.from_layout.cols_first != job.to_layout.cols_first;
+  uint64_t i = a.i0 + lane / 16 * 16 + lane % 16 / 4 * 32, at = i >> job.spread, j0 = a.j0 + first * 4 + lane % 4;
+  uint64_t step = transposed ? a.pitch * 4 : 4;
+  const uint8_t* from = a.from + (transposed ? j0 * a.pitch + at : at * a.pitch + j0);
   uint32_t words[TILES];
 #pragma unroll
   for (int k = 0; k < TILES; ++k) {
-    uint64_t j = j0 + (threadIdx.x / 32 * TILES + k) * 4 + lane % 4, at = i >> job.spread;
-    words[k] = i < rows && j < cols ? from[transposed ? j * pitch + at : at * pitch + j] : 0;
+    words[k] = i < a.rows && j0 + k * 4 < a.cols ? from[k * step] : 0;
   }
-  uint8_t* to = pointer<uint8_t>(job.to) + (i0 / SIDE * (t.padded[1] / 4) + j0 / 4) * 512;
-  uint32_t tiles = uint32_t(min(uint64_t(SIDE / 4), (t.padded[1] - j0) / 4));
+  uint8_t* to = a.to + first * 512 + lane * 16;
+  uint64_t here = a.i0 + lane;
 #pragma unroll
   for (int k = 0; k < TILES; ++k) {
     uint32_t w = words[k] << (lane % 4 * 8);
@@ -147,10 +177,9 @@ __device__ __forceinline__ void swizzle_spread(const Repack& job, uint32_t index
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       out[q] = __shfl_sync(FULL_WARP, w, lane / 16 * 16 + q * 4);
-      if (i0 + lane + 32 * q >= rows) out[q] = 0;
+      if (here + 32 * q >= a.rows) out[q] = 0;
     }
-    uint32_t tile = threadIdx.x / 32 * TILES + k;
-    if (tile < tiles) store16(to + tile * 512 + lane * 16, make_uint4(out[0], out[1], out[2], out[3]));
+    if (first + k < a.tiles) store16(to + k * 512, make_uint4(out[0], out[1], out[2], out[3]));
   }
 }
 
@@ -158,15 +187,18 @@ __device__ __forceinline__ void swizzle_spread(const Repack& job, uint32_t index
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
     lowp_repack(const Tile* __restrict__ tiles, const Repack* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ uint32_t shared[SIDE * PITCH];
-  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Repack& job = jobs[tile.job];
+  __shared__ Fetched<Repack> fetched;
+  __shared__ alignas(128) uint8_t lines[SIDE * SIDE];
+  fetch(fetched, tiles, jobs, step, flags);
+  if (fetched.skip) return;
+  const Repack& job = fetched.job();
+  uint32_t index = fetched.tile.index;
   switch (job.path) {
-    case REPACK_GENERIC: return repack_any(job, tile.index);
-    case REPACK_SWIZZLE_SPREAD: return swizzle_spread(job, tile.index);
-    default: return swizzle(job, tile.index, shared);
+    case REPACK_GENERIC: return repack_any(job, index);
+    case REPACK_SWIZZLE: return swizzle(job, index, lines);
+    case REPACK_SWIZZLE_TRANSPOSED: return swizzle_transposed(job, index, lines);
+    default: return swizzle_spread(job, index);
   }
 }

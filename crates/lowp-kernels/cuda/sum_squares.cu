@@ -2,12 +2,13 @@
 // added to sum i % 256; the upper half of the sums is added to the lower half until one is left; so
 // are the sums of runs, run by run, and jobs in order. The square of a binary32 is exact in binary64,
 // so a fused multiply-add rounds as the sum does.
+#include <lowp/fetch.cuh>
 #include <lowp/memory.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
 
-static_assert(SUM_RUNS == THREADS / 32, "a warp per run of a tile");
+constexpr uint32_t WARPS = THREADS / 32, OWN = SUM_RUNS / WARPS;  // runs of a warp
 
 // Sums 8 * lane .. 8 * lane + 8 of 256; returns the sum of all in lane 0.
 __device__ __forceinline__ double halve(double (&sums)[8]) {
@@ -24,48 +25,87 @@ __device__ __forceinline__ double halve(double (&sums)[8]) {
   return sums[0];
 }
 
-// Values in a row of 256 that one lane holds: its bits as they are loaded, in 16-byte words.
-template <bool HALF>
-struct Eight {
-  uint4 words[HALF ? 1 : 2];
-
-  __device__ __forceinline__ void load(uint64_t source, uint64_t first) {
+// A whole run of binary32, aligned.
+__device__ __forceinline__ void add_run(uint64_t source, uint64_t first, double (&sums)[8]) {
+  constexpr int AHEAD = 4;
+  const uint4* from = pointer<const uint4>(source + first * 4) + threadIdx.x % 32 * 2;
 #pragma unroll
-    for (int w = 0; w < (HALF ? 1 : 2); ++w) {
-      words[w] = load16(pointer<const uint8_t>(source) + first * (HALF ? 2 : 4) + w * 16);
+  for (uint32_t row = 0; row < 16; row += AHEAD) {
+    uint4 words[AHEAD][2];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      words[i][0] = load16(from + (row + i) * 64);
+      words[i][1] = load16(from + (row + i) * 64 + 1);
     }
-  }
-  __device__ __forceinline__ void add_to(double (&sums)[8]) const {
 #pragma unroll
-    for (int w = 0; w < (HALF ? 1 : 2); ++w) {
-      const uint32_t bits[4] = {words[w].x, words[w].y, words[w].z, words[w].w};
+    for (int i = 0; i < AHEAD; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if constexpr (HALF) {
-          double low = widen_low(bits[j]), high = widen_high(bits[j]);
-          sums[2 * j] = fma(low, low, sums[2 * j]);
-          sums[2 * j + 1] = fma(high, high, sums[2 * j + 1]);
-        } else {
-          double x = __uint_as_float(bits[j]);
-          sums[4 * w + j] = fma(x, x, sums[4 * w + j]);
-        }
+      for (int j = 0; j < 8; ++j) {
+        double x = __uint_as_float(word(words[i][j / 4], j % 4));
+        sums[j] = fma(x, x, sums[j]);
       }
     }
   }
-};
+}
 
-// A whole run, aligned.
-template <bool HALF>
-__device__ __forceinline__ void add_run(uint64_t source, uint64_t first, double (&sums)[8]) {
-  constexpr int AHEAD = HALF ? 8 : 4;
-  first += threadIdx.x % 32 * 8;
+// Values of bfloat16 in binary64 without a conversion: the bits of their magnitudes, moved to where binary64
+// has them, are that much smaller than they are, subnormal ones included; a product brings them back. An infinity or a
+// NaN becomes 2^128 or more, whose square is too large for a sum of finite squares to go unnoticed.
+constexpr double REBIAS = 0x1p896;
+constexpr double SUSPECT = 0x1p256;
+__device__ __forceinline__ double magnitude_low(uint32_t pair) {
+  return __dmul_rn(__hiloint2double(int((pair & 0x7FFFu) << 13), 0), REBIAS);
+}
+__device__ __forceinline__ double magnitude_high(uint32_t pair) {
+  return __dmul_rn(__hiloint2double(int((pair & 0x7FFF0000u) >> 3), 0), REBIAS);
+}
+
+// As halve(), in every lane. Lanes that would add what others drop take a half of the sums each.
+__device__ __forceinline__ double halve_shared(double (&sums)[8]) {
+  uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-  for (uint32_t row = 0; row < 16; row += AHEAD) {
-    Eight<HALF> values[AHEAD];
+  for (int level = 0; level < 3; ++level) {
+    int half = 4 >> level;
+    uint32_t bit = 16u >> level;
+    bool upper = (lane & bit) != 0;
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) values[i].load(source, first + (row + i) * 256);
+    for (int j = 0; j < 4; ++j) {
+      if (j >= half) break;
+      double keep = upper ? sums[j + half] : sums[j], send = upper ? sums[j] : sums[j + half];
+      sums[j] = keep + __shfl_xor_sync(FULL_WARP, send, bit);
+    }
+  }
+  double sum = sums[0];
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) values[i].add_to(sums);
+  for (uint32_t bit : {2u, 1u, 16u, 8u, 4u}) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
+  return sum;
+}
+
+// The sums of whole runs of bfloat16, aligned, WARPS runs apart; in every lane.
+__device__ __forceinline__ void runs_of_halves(uint64_t source, uint64_t first, double (&totals)[OWN]) {
+  constexpr int ROWS = SUM_RUN / 256, AHEAD = 8, ALL = ROWS * OWN;
+  const uint4* from = pointer<const uint4>(source + first * 2) + threadIdx.x % 32;
+  auto row = [&](int i) { return load16(from + (i / ROWS * WARPS * ROWS + i % ROWS) * 32); };
+  double sums[8];
+  uint4 words[AHEAD];
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) words[i] = row(i);
+#pragma unroll
+  for (int i = 0; i < ALL; ++i) {
+    if (i % ROWS == 0) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sums[k] = 0.0;
+    }
+    const uint4 now = words[i % AHEAD];
+    if (i + AHEAD < ALL) words[i % AHEAD] = row(i + AHEAD);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      uint32_t pair = word(now, k);
+      double low = magnitude_low(pair), high = magnitude_high(pair);
+      sums[2 * k] = fma(low, low, sums[2 * k]);
+      sums[2 * k + 1] = fma(high, high, sums[2 * k + 1]);
+    }
+    if (i % ROWS == ROWS - 1) totals[i / ROWS] = halve_shared(sums);
   }
 }
 
@@ -74,8 +114,8 @@ __device__ __forceinline__ void run_sum(const SumSquares& job, uint64_t run) {
   uint32_t lane = threadIdx.x % 32;
   uint64_t first = run * SUM_RUN, count = min(SUM_RUN, job.len - first);
   double sums[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-  if (job.vector && count == SUM_RUN) {
-    job.source_code == BF16 ? add_run<true>(job.source, first, sums) : add_run<false>(job.source, first, sums);
+  if (job.vector && count == SUM_RUN && job.source_code != BF16) {
+    add_run(job.source, first, sums);
   } else {
 #pragma unroll 1
     for (uint32_t row = 0; row < count; row += 256) {
@@ -100,118 +140,176 @@ __device__ __forceinline__ void run_sum(const SumSquares& job, uint64_t run) {
   if (lane == 0) pointer<RunSum>(job.runs)[run] = {sum, non_finite};
 }
 
-// The sum of up to 4096 sums of runs, in lane 0.
-__device__ __forceinline__ RunSum sum_of_runs(const volatile RunSum* runs, uint32_t count) {
-  uint32_t lane = threadIdx.x % 32;
-  double sums[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-  uint64_t non_finite = 0;
-#pragma unroll 2
-  for (uint32_t row = 0; row < count; row += 256) {
+// Writes the sums of a warp's runs of a job.
+__device__ __forceinline__ void run_sums(const SumSquares& job, uint64_t run) {
+  bool fast = job.vector && job.source_code == BF16 && (run + (OWN - 1) * WARPS + 1) * SUM_RUN <= job.len;
+  double sums[OWN];
+  if (fast) runs_of_halves(job.source, run * SUM_RUN, sums);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      uint32_t i = row + lane * 8 + j;
-      sums[j] += i < count ? runs[i].sum : 0.0;
-      non_finite += i < count ? runs[i].non_finite : 0;
+  for (uint32_t k = 0; k < OWN; ++k, run += WARPS) {
+    if (fast && sums[k] < SUSPECT) {
+      if (threadIdx.x % 32 == 0) pointer<RunSum>(job.runs)[run] = {sums[k], 0};
+    } else if (run * SUM_RUN < job.len) {
+      run_sum(job, run);
     }
   }
-#pragma unroll
-  for (uint32_t half = 16; half > 0; half /= 2) non_finite += __shfl_down_sync(FULL_WARP, non_finite, half);
-  return {halve(sums), non_finite};
 }
 
-// Level by level, behind one another in memory, until one sum is left; by a block of threads. The
-// result is in thread 0.
-__device__ __forceinline__ RunSum job_sum(const SumSquares& job) {
+// The sum of up to 4096 sums of runs, in thread 0; by a block of threads, each with a sum of 256.
+__device__ __forceinline__ RunSum sum_of_runs(const volatile RunSum* runs, uint32_t count) {
+  __shared__ double shared[THREADS];
+  __shared__ unsigned long long others;
+  static_assert(THREADS == 256, "a thread per sum");
+  constexpr uint32_t ROWS = SUM_RUN / THREADS;
+  uint32_t t = threadIdx.x;
+  double values[ROWS];
+  uint64_t non_finite = 0;
+#pragma unroll
+  for (uint32_t row = 0; row < ROWS; ++row) {
+    uint32_t i = row * THREADS + t;
+    values[row] = i < count ? runs[i].sum : 0.0;
+    non_finite += i < count ? runs[i].non_finite : 0;
+  }
+  double sum = 0.0;
+#pragma unroll
+  for (uint32_t row = 0; row < ROWS; ++row) sum += values[row];
+  if (t == 0) others = 0;
+  shared[t] = sum;
+  __syncthreads();
+  if (non_finite) atomicAdd(&others, static_cast<unsigned long long>(non_finite));
+  // Warp 0 reads sums lane + 32 k: the upper half is added to the lower, k first.
+  if (t < 32) {
+    double sums[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sums[k] = shared[t + 32 * k];
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+#pragma unroll
+      for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+    }
+    sum = sums[0];
+#pragma unroll
+    for (uint32_t half = 16; half > 0; half /= 2) sum += __shfl_down_sync(FULL_WARP, sum, half);
+  }
+  __syncthreads();
+  RunSum total = {sum, others};
+  __syncthreads();
+  return total;
+}
+
+// Whether this block is the last of `count` that come here; every thread of it sees what the others wrote.
+__device__ __forceinline__ bool last_of(unsigned long long* arrived, uint64_t count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(arrived, 1ull) + 1 == count;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+// Adds up what the blocks of a job have left, level by level; the last block of each group of runs does its group, the
+// last of these the rest. True in the block that ends with the sum of the job, which is in thread 0.
+__device__ __forceinline__ bool job_sum(const SumSquares& job, uint32_t index, SumTotal& done, RunSum& total) {
   RunSum* level = pointer<RunSum>(job.runs);
-  uint64_t count = cdiv(job.len, SUM_RUN);
+  uint64_t count = cdiv(job.len, SUM_RUN), groups = cdiv(count, SUM_RUN);
+  auto* finished = reinterpret_cast<unsigned long long*>(&done.done);
+  if (count > SUM_RUN) {
+    // The entry that the group's sum is for counts its blocks until then.
+    constexpr uint64_t BLOCKS = SUM_RUN / SUM_RUNS;
+    uint64_t group = index / BLOCKS;
+    RunSum* own = level + count + group;
+    auto* arrived = reinterpret_cast<unsigned long long*>(&own->non_finite);
+    if (!last_of(arrived, min(BLOCKS, job.tiles - group * BLOCKS))) return false;
+    RunSum sum = sum_of_runs(level + group * SUM_RUN, uint32_t(min(SUM_RUN, count - group * SUM_RUN)));
+    if (threadIdx.x == 0) *own = sum;
+    if (!last_of(finished, groups)) return false;
+    level += count;
+    count = groups;
+  } else if (!last_of(finished, job.tiles)) {
+    return false;
+  }
+  RunSum* first = level;
+  uint64_t entries = groups > 1 ? groups : 0;
   while (count > 1) {
-    uint64_t groups = cdiv(count, SUM_RUN);
-    for (uint64_t group = threadIdx.x / 32; group < groups; group += SUM_RUNS) {
+    groups = cdiv(count, SUM_RUN);
+    for (uint64_t group = 0; group < groups; ++group) {
       RunSum sum = sum_of_runs(level + group * SUM_RUN, uint32_t(min(SUM_RUN, count - group * SUM_RUN)));
-      if (threadIdx.x % 32 == 0) level[count + group] = sum;
+      if (threadIdx.x == 0) level[count + group] = sum;
     }
     __syncthreads();
     level += count;
     count = groups;
   }
-  RunSum total{0.0, 0};
-  if (threadIdx.x == 0 && count == 1) {
+  if (threadIdx.x == 0) {
     const volatile RunSum* last = level;
-    total = {last->sum, last->non_finite};
+    total = {count ? last->sum : 0.0, count ? last->non_finite : 0};
   }
-  return total;
+  __syncthreads();
+  for (uint64_t i = threadIdx.x; i < entries; i += THREADS) first[i].non_finite = 0;
+  return true;
 }
 
-// Adds the totals of all jobs to their outputs, in order, by one warp: its lanes read, each adds.
+// Adds the totals of all jobs to their outputs, in order, by a block: a thread reads a job, and the first of those with
+// the same output adds them up. The first NaN stays.
 __device__ __forceinline__ void finish(const SumSquares* jobs, uint64_t count, volatile SumTotal* totals) {
-  uint32_t lane = threadIdx.x % 32;
-  uint64_t out = 0, non_finite = 0;
-  double sum = 0.0;
-  auto store = [&] {
-    if (lane != 0 || out == 0) return;
-    store_u64(out, static_cast<uint64_t>(__double_as_longlong(sum)));
-    store_u64(out + 8, non_finite);
-  };
-  for (uint64_t first = 0; first < count; first += 32) {
-    uint64_t own_out = 0, own_non_finite = 0;
-    double own_sum = 0.0;
-    if (first + lane < count) {
-      volatile SumTotal& total = totals[first + lane];
-      own_out = jobs[first + lane].out, own_sum = total.sum, own_non_finite = total.non_finite;
+  __shared__ uint64_t outs[THREADS], others[THREADS];
+  __shared__ double sums[THREADS];
+  uint32_t t = threadIdx.x;
+  for (uint64_t first = 0; first < count; first += THREADS) {
+    uint32_t here = uint32_t(min(uint64_t(THREADS), count - first));
+    if (t < here) {
+      volatile SumTotal& total = totals[first + t];
+      outs[t] = jobs[first + t].out, sums[t] = total.sum, others[t] = total.non_finite;
       total.sum = 0.0, total.non_finite = 0, total.done = 0;
     }
-    uint32_t here = uint32_t(min(uint64_t(32), count - first));
-    for (uint32_t i = 0; i < here; ++i) {
-      uint64_t to = __shfl_sync(FULL_WARP, own_out, i);
-      if (to != out) {
-        store();
-        __syncwarp();
-        out = to;
-        sum = __longlong_as_double(static_cast<long long>(load_u64(out)));
-        non_finite = load_u64(out + 8);
+    __syncthreads();
+    bool adds = t < here;
+    for (uint32_t i = t; adds && i > 0; --i) adds = outs[i - 1] != outs[t];
+    if (adds) {
+      uint64_t out = outs[t], non_finite = load_u64(out + 8);
+      double sum = __longlong_as_double(static_cast<long long>(load_u64(out)));
+      bool number = sum == sum;
+#pragma unroll 8
+      for (uint32_t i = t; i < here; ++i) {
+        double x = sums[i];
+        bool same = outs[i] == out;
+        if (same && number) sum += x;
+        if (same) non_finite += others[i];
+        number &= !same || x == x;
       }
-      sum += __shfl_sync(FULL_WARP, own_sum, i);
-      non_finite += __shfl_sync(FULL_WARP, own_non_finite, i);
+      store_u64(out, static_cast<uint64_t>(__double_as_longlong(sum)));
+      store_u64(out + 8, non_finite);
     }
+    __syncthreads();
   }
-  store();
 }
 
 }  // namespace lowp
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     lowp_sum_squares(const Tile* __restrict__ tiles, const SumSquares* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
-  __shared__ bool last_block, last_job;
-  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const SumSquares& job = jobs[tile.job];
-  uint64_t run = uint64_t(tile.index) * SUM_RUNS + threadIdx.x / 32;
-  if (run * SUM_RUN < job.len) run_sum(job, run);
-  // The last block of a job sees the runs of all others.
+  __shared__ Fetched<SumSquares> fetched;
+  fetch(fetched, tiles, jobs, step, flags);
+  if (fetched.skip) return;
+  const SumSquares& job = fetched.job();
+  const Tile tile = fetched.tile;
+  run_sums(job, uint64_t(tile.index) * SUM_RUNS + threadIdx.x / 32);
   SumTotal* totals = pointer<SumTotal>(job.totals);
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    auto* done = reinterpret_cast<unsigned long long*>(&totals[tile.job].done);
-    last_block = atomicAdd(done, 1ull) + 1 == job.tiles;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!last_block) return;
-  RunSum total = job_sum(job);
+  RunSum total;
+  if (!job_sum(job, tile.index, totals[tile.job], total)) return;
   if (threadIdx.x == 0) {
     totals[tile.job].sum = total.sum;
     totals[tile.job].non_finite = total.non_finite;
-    // The last job sees the totals of all others.
-    __threadfence();
-    auto* state = pointer<unsigned long long>(job.state);
-    last_job = atomicAdd(state, 1ull) + 1 == job.jobs;
-    if (last_job) *state = 0;
-    __threadfence();
   }
-  __syncthreads();
-  if (last_job && threadIdx.x < 32) finish(jobs, job.jobs, totals);
+  // The last job sees the totals of all others.
+  auto* state = pointer<unsigned long long>(job.state);
+  if (!last_of(state, job.jobs)) return;
+  if (threadIdx.x == 0) *state = 0;
+  finish(jobs, job.jobs, totals);
 }

@@ -1,6 +1,6 @@
-// Transposes of 4-, 8-, 16- and 32-bit entries (numerics 9). Bytes and nibbles with aligned rows
-// take tiles of 128 x 128 bytes: wide loads, byte exchanges within a thread's micro-tile, words
-// through shared memory, stores of whole sectors.
+// Transposes of 4-, 8-, 16- and 32-bit entries (numerics 9). Bytes and nibbles with aligned rows take tiles of 128 rows of 256
+// bytes through shared memory: a thread exchanges the bytes of words of sixteen or 32 rows and stores 16 bytes at a time.
+#include <lowp/fetch.cuh>
 #include <lowp/tile.cuh>
 
 namespace lowp {
@@ -38,73 +38,88 @@ __device__ __forceinline__ void transpose_any(const Transpose& job, uint32_t ind
   }
 }
 
-// 128 x 128 bytes. Thread t loads 16 bytes of each of four rows. The chunks of a line are exchanged
-// by an exclusive or with the thread that wrote them, so that no two lanes meet in a bank.
-__device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {
-  constexpr uint32_t TILE = TRANSPOSE_BYTES;
-  uint2 tile = grouped(index, uint32_t(cdiv(job.outer, TILE)), uint32_t(job.tiles_across));
-  uint64_t i0 = uint64_t(tile.x) * TILE, j0 = uint64_t(tile.y) * TILE;
-  uint32_t r = threadIdx.x / 8 * 4, c = threadIdx.x % 8 * 16;
-  bool whole = i0 + TILE <= job.outer && j0 + TILE <= job.inner;
-  const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + r) * job.from_pitch + j0 + c;
-  uint4 rows[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    bool inside = whole || (i0 + r + i < job.outer && j0 + c < job.inner);
-    rows[i] = inside ? load16(from + i * job.from_pitch) : make_uint4(0, 0, 0, 0);
+// A tile of 128 lines of 256 bytes in shared memory, seen as groups of HEIGHT lines. Chunks of 16 bytes are exchanged by an
+// exclusive or with the group, so that those of groups that are read together lie in other banks.
+template <uint32_t HEIGHT>
+struct Lines {
+  static constexpr uint32_t ROWS = TRANSPOSE_ROWS, CHUNKS = TRANSPOSE_ROW_BYTES / 16, GROUPS = ROWS / HEIGHT, BESIDE = 8 / GROUPS;
+  static_assert(GROUPS <= 8, "a lane per group");
+
+  static __device__ __forceinline__ uint32_t at(uint32_t line, uint32_t chunk) {
+    return line * CHUNKS * 16 + (chunk ^ line / HEIGHT * BESIDE) * 16;
   }
-  uint32_t at = (r / 16 ^ threadIdx.x % 8) * 16 + r % 16;
+
+  // From line i0 and byte j0 on; zeros outside.
+  static __device__ __forceinline__ void load(const Transpose& job, uint64_t i0, uint64_t j0, uint8_t* shared) {
+    constexpr uint32_t STEP = THREADS / CHUNKS;
+    uint32_t r = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS;
+    const uint8_t* base = pointer<const uint8_t>(job.from);
+    const uint8_t* from = base + (i0 + r) * job.from_pitch + j0 + c * 16;
+    bool inner = j0 + c * 16 < job.from_pitch;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint32_t in[4] = {word(rows[0], k), word(rows[1], k), word(rows[2], k), word(rows[3], k)};
-    uint32_t out[4];
-    transpose_bytes4(in, out);
-#pragma unroll
-    for (int b = 0; b < 4; ++b) *reinterpret_cast<uint32_t*>(shared + (c + 4 * k + b) * TILE + at) = out[b];
+    for (uint32_t k = 0; k < ROWS / STEP; ++k) {
+      bool inside = inner && i0 + r + k * STEP < job.outer;
+      copy16(shared + at(r + k * STEP, c), inside ? from + k * STEP * job.from_pitch : base, inside ? 16 : 0);
+    }
+    wait_copies();
   }
-  __syncthreads();
-  // Line j = 32 * step + t / 8 of the result.
-  uint32_t j = threadIdx.x / 8;
-  uint8_t* to = pointer<uint8_t>(job.to) + (j0 + j) * job.to_pitch + i0 + c;
+
+  // Calls part(group, chunk, word of the chunk) for a thread's parts of the tile. A warp has BESIDE neighbouring chunks.
+  template <typename Part>
+  static __device__ __forceinline__ void each(Part part) {
+    uint32_t lane = threadIdx.x % 32, chunk = threadIdx.x / 32 * BESIDE + lane / GROUPS / 4;
 #pragma unroll
-  for (uint32_t step = 0; step < 4; ++step, j += 32) {
-    if (!whole && (j0 + j >= job.inner || i0 + c >= job.outer)) continue;
-    uint32_t chunk = threadIdx.x % 8 ^ j / 16;
-    store16(to + step * 32 * job.to_pitch, *reinterpret_cast<const uint4*>(shared + j * TILE + chunk * 16));
+    for (uint32_t c = 0; c < CHUNKS; c += THREADS / 32 * BESIDE) part(lane % GROUPS, chunk + c, lane / GROUPS % 4);
   }
+};
+
+// The first line and the first byte in it of a tile. Tiles below each other follow each other: they complete the lines of the result.
+__device__ __forceinline__ ulonglong2 tile_start(const Transpose& job, uint32_t index) {
+  uint32_t down = uint32_t(cdiv(job.outer, TRANSPOSE_ROWS));
+  return make_ulonglong2(uint64_t(index % down) * TRANSPOSE_ROWS, uint64_t(index / down) * TRANSPOSE_ROW_BYTES);
 }
 
-// 256 x 256 nibbles: 256 rows of 128 bytes become as many. Thread t loads 8 bytes of each of eight
-// rows, twice; nibbles of row pairs are exchanged, then bytes of pairs. The words of a row are
-// exchanged by an exclusive or with the column that wrote them, and half of a warp writes odd rows
-// while the other writes even ones, so no two lanes meet in a bank.
-__device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint32_t* shared) {
-  constexpr uint32_t TILE = TRANSPOSE_NIBBLES, WORDS = TILE / 8;
-  uint2 tile = grouped(index, uint32_t(cdiv(job.outer, TILE)), uint32_t(job.tiles_across));
-  uint64_t i0 = uint64_t(tile.x) * TILE, j0 = uint64_t(tile.y) * (TILE / 2);  // rows, bytes
-  uint32_t r = threadIdx.x / 16 * 8, c = threadIdx.x % 16 * 8;
-  bool whole = i0 + TILE <= job.outer && j0 + TILE / 2 <= job.from_pitch;
-  const uint8_t* from = pointer<const uint8_t>(job.from) + (i0 + r) * job.from_pitch + j0 + c;
-  uint2 rows[2][8];
+// A part is 16 rows of a word of four columns.
+__device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t index, uint8_t* shared) {
+  using Tile = Lines<16>;
+  const auto [i0, j0] = tile_start(job, index);
+  Tile::load(job, i0, j0, shared);
+  Tile::each([&](uint32_t group, uint32_t chunk, uint32_t in) {
+    uint32_t out[4][4];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+    for (int s = 0; s < 4; ++s) {
+      uint32_t rows[4], columns[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      bool inside = whole || (i0 + r + 128 * half + i < job.outer && j0 + c < job.from_pitch);
-      rows[half][i] = inside ? load8(from + (128 * half + i) * job.from_pitch) : make_uint2(0, 0);
+      for (int k = 0; k < 4; ++k) rows[k] = *reinterpret_cast<const uint32_t*>(shared + Tile::at(group * 16 + 4 * s + k, chunk) + in * 4);
+      transpose_bytes4(rows, columns);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) out[k][s] = columns[k];
     }
-  }
-  uint32_t upper = threadIdx.x / 16 % 2;
+    uint64_t j = j0 + chunk * 16 + in * 4, i = i0 + group * 16;
+    if (i >= job.to_pitch) return;
+    uint8_t* to = pointer<uint8_t>(job.to) + j * job.to_pitch + i;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t at = (r / 8 ^ threadIdx.x % 16) + 16 * half;
+    for (int k = 0; k < 4; ++k) {
+      if (j + k < job.inner) store16(to + k * job.to_pitch, make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]));
+    }
+  });
+}
+
+// A part is 32 rows of a word of eight columns: nibbles of row pairs are exchanged, then bytes of pairs.
+__device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t index, uint8_t* shared) {
+  using Tile = Lines<32>;
+  const auto [i0, j0] = tile_start(job, index);
+  Tile::load(job, i0, j0, shared);
+  Tile::each([&](uint32_t group, uint32_t chunk, uint32_t in) {
+    uint32_t out[8][4];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
+    for (int s = 0; s < 4; ++s) {
       uint32_t low[4], high[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        uint2 first = rows[half][2 * q], second = rows[half][2 * q + 1];
-        uint32_t a = k ? first.y : first.x, b = k ? second.y : second.x;
+        uint32_t line = group * 32 + 8 * s + 2 * q;
+        uint32_t a = *reinterpret_cast<const uint32_t*>(shared + Tile::at(line, chunk) + in * 4);
+        uint32_t b = *reinterpret_cast<const uint32_t*>(shared + Tile::at(line + 1, chunk) + in * 4);
         low[q] = (a & 0x0F0F0F0Fu) | ((b & 0x0F0F0F0Fu) << 4);
         high[q] = ((a >> 4) & 0x0F0F0F0Fu) | (b & 0xF0F0F0F0u);
       }
@@ -112,45 +127,39 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
       transpose_bytes4(low, even);
       transpose_bytes4(high, odd);
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        // Odd rows have their halves exchanged, so that the two rows of a warp's store differ in bank.
-        uint32_t j = 2 * (c + 4 * k + b);
-        shared[(j + upper) * WORDS + (at ^ 16 * upper)] = upper ? odd[b] : even[b];
-        shared[(j + 1 - upper) * WORDS + (at ^ 16 * (1 - upper))] = upper ? even[b] : odd[b];
-      }
+      for (int k = 0; k < 4; ++k) out[2 * k][s] = even[k], out[2 * k + 1][s] = odd[k];
     }
-  }
-  __syncthreads();
-  // Row j = 8 * step + t / 32 of the result.
-  uint32_t j = threadIdx.x / 32, w = threadIdx.x % 32;
-  uint8_t* to = pointer<uint8_t>(job.to) + (2 * j0 + j) * job.to_pitch + i0 / 2 + w * 4;
-#pragma unroll 8
-  for (uint32_t step = 0; step < 32; ++step) {
-    if (!whole && (2 * j0 + 8 * step + j >= job.inner || i0 / 2 + w * 4 >= job.to_pitch)) continue;
-    uint32_t at = w ^ step / 2 ^ 16 * (j % 2);
-    __stcs(reinterpret_cast<uint32_t*>(to + step * 8 * job.to_pitch), shared[(8 * step + j) * WORDS + at]);
-  }
+    uint64_t j = 2 * j0 + chunk * 32 + in * 8, at = i0 / 2 + group * 16;
+    if (at >= job.to_pitch) return;
+    uint8_t* to = pointer<uint8_t>(job.to) + j * job.to_pitch + at;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (j + k < job.inner) store16(to + k * job.to_pitch, make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]));
+    }
+  });
 }
 
 }  // namespace lowp
 
 using namespace lowp;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     lowp_transpose(const Tile* __restrict__ tiles, const Transpose* __restrict__ jobs, const Step* __restrict__ step,
                    uint32_t flags) {
+  __shared__ Fetched<Transpose> fetched;
   __shared__ union {
-    uint32_t entries[TRANSPOSE_NIBBLES * TRANSPOSE_NIBBLES / 8];
-    alignas(16) uint8_t bytes[TRANSPOSE_BYTES * TRANSPOSE_BYTES];
+    uint32_t entries[SIDE * (SIDE + 1)];
+    alignas(128) uint8_t lines[TRANSPOSE_ROWS * TRANSPOSE_ROW_BYTES];
   } shared;
-  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Transpose& job = jobs[tile.job];
+  fetch(fetched, tiles, jobs, step, flags);
+  if (fetched.skip) return;
+  const Transpose& job = fetched.job();
+  uint32_t index = fetched.tile.index;
   if (!job.vector) {
-    transpose_any(job, tile.index, shared.entries);
+    transpose_any(job, index, shared.entries);
   } else if (job.bits == 8) {
-    transpose_bytes(job, tile.index, shared.bytes);
+    transpose_bytes(job, index, shared.lines);
   } else {
-    transpose_nibbles(job, tile.index, shared.entries);
+    transpose_nibbles(job, index, shared.lines);
   }
 }

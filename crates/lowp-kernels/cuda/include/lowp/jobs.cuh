@@ -47,19 +47,24 @@ constexpr uint64_t FLAT_ENCODE_RUN = 2048;
 constexpr uint32_t DECODE_SIDE = 64;
 // DECODE_WIDE: columns of a tile.
 constexpr uint32_t DECODE_WIDE_COLS = 128;
-// Transpose: sides of a tile, in entries; with `vector` of nibbles, and of bytes.
+// DECODE_TRANSPOSED: sides of a tile.
+constexpr uint32_t DECODE_LINES = 128;
+// Transpose: sides of a tile, in entries.
 constexpr uint32_t TRANSPOSE_SIDE = 64;
-constexpr uint32_t TRANSPOSE_NIBBLES = 256;
-constexpr uint32_t TRANSPOSE_BYTES = 128;
+// Transpose with `vector`: rows of a tile, and bytes of a row.
+constexpr uint32_t TRANSPOSE_ROWS = 128;
+constexpr uint32_t TRANSPOSE_ROW_BYTES = 256;
 // REPACK_GENERIC: bytes of `to` that a tile has.
 constexpr uint64_t REPACK_RUN = 4096;
 // The other paths of a repack: sides of a tile, in entries of `to`.
 constexpr uint32_t REPACK_SIDE = 128;
+// REPACK_SWIZZLE_SPREAD: entries of a tile along the inner axis.
+constexpr uint32_t REPACK_SPREAD_COLS = 256;
 // Interleave: bytes of a tile.
 constexpr uint64_t INTERLEAVE_TILE = 16384;
 // SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
 constexpr uint64_t SUM_RUN = 4096;
-constexpr uint32_t SUM_RUNS = 8;
+constexpr uint32_t SUM_RUNS = 16;
 // Sum: elements of a tile.
 constexpr uint64_t SUM_TILE = 8192;
 // StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
@@ -161,8 +166,10 @@ enum AmaxPath : uint8_t {
 // How a decode walks its matrix.
 enum DecodePath : uint8_t {
   DECODE_GENERIC = 0,
-  // Row-major codes of 4 or 8 bits, scaled, blocks of powers of two; four codes at a time.
+  // Row-major codes of 4 or 8 bits, scaled, blocks of powers of two, at least four columns or eight rows.
   DECODE_WIDE = 1,
+  // The same of transposed codes, blocks of at least sixteen rows.
+  DECODE_TRANSPOSED = 2,
 };
 
 // How a repack walks its result.

@@ -40,16 +40,6 @@ struct View {
 // max(a, |x|), where a NaN loses.
 __device__ __forceinline__ float max_abs(float a, float x) { return fmaxf(a, fabsf(x)); }
 
-// Tile `index` of a matrix of tiles, in an order in which tiles that are done together lie together
-// in both directions: groups of four rows of tiles, column by column. What one tile writes of a
-// transposed line, its neighbours below complete while it is in cache.
-__device__ __forceinline__ uint2 grouped(uint32_t index, uint32_t down, uint32_t across) {
-  constexpr uint32_t GROUP = 4;
-  uint32_t first = index / (GROUP * across) * GROUP, rest = index - first * across;
-  uint32_t rows = min(GROUP, down - first);
-  return make_uint2(first + rest % rows, rest / rows);
-}
-
 // Reduces a[0 .. N) over LANES lanes whose numbers differ in the bits STRIDE .. STRIDE * LANES / 2:
 // lane k of them ends with the maxima of a[k * N / LANES + r] in a[r].
 template <int N, int LANES, int STRIDE>

@@ -9,11 +9,11 @@ mod encode;
 mod tests;
 
 use super::table::{
-    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
-    FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Interleave, Kernel, Outer, Pass,
-    REPACK_RUN, REPACK_SIDE, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
-    TRANSPOSE_BYTES, TRANSPOSE_NIBBLES, TRANSPOSE_SIDE, Tile, Transpose, amax_path, code,
-    decode_path, repack_path, rule,
+    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS,
+    Decode, FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Ingredients, Interleave, Kernel, Outer, Pass,
+    REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars,
+    Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose,
+    amax_path, code, decode_path, extent, repack_path, rule,
 };
 use encode::has_side;
 
@@ -153,26 +153,43 @@ impl Job for FlatEncode {
 
 impl Decode {
     fn choose_path(&self) -> u8 {
-        let element = self.ingredients.element;
-        let coded = matches!(element, code::E4M3 | code::E5M2 | code::E2M1);
-        let powers = [self.block_rows, self.block_cols]
-            .iter()
-            .all(|side| *side == 0 || side.is_power_of_two());
-        let aligned = self.vector != 0 && aligned(self.data, self.data_pitch, bits(element) / 2);
-        let unscaled = self.ingredients.rule == rule::NONE;
-        if coded && powers && aligned && !unscaled && self.data_transposed == 0 {
-            decode_path::WIDE
-        } else {
-            decode_path::GENERIC
+        let Ingredients { element, rule, extent, .. } = self.ingredients;
+        let known = match rule {
+            rule::TENSOR | rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN => {
+                matches!(element, code::E4M3 | code::E5M2 | code::E2M1)
+            }
+            rule::TWO_LEVEL | rule::FOUR_OVER_SIX => element == code::E2M1,
+            rule::BLOCK_F32 => {
+                matches!(element, code::E4M3 | code::E5M2)
+                    && aligned(self.scale, self.scale_pitch, 4)
+            }
+            _ => false,
+        };
+        let [height, width] = [self.block_rows, self.block_cols];
+        let whole = height == 0 && width == 0;
+        let powers = whole || height.is_power_of_two() && width.is_power_of_two();
+        if !known || !powers || self.vector == 0 {
+            return decode_path::GENERIC;
         }
+        let aligned = |bytes| aligned(self.data, self.data_pitch, bytes);
+        if self.data_transposed != 0 {
+            if aligned(16) && (whole || height >= 16) && extent != extent::ROWS {
+                return decode_path::TRANSPOSED;
+            }
+        } else if aligned(bits(element) / 2) && (whole || width >= 4 || height >= 8) {
+            return decode_path::WIDE;
+        }
+        decode_path::GENERIC
     }
 
-    fn tile_cols(&self) -> u64 {
-        u64::from(if self.path == decode_path::WIDE {
-            DECODE_WIDE_COLS
-        } else {
-            DECODE_SIDE
-        })
+    /// Rows and columns of a tile.
+    fn tile(&self) -> [u64; 2] {
+        let sides = match self.path {
+            decode_path::WIDE => [DECODE_SIDE, DECODE_WIDE_COLS],
+            decode_path::TRANSPOSED => [DECODE_LINES; 2],
+            _ => [DECODE_SIDE; 2],
+        };
+        sides.map(u64::from)
     }
 }
 
@@ -182,11 +199,11 @@ impl Job for Decode {
     fn lay_out(&mut self) {
         self.vector = u8::from(aligned(self.out, self.cols * 4, 16));
         self.path = self.choose_path();
-        self.tiles_across = cdiv(self.cols, self.tile_cols());
+        self.tiles_across = cdiv(self.cols, self.tile()[1]);
     }
 
     fn tiles(&self) -> u64 {
-        cdiv(self.rows, DECODE_SIDE.into()) * self.tiles_across
+        cdiv(self.rows, self.tile()[0]) * self.tiles_across
     }
 }
 
@@ -201,22 +218,22 @@ impl Job for Transpose {
             && aligned(self.from, self.from_pitch, 16)
             && aligned(self.to, self.to_pitch, 16);
         self.vector = u8::from(vector);
-        self.tiles_across = cdiv(self.inner, self.side());
+        self.tiles_across = cdiv(self.inner, self.tile()[1]);
     }
 
     fn tiles(&self) -> u64 {
-        cdiv(self.outer, self.side()) * self.tiles_across
+        cdiv(self.outer, self.tile()[0]) * self.tiles_across
     }
 }
 
 impl Transpose {
-    /// A side of a tile, in entries.
-    fn side(&self) -> u64 {
-        u64::from(match (self.vector, self.bits) {
-            (0, _) => TRANSPOSE_SIDE,
-            (_, 4) => TRANSPOSE_NIBBLES,
-            _ => TRANSPOSE_BYTES,
-        })
+    /// Outer and inner entries of a tile.
+    fn tile(&self) -> [u64; 2] {
+        if self.vector == 0 {
+            return [TRANSPOSE_SIDE.into(); 2];
+        }
+        let row = u64::from(TRANSPOSE_ROW_BYTES) * 8;
+        [TRANSPOSE_ROWS.into(), row / u64::from(self.bits)]
     }
 }
 
@@ -259,7 +276,11 @@ impl Job for Repack {
         let padded = self.to_layout.padded;
         self.bytes = padded[0] * cdiv(padded[1] * u64::from(self.bits), 8);
         (self.path, self.spread) = self.choose_path();
-        self.tiles_across = cdiv(padded[1], REPACK_SIDE.into());
+        let inner = match self.path {
+            repack_path::SWIZZLE_SPREAD => REPACK_SPREAD_COLS,
+            _ => REPACK_SIDE,
+        };
+        self.tiles_across = cdiv(padded[1], inner.into());
         self.vector = u8::from(aligned(self.from, self.from_layout.padded[1], 16));
     }
 

@@ -134,3 +134,97 @@ fn vectors_are_cut_into_runs() {
     assert_eq!(job(256, 520, SUM_TILE + 1), (0, 2));
     assert_eq!(job(258, 512, 1), (0, 1));
 }
+
+#[test]
+fn decodes_of_known_ingredients_are_tiled() {
+    let path = |element, rule, [block_rows, block_cols]: [u32; 2], data_transposed| {
+        let mut job = Decode {
+            data: 256,
+            out: 512,
+            rows: 256,
+            cols: 512,
+            data_pitch: 256,
+            block_rows,
+            block_cols,
+            ingredients: Ingredients {
+                element,
+                rule,
+                ..Ingredients::default()
+            },
+            data_transposed,
+            ..Decode::default()
+        };
+        job.lay_out();
+        (job.path, job.tiles())
+    };
+    let wide = (decode_path::WIDE, 16);
+    let transposed = (decode_path::TRANSPOSED, 8);
+    let generic = (decode_path::GENERIC, 32);
+    // Each rule for the elements that have it.
+    for order in [0, 1] {
+        let expected = [wide, transposed][usize::from(order)];
+        for element in [code::E4M3, code::E5M2] {
+            assert_eq!(path(element, rule::TENSOR, [0, 0], order), expected);
+            assert_eq!(path(element, rule::E8M0_TE, [32, 32], order), expected);
+            assert_eq!(path(element, rule::BLOCK_F32, [128, 128], order), expected);
+            assert_eq!(path(element, rule::TWO_LEVEL, [16, 16], order), generic);
+        }
+        assert_eq!(path(code::E2M1, rule::TWO_LEVEL, [16, 16], order), expected);
+        assert_eq!(path(code::E2M1, rule::BLOCK_F32, [16, 16], order), generic);
+        assert_eq!(path(code::BF16, rule::NONE, [0, 0], order), generic);
+    }
+    // A lane has one factor for its columns or for its rows, a warp of transposed codes one for its rows.
+    for (blocks, order, expected) in [
+        ([1, 4], 0, wide),
+        ([8, 1], 0, wide),
+        ([4, 2], 0, generic),
+        ([24, 32], 0, generic),
+        ([16, 1], 1, transposed),
+        ([8, 8], 1, generic),
+    ] {
+        assert_eq!(path(code::E4M3, rule::E8M0_TE, blocks, order), expected);
+    }
+}
+
+#[test]
+fn transposes_are_cut_into_bytes() {
+    let tiles = |from, bits, outer, inner| {
+        let mut job = Transpose {
+            from,
+            to: 512,
+            outer,
+            inner,
+            bits,
+            ..Transpose::default()
+        };
+        job.lay_out();
+        (job.vector, job.tiles())
+    };
+    assert_eq!(tiles(256, 8, 256, 512), (1, 4));
+    assert_eq!(tiles(256, 4, 256, 512), (1, 2));
+    assert_eq!(tiles(256, 4, 160, 544), (1, 4));
+    assert_eq!(tiles(264, 8, 256, 512), (0, 32));
+    assert_eq!(tiles(256, 16, 256, 512), (0, 32));
+}
+
+#[test]
+fn shared_scales_are_swizzled_in_larger_tiles() {
+    let tiles = |tile| {
+        let mut job = Repack {
+            from: 256,
+            to: 512,
+            bits: 8,
+            ..Repack::default()
+        };
+        job.from_layout.tile = tile;
+        job.from_layout.padded = [16, 512];
+        job.to_layout.tile = [1, 16];
+        job.to_layout.padded = [256, 512];
+        job.to_layout.swizzled = 1;
+        job.lay_out();
+        (job.path, job.tiles())
+    };
+    assert_eq!(tiles([1, 16]), (repack_path::SWIZZLE, 8));
+    assert_eq!(tiles([16, 16]), (repack_path::SWIZZLE_SPREAD, 4));
+    assert_eq!(tiles([16, 32]), (repack_path::GENERIC, 32));
+}

@@ -33,19 +33,24 @@ constants! {
     DECODE_SIDE: u32 = 64;
     /// DECODE_WIDE: columns of a tile.
     DECODE_WIDE_COLS: u32 = 128;
-    /// Transpose: sides of a tile, in entries; with `vector` of nibbles, and of bytes.
+    /// DECODE_TRANSPOSED: sides of a tile.
+    DECODE_LINES: u32 = 128;
+    /// Transpose: sides of a tile, in entries.
     TRANSPOSE_SIDE: u32 = 64;
-    TRANSPOSE_NIBBLES: u32 = 256;
-    TRANSPOSE_BYTES: u32 = 128;
+    /// Transpose with `vector`: rows of a tile, and bytes of a row.
+    TRANSPOSE_ROWS: u32 = 128;
+    TRANSPOSE_ROW_BYTES: u32 = 256;
     /// REPACK_GENERIC: bytes of `to` that a tile has.
     REPACK_RUN: u64 = 4096;
     /// The other paths of a repack: sides of a tile, in entries of `to`.
     REPACK_SIDE: u32 = 128;
+    /// REPACK_SWIZZLE_SPREAD: entries of a tile along the inner axis.
+    REPACK_SPREAD_COLS: u32 = 256;
     /// Interleave: bytes of a tile.
     INTERLEAVE_TILE: u64 = 16384;
     /// SumSquares: elements of a run (or sums of a run of runs), and runs of a tile.
     SUM_RUN: u64 = 4096;
-    SUM_RUNS: u32 = 8;
+    SUM_RUNS: u32 = 16;
     /// Sum: elements of a tile.
     SUM_TILE: u64 = 8192;
     /// StepScalars: bytes of a rank's part, of the header of scalars, and of a group of them.
@@ -149,8 +154,10 @@ values! {
     /// How a decode walks its matrix.
     mod decode_path: u8 as DecodePath, "DECODE_" {
         GENERIC = 0,
-        /// Row-major codes of 4 or 8 bits, scaled, blocks of powers of two; four codes at a time.
+        /// Row-major codes of 4 or 8 bits, scaled, blocks of powers of two, at least four columns or eight rows.
         WIDE = 1,
+        /// The same of transposed codes, blocks of at least sixteen rows.
+        TRANSPOSED = 2,
     }
 
     /// How a repack walks its result.
