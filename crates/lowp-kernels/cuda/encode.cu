@@ -166,7 +166,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // Jobs of PATH_MIXED from bf16.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+#ifndef MIXED_BLOCKS
+#define MIXED_BLOCKS 2
+#endif
+extern "C" __global__ void __launch_bounds__(THREADS, MIXED_BLOCKS)
     lowp_encode_mixed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   __shared__ MixedStage stage;
@@ -205,6 +208,60 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   if (!empty(jobs[tile.job])) encode_blocks<4>(jobs[tile.job], tile.index, stage);
 }
 
+#ifdef TRY_STREAM
+// Row-major codes of one scale, or of E8M0 scales of 1 x 32: a run of elements, in order.
+template <bool MX>
+__device__ __forceinline__ void stream8(const Encode& job, uint32_t index) {
+  constexpr int ROUNDS = TRY_STREAM;
+  const Pass& pass = job.pass[0];
+  const uint16_t* from = pointer<const uint16_t>(job.source);
+  uint8_t* to = pointer<uint8_t>(pass.data[0]);
+  uint64_t first = uint64_t(index) * (THREADS * 16 * ROUNDS) + threadIdx.x * 16;
+  uint4 raw[ROUNDS][2];
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    raw[r][0] = load16(from + first + r * THREADS * 16);
+    raw[r][1] = load16(from + first + r * THREADS * 16 + 8);
+  }
+  float tensor = MX ? 1.0f : *pointer<const float>(pass.ingredients.tensor);
+  PowerOfTwo rule = PowerOfTwo::of(pass.ingredients);
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    uint32_t codes[4];
+    uint32_t m = 0;
+    if (MX) {
+      uint32_t a = max_pair(max_abs_pairs(raw[r][0].x, raw[r][0].y, raw[r][0].z, raw[r][0].w), max_abs_pairs(raw[r][1].x, raw[r][1].y, raw[r][1].z, raw[r][1].w));
+      a = max_pair(a, __shfl_xor_sync(FULL_WARP, a, 1));
+      Scaled s = rule.block(fmaxf(fmaxf(widen_low(a), widen_high(a)), 0.0f), 0, 0);
+      m = __byte_perm(__float_as_uint(s.multiplier), 0, 0x3232);
+      uint32_t entry = s.entry, pair = entry | __shfl_down_sync(FULL_WARP, entry, 2) << 8;
+      pair |= __shfl_down_sync(FULL_WARP, pair, 4) << 16;
+      if (threadIdx.x % 8 == 0) *pointer<uint32_t>(pass.scale[0] + (first + r * THREADS * 16) / 32) = pair;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      uint32_t a = word(raw[r][k / 2], k % 2 * 2), b = word(raw[r][k / 2], k % 2 * 2 + 1);
+      float2 x, y;
+      if (MX) {
+        uint32_t p, q;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(p) : "r"(a), "r"(m), "r"(0x80008000u));
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(q) : "r"(b), "r"(m), "r"(0x80008000u));
+        x = make_float2(widen_low(p), widen_high(p)), y = make_float2(widen_low(q), widen_high(q));
+      } else {
+        x = make_float2(__fmul_rn(widen_low(a), tensor), __fmul_rn(widen_high(a), tensor));
+        y = make_float2(__fmul_rn(widen_low(b), tensor), __fmul_rn(widen_high(b), tensor));
+      }
+      codes[k] = __byte_perm(E4m3::pair(x.x, x.y), E4m3::pair(y.x, y.y), 0x5410);
+    }
+    store16(to + first + r * THREADS * 16, make_uint4(codes[0], codes[1], codes[2], codes[3]));
+  }
+}
+extern "C" __global__ void __launch_bounds__(THREADS) lowp_encode_stream(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  jobs[tile.job].pass[0].ingredients.rule == RULE_TENSOR ? stream8<false>(jobs[tile.job], tile.index) : stream8<true>(jobs[tile.job], tile.index);
+}
+#endif
 #ifdef TRY_RING
 // Steps of 64 columns along a tile; the values of the next ones are on their way.
 template <int STAGES>

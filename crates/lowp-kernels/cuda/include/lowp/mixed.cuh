@@ -39,10 +39,11 @@ struct MixedPass {
   __device__ __forceinline__ uint32_t local_row() const { return Tile::warp_row() + lane / N * N; }
   __device__ __forceinline__ uint32_t local_col() const { return Tile::warp_col() + lane % N * W; }
 
-  // The scale of the block at (row, col) of the warp's tile into the stage.
+  // The scale of the block of HEIGHT x WIDTH at (row, col) of the warp's tile into the stage.
+  template <uint32_t HEIGHT, uint32_t WIDTH>
   __device__ __forceinline__ void put(uint32_t row, uint32_t col, uint32_t entry) const {
-    uint32_t r = (Tile::warp_row() + row) / pass().block_rows, c = (Tile::warp_col() + col) / pass().block_cols;
-    stage.scales[p][r * (Tile::COLS / pass().block_cols) + c] = uint8_t(entry);
+    uint32_t r = (Tile::warp_row() + row) / HEIGHT, c = (Tile::warp_col() + col) / WIDTH;
+    stage.scales[p][r * (Tile::COLS / WIDTH) + c] = uint8_t(entry);
   }
 
   // The rule of the tensor, or of the line of element (row, col) of the warp's tile.
@@ -59,9 +60,10 @@ struct MixedPass {
     return r;
   }
 
+  template <uint32_t HEIGHT, uint32_t WIDTH>
   __device__ __forceinline__ float block(uint32_t row, uint32_t col, float amax) const {
     Scaled s = rule(row, col).block(amax);
-    put(row, col, s.entry);
+    put<HEIGHT, WIDTH>(row, col, s.entry);
     return s.multiplier;
   }
 
@@ -71,12 +73,12 @@ struct MixedPass {
     v.template row_blocks<SIDE>(lane, a);
     uint32_t first = lane / N * N;
     if constexpr (SIDE == 32) {
-      float mine = block(lane, 0, a[0]);
+      float mine = block<1, 32>(lane, 0, a[0]);
 #pragma unroll
       for (int i = 0; i < N; ++i) m.of[i] = __shfl_sync(FULL_WARP, mine, first + i);
     } else {
       uint32_t half = lane / (N / 2) % 2, row = first + lane % (N / 2) * 2;
-      float even = block(row, half * 16, a[0]), odd = block(row + 1, half * 16, a[1]);
+      float even = block<1, 16>(row, half * 16, a[0]), odd = block<1, 16>(row + 1, half * 16, a[1]);
 #pragma unroll
       for (int i = 0; i < N; ++i) m.of[i] = __shfl_sync(FULL_WARP, i % 2 ? odd : even, first + half * (N / 2) + i / 2);
     }
@@ -88,12 +90,12 @@ struct MixedPass {
     v.template column_blocks<SIDE>(lane, a);
     uint32_t first = lane % N;
     if constexpr (SIDE == 32) {
-      float mine = block(0, first * W + lane / N, a[0]);
+      float mine = block<32, 1>(0, first * W + lane / N, a[0]);
 #pragma unroll
       for (int j = 0; j < W; ++j) m.of[j] = __shfl_sync(FULL_WARP, mine, first + j * N);
     } else {
       uint32_t half = lane / 16, col = first * W + lane / N % (W / 2) * 2;
-      float even = block(half * 16, col, a[0]), odd = block(half * 16, col + 1, a[1]);
+      float even = block<16, 1>(half * 16, col, a[0]), odd = block<16, 1>(half * 16, col + 1, a[1]);
 #pragma unroll
       for (int j = 0; j < W; ++j) m.of[j] = __shfl_sync(FULL_WARP, j % 2 ? odd : even, first + N * (half * (W / 2) + j / 2));
     }
@@ -103,7 +105,7 @@ struct MixedPass {
   __device__ __forceinline__ void square(const Values<W>& v, Multipliers<W>& m) const {
     float a = all_max(v.maximum(), (N / 2 - 1) | (W / 2 - 1) * N);
     if (SIDE == 32) a = all_max(a, N / 2 | 16);
-    float one = block(lane / N * N, lane % N * W, a);
+    float one = block<SIDE, SIDE>(lane / N * N, lane % N * W, a);
 #pragma unroll
     for (int i = 0; i < N; ++i) m.of[i] = one;
   }
@@ -131,19 +133,19 @@ struct MixedPass {
 #pragma unroll
       for (int j = 0; j < W; ++j) {
         Scaled s = choice.column(v, j);
-        put(row, col + j, s.entry);
+        put<16, 1>(row, col + j, s.entry);
         m.of[j] = s.multiplier;
       }
     } else if (pass().block_rows == 1) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         Scaled s = choice.row(v, i);
-        put(row + i, col, s.entry);
+        put<1, 16>(row + i, col, s.entry);
         m.of[i] = s.multiplier;
       }
     } else {
       Scaled s = choice.square(v);
-      put(row, col, s.entry);
+      put<16, 16>(row, col, s.entry);
 #pragma unroll
       for (int i = 0; i < N; ++i) m.of[i] = s.multiplier;
     }

@@ -3,6 +3,9 @@
 #pragma once
 #include <lowp/stage.cuh>
 
+#ifndef RING_HINT
+#define RING_HINT ""
+#endif
 namespace lowp {
 
 template <int STAGES>
@@ -16,7 +19,7 @@ struct alignas(128) Ring {
 #pragma unroll
     for (uint32_t k = 0; k < TRANSPOSED_ROWS * 8 / THREADS; ++k) {
       uint32_t e = k * THREADS + threadIdx.x, row = e / 8, chunk = e % 8;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + row * 128 + (chunk ^ row % 8) * 16),
+      asm volatile("cp.async.cg.shared.global" RING_HINT " [%0], [%1], 16;" ::"r"(to + row * 128 + (chunk ^ row % 8) * 16),
                    "l"(from + row * cols + chunk * 8));
     }
   }
