@@ -111,10 +111,14 @@ fn fold_any<L: Lanes>(lanes: L, row: &[f32], width: usize, out: &mut [f32]) {
     }
 }
 
-/// Maxima of `N` consecutive magnitudes, four blocks at a time.
+/// Maxima of `N` consecutive magnitudes, four blocks at a time; the last block may be shorter.
 #[inline(always)]
 fn fold<const N: usize, L: Lanes>(lanes: L, row: &[f32], out: &mut [f32]) {
-    let blocks = row.as_chunks::<N>().0;
+    let (blocks, rest) = row.as_chunks::<N>();
+    let (out, out_rest) = out.split_at_mut(blocks.len());
+    if let Some(out) = out_rest.first_mut() {
+        *out = rest.iter().fold(0.0, |a, &x| raise(a, x));
+    }
     let (fours, last) = blocks.as_chunks::<4>();
     let (out_fours, out_last) = out.as_chunks_mut::<4>();
     for (four, out) in fours.iter().zip(out_fours) {
