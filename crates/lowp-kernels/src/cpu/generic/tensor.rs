@@ -2,7 +2,7 @@
 
 use lowp_format::{KernelKey, Orientation, ScaleRule, Shape, tensor_scale};
 
-use crate::check::target::{input_of, kernel_of};
+use crate::check::target::{input_of, outer_kernel_of};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::cpu::buffer::CpuBuffer;
@@ -82,7 +82,7 @@ pub(super) fn write(
 ) -> Result<(), KernelError> {
     for target in targets.iter().filter(|t| t.spec.key.part.is_outer()) {
         let usage = target.spec.key.usage;
-        let (orientation, key) = kernel_of(kernels, usage)?;
+        let (orientation, key) = outer_kernel_of(kernels, usage)?;
         let input = input_of(inputs, orientation, usage == lowp_format::Usage::BOTH);
         let values = values(shape, (orientation, key), input, views)?;
         let bytes = views.bytes.take(&target.bytes)?;
