@@ -21,7 +21,8 @@ fn amax(source: &CpuBuffer<f32>, out: &CpuBuffer<f32>) -> Work<Cpu> {
         source_rounding: SourceRounding::F32,
         out: out.clone(),
         tensor: Some(0),
-        blocks: Default::default(),
+        blocks: Vec::new(),
+        hadamard: false,
     }])
 }
 

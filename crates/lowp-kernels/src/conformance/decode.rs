@@ -1,25 +1,58 @@
 //! Decoding against the reference, and exhaustive round trips of codes.
 
+use lowp_format::Orientation;
+
 use super::*;
 use crate::DecodeJob;
 use crate::reference;
 
-fn decode_job<B: Backend>(rig: &Rig<B>, job: &EncodeJob<B>, usage: Usage) -> Option<DecodeJob<B>> {
-    let part = |part| {
-        job.targets
-            .iter()
-            .find(|t| t.spec.key == key(usage, part))
-            .cloned()
-    };
-    let tensor = job.targets.iter().find(|t| t.spec.key.part.is_per_tensor());
+/// A decode of what `job` encodes; `None` where it has no data for `orientation`.
+pub(super) fn decode_job<B: Backend>(
+    rig: &Rig<B>,
+    job: &EncodeJob<B>,
+    orientation: Orientation,
+) -> Option<DecodeJob<B>> {
+    let part = |part| job.target(orientation, part).cloned();
+    let kernel = job.kernels[orientation as usize];
     Some(DecodeJob {
         shape: job.shape,
-        kernel: job.kernel,
+        kernel,
         data: part(Part::Data)?,
         block_scale: part(Part::BlockScale),
-        tensor_scale: tensor.map(|t| t.bytes.clone()),
+        tensor_scale: kernel
+            .scale
+            .outer()
+            .and_then(|o| part(o.1))
+            .map(|t| t.bytes),
         out: rig.buffer(&vec![f32::NAN; job.shape.elements()]),
     })
+}
+
+/// What the reference decodes from the buffers of `job`.
+pub(super) fn expected<B: Backend>(rig: &Rig<B>, job: &DecodeJob<B>) -> Vec<f32> {
+    let content = |target: &Target<B>| rig.content::<u8>(&target.bytes);
+    let scales = job.block_scale.as_ref().map(|t| (&t.spec, content(t)));
+    let tensor = job.tensor_scale.as_ref().map_or(Vec::new(), |bytes| {
+        let bytes = rig.content::<u8>(bytes);
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect()
+    });
+    // Of one copy, that of either orientation.
+    let orientation = match job.data.spec.key.usage {
+        Usage::COLUMNWISE => Orientation::Columnwise,
+        _ => Orientation::Rowwise,
+    };
+    reference::decode(
+        job.shape,
+        (orientation, &job.kernel),
+        (&job.data.spec, &content(&job.data)),
+        scales.as_ref().map(|(spec, bytes)| (*spec, &bytes[..])),
+        &tensor,
+    )
 }
 
 pub(super) fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
@@ -27,29 +60,18 @@ pub(super) fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
         for shape in shapes(&case) {
             let given = values(shape.elements(), n as u64, true);
             let source = Source::F32(rig.buffer(&given));
-            let job = encode_job(rig, case.kernel, &case.specs, shape, source, 3.0);
+            let outer = case.outer(shape, 3.0);
+            let job = encode_job(rig, &case, &case.specs(), shape, source, &outer);
             rig.run(Work::Encode(vec![job.clone()]));
-            for usage in [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH] {
-                let Some(decode) = decode_job(rig, &job, usage) else {
-                    continue;
-                };
+            for orientation in Orientation::ALL {
+                let decode = decode_job(rig, &job, orientation).unwrap();
                 rig.run(Work::Decode(vec![decode.clone()]));
-                let data = rig.content::<u8>(&decode.data.bytes);
-                let scales = decode.block_scale.as_ref();
-                let bytes = scales.map(|t| rig.content::<u8>(&t.bytes));
-                let scales = scales.zip(bytes.as_ref()).map(|(t, b)| (&t.spec, &b[..]));
-                let tensor = match case.kernel.scale {
-                    ScaleRule::Tensor => 1.0 / 3.0,
-                    _ => 3.0,
-                };
-                let codes = (&decode.data.spec, &data[..]);
-                let expected = reference::decode(shape, &case.kernel, codes, scales, tensor);
                 let found = rig.content::<f32>(&decode.out);
+                let what = (shape, orientation, decode.kernel);
                 assert_eq!(
                     bits(&found),
-                    bits(&expected),
-                    "{rig:?} {shape} {usage} {:?}",
-                    case.kernel
+                    bits(&expected(rig, &decode)),
+                    "{rig:?} {what:?}"
                 );
             }
         }
@@ -58,29 +80,35 @@ pub(super) fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
 
 /// Every finite value of a code survives decode and encode with a scale of 1.
 pub(super) fn codes_survive_a_round_trip<B: Backend>(rig: &Rig<B>) {
-    for element in [Code::E4M3, Code::E5M2] {
-        let case = case(element, ScaleRule::Tensor, None, Some(TRANSPOSED));
+    for (element, scale) in [Code::E4M3, Code::E5M2]
+        .into_iter()
+        .flat_map(|e| [(e, CURRENT), (e, LINES)])
+    {
+        let case = case(element, scale, None, Some(TRANSPOSED));
         let codes: Vec<u8> = (0..=255u8).collect();
         let shape = Shape::new(2, 128);
-        let spec = case.specs[0];
+        let spec = case.specs()[0];
         let out = rig.buffer(&[0f32; 256]);
         let data = Target::new(spec, rig.buffer(&codes));
+        let ones: Vec<u8> = if scale == LINES {
+            [1f32; 2].to_vec()
+        } else {
+            vec![1.0]
+        }
+        .into_iter()
+        .flat_map(f32::to_le_bytes)
+        .collect();
         rig.run(Work::Decode(vec![DecodeJob {
             shape,
-            kernel: case.kernel,
+            kernel: case.kernels()[0],
             data,
             block_scale: None,
-            tensor_scale: Some(rig.buffer(&1f32.to_le_bytes())),
+            tensor_scale: Some(rig.buffer(&ones)),
             out: out.clone(),
         }]));
-        let job = encode_job(
-            rig,
-            case.kernel,
-            &[spec],
-            shape,
-            Source::F32(out.clone()),
-            1.0,
-        );
+        let outer = [vec![1.0; 2], vec![1.0; 128]];
+        let source = Source::F32(out.clone());
+        let job = encode_job(rig, &case, &[spec], shape, source, &outer);
         let targets = job.targets.clone();
         rig.run(Work::Encode(vec![job]));
         let found = rig.content::<u8>(&targets[0].bytes);
@@ -99,9 +127,16 @@ pub(super) fn bf16_survives_a_round_trip<B: Backend>(rig: &Rig<B>) {
     let shape = Shape::new(256, 256);
     let values: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
     let source = Source::Bf16(rig.buffer(&values));
-    let job = encode_job(rig, case.kernel, &case.specs, shape, source, 1.0);
+    let job = encode_job(
+        rig,
+        &case,
+        &case.specs(),
+        shape,
+        source,
+        &Default::default(),
+    );
     rig.run(Work::Encode(vec![job.clone()]));
-    let decode = decode_job(rig, &job, Usage::BOTH).unwrap();
+    let decode = decode_job(rig, &job, Orientation::Columnwise).unwrap();
     rig.run(Work::Decode(vec![decode.clone()]));
     let expected: Vec<f32> = values.iter().map(|x| x.to_f32()).collect();
     assert_eq!(bits(&rig.content::<f32>(&decode.out)), bits(&expected));

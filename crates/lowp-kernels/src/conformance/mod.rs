@@ -7,14 +7,15 @@ use lowp_format::{
     ScaleRule, Shape, SourceRounding, Usage,
 };
 
-use crate::ingredients::{RuleKind, TABLE, traits};
 use crate::{
     Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work,
 };
+use case::{CURRENT, Case, LINES, Oracle, Outer, case, cases, inputs, observed, shapes};
 use rig::Rig;
 
 mod adamw;
 mod amax;
+mod case;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
@@ -49,11 +50,15 @@ rig::suite! {
         updates_equal_the_reference everywhere;
         a_thousand_steps_equal_the_reference everywhere;
         fused_equals_update_then_encode once;
+        updates_of_many_tasks_raise_lines everywhere;
+        lines_are_of_the_shape_of_the_master once;
         missing_scalars_are_an_error once;
         a_skipped_run_changes_nothing once;
     }
     amax {
         pieces_of_a_matrix_raise_the_amaxes_of_the_whole once;
+        transformed_values_have_amaxes_of_their_own everywhere;
+        empty_matrices_raise_nothing once;
         sums_equal_the_reference everywhere;
         large_sums_equal_the_reference once;
         large_amaxes_run everywhere;
@@ -88,12 +93,17 @@ rig::suite! {
         stochastic_rounding_is_keyed_by_element everywhere;
         one_plan_encodes_many_tensors once;
         both_orientations_together_equal_each_alone once;
+        a_transform_is_that_of_its_values everywhere;
     }
     errors {
         lengths_are_checked_and_named once;
         outputs_do_not_alias once;
         sources_and_slots_may_be_shared once;
         ingredients_must_exist once;
+        blocks_fit_what_stands_above_them once;
+        a_buffer_of_both_orientations_has_ingredients_of_both once;
+        a_transform_is_of_whole_rows once;
+        a_choice_is_of_whole_blocks once;
         the_number_of_a_tensor_is_what_the_rule_keeps once;
         required_parts_are_missed once;
         columns_must_be_whole_blocks once;
@@ -119,6 +129,8 @@ rig::suite! {
     }
     observed {
         scales_follow_from_observations once;
+        observations_are_made_once once;
+        lines_of_nothing_have_scales once;
         a_step_in_two_passes_follows_its_masters once;
         observations_must_fit once;
         known_values_are_taken_as_they_stand once;
@@ -157,182 +169,8 @@ rig::suite! {
     }
 }
 
-/// One kernel with the buffers that it may have to fill.
-#[derive(Clone, Debug)]
-struct Case {
-    kernel: KernelKey,
-    specs: Vec<BufferSpec>,
-}
-
-impl Case {
-    /// Columns must be a multiple of this.
-    fn columns(&self) -> usize {
-        self.specs
-            .iter()
-            .map(BufferSpec::col_quantum)
-            .max()
-            .unwrap_or(1)
-    }
-
-    fn of_usage(&self, usage: Usage) -> Vec<BufferSpec> {
-        let serves = |spec: &&BufferSpec| usage.contains(spec.key.usage);
-        self.specs.iter().filter(serves).copied().collect()
-    }
-}
-
 const ROW_MAJOR: [Axis; 2] = [Axis::Rows, Axis::Cols];
 const TRANSPOSED: [Axis; 2] = [Axis::Cols, Axis::Rows];
-
-fn entry_code(rule: ScaleRule) -> Code {
-    match rule {
-        ScaleRule::E8M0(_) => Code::E8M0,
-        ScaleRule::TwoLevel => Code::E4M3,
-        _ => Code::F32,
-    }
-}
-
-/// A kernel whose columnwise buffers follow `axes`; or, with `None`, one copy for both.
-fn case(
-    element: Code,
-    scale: ScaleRule,
-    blocks: Option<[[usize; 2]; 2]>,
-    axes: Option<[Axis; 2]>,
-) -> Case {
-    let kernel = KernelKey {
-        element,
-        scale,
-        blocks,
-    };
-    let code = entry_code(scale);
-    let mut specs = Vec::new();
-    let sides = match axes {
-        Some(axes) => vec![(Usage::ROWWISE, ROW_MAJOR, 0), (Usage::COLUMNWISE, axes, 1)],
-        None => vec![(Usage::BOTH, ROW_MAJOR, 0)],
-    };
-    for (usage, axes, side) in sides {
-        let origin = Origin::Quantized;
-        specs.push(BufferSpec::data(usage, element, axes, origin));
-        if let Some(blocks) = blocks {
-            let (block, pad) = (blocks[side], PaddedForm::NONE);
-            specs.push(BufferSpec::block_scale(
-                usage, code, axes, block, pad, origin,
-            ));
-        }
-    }
-    specs.extend(match scale.tensor_part() {
-        Some(Part::TensorAmax) => Some(BufferSpec::tensor_amax()),
-        Some(_) => Some(BufferSpec::decode_scale()),
-        None => None,
-    });
-    Case { kernel, specs }
-}
-
-/// The rules of a kind, with every way in which they differ.
-fn rules(kind: RuleKind) -> &'static [ScaleRule] {
-    match kind {
-        RuleKind::Unscaled => &[ScaleRule::None],
-        RuleKind::PerTensor => &[ScaleRule::Tensor],
-        RuleKind::PowerOfTwo => &[
-            ScaleRule::E8M0(MxScale::Te),
-            ScaleRule::E8M0(MxScale::OcpFloor),
-        ],
-        RuleKind::TwoLevel => &[ScaleRule::TwoLevel],
-        RuleKind::BlockFloat => &[
-            ScaleRule::BlockF32 {
-                pow2: true,
-                epsilon: 0.0,
-            },
-            ScaleRule::BlockF32 {
-                pow2: false,
-                epsilon: 1e-3,
-            },
-        ],
-    }
-}
-
-/// Every row of the table, in every order of the columnwise data that its blocks allow: one copy for
-/// both orientations, transposed, and row-major; with 1-D, 2-D and unusual blocks.
-fn cases() -> Vec<Case> {
-    let (one_copy, transposed, row_major) = (None, Some(TRANSPOSED), Some(ROW_MAJOR));
-    let mut cases = vec![];
-    for (element, kind) in TABLE {
-        for &rule in rules(kind) {
-            if kind.entry().is_none() {
-                let orders = [one_copy, transposed, row_major].into_iter();
-                cases.extend(orders.map(|axes| case(element, rule, None, axes)));
-                continue;
-            }
-            let n = match rule {
-                ScaleRule::TwoLevel => 16,
-                ScaleRule::BlockF32 { .. } => 128,
-                _ => 32,
-            };
-            let (lines, square) = (Some([[1, n], [n, 1]]), Some([[n, n]; 2]));
-            cases.push(case(element, rule, square, one_copy));
-            cases.push(case(element, rule, square, transposed));
-            cases.push(case(element, rule, lines, transposed));
-            cases.push(case(element, rule, lines, row_major));
-            if rule == ScaleRule::E8M0(MxScale::Te) {
-                cases.push(case(element, rule, Some([[6, 8], [4, 2]]), transposed));
-            }
-        }
-    }
-    cases
-}
-
-/// Asked of `dispatch`, not of the rows: an element and a rule that have a kernel have cases, in
-/// every order.
-#[test]
-fn every_kernel_has_cases() {
-    let rules = [
-        ScaleRule::None,
-        ScaleRule::Tensor,
-        ScaleRule::E8M0(MxScale::Te),
-        ScaleRule::E8M0(MxScale::OcpFloor),
-        ScaleRule::TwoLevel,
-        ScaleRule::BlockF32 {
-            pow2: false,
-            epsilon: 1e-3,
-        },
-        ScaleRule::BlockF32 {
-            pow2: true,
-            epsilon: 0.0,
-        },
-    ];
-    // A new rule must be written above.
-    for rule in rules {
-        match rule {
-            ScaleRule::None | ScaleRule::Tensor | ScaleRule::TwoLevel => {}
-            ScaleRule::E8M0(MxScale::Te | MxScale::OcpFloor) | ScaleRule::BlockF32 { .. } => {}
-        }
-    }
-    let cases = cases();
-    let mut kernels = 0;
-    for (element, scale) in Code::ALL.into_iter().flat_map(|e| rules.map(|r| (e, r))) {
-        for blocks in [None, Some([[8, 8]; 2])] {
-            let key = KernelKey {
-                element,
-                scale,
-                blocks,
-            };
-            if traits(&key).is_err() {
-                continue;
-            }
-            kernels += 1;
-            for axes in [None, Some(TRANSPOSED), Some(ROW_MAJOR)] {
-                let covered = |case: &&Case| {
-                    let columnwise = case.specs.iter().find(|s| s.key.usage == Usage::COLUMNWISE);
-                    case.kernel.element == element
-                        && case.kernel.scale == scale
-                        && case.kernel.blocks.is_some() == blocks.is_some()
-                        && columnwise.map(|spec| spec.axes) == axes
-                };
-                assert!(cases.iter().any(|case| covered(&case)), "{key:?} {axes:?}");
-            }
-        }
-    }
-    assert_eq!(kernels, 16);
-}
 
 /// Random cases of a law. No file remembers failing ones: the suite also runs where there are no
 /// sources, and a failure names its input.
@@ -342,19 +180,6 @@ fn cases_of(count: u32) -> proptest::test_runner::Config {
         failure_persistence: None,
         ..Default::default()
     }
-}
-
-/// Row counts around every boundary; the last is large enough for threads.
-const ROWS: [usize; 9] = [0, 1, 16, 17, 33, 64, 65, 136, 200];
-
-/// Shapes that `case` takes.
-fn shapes(case: &Case) -> Vec<Shape> {
-    let unit = case.columns();
-    let mut shapes: Vec<Shape> = ROWS.iter().map(|&rows| Shape::new(rows, unit)).collect();
-    shapes.push(Shape::new(136, 288usize.next_multiple_of(unit)));
-    shapes.push(Shape::new(17, 640usize.next_multiple_of(unit)));
-    shapes.push(Shape::new(3, 0));
-    shapes
 }
 
 /// Values of every kind: ordinary ones, wide exponents, any bit pattern, ties, zeros, NaN and Inf.
@@ -394,26 +219,23 @@ fn source<B: Backend>(rig: &Rig<B>, values: &[f32], half: bool) -> (Source<B>, V
     }
 }
 
-/// An encode of `source` into fresh buffers for `specs`, filled with garbage.
+/// An encode of `source` into fresh buffers for `specs`, filled with garbage, under known entries.
 fn encode_job<B: Backend>(
     rig: &Rig<B>,
-    kernel: KernelKey,
+    case: &Case,
     specs: &[BufferSpec],
     shape: Shape,
     source: Source<B>,
-    tensor: f32,
+    outer: &Outer,
 ) -> EncodeJob<B> {
     let target =
         |spec: &BufferSpec| Target::new(*spec, rig.buffer(&vec![0xA5u8; spec.bytes(shape)]));
     EncodeJob {
         shape,
-        kernel,
+        kernels: case.kernels(),
         source,
         source_rounding: SourceRounding::F32,
-        tensor: Some(TensorInput::Known(Slot {
-            buffer: rig.buffer(&[0.0, tensor]),
-            index: 1,
-        })),
+        tensor: inputs(rig, case, outer, |_, slot| TensorInput::Known(slot)),
         targets: specs.iter().map(target).collect(),
         stochastic: None,
     }
@@ -436,8 +258,4 @@ fn bits(values: &[f32]) -> Vec<u32> {
             }
         })
         .collect()
-}
-
-fn key(usage: Usage, part: Part) -> BufferKey {
-    BufferKey::new(usage, part)
 }

@@ -1,150 +1,164 @@
-//! Encodes that make their scale of an observed amax, and consume it.
+//! Encodes that make their scales of observed amaxes, and consume them.
 
-use lowp_format::tensor_scale;
+use lowp_format::{Extent, Orientation};
 
 use super::*;
-use crate::reference::Reference;
-use crate::{AdamMode, AdamScalars, AdamwJob, AmaxJob, Moments};
+use crate::{AdamMode, AdamScalars, AdamwJob, AmaxJob, KernelError};
 
-/// Ways to make a per-tensor scale; two-level scales know the first only.
+/// Ways to make a scale of an amax; two-level scales know one.
 const WAYS: [(bool, f32); 3] = [(false, 0.0), (true, 0.0), (false, 2.5)];
 
-/// What the reference takes for an amax.
-pub(in crate::conformance) fn made(
-    kernel: &KernelKey,
-    amax: f32,
-    (pow2, epsilon): (bool, f32),
-) -> f32 {
-    match kernel.scale {
-        ScaleRule::Tensor => tensor_scale(amax, kernel.element, pow2, epsilon),
-        _ => amax,
-    }
-}
-
-fn needs_tensor(case: &Case) -> bool {
-    matches!(case.kernel.scale, ScaleRule::Tensor | ScaleRule::TwoLevel)
-}
-
-fn observed<B: Backend>(
-    job: EncodeJob<B>,
-    slot: &Slot<B>,
-    (pow2, epsilon): (bool, f32),
-) -> EncodeJob<B> {
-    let slot = slot.clone();
-    let tensor = Some(TensorInput::Observed {
-        slot,
-        pow2,
-        epsilon,
-    });
-    EncodeJob { tensor, ..job }
-}
-
-/// Any number of encodes of one plan may read an entry; a consumed one can be read again, and the next
-/// observation replaces it, however small.
-pub(super) fn scales_follow_from_observations<B: Backend>(rig: &Rig<B>) {
-    for case in cases().into_iter().filter(needs_tensor) {
-        let ways = match case.kernel.scale {
-            ScaleRule::Tensor => &WAYS[..],
-            _ => &WAYS[..1],
+/// The cases whose scales are made of observed amaxes, and of those that have the choice, each in every way.
+fn waiting() -> Vec<Case> {
+    let mut found = Vec::new();
+    for case in cases().into_iter().filter(Case::waits) {
+        let current = |key: KernelKey| matches!(key.scale, ScaleRule::Current { .. });
+        let ways = match case.kernels().into_iter().any(current) && !case.brief {
+            true => &WAYS[..],
+            false => &WAYS[..1],
         };
+        for &(way, least) in ways {
+            found.push(case.with(|key| {
+                if let ScaleRule::Current { pow2, epsilon, .. } = &mut key.scale
+                    && ways.len() > 1
+                {
+                    (*pow2, *epsilon) = (way, least);
+                }
+            }));
+        }
+    }
+    found
+}
+
+/// Entries of the vector behind `tensor` that `orientation` reads.
+fn entries<B: Backend>(
+    rig: &Rig<B>,
+    tensor: &[Option<TensorInput<B>>; 2],
+    outer: &Outer,
+    orientation: Orientation,
+) -> Vec<f32> {
+    let Some(TensorInput::Observed(slot)) = &tensor[orientation as usize] else {
+        return Vec::new();
+    };
+    let all = rig.content::<f32>(&slot.buffer);
+    all[slot.index..][..outer[orientation as usize].len()].to_vec()
+}
+
+/// Any number of encodes of one plan may read entries; consumed ones can be read again, and the next
+/// observation replaces them, however small.
+pub(super) fn scales_follow_from_observations<B: Backend>(rig: &Rig<B>) {
+    for case in waiting() {
         for (m, shape) in shapes(&case).into_iter().enumerate() {
             let given = values(shape.elements(), m as u64, false);
-            let slot = Slot {
-                buffer: rig.buffer(&[1.0, 1e30, 1.0]),
-                index: 1,
-            };
-            for &way in ways {
+            for amax in [1e30, 3.7, 0.0, f32::INFINITY] {
+                let amaxes = case.outer(shape, amax);
+                let tensor = inputs(rig, &case, &amaxes, observed);
                 let mut jobs = Vec::new();
                 for half in [true, false] {
                     let (source, widened) = source(rig, &given, half);
-                    let job = encode_job(rig, case.kernel, &case.specs, shape, source, 0.0);
-                    jobs.push((observed(job, &slot, way), widened));
+                    let specs = case.specs();
+                    let job = encode_job(rig, &case, &specs, shape, source, &amaxes);
+                    let tensor = tensor.clone();
+                    jobs.push((EncodeJob { tensor, ..job }, widened));
                 }
-                for amax in [1e30, 3.7, 0.0, f32::INFINITY] {
-                    rig.backend.write(&slot.buffer, 1, &[amax]).unwrap();
-                    let work = || Work::Encode(jobs.iter().map(|(job, _)| job.clone()).collect());
-                    for _ in 0..2 {
-                        rig.run(work());
-                        let entry = rig.content::<f32>(&slot.buffer)[1];
-                        assert_eq!(entry.to_bits(), (-amax).to_bits(), "{rig:?} {shape}");
-                    }
-                    for (job, values) in &jobs {
-                        let reference = Reference {
-                            shape,
-                            kernel: case.kernel,
-                            values,
-                            source_rounding: SourceRounding::F32,
-                            tensor: made(&case.kernel, amax, way),
-                            random: None,
-                        };
-                        for target in &job.targets {
-                            let expected = reference.encode(&target.spec).unwrap();
-                            let found = rig.content::<u8>(&target.bytes);
-                            assert!(found == expected, "{rig:?} {shape} {way:?} {amax}");
+                let work = || Work::Encode(jobs.iter().map(|(job, _)| job.clone()).collect());
+                for _ in 0..2 {
+                    rig.run(work());
+                    for orientation in Orientation::ALL {
+                        let found = entries(rig, &tensor, &amaxes, orientation);
+                        let consumed = found.iter().zip(&amaxes[orientation as usize]);
+                        for (found, amax) in consumed {
+                            assert_eq!(found.to_bits(), (-amax).to_bits(), "{rig:?} {shape}");
                         }
                     }
                 }
+                // What lies before them is not theirs.
+                if let Some(input) = tensor.iter().flatten().next() {
+                    assert_eq!(rig.content::<f32>(&input.slot().buffer)[0], 0.5);
+                }
+                for (job, values) in &jobs {
+                    let oracle = Oracle::new(&case, shape, values, amaxes.clone()).under(&amaxes);
+                    oracle.assert(rig, &job.targets, &amax);
+                }
+                observe(rig, &case, &jobs[1].0, &amaxes);
             }
-            observe(rig, shape, &given, &slot);
         }
     }
 }
 
-/// An amax job replaces a consumed entry by the amax of the values, and raises it from then on.
-fn observe<B: Backend>(rig: &Rig<B>, shape: Shape, given: &[f32], slot: &Slot<B>) {
-    if given.is_empty() {
-        return;
-    }
+/// The amax jobs of an encode replace consumed entries by the amaxes of the values, and raise them from then on. Values
+/// of which there are none leave what is there.
+fn observe<B: Backend>(rig: &Rig<B>, case: &Case, job: &EncodeJob<B>, before: &Outer) {
+    let Source::F32(source) = &job.source else {
+        unreachable!()
+    };
+    let values = rig.content::<f32>(source);
     for (factor, entry) in [(0.5, 0.5), (0.25, 0.5), (1.0, 1.0)] {
-        let scaled: Vec<f32> = given.iter().map(|x| x * factor).collect();
-        rig.run(Work::Amax(vec![AmaxJob {
-            shape,
-            start: 0,
-            source: Source::F32(rig.buffer(&scaled)),
-            source_rounding: SourceRounding::F32,
-            out: slot.buffer.clone(),
-            tensor: Some(1),
-            blocks: Vec::new(),
-        }]));
-        let amax = crate::reference::amax(given.iter().map(|x| x * entry));
-        assert_eq!(rig.content::<f32>(&slot.buffer), [1.0, amax, 1.0]);
+        let scaled: Vec<f32> = values.iter().map(|x| x * factor).collect();
+        let source = Source::F32(rig.buffer(&scaled));
+        let observed = EncodeJob {
+            source,
+            ..job.clone()
+        };
+        rig.run(Work::Amax(AmaxJob::before(&rig.backend, &observed)));
+        let values: Vec<f32> = values.iter().map(|x| x * entry).collect();
+        let expected = Oracle::new(case, job.shape, &values, Outer::default()).amaxes();
+        for orientation in Orientation::ALL {
+            let found = entries(rig, &job.tensor, before, orientation);
+            if !values.is_empty() && !found.is_empty() {
+                assert_eq!(found, expected[orientation as usize], "{rig:?} {factor}");
+            }
+        }
     }
 }
 
-/// Update, then encode with what it observed: a step in two launches, any number of times.
+/// Entries that orientations share are observed once, those of a transform apart from the others.
+pub(super) fn observations_are_made_once<B: Backend>(rig: &Rig<B>) {
+    for case in cases() {
+        let shape = Shape::new(32, case.columns());
+        let outer = case.outer(shape, 1.0);
+        let source = Source::F32(rig.buffer(&vec![1f32; shape.elements()]));
+        let job = encode_job(rig, &case, &case.specs(), shape, source, &outer);
+        let none = AmaxJob::before(&rig.backend, &job).len();
+        assert_eq!(none, 0, "known entries are not observed");
+        let tensor = inputs(rig, &case, &outer, observed);
+        let jobs = AmaxJob::before(&rig.backend, &EncodeJob { tensor, ..job });
+        let kernels = case.kernels();
+        let waiting = kernels.iter().filter(|key| key.scale.waits_for_amax());
+        let expected = if case.shares() { 1 } else { 2 }.min(waiting.count());
+        assert_eq!(jobs.len(), expected, "{kernels:?}");
+        let transformed = jobs.iter().filter(|job| job.hadamard).count();
+        let keys = kernels
+            .iter()
+            .filter(|key| key.hadamard && key.scale.waits_for_amax());
+        assert_eq!(transformed, keys.count());
+    }
+}
+
+/// Update, then encode with what it observed: a step in two launches, any number of times. Amaxes of lines are raised by
+/// the update, too.
 pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>) {
-    for case in cases().into_iter().filter(needs_tensor) {
+    let weights = |case: &Case| !case.kernels().iter().any(|key| key.hadamard);
+    for case in cases().into_iter().filter(Case::waits).filter(weights) {
         let shape = Shape::new(136, 288usize.next_multiple_of(case.columns()));
         let len = shape.elements();
         let master = rig.buffer(&values(len, 51, false));
-        let slot = Slot {
-            buffer: rig.buffer(&[0f32; 2]),
-            index: 1,
-        };
-        let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&vec![0f32; len]));
-        let update = AdamwJob {
-            master: master.clone(),
-            moments: Moments::F32 {
-                exp_avg,
-                exp_avg_sq,
-            },
-            grad: source(rig, &values(len, 52, false), true).0,
-            group: 0,
-            mode: AdamMode::AdamW,
-            source_rounding: SourceRounding::ViaBf16,
-            amax: Some(slot.clone()),
-            encode: None,
-        };
+        let zeros = case.outer(shape, 0.0);
         let source = Source::F32(master.clone());
-        let encode = encode_job(rig, case.kernel, &case.specs, shape, source, 0.0);
+        let encode = encode_job(rig, &case, &case.specs(), shape, source, &zeros);
         let source_rounding = SourceRounding::ViaBf16;
         let encode = EncodeJob {
             source_rounding,
-            ..observed(encode, &slot, WAYS[0])
+            tensor: inputs(rig, &case, &zeros, observed),
+            ..encode
         };
-        let targets = encode.targets.clone();
+        let (targets, tensor) = (encode.targets.clone(), encode.tensor.clone());
+        let grad = self::source(rig, &values(len, 52, false), true).0;
+        let update = AdamwJob::new(&rig.backend, master.clone(), grad).unwrap();
+        let (update, encode) = update.with_encode(encode);
+        assert!(update.encode.is_none() && update.mode == AdamMode::AdamW);
         let update = rig.plan(Work::Adamw(vec![update])).unwrap();
-        let encode = rig.plan(Work::Encode(vec![encode])).unwrap();
+        let encode = rig.plan(Work::Encode(vec![encode.unwrap()])).unwrap();
         for step in 1..=3 {
             // The rate shrinks the masters: an amax that is not replaced would be too large.
             let group = AdamScalars {
@@ -158,29 +172,23 @@ pub(super) fn a_step_in_two_passes_follows_its_masters<B: Backend>(rig: &Rig<B>)
             };
             rig.backend.run(&update, &scalars).unwrap();
             rig.backend.run(&encode, &scalars).unwrap();
-            let reference = Reference {
-                shape,
-                kernel: case.kernel,
-                values: &rig.content::<f32>(&master),
+            let values = rig.content::<f32>(&master);
+            let oracle = Oracle {
                 source_rounding,
-                tensor: 0.0,
-                random: None,
+                ..Oracle::new(&case, shape, &values, Outer::default())
             };
-            let amax = reference.tensor_amax();
-            let reference = Reference {
-                tensor: made(&case.kernel, amax, WAYS[0]),
-                ..reference
-            };
-            for target in &targets {
-                let expected = reference.encode(&target.spec).unwrap();
-                assert!(rig.content::<u8>(&target.bytes) == expected, "{step}");
+            let amaxes = oracle.amaxes();
+            oracle.under(&amaxes).assert(rig, &targets, &step);
+            for orientation in Orientation::ALL {
+                let found = entries(rig, &tensor, &amaxes, orientation);
+                let consumed = found.iter().zip(&amaxes[orientation as usize]);
+                assert!(consumed.into_iter().all(|(found, amax)| *found == -amax));
             }
-            assert_eq!(rig.content::<f32>(&slot.buffer), [0.0, -amax]);
         }
     }
 }
 
-/// A known encode scale is taken as it stands, whatever it is; of a known tensor amax the magnitude
+/// Known encode scales are taken as they stand, whatever they are; of known amaxes the magnitude
 /// counts, so a consumed entry gives what it gave before.
 pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
     let entries = [
@@ -194,94 +202,103 @@ pub(super) fn known_values_are_taken_as_they_stand<B: Backend>(rig: &Rig<B>) {
         f32::NAN,
     ];
     let entries = entries.into_iter().chain([f32::NEG_INFINITY]);
-    for (entry, case) in entries.flat_map(|x| cases().into_iter().map(move |case| (x, case))) {
-        if !needs_tensor(&case) {
-            continue;
-        }
+    let outer = |case: &Case| case.kernels().iter().any(|key| key.scale.outer().is_some());
+    let cases: Vec<Case> = cases().into_iter().filter(outer).collect();
+    for (entry, case) in entries.flat_map(|x| cases.iter().map(move |case| (x, case))) {
         let shape = Shape::new(33, 64usize.next_multiple_of(case.columns()));
         let (source, values) = source(rig, &values(shape.elements(), 8, true), false);
-        let job = encode_job(rig, case.kernel, &case.specs, shape, source, entry);
+        let outer = case.outer(shape, entry);
+        let job = encode_job(rig, case, &case.specs(), shape, source, &outer);
         rig.run(Work::Encode(vec![job.clone()]));
-        let reference = |tensor| Reference {
-            shape,
-            kernel: case.kernel,
-            values: &values,
-            source_rounding: SourceRounding::F32,
-            tensor,
-            random: None,
-        };
-        for target in &job.targets {
-            let found = rig.content::<u8>(&target.bytes);
-            let expected = reference(entry).encode(&target.spec).unwrap();
-            let nan = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()).is_nan();
-            let scale = target.spec.key.part.is_per_tensor();
-            let same = found == expected || scale && nan(&found) && nan(&expected);
-            assert!(same, "{entry} {:?} {:?}", target.spec, case.kernel);
-            if case.kernel.scale == ScaleRule::TwoLevel && !entry.is_nan() {
-                let magnitude = reference(entry.abs()).encode(&target.spec).unwrap();
-                assert_eq!(found, magnitude, "{entry}");
+        Oracle::new(case, shape, &values, outer.clone()).assert(rig, &job.targets, &entry);
+        // Of one rule for both orientations, which is enough: the magnitude of an amax counts.
+        let two_level = |key: KernelKey| matches!(key.scale, ScaleRule::TwoLevel { .. });
+        if case.kernels().into_iter().all(two_level) {
+            let magnitudes = case.outer(shape, entry.abs());
+            Oracle::new(case, shape, &values, magnitudes).assert(rig, &job.targets, &entry);
+        }
+        for (input, before) in job.tensor.iter().zip(&outer) {
+            let Some(input) = input else { continue };
+            let Slot { buffer, index } = input.slot();
+            let left = &rig.content::<f32>(buffer)[*index..][..before.len()];
+            assert_eq!(bits(left), bits(before), "known entries are not consumed");
+        }
+    }
+}
+
+/// Matrices without rows or without columns: lines that are there have scales, of whatever is known.
+pub(super) fn lines_of_nothing_have_scales<B: Backend>(rig: &Rig<B>) {
+    let of_lines = |case: &Case| {
+        let lines = |key: &KernelKey| key.scale.outer().is_some_and(|(e, _)| e == Extent::Line);
+        case.kernels().iter().any(lines)
+    };
+    for case in cases().into_iter().filter(of_lines) {
+        for shape in [Shape::new(0, 3 * case.columns()), Shape::new(7, 0)] {
+            let amaxes = case.outer(shape, 5.0);
+            let source = Source::F32(rig.buffer::<f32>(&[]));
+            let job = encode_job(rig, &case, &case.specs(), shape, source, &amaxes);
+            let tensor = inputs(rig, &case, &amaxes, observed);
+            let job = EncodeJob { tensor, ..job };
+            rig.run(Work::Encode(vec![job.clone()]));
+            let oracle = Oracle::new(&case, shape, &[], amaxes.clone()).under(&amaxes);
+            oracle.assert(rig, &job.targets, &"empty");
+            let written = job.targets.iter().filter(|t| t.spec.key.part.is_outer());
+            let written = written
+                .map(|t| rig.backend.len::<u8>(&t.bytes))
+                .sum::<usize>();
+            let apart = if case.shares() { 1 } else { 2 };
+            let known: usize = amaxes.iter().take(apart).map(Vec::len).sum();
+            assert_eq!(written, 4 * known);
+            for orientation in Orientation::ALL {
+                let found = entries(rig, &job.tensor, &amaxes, orientation);
+                assert!(found.iter().all(|x| x.is_sign_negative()));
             }
         }
-        let slot = job.tensor.as_ref().unwrap().slot();
-        let left = rig.content::<f32>(&slot.buffer)[slot.index];
-        assert_eq!(
-            left.to_bits(),
-            entry.to_bits(),
-            "a known entry is not consumed"
-        );
     }
 }
 
 pub(super) fn observations_must_fit<B: Backend>(rig: &Rig<B>) {
     let shape = Shape::new(4, 64);
-    let job = |element, scale, blocks, way| {
+    let blocks = Some([[1, 32], [32, 1]]);
+    let job = |element, scale, blocks| {
         let case = case(element, scale, blocks, Some(ROW_MAJOR));
         let source = Source::F32(rig.buffer(&[1f32; 256]));
-        let job = encode_job(rig, case.kernel, &case.specs, shape, source, 0.0);
-        let slot = Slot {
-            buffer: rig.buffer(&[2f32]),
-            index: 0,
-        };
-        observed(job, &slot, way)
+        let outer = case.outer(shape, 0.0);
+        encode_job(rig, &case, &case.specs(), shape, source, &outer)
     };
-    let lines = |n| Some([[1, n], [n, 1]]);
+    let delayed = ScaleRule::Delayed {
+        window: 3,
+        algorithm: lowp_format::AmaxAlgorithm::Max,
+        margin: 0,
+    };
+    // An observation for scales that are made of none, of whichever orientation.
     let none = ScaleRule::E8M0(MxScale::Te);
-    for (rejected, words) in [
-        (job(Code::E4M3, none, lines(32), WAYS[0]), "E8M0"),
-        (
-            job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[1]),
-            "pow2",
-        ),
-        (
-            job(Code::E2M1, ScaleRule::TwoLevel, lines(16), WAYS[2]),
-            "epsilon",
-        ),
-    ] {
-        let error = rig.plan(Work::Encode(vec![rejected])).unwrap_err();
-        assert!(matches!(
-            error,
-            KernelError::ObservedAmax { .. } | KernelError::TensorOptions { .. }
-        ));
-        assert!(error.to_string().contains(words), "{error}");
+    for (scale, blocks) in [(none, blocks), (delayed, None)] {
+        for side in 0..2 {
+            let mut rejected = job(Code::E4M3, scale, blocks);
+            rejected.tensor[side] = Some(TensorInput::Observed(Slot {
+                buffer: rig.buffer(&[2f32]),
+                index: 0,
+            }));
+            let error = rig.plan(Work::Encode(vec![rejected])).unwrap_err();
+            assert_eq!(error, KernelError::ObservedAmax { scale });
+            assert!(error.to_string().contains("observed"), "{error}");
+        }
     }
-    let encode = job(Code::E4M3, ScaleRule::Tensor, None, WAYS[0]);
-    let Source::F32(master) = encode.source.clone() else {
-        unreachable!()
-    };
-    let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&[0f32; 256]));
-    let fused = AdamwJob {
-        master,
-        moments: Moments::F32 {
-            exp_avg,
-            exp_avg_sq,
-        },
-        grad: Source::F32(rig.buffer(&[0f32; 256])),
-        group: 0,
-        mode: AdamMode::AdamW,
-        source_rounding: SourceRounding::F32,
-        amax: None,
-        encode: Some(Box::new(encode)),
-    };
-    let error = rig.plan(Work::Adamw(vec![fused])).unwrap_err();
-    assert!(error.to_string().contains("a plan of its own"), "{error}");
+    for (scale, side) in [(CURRENT, 0), (CURRENT, 1), (LINES, 0), (LINES, 1)] {
+        let mut encode = job(Code::E4M3, scale, None);
+        let Some(TensorInput::Known(slot)) = encode.tensor[side].clone() else {
+            unreachable!()
+        };
+        encode.tensor[side] = Some(TensorInput::Observed(slot));
+        let Source::F32(master) = encode.source.clone() else {
+            unreachable!()
+        };
+        let grad = Source::F32(rig.buffer(&[0f32; 256]));
+        let mut fused = AdamwJob::new(&rig.backend, master, grad).unwrap();
+        fused.encode = Some(Box::new(encode));
+        let error = rig.plan(Work::Adamw(vec![fused])).unwrap_err();
+        assert_eq!(error, KernelError::FusedObserved);
+        assert!(error.to_string().contains("a plan of its own"), "{error}");
+    }
 }

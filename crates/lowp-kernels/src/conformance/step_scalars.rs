@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    AdamMode, AdamScalars, AdamwJob, GradPart, Moments, StepCounts, StepReport, StepScalarsJob,
-    StochasticKey, SumSquaresJob, reference,
+    AdamMode, AdamScalars, AdamwAmax, AdamwJob, GradPart, Moments, StepCounts, StepReport,
+    StepScalarsJob, StochasticKey, SumSquaresJob, reference,
 };
 
 /// What the scalars of a step are made of.
@@ -300,24 +300,27 @@ impl<B: Backend> Step<B> {
             group,
             mode: AdamMode::AdamW,
             source_rounding: SourceRounding::F32,
-            amax: (group == 0).then(slot),
+            amax: (group == 0).then(|| AdamwAmax::of_tensor(slot())),
             encode: None,
         };
         let blocks = Some([[1, 16], [16, 1]]);
-        let case = case(Code::E2M1, ScaleRule::TwoLevel, blocks, Some(TRANSPOSED));
+        let case = case(Code::E2M1, ScaleRule::TWO_LEVEL, blocks, Some(TRANSPOSED));
         let master = Source::F32(masters[0].clone());
         let encode = EncodeJob {
-            tensor: Some(TensorInput::Observed {
-                slot: slot(),
-                pow2: false,
-                epsilon: 0.0,
-            }),
+            tensor: [(); 2].map(|()| Some(TensorInput::Observed(slot()))),
             stochastic: Some(StochasticKey {
                 seed: 1,
                 stream: 2,
                 first: 3,
             }),
-            ..encode_job(rig, case.kernel, &case.specs, SHAPE, master, 1.0)
+            ..encode_job(
+                rig,
+                &case,
+                &case.specs(),
+                SHAPE,
+                master,
+                &case.outer(SHAPE, 1.0),
+            )
         };
         let targets = encode.targets.clone();
         let works = [

@@ -4,7 +4,7 @@ use super::encode::{encoded, resize_targets};
 use super::vectors::raised;
 use super::*;
 use crate::reference;
-use crate::{AdamMode, AdamwJob, Moments};
+use crate::{AdamMode, AdamwAmax, AdamwJob, Moments};
 
 pub(in crate::conformance) fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, AdamwJob<B>>(rig);
@@ -31,6 +31,18 @@ fn moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
     }
 }
 
+/// Amaxes of a master of `shape`, of its tensor and of its lines.
+fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> AdamwAmax<B> {
+    let starts = [3, 3 + shape.rows];
+    let lines = starts.map(|start| choices.coin().then_some(start));
+    AdamwAmax {
+        shape,
+        out: choices.amaxes(3 + shape.rows + shape.cols),
+        tensor: choices.pick(&[None, Some(0), Some(2)]),
+        lines,
+    }
+}
+
 impl<B: Fenced> Mutate<B> for AdamwJob<B> {
     const FIELDS: &'static [&'static str] = &[
         "master",
@@ -39,7 +51,10 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
         "group",
         "mode",
         "source_rounding",
-        "amax",
+        "amax.out",
+        "amax.shape",
+        "amax.tensor",
+        "amax.lines",
         "amax = master",
         "encode = None",
         "encode",
@@ -57,11 +72,16 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
         };
         let master = choices.floats(len, false);
         encode.source = Source::F32(master.clone());
-        encode.tensor = encode.tensor.map(|t| TensorInput::Known(t.slot().clone()));
-        let amax = Slot {
-            buffer: choices.amaxes(3),
-            index: choices.below(3),
+        let known = |input: TensorInput<B>| TensorInput::Known(input.slot().clone());
+        encode.tensor = encode.tensor.map(|input| input.map(known));
+        for key in &mut encode.kernels {
+            key.hadamard = false;
+        }
+        let shape = match fused {
+            true => encode.shape,
+            false => choices.pick(&[Shape::new(1, len), Shape::new(len, 1)]),
         };
+        let amax = amax(choices, shape);
         of_one_row(AdamwJob {
             master,
             moments: moments(choices, len),
@@ -102,14 +122,31 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
             "group" => *group = choices.size(*group),
             "mode" => *mode = choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
             "source_rounding" => *source_rounding = choices.rounding(),
-            "amax" => {
-                let buffer = choices.amaxes(3);
-                let index = choices.size(1);
-                *amax = Some(Slot { buffer, index });
-            }
             "amax = master" => {
                 let buffer = master.clone();
-                *amax = Some(Slot { buffer, index: 0 });
+                *amax = Some(AdamwAmax::of_tensor(Slot { buffer, index: 0 }));
+            }
+            _ if field.starts_with("amax.") => {
+                let Some(amax) = amax else { return };
+                let side = choices.below(2);
+                match field {
+                    "amax.out" => {
+                        let len = choices.length(choices.rig.backend.len::<f32>(&amax.out));
+                        amax.out = choices.amaxes(len);
+                    }
+                    "amax.shape" if side == 0 => {
+                        amax.shape = Shape::new(amax.shape.cols, amax.shape.rows);
+                    }
+                    "amax.shape" => amax.shape.rows = choices.size(amax.shape.rows),
+                    "amax.tensor" => {
+                        let entry = choices.size(1);
+                        amax.tensor = choices.pick(&[None, Some(entry)]);
+                    }
+                    _ => {
+                        let entry = choices.size(1);
+                        amax.lines[side] = choices.pick(&[None, Some(entry)]);
+                    }
+                }
             }
             "encode = None" => *encode = None,
             _ => {
@@ -184,13 +221,21 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
                 Output::Halves(exp_avg_sq.clone(), narrow(&v)),
             ],
         };
-        if let Some(Slot { buffer, index }) = &self.amax {
-            let mut entries = rig.content::<f32>(buffer);
-            if !master.is_empty() {
-                let rounded = master.iter().map(|&x| self.source_rounding.apply(x));
-                entries[*index] = raised(entries[*index], reference::amax(rounded));
+        if let Some(amax) = &self.amax {
+            let mut entries = rig.content::<f32>(&amax.out);
+            let rounded = master.iter().map(|&x| self.source_rounding.apply(x));
+            for (at, x) in rounded.enumerate() {
+                let (row, col) = (at / amax.shape.cols.max(1), at % amax.shape.cols.max(1));
+                let lines = amax.lines.iter().zip([row, col]);
+                let lines = lines.filter_map(|(first, line)| first.map(|first| first + line));
+                for entry in amax.tensor.into_iter().chain(lines) {
+                    entries[entry] = raised(entries[entry], reference::amax([x]));
+                }
             }
-            outputs.push(Output::Floats("amax", buffer.clone(), entries));
+            // A vector of which nothing is raised is not touched, and may be that of the master.
+            if amax.tensor.is_some() || amax.lines != [None; 2] {
+                outputs.push(Output::Floats("amaxes", amax.out.clone(), entries));
+            }
         }
         if let Some(encode) = &self.encode {
             outputs.extend(encoded(rig, encode, &master));
@@ -209,8 +254,8 @@ fn of_one_row<B: Fenced>(mut job: AdamwJob<B>) -> AdamwJob<B> {
     if let Some(encode) = &mut job.encode {
         let mut seen = Vec::new();
         encode.targets.retain(|target| {
-            let block = target.spec.key.usage.orientations().next();
-            let block = block.and_then(|o| encode.kernel.block(o));
+            let orientation = target.spec.key.usage.orientations().next();
+            let block = orientation.and_then(|o| encode.kernels[o as usize].block);
             let name = (target.spec.key.part, target.spec.axes, block);
             let first = !seen.contains(&name);
             seen.push(name);

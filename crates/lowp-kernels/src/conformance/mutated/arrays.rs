@@ -120,9 +120,7 @@ fn layout<B: Fenced>(
                 1 => spec.axes = choices.pick(&[[Axis::Rows; 2], [Axis::Cols; 2], TRANSPOSED]),
                 2 => spec.padded.outer = choices.size(spec.padded.outer),
                 3 => spec.padded.block = choices.size(spec.padded.block),
-                4 => {
-                    spec.key.part = choices.pick(&[Part::Data, Part::DecodeScale, Part::TensorAmax])
-                }
+                4 => spec.key.part = choices.pick(&[Part::Data, Part::DecodeScale, Part::Amax]),
                 _ => shape.rows = choices.size(shape.rows),
             }
         }

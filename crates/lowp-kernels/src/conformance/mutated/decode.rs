@@ -4,7 +4,6 @@ use super::encode::{case_and_shape, mutate_kernel, mutate_target, resize_targets
 use super::vectors::ElementsOrZero;
 use super::*;
 use crate::DecodeJob;
-use crate::reference;
 
 pub(in crate::conformance) fn decode_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, DecodeJob<B>>(rig);
@@ -26,21 +25,26 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
 
     fn good(choices: &mut Choices<'_, B>) -> Self {
         let (case, shape) = case_and_shape(choices);
-        let data: Vec<_> = case
-            .specs
-            .iter()
-            .filter(|s| s.key.part == Part::Data)
-            .collect();
-        let data = **choices.pick(&data.iter().collect::<Vec<_>>());
-        let scale = |s: &&BufferSpec| s.key == key(data.key.usage, Part::BlockScale);
-        let scale = case.specs.iter().find(scale).copied();
+        let orientation = choices.pick(&Orientation::ALL);
+        let specs = case.specs();
+        let spec = |part| {
+            specs
+                .iter()
+                .find(|s| s.key.serves(orientation, part))
+                .copied()
+        };
         let mut target = |spec: BufferSpec| Target::new(spec, choices.bytes(spec.bytes(shape)));
+        let (data, scale) = (spec(Part::Data).unwrap(), spec(Part::BlockScale));
+        let (data, block_scale) = (target(data), scale.map(target));
+        let kernel = case.kernels()[orientation as usize];
+        let outer = kernel.scale.outer().and_then(|(_, part)| spec(part));
+        let bytes = outer.map_or(4, |spec| spec.bytes(shape));
         DecodeJob {
             shape,
-            kernel: case.kernel,
-            data: target(data),
-            block_scale: scale.map(target),
-            tensor_scale: Some(choices.bytes(4)),
+            kernel,
+            data,
+            block_scale,
+            tensor_scale: Some(choices.bytes(bytes)),
             out: choices.floats(shape.elements(), false),
         }
     }
@@ -57,7 +61,10 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
         match field {
             "shape.rows" => shape.rows = choices.size(shape.rows),
             "shape.cols" => shape.cols = choices.size(shape.cols),
-            "kernel" => mutate_kernel(kernel, block_scale.as_mut_slice(), choices),
+            "kernel" => {
+                let usage = data.spec.key.usage;
+                mutate_kernel(kernel, usage, block_scale.as_mut_slice(), choices);
+            }
             "data" => mutate_target(data, choices),
             "block_scale" => {
                 if let Some(target) = block_scale {
@@ -66,7 +73,10 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
             }
             "block_scale = None" => *block_scale = None,
             "tensor_scale" => {
-                let len = choices.length(4);
+                let now = tensor_scale
+                    .as_ref()
+                    .map_or(4, |b| choices.rig.backend.len::<u8>(b));
+                let len = choices.length(now);
                 *tensor_scale = Some(choices.bytes(len));
             }
             "tensor_scale = None" => *tensor_scale = None,
@@ -80,6 +90,15 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
     fn resize(&mut self, choices: &mut Choices<'_, B>) {
         resize_targets(std::slice::from_mut(&mut self.data), self.shape, choices);
         resize_targets(self.block_scale.as_mut_slice(), self.shape, choices);
+        let usage = self.data.spec.key.usage;
+        let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
+        let bytes = match self.kernel.scale.outer() {
+            Some((Extent::Line, _)) => small(&[Axis::outer(orientation).len(self.shape), 4]),
+            _ => Some(4),
+        };
+        if let Some(bytes) = bytes {
+            self.tensor_scale = Some(choices.bytes(bytes));
+        }
         if let Some(all) = small(&[self.shape.rows, self.shape.cols]) {
             self.out = choices.floats(all, false);
         }
@@ -90,18 +109,7 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        let content = |target: &Target<B>| rig.content::<u8>(&target.bytes);
-        let scales = self.block_scale.as_ref().map(|t| (&t.spec, content(t)));
-        let tensor = self.tensor_scale.as_ref().map_or(1.0, |bytes| {
-            f32::from_le_bytes(rig.content::<u8>(bytes).try_into().unwrap())
-        });
-        let values = reference::decode(
-            self.shape,
-            &self.kernel,
-            (&self.data.spec, &content(&self.data)),
-            scales.as_ref().map(|(spec, bytes)| (*spec, &bytes[..])),
-            tensor,
-        );
+        let values = crate::conformance::decode::expected(rig, self);
         vec![Output::Floats("values", self.out.clone(), values)]
     }
 }

@@ -1,45 +1,56 @@
 //! Mutated encodes, and what other jobs that quantize mutate in the same way.
 
-use lowp_format::{Form, Orientation};
+use lowp_format::{Extent, Form, FourOverSix, Orientation};
 
 use super::vectors::ElementsOrZero;
 use super::*;
 use crate::StochasticKey;
-use crate::conformance::observed::made;
-use crate::reference::{Reference, in_form};
+use crate::ingredients::is_stochastic;
+use crate::reference::Reference;
 
 pub(in crate::conformance) fn encode_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, EncodeJob<B>>(rig);
 }
 
-const RULES: [ScaleRule; 8] = [
-    ScaleRule::None,
-    ScaleRule::Tensor,
-    ScaleRule::E8M0(MxScale::Te),
-    ScaleRule::E8M0(MxScale::OcpFloor),
-    ScaleRule::TwoLevel,
-    ScaleRule::BlockF32 {
+fn rules() -> Vec<ScaleRule> {
+    let current = |extent, epsilon| ScaleRule::Current {
+        extent,
         pow2: true,
-        epsilon: 0.5,
-    },
-    ScaleRule::BlockF32 {
-        pow2: false,
-        epsilon: f32::NAN,
-    },
-    ScaleRule::BlockF32 {
-        pow2: false,
-        epsilon: -1.0,
-    },
-];
+        epsilon,
+    };
+    let float = |pow2, epsilon| ScaleRule::BlockF32 { pow2, epsilon };
+    let two_level = |extent, four_over_six| ScaleRule::TwoLevel {
+        extent,
+        four_over_six,
+    };
+    let (tensor, line) = (Extent::Tensor, Extent::Line);
+    vec![
+        ScaleRule::None,
+        ScaleRule::Delayed {
+            window: 0,
+            algorithm: lowp_format::AmaxAlgorithm::Max,
+            margin: 99,
+        },
+        current(tensor, 0.5),
+        current(line, 0.0),
+        current(line, f32::INFINITY),
+        ScaleRule::E8M0(MxScale::Te),
+        ScaleRule::E8M0(MxScale::OcpFloor),
+        ScaleRule::TWO_LEVEL,
+        two_level(line, FourOverSix::Off),
+        two_level(tensor, FourOverSix::Mae),
+        two_level(tensor, FourOverSix::Mse448),
+        two_level(line, FourOverSix::Mse),
+        float(true, 0.5),
+        float(false, f32::NAN),
+        float(false, -1.0),
+    ]
+}
 
 /// A case and a shape that it takes.
 pub(super) fn case_and_shape<B: Fenced>(choices: &mut Choices<'_, B>) -> (Case, Shape) {
-    let mut case = choices.pick(&cases());
-    for spec in &mut case.specs {
-        if spec.key.part == Part::BlockScale && choices.coin() {
-            spec.padded = PaddedForm::TILES_128X4;
-        }
-    }
+    let case = choices.pick(&cases());
+    let case = if choices.coin() { case.padded() } else { case };
     let unit = case.columns();
     let rows = choices.below(70);
     let rows = choices.pick(&[rows, rows, 1, 32, 130]);
@@ -47,77 +58,101 @@ pub(super) fn case_and_shape<B: Fenced>(choices: &mut Choices<'_, B>) -> (Case, 
     (case, Shape::new(rows, choices.pick(&[cols, cols, 0])))
 }
 
+/// What is known of a matrix of `shape`: for orientations that share it, the same.
 pub(super) fn tensor<B: Fenced>(
     choices: &mut Choices<'_, B>,
-    kernel: &KernelKey,
-) -> TensorInput<B> {
-    let slot = Slot {
-        buffer: choices.amaxes(3),
-        index: choices.below(3),
+    case: &Case,
+    shape: Shape,
+) -> [Option<TensorInput<B>>; 2] {
+    let make = |choices: &mut Choices<'_, B>, orientation: Orientation| {
+        let key = case.kernels()[orientation as usize];
+        let entries = match key.scale.outer() {
+            None => 1,
+            Some((extent, _)) => extent.entries(orientation, shape),
+        };
+        let index = choices.below(3);
+        let slot = Slot {
+            buffer: choices.amaxes(index + entries.max(1) + 1),
+            index,
+        };
+        Some(match key.scale.waits_for_amax() && choices.coin() {
+            true => TensorInput::Observed(slot),
+            false => TensorInput::Known(slot),
+        })
     };
-    let scaled = matches!(kernel.scale, ScaleRule::Tensor | ScaleRule::TwoLevel);
-    if !scaled || choices.coin() {
-        return TensorInput::Known(slot);
-    }
-    let ways = match kernel.scale {
-        ScaleRule::Tensor => &[(false, 0.0), (true, 0.0), (false, 2.5)][..],
-        _ => &[(false, 0.0)],
+    let row = make(choices, Orientation::Rowwise);
+    let col = match case.shares() && choices.below(4) > 0 {
+        true => row.clone(),
+        false => make(choices, Orientation::Columnwise),
     };
-    let (pow2, epsilon) = choices.pick(ways);
-    TensorInput::Observed {
-        slot,
-        pow2,
-        epsilon,
-    }
+    [row, col]
 }
 
 pub(super) fn mutate_tensor<B: Fenced>(
-    input: &mut Option<TensorInput<B>>,
+    inputs: &mut [Option<TensorInput<B>>; 2],
     choices: &mut Choices<'_, B>,
 ) {
-    let Some(now) = input else { return };
+    let side = choices.below(2);
+    let Some(now) = inputs[side].clone() else {
+        return;
+    };
     let slot = Slot {
         buffer: now.slot().buffer.clone(),
         index: choices.size(1),
     };
-    let epsilon = choices.float();
-    *input = match (choices.below(4), now.clone()) {
-        (0, _) => None,
-        (1, _) => Some(TensorInput::Known(slot)),
-        (_, TensorInput::Known(slot) | TensorInput::Observed { slot, .. }) => {
-            let pow2 = choices.coin();
-            Some(TensorInput::Observed {
-                slot,
-                pow2,
-                epsilon,
-            })
-        }
+    inputs[side] = match choices.below(5) {
+        0 => None,
+        1 => Some(TensorInput::Known(slot)),
+        2 => inputs[1 - side].clone(),
+        3 => Some(TensorInput::Observed(slot)),
+        _ => Some(TensorInput::Observed(now.slot().clone())),
     };
 }
 
+/// Mutates the ingredients of one orientation, or of both in the same way.
+pub(super) fn mutate_kernels<B: Fenced>(
+    kernels: &mut [KernelKey; 2],
+    targets: &mut [Target<B>],
+    choices: &mut Choices<'_, B>,
+) {
+    let side = choices.below(2);
+    match choices.below(8) {
+        0 => kernels.swap(0, 1),
+        1 => kernels[side] = kernels[1 - side],
+        _ => {
+            let usage = Orientation::ALL[side].usage();
+            mutate_kernel(&mut kernels[side], usage, targets, choices);
+        }
+    }
+}
+
+/// Mutates the ingredients of the orientation of `usage`.
 pub(super) fn mutate_kernel<B: Fenced>(
     kernel: &mut KernelKey,
+    usage: Usage,
     targets: &mut [Target<B>],
     choices: &mut Choices<'_, B>,
 ) {
     let KernelKey {
         element,
         scale,
-        blocks,
+        block,
+        hadamard,
     } = kernel;
-    match choices.below(5) {
+    match choices.below(6) {
         0 => *element = choices.pick(&Code::ALL),
-        1 => *scale = choices.pick(&RULES),
-        2 => *blocks = choices.pick(&[None, Some([[1, 16], [16, 1]]), Some([[8, 8]; 2])]),
+        1 => *scale = choices.pick(&rules()),
+        2 => *block = choices.pick(&[None, Some([1, 16]), Some([16, 1]), Some([8, 8])]),
+        3 => *hadamard = !*hadamard,
         _ => {
-            let Some(blocks) = blocks else { return };
-            let (which, side) = (choices.below(2), choices.below(2));
-            blocks[which][side] = choices.size(blocks[which][side]);
+            let Some(block) = block else { return };
+            let side = choices.below(2);
+            block[side] = choices.size(block[side]);
             // Mostly the targets follow, so that such blocks are run, too.
             for spec in targets.iter_mut().map(|target| &mut target.spec) {
-                let serves = spec.key.usage.contains(Orientation::ALL[which].usage());
+                let serves = spec.key.usage.contains(usage);
                 if spec.key.part == Part::BlockScale && serves && choices.below(4) > 0 {
-                    let [height, width] = blocks[which];
+                    let [height, width] = *block;
                     spec.tile = match spec.axes[0] {
                         Axis::Rows => [height, width],
                         Axis::Cols => [width, height],
@@ -151,14 +186,7 @@ pub(super) fn mutate_target<B: Fenced>(target: &mut Target<B>, choices: &mut Cho
             ];
             *usage = choices.pick(&all);
         }
-        1 => {
-            *part = choices.pick(&[
-                Part::Data,
-                Part::BlockScale,
-                Part::DecodeScale,
-                Part::TensorAmax,
-            ])
-        }
+        1 => *part = choices.pick(&[Part::Data, Part::BlockScale, Part::DecodeScale, Part::Amax]),
         2 => *code = choices.pick(&Code::ALL),
         3 => *axes = choices.pick(&[ROW_MAJOR, TRANSPOSED, [Axis::Rows; 2], [Axis::Cols; 2]]),
         4 => tile[side] = choices.size(tile[side]),
@@ -187,27 +215,59 @@ pub(super) fn resize_targets<B: Fenced>(
     }
 }
 
-/// A slot's entry before the run, and the content of its vector after it.
-pub(super) fn tensor_after<B: Backend>(
+/// What an encode knows, as the reference takes it, and the vectors of its observed amaxes after it.
+pub(super) fn known_and_consumed<B: Backend>(
     rig: &Rig<B>,
-    kernel: &KernelKey,
-    input: Option<&TensorInput<B>>,
-) -> (f32, Option<Output<B>>) {
-    let Some(input) = input else {
-        return (1.0, None);
-    };
-    let Slot { buffer, index } = input.slot();
-    let mut entries = rig.content::<f32>(buffer);
-    let entry = entries[*index];
-    let tensor = match *input {
-        TensorInput::Known(_) => entry,
-        TensorInput::Observed { pow2, epsilon, .. } => {
-            entries[*index] = -entry.abs();
-            made(kernel, entry.abs(), (pow2, epsilon))
+    shape: Shape,
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<B>>; 2],
+) -> (Outer, Vec<Output<B>>) {
+    let mut known = Outer::default();
+    let mut vectors: Vec<(B::Buffer<f32>, Vec<f32>)> = Vec::new();
+    for orientation in Orientation::ALL {
+        let key = kernels[orientation as usize];
+        let (Some(input), Some((extent, _))) = (&inputs[orientation as usize], key.scale.outer())
+        else {
+            continue;
+        };
+        let Slot { buffer, index } = input.slot();
+        let count = extent.entries(orientation, shape);
+        let entries = match count {
+            0 => Vec::new(),
+            _ => rig.content::<f32>(buffer)[*index..][..count].to_vec(),
+        };
+        let TensorInput::Observed(_) = input else {
+            known[orientation as usize] = entries;
+            continue;
+        };
+        let span = rig.backend.span::<f32>(buffer);
+        let at = vectors
+            .iter()
+            .position(|(other, _)| rig.backend.span::<f32>(other) == span);
+        let at = at.unwrap_or_else(|| {
+            vectors.push((buffer.clone(), rig.content::<f32>(buffer)));
+            vectors.len() - 1
+        });
+        let after = &mut vectors[at].1;
+        if count > 0 {
+            after[*index..][..count]
+                .iter_mut()
+                .for_each(|x| *x = -x.abs());
         }
-    };
-    let output = Output::Floats("slots", buffer.clone(), entries);
-    (tensor, Some(output))
+        let reference = Reference {
+            shape,
+            orientation,
+            kernel: key,
+            values: &[],
+            source_rounding: SourceRounding::F32,
+            tensor: &[],
+            random: None,
+        };
+        let magnitudes: Vec<f32> = entries.iter().map(|x| x.abs()).collect();
+        known[orientation as usize] = reference.encode_scales(&magnitudes);
+    }
+    let output = |(buffer, entries)| Output::Floats("slots", buffer, entries);
+    (known, vectors.into_iter().map(output).collect())
 }
 
 /// What an encode of `values` writes.
@@ -216,28 +276,23 @@ pub(super) fn encoded<B: Backend>(
     job: &EncodeJob<B>,
     values: &[f32],
 ) -> Vec<Output<B>> {
-    let (tensor, consumed) = tensor_after(rig, &job.kernel, job.tensor.as_ref());
+    let (outer, consumed) = known_and_consumed(rig, job.shape, &job.kernels, &job.tensor);
     let random = job.stochastic.map(|key| {
         let stream = key.stream.wrapping_add(scalars().random_step << 32);
         (Philox::new(key.seed, stream), key.first)
     });
-    let reference = Reference {
+    let oracle = Oracle {
         shape: job.shape,
-        kernel: job.kernel,
+        kernels: job.kernels,
         values,
         source_rounding: job.source_rounding,
-        tensor,
+        outer,
         random,
     };
     let output = |target: &Target<B>| {
-        let mut expected = reference.encode(&target.spec).unwrap();
-        if target.spec.key.part.is_per_tensor() {
+        let expected = oracle.target(target);
+        if target.spec.key.part.is_outer() {
             return Output::Scale(target.bytes.clone(), expected);
-        }
-        if target.form.is_some() {
-            let compact = Target::<B>::new(target.spec, target.bytes.clone());
-            let from = compact.layout(job.shape).unwrap();
-            expected = in_form(&from, &target.layout(job.shape).unwrap(), &expected);
         }
         Output::Bytes("target", target.bytes.clone(), expected)
     };
@@ -248,8 +303,8 @@ impl<B: Fenced> Mutate<B> for EncodeJob<B> {
     const FIELDS: &'static [&'static str] = &[
         "shape.rows",
         "shape.cols",
-        "kernel",
-        "kernel",
+        "kernels",
+        "kernels",
         "source",
         "source_rounding",
         "tensor",
@@ -263,7 +318,7 @@ impl<B: Fenced> Mutate<B> for EncodeJob<B> {
     fn good(choices: &mut Choices<'_, B>) -> Self {
         let (case, shape) = case_and_shape(choices);
         let mut targets = Vec::new();
-        for spec in &case.specs {
+        for spec in &case.specs() {
             let orientation = spec.key.usage.orientations().next();
             let form = choices.pick(&[Form::Compact, Form::Compact, Form::Padded, Form::Swizzled]);
             let mut target = Target::new(*spec, choices.bytes(spec.bytes(shape)));
@@ -283,13 +338,13 @@ impl<B: Fenced> Mutate<B> for EncodeJob<B> {
             stream: choices.word(),
             first: choices.pick(&[0, 7, u64::MAX - 5, 1 << 40]),
         };
-        let stochastic = case.kernel.element == Code::E2M1 && choices.coin();
+        let stochastic = case.kernels().iter().all(is_stochastic) && choices.coin();
         EncodeJob {
             shape,
-            kernel: case.kernel,
+            kernels: case.kernels(),
             source: choices.source(shape.elements(), true),
             source_rounding: choices.rounding(),
-            tensor: Some(tensor(choices, &case.kernel)),
+            tensor: tensor(choices, &case, shape),
             targets,
             stochastic: stochastic.then_some(key),
         }
@@ -298,7 +353,7 @@ impl<B: Fenced> Mutate<B> for EncodeJob<B> {
     fn mutate(&mut self, field: &str, choices: &mut Choices<'_, B>) {
         let EncodeJob {
             shape,
-            kernel,
+            kernels,
             source,
             source_rounding,
             tensor,
@@ -309,7 +364,7 @@ impl<B: Fenced> Mutate<B> for EncodeJob<B> {
         match field {
             "shape.rows" => shape.rows = choices.size(shape.rows),
             "shape.cols" => shape.cols = choices.size(shape.cols),
-            "kernel" => mutate_kernel(kernel, targets, choices),
+            "kernels" => mutate_kernels(kernels, targets, choices),
             "source" => {
                 let len = choices.length(shape.elements_or_zero());
                 *source = choices.source(len, true);

@@ -1,9 +1,11 @@
 //! Mutated flat encodes.
 
-use super::encode::{case_and_shape, mutate_kernel, mutate_target, mutate_tensor, resize_targets};
-use super::encode::{tensor, tensor_after};
+use super::encode::{
+    case_and_shape, known_and_consumed, mutate_kernels, mutate_target, mutate_tensor,
+    resize_targets, tensor,
+};
 use super::*;
-use crate::reference::Reference;
+use crate::conformance::flat::{blocks_of, flat_specs, flat_usage};
 use crate::{BlockAmax, FlatBlocks, FlatEncodeJob};
 
 pub(in crate::conformance) fn flat_encode_jobs<B: Fenced>(rig: &Rig<B>) {
@@ -24,7 +26,7 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
         "shape.cols",
         "start",
         "len",
-        "kernel",
+        "kernels",
         "source",
         "source_rounding",
         "tensor",
@@ -37,28 +39,25 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
     ];
 
     fn good(choices: &mut Choices<'_, B>) -> Self {
-        let (case, shape) = case_and_shape(choices);
+        let (case, shape) = loop {
+            let (case, shape) = case_and_shape(choices);
+            if !flat_usage(&case).is_empty() {
+                break (case, shape);
+            }
+        };
         let all = shape.elements();
         let start = choices.below(all);
         let len = choices.below(all - start + 1);
         let (start, len) = choices.pick(&[(0, all), (start, len)]);
         let mut targets = Vec::new();
-        for spec in &case.specs {
+        for spec in &flat_specs(&case) {
             let needed = match spec.key.part {
-                Part::Data if spec.axes != ROW_MAJOR => continue,
                 Part::Data => touched(spec.code, start, len),
                 _ => spec.bytes(shape),
             };
             targets.push(Target::new(*spec, choices.bytes(needed)));
         }
-        let mut at = 1;
-        let mut blocks: Vec<BlockAmax> = Vec::new();
-        for block in case.kernel.blocks.into_iter().flatten() {
-            if blocks.iter().all(|part| part.block != block) {
-                blocks.push(BlockAmax { block, start: at });
-                at += shape.rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
-            }
-        }
+        let (blocks, at) = blocks_of(&case, shape, flat_usage(&case));
         // An amax is never NaN.
         let amaxes = choices.amaxes(at + 1);
         let magnitudes = choices.rig.content::<f32>(&amaxes);
@@ -68,10 +67,10 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
             shape,
             start,
             len,
-            kernel: case.kernel,
+            kernels: case.kernels(),
             source: choices.source(len, true),
             source_rounding: choices.rounding(),
-            tensor: Some(tensor(choices, &case.kernel)),
+            tensor: tensor(choices, &case, shape),
             blocks: Some(FlatBlocks { amaxes, blocks }),
             targets,
         }
@@ -82,7 +81,7 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
             shape,
             start,
             len,
-            kernel,
+            kernels,
             source,
             source_rounding,
             tensor,
@@ -95,7 +94,7 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
             "shape.cols" => shape.cols = choices.size(shape.cols),
             "start" => *start = choices.size(*start),
             "len" => *len = choices.size(*len),
-            "kernel" => mutate_kernel(kernel, targets, choices),
+            "kernels" => mutate_kernels(kernels, targets, choices),
             "source" => {
                 let count = choices.length((*len).min(SMALL));
                 *source = choices.source(count, true);
@@ -151,14 +150,13 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        let (tensor, consumed) = tensor_after(rig, &self.kernel, self.tensor.as_ref());
-        let mut outputs: Vec<Output<B>> = consumed.into_iter().collect();
-        let reference = Reference {
+        let (outer, mut outputs) = known_and_consumed(rig, self.shape, &self.kernels, &self.tensor);
+        let oracle = Oracle {
             shape: self.shape,
-            kernel: self.kernel,
+            kernels: self.kernels,
             values: &widened(rig, &self.source),
             source_rounding: self.source_rounding,
-            tensor,
+            outer,
             random: None,
         };
         let entries = |block: [usize; 2]| {
@@ -171,21 +169,22 @@ impl<B: Fenced> Mutate<B> for FlatEncodeJob<B> {
         for target in &self.targets {
             let spec = &target.spec;
             let mut bytes = rig.content::<u8>(&target.bytes);
-            let block = spec
-                .key
-                .usage
-                .orientations()
-                .find_map(|o| self.kernel.block(o));
+            let orientation = match spec.key.usage {
+                Usage::COLUMNWISE => Orientation::Columnwise,
+                _ => Orientation::Rowwise,
+            };
+            let block = self.kernels[orientation as usize].block;
             let agreed = block.zip(self.blocks.as_ref()).and_then(|(block, flat)| {
                 let part = flat.blocks.iter().find(|part| part.block == block)?;
                 let all = amaxes.as_ref()?;
                 Some((block, &all[part.start..part.start + entries(block)]))
             });
-            reference
+            oracle
+                .of(orientation)
                 .flat_encode(spec, self.start, agreed, &mut bytes)
                 .unwrap();
             outputs.push(match spec.key.part {
-                Part::DecodeScale | Part::TensorAmax => Output::Scale(target.bytes.clone(), bytes),
+                Part::DecodeScale | Part::Amax => Output::Scale(target.bytes.clone(), bytes),
                 _ => Output::Bytes("target", target.bytes.clone(), bytes),
             });
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lowp_format::{AmaxAlgorithm, history};
+use lowp_format::{AmaxAlgorithm, Extent, Orientation, hadamard_rows, history};
 
 use super::*;
 use crate::reference;
@@ -41,6 +41,7 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
         "blocks[i].block",
         "blocks[i].block",
         "blocks[i].start",
+        "hadamard",
     ];
 
     fn good(choices: &mut Choices<'_, B>) -> Self {
@@ -48,7 +49,17 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
         let start = choices.below(shape.elements());
         let len = choices.below(shape.elements() - start + 1);
         let (start, len) = choices.pick(&[(0, shape.elements()), (start, len)]);
-        let kinds = [[1, 32], [32, 1], [16, 16], [3, 5], [1, 1], [40, 4096]];
+        let lines = Orientation::ALL.map(|orientation| Extent::Line.block(orientation));
+        let kinds = [
+            [1, 32],
+            [32, 1],
+            [16, 16],
+            [3, 5],
+            [1, 1],
+            [40, 4096],
+            lines[0],
+            lines[1],
+        ];
         let mut at = 2;
         let mut blocks = Vec::new();
         for _ in 0..choices.below(4) {
@@ -56,7 +67,17 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
             blocks.push(BlockAmax { block, start: at });
             at += shape.rows.div_ceil(block[0]) * shape.cols.div_ceil(block[1]);
         }
+        let hadamard = choices.below(4) == 0;
+        let (start, len) = if hadamard {
+            (0, shape.elements())
+        } else {
+            (start, len)
+        };
+        if hadamard {
+            blocks.clear();
+        }
         AmaxJob {
+            hadamard,
             shape,
             start,
             source: choices.source(len, true),
@@ -76,6 +97,7 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
             out,
             tensor,
             blocks,
+            hadamard,
         } = self;
         let at = choices.below(blocks.len());
         match field {
@@ -92,6 +114,7 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
                 *out = choices.amaxes(len);
             }
             "tensor" => *tensor = Some(choices.size(1)),
+            "hadamard" => *hadamard = !*hadamard,
             "blocks[i].block" => {
                 if let Some(part) = blocks.get_mut(at) {
                     let side = choices.below(2);
@@ -118,10 +141,13 @@ impl<B: Fenced> Mutate<B> for AmaxJob<B> {
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let values = widened(rig, &self.source);
-        let values: Vec<f32> = values
+        let mut values: Vec<f32> = values
             .iter()
             .map(|&x| self.source_rounding.apply(x))
             .collect();
+        if self.hadamard {
+            hadamard_rows(&mut values, self.shape.cols);
+        }
         let mut out = rig.content::<f32>(&self.out);
         if let (Some(entry), false) = (self.tensor, values.is_empty()) {
             out[entry] = raised(out[entry], reference::amax(values.iter().copied()));
