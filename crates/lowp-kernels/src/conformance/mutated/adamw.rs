@@ -232,7 +232,10 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
                     entries[entry] = raised(entries[entry], reference::amax([x]));
                 }
             }
-            outputs.push(Output::Floats("amaxes", amax.out.clone(), entries));
+            // A vector of which nothing is raised is not touched, and may be that of the master.
+            if amax.tensor.is_some() || amax.lines != [None; 2] {
+                outputs.push(Output::Floats("amaxes", amax.out.clone(), entries));
+            }
         }
         if let Some(encode) = &self.encode {
             outputs.extend(encoded(rig, encode, &master));
