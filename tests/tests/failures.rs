@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use half::bf16;
 use lowp_format::{
-    AnyRecipe, Buffer, QuantizedTensor, Quantizers, Recipe, Role, ScaleRule, Shape, Usage,
+    AnyRecipe, Buffer, Fp8Format, QuantizedTensor, Quantizers, Recipe, RecipeOptions, Role,
+    ScaleRule, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
@@ -247,6 +248,48 @@ fn a_weight_behind_a_transform_is_rejected() {
         id.expect("not known before the build");
         let error = builder.build().expect_err("no weight passes a transform");
         assert_says(&error, &["the cast of a weight", "transform", "operand"]);
+    }
+}
+
+/// A delayed scale for each orientation: E4M3 for the forward product, E5M2 for the backward ones.
+#[derive(Clone, Copy, Debug)]
+struct TwoDelayed([AnyRecipe; 2]);
+
+impl Recipe for TwoDelayed {
+    fn name(&self) -> &'static str {
+        "two-delayed"
+    }
+
+    fn quantizers(&self, role: Role) -> Quantizers {
+        let [row, col] = self.0.map(|recipe| recipe.quantizers(role));
+        Quantizers::apart(row.rowwise, col.columnwise)
+    }
+}
+
+/// One entry per weight is observed: a second one would keep its first scale for ever.
+#[test]
+fn two_delayed_scales_of_one_weight_are_rejected() {
+    let recipe = |name: &str, format| {
+        let options = RecipeOptions::default().with("format", format);
+        AnyRecipe::from_name(name, &options).expect("a recipe")
+    };
+    for (name, rejected) in [("fp8-delayed", true), ("fp8-current", false)] {
+        let formats = [Fp8Format::E4M3, Fp8Format::E5M2];
+        let recipe = TwoDelayed(formats.map(|format| recipe(name, format)));
+        let tensor = QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n));
+        let mut builder = builder();
+        let id = builder.param(&tensor.expect("a tensor"), spec("weight"));
+        id.expect("not known before the build");
+        match builder.build() {
+            Ok(_) => assert!(!rejected, "{name}"),
+            Err(error) => {
+                assert!(rejected, "{name}: {error}");
+                assert_says(
+                    &error,
+                    &["two orientations", "delayed", "the same element and rule"],
+                );
+            }
+        }
     }
 }
 

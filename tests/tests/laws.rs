@@ -62,7 +62,7 @@ proptest! {
         for recipe in AnyRecipe::all() {
             check(recipe, &run);
         }
-        check(Toy, &run);
+        Toy::ALL.into_iter().for_each(|toy| check(toy, &run));
         picked(&picks).into_iter().for_each(|recipe| check(recipe, &run));
     }
 
@@ -78,7 +78,7 @@ proptest! {
         for recipe in AnyRecipe::all() {
             check(recipe, &run);
         }
-        check(Toy, &run);
+        Toy::ALL.into_iter().for_each(|toy| check(toy, &run));
         picked(&picks).into_iter().for_each(|recipe| check(recipe, &run));
     }
 

@@ -54,7 +54,7 @@ fn slices_of_every_option_step_as_whole_matrices_do() {
     let recipes: Vec<AnyRecipe> = recipe_variants().into_iter().filter(casts_flat).collect();
     assert!(recipes.len() > 40, "{} variants", recipes.len());
     slices_step_as_whole_matrices_do(&recipes);
-    slices_step_as_whole_matrices_do(&[Toy]);
+    slices_step_as_whole_matrices_do(&Toy::ALL);
 }
 
 fn slices_step_as_whole_matrices_do<R: Recipe>(recipes: &[R]) {

@@ -407,6 +407,11 @@ pub enum ShardError {
         /// What does not belong.
         what: &'static str,
     },
+    /// Scales of the tensor that follow from its amax in two ways.
+    #[error(
+        "a weight whose two orientations have scales of the tensor of their own, at least one of them delayed; a cast observes one amax of a weight: give both orientations the same element and rule, or none a delayed scale"
+    )]
+    TwoAmaxes,
     /// No such parameter.
     #[error("the gather group has {len} parameters and no number {param}")]
     NoSuchParam {

@@ -302,7 +302,7 @@ impl<B: Backend> ScaleBook<B> {
     /// either orientation.
     ///
     /// # Errors
-    /// An entry belongs to another book.
+    /// An entry belongs to another book, or two entries are of the tensor ([`ShardError::TwoAmaxes`]).
     pub fn observation(
         &self,
         slots: [Option<ScaleSlot>; 2],
@@ -312,6 +312,9 @@ impl<B: Backend> ScaleBook<B> {
             let index = self.index(slot)?;
             let entry = &self.entries[slot.index];
             match entry.is_tensor() {
+                true if tensor.is_some_and(|other| other != index) => {
+                    return Err(ShardError::TwoAmaxes);
+                }
                 true => tensor = Some(index),
                 false => lines[entry.orientation as usize] = Some(index),
             }
