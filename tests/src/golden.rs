@@ -1,7 +1,8 @@
 //! Golden vectors: exact bytes that every public path must reproduce (docs/numerics.md 16).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use safetensors::SafeTensors;
 
@@ -11,6 +12,8 @@ pub struct Golden {
     name: String,
     bytes: Vec<u8>,
     metadata: HashMap<String, String>,
+    /// Tensors that were read.
+    read: Mutex<BTreeSet<String>>,
 }
 
 impl Golden {
@@ -27,7 +30,16 @@ impl Golden {
             name: name.to_owned(),
             bytes,
             metadata,
+            read: Mutex::default(),
         }
+    }
+
+    /// The tensors that nothing has read since the file was opened: a vector that no test compares.
+    pub fn unread(&self) -> Vec<String> {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.tensors();
+        names.retain(|name| !read.contains(name));
+        names
     }
 
     /// The names of all golden files, sorted.
@@ -87,6 +99,8 @@ impl Golden {
     /// # Panics
     /// If it is absent.
     pub fn bytes(&self, tensor: &str) -> &[u8] {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.insert(tensor.to_owned());
         let view = self.view(tensor);
         let start = view.data().as_ptr() as usize - self.bytes.as_ptr() as usize;
         &self.bytes[start..start + view.data().len()]

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use half::bf16;
 use lowp_format::{
-    AmaxAlgorithm, AnyRecipe, MxScale, Orientation, Phase, RecipeOptions, Shape, SourceRounding,
+    AnyRecipe, KernelKey, Orientation, Phase, Recipe, RecipeOptions, Role, ScaleRule, Shape,
 };
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{
     AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions, StepReport,
 };
-use lowp_shard::{Communicator, GatherGroup, GatherPool, Mesh, ShardSpec, ShardedTensor, quantize};
+use lowp_shard::{
+    Communicator, GatherGroup, GatherPool, Mesh, ScaleBook, ScaleSlot, ShardError, ShardSpec,
+    ShardedTensor, quantize,
+};
 
 use crate::world::{Bytes, bytes_of, orientation};
 
@@ -90,40 +93,71 @@ impl Case {
     }
 }
 
-/// Every recipe, with its default options and with each option that it has set to something else.
+/// The ingredients of weights, rowwise first.
+pub fn kernels(recipe: &impl Recipe) -> [KernelKey; 2] {
+    recipe.quantizers(Role::Weight).kernels()
+}
+
+/// Whether an encode of weights waits for an amax of the tensor or of its lines.
+pub fn waits_for_amax(recipe: &impl Recipe) -> bool {
+    kernels(recipe).iter().any(|key| key.scale.waits_for_amax())
+}
+
+/// Whether scales of weights come of earlier steps.
+pub fn is_delayed(recipe: &impl Recipe) -> bool {
+    kernels(recipe).iter().any(|key| key.scale.is_delayed())
+}
+
+/// Whether weights have an amax of the tensor or of its lines, observed now or before.
+pub fn observes_amax(recipe: &impl Recipe) -> bool {
+    kernels(recipe)
+        .iter()
+        .any(|key| key.scale.outer().is_some())
+}
+
+/// Whether flat slices of masters can be cast: not with four over six, which compares the errors of whole blocks.
+pub fn casts_flat(recipe: &impl Recipe) -> bool {
+    let chooses = |key: &KernelKey| match key.scale {
+        ScaleRule::TwoLevel { four_over_six, .. } => four_over_six.is_on(),
+        _ => false,
+    };
+    !kernels(recipe).iter().any(chooses)
+}
+
+/// Every recipe: with its default options, with each value of each option, and with pairs of them, as far as the
+/// recipe takes them and they quantize weights in another way.
 pub fn recipe_variants() -> Vec<AnyRecipe> {
-    let none = RecipeOptions::default();
-    let options = [
-        none,
-        RecipeOptions {
-            source_rounding: Some(SourceRounding::ViaBf16),
-            ..none
-        },
-        RecipeOptions {
-            history: Some(3),
-            margin: Some(1),
-            ..none
-        },
-        RecipeOptions {
-            history: Some(1),
-            amax_algorithm: Some(AmaxAlgorithm::MostRecent),
-            ..none
-        },
-        RecipeOptions {
-            pow2: Some(true),
-            epsilon: Some(2.0),
-            ..none
-        },
-        RecipeOptions {
-            mx_scale: Some(MxScale::OcpFloor),
-            ..none
-        },
-    ];
-    let all = AnyRecipe::names().into_iter().flat_map(|name| {
-        let make = move |options| AnyRecipe::from_name(name, options).ok();
-        options.iter().filter_map(make).collect::<Vec<_>>()
-    });
-    all.collect()
+    let weights = |r: &AnyRecipe| (r.name(), r.quantizers(Role::Weight), r.source_rounding());
+    let mut found: Vec<AnyRecipe> = Vec::new();
+    for default in AnyRecipe::all() {
+        let name = default.name();
+        let made = |options: &RecipeOptions| AnyRecipe::from_name(name, options).ok();
+        let mut changes: Vec<Vec<(&str, &str)>> = vec![vec![]];
+        for option in AnyRecipe::options_of(name).expect("a recipe") {
+            // Numbers have no names.
+            let texts = (option.names)().iter().chain(&["1", "2.5", "3"]);
+            let set = texts.map(|text| vec![(option.name, *text)]);
+            let pairs = set.clone().flat_map(|set| {
+                let before = changes.iter().filter(|change| change.len() == 1);
+                before.map(move |change| [change.clone(), set.clone()].concat())
+            });
+            let new: Vec<_> = set.clone().chain(pairs).collect();
+            changes.extend(new);
+        }
+        for change in changes {
+            let mut options = default.options();
+            change
+                .iter()
+                .for_each(|(option, text)| options.set(option, text));
+            let Some(recipe) = made(&options) else {
+                continue;
+            };
+            if !found.iter().any(|other| weights(other) == weights(&recipe)) {
+                found.push(recipe);
+            }
+        }
+    }
+    found
 }
 
 /// A model as one rank holds it.
@@ -262,12 +296,11 @@ impl Rank {
                 bytes: bytes.collect::<Result<_, _>>()?,
             });
         }
-        let scales = bits(&self.adamw.scales().scales()?);
+        let book = self.adamw.scales();
+        let scales = bits(&book.scales()?);
         let mut histories = Vec::new();
-        for slot in self.adamw.scales().slots() {
-            histories.push(bits(
-                &self.adamw.scales().history(slot)?.unwrap_or_default(),
-            ));
+        for slot in tensor_slots(book)? {
+            histories.push(bits(&book.history(slot)?.unwrap_or_default()));
         }
         Ok(State {
             params,
@@ -275,6 +308,21 @@ impl Rank {
             histories,
         })
     }
+}
+
+/// The entries of tensors, in the order of [`ScaleBook::scales`]; those of lines come after them.
+///
+/// # Errors
+/// The backend failed.
+pub fn tensor_slots(book: &ScaleBook<Cpu>) -> Result<Vec<ScaleSlot>, ShardError> {
+    let tensors = book.scales()?.len();
+    let mut slots = Vec::new();
+    for slot in book.slots() {
+        if book.index(slot)? < tensors {
+            slots.push(slot);
+        }
+    }
+    Ok(slots)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -299,8 +347,8 @@ pub struct ParamState {
 pub struct State {
     /// Per parameter.
     pub params: Vec<ParamState>,
-    /// What encoding reads, by entry of the book.
+    /// What encoding reads of tensors, by entry of the book.
     pub scales: Vec<u32>,
-    /// Amax histories, by entry of the book; empty where there is none.
+    /// Amax histories, by entry of a tensor; empty where there is none.
     pub histories: Vec<Vec<u32>>,
 }

@@ -1,59 +1,39 @@
-//! A recipe that `lowp-format` does not know: FP8 with one f32 scale per 1x128, made of known
-//! kernel ingredients. That it runs through plan, quantize, shard, gather and optimizer shows that
-//! nothing outside the recipe folder depends on the list of recipes.
+//! A recipe that `lowp-format` does not know: MXFP4 along rows, FP8 with one f32 scale per 64 along columns, made of
+//! known kernel ingredients. That it runs through plan, quantize, shard, gather and optimizer shows that nothing
+//! outside the recipe folder depends on the list of recipes, or on what both directions have in common.
 
 use lowp_format::{
-    Axis, BufferList, BufferSpec, Code, KernelKey, Orientation, Origin, PaddedForm, Recipe,
-    ScaleRule, ScaleSource, Usage,
+    Axis, Code, KernelKey, MxScale, PaddedForm, Quantizer, Quantizers, Recipe, Role, ScaleRule,
 };
 
-/// E4M3 with power-of-two f32 scales over 1x128 (rowwise) and 128x1 (columnwise) blocks.
+/// Rowwise E2M1 with E8M0 scales over 1x32 blocks, rounded to the nearest power of two; columnwise E5M2 with f32 scales
+/// over 64x1 blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ToyBlockFp8;
+pub struct Toy;
 
-/// Block rows x columns, rowwise and columnwise.
-const BLOCKS: [[usize; 2]; 2] = [[1, 128], [128, 1]];
-
-impl Recipe for ToyBlockFp8 {
+impl Recipe for Toy {
     fn name(&self) -> &'static str {
-        "toy-block-fp8"
+        "toy"
     }
 
-    fn kernel(&self) -> KernelKey {
-        KernelKey {
-            element: Code::E4M3,
-            scale: ScaleRule::BlockF32 {
-                pow2: true,
-                epsilon: 0.0,
-            },
-            blocks: Some(BLOCKS),
-        }
-    }
-
-    fn scale_source(&self) -> ScaleSource {
-        ScaleSource::BlockAmax
-    }
-
-    fn buffers(&self, usage: Usage) -> BufferList {
-        let pad = PaddedForm {
+    fn quantizers(&self, _: Role) -> Quantizers {
+        let rowwise = KernelKey::new(Code::E2M1, ScaleRule::E8M0(MxScale::Even)).blocks([1, 32]);
+        let scale = ScaleRule::BlockF32 {
+            pow2: false,
+            epsilon: 0.0,
+        };
+        let columnwise = KernelKey::new(Code::E5M2, scale).blocks([64, 1]);
+        let padded = PaddedForm {
             outer: 4,
             block: 1,
             repeat: false,
         };
-        // Data columnwise is transposed; scales lie with the block axis outside in both.
-        let data_axes = [[Axis::Rows, Axis::Cols], [Axis::Cols, Axis::Rows]];
-        let scale_axes = [[Axis::Cols, Axis::Rows], [Axis::Rows, Axis::Cols]];
-        let mut buffers = BufferList::new();
-        for o in Orientation::ALL {
-            let (serves, i) = (o.usage(), o as usize);
-            if usage.contains(serves) {
-                let (code, origin) = (Code::F32, Origin::Quantized);
-                buffers.push(BufferSpec::data(serves, Code::E4M3, data_axes[i], origin));
-                let scale =
-                    BufferSpec::block_scale(serves, code, scale_axes[i], BLOCKS[i], pad, origin);
-                buffers.push(scale);
-            }
-        }
-        buffers
+        Quantizers::apart(
+            Quantizer::row_major(rowwise).padded(PaddedForm::TILES_128X4),
+            // Data are transposed; scales lie with the block axis outside.
+            Quantizer::column_major(columnwise)
+                .scales([Axis::Rows, Axis::Cols])
+                .padded(padded),
+        )
     }
 }

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_format::{AnyRecipe, Buffer, QuantizedTensor, Recipe, ScaleSource, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Buffer, QuantizedTensor, Quantizers, Recipe, Role, ScaleRule, Shape, Usage,
+};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_optim::{
     AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, PendingStep, StepOptions,
 };
 use lowp_shard::{CastItem, Communicator, LocalComm, Requantize, ScaleBookBuilder, ShardError};
-use lowp_tests::model::{Case, Rank};
+use lowp_tests::model::{Case, Rank, kernels, waits_for_amax};
 
 const SHAPE: Shape = Shape::new(32, 32);
 
@@ -35,7 +37,7 @@ fn builder() -> AdamWBuilder<Cpu> {
 
 /// A recipe without scales.
 fn plain() -> AnyRecipe {
-    let plain = |r: &AnyRecipe| r.scale_source() == ScaleSource::None;
+    let plain = |r: &AnyRecipe| kernels(r).map(|key| key.scale) == [ScaleRule::None; 2];
     AnyRecipe::all().into_iter().find(plain).expect("a recipe")
 }
 
@@ -212,12 +214,40 @@ fn a_buffer_of_two_parameters_is_rejected() {
             let aliased = matches!(error, ShardError::Kernel(KernelError::Aliased { .. }));
             assert!(aliased, "{error}");
             pairs += 1;
-            mixed += usize::from(
-                a.scale_source().needs_tensor_amax() != b.scale_source().needs_tensor_amax(),
-            );
+            mixed += usize::from(waits_for_amax(&a) != waits_for_amax(&b));
         }
     }
     assert!(pairs > 20 && mixed > 5, "{pairs} pairs, {mixed} mixed");
+}
+
+/// Weights behind a Hadamard transform, which only operands of the weight gradient pass.
+#[derive(Clone, Copy, Debug)]
+struct Transformed(AnyRecipe);
+
+impl Recipe for Transformed {
+    fn name(&self) -> &'static str {
+        "transformed"
+    }
+
+    fn quantizers(&self, _: Role) -> Quantizers {
+        self.0.quantizers(Role::Activation)
+    }
+}
+
+#[test]
+fn a_weight_behind_a_transform_is_rejected() {
+    let transforms = |r: &Transformed| kernels(r).iter().any(|key| key.hadamard);
+    let all = AnyRecipe::all().into_iter().map(Transformed);
+    let recipes: Vec<Transformed> = all.filter(transforms).collect();
+    assert!(!recipes.is_empty());
+    for recipe in recipes {
+        let tensor = QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, |_, n| Cpu.alloc::<u8>(n));
+        let mut builder = builder();
+        let id = builder.param(&tensor.expect("a tensor"), spec("weight"));
+        id.expect("not known before the build");
+        let error = builder.build().expect_err("no weight passes a transform");
+        assert_says(&error, &["the cast of a weight", "transform", "operand"]);
+    }
 }
 
 /// A foreign id where no error can be returned.

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 
 use lowp_format::{
-    AnyRecipe, Axis, Form, Fp8Format, Orientation, Part, QuantizedTensor, Recipe, RecipeOptions,
-    ScaleLayout, Shape, Usage,
+    AnyRecipe, Axis, Code, Form, Fp8Format, Orientation, Part, QuantizedTensor, RecipeOptions,
+    ScaleLayout, Shape, SourceRounding, Usage,
 };
-use lowp_kernels::{Backend, Cpu, Source, Target};
+use lowp_kernels::{AmaxJob, Backend, BlockAmax, Cpu, Source, Target, Work};
 use lowp_shard::{
     CastItem, FlatParam, FlatShard, FlatWeights, Requantize, ScaleBookBuilder, ShardError,
     flat_targets, run_ranks,
 };
 use lowp_tests::golden::{Golden, first_difference};
+use lowp_tests::model::kernels;
 use lowp_tests::world::TIMEOUT;
 
 /// The golden name of a recipe, the recipe, the orientations whose bytes are in the files, and the
@@ -26,9 +27,10 @@ type Case = (
 const ROWS: &[&str] = &["rowwise"];
 const BOTH: &[&str] = &["rowwise", "columnwise"];
 const BLOCKS: &[&str] = &["rowwise_scale_inv", "columnwise_scale_inv"];
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     ("delayed", "fp8-delayed", ROWS, &["scale_inv"]),
     ("current", "fp8-current", ROWS, &["scale_inv"]),
+    ("block2d", "fp8-block", ROWS, &["rowwise_scale_inv"]),
     ("mxfp8", "mxfp8", BOTH, BLOCKS),
     ("mxfp8_2d", "mxfp8-2d", BOTH, BLOCKS),
     (
@@ -66,13 +68,13 @@ fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<
         TIMEOUT,
         |rank, comm| -> Result<Cast, ShardError> {
             let range = bounds[rank]..bounds[rank + 1];
-            let shard = FlatShard::new(shape, recipe.kernel().element, range.clone())?;
+            let shard = FlatShard::new(shape, element(recipe), range.clone())?;
             let targets = flat_targets(&cpu, &recipe, &shard, Usage::BOTH)?;
             let source = Source::F32(cpu.upload(&x[range.clone()])?);
             let mut book = ScaleBookBuilder::default();
             let extent = (range.start, range.len());
             let item = CastItem::flat(&recipe, shape, extent, source, targets.clone(), &mut book);
-            let slot = item.slot;
+            let slot = item.slots[0];
             let book = book.build(&cpu)?;
             let cast = Requantize::new(&cpu, &book, &[item])?;
             match (scale, slot) {
@@ -93,13 +95,17 @@ fn cast_on_ranks(recipe: AnyRecipe, golden: &Golden, scale: Option<f32>) -> Vec<
 
 /// The recipe called `name`, with E4M3 codes where it has the choice.
 fn recipe(name: &str) -> AnyRecipe {
-    let e4m3 = RecipeOptions {
-        format: Some(Fp8Format::E4M3),
-        ..RecipeOptions::default()
-    };
+    let e4m3 = RecipeOptions::default().with("format", Fp8Format::E4M3);
     AnyRecipe::from_name(name, &e4m3)
         .or_else(|_| AnyRecipe::from_name(name, &RecipeOptions::default()))
         .expect("a recipe")
+}
+
+/// The codes of weights, the same in both orientations.
+fn element(recipe: AnyRecipe) -> Code {
+    let [row, col] = kernels(&recipe).map(|key| key.element);
+    assert_eq!(row, col);
+    row
 }
 
 fn check_scales(
@@ -109,7 +115,7 @@ fn check_scales(
     (target, bytes): &(Target<Cpu>, Vec<u8>),
     compared: &mut Names,
 ) {
-    if target.spec.key.part.is_per_tensor() {
+    if target.spec.key.part.is_outer() {
         let value = f32::from_le_bytes(bytes[..].try_into().expect("one f32"));
         for name in ["scale_inv", "reduced_amax_amax"].map(|n| format!("{prefix}.{n}")) {
             if golden.has(&name) {
@@ -132,9 +138,11 @@ fn check_scales(
         let layout = |form| ScaleLayout::new(&target.spec, shape, o, form).expect("a form");
         let (from, to) = (layout(Form::Compact), layout(Form::Padded));
         let mut padded = vec![0; to.bytes()];
+        let size = target.spec.code.bytes(1);
         for i in 0..to.entries()[0] {
             for j in 0..to.entries()[1] {
-                padded[to.offset(i, j)] = bytes[to.source(&from, i, j)];
+                let (at, from) = (to.offset(i, j) * size, to.source(&from, i, j) * size);
+                padded[at..at + size].copy_from_slice(&bytes[from..from + size]);
             }
         }
         assert_eq!(padded, golden.bytes(&name), "{name}");
@@ -180,7 +188,58 @@ fn any_split_casts_to_the_full_bytes() {
                 }
             }
             check_merge(&golden, prefix, recipe, &ranks, &mut compared);
+            check_amaxes(&golden, prefix, recipe);
             assert_eq!(compared, required(case, ranks.len()), "{file}");
+        }
+        assert_eq!(golden.unread(), [""; 0], "{file}");
+    }
+}
+
+/// The amaxes of the tensor and its blocks, of each rank's part and of all of it; and where the bytes of a part begin.
+fn check_amaxes(golden: &Golden, prefix: &str, recipe: AnyRecipe) {
+    let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
+    let (x, bounds) = (golden.f32("x"), golden.usize("bounds"));
+    let [row, col] = kernels(&recipe).map(|key| key.block);
+    let ranks = bounds.windows(2).map(|w| w[0]..w[1]).enumerate();
+    let mut parts = vec![("reduced_amax".to_owned(), 0..x.len())];
+    parts.extend(
+        ranks
+            .clone()
+            .map(|(rank, range)| (format!("rank{rank}.local_amax"), range)),
+    );
+    for (part, range) in parts {
+        let named = [("amax", None), ("block", row), ("row", row), ("col", col)];
+        for (what, block) in named {
+            let name = format!("{prefix}.{part}_{what}");
+            if !golden.has(&name) {
+                continue;
+            }
+            let expected = golden.f32(&name);
+            let out = Cpu.alloc::<f32>(expected.len()).expect("room");
+            let source = Cpu.upload(&x[range.clone()]).expect("room");
+            let job = AmaxJob {
+                shape,
+                start: range.start,
+                source: Source::F32(source),
+                source_rounding: SourceRounding::F32,
+                out: out.clone(),
+                tensor: block.is_none().then_some(0),
+                blocks: block
+                    .map(|block| BlockAmax { block, start: 0 })
+                    .into_iter()
+                    .collect(),
+                hadamard: false,
+            };
+            Cpu.once(Work::Amax(vec![job])).expect("amaxes");
+            let found = Cpu.download(&out).expect("amaxes");
+            assert_eq!(first_difference(&found, &expected), None, "{name}");
+        }
+    }
+    for (rank, range) in ranks {
+        let name = format!("{prefix}.rank{rank}.byte_start");
+        if golden.has(&name) {
+            let shard = FlatShard::new(shape, element(recipe), range).expect("a range");
+            assert_eq!(golden.usize(&name), [shard.bytes().start], "{name}");
         }
     }
 }
@@ -201,7 +260,7 @@ fn every_rank_has_the_full_bytes() {
                 let source = Source::F32(Cpu.upload(&x[bounds[rank]..bounds[rank + 1]])?);
                 let mut book = ScaleBookBuilder::default();
                 let param = FlatParam::new(&Cpu, &tensor, bounds[rank], source, &mut book)?;
-                let slot = param.item().slot;
+                let slot = param.item().slots[0];
                 let book = book.build(&Cpu)?;
                 let flat = FlatWeights::new(&Cpu, &comm, &book, &[param])?;
                 match slot {
@@ -239,7 +298,7 @@ fn check_merge(
 ) {
     let bounds = golden.usize("bounds");
     let shape = Shape::from_dims(&golden.shape("x")).expect("a matrix");
-    let code = recipe.kernel().element;
+    let code = element(recipe);
     let shards: Vec<FlatShard> = bounds
         .windows(2)
         .map(|w| FlatShard::new(shape, code, w[0]..w[1]).expect("a range"))

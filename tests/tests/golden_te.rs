@@ -51,10 +51,7 @@ fn source(golden: &Golden, dtype: &str) -> (Shape, Source<Cpu>) {
 }
 
 fn cast(golden: &Golden, dtype: &str, recipe: &str) -> QuantizedTensor<CpuBuffer<u8>> {
-    let e4m3 = RecipeOptions {
-        format: Some(Fp8Format::E4M3),
-        ..RecipeOptions::default()
-    };
+    let e4m3 = RecipeOptions::default().with("format", Fp8Format::E4M3);
     let recipe = AnyRecipe::from_name(recipe, &e4m3).expect("a recipe");
     let (shape, source) = source(golden, dtype);
     quantize(&Cpu, recipe, shape, Usage::BOTH, source, None).expect("a tensor")
@@ -105,7 +102,8 @@ fn current_scaling_gives_the_bytes_of_te() {
             source_rounding: SourceRounding::F32,
             out: out.clone(),
             tensor: Some(0),
-            blocks: Default::default(),
+            blocks: Vec::new(),
+            hadamard: false,
         };
         Cpu.once(Work::Amax(vec![job])).expect("an amax");
         let amax = Cpu.download(&out).expect("a value")[0];

@@ -2,7 +2,8 @@
 //! followed by a full quantize, bit for bit.
 
 use lowp_format::{AnyRecipe, Phase, Recipe, Shape};
-use lowp_tests::toy::ToyBlockFp8;
+use lowp_tests::model::{is_delayed, recipe_variants};
+use lowp_tests::toy::Toy;
 use lowp_tests::values::Family;
 use lowp_tests::world::{Run, orientation, train, whole};
 use proptest::prelude::*;
@@ -18,16 +19,11 @@ fn check<R: Recipe>(recipe: R, run: &Run<'_>) {
             assert_eq!(&rank.phases[phase as usize], first, "ranks disagree");
         }
         // A delayed scale comes from earlier steps, so only the first cast follows the values.
-        if run.grads.is_empty() || recipe.scale_source().needs_tensor_amax() || block_only(&recipe)
-        {
+        if run.grads.is_empty() || !is_delayed(&recipe) {
             let expected = whole(recipe, run.shape, &master, orientation(phase));
             assert_eq!(first, &expected, "{} {:?}", recipe.name(), phase);
         }
     }
-}
-
-fn block_only(recipe: &impl Recipe) -> bool {
-    !recipe.scale_source().observes_tensor_amax()
 }
 
 /// Awkward row counts: one row, off the quantum, fewer blocks than ranks, none.
@@ -38,6 +34,12 @@ fn shapes() -> impl Strategy<Value = Shape> {
 
 fn values(family: usize, seed: u64, shape: Shape) -> Vec<f32> {
     Family::ALL[family].values(seed, shape.elements())
+}
+
+/// Recipes with options that are not the default ones.
+fn picked(picks: &[prop::sample::Index]) -> Vec<AnyRecipe> {
+    let variants = recipe_variants();
+    picks.iter().map(|pick| *pick.get(&variants)).collect()
 }
 
 fn grads(seed: u64, steps: usize, shape: Shape) -> Vec<Vec<f32>> {
@@ -52,6 +54,7 @@ proptest! {
     #[test]
     fn gathered_shards_equal_the_whole(
         shape in shapes(), world in 1usize..10, seed: u64, family in 0usize..5, reshard: bool,
+        picks: [prop::sample::Index; 8],
     ) {
         let values = values(family, seed, shape);
         let run =
@@ -59,13 +62,14 @@ proptest! {
         for recipe in AnyRecipe::all() {
             check(recipe, &run);
         }
-        check(ToyBlockFp8, &run);
+        check(Toy, &run);
+        picked(&picks).into_iter().for_each(|recipe| check(recipe, &run));
     }
 
     #[test]
     fn a_step_is_adamw_then_a_full_quantize(
         shape in shapes(), world in 1usize..10, seed in 0u64..1 << 40, steps in 1usize..4,
-        reshard: bool,
+        reshard: bool, picks: [prop::sample::Index; 8],
     ) {
         let values = values(0, seed, shape);
         let grads = grads(seed, steps, shape);
@@ -74,7 +78,8 @@ proptest! {
         for recipe in AnyRecipe::all() {
             check(recipe, &run);
         }
-        check(ToyBlockFp8, &run);
+        check(Toy, &run);
+        picked(&picks).into_iter().for_each(|recipe| check(recipe, &run));
     }
 
     #[test]

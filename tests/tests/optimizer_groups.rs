@@ -5,14 +5,15 @@
 use std::fmt;
 
 use lowp_format::{
-    Orientation, Phase, Recipe, ScaleSource, Shape, SourceRounding, history, tensor_scale,
+    Extent, KernelKey, Orientation, Phase, Recipe, ScaleRule, Shape, SourceRounding, history,
+    tensor_scale,
 };
 use lowp_kernels::{AdamMode, Cpu};
 use lowp_optim::{FloatDtype, Group, OptimError, StepOptions, StepReport};
 use lowp_shard::run_ranks;
 use lowp_tests::adamw::{Factors, Naive};
 use lowp_tests::golden::first_difference;
-use lowp_tests::model::{Case, Rank, recipe_variants};
+use lowp_tests::model::{Case, Rank, is_delayed, kernels, recipe_variants, tensor_slots};
 use lowp_tests::values::Family;
 use lowp_tests::world::{Bytes, TIMEOUT, orientation};
 use proptest::collection::vec;
@@ -34,12 +35,17 @@ fn amax(case: &Case, master: &[f32]) -> f32 {
     master.iter().fold(0.0, |a: f32, &x| a.max(round(x).abs()))
 }
 
+/// The ingredients of the orientation whose scales depend on an amax of the tensor: one of the two, or both.
+fn tensor_key(case: &Case) -> Option<KernelKey> {
+    let of_tensor = |key: &KernelKey| matches!(key.scale.outer(), Some((Extent::Tensor, _)));
+    kernels(&case.recipe).into_iter().find(of_tensor)
+}
+
 impl Entry {
     fn new(index: usize, case: &Case) -> Option<Self> {
-        let column = match case.recipe.scale_source() {
-            ScaleSource::None | ScaleSource::BlockAmax => return None,
-            ScaleSource::History { window, .. } => vec![0.0; window],
-            ScaleSource::TensorAmax { .. } | ScaleSource::TensorAndBlockAmax => Vec::new(),
+        let column = match tensor_key(case)?.scale {
+            ScaleRule::Delayed { window, .. } => vec![0.0; window],
+            _ => Vec::new(),
         };
         let (case, scale) = (index, 1.0);
         Some(Self {
@@ -50,16 +56,17 @@ impl Entry {
     }
 
     fn observe(&mut self, case: &Case, master: &[f32]) {
-        let (amax, element) = (amax(case, master), case.recipe.kernel().element);
-        self.scale = match case.recipe.scale_source() {
-            ScaleSource::History {
+        let KernelKey { element, scale, .. } = tensor_key(case).expect("an amax of the tensor");
+        let amax = amax(case, master);
+        self.scale = match scale {
+            ScaleRule::Delayed {
                 algorithm, margin, ..
             } => {
                 self.column[0] = self.column[0].max(amax);
                 let column = &mut self.column;
                 history(column, self.scale, Some(amax), element, algorithm, margin)
             }
-            ScaleSource::TensorAmax { pow2, epsilon } => tensor_scale(amax, element, pow2, epsilon),
+            ScaleRule::Current { pow2, epsilon, .. } => tensor_scale(amax, element, pow2, epsilon),
             _ => amax,
         };
     }
@@ -125,11 +132,13 @@ impl Plan {
             let [exp_avg, exp_avg_sq] = rank.adamw.moments(id)?;
             rows.push([rank.adamw.master(id)?, exp_avg, exp_avg_sq]);
         }
-        let histories = (rank.adamw.scales().slots())
-            .map(|slot| Ok(rank.adamw.scales().history(slot)?.unwrap_or_default()));
+        let mut histories = Vec::new();
+        for slot in tensor_slots(rank.adamw.scales())? {
+            histories.push(rank.adamw.scales().history(slot)?.unwrap_or_default());
+        }
         Ok(Seen {
             report,
-            histories: histories.collect::<Result<_, OptimError>>()?,
+            histories,
             scales,
             rows,
             gathered: rank.gather(self.reshard)?,
@@ -226,7 +235,7 @@ impl Plan {
                     what(["master", "exp_avg", "exp_avg_sq"][part])
                 );
             }
-            let is_delayed = matches!(case.recipe.scale_source(), ScaleSource::History { .. });
+            let is_delayed = is_delayed(&case.recipe);
             let entry = entries.iter().position(|e| e.case == index);
             let scale = entry.filter(|_| is_delayed).map(|e| delayed[e]);
             for phase in Phase::ALL {

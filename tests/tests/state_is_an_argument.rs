@@ -3,14 +3,16 @@
 
 use std::sync::Arc;
 
-use lowp_format::{AnyRecipe, Recipe, Shape, Usage};
+use lowp_format::{AnyRecipe, Extent, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_optim::{Group, OptimError, StepOptions};
 use lowp_shard::{
     CastItem, Communicator, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot,
     ShardError, ShardSpec, ShardedTensor, run_ranks, targets,
 };
-use lowp_tests::model::{Case, ParamState, Rank, State, recipe_variants};
+use lowp_tests::model::{
+    Case, ParamState, Rank, State, is_delayed, kernels, recipe_variants, tensor_slots,
+};
 use lowp_tests::values::Family;
 use lowp_tests::world::TIMEOUT;
 use proptest::prelude::*;
@@ -31,6 +33,15 @@ fn grad(seed: u64, step: u64) -> Vec<f32> {
 
 fn solo() -> Arc<dyn Communicator<Cpu>> {
     Arc::new(LocalComm::solo(&Cpu))
+}
+
+/// Whether weights have an amax of the tensor.
+fn has_tensor_entry(recipe: &AnyRecipe) -> bool {
+    let outer = kernels(recipe).map(|key| key.scale.outer());
+    outer
+        .into_iter()
+        .flatten()
+        .any(|(extent, _)| extent == Extent::Tensor)
 }
 
 /// Trains the cases on one rank; gradients follow from the seeds.
@@ -66,7 +77,7 @@ proptest! {
         for (index, one) in cases.iter().enumerate() {
             let alone = train(std::slice::from_ref(one), &seeds[index..=index], 3).expect("a run");
             prop_assert!(alone.params[0] == together.params[index], "{:?}", one);
-            if one.recipe.scale_source().observes_tensor_amax() {
+            if has_tensor_entry(&one.recipe) {
                 prop_assert_eq!(entry(&alone, 0), entry(&together, entries));
                 entries += 1;
             }
@@ -130,7 +141,7 @@ impl Cast {
         let source = Cpu.alloc::<f32>(SHAPE.elements())?;
         let mut book = ScaleBookBuilder::default();
         let item = CastItem::rows(tensor.local(), Source::F32(source.clone()), &mut book);
-        let slot = item.slot;
+        let slot = item.slots[0];
         let book = book.build(&Cpu)?;
         let cast = Requantize::new(&Cpu, &book, &[item])?;
         Ok(Self {
@@ -161,7 +172,7 @@ fn a_cast_depends_on_source_and_book_only() {
         for _ in 0..3 {
             used.run(&first).expect("a cast");
         }
-        if let Some(slot) = used.slot {
+        if let Some(slot) = used.slot.filter(|_| has_tensor_entry(&recipe)) {
             let scale = used.book.scale(slot).expect("a scale");
             let slot = fresh.slot.expect("the same recipe");
             fresh.book.set_scale(slot, scale).expect("an entry");
@@ -183,7 +194,7 @@ fn set_scale_reaches_one_parameter() {
         let comm = solo();
         let mut rank = Rank::new(&cases, &[Group::default()], &comm, &comm)?;
         if let Some(index) = changed {
-            let slot = rank.adamw.scales().slots().nth(index).expect("an entry");
+            let slot = tensor_slots(rank.adamw.scales())?[index];
             rank.adamw.scales().set_scale(slot, 1.0 / 64.0)?;
         }
         let grads: Vec<_> = (0..cases.len() as u64).map(|s| grad(s, 0)).collect();
@@ -191,10 +202,10 @@ fn set_scale_reaches_one_parameter() {
         Ok(rank.state()?.params)
     };
     let plain = run(None).expect("a run");
-    let observes = |c: &&Case| c.recipe.scale_source().observes_tensor_amax();
+    let observes = |c: &&Case| has_tensor_entry(&c.recipe);
     for (slot, case) in cases.iter().filter(observes).enumerate() {
         let changed = run(Some(slot)).expect("a run");
-        let delayed = !case.recipe.scale_source().needs_tensor_amax();
+        let delayed = is_delayed(&case.recipe);
         let differ: Vec<usize> = (0..cases.len())
             .filter(|&i| changed[i] != plain[i])
             .collect();

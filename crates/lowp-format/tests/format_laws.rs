@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use lowp_format::{
-    AnyRecipe, Axis, BufferSpec, Code, Form, FormatError, Orientation, Origin, PaddedForm, Part,
-    QuantizedTensor, Recipe, RowCuts, ScaleLayout, Shape, Usage, cdiv, round_up,
+    AnyRecipe, Axis, BufferSpec, Code, Extent, Form, FormatError, Orientation, Origin, PaddedForm,
+    Part, QuantizedTensor, Recipe, RowCuts, ScaleLayout, Shape, Usage, cdiv, round_up,
 };
 use proptest::prelude::*;
 
@@ -341,8 +341,64 @@ fn only_block_scales_have_a_swizzled_form() {
             let shape = Shape::new(32, 32);
             for orientation in spec.key.usage.orientations() {
                 let swizzled = ScaleLayout::new(&spec, shape, orientation, Form::Swizzled);
-                let block_scale = spec.key.part == Part::BlockScale;
-                assert_eq!(swizzled.is_ok(), block_scale, "{}", spec.key);
+                // In f32 they have forms of their own.
+                let tiled = spec.key.part == Part::BlockScale && spec.code.bits() == 8;
+                assert_eq!(swizzled.is_ok(), tiled, "{}", spec.key);
+            }
+        }
+    }
+}
+
+/// Scales or amaxes of lines: one of each row for the rowwise orientation, one of each column for the columnwise one,
+/// whatever the other side is. They have no other form, and no cut goes through them.
+#[test]
+fn lines_have_an_entry_each() {
+    for (rows, cols) in [(0, 0), (0, 5), (5, 0), (1, 1), (17, 40), (128, 3)] {
+        let shape = Shape::new(rows, cols);
+        for (orientation, entries) in Orientation::ALL.into_iter().zip([rows, cols]) {
+            let usage = orientation.usage();
+            for part in [Part::DecodeScale, Part::Amax] {
+                let spec = BufferSpec::of_lines(usage, part, orientation, Origin::Quantized);
+                assert_eq!(spec.check(shape), Ok(()));
+                assert_eq!(spec.entries(shape), [entries, 1]);
+                assert_eq!(spec.bytes(shape), 4 * entries);
+                assert_eq!(spec.block(), Extent::Line.block(orientation));
+                assert_eq!(Extent::Line.entries(orientation, shape), entries);
+                assert_eq!((spec.row_quantum(), spec.col_quantum()), (1, 1));
+                assert!(!spec.is_scalar());
+                for form in Form::ALL {
+                    let layout = ScaleLayout::new(&spec, shape, orientation, form);
+                    let bytes = layout.map(|layout| layout.bytes()).ok();
+                    assert_eq!(bytes, (form != Form::Swizzled).then_some(4 * entries));
+                }
+                let scalar = BufferSpec::of_tensor(usage, part);
+                assert!(scalar.is_scalar() && scalar.bytes(shape) == 4);
+                assert_eq!(scalar.block(), Extent::Tensor.block(orientation));
+                assert_eq!(Extent::Tensor.entries(orientation, shape), 1);
+            }
+        }
+    }
+}
+
+/// Blocks with f32 scales may have fewer columns at the edge; others may not (docs/numerics.md 8.1).
+#[test]
+fn only_f32_scales_have_partial_blocks() {
+    for recipe in AnyRecipe::all() {
+        let specs = recipe.buffers(Usage::BOTH);
+        let scales = || {
+            specs
+                .iter()
+                .filter(|spec| spec.key.part == Part::BlockScale)
+        };
+        let floats = scales().count() > 0 && scales().all(|spec| spec.code == Code::F32);
+        let any = recipe.check(Shape::new(1, 1)).is_ok();
+        assert_eq!(any, floats || scales().count() == 0, "{}", recipe.name());
+        for spec in scales().filter(|spec| spec.code == Code::F32) {
+            let [height, width] = spec.block();
+            let blocks = |rows: usize, cols: usize| cdiv(rows, height) * cdiv(cols, width);
+            for (rows, cols) in [(1, 1), (130, 140), (128, 256), (3, 129)] {
+                let shape = Shape::new(rows, cols);
+                assert_eq!(spec.bytes(shape), 4 * blocks(rows, cols), "{}", spec.key);
             }
         }
     }
@@ -372,8 +428,14 @@ fn descriptions_that_no_buffer_has_are_rejected() {
         |spec, n| spec.padded.outer = n,
         |spec, n| spec.padded.block = n,
     ];
-    for field in fields {
-        for n in [0, BufferSpec::MAX_SIDE + 1, 1 << 32, usize::MAX] {
+    for (number, field) in fields.into_iter().enumerate() {
+        // A tile side may be as long as the matrix.
+        let whole = if number < 2 {
+            usize::MAX - 1
+        } else {
+            BufferSpec::WHOLE
+        };
+        for n in [0, BufferSpec::MAX_SIDE + 1, 1 << 32, whole] {
             let spec = with(field, n);
             for (orientation, form) in Orientation::ALL.into_iter().zip(Form::ALL) {
                 let error = ScaleLayout::new(&spec, shape, orientation, form).unwrap_err();
@@ -382,6 +444,8 @@ fn descriptions_that_no_buffer_has_are_rejected() {
         }
         assert_eq!(with(field, 1).check(shape), Ok(()));
         assert_eq!(with(field, BufferSpec::MAX_SIDE).check(shape), Ok(()));
+        let whole = with(field, BufferSpec::WHOLE).check(shape);
+        assert_eq!(whole.is_ok(), number < 2);
     }
     for axes in [[rows; 2], [cols; 2]] {
         let error = BufferSpec { axes, ..good }.check(shape).unwrap_err();

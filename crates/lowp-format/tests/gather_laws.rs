@@ -125,12 +125,12 @@ fn sources_come_first(steps: &[&GatherStep]) -> Result<(), TestCaseError> {
 
 #[test]
 fn cuts_off_the_quantum_are_rejected() {
-    let full = Shape::new(192, 64);
+    let full = Shape::new(384, 64);
     let mut rejected = 0;
     for recipe in AnyRecipe::all() {
         for usage in USAGES {
             let quantum = recipe.row_quantum(usage);
-            let ranges: [Range<usize>; 3] = [0..64, 64..65, 65..192];
+            let ranges: [Range<usize>; 3] = [0..128, 128..129, 129..384];
             let cuts = RowCuts::from_ranges(&ranges).unwrap();
             let plan = GatherPlan::with_cuts(&recipe, full, &cuts, usage, usage, &[]);
             if quantum == 1 {
@@ -140,11 +140,11 @@ fn cuts_off_the_quantum_are_rejected() {
             let expected = FormatError::OffQuantum {
                 recipe: recipe.name(),
                 usage,
-                rows: 192,
+                rows: 384,
                 world: 3,
                 quantum,
                 rank: 2,
-                start: 65,
+                start: 129,
             };
             assert_eq!(plan, Err(expected.clone()));
             let text = expected.to_string();
@@ -153,7 +153,7 @@ fn cuts_off_the_quantum_are_rejected() {
                 recipe.name()
             );
             assert!(
-                text.starts_with("192 rows over 3 ranks: ") && text.contains(&says),
+                text.starts_with("384 rows over 3 ranks: ") && text.contains(&says),
                 "{text}"
             );
             rejected += 1;
@@ -164,10 +164,10 @@ fn cuts_off_the_quantum_are_rejected() {
 
 #[test]
 fn a_cut_behind_all_rows_is_legal() {
-    // 100 rows are off every quantum; ranks behind the last row hold nothing to be cut.
-    let cuts = RowCuts::from_ranges(&[0..96, 96..100, 100..100]).unwrap();
+    // 388 rows are off every quantum; ranks behind the last row hold nothing to be cut.
+    let cuts = RowCuts::from_ranges(&[0..384, 384..388, 388..388]).unwrap();
     for recipe in AnyRecipe::all() {
-        PhasePlans::new(&recipe, Shape::new(100, 64), &cuts, true).unwrap();
+        PhasePlans::new(&recipe, Shape::new(388, 64), &cuts, true).unwrap();
     }
 }
 
@@ -301,6 +301,51 @@ const SHARED: &[&str] = &["shared_data", "shared_scale_inv"];
 const CONTRACTS: &[Contract] = &[
     per_tensor("fp8-delayed"),
     per_tensor("fp8-current"),
+    Contract {
+        recipe: "fp8-rowwise",
+        forward: ROW,
+        backward: &["columnwise_data"],
+        once: &["rowwise_data", "columnwise_data", "rowwise_scale_inv"],
+        derived: &[],
+        interleaved: &["columnwise_data"],
+        quantum: [1, 1],
+    },
+    Contract {
+        recipe: "fp8-block",
+        forward: ROW,
+        backward: ROW,
+        once: ROW,
+        derived: COL,
+        interleaved: &[],
+        quantum: [128, 128],
+    },
+    Contract {
+        recipe: "fp8-block-1d",
+        forward: ROW,
+        backward: COL,
+        once: BOTH,
+        derived: &[],
+        interleaved: &["rowwise_scale_inv", "columnwise_data"],
+        quantum: [128, 1],
+    },
+    Contract {
+        recipe: "mxfp4",
+        forward: ROW,
+        backward: COL,
+        once: BOTH,
+        derived: &[],
+        interleaved: COL,
+        quantum: [32, 1],
+    },
+    Contract {
+        recipe: "nvfp4-mxfp8",
+        forward: ROW,
+        backward: COL,
+        once: BOTH,
+        derived: &[],
+        interleaved: &[],
+        quantum: [32, 1],
+    },
     Contract {
         recipe: "mxfp8",
         forward: ROW,

@@ -1,29 +1,73 @@
 //! What recipes answer about themselves agrees with the buffers that they name.
 
 use lowp_format::{
-    AnyRecipe, Code, Fp8Format, Orientation, Part, Recipe, RecipeOptions, Role, ScaleSource, Usage,
+    AnyRecipe, Code, Columnwise, Extent, FourOverSix, Fp8Format, Orientation, Origin, Part,
+    Quantizers, Recipe, RecipeOptions, Role, Rounding, ScaleRule, SourceRounding, Usage,
 };
+
+/// Every recipe with its defaults and with every other value of one option that has few.
+fn variants() -> Vec<AnyRecipe> {
+    let mut recipes = AnyRecipe::all();
+    for name in AnyRecipe::names() {
+        for option in AnyRecipe::options_of(name).unwrap() {
+            for text in (option.names)() {
+                let mut options = RecipeOptions::default();
+                options.set(option.name, text);
+                recipes.extend(AnyRecipe::from_name(name, &options));
+            }
+        }
+    }
+    recipes
+}
+
+/// Every way in which they quantize a tensor.
+fn all() -> impl Iterator<Item = (AnyRecipe, Role, Quantizers)> {
+    variants()
+        .into_iter()
+        .flat_map(|recipe| Role::ALL.map(|role| (recipe, role, recipe.quantizers(role))))
+}
 
 #[test]
 fn low_precision_is_what_is_narrower_than_bf16() {
     let low = AnyRecipe::low_precision();
     for recipe in AnyRecipe::all() {
-        let wide = [Code::F32, Code::Bf16].contains(&recipe.kernel().element);
+        let wide = |o| [Code::F32, Code::Bf16].contains(&recipe.kernel(o).element);
+        let wide = Orientation::ALL.into_iter().any(wide);
         assert_eq!(low.contains(&recipe), !wide, "{}", recipe.name());
     }
     assert!(!low.is_empty());
 }
 
 #[test]
-fn the_block_of_a_kernel_is_that_of_the_scales() {
-    for recipe in AnyRecipe::all() {
+fn buffers_have_the_ingredients_of_the_orientations_that_they_serve() {
+    for (recipe, role, quantizers) in all() {
         for orientation in Orientation::ALL {
-            let specs = recipe.buffers(orientation.usage());
-            let scales = specs
-                .iter()
-                .find(|spec| spec.key.serves(orientation, Part::BlockScale));
-            let block = recipe.kernel().block(orientation);
-            assert_eq!(block, scales.map(|s| s.block()), "{}", recipe.name());
+            let kernel = quantizers.kernels()[orientation as usize];
+            assert_eq!(kernel, quantizers.of(orientation).kernel);
+            for usage in [orientation.usage(), Usage::BOTH] {
+                let specs = quantizers.buffers(usage);
+                let find = |part| {
+                    let mut found = specs.iter().filter(|s| s.key.serves(orientation, part));
+                    let first = found.next();
+                    assert!(found.next().is_none());
+                    first
+                };
+                let what = format!("{recipe:?} {role:?} {orientation} of {usage}");
+                let data = find(Part::Data).expect("data");
+                assert_eq!(
+                    (data.code, data.block()),
+                    (kernel.element, [1, 1]),
+                    "{what}"
+                );
+                let scales = find(Part::BlockScale);
+                assert_eq!(scales.map(|s| s.block()), kernel.block, "{what}");
+                assert_eq!(scales.map(|s| s.code), kernel.scale.entry(), "{what}");
+                for part in [Part::DecodeScale, Part::Amax] {
+                    let expected = kernel.scale.outer().filter(|(_, p)| *p == part);
+                    let block = expected.map(|(extent, _)| extent.block(orientation));
+                    assert_eq!(find(part).map(|s| s.block()), block, "{what}");
+                }
+            }
         }
     }
 }
@@ -39,48 +83,162 @@ fn the_default_value_is_that_of_no_options() {
     }
 }
 
-/// What the number of a tensor means follows from the rule, for operands too.
+/// Above block scales stands an amax; alone, a decode scale. Nothing waits for an amax but what is made of one now.
 #[test]
 fn the_rule_says_what_the_number_of_the_tensor_is() {
-    let roles = [Role::Weight, Role::Activation, Role::Gradient];
-    for recipe in AnyRecipe::all() {
-        for operand in roles.map(|role| recipe.operand(role)) {
-            let parts: Vec<Part> = operand
-                .buffers
-                .iter()
-                .map(|spec| spec.key.part)
-                .filter(|part| part.is_per_tensor())
-                .collect();
-            let expected = operand.kernel.scale.tensor_part();
-            assert_eq!(parts, Vec::from_iter(expected), "{}", recipe.name());
-        }
-        // Above block scales stands an amax; alone, a decode scale.
-        let blocks = recipe.kernel().blocks.is_some();
-        if let Some(part) = recipe.kernel().scale.tensor_part() {
-            assert_eq!(part == Part::TensorAmax, blocks, "{}", recipe.name());
+    for (recipe, _, quantizers) in all() {
+        for key in quantizers.kernels() {
+            let outer = key.scale.outer();
+            if let Some((_, part)) = outer {
+                assert_eq!(part == Part::Amax, key.block.is_some(), "{recipe:?}");
+            }
+            assert_eq!(key.block.is_some(), key.scale.entry().is_some());
+            let waits = outer.is_some() && !key.scale.is_delayed();
+            assert_eq!(key.scale.waits_for_amax(), waits, "{recipe:?}");
         }
     }
 }
 
+/// One amax serves both orientations where the same values give the same scales; of lines, or behind a transform,
+/// each has its own.
 #[test]
-fn a_tensor_amax_is_observed_for_every_tensor_scale() {
-    for recipe in AnyRecipe::all() {
-        let source = recipe.scale_source();
-        let stored = recipe.buffers(Usage::BOTH);
-        let scaled = stored.iter().any(|s| s.key.part.is_per_tensor());
-        assert_eq!(source.observes_tensor_amax(), scaled, "{}", recipe.name());
-        // A delayed scale comes of earlier steps: nothing waits for this one's amax.
-        let delayed = matches!(source, ScaleSource::History { .. });
+fn orientations_share_what_is_the_same_for_both() {
+    let mut shared = 0;
+    for (recipe, role, quantizers) in all() {
+        let [row, col] = quantizers.kernels();
+        let usages: Vec<_> = quantizers.outer_usages(Usage::BOTH).collect();
+        let same = (row.scale, row.element, row.hadamard) == (col.scale, col.element, col.hadamard);
+        let of_tensor = matches!(row.scale.outer(), Some((Extent::Tensor, _)));
+        let expected = match same && of_tensor {
+            true => vec![Usage::BOTH],
+            false => vec![Usage::ROWWISE, Usage::COLUMNWISE],
+        };
+        assert_eq!(usages, expected, "{recipe:?} {role:?}");
+        shared += usages.len() % 2;
+        let outer = quantizers.buffers(Usage::BOTH);
+        let outer: Vec<_> = outer.iter().filter(|s| s.key.part.is_outer()).collect();
+        for spec in &outer {
+            let local = !spec.is_scalar() && spec.key.usage == Usage::ROWWISE;
+            // Rows are a shard's own; of a tensor or a column every rank has a part.
+            assert_eq!(spec.origin == Origin::Quantized, local);
+            assert!(local || spec.origin == Origin::Replicated);
+        }
+        for orientation in Orientation::ALL {
+            let one: Vec<_> = quantizers.outer_usages(orientation.usage()).collect();
+            assert_eq!(
+                one,
+                if same && of_tensor {
+                    vec![Usage::BOTH]
+                } else {
+                    vec![orientation.usage()]
+                }
+            );
+        }
+    }
+    assert!(shared > 0);
+}
+
+/// What is derived has the same ingredients, and blocks that a transpose keeps.
+#[test]
+fn only_what_is_the_same_turned_is_derived() {
+    for (recipe, role, quantizers) in all() {
+        let [row, col] = quantizers.kernels();
+        let apart = quantizers.relation == Columnwise::Quantized;
+        if !apart {
+            assert_eq!(row, col, "{recipe:?} {role:?}");
+            assert!(!row.hadamard);
+            assert!(row.block.is_none_or(|[rows, cols]| rows == cols));
+            assert!(!matches!(row.scale.outer(), Some((Extent::Line, _))));
+        }
+        let derived =
+            |spec: &lowp_format::BufferSpec| matches!(spec.origin, Origin::TransposeOf(_));
+        let transposed = quantizers.relation == Columnwise::Transposed;
         assert_eq!(
-            source.needs_tensor_amax(),
-            scaled && !delayed,
-            "{}",
-            recipe.name()
+            quantizers.buffers(Usage::BOTH).iter().any(derived),
+            transposed
         );
     }
 }
 
-/// docs/numerics.md 1.1: hybrid keeps E5M2's range for gradients only.
+/// docs/numerics.md 15, 20.1 and 20.2: weights are never transformed, gradients have no choice of four over six and
+/// the amax of their tensor, and a transform and a choice exclude each other.
+#[test]
+fn transforms_and_choices_are_of_the_roles_that_have_them() {
+    let mut seen = [0; 3];
+    for (recipe, role, quantizers) in all() {
+        let what = format!("{recipe:?} {role:?}");
+        for (orientation, key) in Orientation::ALL.into_iter().zip(quantizers.kernels()) {
+            let columnwise = orientation == Orientation::Columnwise;
+            if key.hadamard {
+                assert!(columnwise && role != Role::Weight, "{what}");
+                seen[0] += 1;
+            }
+            let ScaleRule::TwoLevel {
+                extent,
+                four_over_six,
+            } = key.scale
+            else {
+                continue;
+            };
+            if four_over_six.is_on() {
+                assert!(role != Role::Gradient && !key.hadamard, "{what}");
+                assert_eq!(extent, Extent::Tensor, "{what}");
+                seen[1] += 1;
+            }
+            if extent == Extent::Line {
+                assert!(role != Role::Gradient && !key.hadamard, "{what}");
+                assert!(!(role == Role::Activation && columnwise), "{what}");
+                seen[2] += 1;
+            }
+        }
+        // Stochastic rounding is of gradients.
+        assert!(
+            role == Role::Gradient || recipe.rounding(role) == Rounding::Nearest,
+            "{what}"
+        );
+    }
+    assert!(seen.iter().all(|&n| n > 0), "{seen:?}");
+}
+
+#[test]
+fn options_that_exclude_each_other_say_so() {
+    for four_over_six in [FourOverSix::Mae, FourOverSix::Mse448] {
+        let both = RecipeOptions::default()
+            .with("row_scaled", true)
+            .with("four_over_six", four_over_six);
+        let error = AnyRecipe::from_name("nvfp4-1d", &both)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("four_over_six and row_scaled"), "{error}");
+    }
+}
+
+/// docs/numerics.md 21: the GEMM operands that meet have one format: weight.row x input.row, weight.col x grad.row,
+/// input.col x grad.col.
+#[test]
+fn operands_that_meet_have_one_format() {
+    use Orientation::{Columnwise, Rowwise};
+    use Role::{Activation, Gradient, Weight};
+    for recipe in variants() {
+        let key = |role, orientation| recipe.quantizers(role).of(orientation).kernel;
+        for (a, b) in [
+            ((Weight, Rowwise), (Activation, Rowwise)),
+            ((Weight, Columnwise), (Gradient, Rowwise)),
+            ((Activation, Columnwise), (Gradient, Columnwise)),
+        ] {
+            let [a, b] = [key(a.0, a.1), key(b.0, b.1)];
+            assert_eq!(a.element.bits(), b.element.bits(), "{recipe:?}");
+            assert_eq!(a.scale.entry(), b.scale.entry(), "{recipe:?}");
+            assert_eq!(
+                a.hadamard && b.hadamard,
+                a.hadamard || b.hadamard,
+                "{recipe:?}"
+            );
+        }
+    }
+}
+
+/// docs/numerics.md 1.5: hybrid keeps E5M2's range for gradients only.
 #[test]
 fn gradients_of_hybrid_formats_are_e5m2() {
     use {Code::E4M3, Code::E5M2};
@@ -91,10 +249,7 @@ fn gradients_of_hybrid_formats_are_e5m2() {
             (Fp8Format::Hybrid, E4M3, E4M3, E5M2),
             (Fp8Format::E5M2, E5M2, E5M2, E5M2),
         ] {
-            let options = RecipeOptions {
-                format: Some(format),
-                ..RecipeOptions::default()
-            };
+            let options = RecipeOptions::default().with("format", format);
             let Ok(recipe) = AnyRecipe::from_name(recipe.name(), &options) else {
                 continue;
             };
@@ -106,12 +261,40 @@ fn gradients_of_hybrid_formats_are_e5m2() {
             ] {
                 let operand = recipe.operand(role);
                 let name = recipe.name();
-                assert_eq!(operand.kernel.element, code, "{name} {format:?} {role:?}");
-                let data = operand.buffers.iter().filter(|s| s.key.part == Part::Data);
+                // Of recipes that mix formats, the codes with 8 bits.
+                let codes = operand.quantizers.kernels().map(|key| key.element);
+                let mut fp8 = codes.iter().filter(|code| code.bits() == 8).peekable();
+                assert!(fp8.peek().is_some(), "{name} {role:?}");
+                assert!(fp8.all(|c| *c == code), "{name} {format:?} {role:?}");
+                let buffers = operand.buffers();
+                let data = buffers.iter().filter(|s| s.key.part == Part::Data);
                 assert!(data.clone().count() > 0);
-                assert!(data.map(|s| s.code).all(|c| c == code), "{name} {role:?}");
+                assert!(
+                    data.map(|s| s.code).all(|c| codes.contains(&c)),
+                    "{name} {role:?}"
+                );
             }
         }
     }
     assert!(recipes > 0, "no recipe takes a format");
+}
+
+/// An operand is quantized as its role is, and the source rounding is that of the recipe.
+#[test]
+fn operands_are_those_of_the_role() {
+    for recipe in variants() {
+        for role in Role::ALL {
+            let operand = recipe.operand(role);
+            assert_eq!(operand.quantizers, recipe.quantizers(role));
+            assert_eq!(operand.rounding, recipe.rounding(role));
+            assert_eq!(operand.source_rounding, recipe.source_rounding());
+            assert_eq!(operand.quantized, Usage::BOTH);
+        }
+    }
+    let via = RecipeOptions::default().with("source_rounding", SourceRounding::ViaBf16);
+    for name in AnyRecipe::names() {
+        if let Ok(recipe) = AnyRecipe::from_name(name, &via) {
+            assert_eq!(recipe.source_rounding(), SourceRounding::ViaBf16, "{name}");
+        }
+    }
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput};
 use half::bf16;
 use lowp_format::{
-    AnyRecipe, BufferSpec, Code, Orientation, Part, Philox, Recipe, ScaleRule, Shape,
-    SourceRounding, Usage, tensor_scale,
+    AnyRecipe, Code, Orientation, Part, Philox, Recipe, ScaleRule, Shape, SourceRounding, Usage,
+    tensor_scale,
 };
 use lowp_kernels::{
-    AdamMode, AdamScalars, AdamwJob, AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob,
-    EncodeJob, KernelError, Moments, Slot, Source, StepScalars, SumSquaresJob, Target, TensorInput,
-    TransposeJob, Work,
+    AdamScalars, AdamwAmax, AdamwJob, AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob,
+    EncodeJob, KernelError, Slot, Source, StepScalars, SumSquaresJob, TensorInput, TransposeJob,
+    Work,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -50,7 +50,6 @@ struct Input {
     shape: Shape,
     values: CpuBuffer<f32>,
     halves: CpuBuffer<bf16>,
-    amax: f32,
 }
 
 impl Input {
@@ -63,7 +62,6 @@ impl Input {
             shape,
             values: Cpu.upload(&values.collect::<Vec<_>>())?,
             halves: Cpu.upload(&halves.collect::<Vec<_>>())?,
-            amax: samples.iter().fold(0.0, |a, x| a.max(x.abs())),
         })
     }
 
@@ -71,35 +69,41 @@ impl Input {
         Source::F32(self.values.clone())
     }
 
+    /// An encode that observes what it is made of.
+    fn observed(
+        &self,
+        recipe: &AnyRecipe,
+        usage: Usage,
+        source: Source<Cpu>,
+    ) -> Result<EncodeJob<Cpu>> {
+        EncodeJob::new(&Cpu, recipe, self.shape, usage, source)
+    }
+
+    /// The same under the scales or amaxes of its values, known before.
     fn encode(
         &self,
         recipe: &AnyRecipe,
         usage: Usage,
         source: Source<Cpu>,
     ) -> Result<EncodeJob<Cpu>> {
-        let target = |spec: BufferSpec| -> Result<Target<Cpu>> {
-            let bytes = Cpu.alloc(spec.bytes(self.shape))?;
-            Ok(Target::new(spec, bytes))
-        };
-        let specs = recipe.buffers(usage);
-        // The scale of a tensor with this amax, whatever decides it in training.
-        let known = match recipe.kernel().scale {
-            ScaleRule::Tensor => tensor_scale(self.amax, recipe.kernel().element, false, 0.0),
-            _ => self.amax,
-        };
-        let tensor = TensorInput::Known(Slot {
-            buffer: Cpu.upload(&[known])?,
-            index: 0,
-        });
-        Ok(EncodeJob {
-            shape: self.shape,
-            kernel: recipe.kernel(),
-            source,
-            source_rounding: recipe.source_rounding(),
-            tensor: Some(tensor),
-            targets: specs.into_iter().map(target).collect::<Result<_>>()?,
-            stochastic: None,
-        })
+        let mut job = self.observed(recipe, usage, source)?;
+        Cpu.once(Work::Amax(AmaxJob::before(&Cpu, &job)))?;
+        for (input, key) in job.tensor.iter_mut().zip(&job.kernels) {
+            let Some(TensorInput::Observed(slot)) = input else {
+                continue;
+            };
+            let mut entries = Cpu.download(&slot.buffer)?;
+            if let ScaleRule::Current { pow2, epsilon, .. } = key.scale {
+                let scale =
+                    |amax: &mut f32| *amax = tensor_scale(*amax, key.element, pow2, epsilon);
+                entries.iter_mut().for_each(scale);
+            }
+            *input = Some(TensorInput::Known(Slot {
+                buffer: Cpu.upload(&entries)?,
+                index: slot.index,
+            }));
+        }
+        Ok(job)
     }
 
     fn amax(&self) -> Result<CpuPlan> {
@@ -111,61 +115,43 @@ impl Input {
             out: Cpu.alloc(1)?,
             tensor: Some(0),
             blocks: Vec::new(),
+            hadamard: false,
         }]))
     }
 
-    fn adamw(&self, observe: bool, encode: Option<EncodeJob<Cpu>>) -> Result<CpuPlan> {
+    fn adamw(&self) -> Result<AdamwJob<Cpu>> {
         let n = self.shape.elements();
         let some = samples(2, n.min(SAMPLES), 0.01);
         let grad: Vec<f32> = some.iter().copied().cycle().take(n).collect();
-        let amax = Slot {
-            buffer: Cpu.alloc(1)?,
-            index: 0,
-        };
-        Cpu.plan(Work::Adamw(vec![AdamwJob {
-            master: self.values.clone(),
-            moments: Moments::F32 {
-                exp_avg: Cpu.alloc(n)?,
-                exp_avg_sq: Cpu.alloc(n)?,
-            },
-            grad: Source::F32(Cpu.upload(&grad)?),
-            group: 0,
-            mode: AdamMode::AdamW,
-            source_rounding: SourceRounding::F32,
-            amax: observe.then_some(amax),
-            encode: encode.map(Box::new),
-        }]))
+        AdamwJob::new(&Cpu, self.values.clone(), Source::F32(Cpu.upload(&grad)?))
     }
 
-    /// The update and the cast of one step: fused where the scale is known, else in two passes.
+    /// The update and the cast of one step: fused where scales are known, else in two passes.
     fn step(&self, recipe: &AnyRecipe, usage: Usage) -> Result<Vec<CpuPlan>> {
-        let source = recipe.scale_source();
-        let encode = self.encode(recipe, usage, self.source())?;
-        if source.needs_tensor_amax() {
-            let encode = Cpu.plan(Work::Encode(vec![encode]))?;
-            Ok(vec![self.adamw(true, None)?, encode])
-        } else {
-            Ok(vec![
-                self.adamw(source.observes_tensor_amax(), Some(encode))?,
-            ])
+        let encode = self.observed(recipe, usage, self.source())?;
+        let delayed = encode.kernels[0].scale.is_delayed();
+        let (mut update, later) = self.adamw()?.with_encode(encode);
+        if delayed {
+            let (buffer, index) = (Cpu.alloc(1)?, 0);
+            update.amax = Some(AdamwAmax::of_tensor(Slot { buffer, index }));
         }
+        let update = Cpu.plan(Work::Adamw(vec![update]))?;
+        let later = later.map(|encode| Cpu.plan(Work::Encode(vec![encode])));
+        Ok([update].into_iter().chain(later.transpose()?).collect())
     }
 
     fn decode(&self, recipe: &AnyRecipe, orientation: Orientation) -> Result<CpuPlan> {
         let job = self.encode(recipe, orientation.usage(), self.source())?;
         let part = |part| job.target(orientation, part).cloned();
         let what = "data of an orientation".to_owned();
+        let kernel = job.kernels[orientation as usize];
+        let outer = kernel.scale.outer();
         let decode = DecodeJob {
             shape: self.shape,
-            kernel: job.kernel,
+            kernel,
             data: part(Part::Data).ok_or(KernelError::Missing { what })?,
             block_scale: part(Part::BlockScale),
-            tensor_scale: job
-                .kernel
-                .scale
-                .tensor_part()
-                .and_then(part)
-                .map(|t| t.bytes),
+            tensor_scale: outer.and_then(|(_, outer)| part(outer)).map(|t| t.bytes),
             out: Cpu.alloc(self.shape.elements())?,
         };
         Cpu.once(Work::Encode(vec![job]))?;
@@ -288,7 +274,9 @@ impl Bench<'_> {
         for recipe in &AnyRecipe::all() {
             self.recipe(recipe);
         }
-        self.group("adamw", |input| Ok(vec![input.adamw(false, None)?]));
+        self.group("adamw", |input| {
+            Ok(vec![Cpu.plan(Work::Adamw(vec![input.adamw()?]))?])
+        });
         self.group("amax", |input| Ok(vec![input.amax()?]));
         self.group("sum of squares", |input| {
             let (source, out) = (input.source(), Cpu.alloc(16)?);
@@ -318,9 +306,15 @@ impl Bench<'_> {
             });
         }
         for usage in [Usage::ROWWISE, Usage::BOTH] {
-            if recipe.scale_source().needs_tensor_amax() {
+            let mut orientations = usage.orientations();
+            if orientations.any(|o| recipe.kernel(o).scale.waits_for_amax()) {
                 self.group(&format!("amax and encode {name} {usage}"), |input| {
-                    Ok(vec![input.amax()?, encode(input, usage, input.source())?])
+                    let encode = input.observed(recipe, usage, input.source())?;
+                    let amaxes = Work::Amax(AmaxJob::before(&Cpu, &encode));
+                    Ok(vec![
+                        Cpu.plan(amaxes)?,
+                        Cpu.plan(Work::Encode(vec![encode]))?,
+                    ])
                 });
             }
             self.group(&format!("adamw and encode {name} {usage}"), |input| {

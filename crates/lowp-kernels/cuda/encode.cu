@@ -1,5 +1,6 @@
 // Encode: every buffer of any number of matrices, in one launch. The input is read once.
 #include <lowp/encode.cuh>
+#include <lowp/ring.cuh>
 
 namespace lowp {
 
@@ -203,3 +204,76 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Tile tile = tiles[blockIdx.x];
   if (!empty(jobs[tile.job])) encode_blocks<4>(jobs[tile.job], tile.index, stage);
 }
+
+#ifdef TRY_RING
+// Steps of 64 columns along a tile; the values of the next ones are on their way.
+template <int STAGES>
+struct RingMemory {
+  Ring<STAGES> ring;
+  Stage<true> stage;
+};
+extern "C" __global__ void __launch_bounds__(THREADS, TRY_BLOCKS)
+    lowp_encode_ring(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  constexpr int STAGES = TRY_RING;
+  auto& shared = *reinterpret_cast<RingMemory<STAGES>*>(memory);
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Encode& job = jobs[tile.job];
+  if (!begin(job, tile.index)) return;
+  const auto place = Place<true, true>::begin(job, tile.index, shared.stage);
+  place.hold_tensor(shared.stage);
+  uint32_t lane = threadIdx.x % 32;
+  const uint32_t steps = uint32_t((min(uint64_t(job.tile_cols), job.cols - place.col()) + 63) / 64);
+  const uint16_t* from = pointer<const uint16_t>(job.source) + place.row() * job.cols + place.col();
+  auto fetch = [&](uint32_t s) {
+    if (s < steps) shared.ring.fetch(s % STAGES, from + s * 64, place.encode().cols);
+    Ring<STAGES>::commit();
+  };
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) fetch(s);
+#pragma unroll 1
+  for (uint32_t s = 0; s < steps; ++s) {
+    Ring<STAGES>::template wait<STAGES - 2>();
+    __syncthreads();
+    Values<8> v;
+    shared.ring.read(s % STAGES, lane, v);
+    fetch(s + STAGES - 1);
+    quantize<8, true>(place, lane, v, shared.stage);
+    if (lane == 0) shared.stage.held[threadIdx.x / 32].col += 64;
+    __syncwarp();
+  }
+}
+#endif
+#ifdef TRY_REGS
+extern "C" __global__ void __launch_bounds__(THREADS, TRY_REGS)
+    lowp_encode_regs(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  __shared__ Stage<true> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Encode& job = jobs[tile.job];
+  if (!begin(job, tile.index)) return;
+  const auto place = Place<true, true>::begin(job, tile.index, stage);
+  place.hold_tensor(stage);
+  uint32_t lane = threadIdx.x % 32;
+  const uint32_t steps = uint32_t((min(uint64_t(job.tile_cols), job.cols - place.col()) + 63) / 64);
+  auto load = [&](Values<8>& v, uint32_t s) {
+    const Encode& job = place.encode();
+    const Lane<8> at{lane, place.row() + Tiling<true>::warp_row(), place.col() + s * 64 + Tiling<true>::warp_col()};
+    v.load(job.source, true, View{job.rows, job.cols, job.rows * job.cols}, at);
+  };
+  Values<8> v, next;
+  load(v, 0);
+#pragma unroll 1
+  for (uint32_t s = 0; s < steps; ++s) {
+    if (s + 1 < steps) load(next, 1);
+    quantize<8, true>(place, lane, v, stage);
+    if (lane == 0) stage.held[threadIdx.x / 32].col += 64;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v.x[i][j] = next.x[i][j];
+  }
+}
+#endif

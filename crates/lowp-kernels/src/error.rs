@@ -100,7 +100,7 @@ pub enum KernelError {
     },
     /// A choice of four over six where a block may be in parts.
     #[error(
-        "a flat encode with four over six, which compares the errors of whole blocks; encode rows"
+        "a flat slice with four over six, which compares the errors of whole blocks; cut the matrix between rows, or set four_over_six to off"
     )]
     FlatChoice,
     /// A target that serves no orientation.

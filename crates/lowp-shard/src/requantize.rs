@@ -2,12 +2,12 @@
 //! tensors, row shards and flat shards.
 
 use lowp_format::{
-    Extent as AmaxExtent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, Shape,
-    SourceRounding, Usage,
+    Extent as AmaxExtent, KernelKey, Orientation, Part, QuantizedTensor, Recipe, Role, ScaleRule,
+    Shape, SourceRounding, Usage,
 };
 use lowp_kernels::{
-    AdamwAmax, AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, Source,
-    StepScalars, Target, Work,
+    AdamwAmax, AmaxJob, Backend, BlockAmax, EncodeJob, FlatBlocks, FlatEncodeJob, KernelError,
+    Source, StepScalars, Target, Work,
 };
 use smallvec::SmallVec;
 
@@ -139,6 +139,13 @@ impl<B: Backend> CastItem<B> {
             Extent::Rows => (0, Vec::new()),
             Extent::Flat { start, blocks, .. } => (*start, book.block_amaxes(blocks)?),
         };
+        if self.kernels.iter().any(|key| key.hadamard) {
+            return Err(KernelError::Hadamard {
+                what: "the cast of a weight",
+                remedy: "encode it as an operand, or leave the transform out",
+            }
+            .into());
+        }
         let (tensor, lines) = book.observation(self.slots)?;
         let mut blocks = blocks;
         for orientation in Orientation::ALL {
@@ -239,11 +246,23 @@ pub fn targets<B: Backend, R: Recipe>(
         .collect()
 }
 
+/// Checks that a slice of the flattened matrix can be cast by itself, for `usage`.
+pub(crate) fn check_flat(recipe: &impl Recipe, usage: Usage) -> Result<(), ShardError> {
+    let chooses = |orientation| match recipe.kernel(orientation).scale {
+        ScaleRule::TwoLevel { four_over_six, .. } => four_over_six.is_on(),
+        _ => false,
+    };
+    match usage.orientations().any(chooses) {
+        true => Err(KernelError::FlatChoice.into()),
+        false => Ok(()),
+    }
+}
+
 /// Allocates what one rank's flat cast of `usage` fills: the bytes of its data that `shard`
 /// touches, and whole arrays of scales. Buffers that are derived after the gather are left out.
 ///
 /// # Errors
-/// The backend has no room.
+/// A shape that the recipe cannot take, scales that whole blocks choose ([`KernelError::FlatChoice`]), or no room.
 pub fn flat_targets<B: Backend, R: Recipe>(
     backend: &B,
     recipe: &R,
@@ -251,6 +270,7 @@ pub fn flat_targets<B: Backend, R: Recipe>(
     usage: Usage,
 ) -> Result<Vec<Target<B>>, ShardError> {
     recipe.check(shard.shape())?;
+    check_flat(recipe, usage)?;
     let mut targets = Vec::new();
     for spec in recipe.stored(usage) {
         let bytes = match spec.key.part {

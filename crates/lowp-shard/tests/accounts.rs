@@ -6,11 +6,11 @@ mod common;
 use std::sync::Barrier;
 
 use common::{Comm, failing, ranks};
-use lowp_format::{AnyRecipe, GatherStep, Phase, Recipe, Shape, Transport};
+use lowp_format::{AnyRecipe, GatherStep, Origin, Phase, Recipe, Shape, Transport, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
     Communicator, GatherGroup, GatherPool, GradWire, LocalComm, ReduceItem, ScaleBookBuilder,
-    ShardError, ShardSpec, ShardedTensor,
+    ScaleSlot, ShardError, ShardSpec, ShardedTensor,
 };
 
 fn shard(recipe: AnyRecipe, comm: &Comm) -> Result<ShardedTensor<Cpu>, ShardError> {
@@ -25,9 +25,9 @@ fn group(recipe: AnyRecipe, comm: &Comm, reshard: bool) -> Result<GatherGroup<Cp
     GatherGroup::new(&Cpu, comm.clone(), &pool, shards, reshard)
 }
 
-/// A tensor scale is the shard's own and takes no memory of the pool.
+/// What all ranks have is the shard's own and takes no memory of the pool.
 #[test]
-fn gathered_bytes_are_those_of_the_larger_phase_without_tensor_scales() {
+fn gathered_bytes_are_those_of_the_larger_phase_without_what_all_ranks_have() {
     for recipe in AnyRecipe::all() {
         for reshard in [true, false] {
             ranks(2, |_, comm| {
@@ -36,11 +36,11 @@ fn gathered_bytes_are_those_of_the_larger_phase_without_tensor_scales() {
                 let mut largest = 0;
                 for phase in Phase::ALL {
                     let plan = group.plan(0, phase).expect("both usages");
-                    let kept = plan.kept().filter(|s| !s.key.part.is_per_tensor());
+                    let kept = plan.kept().filter(|s| s.origin != Origin::Replicated);
                     let kept: usize = kept.map(|s| s.bytes(plan.full)).sum();
                     group.unshard(phase)?;
                     let held = group.tensor(0)?.buffers().iter();
-                    let pooled = held.filter(|b| !b.spec.key.part.is_per_tensor());
+                    let pooled = held.filter(|b| b.spec.origin != Origin::Replicated);
                     let bytes: usize = pooled.map(|b| Cpu.len(&b.storage)).sum();
                     assert!(bytes >= kept, "{} {phase:?}", recipe.name());
                     largest = largest.max(kept);
@@ -55,11 +55,12 @@ fn gathered_bytes_are_those_of_the_larger_phase_without_tensor_scales() {
 #[test]
 fn entries_of_a_book_are_numbered_in_order() {
     let mut book = ScaleBookBuilder::default();
-    let observing = AnyRecipe::all().into_iter();
-    let observing = observing.filter(|r| r.scale_source().observes_tensor_amax());
-    let mut slots = Vec::new();
-    for recipe in observing.cycle().take(5) {
-        slots.push(book.register(&recipe).expect("an entry"));
+    let mut slots: Vec<ScaleSlot> = Vec::new();
+    for recipe in [AnyRecipe::all(), AnyRecipe::all()].concat() {
+        let registered = book.register(&recipe, Shape::new(64, 32), Usage::BOTH);
+        let mut new: Vec<ScaleSlot> = registered.into_iter().flatten().collect();
+        new.dedup();
+        slots.extend(new);
     }
     for block in [[1, 32], [16, 16], [32, 1]] {
         assert_eq!(
@@ -68,10 +69,25 @@ fn entries_of_a_book_are_numbered_in_order() {
         );
     }
     let book = book.build(&Cpu).unwrap();
-    for (index, &slot) in slots.iter().enumerate() {
-        assert_eq!(book.index(slot), Ok(index));
-    }
-    assert_eq!(book.scales().unwrap().len(), slots.len());
+    assert!(slots.len() > 10, "{} entries", slots.len());
+    assert_eq!(book.slots().collect::<Vec<_>>(), slots);
+    // Every entry has a place of its own, and those of tensors come first, in the order of the entries.
+    let index = |slot: &ScaleSlot| book.index(*slot).expect("an entry");
+    let mut places: Vec<usize> = slots.iter().map(index).collect();
+    let tensors = book.scales().unwrap().len();
+    let of_tensors = places.iter().copied().filter(|&place| place < tensors);
+    assert_eq!(
+        of_tensors.collect::<Vec<_>>(),
+        (0..tensors).collect::<Vec<_>>()
+    );
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), slots.len());
+    assert!(
+        0 < tensors && tensors < slots.len(),
+        "{tensors} of {}",
+        slots.len()
+    );
 }
 
 /// What two ranks say whose group number `stale[rank]` was written `casts[rank]` times since its

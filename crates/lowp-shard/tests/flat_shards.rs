@@ -4,7 +4,7 @@
 mod common;
 
 use common::{bytes, tiling};
-use lowp_format::{AnyRecipe, Axis, Code, Part, Recipe, Shape, Usage};
+use lowp_format::{AnyRecipe, Axis, Code, Part, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
     CastItem, FlatShard, GatherItem, Requantize, ScaleBookBuilder, ShardError, flat_targets,
@@ -174,7 +174,13 @@ fn cast_and_gather(
     let whole = source()
         .and_then(|source| quantize(&Cpu, recipe, shape, Usage::BOTH, source, None))
         .expect("quantized");
-    let shards = cuts(recipe.kernel().element);
+    let codes = recipe
+        .quantizers(Role::Weight)
+        .kernels()
+        .map(|kernel| kernel.element);
+    let narrowest = codes.into_iter().min_by_key(|code| code.bits());
+    let shards = cuts(narrowest.expect("two codes"));
+    let stored_as = |code| shards.iter().map(|s| s.stored_as(code)).collect::<Vec<_>>();
     let results = common::ranks(shards.len(), |rank, comm| {
         let own = shards[rank];
         let targets = flat_targets(&Cpu, &recipe, &own, Usage::BOTH)?;
@@ -190,9 +196,10 @@ fn cast_and_gather(
             if target.spec.key.part != Part::Data {
                 assert_eq!(Cpu.download(&target.bytes)?, expected, "{}", recipe.name());
             } else if merge {
-                pieces.push((expected, Cpu.download(&target.bytes)?));
+                let code = target.spec.code;
+                pieces.push((code, expected, Cpu.download(&target.bytes)?));
             } else {
-                let ranges = FlatShard::gather_ranges(&shards)?;
+                let ranges = FlatShard::gather_ranges(&stored_as(target.spec.code))?;
                 let dest = Cpu.alloc(expected.len())?;
                 comm.all_gather(&[GatherItem {
                     source: &target.bytes,
@@ -205,9 +212,10 @@ fn cast_and_gather(
         Ok(pieces)
     });
     for buffer in 0..results[0].len() {
-        let pieces: Vec<&[u8]> = results.iter().map(|r| r[buffer].1.as_slice()).collect();
-        let merged = FlatShard::merge(&shards, &pieces).expect("a tiling");
-        assert_eq!(merged, results[0][buffer].0, "{}", recipe.name());
+        let pieces: Vec<&[u8]> = results.iter().map(|r| r[buffer].2.as_slice()).collect();
+        let (code, expected, _) = &results[0][buffer];
+        let merged = FlatShard::merge(&stored_as(*code), &pieces).expect("a tiling");
+        assert_eq!(&merged, expected, "{}", recipe.name());
     }
 }
 
@@ -217,7 +225,8 @@ fn flat_recipes() -> Vec<AnyRecipe> {
         let stored = r.stored(Usage::BOTH);
         stored.iter().all(|s| s.axes[0] == Axis::Rows)
     };
-    AnyRecipe::all().into_iter().filter(straight).collect()
+    let recipes = common::variants().into_iter().filter(common::casts_flat);
+    recipes.filter(straight).collect()
 }
 
 #[test]

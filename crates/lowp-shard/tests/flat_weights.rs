@@ -7,7 +7,7 @@ use common::{Comm, bytes, failing, ranks, values};
 use lowp_format::{
     AnyRecipe, Axis, BufferSpec, Origin, Part, QuantizedTensor, Recipe, Shape, Usage,
 };
-use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError, Source};
 use lowp_shard::{
     CastItem, FlatMaster, FlatParam, FlatShard, FlatWeights, LocalComm, Requantize,
     ScaleBookBuilder, ShardError, cast_master_weights, quantize,
@@ -69,7 +69,10 @@ fn noise(spec: &BufferSpec, len: usize) -> Vec<u8> {
 }
 
 fn any_case(world: usize) -> impl Strategy<Value = Case> {
-    let recipes = AnyRecipe::all();
+    let recipes = common::variants()
+        .into_iter()
+        .filter(common::casts_flat)
+        .collect::<Vec<_>>();
     let usages = [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
     (
         proptest::sample::select(recipes),
@@ -104,10 +107,9 @@ fn any_cases() -> impl Strategy<Value = Vec<Case>> {
 /// What of `tensor` is as it was filled, and what as `whole` has it: before the gather, and before the
 /// derived buffers are made.
 fn check(case: &Case, rank: usize, tensor: &Tensor, whole: &Tensor, gathered: bool) {
-    let own = FlatShard::new(case.shape, case.recipe.kernel().element, case.range(rank));
-    let own = own.expect("inside");
     for (buffer, expected) in tensor.buffers().iter().zip(whole.buffers()) {
         let spec = &buffer.spec;
+        let own = FlatShard::new(case.shape, spec.code, case.range(rank)).expect("inside");
         let (found, full) = (
             Cpu.download(&buffer.storage).expect("bytes"),
             Cpu.download(&expected.storage).expect("bytes"),
@@ -249,7 +251,8 @@ fn hard_cuts() -> Vec<Case> {
         ends: vec![0, 1, 2, 3, 3, 66, 67, 1_001, all, all],
         seed,
     };
-    (0..).zip(AnyRecipe::all()).map(case).collect()
+    let recipes = common::variants().into_iter().filter(common::casts_flat);
+    (0..).zip(recipes).map(case).collect()
 }
 
 #[test]
@@ -364,4 +367,38 @@ fn a_slice_outside_its_matrix_and_a_weight_given_twice_are_errors() {
         "{}",
         failed.cause
     );
+}
+
+/// Four over six compares the errors of whole blocks: every rank is told when it plans, before anything is cast.
+#[test]
+fn slices_with_four_over_six_are_an_error_on_every_rank() {
+    let mut rejected = 0;
+    for recipe in common::variants()
+        .into_iter()
+        .filter(|r| !common::casts_flat(r))
+    {
+        let shape = Shape::new(32, 32);
+        let case = Case {
+            recipe,
+            shape,
+            usage: Usage::BOTH,
+            ends: vec![0, 512, shape.elements()],
+            seed: 1,
+        };
+        let failed = failing(3, |rank, comm| {
+            let (tensor, mut book) = (case.tensor(), ScaleBookBuilder::default());
+            let param = case.param(&tensor, rank, &mut book);
+            assert_eq!(param.as_ref().err(), Some(&KernelError::FlatChoice.into()));
+            cast(std::slice::from_ref(&case), rank, &comm)
+        });
+        assert_eq!(failed.cause, KernelError::FlatChoice.into());
+        assert!(failed.others.iter().all(|(_, result)| result.is_err()));
+        let text = failed.cause.to_string();
+        assert!(
+            text.contains("four over six") && text.contains("rows"),
+            "{text}"
+        );
+        rejected += 1;
+    }
+    assert!(rejected >= 12, "{rejected} recipes choose");
 }

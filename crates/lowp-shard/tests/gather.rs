@@ -5,10 +5,9 @@ mod common;
 
 use std::ops::Range;
 
-use common::{Comm, failing, ranks, values};
+use common::{Comm, failing, ranks, values, variants};
 use lowp_format::{
-    AnyRecipe, BufferKey, Part, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts,
-    Shape, Usage,
+    AnyRecipe, Origin, Phase, QuantizedTensor, Recipe, ReshardAfterForward, RowCuts, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
@@ -128,11 +127,11 @@ fn round_trips(
     for account in &accounts {
         assert_eq!(account.counted_sent_bytes, 2 * account.sent_bytes() as u64);
     }
-    let scale = |s: &lowp_format::BufferSpec| s.key.part.is_per_tensor();
+    let replicated = |s: &lowp_format::BufferSpec| s.origin == Origin::Replicated;
     let resident: usize = accounts.iter().map(|a| a.shard_bytes()).sum();
     let stored = |&(recipe, shape): &(AnyRecipe, Shape)| -> usize {
         let specs = recipe.stored(Usage::BOTH);
-        let copies = |s| if scale(s) { world } else { 1 };
+        let copies = |s| if replicated(s) { world } else { 1 };
         specs.iter().map(|s| copies(s) * s.bytes(shape)).sum()
     };
     assert_eq!(resident, params.iter().map(stored).sum::<usize>());
@@ -152,18 +151,33 @@ fn every_recipe_row_count_and_world() {
     }
 }
 
+/// Every option of every recipe, with fewer blocks than ranks: the last have no rows, and still agree on the amaxes of
+/// columns.
+#[test]
+fn every_option_on_ranks_with_and_without_rows() {
+    for recipe in variants() {
+        for (rows, world) in [(17, 3), (136, 4), (300, 2)] {
+            let shape = Shape::new(rows, 64);
+            for policy in policies(world) {
+                round_trips(&[(recipe, shape)], world, policy, false);
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn mixed_groups_of_any_shape(
-        params in prop::collection::vec((0usize..AnyRecipe::all().len(), 0usize..300, 1usize..4), 0..5),
+        params in prop::collection::vec((0usize..variants().len(), 0usize..300, 1usize..4), 0..5),
         world in 1usize..=9,
         policy in any::<prop::sample::Index>(),
     ) {
         let policies: Vec<_> = policies(world).collect();
         let policy = policies[policy.index(policies.len())];
-        let recipe = |i: usize| AnyRecipe::all()[i];
+        let recipes = variants();
+        let recipe = |i: usize| recipes[i];
         let params: Vec<_> =
             params.iter().map(|&(r, m, k)| (recipe(r), Shape::new(m, 32 * k))).collect();
         round_trip(&params, world, policy);
@@ -171,11 +185,11 @@ proptest! {
 
     #[test]
     fn cuts_at_the_quantum_need_not_be_even(
-        index in 0usize..AnyRecipe::all().len(),
+        index in 0usize..variants().len(),
         blocks in prop::collection::vec(0usize..5, 1..6),
         tail in 0usize..20,
     ) {
-        let recipe = AnyRecipe::all()[index];
+        let recipe = variants()[index];
         let quantum = recipe.row_quantum(Usage::BOTH);
         let mut lens: Vec<usize> = blocks.iter().map(|b| b * quantum).collect();
         *lens.last_mut().expect("at least one rank") += tail;
@@ -252,16 +266,21 @@ fn layers_of_equal_shape_take_turns_in_the_same_memory() {
 }
 
 #[test]
-fn tensor_scales_are_the_shards_own_handles_and_never_travel() {
+fn what_all_ranks_have_is_the_shards_own_handle_and_nothing_else_is() {
     for recipe in AnyRecipe::all() {
         ranks(2, |_, comm| {
             let tensor = shard(recipe, Shape::new(64, 32), &comm)?;
             let pool = GatherPool::new(&Cpu);
             let mut group = GatherGroup::new(&Cpu, comm, &pool, vec![tensor.clone()], true)?;
-            group.unshard(Phase::Forward)?;
-            let key = BufferKey::new(Usage::BOTH, Part::DecodeScale);
-            if let Ok(scale) = group.tensor(0)?.buffer(key) {
-                assert!(scale.storage.ptr_eq(&tensor.local().buffer(key)?.storage));
+            for phase in Phase::ALL {
+                group.unshard(phase)?;
+                for buffer in group.tensor(0)?.buffers() {
+                    let own = buffer.spec.origin == Origin::Replicated;
+                    let local = tensor.local().buffer(buffer.spec.key);
+                    let same = local.is_ok_and(|local| local.storage.ptr_eq(&buffer.storage));
+                    assert_eq!(same, own, "{} {}", recipe.name(), buffer.spec.key);
+                }
+                group.reshard();
             }
             Ok(())
         });
@@ -451,15 +470,15 @@ fn shards_of_another_world_are_rejected() {
 
 #[test]
 fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
-    let full = Shape::new(64, 32);
+    let full = Shape::new(256, 32);
     for recipe in AnyRecipe::all() {
         let quantum = recipe.row_quantum(Usage::BOTH);
-        let cuts = RowCuts::from_ranges(&[0..quantum + 1, quantum + 1..64]).expect("a tiling");
+        let cuts = RowCuts::from_ranges(&[0..quantum + 1, quantum + 1..256]).expect("a tiling");
         let spec = ShardSpec::from_cuts(&recipe, full, cuts, 0, Usage::BOTH);
         assert_eq!(spec.is_err(), quantum > 1, "{}", recipe.name());
-        let cuts = RowCuts::new(65, 2, 1).expect("cuts");
+        let cuts = RowCuts::new(257, 2, 1).expect("cuts");
         let spec = ShardSpec::from_cuts(&recipe, full, cuts, 0, Usage::BOTH);
-        assert_eq!(spec.err(), Some(ShardError::CutRows { cut: 65, full }));
+        assert_eq!(spec.err(), Some(ShardError::CutRows { cut: 257, full }));
         let spec = ShardSpec::new(&recipe, full, 2, 2);
         assert_eq!(
             spec.err(),

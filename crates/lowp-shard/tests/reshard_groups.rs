@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Comm, failing, ranks, values};
+use common::{Comm, failing, ranks, values, variants};
 use lowp_format::{
     AnyRecipe, FormatError, Phase, QuantizedTensor, Recipe, ReshardAfterForward, Shape, Usage,
 };
@@ -73,7 +73,7 @@ fn totals(sent: &[Vec<u64>]) -> Vec<u64> {
 
 #[test]
 fn backward_comes_from_parts_only_behind_a_forward_of_the_same_weights() {
-    for recipe in AnyRecipe::all() {
+    for recipe in variants() {
         let [old, new] = [1, 2].map(|seed| whole(recipe, seed).expect("quantized"));
         let sent = ranks(4, |_, comm| {
             let tensor = shard(recipe, &comm)?;

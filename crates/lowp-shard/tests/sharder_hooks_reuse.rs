@@ -6,7 +6,7 @@ mod fsdp;
 use std::cell::RefCell;
 
 use fsdp::{Fsdp, Full, One, Param, Shard, content, memory, whole};
-use lowp_format::{AnyRecipe, FormatError, Phase, Recipe, RowCuts, Shape, Usage};
+use lowp_format::{AnyRecipe, FormatError, Origin, Phase, Recipe, RowCuts, Shape, Usage};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, KernelError};
 use lowp_shard::{GatherHooks, ShardError, ShardSpec, bucket_bytes};
 
@@ -139,13 +139,15 @@ fn released_tensors_are_filled_again() {
 }
 
 #[test]
-fn tensor_scales_are_the_shards_own_handles_and_never_travel() {
-    for recipe in AnyRecipe::all() {
+fn what_all_ranks_have_is_the_shards_own_handle_and_never_travels() {
+    for (recipe, phase) in AnyRecipe::all()
+        .into_iter()
+        .flat_map(|r| Phase::ALL.map(|p| (r, p)))
+    {
         let param = Param::even(recipe, 96, 2);
-        let hooks =
-            GatherHooks::new(recipe, param.shards[1].spec(), Phase::Forward).expect("hooks");
-        let keys = hooks.inputs().iter().map(|input| input.spec.key);
-        assert!(keys.into_iter().all(|key| !key.part.is_per_tensor()));
+        let hooks = GatherHooks::new(recipe, param.shards[1].spec(), phase).expect("hooks");
+        let mut origins = hooks.inputs().iter().map(|input| input.spec.origin);
+        assert!(origins.all(|origin| origin != Origin::Replicated));
         let (fsdp, arrived) = (Fsdp::new(&param, &hooks), memory(&hooks));
         param.cast(1);
         let sent = fsdp.gather(&arrived).swap_remove(1);
@@ -153,11 +155,13 @@ fn tensor_scales_are_the_shards_own_handles_and_never_travel() {
             .post_all_gather(&Cpu, &param.shards[1], &arrived)
             .expect("filled");
         let check = |full: &Full, shard: &Shard| {
-            let Some(scale) = full.tensor().expect("filled").per_tensor() else {
+            let buffers = full.tensor().expect("filled").buffers().iter();
+            let mut replicated = buffers.filter(|b| b.spec.origin == Origin::Replicated);
+            let Some(scale) = replicated.next() else {
                 return false;
             };
-            let own = shard.local().per_tensor().expect("its scale");
-            assert!(scale.storage.ptr_eq(&own.storage));
+            let own = shard.local().buffer(scale.spec.key).expect("its scale");
+            assert!(scale.storage.ptr_eq(&own.storage) && replicated.next().is_none());
             true
         };
         let has = check(&full, &param.shards[1]);

@@ -5,8 +5,8 @@ mod common;
 
 use common::{Comm, failing, ranks};
 use lowp_format::{
-    Axis, BufferKey, BufferList, BufferSpec, Code, KernelKey, Origin, PaddedForm, Part, Recipe,
-    ScaleRule, ScaleSource, Shape, Usage,
+    Axis, BufferKey, BufferList, BufferSpec, Code, KernelKey, Origin, PaddedForm, Part, Quantizer,
+    Quantizers, Recipe, Role, ScaleRule, Shape, Usage,
 };
 use lowp_kernels::Cpu;
 use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
@@ -31,16 +31,9 @@ impl Recipe for Derived {
         "derived"
     }
 
-    fn kernel(&self) -> KernelKey {
-        KernelKey {
-            element: Code::E4M3,
-            scale: ScaleRule::None,
-            blocks: None,
-        }
-    }
-
-    fn scale_source(&self) -> ScaleSource {
-        ScaleSource::None
+    fn quantizers(&self, _: Role) -> Quantizers {
+        let kernel = KernelKey::new(Code::E4M3, ScaleRule::None);
+        Quantizers::transposed(Quantizer::row_major(kernel))
     }
 
     fn buffers(&self, usage: Usage) -> BufferList {

@@ -1,7 +1,7 @@
 //! The jobs of a [`Queued`] handle as jobs of the CPU: the same buffers under another type.
 
 use lowp_kernels::{
-    AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
+    AdamwAmax, AdamwJob, AmaxJob, ConvertJob, Cpu, DecodeJob, EncodeJob, FlatBlocks, FlatEncodeJob,
     HistoryJob, InterleaveJob, Moments, RepackJob, Slot, Source, StepScalarsJob, SumJob,
     SumSquaresJob, Target, TensorInput, TransposeJob, Work,
 };
@@ -77,15 +77,7 @@ fn slot(slot: Slot<Queued>) -> Slot<Cpu> {
 fn tensor(input: TensorInput<Queued>) -> TensorInput<Cpu> {
     match input {
         TensorInput::Known(at) => TensorInput::Known(slot(at)),
-        TensorInput::Observed {
-            slot: at,
-            pow2,
-            epsilon,
-        } => TensorInput::Observed {
-            slot: slot(at),
-            pow2,
-            epsilon,
-        },
+        TensorInput::Observed(at) => TensorInput::Observed(slot(at)),
     }
 }
 
@@ -105,6 +97,7 @@ fn amax(job: AmaxJob<Queued>) -> AmaxJob<Cpu> {
         out: job.out,
         tensor: job.tensor,
         blocks: job.blocks,
+        hadamard: job.hadamard,
     }
 }
 
@@ -123,10 +116,10 @@ fn history(job: HistoryJob<Queued>) -> HistoryJob<Cpu> {
 fn encode(job: EncodeJob<Queued>) -> EncodeJob<Cpu> {
     EncodeJob {
         shape: job.shape,
-        kernel: job.kernel,
+        kernels: job.kernels,
         source: source(job.source),
         source_rounding: job.source_rounding,
-        tensor: job.tensor.map(tensor),
+        tensor: job.tensor.map(|input| input.map(tensor)),
         targets: job.targets.into_iter().map(target).collect(),
         stochastic: job.stochastic,
     }
@@ -137,10 +130,10 @@ fn flat(job: FlatEncodeJob<Queued>) -> FlatEncodeJob<Cpu> {
         shape: job.shape,
         start: job.start,
         len: job.len,
-        kernel: job.kernel,
+        kernels: job.kernels,
         source: source(job.source),
         source_rounding: job.source_rounding,
-        tensor: job.tensor.map(tensor),
+        tensor: job.tensor.map(|input| input.map(tensor)),
         blocks: job.blocks.map(|blocks| FlatBlocks {
             amaxes: blocks.amaxes,
             blocks: blocks.blocks,
@@ -184,7 +177,12 @@ fn adamw(job: AdamwJob<Queued>) -> AdamwJob<Cpu> {
         group: job.group,
         mode: job.mode,
         source_rounding: job.source_rounding,
-        amax: job.amax.map(slot),
+        amax: job.amax.map(|amax| AdamwAmax {
+            shape: amax.shape,
+            out: amax.out,
+            tensor: amax.tensor,
+            lines: amax.lines,
+        }),
         encode: job.encode.map(|job| Box::new(encode(*job))),
     }
 }

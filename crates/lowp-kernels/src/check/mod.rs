@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
 
 use half::bf16;
-use lowp_format::{
-    Axis, BufferSpec, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage, cdiv,
-};
+use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
 
 use crate::ingredients::{RuleKind, is_stochastic};
 use crate::{
@@ -15,7 +13,7 @@ use crate::{
     Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{check_block, check_target, compact, covers, ingredients, kernel_of, touched};
+use target::{block_entries, check_target, compact, covers, ingredients, kernel_of, touched};
 
 pub(crate) mod access;
 mod step_scalars;
@@ -211,7 +209,7 @@ impl<B: Backend> Planner<'_, B> {
             let serves = served.contains(orientation.usage());
             let key = &kernels[index];
             if serves {
-                ingredients(key)?;
+                ingredients(orientation, key)?;
             }
             let input = inputs[index].as_ref();
             self.tensor(job, shape, orientation, (key, input), serves)?;
@@ -376,8 +374,9 @@ impl<B: Backend> Planner<'_, B> {
         let all = elements(job.shape)?;
         self.elements = self.elements.saturating_add(all);
         let key = &job.kernel;
-        ingredients(key)?;
         let usage = job.data.spec.key.usage;
+        let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
+        ingredients(orientation, key)?;
         let parts = [
             (Part::Data, Some(&job.data)),
             (Part::BlockScale, job.block_scale.as_ref()),
@@ -399,7 +398,6 @@ impl<B: Backend> Planner<'_, B> {
         let outer = key.scale.outer();
         match (&job.tensor_scale, outer) {
             (Some(bytes), Some((extent, _))) => {
-                let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
                 let needed = 4 * extent.entries(orientation, job.shape);
                 self.whole::<u8>(index, "tensor_scale", bytes, needed, Mode::Read)?;
             }
@@ -480,6 +478,16 @@ impl<B: Backend> Planner<'_, B> {
             }
             for part in amax.blocks() {
                 let found = elements(amax.shape)?;
+                let encoded = job.encode.as_ref().map(|encode| encode.shape.cols);
+                if let Some(needed) = encoded.filter(|cols| *cols != amax.shape.cols) {
+                    let what = format!("a row of the amaxes of job {index}");
+                    let found = amax.shape.cols;
+                    return Err(KernelError::Length {
+                        what,
+                        needed,
+                        found,
+                    });
+                }
                 if found != len {
                     let what = format!("the shape of the amaxes of job {index}");
                     let needed = len;
@@ -557,16 +565,6 @@ fn missing(job: usize, what: &str) -> Done {
 fn elements(shape: Shape) -> Result<usize, KernelError> {
     shape.check()?;
     Ok(shape.elements())
-}
-
-/// Number of blocks of `shape`.
-fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
-    check_block(block)?;
-    let blocks = |len: usize, side: usize| match side {
-        BufferSpec::WHOLE => 1,
-        side => cdiv(len, side),
-    };
-    Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
 }
 
 /// `start..start + count` of a buffer of `len` entries.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lowp_format::{
     Axis, BufferSpec, Code, Extent, FormatError, KernelKey, Orientation, Part, ScaleLayout,
-    ScaleRule, Shape, Usage, lcm,
+    ScaleRule, Shape, Usage, cdiv, lcm,
 };
 
 use crate::ingredients::known;
@@ -14,9 +14,15 @@ use crate::{Backend, KernelError, Target, TensorInput};
 ///
 /// # Errors
 /// [`KernelError::Ingredients`], a block or an epsilon that no kernel takes.
-pub(super) fn ingredients(key: &KernelKey) -> Result<(), KernelError> {
+pub(super) fn ingredients(orientation: Orientation, key: &KernelKey) -> Result<(), KernelError> {
     known(key)?;
     key.block.map_or(Ok(()), check_block)?;
+    // A block under the amax of a line lies within it.
+    if let (Some((Extent::Line, _)), Some(block)) = (key.scale.outer(), key.block)
+        && block[orientation as usize] != 1
+    {
+        return Err(KernelError::Ingredients { key: *key });
+    }
     match key.scale {
         ScaleRule::BlockF32 { epsilon, .. } | ScaleRule::Current { epsilon, .. } => {
             check_epsilon(epsilon)
@@ -36,6 +42,16 @@ pub(super) fn check_block(block: [usize; 2]) -> Result<(), KernelError> {
         Some(&side) => Err(KernelError::BlockSide { side, most }),
         None => Ok(()),
     }
+}
+
+/// Number of blocks of `shape`.
+pub(super) fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, KernelError> {
+    check_block(block)?;
+    let blocks = |len: usize, side: usize| match side {
+        BufferSpec::WHOLE => 1,
+        side => cdiv(len, side),
+    };
+    Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
 }
 
 /// Checks that a least amax is a magnitude.
@@ -62,21 +78,16 @@ pub(crate) fn kernel_of(
     })
 }
 
-/// The same for scales or amaxes of the tensor, which blocks of different shapes may share.
+/// The same for what stands above block scales, whatever the blocks are.
 pub(crate) fn outer_kernel_of(
     kernels: &[KernelKey; 2],
     usage: Usage,
 ) -> Result<(Orientation, &KernelKey), KernelError> {
-    let [row, col] = kernels.map(|kernel| KernelKey {
-        block: None,
-        ..kernel
-    });
-    // Of the two orientations of one buffer, the first.
-    let first = match usage {
-        Usage::BOTH if row == col => Usage::ROWWISE,
-        usage => usage,
-    };
-    kernel_of(kernels, first)
+    let without_blocks = kernels.map(|key| KernelKey { block: None, ..key });
+    match usage == Usage::BOTH && without_blocks[0] == without_blocks[1] {
+        true => Ok((Orientation::Rowwise, &kernels[0])),
+        false => kernel_of(kernels, usage),
+    }
 }
 
 /// Whether one quantization fills the targets of both orientations of a job: their ingredients are the same, and so is

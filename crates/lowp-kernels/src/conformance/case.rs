@@ -197,13 +197,17 @@ impl<'a> Oracle<'a> {
 
     /// The content of a target, in its form.
     pub(super) fn target<B: Backend>(&self, target: &Target<B>) -> Vec<u8> {
-        let bytes = self.encode(&target.spec);
+        self.in_form(target, &self.encode(&target.spec))
+    }
+
+    /// `bytes`, the content of the buffer in Compact form, in the form of `target`.
+    pub(super) fn in_form<B: Backend>(&self, target: &Target<B>, bytes: &[u8]) -> Vec<u8> {
         if target.form.is_none() {
-            return bytes;
+            return bytes.to_vec();
         }
         let compact = Target::<B>::new(target.spec, target.bytes.clone());
         let from = compact.layout(self.shape).unwrap();
-        in_form(&from, &target.layout(self.shape).unwrap(), &bytes)
+        in_form(&from, &target.layout(self.shape).unwrap(), bytes)
     }
 
     /// Fails unless `targets` hold what the reference gives; `what` is said of a failure.
@@ -299,7 +303,8 @@ fn rules(kind: RuleKind) -> Vec<ScaleRule> {
                 two_level(Extent::Line, FourOverSix::Off),
             ]
         }
-        RuleKind::FourOverSix => CHOICES
+        // Recipes have the others, too.
+        RuleKind::FourOverSix => [FourOverSix::Mae, FourOverSix::Mse448]
             .map(|choice| two_level(Extent::Tensor, choice))
             .into(),
         RuleKind::BlockFloat => vec![float(true, 0.0), float(false, 1e-3)],

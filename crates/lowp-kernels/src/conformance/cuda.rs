@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::rig::device;
 use super::*;
-use crate::{AdamMode, AdamScalars, AdamwJob, Cuda, CudaBuffer, Moments};
+use crate::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, Cuda, CudaBuffer, Moments};
 
 /// The buffers of a step in two passes, and its work in order.
 struct Step {
@@ -17,7 +17,7 @@ struct Step {
 
 fn step(rig: &Rig<Cuda>) -> Step {
     let shape = Shape::new(96, 160);
-    let case = case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED));
+    let case = case(Code::E4M3, CURRENT, None, Some(TRANSPOSED));
     let len = shape.elements();
     let master = rig.buffer(&values(len, 1, false));
     let [exp_avg, exp_avg_sq] = [0, 0].map(|_| rig.buffer(&vec![0f32; len]));
@@ -36,16 +36,13 @@ fn step(rig: &Rig<Cuda>) -> Step {
         group: 0,
         mode: AdamMode::AdamW,
         source_rounding: SourceRounding::F32,
-        amax: Some(slot(&observed)),
+        amax: Some(AdamwAmax::of_tensor(slot(&observed))),
         encode: None,
     };
     let source = Source::F32(master.clone());
-    let mut encode = encode_job(rig, case.kernel, &case.specs, shape, source, 1.0);
-    encode.tensor = Some(TensorInput::Observed {
-        slot: slot(&observed),
-        pow2: false,
-        epsilon: 0.0,
-    });
+    let outer = case.outer(shape, 1.0);
+    let mut encode = encode_job(rig, &case, &case.specs(), shape, source, &outer);
+    encode.tensor = [(); 2].map(|()| Some(TensorInput::Observed(slot(&observed))));
     Step {
         results: [master, exp_avg, exp_avg_sq, observed],
         bytes: encode.targets[0].bytes.clone(),

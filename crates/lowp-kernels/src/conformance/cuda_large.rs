@@ -34,7 +34,7 @@ fn more_than_two_to_the_31st_elements() {
         let scale = ScaleRule::E8M0(MxScale::Te);
         for case in [
             case(Code::E4M3, scale, lines, Some(ROW_MAJOR)),
-            case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED)),
+            case(Code::E4M3, CURRENT, None, Some(TRANSPOSED)),
         ] {
             encodes(rig, &case, shape, &source, &period);
         }
@@ -53,23 +53,20 @@ fn enlarged_tiles_write_every_form_alike() {
         let source = Source::Bf16(repeated(rig, &values, repeats));
         let scale = ScaleRule::E8M0(MxScale::Te);
         for (blocks, axes) in [([[1, 32], [32, 1]], Some(ROW_MAJOR)), ([[32, 32]; 2], None)] {
-            let mut case = case(Code::E4M3, scale, Some(blocks), axes);
-            for spec in &mut case.specs {
-                spec.padded = PaddedForm::TILES_128X4;
-            }
+            let case = case(Code::E4M3, scale, Some(blocks), axes).padded();
             let job = |targets: Vec<Target<Cuda>>| EncodeJob {
                 shape,
-                kernel: case.kernel,
+                kernels: case.kernels(),
                 source: source.clone(),
                 source_rounding: SourceRounding::F32,
-                tensor: None,
+                tensor: [None, None],
                 targets,
                 stochastic: None,
             };
             let compact = || -> Vec<Target<Cuda>> {
                 let bytes = |spec: &BufferSpec| rig.backend.alloc(spec.bytes(shape)).unwrap();
                 let target = |spec: &BufferSpec| Target::new(*spec, bytes(spec));
-                case.specs.iter().map(target).collect()
+                case.specs().iter().map(target).collect()
             };
             let (alone, beside) = (compact(), compact());
             rig.run(Work::Encode(vec![job(alone.clone())]));
@@ -129,6 +126,7 @@ fn amaxes(rig: &Rig<Cuda>, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf
             out: out.clone(),
             tensor: Some(0),
             blocks: vec![],
+            hadamard: false,
         }]));
         rig.content::<f32>(&out)[0]
     };
@@ -144,31 +142,28 @@ fn amaxes(rig: &Rig<Cuda>, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf
 
 /// Every byte is that of one period on the CPU.
 fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf16]) {
-    let tensor = 3.75;
     let cpu = cpu();
     let small = Source::Bf16(cpu.buffer(period));
     let part = shape.with_rows(PERIOD);
-    let small = encode_job(&cpu, case.kernel, &case.specs, part, small, tensor);
+    let outer = case.outer(part, 3.75);
+    let small = encode_job(&cpu, case, &case.specs(), part, small, &outer);
     cpu.run(Work::Encode(vec![small.clone()]));
     let target =
         |spec: &BufferSpec| Target::new(*spec, rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap());
     let large = EncodeJob {
         shape,
-        kernel: case.kernel,
+        kernels: case.kernels(),
         source: Source::Bf16(source.clone()),
         source_rounding: SourceRounding::F32,
-        tensor: Some(TensorInput::Known(Slot {
-            buffer: rig.buffer(&[tensor]),
-            index: 0,
-        })),
-        targets: case.specs.iter().map(target).collect(),
+        tensor: inputs(rig, case, &outer, |_, slot| TensorInput::Known(slot)),
+        targets: case.specs().iter().map(target).collect(),
         stochastic: None,
     };
     rig.run(Work::Encode(vec![large.clone()]));
     for (small, large) in small.targets.iter().zip(&large.targets) {
         let expected = cpu.content::<u8>(&small.bytes);
         let found = rig.content::<u8>(&large.bytes);
-        if small.spec.key.part.is_per_tensor() {
+        if small.spec.key.part.is_outer() {
             assert_eq!(found, expected);
             continue;
         }

@@ -9,7 +9,7 @@ use cudarc::nccl::{result as nccl, sys};
 
 use super::rig::device;
 use super::*;
-use crate::{AdamMode, AdamScalars, AdamwJob, Cpu, Cuda, CudaBuffer, Moments};
+use crate::{AdamMode, AdamScalars, AdamwAmax, AdamwJob, Cpu, Cuda, CudaBuffer, Moments};
 
 /// Rows of the two tensors that each of two ranks has: uneven ones, and none.
 const ROWS: [[usize; 2]; 2] = [[96, 0], [64, 48]];
@@ -32,10 +32,9 @@ impl<B: Backend> Tensor<B> {
     ) -> Self {
         let blocks = Some([[1, 16], [16, 1]]);
         let case = [
-            case(Code::E4M3, ScaleRule::Tensor, None, Some(TRANSPOSED)),
-            case(Code::E2M1, ScaleRule::TwoLevel, blocks, Some(ROW_MAJOR)),
-        ][index]
-            .clone();
+            case(Code::E4M3, CURRENT, None, Some(TRANSPOSED)),
+            case(Code::E2M1, ScaleRule::TWO_LEVEL, blocks, Some(ROW_MAJOR)),
+        ][index];
         let all: usize = ROWS.iter().map(|rank| rank[index]).sum();
         let part = |seed: u64| {
             let values = values(all * COLS, seed + index as u64, false);
@@ -50,7 +49,8 @@ impl<B: Backend> Tensor<B> {
         };
         let specs = case.of_usage(Usage::ROWWISE);
         let source = Source::F32(master.clone());
-        let encode = encode_job(rig, case.kernel, &specs, shape, source, 0.0);
+        let outer = case.outer(shape, 0.0);
+        let encode = encode_job(rig, &case, &specs, shape, source, &outer);
         Self {
             update: AdamwJob {
                 master,
@@ -62,15 +62,11 @@ impl<B: Backend> Tensor<B> {
                 group: 0,
                 mode: AdamMode::AdamW,
                 source_rounding: SourceRounding::F32,
-                amax: Some(slot.clone()),
+                amax: Some(AdamwAmax::of_tensor(slot.clone())),
                 encode: None,
             },
             encode: EncodeJob {
-                tensor: Some(TensorInput::Observed {
-                    slot,
-                    pow2: false,
-                    epsilon: 0.0,
-                }),
+                tensor: [(); 2].map(|()| Some(TensorInput::Observed(slot.clone()))),
                 ..encode
             },
         }
@@ -198,7 +194,7 @@ fn two_launches_and_a_collective_make_a_step() {
         for (index, whole) in alone().into_iter().enumerate() {
             for (at, (key, expected)) in whole.into_iter().enumerate() {
                 let parts = found.iter().map(|rank| rank[index][at].1.clone());
-                if key.part.is_per_tensor() {
+                if key.part.is_outer() {
                     for part in parts {
                         assert_eq!(part, expected, "{key}");
                     }

@@ -140,6 +140,7 @@ fn amax(source: &CudaBuffer<f32>, out: &CudaBuffer<f32>) -> Work<Cuda> {
         out: out.clone(),
         tensor: Some(0),
         blocks: Vec::new(),
+        hadamard: false,
     }])
 }
 

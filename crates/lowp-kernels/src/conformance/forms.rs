@@ -49,13 +49,20 @@ pub(super) fn scales_are_written_in_every_form<B: Backend>(rig: &Rig<B>) {
             [[128, 256], [128, 320], [260, 1056], [129, 2080]].map(|[rows, cols]: [usize; 2]| {
                 Shape::new(rows, cols.next_multiple_of(case.columns()))
             });
-        for (m, shape) in shapes(&case).into_iter().chain(more).enumerate() {
+        // Of a brief case the middle ones.
+        let more = if case.brief { &more[1..3] } else { &more };
+        for (m, shape) in shapes(&case)
+            .into_iter()
+            .chain(more.iter().copied())
+            .enumerate()
+        {
             let given = values(shape.elements(), (n * 100 + m) as u64, true);
             let (source, values) = source(rig, &given, (n + m) % 2 == 0);
             let outer = case.outer(shape, 3.75);
             let oracle = Oracle::new(&case, shape, &values, outer.clone());
+            let specs = case.specs();
+            let expected: Vec<Vec<u8>> = specs.iter().map(|spec| oracle.encode(spec)).collect();
             for form in Form::ALL {
-                let specs = case.specs();
                 let job = encode_job(rig, &case, &specs, shape, source.clone(), &outer);
                 let targets = specs.iter();
                 let targets = targets.flat_map(|spec| targets_in(rig, *spec, shape, form));
@@ -64,7 +71,13 @@ pub(super) fn scales_are_written_in_every_form<B: Backend>(rig: &Rig<B>) {
                     targets: targets.clone(),
                     ..job
                 }]));
-                oracle.assert(rig, &targets, &form);
+                for target in &targets {
+                    let spec = specs.iter().position(|spec| *spec == target.spec).unwrap();
+                    let expected = oracle.in_form(target, &expected[spec]);
+                    let (found, kernels) = (rig.content::<u8>(&target.bytes), case.kernels());
+                    let what = (target.form, target.spec);
+                    assert!(found == expected, "{rig:?} {shape} {what:?} {kernels:?}");
+                }
             }
         }
     }

@@ -363,10 +363,11 @@ impl ChosenTwoLevel {
             l.store_bytes(l.narrow(candidates.codes[i]), &mut codes[i]);
             l.store(candidates.multipliers[i], &mut factors[i]);
         }
-        for lane in 0..LANES {
+        let outputs = entries.iter_mut().zip(multipliers).enumerate();
+        for (lane, (entry, multiplier)) in outputs {
             let four = usize::from(chooses_four([errors[0][lane], errors[1][lane]]));
-            entries[lane] = codes[four][lane];
-            multipliers[lane] = factors[four][lane];
+            *entry = codes[four][lane];
+            *multiplier = factors[four][lane];
         }
     }
 }

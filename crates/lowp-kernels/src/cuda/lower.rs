@@ -12,7 +12,7 @@ use super::table::{
     Interleave, Layout, Outer, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum,
     SumSquares, Transpose, code, extent, rule,
 };
-use crate::check::target::{filled_by, input_of, kernel_of, share_pass};
+use crate::check::target::{filled_by, input_of, outer_kernel_of, share_pass};
 use crate::{
     AdamMode, AdamwJob, AmaxJob, ConvertJob, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
     HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, StepScalarsJob,
@@ -273,7 +273,7 @@ pub(super) fn encode(backend: &Cuda, job: &EncodeJob<Cuda>) -> Result<Vec<Encode
         }
         let usage = target.spec.key.usage;
         if part.is_outer() {
-            let (orientation, _) = kernel_of(&job.kernels, usage)?;
+            let (orientation, _) = outer_kernel_of(&job.kernels, usage)?;
             place(&mut rows, base, |row| {
                 put_outer(&mut row.outer, &known, orientation, pointer)
             })?;
@@ -350,7 +350,7 @@ pub(super) fn flat_encode(
         }
         let usage = target.spec.key.usage;
         if part.is_outer() {
-            let (orientation, _) = kernel_of(&job.kernels, usage)?;
+            let (orientation, _) = outer_kernel_of(&job.kernels, usage)?;
             place(&mut rows, base, |row| {
                 put_outer(&mut row.outer, &known, orientation, pointer)
             })?;

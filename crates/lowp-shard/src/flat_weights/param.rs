@@ -9,6 +9,7 @@ use lowp_format::{
 use lowp_kernels::{Backend, InterleaveJob, Source, Target, TransposeJob, Work};
 
 use crate::gather::check_derived;
+use crate::requantize::check_flat;
 use crate::{CastItem, FlatShard, GatherTarget, ScaleBookBuilder, ShardError, run_steps};
 
 /// One parameter of [`FlatWeights`](crate::FlatWeights). Parameters of any recipes go together.
@@ -37,8 +38,8 @@ impl<B: Backend> FlatParam<B> {
     /// them in another.
     ///
     /// # Errors
-    /// A slice outside the matrix, a shape that the recipe cannot take, derived buffers that are no
-    /// transposes, or no room.
+    /// A slice outside the matrix, a shape that the recipe cannot take, scales that whole blocks choose (four over
+    /// six), derived buffers that are no transposes, or no room.
     pub fn new<R: Recipe>(
         backend: &B,
         tensor: &QuantizedTensor<B::Buffer<u8>, R>,
@@ -47,6 +48,7 @@ impl<B: Backend> FlatParam<B> {
         book: &mut ScaleBookBuilder,
     ) -> Result<Self, ShardError> {
         let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
+        check_flat(&recipe, usage)?;
         let len = master.len(backend);
         // Cuts lie where those of the narrowest codes may.
         let stored = recipe.stored(usage);

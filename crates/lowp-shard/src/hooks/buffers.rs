@@ -9,7 +9,8 @@ use lowp_format::{BufferKey, BufferSpec};
 pub struct HookInput {
     /// The buffer.
     pub spec: BufferSpec,
-    /// Bytes of each rank's piece, in rank order.
+    /// Bytes of each rank's piece, in rank order; none where the buffer travels in the other phase alone
+    /// ([`crate::GatherHooks::phases`]).
     pub pieces: Vec<usize>,
     /// Bytes that every rank sends: its piece, then padding of any content.
     pub padded: usize,

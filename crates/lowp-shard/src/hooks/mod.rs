@@ -114,22 +114,19 @@ impl<R: Recipe> GatherHooks<R> {
         Self::with_usage(recipe, spec, phase.usage(), phase.usage())
     }
 
-    /// Both phases, with paddings that agree: what arrives as an input in one phase has as many bytes as in the other.
-    /// For sharders that keep the memory of the first gather for all later ones (FSDP2 does).
+    /// Both phases, with inputs that agree: as many in one phase as in the other, of as many bytes. For sharders that
+    /// keep the memory of the first gather for all later ones (FSDP2 does). Where a phase sends fewer buffers, such as
+    /// no scales of rows, its last inputs have pieces of no bytes.
     ///
     /// # Errors
     /// As [`GatherHooks::new`].
     pub fn phases(recipe: R, spec: &ShardSpec) -> Result<[Self; 2], ShardError> {
-        let hooks = |phase: Phase, padded: &[usize]| {
-            Self::padded(recipe, spec, phase.usage(), phase.usage(), padded)
-        };
-        let padded = |hooks: &Self| -> Vec<usize> {
-            let inputs = hooks.inputs().iter();
-            inputs.map(|input| input.padded).collect()
+        let hooks = |phase: Phase, other: &[HookInput]| {
+            Self::padded(recipe, spec, phase.usage(), phase.usage(), other)
         };
         let forward = hooks(Phase::Forward, &[])?;
-        let backward = hooks(Phase::Backward, &padded(&forward))?;
-        Ok([hooks(Phase::Forward, &padded(&backward))?, backward])
+        let backward = hooks(Phase::Backward, forward.inputs())?;
+        Ok([hooks(Phase::Forward, backward.inputs())?, backward])
     }
 
     /// Gathers what both phases need at once, for parameters that stay gathered between them
@@ -154,13 +151,13 @@ impl<R: Recipe> GatherHooks<R> {
         Self::padded(recipe, spec, usage, first, &[])
     }
 
-    /// The same with inputs of at least as many bytes as `padded` says.
+    /// The same with at least as many inputs as `other`, of at least as many bytes.
     fn padded(
         recipe: R,
         spec: &ShardSpec,
         usage: Usage,
         first: Usage,
-        padded: &[usize],
+        other: &[HookInput],
     ) -> Result<Self, ShardError> {
         serves(spec.usage(), usage)?;
         serves(usage, first)?;
@@ -179,9 +176,16 @@ impl<R: Recipe> GatherHooks<R> {
             check_derived(&recipe, plan)?;
         }
         let mut inputs = inputs(&now);
-        for (input, &padded) in inputs.iter_mut().zip(padded) {
-            input.padded = input.padded.max(padded);
+        for (input, other) in inputs.iter_mut().zip(other) {
+            input.padded = input.padded.max(other.padded);
         }
+        let nothing = |other: &HookInput| HookInput {
+            pieces: vec![0; other.pieces.len()],
+            interleaved: false,
+            ..other.clone()
+        };
+        let more = other.iter().skip(inputs.len()).map(nothing);
+        inputs.extend(more.collect::<Vec<_>>());
         let outputs = outputs(&recipe, usage, &now, delayed.as_ref(), &inputs)?;
         let shards = describe(&recipe, spec);
         let mut text = format!("{shards}, gathered for {usage}, {first} first, each rank sends");

@@ -44,17 +44,23 @@ impl<R: Recipe> GatherHooks<R> {
         self.check_shard(shard)?;
         let (mut buffers, mut copied) = (Vec::new(), Vec::new());
         for (at, input) in self.inputs().iter().enumerate() {
-            let own = &shard.local().buffer(input.spec.key)?.storage;
             let bytes = input.pieces[shard.spec().rank()];
-            check_len(backend, at, "the shard", own, bytes)?;
-            if bytes == input.padded {
-                buffers.push(own.clone());
-                continue;
+            // Of what travels in the other phase alone, nothing is sent.
+            let own = match input.pieces.iter().any(|&bytes| bytes > 0) {
+                true => Some(&shard.local().buffer(input.spec.key)?.storage),
+                false => None,
+            };
+            if let Some(own) = own {
+                check_len(backend, at, "the shard", own, bytes)?;
+                if bytes == input.padded {
+                    buffers.push(own.clone());
+                    continue;
+                }
             }
             let padded = alloc(input, input.padded)?;
             check_len(backend, at, "the padded copy", &padded, input.padded)?;
             buffers.push(padded);
-            if bytes > 0 {
+            if let Some(own) = own.filter(|_| bytes > 0) {
                 copied.push((at, own.clone()));
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use lowp_format::{Axis, BufferSpec, Code, Shape};
+use lowp_format::{AnyRecipe, Axis, BufferSpec, Code, Orientation, Recipe, Role, ScaleRule, Shape};
 use lowp_kernels::Cpu;
 use lowp_shard::{
     Communicator, HostComm, Launch, LocalComm, RanksFailed, ShardError, join, run_comms, run_ranks,
@@ -17,6 +17,42 @@ use lowp_shard::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) type Comm = Arc<dyn Communicator<Cpu>>;
+
+/// Every recipe, and each with one option at another value: those that quantize weights in another way.
+pub(crate) fn variants() -> Vec<AnyRecipe> {
+    let weights = |r: &AnyRecipe| (r.name(), r.quantizers(Role::Weight), r.source_rounding());
+    let mut found: Vec<AnyRecipe> = Vec::new();
+    for default in AnyRecipe::all() {
+        let options = AnyRecipe::options_of(default.name()).expect("a recipe");
+        let mut values = vec![default.options()];
+        for option in options {
+            // Numbers have no names.
+            for text in (option.names)().iter().chain(&["3", "2.5"]) {
+                let mut changed = default.options();
+                changed.set(option.name, text);
+                values.push(changed);
+            }
+        }
+        let made = values
+            .iter()
+            .filter_map(|values| AnyRecipe::from_name(default.name(), values).ok());
+        for recipe in made {
+            if !found.iter().any(|other| weights(other) == weights(&recipe)) {
+                found.push(recipe);
+            }
+        }
+    }
+    found
+}
+
+/// Whether flat slices of masters can be cast: not with four over six, which compares whole blocks.
+pub(crate) fn casts_flat(recipe: &AnyRecipe) -> bool {
+    let chooses = |o| match recipe.kernel(o).scale {
+        ScaleRule::TwoLevel { four_over_six, .. } => four_over_six.is_on(),
+        _ => false,
+    };
+    !Orientation::ALL.into_iter().any(chooses)
+}
 
 /// What moves data between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +81,7 @@ impl Engine {
     }
 
     /// Runs `f` as every rank.
+    #[expect(clippy::result_large_err, reason = "what the library returns")]
     pub(crate) fn run<T: Send>(
         self,
         world: usize,

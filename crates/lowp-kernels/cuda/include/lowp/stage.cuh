@@ -158,8 +158,8 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
   uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
   bool whole = r_end == down && c_end == across;
   if (uint64_t to = pass.scale[0]; to != 0) {
-    // A row of scales has at least four.
-    uint32_t shift = whole && (to | cols) % 4 == 0 ? 2 : 0;
+    // Four at a time, where a row has as many.
+    uint32_t shift = whole && across >= 4 && (to | cols) % 4 == 0 ? 2 : 0;
     for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
       uint32_t r = e >> across_bits, c = e & (across - 1);
       uint64_t at = to + (top + r) * cols + left + c;
@@ -172,8 +172,7 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
   }
   if constexpr (TRANSPOSED) {
     if (uint64_t to = pass.scale[1]; to != 0) {
-      // So has a column.
-      uint32_t shift = whole && (to | rows) % 4 == 0 ? 2 : 0;
+      uint32_t shift = whole && down >= 4 && (to | rows) % 4 == 0 ? 2 : 0;
       for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
         uint32_t r = e & (down - 1), c = e >> down_bits;
         uint64_t at = to + (left + c) * rows + top + r;

@@ -115,8 +115,9 @@ fn fold_any<L: Lanes>(lanes: L, row: &[f32], width: usize, out: &mut [f32]) {
 #[inline(always)]
 fn fold<const N: usize, L: Lanes>(lanes: L, row: &[f32], out: &mut [f32]) {
     let (blocks, rest) = row.as_chunks::<N>();
-    if !rest.is_empty() {
-        out[blocks.len()] = rest.iter().fold(0.0, |a, &x| raise(a, x));
+    let (out, out_rest) = out.split_at_mut(blocks.len());
+    if let Some(out) = out_rest.first_mut() {
+        *out = rest.iter().fold(0.0, |a, &x| raise(a, x));
     }
     let (fours, last) = blocks.as_chunks::<4>();
     let (out_fours, out_last) = out[..blocks.len()].as_chunks_mut::<4>();

@@ -10,14 +10,13 @@ fn encode(rows: u64, cols: u64, blocks: &[[u32; 2]]) -> Encode {
         cols,
         passes: blocks.len() as u8,
         source_code: code::F32,
-        rule: if blocks == [[0, 0]] {
-            rule::TENSOR
-        } else {
-            rule::E8M0_TE
-        },
         ..Encode::default()
     };
     for (pass, block) in job.pass.iter_mut().zip(blocks) {
+        pass.ingredients.rule = match *block {
+            [0, 0] => rule::TENSOR,
+            _ => rule::E8M0_TE,
+        };
         [pass.block_rows, pass.block_cols] = *block;
         pass.data[0] = 512;
     }
