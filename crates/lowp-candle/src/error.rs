@@ -17,7 +17,7 @@ pub enum ModelError {
         /// The parameter's name.
         name: String,
         /// What is wrong with it.
-        source: OptimError,
+        source: Box<OptimError>,
     },
     /// Products of a layer would read operands in different formats.
     #[error("layer '{name}': {source}")]
@@ -25,7 +25,7 @@ pub enum ModelError {
         /// The layer's name.
         name: String,
         /// Which, and how they differ.
-        source: FormatMismatch,
+        source: Box<FormatMismatch>,
     },
     /// A variable that the loss does not depend on.
     #[error("variable '{name}' has no gradient; use it in the loss, or leave it out of the model")]

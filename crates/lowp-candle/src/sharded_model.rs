@@ -387,7 +387,7 @@ impl<B: Backend> Builder<'_, B> {
             let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
             check_formats(&recipe).map_err(|source| ModelError::Formats {
                 name: spec.name.clone(),
-                source,
+                source: Box::new(source),
             })?;
             let init = |rows: Range<usize>| {
                 let init = spec.init.rows(options.seed, number as u64, rows, spec.cols);
@@ -395,7 +395,7 @@ impl<B: Backend> Builder<'_, B> {
             };
             let failed = |source| ModelError::Param {
                 name: spec.name.clone(),
-                source,
+                source: Box::new(source),
             };
             let (id, weight) = match options.sharding {
                 Sharding::Fsdp => {
@@ -434,7 +434,7 @@ impl<B: Backend> Builder<'_, B> {
                 })
                 .map_err(|source| ModelError::Param {
                     name: spec.name.clone(),
-                    source,
+                    source: Box::new(source),
                 })?;
             var_ids.push(id);
             shards.push(tensor);

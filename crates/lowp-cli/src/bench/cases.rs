@@ -4,7 +4,7 @@ use super::data::{Supply, target_bytes};
 use anyhow::{Context, Result};
 use lowp_format::{
     AnyRecipe, Axis, Code, Form, Orientation, Part, Quantizers, Recipe, Role, Rounding,
-    ScaleLayout, Shape, Usage,
+    ScaleLayout, Shape, SourceRounding, Usage,
 };
 use lowp_kernels::{
     AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob,
@@ -208,14 +208,16 @@ impl Case {
                 Operation::Amax => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
                     made.bytes += self.shape.elements() * 2;
-                    let entry = Slot {
-                        buffer: supply.observed.clone(),
-                        index,
-                    };
-                    // Any recipe: sources are taken as they are.
-                    let recipe = lowp_format::PlainF32::default();
-                    made.amax
-                        .push(AmaxJob::new(&recipe, self.shape, source, entry));
+                    made.amax.push(AmaxJob {
+                        shape: self.shape,
+                        start: 0,
+                        source,
+                        source_rounding: SourceRounding::F32,
+                        out: supply.observed.clone(),
+                        tensor: Some(index),
+                        blocks: Vec::new(),
+                        hadamard: false,
+                    });
                 }
                 Operation::SumSquares => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
