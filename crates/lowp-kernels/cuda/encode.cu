@@ -1,6 +1,7 @@
 // Encode: every buffer of any number of matrices, in one launch. The input is read once.
 #include <lowp/encode.cuh>
 #include <lowp/ring.cuh>
+#include <lowp/stream.cuh>
 
 namespace lowp {
 
@@ -166,10 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // Jobs of PATH_MIXED from bf16.
-#ifndef MIXED_BLOCKS
-#define MIXED_BLOCKS 2
-#endif
-extern "C" __global__ void __launch_bounds__(THREADS, MIXED_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     lowp_encode_mixed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   __shared__ MixedStage stage;
@@ -208,72 +206,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   if (!empty(jobs[tile.job])) encode_blocks<4>(jobs[tile.job], tile.index, stage);
 }
 
-#ifdef TRY_STREAM
-// Row-major codes of one scale, or of E8M0 scales of 1 x 32: a run of elements, in order.
-template <bool MX>
-__device__ __forceinline__ void stream8(const Encode& job, uint32_t index) {
-  constexpr int ROUNDS = TRY_STREAM;
-  const Pass& pass = job.pass[0];
-  const uint16_t* from = pointer<const uint16_t>(job.source);
-  uint8_t* to = pointer<uint8_t>(pass.data[0]);
-  uint64_t first = uint64_t(index) * (THREADS * 16 * ROUNDS) + threadIdx.x * 16;
-  uint4 raw[ROUNDS][2];
-#pragma unroll
-  for (int r = 0; r < ROUNDS; ++r) {
-    raw[r][0] = load16(from + first + r * THREADS * 16);
-    raw[r][1] = load16(from + first + r * THREADS * 16 + 8);
-  }
-  float tensor = MX ? 1.0f : *pointer<const float>(pass.ingredients.tensor);
-  PowerOfTwo rule = PowerOfTwo::of(pass.ingredients);
-#pragma unroll
-  for (int r = 0; r < ROUNDS; ++r) {
-    uint32_t codes[4];
-    uint32_t m = 0;
-    if (MX) {
-      uint32_t a = max_pair(max_abs_pairs(raw[r][0].x, raw[r][0].y, raw[r][0].z, raw[r][0].w), max_abs_pairs(raw[r][1].x, raw[r][1].y, raw[r][1].z, raw[r][1].w));
-      a = max_pair(a, __shfl_xor_sync(FULL_WARP, a, 1));
-      Scaled s = rule.block(fmaxf(fmaxf(widen_low(a), widen_high(a)), 0.0f), 0, 0);
-      m = __byte_perm(__float_as_uint(s.multiplier), 0, 0x3232);
-      uint32_t entry = s.entry, pair = entry | __shfl_down_sync(FULL_WARP, entry, 2) << 8;
-      pair |= __shfl_down_sync(FULL_WARP, pair, 4) << 16;
-      if (threadIdx.x % 8 == 0) *pointer<uint32_t>(pass.scale[0] + (first + r * THREADS * 16) / 32) = pair;
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      uint32_t a = word(raw[r][k / 2], k % 2 * 2), b = word(raw[r][k / 2], k % 2 * 2 + 1);
-      float2 x, y;
-      if (MX) {
-        uint32_t p, q;
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(p) : "r"(a), "r"(m), "r"(0x80008000u));
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(q) : "r"(b), "r"(m), "r"(0x80008000u));
-        x = make_float2(widen_low(p), widen_high(p)), y = make_float2(widen_low(q), widen_high(q));
-      } else {
-        x = make_float2(__fmul_rn(widen_low(a), tensor), __fmul_rn(widen_high(a), tensor));
-        y = make_float2(__fmul_rn(widen_low(b), tensor), __fmul_rn(widen_high(b), tensor));
-      }
-      codes[k] = __byte_perm(E4m3::pair(x.x, x.y), E4m3::pair(y.x, y.y), 0x5410);
-    }
-    store16(to + first + r * THREADS * 16, make_uint4(codes[0], codes[1], codes[2], codes[3]));
-  }
-}
-extern "C" __global__ void __launch_bounds__(THREADS) lowp_encode_stream(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+// Row-major FP8 in the order of memory, from bf16.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lowp_encode_stream_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  jobs[tile.job].pass[0].ingredients.rule == RULE_TENSOR ? stream8<false>(jobs[tile.job], tile.index) : stream8<true>(jobs[tile.job], tile.index);
+  if (begin(jobs[tile.job], tile.index)) encode_stream<true>(jobs[tile.job], tile.index);
 }
-#endif
-#ifdef TRY_RING
-// Steps of 64 columns along a tile; the values of the next ones are on their way.
-template <int STAGES>
-struct RingMemory {
-  Ring<STAGES> ring;
-  Stage<true> stage;
-};
-extern "C" __global__ void __launch_bounds__(THREADS, TRY_BLOCKS)
-    lowp_encode_ring(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+
+// The same from binary32.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lowp_encode_stream_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                           uint32_t flags) {
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (begin(jobs[tile.job], tile.index)) encode_stream<false>(jobs[tile.job], tile.index);
+}
+
+// Large jobs of PATH_TRANSPOSED from bf16, of whole tiles of 128 x 64: several of them side by side, of which the next are on
+// their way. Memory answers long streams of reads better than as many loads that the same thread waits for.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    lowp_encode_ring_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                          uint32_t flags) {
   extern __shared__ __align__(128) uint8_t memory[];
-  constexpr int STAGES = TRY_RING;
-  auto& shared = *reinterpret_cast<RingMemory<STAGES>*>(memory);
+  RingMemory& shared = *reinterpret_cast<RingMemory*>(memory);
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Encode& job = jobs[tile.job];
@@ -281,56 +238,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, TRY_BLOCKS)
   const auto place = Place<true, true>::begin(job, tile.index, shared.stage);
   place.hold_tensor(shared.stage);
   uint32_t lane = threadIdx.x % 32;
-  const uint32_t steps = uint32_t((min(uint64_t(job.tile_cols), job.cols - place.col()) + 63) / 64);
+  const uint32_t steps = uint32_t(min(uint64_t(job.tile_cols), job.cols - place.col()) / TRANSPOSED_COLS);
   const uint16_t* from = pointer<const uint16_t>(job.source) + place.row() * job.cols + place.col();
-  auto fetch = [&](uint32_t s) {
-    if (s < steps) shared.ring.fetch(s % STAGES, from + s * 64, place.encode().cols);
-    Ring<STAGES>::commit();
+  auto fetch = [&](uint32_t next) {
+    if (next < steps) shared.ring.fetch(next % STAGES, from + next * TRANSPOSED_COLS, place.encode().cols);
+    // Steps that there are not are empty groups.
+    Ring::commit();
   };
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) fetch(s);
 #pragma unroll 1
   for (uint32_t s = 0; s < steps; ++s) {
-    Ring<STAGES>::template wait<STAGES - 2>();
+    Ring::wait<STAGES - 2>();
+    // All threads' copies of this step are there, and all have read and stored the step before.
     __syncthreads();
     Values<8> v;
     shared.ring.read(s % STAGES, lane, v);
     fetch(s + STAGES - 1);
     quantize<8, true>(place, lane, v, shared.stage);
-    if (lane == 0) shared.stage.held[threadIdx.x / 32].col += 64;
+    __syncwarp();
+    if (lane == 0) shared.stage.held[threadIdx.x / 32].col += TRANSPOSED_COLS;
     __syncwarp();
   }
 }
-#endif
-#ifdef TRY_REGS
-extern "C" __global__ void __launch_bounds__(THREADS, TRY_REGS)
-    lowp_encode_regs(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
-  __shared__ Stage<true> stage;
-  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Encode& job = jobs[tile.job];
-  if (!begin(job, tile.index)) return;
-  const auto place = Place<true, true>::begin(job, tile.index, stage);
-  place.hold_tensor(stage);
-  uint32_t lane = threadIdx.x % 32;
-  const uint32_t steps = uint32_t((min(uint64_t(job.tile_cols), job.cols - place.col()) + 63) / 64);
-  auto load = [&](Values<8>& v, uint32_t s) {
-    const Encode& job = place.encode();
-    const Lane<8> at{lane, place.row() + Tiling<true>::warp_row(), place.col() + s * 64 + Tiling<true>::warp_col()};
-    v.load(job.source, true, View{job.rows, job.cols, job.rows * job.cols}, at);
-  };
-  Values<8> v, next;
-  load(v, 0);
-#pragma unroll 1
-  for (uint32_t s = 0; s < steps; ++s) {
-    if (s + 1 < steps) load(next, 1);
-    quantize<8, true>(place, lane, v, stage);
-    if (lane == 0) stage.held[threadIdx.x / 32].col += 64;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) v.x[i][j] = next.x[i][j];
-  }
-}
-#endif

@@ -85,7 +85,7 @@ impl Launch {
                 function,
                 (self.blocks, 1, 1),
                 (threads, 1, 1),
-                0,
+                self.kernel.shared_bytes(),
                 stream,
                 &mut parameters,
             )

@@ -93,7 +93,18 @@ impl Modules {
             .ok_or_else(missing)?;
         let name = CString::new(kernel.name()).map_err(|_| missing())?;
         // SAFETY: the module is loaded and stays so as long as `self`.
-        unsafe { result::module::get_function(module, name) }.map_err(|_| missing())
+        let function =
+            unsafe { result::module::get_function(module, name) }.map_err(|_| missing())?;
+        let shared = kernel.shared_bytes();
+        if shared != 0 {
+            // More than 48 KiB are given only to those who ask.
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found in a loaded module.
+            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
+                .map_err(failed("cuFuncSetAttribute"))?;
+        }
+        Ok(function)
     }
 
     /// The entry point of `kernel`.

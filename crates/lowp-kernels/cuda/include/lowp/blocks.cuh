@@ -123,13 +123,6 @@ __device__ __forceinline__ void encode_blocks(const Encode& job, uint32_t index,
     v[0].stay_in_loop();
     v[1].stay_in_loop();
     BlocksPass<W> pass{job, stage, p, lane, row, col};
-    const Ingredients& made = job.pass[p].ingredients;
-    if (made.rule == RULE_TENSOR) {
-      float tensor = tensor_value(made, 0);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) pass.stage_half(v[half], half, [&](int, int) { return tensor; });
-      continue;
-    }
     if (p != 0) __syncthreads();
     pass.maxima(v);
     __syncthreads();

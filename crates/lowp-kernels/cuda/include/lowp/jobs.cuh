@@ -36,6 +36,11 @@ constexpr uint32_t TRANSPOSED_ROWS = 128;
 constexpr uint32_t TRANSPOSED_COLS = 64;
 // PATH_BLOCKS: rows and columns of a tile.
 constexpr uint32_t BLOCKS_SIDE = 128;
+// PATH_STREAM: elements of a tile.
+constexpr uint64_t STREAM_RUN = 16384;
+// lowp_encode_ring_bf16: bytes of shared memory, and columns of a tile of PATH_TRANSPOSED.
+constexpr uint32_t RING_BYTES = 66944;
+constexpr uint32_t RING_COLS = 256;
 // PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
 constexpr uint64_t FLAT_TILE = 8192;
 constexpr uint64_t FLAT_COLS = 256;
@@ -129,6 +134,9 @@ enum Path : uint8_t {
   // FP8 with f32 scales of 1 x 128, 128 x 1 and 128 x 128 blocks, in either order. Tiles of
   // BLOCKS_SIDE.
   PATH_BLOCKS = 5,
+  // Row-major FP8 of a tensor scale, or of E8M0 scales of 1 x 32 in rows of whole blocks. Tiles of
+  // STREAM_RUN consecutive elements; not in launches with jobs of other paths.
+  PATH_STREAM = 6,
 };
 
 // Bits of Encode::vector: 16-byte accesses stay aligned in every row.

@@ -28,15 +28,13 @@ __device__ __forceinline__ uint16_t narrow(float x) { return uint16_t(narrow_pai
 __device__ __forceinline__ float round_bf16(float x) { return widen(narrow(x)); }
 
 // 16-byte accesses that pass through the caches once: nothing here is read twice.
-#ifdef LOAD_HINT
-__device__ __forceinline__ uint4 load16(const void* at) {
+__device__ __forceinline__ uint4 load16(const void* at) { return __ldcs(static_cast<const uint4*>(at)); }
+// The same where the whole line of 128 bytes is read: memory may bring it at once.
+__device__ __forceinline__ uint4 load16_line(const void* at) {
   uint4 v;
-  asm("ld.global.cs" LOAD_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  asm("ld.global.cs.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 }
-#else
-__device__ __forceinline__ uint4 load16(const void* at) { return __ldcs(static_cast<const uint4*>(at)); }
-#endif
 __device__ __forceinline__ uint2 load8(const void* at) { return __ldcs(static_cast<const uint2*>(at)); }
 __device__ __forceinline__ void store16(void* at, uint4 value) { __stcs(static_cast<uint4*>(at), value); }
 __device__ __forceinline__ void store8(void* at, uint2 value) { __stcs(static_cast<uint2*>(at), value); }

@@ -3,12 +3,11 @@
 #pragma once
 #include <lowp/stage.cuh>
 
-#ifndef RING_HINT
-#define RING_HINT ""
-#endif
 namespace lowp {
 
-template <int STAGES>
+// Steps of a tile that are on their way or in work.
+constexpr int STAGES = 3;
+
 struct alignas(128) Ring {
   uint8_t bytes[STAGES][TRANSPOSED_ROWS * TRANSPOSED_COLS * 2];
 
@@ -19,7 +18,7 @@ struct alignas(128) Ring {
 #pragma unroll
     for (uint32_t k = 0; k < TRANSPOSED_ROWS * 8 / THREADS; ++k) {
       uint32_t e = k * THREADS + threadIdx.x, row = e / 8, chunk = e % 8;
-      asm volatile("cp.async.cg.shared.global" RING_HINT " [%0], [%1], 16;" ::"r"(to + row * 128 + (chunk ^ row % 8) * 16),
+      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to + row * 128 + (chunk ^ row % 8) * 16),
                    "l"(from + row * cols + chunk * 8));
     }
   }
@@ -30,6 +29,7 @@ struct alignas(128) Ring {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
   }
 
+  // The values of a warp in the tile of `slot`.
   __device__ __forceinline__ void read(uint32_t slot, uint32_t lane, Values<8>& v) const {
     uint32_t first = Tiling<true>::warp_row() + lane / 4 * 4, chunk = Tiling<true>::warp_col() / 8 + lane % 4;
 #pragma unroll
@@ -42,5 +42,11 @@ struct alignas(128) Ring {
     }
   }
 };
+
+struct RingMemory {
+  Ring ring;
+  Stage<true> stage;
+};
+static_assert(sizeof(RingMemory) == RING_BYTES);
 
 }  // namespace lowp

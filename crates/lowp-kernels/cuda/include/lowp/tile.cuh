@@ -83,7 +83,7 @@ struct Values<4> {
     const float* from = pointer<const float>(source) + row * view.cols + col;
     if (vector && view.holds_all(lane.row, lane.col, 32, 32)) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) set(i, as_floats(load16(from + i * view.cols)));
+      for (int i = 0; i < 8; ++i) set(i, as_floats(load16_line(from + i * view.cols)));
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -198,7 +198,7 @@ struct Values<8> {
     if (vector && view.holds_all(lane.row, lane.col, 32, 32)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        uint4 raw = load16(from + i * view.cols);
+        uint4 raw = load16_line(from + i * view.cols);
         x[i][0] = raw.x;
         x[i][1] = raw.y;
         x[i][2] = raw.z;

@@ -1,8 +1,9 @@
 //! Encodes, alone and fused with AdamW.
 
 use super::super::table::{
-    Adamw, BLOCKS_SIDE, Encode, FLAT_COLS, FLAT_TILE, Kernel, Outer, Pass, TRANSPOSED_COLS,
-    TRANSPOSED_ROWS, UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, extent, forms, path, rule, vector,
+    Adamw, BLOCKS_SIDE, Encode, FLAT_COLS, FLAT_TILE, Kernel, Outer, Pass, RING_COLS, STREAM_RUN,
+    TRANSPOSED_COLS, TRANSPOSED_ROWS, UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, extent, forms, path,
+    rule, vector,
 };
 use super::{Job, aligned, bits, cdiv};
 
@@ -10,6 +11,8 @@ use super::{Job, aligned, bits, cdiv};
 const UNIT: u64 = 4096;
 /// Tiles of a launch from which fewer and larger ones keep a device as busy.
 const MANY_TILES: u64 = 16384;
+/// Tiles of PATH_TRANSPOSED from which those of the ring do.
+const MANY_RING_TILES: u64 = 8192;
 
 /// Least common multiple of sides of blocks, which are small.
 fn lcm(a: u64, b: u64) -> u64 {
@@ -190,6 +193,32 @@ impl Encode {
         self.tiles_across = cdiv(self.cols, u64::from(self.tile_cols));
     }
 
+    /// Whether PATH_STREAM does what PATH_WIDE would.
+    fn streams(&self) -> bool {
+        let [pass] = self.passes() else { return false };
+        let known = match pass.ingredients.rule {
+            rule::TENSOR => true,
+            rule::E8M0_TE | rule::E8M0_FLOOR => {
+                let blocks = [pass.block_rows, pass.block_cols] == [1, 32];
+                let scales = pass.scale[0] != 0 && aligned(pass.scale[0], 0, 4);
+                blocks && scales && self.cols.is_multiple_of(32) && self.forms == forms::NONE
+            }
+            _ => false,
+        };
+        let fp8 = matches!(pass.ingredients.element, code::E4M3 | code::E5M2);
+        let whole = aligned(self.source, 0, 16) && aligned(pass.data[0], 0, 16);
+        let asked = self.via_bf16 == 0 && pass.data[0] != 0;
+        self.path == path::WIDE && known && fp8 && whole && asked
+    }
+
+    /// Whether the tiles of the ring, which are whole, cover the matrix.
+    fn fits_ring(&self) -> bool {
+        let whole = self.rows.is_multiple_of(TRANSPOSED_ROWS.into())
+            && self.cols.is_multiple_of(TRANSPOSED_COLS.into());
+        let known = self.pass[0].ingredients.rule == rule::TENSOR && self.forms == forms::NONE;
+        whole && known && self.vector & vector::SOURCE != 0
+    }
+
     fn vector_outputs(&self) -> u8 {
         let mut found = 0;
         for (i, pass) in self.passes().iter().enumerate() {
@@ -238,12 +267,17 @@ impl Job for Encode {
 
     fn kernel(jobs: &[Self]) -> Kernel {
         let kind = |job: &Self| match (job.path, job.source_code) {
+            (path::TRANSPOSED, code::BF16) if job.tile_cols > TRANSPOSED_COLS => {
+                Kernel::EncodeRingBf16
+            }
             (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
             (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
             (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
             (path::MIXED, _) => Kernel::EncodeMixedF32,
             (path::BLOCKS, code::BF16) => Kernel::EncodeBlocksBf16,
             (path::BLOCKS, _) => Kernel::EncodeBlocksF32,
+            (path::STREAM, code::BF16) => Kernel::EncodeStreamBf16,
+            (path::STREAM, _) => Kernel::EncodeStreamF32,
             (path::WIDE, code::BF16) if job.pass[0].is_known_fp8() => Kernel::EncodeWideBf16,
             _ => Kernel::Encode,
         };
@@ -259,9 +293,30 @@ impl Job for Encode {
     }
 
     fn lay_out_together(jobs: &mut [Self]) {
-        let many = jobs.iter().map(Job::tiles).sum::<u64>() >= MANY_TILES;
-        if many && Self::kernel(jobs) == Kernel::EncodeWideBf16 {
-            jobs.iter_mut().for_each(Encode::enlarge);
+        let tiles = jobs.iter().map(Job::tiles).sum::<u64>();
+        let [first, ..] = *jobs else { return };
+        if jobs
+            .iter()
+            .all(|job| job.streams() && job.source_code == first.source_code)
+        {
+            for job in jobs {
+                job.path = path::STREAM;
+            }
+            return;
+        }
+        match Self::kernel(jobs) {
+            Kernel::EncodeWideBf16 if tiles >= MANY_TILES => {
+                jobs.iter_mut().for_each(Encode::enlarge);
+            }
+            Kernel::EncodeTransposedBf16
+                if tiles >= MANY_RING_TILES && jobs.iter().all(Encode::fits_ring) =>
+            {
+                for job in jobs {
+                    job.tile_cols = RING_COLS;
+                    job.tiles_across = cdiv(job.cols, RING_COLS.into());
+                }
+            }
+            _ => {}
         }
     }
 
@@ -273,7 +328,11 @@ impl Job for Encode {
         if self.passes == 0 {
             return least;
         }
-        let tiles = cdiv(self.rows, u64::from(self.tile_rows)) * self.tiles_across;
+        let tiles = if self.path == path::STREAM {
+            cdiv(self.rows * self.cols, STREAM_RUN)
+        } else {
+            cdiv(self.rows, u64::from(self.tile_rows)) * self.tiles_across
+        };
         tiles.max(least)
     }
 }

@@ -10,10 +10,10 @@ mod tests;
 
 use super::table::{
     AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS,
-    Decode, FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Ingredients, Interleave, Kernel, Outer, Pass,
-    REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars,
-    Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose,
-    amax_path, code, decode_path, extent, repack_path, rule,
+    Decode, FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Ingredients, Interleave, Kernel,
+    Outer, Pass, REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE,
+    StepScalars, Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile,
+    Transpose, amax_path, code, decode_path, extent, repack_path, rule,
 };
 use encode::has_side;
 
@@ -153,7 +153,12 @@ impl Job for FlatEncode {
 
 impl Decode {
     fn choose_path(&self) -> u8 {
-        let Ingredients { element, rule, extent, .. } = self.ingredients;
+        let Ingredients {
+            element,
+            rule,
+            extent,
+            ..
+        } = self.ingredients;
         let known = match rule {
             rule::TENSOR | rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN => {
                 matches!(element, code::E4M3 | code::E5M2 | code::E2M1)

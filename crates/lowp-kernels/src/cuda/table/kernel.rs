@@ -1,10 +1,10 @@
 //! The entry points of the compiled kernels.
 
-use super::{HISTORY_THREADS, THREADS};
+use super::{HISTORY_THREADS, RING_BYTES, THREADS};
 
 /// One operation of the device: the name of its kernel and the threads of a block. Every kernel
 /// takes `(tiles: *const Tile, jobs: *const Job, step: *const Step, flags: u32)`, runs one block per
-/// tile and uses no dynamic shared memory.
+/// tile and uses no dynamic shared memory but what [`Kernel::shared_bytes`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Amax,
@@ -17,6 +17,9 @@ pub(crate) enum Kernel {
     EncodeMixedF32,
     EncodeBlocksBf16,
     EncodeBlocksF32,
+    EncodeStreamBf16,
+    EncodeStreamF32,
+    EncodeRingBf16,
     FlatEncode,
     Decode,
     Transpose,
@@ -30,7 +33,7 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 19] = [
+    pub(crate) const ALL: [Kernel; 22] = [
         Kernel::Amax,
         Kernel::History,
         Kernel::Encode,
@@ -41,6 +44,9 @@ impl Kernel {
         Kernel::EncodeMixedF32,
         Kernel::EncodeBlocksBf16,
         Kernel::EncodeBlocksF32,
+        Kernel::EncodeStreamBf16,
+        Kernel::EncodeStreamF32,
+        Kernel::EncodeRingBf16,
         Kernel::FlatEncode,
         Kernel::Decode,
         Kernel::Transpose,
@@ -65,6 +71,9 @@ impl Kernel {
             Kernel::EncodeMixedF32 => "lowp_encode_mixed_f32",
             Kernel::EncodeBlocksBf16 => "lowp_encode_blocks_bf16",
             Kernel::EncodeBlocksF32 => "lowp_encode_blocks_f32",
+            Kernel::EncodeStreamBf16 => "lowp_encode_stream_bf16",
+            Kernel::EncodeStreamF32 => "lowp_encode_stream_f32",
+            Kernel::EncodeRingBf16 => "lowp_encode_ring_bf16",
             Kernel::FlatEncode => "lowp_flat_encode",
             Kernel::Decode => "lowp_decode",
             Kernel::Transpose => "lowp_transpose",
@@ -82,6 +91,14 @@ impl Kernel {
         match self {
             Kernel::History => HISTORY_THREADS as u32,
             _ => THREADS as u32,
+        }
+    }
+
+    /// Bytes of dynamic shared memory of a block.
+    pub(crate) const fn shared_bytes(self) -> u32 {
+        match self {
+            Kernel::EncodeRingBf16 => RING_BYTES,
+            _ => 0,
         }
     }
 }

@@ -22,6 +22,11 @@ constants! {
     TRANSPOSED_COLS: u32 = 64;
     /// PATH_BLOCKS: rows and columns of a tile.
     BLOCKS_SIDE: u32 = 128;
+    /// PATH_STREAM: elements of a tile.
+    STREAM_RUN: u64 = 16384;
+    /// lowp_encode_ring_bf16: bytes of shared memory, and columns of a tile of PATH_TRANSPOSED.
+    RING_BYTES: u32 = 66944;
+    RING_COLS: u32 = 256;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
     FLAT_COLS: u64 = 256;
@@ -117,6 +122,9 @@ values! {
         /// FP8 with f32 scales of 1 x 128, 128 x 1 and 128 x 128 blocks, in either order. Tiles of
         /// BLOCKS_SIDE.
         BLOCKS = 5,
+        /// Row-major FP8 of a tensor scale, or of E8M0 scales of 1 x 32 in rows of whole blocks. Tiles of
+        /// STREAM_RUN consecutive elements; not in launches with jobs of other paths.
+        STREAM = 6,
     }
 
     /// Bits of Encode::vector: 16-byte accesses stay aligned in every row.
