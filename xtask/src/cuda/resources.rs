@@ -2,6 +2,15 @@
 
 use std::fmt;
 
+/// Kernels of many ingredients, of which more blocks of threads at a time pay for the registers that their rare paths keep in
+/// memory: measured on an H200.
+const FASTER_WITH_SPILLS: [&str; 4] = [
+    "lowp_encode",
+    "lowp_encode_mixed_bf16",
+    "lowp_encode_mixed_f32",
+    "lowp_encode_blocks_bf16",
+];
+
 /// One kernel on one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
@@ -58,7 +67,7 @@ impl Resources {
     pub(super) fn spilling(&self) -> Vec<String> {
         self.rows
             .iter()
-            .filter(|row| row.spills > 0)
+            .filter(|row| row.spills > 0 && !FASTER_WITH_SPILLS.contains(&&*row.kernel))
             .map(|row| format!("{} ({})", row.kernel, row.arch))
             .collect()
     }

@@ -6,7 +6,7 @@ use lowp_format::{Form, ScaleLayout};
 use super::rig::{cpu, device};
 use super::*;
 use crate::reference::amax;
-use crate::{AmaxJob, Cuda, CudaBuffer, RepackJob};
+use crate::{AmaxJob, Cuda, CudaBuffer, Element, RepackJob};
 
 /// Columns of the tensor: no power of two, so that an index that lost its upper bits meets another
 /// value.
@@ -36,7 +36,50 @@ fn more_than_two_to_the_31st_elements() {
             case(Code::E4M3, scale, lines, Some(ROW_MAJOR)),
             case(Code::E4M3, CURRENT, None, Some(TRANSPOSED)),
         ] {
-            encodes(rig, &case, shape, &source, &period);
+            encodes(
+                rig,
+                &case,
+                &case.specs(),
+                shape,
+                &Source::Bf16(source.clone()),
+                &period,
+            );
+        }
+    });
+}
+
+/// Large tensors are cut into other tiles: both orders of FP8 into tiles whose next values are on their way, and rows alone
+/// into runs of elements. Sides are such that the last tiles and runs are not full.
+#[test]
+fn rings_and_streams_write_what_the_cpu_writes() {
+    device::once(|rig| {
+        let (cols, repeats) = (64 * 129, 128);
+        let shape = Shape::new(PERIOD * repeats, cols);
+        let period: Vec<bf16> = values(PERIOD * cols, 33, false)
+            .into_iter()
+            .map(bf16::from_f32)
+            .collect();
+        let whole = Source::Bf16(repeated(rig, &period, repeats));
+        let wide: Vec<f32> = period.iter().map(|x| x.to_f32()).collect();
+        let wide = Source::F32(repeated(rig, &wide, repeats));
+        let rows = |case: &Case| {
+            let mut specs = case.specs();
+            specs.retain(|spec| spec.key.usage == Usage::ROWWISE);
+            assert!(!specs.is_empty());
+            specs
+        };
+        let lines = Some([[1, 32], [32, 1]]);
+        for code in [Code::E4M3, Code::E5M2] {
+            let tensor = case(code, CURRENT, None, Some(TRANSPOSED));
+            encodes(rig, &tensor, &tensor.specs(), shape, &whole, &period);
+            let mx = case(code, ScaleRule::E8M0(MxScale::Te), lines, Some(ROW_MAJOR));
+            let floor = ScaleRule::E8M0(MxScale::OcpFloor);
+            let floor = case(code, floor, lines, Some(ROW_MAJOR));
+            for case in [&tensor, &mx, &floor] {
+                for source in [&whole, &wide] {
+                    encodes(rig, case, &rows(case), shape, source, &period);
+                }
+            }
         }
     });
 }
@@ -104,12 +147,12 @@ fn enlarged_tiles_write_every_form_alike() {
 }
 
 /// `period`, `repeats` times, on the device.
-fn repeated(rig: &Rig<Cuda>, period: &[bf16], repeats: usize) -> CudaBuffer<bf16> {
+fn repeated<T: Element>(rig: &Rig<Cuda>, period: &[T], repeats: usize) -> CudaBuffer<T> {
     let len = period.len();
     let one = rig.buffer(period);
-    let all = rig.backend.alloc::<bf16>(len * repeats).unwrap();
+    let all = rig.backend.alloc::<T>(len * repeats).unwrap();
     for start in (0..repeats).map(|n| n * len) {
-        rig.backend.copy::<bf16>(&one, 0..len, &all, start).unwrap();
+        rig.backend.copy::<T>(&one, 0..len, &all, start).unwrap();
     }
     all
 }
@@ -141,22 +184,29 @@ fn amaxes(rig: &Rig<Cuda>, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf
 }
 
 /// Every byte is that of one period on the CPU.
-fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>, period: &[bf16]) {
+fn encodes(
+    rig: &Rig<Cuda>,
+    case: &Case,
+    specs: &[BufferSpec],
+    shape: Shape,
+    source: &Source<Cuda>,
+    period: &[bf16],
+) {
     let cpu = cpu();
     let small = Source::Bf16(cpu.buffer(period));
     let part = shape.with_rows(PERIOD);
     let outer = case.outer(part, 3.75);
-    let small = encode_job(&cpu, case, &case.specs(), part, small, &outer);
+    let small = encode_job(&cpu, case, specs, part, small, &outer);
     cpu.run(Work::Encode(vec![small.clone()]));
     let target =
         |spec: &BufferSpec| Target::new(*spec, rig.backend.alloc::<u8>(spec.bytes(shape)).unwrap());
     let large = EncodeJob {
         shape,
         kernels: case.kernels(),
-        source: Source::Bf16(source.clone()),
+        source: source.clone(),
         source_rounding: SourceRounding::F32,
         tensor: inputs(rig, case, &outer, |_, slot| TensorInput::Known(slot)),
-        targets: case.specs().iter().map(target).collect(),
+        targets: specs.iter().map(target).collect(),
         stochastic: None,
     };
     rig.run(Work::Encode(vec![large.clone()]));
@@ -169,14 +219,15 @@ fn encodes(rig: &Rig<Cuda>, case: &Case, shape: Shape, source: &CudaBuffer<bf16>
         }
         // Transposed, each line repeats itself; else the whole does.
         let lines = if small.spec.axes == TRANSPOSED {
-            COLS
+            shape.cols
         } else {
             1
         };
         let line = expected.len() / lines;
-        assert_eq!(found.len(), expected.len() * REPEATS);
+        let repeats = shape.rows / PERIOD;
+        assert_eq!(found.len(), expected.len() * repeats);
         let differs =
-            |(i, found): &(usize, &[u8])| *found != &expected[i / REPEATS * line..][..line];
+            |(i, found): &(usize, &[u8])| *found != &expected[i / repeats * line..][..line];
         let first = found.chunks_exact(line).enumerate().find(differs);
         let at = first.map(|(i, _)| i * line);
         assert_eq!(at, None, "{:?}: in the {line} bytes from there", small.spec);

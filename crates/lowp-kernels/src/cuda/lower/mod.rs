@@ -1,128 +1,25 @@
 //! From jobs to the rows of the device table. Every decision was taken when the work was checked;
 //! here addresses and codes are written down.
 
+mod ingredients;
+
+use ingredients::{ingredients, known, outers, put_outer};
 use lowp_format::{
-    AmaxAlgorithm, Axis, Code, Extent, Form, FourOverSix, KernelKey, MxScale, Orientation, Part,
-    ScaleLayout, ScaleRule, Shape, SourceRounding, cdiv,
+    AmaxAlgorithm, Axis, Form, Orientation, Part, ScaleLayout, Shape, SourceRounding, cdiv,
 };
 
 use super::device::Cuda;
 use super::table::{
-    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Ingredients,
-    Interleave, Layout, Outer, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum,
-    SumSquares, Transpose, code, extent, rule,
+    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Interleave,
+    Layout, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum, SumSquares, Transpose,
+    code,
 };
-use crate::check::target::{filled_by, input_of, outer_kernel_of, share_pass};
+use crate::check::target::{filled_by, outer_kernel_of, share_pass};
 use crate::{
     AdamMode, AdamwJob, AmaxJob, ConvertJob, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
     HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, StepScalarsJob,
-    SumJob, SumSquaresJob, Target, TensorInput, TransposeJob,
+    SumJob, SumSquaresJob, Target, TransposeJob,
 };
-
-fn code_of(code: Code) -> u8 {
-    match code {
-        Code::E4M3 => code::E4M3,
-        Code::E5M2 => code::E5M2,
-        Code::E2M1 => code::E2M1,
-        Code::E8M0 => code::E8M0,
-        Code::Bf16 => code::BF16,
-        Code::F32 => code::F32,
-    }
-}
-
-/// The rule, `pow2` and `epsilon`.
-fn rule_of(rule: ScaleRule) -> (u8, bool, f32) {
-    match rule {
-        ScaleRule::None => (rule::NONE, false, 0.0),
-        ScaleRule::Delayed { .. } => (rule::TENSOR, false, 0.0),
-        ScaleRule::Current { pow2, epsilon, .. } => (rule::TENSOR, pow2, epsilon),
-        ScaleRule::E8M0(MxScale::Te) => (rule::E8M0_TE, false, 0.0),
-        ScaleRule::E8M0(MxScale::OcpFloor) => (rule::E8M0_FLOOR, false, 0.0),
-        ScaleRule::E8M0(MxScale::Even) => (rule::E8M0_EVEN, false, 0.0),
-        ScaleRule::TwoLevel { four_over_six, .. } if four_over_six.is_on() => {
-            (rule::FOUR_OVER_SIX, false, 0.0)
-        }
-        ScaleRule::TwoLevel { .. } => (rule::TWO_LEVEL, false, 0.0),
-        ScaleRule::BlockF32 { pow2, epsilon } => (rule::BLOCK_F32, pow2, epsilon),
-    }
-}
-
-/// The ingredients of `orientation`; `tensor` is where its scales or amaxes are, if it has any.
-fn ingredients(
-    orientation: Orientation,
-    key: &KernelKey,
-    tensor: u64,
-    observed: bool,
-) -> Ingredients {
-    let (rule, pow2, epsilon) = rule_of(key.scale);
-    let choice = match key.scale {
-        ScaleRule::TwoLevel { four_over_six, .. } => four_over_six,
-        _ => FourOverSix::Off,
-    };
-    Ingredients {
-        tensor,
-        largest: choice.largest(),
-        epsilon,
-        pow2: u8::from(pow2),
-        element: code_of(key.element),
-        rule,
-        extent: match (key.scale.outer(), orientation) {
-            (Some((Extent::Line, _)), Orientation::Rowwise) => extent::ROWS,
-            (Some((Extent::Line, _)), Orientation::Columnwise) => extent::COLUMNS,
-            _ => extent::TENSOR,
-        },
-        observed: u8::from(observed),
-        squares: u8::from(choice.squares()),
-        hadamard: u8::from(key.hadamard),
-        reserved: 0,
-    }
-}
-
-/// The ingredients that targets of an encode have, by orientation; `share` says that one pass fills both.
-fn known(
-    kernels: &[KernelKey; 2],
-    inputs: &[Option<TensorInput<Cuda>>; 2],
-    share: bool,
-) -> [Ingredients; 2] {
-    Orientation::ALL.map(|orientation| {
-        let key = &kernels[orientation as usize];
-        let input = input_of(inputs, orientation, share);
-        let tensor = match key.scale.outer() {
-            Some(_) => slot(input.map(TensorInput::slot)),
-            None => 0,
-        };
-        let observed = tensor != 0 && matches!(input, Some(TensorInput::Observed(_)));
-        ingredients(orientation, key, tensor, observed)
-    })
-}
-
-/// What is written and consumed of the tensor or its lines, but for the targets: each entry by one orientation.
-fn outers(
-    known: &[Ingredients; 2],
-    inputs: &[Option<TensorInput<Cuda>>; 2],
-    share: bool,
-) -> [Outer; 2] {
-    let mut outers = [Outer::default(); 2];
-    for (index, outer) in outers.iter_mut().enumerate() {
-        let used = inputs[index].is_some() && known[index].tensor != 0;
-        if used && (index == 0 || !share || inputs[0].is_none()) {
-            outer.ingredients = known[index];
-        }
-    }
-    outers
-}
-
-/// Puts a target of the tensor or its lines where nothing is.
-fn put_outer(
-    outers: &mut [Outer; 2],
-    known: &[Ingredients; 2],
-    orientation: Orientation,
-    pointer: u64,
-) -> bool {
-    let outer = &mut outers[orientation as usize];
-    outer.ingredients = known[orientation as usize];
-    put(&mut outer.to, pointer)
-}
 
 /// Address of the first value, its code, and the number of values.
 fn source(source: &Source<Cuda>) -> (u64, u8, u64) {
