@@ -47,7 +47,7 @@ constexpr uint64_t FLAT_COLS = 256;
 // PATH_GENERIC: blocks whose multipliers a unit keeps at a time.
 constexpr uint32_t UNIT_BLOCKS = 2048;
 // FlatEncode: elements, or blocks, of a tile.
-constexpr uint64_t FLAT_ENCODE_RUN = 2048;
+constexpr uint64_t FLAT_ENCODE_RUN = 8192;
 // Decode: rows of a tile and, with DECODE_GENERIC, its columns.
 constexpr uint32_t DECODE_SIDE = 64;
 // DECODE_WIDE: columns of a tile.

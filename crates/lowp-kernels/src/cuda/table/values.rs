@@ -33,7 +33,7 @@ constants! {
     /// PATH_GENERIC: blocks whose multipliers a unit keeps at a time.
     UNIT_BLOCKS: u32 = 2048;
     /// FlatEncode: elements, or blocks, of a tile.
-    FLAT_ENCODE_RUN: u64 = 2048;
+    FLAT_ENCODE_RUN: u64 = 8192;
     /// Decode: rows of a tile and, with DECODE_GENERIC, its columns.
     DECODE_SIDE: u32 = 64;
     /// DECODE_WIDE: columns of a tile.
