@@ -101,8 +101,10 @@ impl Modules {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found in a loaded module.
-            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
-                .map_err(failed("cuFuncSetAttribute"))?;
+            unsafe {
+                result::function::set_function_attribute(function, attribute, shared.cast_signed())
+            }
+            .map_err(failed("cuFuncSetAttribute"))?;
         }
         Ok(function)
     }
