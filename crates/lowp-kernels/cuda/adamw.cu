@@ -106,8 +106,8 @@ __device__ __noinline__ void raise_lines_apart(const Adamw& job, uint64_t row, u
   }
 }
 
-// Updates a tile and encodes it; returns the thread's amax of the new master.
-template <bool TRANSPOSED>
+// Updates a tile and encodes it; returns the thread's amax of the new master. LINES says that lines may have amaxes.
+template <bool TRANSPOSED, bool LINES>
 __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
                                              Stage<TRANSPOSED>& stage) {
   using Shape = Tiling<TRANSPOSED>;
@@ -126,11 +126,11 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
       job.grad_code == BF16 ? update_tile<false, true>(job, adam, view, at, v) : update_tile<false, false>(job, adam, view, at, v);
     }
     if (job.amax) a = v.maximum();
-    if (job.lines[0] | job.lines[1]) raise_lines(job, view, at, v);
+    if (LINES && (job.lines[0] | job.lines[1])) raise_lines(job, view, at, v);
     if (encode.passes == 0) return a;
   } else {
     a = update_any(job, adam, view, row, col, Shape::ROWS, Shape::COLS);
-    if (job.lines[0] | job.lines[1]) raise_lines_apart(job, row, col, Shape::ROWS, Shape::COLS);
+    if (LINES && (job.lines[0] | job.lines[1])) raise_lines_apart(job, row, col, Shape::ROWS, Shape::COLS);
     if (encode.passes == 0) return a;
     __syncthreads();
     v.load(job.master, false, view, at);
@@ -167,51 +167,108 @@ __device__ __forceinline__ float adamw_apart(const Adamw& job, const Adam& adam,
   return a;
 }
 
+// The matrix of a job, or its run of elements as one.
+__device__ __forceinline__ View view_of(const Adamw& job) {
+  const Encode& encode = job.encode;
+  return encode.path == PATH_FLAT ? View{cdiv(job.len, FLAT_COLS), FLAT_COLS, job.len} : View{encode.rows, encode.cols, job.len};
+}
+
+// A tile of PATH_WIDE (or PATH_FLAT), or of PATH_TRANSPOSED.
+template <bool TRANSPOSED, bool LINES>
+__device__ __forceinline__ float adamw_whole(const Adamw& job, const Adam& adam, uint32_t index, Stage<TRANSPOSED>& stage) {
+  float a = adamw_tiled<TRANSPOSED, LINES>(job, adam, view_of(job), index, stage);
+  if (job.encode.forms) forms_apart(stage);
+  return a;
+}
+
+// A tile of any other path.
+__device__ __forceinline__ float adamw_other(const Adamw& job, const Step* step, const Adam& adam, uint32_t index, EncodeMemory& shared) {
+  const Encode& encode = job.encode;
+  const View view = view_of(job);
+  uint32_t across = uint32_t(encode.tiles_across);
+  uint64_t row = uint64_t(index / across) * encode.tile_rows, col = uint64_t(index % across) * encode.tile_cols;
+  uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
+  uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
+  float a = adamw_apart(job, adam, view, row, col, rows, cols);
+  if (encode.path == PATH_MIXED) {
+    mixed_apart<4>(encode, step, index, shared.mixed);
+  } else if (encode.path == PATH_BLOCKS) {
+    blocks_apart<4>(encode, index, shared.blocks);
+  } else {
+    encode_generic(encode, step, index, shared.multipliers);
+  }
+  return a;
+}
+
+// What follows the tiles: scales of the tensor or its lines, and the amax of the new masters, of which each thread has `a`.
+__device__ __forceinline__ void finish(const Adamw& job, uint32_t index, float a) {
+  const Encode& encode = job.encode;
+  if (index == 0) store_all_outers(encode.outer, encode.rows, encode.cols);
+  if (job.amax && job.len != 0) {
+    __syncthreads();
+    a = block_max(a);
+    if (threadIdx.x == 0) raise(pointer<float>(job.amax), encode.via_bf16 ? round_bf16(a) : a);
+  }
+}
+
 }  // namespace lowp
 
 using namespace lowp;
 
+// Any jobs.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     lowp_adamw(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
   __shared__ EncodeMemory shared;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Adamw& job = jobs[tile.job];
-  const Encode& encode = job.encode;
   const Adam adam = Adam::of(step, job.group, job.l2);
+  const uint8_t path = job.encode.path;
   float a = 0.0f;
   if (job.len == 0) {
-    // Nothing but scales of the tensor or its lines below.
-  } else if (encode.path == PATH_FLAT) {
-    View view{cdiv(job.len, FLAT_COLS), FLAT_COLS, job.len};
-    a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
+    // Nothing but scales of the tensor or its lines.
+  } else if (path == PATH_WIDE || path == PATH_FLAT) {
+    a = adamw_whole<false, true>(job, adam, tile.index, shared.wide);
+  } else if (path == PATH_TRANSPOSED) {
+    a = adamw_whole<true, true>(job, adam, tile.index, shared.transposed);
   } else {
-    View view{encode.rows, encode.cols, job.len};
-    if (encode.path == PATH_WIDE) {
-      a = adamw_tiled<false>(job, adam, view, tile.index, shared.wide);
-      if (encode.forms) forms_apart(shared.wide);
-    } else if (encode.path == PATH_TRANSPOSED) {
-      a = adamw_tiled<true>(job, adam, view, tile.index, shared.transposed);
-      if (encode.forms) forms_apart(shared.transposed);
-    } else {
-      uint32_t across = uint32_t(encode.tiles_across);
-      uint64_t row = uint64_t(tile.index / across) * encode.tile_rows, col = uint64_t(tile.index % across) * encode.tile_cols;
-      uint32_t rows = uint32_t(min(uint64_t(encode.tile_rows), view.rows - row));
-      uint32_t cols = uint32_t(min(uint64_t(encode.tile_cols), view.cols - col));
-      a = adamw_apart(job, adam, view, row, col, rows, cols);
-      if (encode.path == PATH_MIXED) {
-        mixed_apart<4>(encode, step, tile.index, shared.mixed);
-      } else if (encode.path == PATH_BLOCKS) {
-        blocks_apart<4>(encode, tile.index, shared.blocks);
-      } else {
-        encode_generic(encode, step, tile.index, shared.multipliers);
-      }
-    }
+    a = adamw_other(job, step, adam, tile.index, shared);
   }
-  if (tile.index == 0) store_all_outers(encode.outer, encode.rows, encode.cols);
-  if (job.amax && job.len != 0) {
-    __syncthreads();
-    a = block_max(a);
-    if (threadIdx.x == 0) raise(pointer<float>(job.amax), encode.via_bf16 ? round_bf16(a) : a);
-  }
+  finish(job, tile.index, a);
+}
+
+// Launches of one kind of jobs without amaxes of lines, each with the registers that it needs and no more.
+
+// Jobs of PATH_WIDE and PATH_FLAT.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_adamw_wide(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  __shared__ Stage<false> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Adamw& job = jobs[tile.job];
+  const Adam adam = Adam::of(step, job.group, job.l2);
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<false, false>(job, adam, tile.index, stage));
+}
+
+// Jobs of PATH_TRANSPOSED.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_adamw_transposed(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
+                          uint32_t flags) {
+  __shared__ Stage<true> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Adamw& job = jobs[tile.job];
+  const Adam adam = Adam::of(step, job.group, job.l2);
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false>(job, adam, tile.index, stage));
+}
+
+// Jobs of the other paths.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_adamw_other(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step, uint32_t flags) {
+  __shared__ EncodeMemory shared;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Adamw& job = jobs[tile.job];
+  const Adam adam = Adam::of(step, job.group, job.l2);
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_other(job, step, adam, tile.index, shared));
 }

@@ -262,6 +262,13 @@ impl Encode {
     }
 }
 
+/// The kind of all `jobs`, if they are of one.
+fn of_one_kind<J>(jobs: &[J], kind: impl Fn(&J) -> Kernel) -> Option<Kernel> {
+    let (first, rest) = jobs.split_first()?;
+    let first = kind(first);
+    rest.iter().all(|job| kind(job) == first).then_some(first)
+}
+
 impl Job for Encode {
     const KERNEL: Kernel = Kernel::Encode;
 
@@ -281,10 +288,7 @@ impl Job for Encode {
             (path::WIDE, code::BF16) if job.pass[0].is_known_fp8() => Kernel::EncodeWideBf16,
             _ => Kernel::Encode,
         };
-        match jobs {
-            [first, rest @ ..] if rest.iter().all(|job| kind(job) == kind(first)) => kind(first),
-            _ => Kernel::Encode,
-        }
+        of_one_kind(jobs, kind).unwrap_or(Kernel::Encode)
     }
 
     fn lay_out(&mut self) {
@@ -339,6 +343,16 @@ impl Job for Encode {
 
 impl Job for Adamw {
     const KERNEL: Kernel = Kernel::Adamw;
+
+    fn kernel(jobs: &[Self]) -> Kernel {
+        let kind = |job: &Self| match job.encode.path {
+            path::WIDE | path::FLAT | path::TRANSPOSED if job.lines != [0; 2] => Kernel::Adamw,
+            path::WIDE | path::FLAT => Kernel::AdamwWide,
+            path::TRANSPOSED => Kernel::AdamwTransposed,
+            _ => Kernel::AdamwOther,
+        };
+        of_one_kind(jobs, kind).unwrap_or(Kernel::Adamw)
+    }
 
     fn lay_out(&mut self) {
         let chunk = |code: u8| bits(code) / 2;

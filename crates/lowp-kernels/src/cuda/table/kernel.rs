@@ -26,6 +26,9 @@ pub(crate) enum Kernel {
     Repack,
     Interleave,
     Adamw,
+    AdamwWide,
+    AdamwTransposed,
+    AdamwOther,
     SumSquares,
     Sum,
     StepScalars,
@@ -33,7 +36,7 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 22] = [
+    pub(crate) const ALL: [Kernel; 25] = [
         Kernel::Amax,
         Kernel::History,
         Kernel::Encode,
@@ -53,6 +56,9 @@ impl Kernel {
         Kernel::Repack,
         Kernel::Interleave,
         Kernel::Adamw,
+        Kernel::AdamwWide,
+        Kernel::AdamwTransposed,
+        Kernel::AdamwOther,
         Kernel::SumSquares,
         Kernel::Sum,
         Kernel::StepScalars,
@@ -80,6 +86,9 @@ impl Kernel {
             Kernel::Repack => "lowp_repack",
             Kernel::Interleave => "lowp_interleave",
             Kernel::Adamw => "lowp_adamw",
+            Kernel::AdamwWide => "lowp_adamw_wide",
+            Kernel::AdamwTransposed => "lowp_adamw_transposed",
+            Kernel::AdamwOther => "lowp_adamw_other",
             Kernel::SumSquares => "lowp_sum_squares",
             Kernel::Sum => "lowp_sum",
             Kernel::StepScalars => "lowp_step_scalars",
