@@ -146,10 +146,10 @@ __device__ __forceinline__ float adamw_apart(const Adamw& job, const Adam& adam,
                                              uint32_t rows, uint32_t cols) {
   bool vector = job.encode.vector & VECTOR_SOURCE;
   float a = 0.0f;
-  if (vector && rows % 32 == 0 && cols % 64 == 0 && view.holds_all(row, col, rows, cols)) {
-    // Tiles of 128 x 64.
+  // The warps of a block cover a whole tile of TRANSPOSED_ROWS x TRANSPOSED_COLS.
+  if (vector && rows == TRANSPOSED_ROWS && cols % TRANSPOSED_COLS == 0 && view.holds_all(row, col, rows, cols)) {
 #pragma unroll 1
-    for (uint32_t left = 0; left < cols; left += 64) {
+    for (uint32_t left = 0; left < cols; left += TRANSPOSED_COLS) {
       Lane<4> at{threadIdx.x % 32, row + Tiling<true>::warp_row(), col + left + Tiling<true>::warp_col()};
       Values<4> v;
       if (job.moments_code == BF16) {
