@@ -58,7 +58,7 @@ pub(crate) const TABLE: [(Code, RuleKind); 12] = {
 /// The blocks that four over six is defined for, under the amax of a tensor.
 const CHOSEN_BLOCKS: [[usize; 2]; 3] = [[1, 16], [16, 1], [16, 16]];
 
-/// Checks that `key` is in the table, and that it has blocks where its rule scales them.
+/// Checks that `key` is in the table, that it has blocks where its rule scales them, and a rule where values are transformed.
 ///
 /// # Errors
 /// [`KernelError::Ingredients`] for any other combination.
@@ -70,7 +70,9 @@ pub(crate) fn known(key: &KernelKey) -> Result<(), KernelError> {
             .block
             .is_some_and(|block| CHOSEN_BLOCKS.contains(&block))
             && matches!(key.scale.outer(), Some((Extent::Tensor, _)));
-    if TABLE.contains(&(key.element, kind)) && blocks && chosen {
+    // Values that are kept as they are keep NaNs, whose bits a transform would make differ from device to device.
+    let kept = kind == RuleKind::Unscaled && key.hadamard;
+    if TABLE.contains(&(key.element, kind)) && blocks && chosen && !kept {
         return Ok(());
     }
     Err(KernelError::Ingredients { key: *key })

@@ -394,9 +394,12 @@ pub(super) fn adamw(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, Kerne
             exp_avg_sq,
         } => [exp_avg.pointer(), exp_avg_sq.pointer(), code::BF16.into()],
     };
+    // The shape of amaxes was checked where lines have some.
+    let amax = job.amax.as_ref();
+    let lined = amax.filter(|amax| amax.blocks().next().is_some());
     let encode = match &job.encode {
         None => {
-            let shape = job.amax.as_ref().map(|amax| amax.shape);
+            let shape = lined.map(|amax| amax.shape);
             Encode {
                 rows: shape.map_or(0, |shape| shape.rows as u64),
                 cols: shape.map_or(0, |shape| shape.cols as u64),
@@ -406,9 +409,8 @@ pub(super) fn adamw(backend: &Cuda, job: &AdamwJob<Cuda>) -> Result<Adamw, Kerne
         }
         Some(job) => one_row(encode(backend, job)?)?,
     };
-    let amax = job.amax.as_ref();
     let line = |orientation: Orientation| {
-        let amax = amax.filter(|amax| amax.shape.elements() > 0)?;
+        let amax = lined.filter(|amax| amax.shape.elements() > 0)?;
         amax.lines[orientation as usize].map(|start| amax.out.at(start))
     };
     Ok(Adamw {
