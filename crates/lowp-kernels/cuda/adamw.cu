@@ -200,10 +200,13 @@ __device__ __forceinline__ float adamw_other(const Adamw& job, const Step* step,
   return a;
 }
 
+// Not inlined: one tile does it.
+__device__ __noinline__ void outers_apart(const Encode& encode) { store_all_outers(encode.outer, encode.rows, encode.cols); }
+
 // What follows the tiles: scales of the tensor or its lines, and the amax of the new masters, of which each thread has `a`.
 __device__ __forceinline__ void finish(const Adamw& job, uint32_t index, float a) {
   const Encode& encode = job.encode;
-  if (index == 0) store_all_outers(encode.outer, encode.rows, encode.cols);
+  if (index == 0) outers_apart(encode);
   if (job.amax && job.len != 0) {
     __syncthreads();
     a = block_max(a);
