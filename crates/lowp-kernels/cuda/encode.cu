@@ -1,6 +1,6 @@
 // Encode: every buffer of any number of matrices, in one launch. The input is read once.
+#include <lowp/begin.cuh>
 #include <lowp/encode.cuh>
-#include <lowp/ring.cuh>
 #include <lowp/stream.cuh>
 
 namespace lowp {
@@ -77,29 +77,6 @@ __device__ __forceinline__ void encode_whole(const Place& place, Stage<TRANSPOSE
 template <int W, bool TRANSPOSED>
 __device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Stage<TRANSPOSED>& stage) {
   encode_whole<W, TRANSPOSED>(Place<TRANSPOSED, false>::begin(job, index, stage), stage);
-}
-
-// Scales and amaxes of the tensor or its lines. Not inlined: one tile of a tensor does it.
-__device__ __noinline__ void outers_apart(const Encode& job) { store_all_outers(job.outer, job.rows, job.cols); }
-
-__device__ __forceinline__ bool empty(const Encode& job) { return job.rows == 0 || job.cols == 0 || job.passes == 0; }
-
-// What launches of tensors without scales of lines do first: whether there is anything to encode.
-__device__ __forceinline__ bool begin(const Encode& job, uint32_t index) {
-  if (index == 0) outers_apart(job);
-  return !empty(job);
-}
-
-// The same where lines may have scales: each tile writes its own.
-__device__ __forceinline__ bool begin_lines(const Encode& job, uint32_t index) {
-  if (empty(job)) {
-    if (index == 0) outers_apart(job);
-    return false;
-  }
-  uint32_t across = uint32_t(job.tiles_across);
-  uint64_t row = uint64_t(index / across) * job.tile_rows, col = uint64_t(index % across) * job.tile_cols;
-  store_outers(job.outer, job.rows, job.cols, row, col, job.tile_rows, job.tile_cols);
-  return true;
 }
 
 }  // namespace lowp
@@ -222,42 +199,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (begin(jobs[tile.job], tile.index)) encode_stream<false>(jobs[tile.job], tile.index);
-}
-
-// Large jobs of PATH_TRANSPOSED from bf16, of whole tiles of 128 x 64: several of them side by side, of which the next are on
-// their way. Memory answers long streams of reads better than as many loads that the same thread waits for.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    lowp_encode_ring_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
-                          uint32_t flags) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  RingMemory& shared = *reinterpret_cast<RingMemory*>(memory);
-  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
-  const Tile tile = tiles[blockIdx.x];
-  const Encode& job = jobs[tile.job];
-  if (!begin(job, tile.index)) return;
-  const auto place = Place<true, true>::begin(job, tile.index, shared.stage);
-  place.hold_tensor(shared.stage);
-  uint32_t lane = threadIdx.x % 32;
-  const uint32_t steps = uint32_t(min(uint64_t(job.tile_cols), job.cols - place.col()) / TRANSPOSED_COLS);
-  const uint16_t* from = pointer<const uint16_t>(job.source) + place.row() * job.cols + place.col();
-  auto fetch = [&](uint32_t next) {
-    if (next < steps) shared.ring.fetch(next % STAGES, from + next * TRANSPOSED_COLS, place.encode().cols);
-    // Steps that there are not are empty groups.
-    Ring::commit();
-  };
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) fetch(s);
-#pragma unroll 1
-  for (uint32_t s = 0; s < steps; ++s) {
-    Ring::wait<STAGES - 2>();
-    // All threads' copies of this step are there, and all have read and stored the step before.
-    __syncthreads();
-    Values<8> v;
-    shared.ring.read(s % STAGES, lane, v);
-    fetch(s + STAGES - 1);
-    quantize<8, true>(place, lane, v, shared.stage);
-    __syncwarp();
-    if (lane == 0) shared.stage.held[threadIdx.x / 32].col += TRANSPOSED_COLS;
-    __syncwarp();
-  }
 }

@@ -38,8 +38,10 @@ constexpr uint32_t TRANSPOSED_COLS = 64;
 constexpr uint32_t BLOCKS_SIDE = 128;
 // PATH_STREAM: elements of a tile.
 constexpr uint64_t STREAM_RUN = 16384;
-// lowp_encode_ring_bf16: bytes of shared memory, and columns of a tile of PATH_TRANSPOSED.
-constexpr uint32_t RING_BYTES = 66944;
+// lowp_encode_ring_*: bytes of shared memory with two tiles on their way and with three, and columns of a
+// large tile.
+constexpr uint32_t RING_BYTES = 48128;
+constexpr uint32_t LONG_RING_BYTES = 64512;
 constexpr uint32_t RING_COLS = 256;
 // PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
 constexpr uint64_t FLAT_TILE = 8192;
@@ -137,6 +139,9 @@ enum Path : uint8_t {
   // Row-major FP8 of a tensor scale, or of E8M0 scales of 1 x 32 in rows of whole blocks. Tiles of
   // STREAM_RUN consecutive elements; not in launches with jobs of other paths.
   PATH_STREAM = 6,
+  // Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
+  // lowp_encode_ring_*; not in launches with jobs of other paths.
+  PATH_RING = 7,
 };
 
 // Bits of Encode::vector: 16-byte accesses stay aligned in every row.

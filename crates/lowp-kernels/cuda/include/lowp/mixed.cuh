@@ -265,12 +265,11 @@ __device__ __forceinline__ void stage_lines(const Encode& job, MixedStage& stage
   }
 }
 
-// Encodes a tile whose values are loaded by `load(values, lane)`.
+// Encodes the tile from (row, col) on, whose values are loaded by `load(values, lane)`.
 template <int W, typename Load>
-__device__ __forceinline__ void encode_mixed(const Encode& job, const Step* step, uint32_t index, MixedStage& stage, Load load) {
+__device__ __forceinline__ void encode_mixed(const Encode& job, const Step* step, const uint64_t row, const uint64_t col,
+                                             MixedStage& stage, Load load) {
   uint32_t lane = threadIdx.x % 32;
-  uint32_t across = uint32_t(job.tiles_across);
-  const uint64_t row = uint64_t(index / across) * TRANSPOSED_ROWS, col = uint64_t(index % across) * TRANSPOSED_COLS;
   stage_lines(job, stage, row, col);
   if (job.stochastic && threadIdx.x == 0) {
     stage.philox = Philox{job.seed, job.stream + (step->random_step << 32)};
@@ -321,10 +320,16 @@ __device__ __forceinline__ void encode_mixed(const Encode& job, const Step* step
 
 // The same from the source.
 template <int W>
-__device__ __forceinline__ void encode_mixed_source(const Encode& job, const Step* step, uint32_t index, MixedStage& stage) {
-  encode_mixed<W>(job, step, index, stage, [&](Values<W>& v, const Lane<W>& at) {
+__device__ __forceinline__ void encode_mixed_source(const Encode& job, const Step* step, uint64_t row, uint64_t col,
+                                                    MixedStage& stage) {
+  encode_mixed<W>(job, step, row, col, stage, [&](Values<W>& v, const Lane<W>& at) {
     v.load(job.source, job.vector & VECTOR_SOURCE, View{job.rows, job.cols, job.rows * job.cols}, at);
   });
+}
+template <int W>
+__device__ __forceinline__ void encode_mixed_source(const Encode& job, const Step* step, uint32_t index, MixedStage& stage) {
+  uint32_t across = uint32_t(job.tiles_across);
+  encode_mixed_source<W>(job, step, uint64_t(index / across) * TRANSPOSED_ROWS, uint64_t(index % across) * TRANSPOSED_COLS, stage);
 }
 
 // Not inlined: with registers of its own.

@@ -1,52 +1,169 @@
 // Values of bfloat16 on their way: a ring of tiles of 128 x 64 in shared memory, filled by copies that nobody waits for until
-// their tile is due.
+// their tile is due. A thread reads them as runs of 16 of a row, or as 16 rows of two columns: blocks of 16 lie within a thread.
 #pragma once
 #include <lowp/stage.cuh>
 
 namespace lowp {
 
-// Steps of a tile that are on their way or in work.
-constexpr int STAGES = 3;
+constexpr uint32_t RING_TILE = TRANSPOSED_ROWS * TRANSPOSED_COLS * 2;
 
-struct alignas(128) Ring {
-  uint8_t bytes[STAGES][TRANSPOSED_ROWS * TRANSPOSED_COLS * 2];
+// 16 consecutive values of a row, in pairs.
+struct Run {
+  uint32_t x[8];
+  // The largest magnitude; NaN where there is one.
+  __device__ __forceinline__ float amax() const;
+};
 
-  // Starts the copy of the tile whose first value is at `from`, of a matrix of `cols` columns. Chunks of 16 bytes are exchanged
-  // within a row, which keeps those that a quarter of a warp reads at a time off each other's banks.
-  __device__ __forceinline__ void fetch(uint32_t slot, const uint16_t* from, uint64_t cols) {
-    uint32_t to = uint32_t(__cvta_generic_to_shared(bytes[slot]));
+// 16 rows of two neighbouring columns, a pair of values each.
+struct TwoColumns {
+  uint32_t x[16];
+  // The largest magnitudes of the columns; NaN where there is one.
+  __device__ __forceinline__ uint32_t amaxes() const;
+};
+
+// The larger magnitudes of pairs of bfloat16, where a NaN wins; signs are any.
+__device__ __forceinline__ uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 860
+  uint32_t y;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+#else
+  return __vmaxu2(a & 0x7FFF7FFFu, b & 0x7FFF7FFFu);
+#endif
+}
+
+template <int N>
+__device__ __forceinline__ uint32_t largest_magnitudes(const uint32_t (&x)[N]) {
+  uint32_t a[N / 2];
 #pragma unroll
-    for (uint32_t k = 0; k < TRANSPOSED_ROWS * 8 / THREADS; ++k) {
-      uint32_t e = k * THREADS + threadIdx.x, row = e / 8, chunk = e % 8;
-      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to + row * 128 + (chunk ^ row % 8) * 16),
-                   "l"(from + row * cols + chunk * 8));
+  for (int i = 0; i < N / 2; ++i) a[i] = larger_magnitudes(x[i], x[i + N / 2]);
+#pragma unroll
+  for (int n = N / 4; n >= 1; n /= 2) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) a[i] = larger_magnitudes(a[i], a[i + n]);
+  }
+  return a[0] & 0x7FFF7FFFu;
+}
+
+__device__ __forceinline__ float Run::amax() const {
+  // As integers: a NaN is larger than all others.
+  uint32_t a = largest_magnitudes(x);
+  return __uint_as_float(max(a << 16, a & 0xFFFF0000u));
+}
+
+__device__ __forceinline__ uint32_t TwoColumns::amaxes() const { return largest_magnitudes(x); }
+
+// Keeps the compiler from computing a value again where it is used.
+__device__ __forceinline__ uint32_t kept(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Where a row has its chunk of 16 bytes. Chunks are exchanged within a row, which keeps those that a quarter of a warp reads
+// at a time off each other's banks: of neighbouring rows, and of rows that are 16 apart.
+__device__ __forceinline__ uint32_t ring_place(uint32_t row, uint32_t chunk) {
+  return row * 128 + (chunk ^ (row ^ row / 16) % 8) * 16;
+}
+
+// STAGES tiles are on their way or in work.
+template <int STAGES>
+struct alignas(128) Ring {
+  uint8_t bytes[STAGES][RING_TILE];
+};
+
+// A thread's part in the copies to a ring: a chunk of every 32nd row of a tile.
+struct RingCopies {
+  uint32_t to;
+  uint64_t from, rows_apart;
+
+  // Of tiles whose first value is at (row, col).
+  __device__ __forceinline__ RingCopies(const void* ring, const Encode& job, uint64_t row, uint64_t col) {
+    uint32_t r = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    to = kept(uint32_t(__cvta_generic_to_shared(ring)) + ring_place(r, chunk));
+    from = job.source + 2 * ((row + r) * job.cols + col + chunk * 8);
+    rows_apart = 2 * 32 * job.cols;
+  }
+  __device__ __forceinline__ void start(uint32_t slot, uint32_t step) const {
+    uint64_t at = from + step * (2 * TRANSPOSED_COLS);
+#pragma unroll
+    for (uint32_t k = 0; k < TRANSPOSED_ROWS / 32; ++k) {
+      // Of row 32 k: two more of what row / 16 exchanges chunks by.
+      uint32_t there = (to ^ k * 32) + k * 32 * 128 + slot * RING_TILE;
+      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(there), "l"(at));
+      at += rows_apart;
     }
   }
-  static __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
-  // Waits until all but the latest `LEFT` groups are there, for this thread's copies.
-  template <int LEFT>
-  static __device__ __forceinline__ void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-  }
+};
 
-  // The values of a warp in the tile of `slot`.
-  __device__ __forceinline__ void read(uint32_t slot, uint32_t lane, Values<8>& v) const {
-    uint32_t first = Tiling<true>::warp_row() + lane / 4 * 4, chunk = Tiling<true>::warp_col() / 8 + lane % 4;
+// Two runs of a thread, eight rows apart. A warp has those of 16 rows.
+struct RunReader {
+  uint32_t at;
+  static __device__ __forceinline__ uint32_t row(uint32_t which) {
+    return threadIdx.x / 32 * 16 + which * 8 + threadIdx.x % 32 / 4;
+  }
+  static __device__ __forceinline__ uint32_t column() { return threadIdx.x % 4 * 16; }
+  __device__ __forceinline__ RunReader() : at(kept(ring_place(row(0), column() / 8))) {}
+  __device__ __forceinline__ Run read(const uint8_t* tile, uint32_t which) const {
+    const uint8_t* from = tile + which * 8 * 128;
+    uint4 low = *reinterpret_cast<const uint4*>(from + at), high = *reinterpret_cast<const uint4*>(from + (at ^ 16));
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+};
+
+// 16 rows of two columns of a thread. Eight threads have the columns, a warp eight of them.
+struct ColumnReader {
+  uint32_t at;
+  static __device__ __forceinline__ uint32_t row() { return threadIdx.x % 8 * 16; }
+  static __device__ __forceinline__ uint32_t column() { return threadIdx.x / 8 * 2; }
+  __device__ __forceinline__ ColumnReader() : at(kept(ring_place(row(), column() / 8) + column() % 8 * 2)) {}
+  __device__ __forceinline__ TwoColumns read(const uint8_t* tile) const {
+    TwoColumns v;
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i) v.x[i] = *reinterpret_cast<const uint32_t*>(tile + (at ^ i % 8 * 16) + i * 128);
+    return v;
+  }
+};
+
+// Four rows of eight columns of a thread, as Tiling<true> has them.
+struct TileReader {
+  uint32_t at;
+  static __device__ __forceinline__ uint32_t row() { return Tiling<true>::warp_row() + threadIdx.x % 32 / 4 * 4; }
+  static __device__ __forceinline__ uint32_t column() { return Tiling<true>::warp_col() + threadIdx.x % 4 * 8; }
+  __device__ __forceinline__ TileReader() : at(kept(ring_place(row(), column() / 8))) {}
+  __device__ __forceinline__ void read(const uint8_t* tile, uint32_t (&x)[4][4]) const {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      uint4 raw = *reinterpret_cast<const uint4*>(bytes[slot] + (first + i) * 128 + (chunk ^ (first + i) % 8) * 16);
-      v.x[i][0] = raw.x;
-      v.x[i][1] = raw.y;
-      v.x[i][2] = raw.z;
-      v.x[i][3] = raw.w;
+      uint4 raw = *reinterpret_cast<const uint4*>(tile + (at ^ i * 16) + i * 128);
+      x[i][0] = raw.x;
+      x[i][1] = raw.y;
+      x[i][2] = raw.z;
+      x[i][3] = raw.w;
     }
   }
 };
 
-struct RingMemory {
-  Ring ring;
-  Stage<true> stage;
-};
-static_assert(sizeof(RingMemory) == RING_BYTES);
+// Calls `work(tile, step)` for each tile of 128 x 64 from (row, col) on, `steps` of them along the columns. The next ones are on
+// their way. All threads have finished a tile before any begins the next but one.
+template <int STAGES, typename Work>
+__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, const Encode& job, uint64_t row, uint64_t col, uint32_t steps, Work work) {
+  const RingCopies copies(ring.bytes, job, row, col);
+  auto fetch = [&](uint32_t step, uint32_t slot) {
+    if (step < steps) copies.start(slot, step);
+    // Steps that there are not are empty groups.
+    asm volatile("cp.async.commit_group;");
+  };
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) fetch(s, s);
+  uint32_t slot = 0;
+#pragma unroll 1
+  for (uint32_t s = 0; s < steps; ++s) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    // All threads' copies of this tile are there, and all have read the one before.
+    __syncthreads();
+    fetch(s + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
+    work(ring.bytes[slot], s);
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  }
+}
 
 }  // namespace lowp

@@ -219,9 +219,13 @@ struct TwoLevel {
     float scale = two_level_encode_scale(amax, 2688.0f);
     return {__fmul_rn(scale, __uint_as_float(0x3E2AAAABu)), __fdiv_rn(1.0f, scale)};
   }
+  // What the values of a block of scale `entry` are multiplied by.
+  __device__ __forceinline__ float multiplier(uint32_t entry) const {
+    return fminf(__frcp_rn(__fmul_rn(E4m3::decode(entry), decode)), float_max());
+  }
   __device__ __forceinline__ Scaled block(float amax, uint32_t, uint32_t) const {
     uint32_t entry = E4m3::one(fminf(__fmul_rn(amax, factor), float_max()));
-    return {entry, fminf(__fdiv_rn(1.0f, __fmul_rn(E4m3::decode(entry), decode)), float_max())};
+    return {entry, multiplier(entry)};
   }
 };
 

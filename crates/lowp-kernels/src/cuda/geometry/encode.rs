@@ -1,7 +1,7 @@
 //! Encodes, alone and fused with AdamW.
 
 use super::super::table::{
-    Adamw, BLOCKS_SIDE, Encode, FLAT_COLS, FLAT_TILE, Kernel, Outer, Pass, RING_COLS, STREAM_RUN,
+    Adamw, BLOCKS_SIDE, Encode, FLAT_COLS, FLAT_TILE, Kernel, Outer, Pass, STREAM_RUN,
     TRANSPOSED_COLS, TRANSPOSED_ROWS, UNIT_BLOCKS, WIDE_COLS, WIDE_ROWS, code, extent, forms, path,
     rule, vector,
 };
@@ -11,8 +11,6 @@ use super::{Job, aligned, bits, cdiv};
 const UNIT: u64 = 4096;
 /// Tiles of a launch from which fewer and larger ones keep a device as busy.
 const MANY_TILES: u64 = 16384;
-/// Tiles of PATH_TRANSPOSED from which those of the ring do.
-const MANY_RING_TILES: u64 = 8192;
 
 /// Least common multiple of sides of blocks, which are small.
 fn lcm(a: u64, b: u64) -> u64 {
@@ -211,14 +209,6 @@ impl Encode {
         self.path == path::WIDE && known && fp8 && whole && asked
     }
 
-    /// Whether the tiles of the ring, which are whole, cover the matrix.
-    fn fits_ring(&self) -> bool {
-        let whole = self.rows.is_multiple_of(TRANSPOSED_ROWS.into())
-            && self.cols.is_multiple_of(TRANSPOSED_COLS.into());
-        let known = self.pass[0].ingredients.rule == rule::TENSOR && self.forms == forms::NONE;
-        whole && known && self.vector & vector::SOURCE != 0
-    }
-
     fn vector_outputs(&self) -> u8 {
         let mut found = 0;
         for (i, pass) in self.passes().iter().enumerate() {
@@ -274,9 +264,7 @@ impl Job for Encode {
 
     fn kernel(jobs: &[Self]) -> Kernel {
         let kind = |job: &Self| match (job.path, job.source_code) {
-            (path::TRANSPOSED, code::BF16) if job.tile_cols > TRANSPOSED_COLS => {
-                Kernel::EncodeRingBf16
-            }
+            (path::RING, _) => job.ring().unwrap_or(Kernel::Encode),
             (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
             (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
             (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
@@ -306,21 +294,11 @@ impl Job for Encode {
             for job in jobs {
                 job.path = path::STREAM;
             }
-            return;
-        }
-        match Self::kernel(jobs) {
-            Kernel::EncodeWideBf16 if tiles >= MANY_TILES => {
-                jobs.iter_mut().for_each(Encode::enlarge);
-            }
-            Kernel::EncodeTransposedBf16
-                if tiles >= MANY_RING_TILES && jobs.iter().all(Encode::fits_ring) =>
-            {
-                for job in jobs {
-                    job.tile_cols = RING_COLS;
-                    job.tiles_across = cdiv(job.cols, RING_COLS.into());
-                }
-            }
-            _ => {}
+        } else if !Self::through_ring(jobs)
+            && Self::kernel(jobs) == Kernel::EncodeWideBf16
+            && tiles >= MANY_TILES
+        {
+            jobs.iter_mut().for_each(Encode::enlarge);
         }
     }
 

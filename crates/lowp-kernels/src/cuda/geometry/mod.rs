@@ -5,6 +5,7 @@
 //! them (paths, tile sizes, alignment), and [`Job::tiles`] counts its thread blocks.
 
 mod encode;
+mod ring;
 #[cfg(test)]
 mod tests;
 

@@ -54,6 +54,41 @@ fn bf16_sources_have_a_kernel_of_their_own() {
 }
 
 #[test]
+fn whole_tiles_of_bf16_go_through_a_ring() {
+    let job = |rows, cols| {
+        let mut job = Encode {
+            source_code: code::BF16,
+            ..encode(rows, cols, &[[1, 32], [32, 1]])
+        };
+        job.lay_out();
+        job
+    };
+    let together = |mut jobs: Vec<Encode>| {
+        Encode::lay_out_together(&mut jobs);
+        (
+            Encode::kernel(&jobs),
+            jobs.iter().map(Job::tiles).sum::<u64>(),
+        )
+    };
+    let ring = Kernel::EncodeRingMxfp8;
+    assert_eq!(together(vec![job(256, 192)]), (ring, 6));
+    // 4096 tiles of 64 columns are as many of 256, four times fewer.
+    assert_eq!(together(vec![job(8192, 4096)]), (ring, 1024));
+    assert_eq!(together(vec![job(8192, 4160)]), (ring, 64 * 17));
+    for [rows, cols] in [[255, 192], [256, 160]] {
+        assert_eq!(
+            together(vec![job(rows, cols), job(256, 192)]).0,
+            Kernel::EncodeWideBf16
+        );
+    }
+    let mut even = job(256, 192);
+    for pass in &mut even.pass {
+        pass.ingredients.rule = rule::E8M0_EVEN;
+    }
+    assert_eq!(even.ring(), None);
+}
+
+#[test]
 fn many_tiles_are_enlarged() {
     let bf16 = |rows| {
         let mut job = Encode {

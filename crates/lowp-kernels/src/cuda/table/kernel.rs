@@ -1,6 +1,6 @@
 //! The entry points of the compiled kernels.
 
-use super::{HISTORY_THREADS, RING_BYTES, THREADS};
+use super::{HISTORY_THREADS, LONG_RING_BYTES, RING_BYTES, THREADS};
 
 /// One operation of the device: the name of its kernel and the threads of a block. Every kernel
 /// takes `(tiles: *const Tile, jobs: *const Job, step: *const Step, flags: u32)`, runs one block per
@@ -19,7 +19,14 @@ pub(crate) enum Kernel {
     EncodeBlocksF32,
     EncodeStreamBf16,
     EncodeStreamF32,
-    EncodeRingBf16,
+    EncodeRingFp8,
+    EncodeRingNvfp4,
+    EncodeRingNvfp4Square,
+    EncodeRingNvfp4Transformed,
+    EncodeRingNvfp4Random,
+    EncodeRingMxfp4,
+    EncodeRingMxfp8,
+    EncodeRingNvfp4Mxfp8,
     FlatEncode,
     Decode,
     Transpose,
@@ -36,7 +43,7 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 25] = [
+    pub(crate) const ALL: [Kernel; 32] = [
         Kernel::Amax,
         Kernel::History,
         Kernel::Encode,
@@ -49,7 +56,14 @@ impl Kernel {
         Kernel::EncodeBlocksF32,
         Kernel::EncodeStreamBf16,
         Kernel::EncodeStreamF32,
-        Kernel::EncodeRingBf16,
+        Kernel::EncodeRingFp8,
+        Kernel::EncodeRingNvfp4,
+        Kernel::EncodeRingNvfp4Square,
+        Kernel::EncodeRingNvfp4Transformed,
+        Kernel::EncodeRingNvfp4Random,
+        Kernel::EncodeRingMxfp4,
+        Kernel::EncodeRingMxfp8,
+        Kernel::EncodeRingNvfp4Mxfp8,
         Kernel::FlatEncode,
         Kernel::Decode,
         Kernel::Transpose,
@@ -79,7 +93,14 @@ impl Kernel {
             Kernel::EncodeBlocksF32 => "lowp_encode_blocks_f32",
             Kernel::EncodeStreamBf16 => "lowp_encode_stream_bf16",
             Kernel::EncodeStreamF32 => "lowp_encode_stream_f32",
-            Kernel::EncodeRingBf16 => "lowp_encode_ring_bf16",
+            Kernel::EncodeRingFp8 => "lowp_encode_ring_fp8",
+            Kernel::EncodeRingNvfp4 => "lowp_encode_ring_nvfp4",
+            Kernel::EncodeRingNvfp4Square => "lowp_encode_ring_nvfp4_square",
+            Kernel::EncodeRingNvfp4Transformed => "lowp_encode_ring_nvfp4_transformed",
+            Kernel::EncodeRingNvfp4Random => "lowp_encode_ring_nvfp4_random",
+            Kernel::EncodeRingMxfp4 => "lowp_encode_ring_mxfp4",
+            Kernel::EncodeRingMxfp8 => "lowp_encode_ring_mxfp8",
+            Kernel::EncodeRingNvfp4Mxfp8 => "lowp_encode_ring_nvfp4_mxfp8",
             Kernel::FlatEncode => "lowp_flat_encode",
             Kernel::Decode => "lowp_decode",
             Kernel::Transpose => "lowp_transpose",
@@ -106,7 +127,13 @@ impl Kernel {
     /// Bytes of dynamic shared memory of a block.
     pub(crate) const fn shared_bytes(self) -> u32 {
         match self {
-            Kernel::EncodeRingBf16 => RING_BYTES,
+            Kernel::EncodeRingFp8 | Kernel::EncodeRingMxfp8 => LONG_RING_BYTES,
+            Kernel::EncodeRingNvfp4
+            | Kernel::EncodeRingNvfp4Square
+            | Kernel::EncodeRingNvfp4Transformed
+            | Kernel::EncodeRingNvfp4Random
+            | Kernel::EncodeRingMxfp4
+            | Kernel::EncodeRingNvfp4Mxfp8 => RING_BYTES,
             _ => 0,
         }
     }

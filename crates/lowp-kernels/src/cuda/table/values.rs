@@ -24,8 +24,10 @@ constants! {
     BLOCKS_SIDE: u32 = 128;
     /// PATH_STREAM: elements of a tile.
     STREAM_RUN: u64 = 16384;
-    /// lowp_encode_ring_bf16: bytes of shared memory, and columns of a tile of PATH_TRANSPOSED.
-    RING_BYTES: u32 = 66944;
+    /// lowp_encode_ring_*: bytes of shared memory with two tiles on their way and with three, and columns of a
+    /// large tile.
+    RING_BYTES: u32 = 48128;
+    LONG_RING_BYTES: u32 = 64512;
     RING_COLS: u32 = 256;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
@@ -125,6 +127,9 @@ values! {
         /// Row-major FP8 of a tensor scale, or of E8M0 scales of 1 x 32 in rows of whole blocks. Tiles of
         /// STREAM_RUN consecutive elements; not in launches with jobs of other paths.
         STREAM = 6,
+        /// Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
+        /// lowp_encode_ring_*; not in launches with jobs of other paths.
+        RING = 7,
     }
 
     /// Bits of Encode::vector: 16-byte accesses stay aligned in every row.

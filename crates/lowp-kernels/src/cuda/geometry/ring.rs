@@ -1,0 +1,151 @@
+//! Which encodes go through a ring of tiles in shared memory: matrices of bfloat16, of whole tiles.
+
+use super::super::table::{
+    Encode, Kernel, Pass, RING_COLS, TRANSPOSED_COLS, TRANSPOSED_ROWS, code, extent, forms, path,
+    rule, vector,
+};
+use super::cdiv;
+use super::encode::has_side;
+
+/// Tiles of 128 x 64 of a launch from which blocks of threads that do four of them keep a device as busy as one block each.
+const MANY_TILES: u64 = 4096;
+
+/// What the ring knows of a pass: ingredients, blocks and the order of data. Of NVFP4 and MXFP8 passes those of
+/// columns may differ from those of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Fp8(u8),
+    Nvfp4Square,
+    Nvfp4Rows,
+    Nvfp4Columns { transformed: bool },
+    Mxfp4(u8),
+    Mxfp8(u8),
+}
+
+impl Part {
+    fn of(pass: &Pass) -> Option<Self> {
+        let made = &pass.ingredients;
+        let [rows, columns] = pass.data.map(|data| data != 0);
+        let by_row = pass.block_rows == 1 && rows && !columns;
+        let by_column = pass.block_cols == 1 && columns && !rows;
+        let transformed = made.hadamard != 0;
+        let of_tensor = made.extent == extent::TENSOR;
+        match (made.rule, made.element) {
+            (rule::TENSOR, code::E4M3 | code::E5M2) if has_side(pass, 0) && !transformed => {
+                let extents = (!rows || made.extent != extent::COLUMNS)
+                    && (!columns || made.extent != extent::ROWS);
+                (extents && (rows || columns)).then_some(Self::Fp8(made.element))
+            }
+            (rule::TWO_LEVEL, code::E2M1) if has_side(pass, 16) && of_tensor => {
+                if by_column {
+                    Some(Self::Nvfp4Columns { transformed })
+                } else if transformed {
+                    None
+                } else if by_row {
+                    Some(Self::Nvfp4Rows)
+                } else {
+                    (pass.block_rows == pass.block_cols && (rows || columns))
+                        .then_some(Self::Nvfp4Square)
+                }
+            }
+            (rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN, code::E2M1)
+                if has_side(pass, 32) && !transformed && (by_row || by_column) =>
+            {
+                Some(Self::Mxfp4(made.rule))
+            }
+            (rule::E8M0_TE | rule::E8M0_FLOOR, code::E4M3)
+                if has_side(pass, 32) && !transformed && rows && !columns =>
+            {
+                (pass.block_rows != pass.block_cols).then_some(Self::Mxfp8(made.rule))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The kernel of passes of these parts.
+fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
+    use Part::{Fp8, Mxfp4, Mxfp8, Nvfp4Columns, Nvfp4Rows, Nvfp4Square};
+    let kernel = match *parts {
+        [Nvfp4Rows | Nvfp4Columns { .. }] | [Nvfp4Rows, Nvfp4Columns { .. }] if stochastic => {
+            return Some(Kernel::EncodeRingNvfp4Random);
+        }
+        [Fp8(_)] => Kernel::EncodeRingFp8,
+        [Fp8(first), Fp8(second)] if first == second => Kernel::EncodeRingFp8,
+        [Nvfp4Square] => Kernel::EncodeRingNvfp4Square,
+        [.., Nvfp4Columns { transformed: true }] => Kernel::EncodeRingNvfp4Transformed,
+        [Nvfp4Rows | Nvfp4Columns { .. }] | [Nvfp4Rows, Nvfp4Columns { .. }] => {
+            Kernel::EncodeRingNvfp4
+        }
+        [Mxfp4(_)] => Kernel::EncodeRingMxfp4,
+        [Mxfp4(first), Mxfp4(second)] if first == second => Kernel::EncodeRingMxfp4,
+        [Mxfp8(_)] => Kernel::EncodeRingMxfp8,
+        [Mxfp8(first), Mxfp8(second)] if first == second => Kernel::EncodeRingMxfp8,
+        [Nvfp4Rows, Mxfp8(_)] => Kernel::EncodeRingNvfp4Mxfp8,
+        _ => return None,
+    };
+    // Only E2M1 is rounded stochastically.
+    let ignored = matches!(kernel, Kernel::EncodeRingFp8 | Kernel::EncodeRingMxfp8);
+    (!stochastic || ignored).then_some(kernel)
+}
+
+/// Whether two passes are of blocks of rows and of columns (or of lines and of data of either order), with what they share.
+fn agree(passes: &[Pass]) -> bool {
+    let [first, second] = passes else {
+        return true;
+    };
+    let [one, other] = [first, second].map(|pass| &pass.ingredients);
+    if one.rule == rule::TENSOR {
+        return first.data[1] == 0 && second.data[0] == 0;
+    }
+    let alike = one.rule == other.rule && one.element == other.element;
+    let tensor = one.tensor == other.tensor || other.hadamard != 0;
+    first.block_rows == 1 && second.block_cols == 1 && (!alike || tensor)
+}
+
+impl Encode {
+    /// The kernel that encodes this matrix through a ring, if one does.
+    pub(super) fn ring(&self) -> Option<Kernel> {
+        let passes = &self.pass[..usize::from(self.passes).min(2)];
+        let whole = self.rows.is_multiple_of(TRANSPOSED_ROWS.into())
+            && self.cols.is_multiple_of(TRANSPOSED_COLS.into());
+        let outputs = passes.iter().zip([
+            [vector::ROWS_0, vector::COLUMNS_0],
+            [vector::ROWS_1, vector::COLUMNS_1],
+        ]);
+        let aligned = self.vector & vector::SOURCE != 0
+            && outputs.into_iter().all(|(pass, bits)| {
+                (0..2).all(|order| pass.data[order] == 0 || self.vector & bits[order] != 0)
+            });
+        let known = self.source_code == code::BF16 && self.forms == forms::NONE;
+        // A run of 16 elements has a counter block of its own.
+        let counters = self.stochastic == 0 || self.first.is_multiple_of(16);
+        if !(whole && aligned && known && counters && agree(passes)) {
+            return None;
+        }
+        let parts = passes.iter().map(Part::of).collect::<Option<Vec<_>>>()?;
+        kernel(&parts, self.stochastic != 0)
+    }
+
+    /// Makes the tiles of `jobs` those of a ring where one kernel knows all of them.
+    pub(super) fn through_ring(jobs: &mut [Self]) -> bool {
+        let [first, ..] = jobs else { return false };
+        let Some(kernel) = first.ring() else {
+            return false;
+        };
+        let tiles = |job: &Self| {
+            cdiv(job.rows, TRANSPOSED_ROWS.into()) * cdiv(job.cols, TRANSPOSED_COLS.into())
+        };
+        let many = jobs.iter().map(tiles).sum::<u64>() >= MANY_TILES;
+        if jobs.iter().any(|job| job.ring() != Some(kernel)) {
+            return false;
+        }
+        let width = if many { RING_COLS } else { TRANSPOSED_COLS };
+        for job in jobs {
+            job.path = path::RING;
+            [job.tile_rows, job.tile_cols] = [TRANSPOSED_ROWS, width];
+            job.tiles_across = cdiv(job.cols, width.into());
+        }
+        true
+    }
+}
