@@ -15,6 +15,7 @@ import sys
 import torch
 
 ROWS, ABSENT = [], []
+PATH = None
 FP8_MAX = 448.0
 
 
@@ -47,7 +48,15 @@ def attempt(what, run):
         text = f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         ABSENT.append(text)
         print(f"not measured: {text}", flush=True)
+    save()
     torch.cuda.empty_cache()
+
+
+def save():
+    """What is measured so far survives what comes later."""
+    if PATH:
+        with open(PATH, "w", encoding="utf-8") as file:
+            json.dump(dict(device=torch.cuda.get_device_name(), torch=torch.__version__, rows=ROWS, absent=ABSENT), file)
 
 
 def adamw(count, side, runs):
@@ -147,6 +156,7 @@ def torchao_casts(side, runs):
 
 
 def main():
+    global PATH
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, help="write the rows here")
     parser.add_argument("--shrink", type=int, default=1, help="divide both sides of every shape, as `lowp bench --shrink`")
@@ -154,12 +164,11 @@ def main():
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: peers are measured on the GPU that lowp was measured on")
+    PATH = args.json
     for count, side in [(16, 4096), (256, 1024), (1000, 256)]:
         attempt(f"AdamW, {count} tensors", lambda: adamw(count, side // args.shrink, args.runs))
     casts(16384 // args.shrink, args.runs)
     torchao_casts(16384 // args.shrink, args.runs)
-    with open(args.json, "w", encoding="utf-8") as file:
-        json.dump(dict(device=torch.cuda.get_device_name(), torch=torch.__version__, rows=ROWS, absent=ABSENT), file)
 
 
 if __name__ == "__main__":

@@ -29,29 +29,36 @@ TE_GROUPS = [
     ["adamw_current_grouped", "adamw_current_fused"],
     ["mxfp8_partial", "adamw_mxfp8"],
 ]
-# Seconds that a group of cases may take, and PyTorch with all that it compiles.
-TE_LIMIT, PEERS_LIMIT = 150, 400
+# Seconds that the bench may take, a group of cases, and PyTorch with all that it compiles.
+BENCH_LIMIT, TE_LIMIT, PEERS_LIMIT = 400, 150, 400
 
 
 # ---------------------------------------------------------------- measuring
 
 def measure(args):
-    """Runs everything, one after another; returns the sitting."""
+    """Runs everything, one after another, into sitting.json."""
     sizes = ["--shrink", str(args.shrink), "--runs", str(args.runs)]
     path = os.path.join(args.out, "lowp.json")
     command = [args.lowp, "bench", "--device", "cuda", "--json", path, *sizes]
     if args.filter:
         command += ["--filter", args.filter]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if ended.returncode:
-        raise Invalid(f"`{' '.join(command)}` failed with code {ended.returncode}; its message is above")
+    output, problem = finished(command, BENCH_LIMIT)
+    if problem:
+        raise Invalid(f"`{' '.join(command)}` {problem}")
+    print(output, end="", flush=True)
     sitting = dict(filter=args.filter, shrink=args.shrink, lowp=load(path), peers=[], absent=[], facts={})
     os.remove(path)
+    # What is measured so far survives what comes later.
+    save(args.out, sitting)
     transformer_engine(args.te, sizes, sitting)
+    save(args.out, sitting)
     pytorch(args.torchao, sizes, sitting)
-    with open(os.path.join(args.out, "sitting.json"), "w", encoding="utf-8") as file:
+    save(args.out, sitting)
+
+
+def save(folder, sitting):
+    with open(os.path.join(folder, "sitting.json"), "w", encoding="utf-8") as file:
         json.dump(sitting, file, indent=1)
-    return sitting
 
 
 def transformer_engine(folder, sizes, sitting):
@@ -61,17 +68,27 @@ def transformer_engine(folder, sizes, sitting):
     for group in TE_GROUPS:
         command = [sys.executable, os.path.join(HERE, "te/te_bench.py"), folder, ",".join(group), *sizes]
         output, problem = finished(command, TE_LIMIT)
-        for text in output.splitlines():
-            line = json.loads(text) if text.startswith("{") else {}
+        for line in map(line_of, output.splitlines()):
             if "facts" in line:
                 sitting["facts"]["TE"] = line["facts"]
                 same_device(sitting, "TE", line["device"])
             elif "error" in line:
                 sitting["absent"].append(f"TE, {line['work']} {line.get('shape', '')}: {line['error']}")
             elif "us" in line:
+                if why := line.pop("no_graph", None):
+                    sitting["absent"].append(f"TE, {line['work']} {line['shape']} as a graph: {why}")
                 sitting["peers"].append(line)
         if problem:
             sitting["absent"].append(f"TE, of {', '.join(group)}: {problem}")
+
+
+def line_of(text):
+    """A line of JSON; what else a kernel or a library printed is nothing."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}
 
 
 def pytorch(wheel, sizes, sitting):
@@ -90,6 +107,7 @@ def pytorch(wheel, sizes, sitting):
         _, problem = finished(command, PEERS_LIMIT, environment)
         if problem:
             sitting["absent"].append(f"PyTorch and torchao: {problem}")
+        if not os.path.exists(path):
             return
         result = load(path)
     same_device(sitting, "PyTorch", result["device"])

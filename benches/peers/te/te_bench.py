@@ -64,7 +64,7 @@ def measure(work, shape, run, verify):
                 run(0)
             line["graph_us"] = median(lambda i: graph.replay())
         except RuntimeError as error:
-            print(f"{work} {shape}: no graph: {error}", file=sys.stderr)
+            line["no_graph"] = str(error)[:300]
         emit(**line)
     except RuntimeError as error:
         emit(**line, error=str(error)[:300])

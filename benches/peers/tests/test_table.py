@@ -9,6 +9,7 @@ import stat
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
@@ -202,9 +203,33 @@ class Measuring(Folder):
         # The same again from what was measured.
         self.assertEqual(self.run_table("--bars", self.bars)[0], text)
 
+    def test_a_group_of_te_that_crashes_takes_only_its_own_rows(self):
+        row = {"peer": "TE", "work": "Adam", "shape": "16 x 4096x4096", "us": 2.0}
+        outputs = [
+            ('{"facts": {}, "device": "NVIDIA H200"}\nprinted by a kernel\n' + json.dumps(row), "ended with code -11"),
+            (json.dumps({**row, "us": 3.0, "no_graph": "no capture"}) + '\n{"peer": "TE", "wo', "took more than 150 s"),
+            (json.dumps({"peer": "TE", "work": "Adam", "shape": "a shape", "error": "only 0.5 of the bytes"}), None),
+            (json.dumps({"peer": "TE", "work": "adamw_mxfp8", "error": "undefined symbol"}), None),
+        ]
+        sitting = dict(lowp=dict(device="NVIDIA H200"), peers=[], absent=[], facts={})
+        with unittest.mock.patch.object(table, "finished", side_effect=outputs):
+            table.transformer_engine(self.folder, [], sitting)
+        self.assertEqual(sitting["peers"], [row, {**row, "us": 3.0}])
+        self.assertEqual(sitting["absent"], [
+            f"TE, of {', '.join(table.TE_GROUPS[0])}: ended with code -11",
+            "TE, Adam 16 x 4096x4096 as a graph: no capture",
+            f"TE, of {', '.join(table.TE_GROUPS[1])}: took more than 150 s",
+            "TE, Adam a shape: only 0.5 of the bytes",
+            "TE, adamw_mxfp8 : undefined symbol",
+        ])
+        other = [('{"facts": {}, "device": "NVIDIA L4"}', None)]
+        with unittest.mock.patch.object(table, "finished", side_effect=other):
+            with self.assertRaisesRegex(bars.Invalid, "lowp was measured on NVIDIA H200, TE on NVIDIA L4"):
+                table.transformer_engine(self.folder, [], sitting)
+
     def test_a_bench_that_fails_ends_the_sitting(self):
         error = self.run_table("--lowp", self.program("raise SystemExit(3)"))[1]
-        self.assertIn("failed with code 3", error)
+        self.assertRegex(error, r"lowp bench --device cuda .*` ended with code 3$")
 
 
 if __name__ == "__main__":
