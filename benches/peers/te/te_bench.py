@@ -17,7 +17,7 @@ import sys
 import torch
 
 import capi
-from capi import (AMAX, BF16, BYTE, CHUNK, COL, COL_INV, E4M3, E8M0, F32, I32, MXFP8, PLAIN, ROW, ROW_INV, SCALE,
+from capi import (AMAX, BF16, BYTE, CHUNK, COL, COL_INV, E4M3, F32, I32, PLAIN, ROW, ROW_INV, SCALE,
                   address, array, check, handle, lists, plain, stream)
 
 SETS = [(16, 4096), (256, 1024), (1000, 256)]
