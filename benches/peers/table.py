@@ -259,14 +259,18 @@ def run(args):
         raise Invalid(f"no bar holds for shapes divided by {sitting['shrink']}; measure without --shrink to raise bars")
     bars = Bars.read(args.bars) if args.bars and sitting["shrink"] == 1 else None
     found = measured(lines_of(sitting, {}))
-    verdicts, failed = [], False
-    if bars:
-        bars.check(sitting["lowp"]["device"], found, chosen(sitting))
-        if args.raising:
-            bars = raise_bars(bars, found, args.lower)
-        misses, below, unknown = bars.judge(found)
-        verdicts = [("not judged", unknown), ("below the goal only", below), ("below the bar", misses)]
-        failed = bool(misses)
+    verdicts, problem = [], None
+    try:
+        if bars:
+            bars.check(sitting["lowp"]["device"], found, chosen(sitting))
+            if args.raising:
+                bars = raise_bars(bars, found, args.lower)
+            misses, below, unknown = bars.judge(found)
+            verdicts = [("not judged", unknown), ("below the goal only", below), ("below the bar", misses)]
+            problem = f"{len(misses)} below the bar, listed above" if misses else None
+    except Invalid as error:
+        # The table is what minutes of measuring gave: it comes first.
+        bars, problem = None, error
     lines = lines_of(sitting, bars.rows if bars else {})
     text = text_of(sitting, lines, verdicts)
     print(text, end="")
@@ -276,8 +280,8 @@ def run(args):
         json.dump(dict(device=sitting["lowp"]["device"], copy_gb_per_s=sitting["lowp"]["copy_gb_per_s"],
                        absent=sitting["absent"], rows=lines, **{title.replace(" ", "_"): texts for title, texts in verdicts}),
                   file, indent=1)
-    if failed:
-        raise Invalid(f"{len(misses)} below the bar, listed above")
+    if problem:
+        raise Invalid(problem)
 
 
 def main(arguments=None):

@@ -144,7 +144,8 @@ class Bars(Folder):
 
     def test_a_bar_without_a_row_is_an_error_unless_it_was_not_asked_for(self):
         self.write("bars.toml", BARS.replace('"mxfp8"', '"mxpf8"'))
-        error = self.run_table("--bars", self.bars)[1]
+        text, error = self.run_table("--bars", self.bars)
+        self.assertIn("Equal work", text)
         self.assertIn("1 of the bars in", error)
         self.assertIn("have no row in the bench: encode bf16 both, mxpf8, 1 x 16384x16384", error)
         self.change_sitting(lambda sitting: sitting.update(filter="adamw"))
