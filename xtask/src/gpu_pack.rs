@@ -18,9 +18,17 @@ pub(crate) struct Options {
     #[command(flatten)]
     cuda: cuda::Options,
 
-    /// Only the tests, without `lowp`.
-    #[arg(long)]
+    /// Only the tests, without `lowp` and its peers.
+    #[arg(long, conflicts_with = "bench_only")]
     tests_only: bool,
+
+    /// Only `lowp` and its peers, without the tests.
+    #[arg(long)]
+    bench_only: bool,
+
+    /// Leave out TransformerEngine and torchao, which are downloaded once (280 MB).
+    #[arg(long)]
+    no_fetch: bool,
 }
 
 /// What runs there.
@@ -33,8 +41,9 @@ const SCRIPT: &str = r#"#!/bin/sh
 #   ./run.sh OUT failures   only those of ranks that are killed, stopped or wrong, with a table of the seconds until all
 #                           others have ended; further arguments go to their program
 #   ./run.sh OUT bench      only the bench; further arguments go to `lowp bench`
-#   ./run.sh OUT peers      the bench, then PyTorch beside it (of $PYTHON, else python3); further
-#                           arguments (--shrink N, --runs N) go to both
+#   ./run.sh OUT peers      one sitting of the bench, TransformerEngine, PyTorch (of $PYTHON, else python3) and torchao, as
+#                           one table; a missed bar of $BARS (else h200.toml, empty for none) fails; further arguments
+#                           (--filter TEXT, --shrink N, --runs N) go to peers/table.py
 #   ./run.sh OUT sanitize   the tests under compute-sanitizer, without that of 2^31 elements and without NCCL, which
 #                           tries calls that fail
 set -u
@@ -72,7 +81,7 @@ all | tests | failures)
   ;;
 esac
 case $what in
-all | bench | peers)
+all | bench)
   if [ -x "$here/lowp" ]; then
     "$here/lowp" bench --device cuda --json "$out/bench.json" "$@" >"$out/bench.txt" || failed=1
     cat "$out/bench.txt"
@@ -81,9 +90,8 @@ all | bench | peers)
 esac
 case $what in
 peers)
-  "${PYTHON:-python3}" "$here/peers.py" --json "$out/peers.json" --lowp "$out/bench.json" "$@" \
-    >"$out/peers.txt" || failed=1
-  cat "$out/peers.txt"
+  "${PYTHON:-python3}" "$here/peers/table.py" "$out" --lowp "$here/lowp" --te "$here/te" --torchao "$here/torchao.whl" \
+    --bars "${BARS-$here/h200.toml}" "$@" || failed=1
   ;;
 sanitize)
   for tool in memcheck racecheck; do
@@ -106,6 +114,40 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
 
+    if !options.bench_only {
+        tests(&folder)?;
+    }
+    if !options.tests_only {
+        run(cargo(&[
+            "build",
+            "--release",
+            "--package",
+            "lowp-cli",
+            "--features",
+            "lowp-cli/cuda",
+        ])?)?;
+        pack(&target_dir()?.join("release/lowp"), &folder.join("lowp"))?;
+        let fetched = if options.no_fetch {
+            None
+        } else {
+            Some(fetch()?)
+        };
+        peers(&workspace_root()?, fetched.as_deref(), &folder)?;
+    }
+    let script = folder.join("run.sh");
+    fs::write(&script, SCRIPT)?;
+    executable(&script)?;
+    let bytes = size(&folder)?;
+    eprintln!(
+        "{}: {:.1} MB; run `./run.sh OUT` in it, on the machine with the GPU",
+        folder.display(),
+        bytes as f64 / 1e6
+    );
+    Ok(())
+}
+
+/// Builds the test programs and copies them to `folder`.
+fn tests(folder: &Path) -> Result<()> {
     let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
@@ -120,34 +162,68 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
     let rank = ["build", "--package", "lowp-nccl", "--features", "cuda"];
     let rank = cargo(&[&rank[..], &["--example", "rank_loop"]].concat())?;
     pack(&build_program(rank)?, &folder.join("rank_loop"))?;
-    if !options.tests_only {
-        run(cargo(&[
-            "build",
-            "--release",
-            "--package",
-            "lowp-cli",
-            "--features",
-            "lowp-cli/cuda",
-        ])?)?;
-        pack(&target_dir()?.join("release/lowp"), &folder.join("lowp"))?;
-    }
-    let script = folder.join("run.sh");
-    fs::write(&script, SCRIPT)?;
-    executable(&script)?;
-    // Peers are measured beside the bench.
-    let peers = workspace_root()?.join("benches/peers/peers.py");
-    fs::copy(&peers, folder.join("peers.py"))
-        .with_context(|| format!("cannot copy {}", peers.display()))?;
-    let mut bytes = 0;
-    for entry in fs::read_dir(&folder)? {
-        bytes += entry?.metadata()?.len();
-    }
-    eprintln!(
-        "{}: {:.1} MB; run `./run.sh OUT` in it, on the machine with the GPU",
-        folder.display(),
-        bytes as f64 / 1e6
-    );
     Ok(())
+}
+
+/// What is packed of `benches`, and where.
+const PEERS: &[(&str, &str)] = &[
+    ("peers/table.py", "peers/table.py"),
+    ("peers/bars.py", "peers/bars.py"),
+    ("peers/pairs.py", "peers/pairs.py"),
+    ("peers/peers.py", "peers/peers.py"),
+    ("peers/fsdp2_gather.py", "peers/fsdp2_gather.py"),
+    ("peers/te/te_bench.py", "peers/te/te_bench.py"),
+    ("peers/te/capi.py", "peers/te/capi.py"),
+    ("bars/h200.toml", "h200.toml"),
+];
+/// What is packed of the peers that are fetched.
+const FETCHED: &[&str] = &[
+    "torchao.whl",
+    "te/libtransformer_engine.so.xz",
+    "te/te_loop.so",
+];
+
+/// Downloads TransformerEngine and torchao, unless they are there, and returns their folder.
+fn fetch() -> Result<PathBuf> {
+    let folder = target_dir()?.join("peers");
+    let mut command = Command::new("python3");
+    command
+        .arg(workspace_root()?.join("benches/peers/fetch.py"))
+        .arg(&folder);
+    run(command)
+        .context("TransformerEngine and torchao are missing; leave them out with --no-fetch")?;
+    Ok(folder)
+}
+
+/// Copies what measures the peers, and the bars, from the workspace at `root`.
+fn peers(root: &Path, fetched: Option<&Path>, folder: &Path) -> Result<()> {
+    let ours = PEERS
+        .iter()
+        .map(|&(from, to)| (root.join("benches").join(from), to));
+    let theirs = fetched
+        .into_iter()
+        .flat_map(|from| FETCHED.iter().map(|&name| (from.join(name), name)));
+    for (from, to) in ours.chain(theirs) {
+        let to = folder.join(to);
+        fs::create_dir_all(to.parent().unwrap_or(folder))?;
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+/// Bytes of all files below `folder`.
+fn size(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let data = entry.metadata()?;
+        bytes += if data.is_dir() {
+            size(&entry.path())?
+        } else {
+            data.len()
+        };
+    }
+    Ok(bytes)
 }
 
 /// Builds a test target of `package` with `feature`, which includes the CUDA backend, and returns the program.
@@ -178,4 +254,47 @@ fn executable(path: &Path) -> Result<()> {
 #[cfg(not(unix))]
 fn executable(_: &Path) -> Result<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_finds_what_is_packed() {
+        let folder = std::env::temp_dir().join(format!("lowp-xtask-pack-{}", std::process::id()));
+        let fetched = folder.join("fetched");
+        fs::create_dir_all(fetched.join("te")).unwrap();
+        for name in FETCHED {
+            fs::write(fetched.join(name), "12345").unwrap();
+        }
+        let pack = folder.join("pack");
+        let root = workspace_root().unwrap();
+        peers(&root, Some(&fetched), &pack).unwrap();
+        let sitting = SCRIPT.split("\npeers)\n").nth(1).unwrap();
+        let sitting = sitting.split(";;").next().unwrap();
+        let named: Vec<&str> = sitting
+            .split("$here/")
+            .skip(1)
+            .filter_map(|rest| rest.split(['"', '}']).next())
+            .collect();
+        assert_eq!(
+            named,
+            ["peers/table.py", "lowp", "te", "torchao.whl", "h200.toml"]
+        );
+        for name in named.iter().filter(|&&name| name != "lowp") {
+            assert!(pack.join(name).exists(), "{name}");
+        }
+        // What the table calls and imports, and nothing that is only for fetching.
+        let all = fs::read_dir(root.join("benches/peers")).unwrap();
+        let scripts = all.filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+        for script in scripts.filter(|name| name.ends_with(".py") && name != "fetch.py") {
+            assert!(pack.join("peers").join(&script).exists(), "{script}");
+        }
+        let with = size(&pack).unwrap();
+        fs::remove_dir_all(&pack).unwrap();
+        peers(&root, None, &pack).unwrap();
+        assert_eq!(with - size(&pack).unwrap(), 5 * FETCHED.len() as u64);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

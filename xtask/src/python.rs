@@ -1,4 +1,5 @@
-//! The file commands, tested from Python: with the safetensors package that other programs use, against numpy.
+//! What is tested from Python: the file commands, with the safetensors package that other programs use, against numpy; and the
+//! table that sets peers beside the bench of a GPU.
 //!
 //! The packages are installed once, below the target folder, and again when the list of them or the interpreter changes.
 
@@ -10,12 +11,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::{run, succeeds, target_dir, workspace_root};
 
-/// The tests, from the workspace root.
+/// The tests of the file commands, from the workspace root.
 const TESTS: &str = "crates/lowp-cli/tests/python";
+/// The tests of the peers' table, which need no packages.
+const PEERS: &str = "benches/peers/tests";
 /// What every remedy ends with.
 const OR_LEAVE_OUT: &str = "or leave these tests out with `cargo xtask test --no-python`";
-/// Oldest interpreter that the packages support, as Python writes it.
-const OLDEST: &str = "(3, 10)";
+/// Oldest interpreter that has `tomllib`, as Python writes it.
+const OLDEST: &str = "(3, 11)";
 
 /// Runs the tests with the `lowp` that the test stage built.
 pub(crate) fn test() -> Result<()> {
@@ -31,14 +34,17 @@ pub(crate) fn test() -> Result<()> {
         &folder.join("python-tests"),
         &tests.join("requirements.txt"),
     )?;
-    let mut command = Command::new(python);
-    command
-        .args(["-m", "unittest", "discover", "--start-directory"])
-        .arg(&tests)
-        // The source tree stays clean.
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("LOWP", lowp.canonicalize()?);
-    run(command)
+    for folder in [tests, workspace_root()?.join(PEERS)] {
+        let mut command = Command::new(&python);
+        command
+            .args(["-m", "unittest", "discover", "--start-directory"])
+            .arg(folder)
+            // The source tree stays clean.
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("LOWP", lowp.canonicalize()?);
+        run(command)?;
+    }
+    Ok(())
 }
 
 /// The interpreter of an environment at `venv` that has `requirements` installed.

@@ -9,13 +9,13 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput};
 use half::bf16;
 use lowp_format::{
-    AnyRecipe, Code, Orientation, Part, Philox, Recipe, ScaleRule, Shape, SourceRounding, Usage,
-    tensor_scale,
+    AnyRecipe, Code, Orientation, Part, Philox, Recipe, Role, ScaleRule, Shape, SourceRounding,
+    Usage, tensor_scale,
 };
 use lowp_kernels::{
     AdamScalars, AdamwAmax, AdamwJob, AmaxJob, Backend, Cpu, CpuBuffer, CpuPlan, DecodeJob,
-    EncodeJob, KernelError, Slot, Source, StepScalars, SumSquaresJob, TensorInput, TransposeJob,
-    Work,
+    EncodeJob, KernelError, Slot, Source, StepScalars, SumSquaresJob, Target, TensorInput,
+    TransposeJob, Work,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -86,24 +86,20 @@ impl Input {
         usage: Usage,
         source: Source<Cpu>,
     ) -> Result<EncodeJob<Cpu>> {
-        let mut job = self.observed(recipe, usage, source)?;
-        Cpu.once(Work::Amax(AmaxJob::before(&Cpu, &job)))?;
-        for (input, key) in job.tensor.iter_mut().zip(&job.kernels) {
-            let Some(TensorInput::Observed(slot)) = input else {
-                continue;
-            };
-            let mut entries = Cpu.download(&slot.buffer)?;
-            if let ScaleRule::Current { pow2, epsilon, .. } = key.scale {
-                let scale =
-                    |amax: &mut f32| *amax = tensor_scale(*amax, key.element, pow2, epsilon);
-                entries.iter_mut().for_each(scale);
-            }
-            *input = Some(TensorInput::Known(Slot {
-                buffer: Cpu.upload(&entries)?,
-                index: slot.index,
-            }));
+        known(self.observed(recipe, usage, source)?)
+    }
+
+    /// The operand of a weight gradient, behind its Hadamard transform.
+    fn hadamard(&self, recipe: &AnyRecipe) -> Result<EncodeJob<Cpu>> {
+        let quantizers = recipe.quantizers(Role::Activation);
+        let mut job = self.observed(recipe, Usage::COLUMNWISE, self.source())?;
+        job.kernels = quantizers.kernels();
+        job.targets.clear();
+        for spec in quantizers.buffers(Usage::COLUMNWISE) {
+            let bytes = Cpu.alloc(spec.bytes(self.shape))?;
+            job.targets.push(Target::new(spec, bytes));
         }
-        Ok(job)
+        known(job)
     }
 
     fn amax(&self) -> Result<CpuPlan> {
@@ -167,6 +163,26 @@ impl Input {
             to: Cpu.alloc(bytes)?,
         }]))
     }
+}
+
+/// An encode under the scales or amaxes of its source, which are taken here.
+fn known(mut job: EncodeJob<Cpu>) -> Result<EncodeJob<Cpu>> {
+    Cpu.once(Work::Amax(AmaxJob::before(&Cpu, &job)))?;
+    for (input, key) in job.tensor.iter_mut().zip(&job.kernels) {
+        let Some(TensorInput::Observed(slot)) = input else {
+            continue;
+        };
+        let mut entries = Cpu.download(&slot.buffer)?;
+        if let ScaleRule::Current { pow2, epsilon, .. } = key.scale {
+            let scale = |amax: &mut f32| *amax = tensor_scale(*amax, key.element, pow2, epsilon);
+            entries.iter_mut().for_each(scale);
+        }
+        *input = Some(TensorInput::Known(Slot {
+            buffer: Cpu.upload(&entries)?,
+            index: slot.index,
+        }));
+    }
+    Ok(job)
 }
 
 /// Scalars of a step that is not the first, and so small that values stay what they are.
@@ -319,6 +335,13 @@ impl Bench<'_> {
             }
             self.group(&format!("adamw and encode {name} {usage}"), |input| {
                 input.step(recipe, usage)
+            });
+        }
+        let activation = recipe.quantizers(Role::Activation);
+        if activation.columnwise.kernel.hadamard {
+            self.group(&format!("hadamard and encode {name} columnwise"), |input| {
+                let encode = input.hadamard(recipe)?;
+                Ok(vec![Cpu.plan(Work::Encode(vec![encode]))?])
             });
         }
         for orientation in Orientation::ALL {
