@@ -71,6 +71,7 @@ rig::suite! {
         flat_encode_jobs once;
         decode_jobs once;
         adamw_jobs once;
+        updates_of_short_tiles once;
         transpose_jobs once;
         repack_jobs once;
         interleave_jobs once;
