@@ -45,6 +45,7 @@ what=${2:-all}
 [ $# -gt 0 ] && shift
 mkdir -p "$out"
 export LOWP_REQUIRE_GPU=1
+export LOWP_GOLDEN="$here/golden"
 failed=0
 case $what in
 all | tests)
@@ -108,6 +109,7 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
 
     let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
+    golden(&folder.join("golden"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
     pack(&tests, &folder.join("shard-tests"))?;
     let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
@@ -147,6 +149,22 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
         folder.display(),
         bytes as f64 / 1e6
     );
+    Ok(())
+}
+
+/// Copies the golden vectors, which the tests read.
+fn golden(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let from = workspace_root()?.join("tests/golden");
+    for entry in fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))? {
+        let path = entry?.path();
+        if let (Some("safetensors"), Some(name)) =
+            (path.extension().and_then(|e| e.to_str()), path.file_name())
+        {
+            fs::copy(&path, folder.join(name))
+                .with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+    }
     Ok(())
 }
 

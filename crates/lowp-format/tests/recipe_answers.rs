@@ -138,6 +138,15 @@ fn orientations_share_what_is_the_same_for_both() {
     assert!(shared > 0);
 }
 
+/// Options reach the orientation that has them.
+#[test]
+fn options_of_a_recipe_by_direction_reach_its_sides() {
+    let changed = RecipeOptions::default().with("format", Fp8Format::E5M2);
+    let recipe = AnyRecipe::from_name("nvfp4-mxfp8", &changed).unwrap();
+    let [row, col] = recipe.quantizers(Role::Weight).kernels();
+    assert_eq!([row.element, col.element], [Code::E2M1, Code::E5M2]);
+}
+
 /// What is derived has the same ingredients, and blocks that a transpose keeps.
 #[test]
 fn only_what_is_the_same_turned_is_derived() {
