@@ -150,6 +150,16 @@ impl Quantizers {
         }
     }
 
+    /// Orientations that are quantized apart, each with the axis of its blocks innermost (K-major), and block scales padded
+    /// for GEMMs.
+    pub const fn k_major(rowwise: KernelKey, columnwise: KernelKey) -> Self {
+        let padded = PaddedForm::TILES_128X4;
+        Self::apart(
+            Quantizer::row_major(rowwise).padded(padded),
+            Quantizer::column_major(columnwise).padded(padded),
+        )
+    }
+
     /// That of `orientation`.
     pub const fn of(&self, orientation: Orientation) -> &Quantizer {
         match orientation {

@@ -4,8 +4,7 @@
 use super::options::recipe;
 use super::{Recipe, RecipeOptions, Role, Rounding};
 use crate::{
-    Code, Extent, FormatError, FourOverSix, KernelKey, PaddedForm, Quantizer, Quantizers,
-    ScaleRule, SourceRounding,
+    Code, Extent, FormatError, FourOverSix, KernelKey, Quantizers, ScaleRule, SourceRounding,
 };
 
 recipe! {
@@ -61,18 +60,11 @@ impl Recipe for Nvfp4OneD {
                 of([16, 1], tensor, off, hadamard),
             ),
         };
-        let padded = PaddedForm::TILES_128X4;
-        Quantizers::apart(
-            Quantizer::row_major(rowwise).padded(padded),
-            Quantizer::column_major(columnwise).padded(padded),
-        )
+        Quantizers::k_major(rowwise, columnwise)
     }
 
     fn rounding(&self, role: Role) -> Rounding {
-        match role {
-            Role::Gradient => self.gradient_rounding,
-            Role::Weight | Role::Activation => Rounding::Nearest,
-        }
+        self.gradient_rounding.of_gradients(role)
     }
 
     fn source_rounding(&self) -> SourceRounding {
