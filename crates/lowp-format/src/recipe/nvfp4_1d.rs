@@ -10,7 +10,7 @@ use crate::{
 recipe! {
     /// NVFP4 with 1x16 and 16x1 blocks. Neither orientation can be derived from the other.
     pub struct Nvfp4OneD = "nvfp4-1d" {
-        /// Four over six of weights and activations: the error that chooses a block's maximum
+        /// Four over six of weights and activations, not of flat shards (ZeRO-1): the error that chooses a block's maximum
         pub four_over_six: FourOverSix = FourOverSix::Off;
         /// One amax per row instead of per tensor, of weights and of activations in the forward product
         pub row_scaled: bool = false;
