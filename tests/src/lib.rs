@@ -2,7 +2,7 @@
 //! tests' own, models on several ranks, and references that share no code with what they check.
 
 pub mod adamw;
-pub mod golden;
+pub use lowp_golden as golden;
 pub mod model;
 pub mod queued;
 pub mod spy;

@@ -54,6 +54,7 @@ what=${2:-all}
 [ $# -gt 0 ] && shift
 mkdir -p "$out"
 export LOWP_REQUIRE_GPU=1
+export LOWP_GOLDEN="$here/golden"
 failed=0
 case $what in
 all | tests)
@@ -150,6 +151,7 @@ pub(crate) fn gpu_pack(options: &Options) -> Result<()> {
 fn tests(folder: &Path) -> Result<()> {
     let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
+    golden(&folder.join("golden"))?;
     let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
     pack(&tests, &folder.join("shard-tests"))?;
     let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
@@ -207,6 +209,22 @@ fn peers(root: &Path, fetched: Option<&Path>, folder: &Path) -> Result<()> {
         let to = folder.join(to);
         fs::create_dir_all(to.parent().unwrap_or(folder))?;
         fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+/// Copies the golden vectors, which the tests read.
+fn golden(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let from = workspace_root()?.join("tests/golden");
+    for entry in fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))? {
+        let path = entry?.path();
+        if let (Some("safetensors"), Some(name)) =
+            (path.extension().and_then(|e| e.to_str()), path.file_name())
+        {
+            fs::copy(&path, folder.join(name))
+                .with_context(|| format!("cannot copy {}", path.display()))?;
+        }
     }
     Ok(())
 }

@@ -50,10 +50,7 @@ impl Kind {
         let usage = Orientation::ALL.into_iter().filter(delayed);
         let usage = usage.fold(Usage::empty(), |usage, o| usage | o.usage());
         // A scale of earlier steps is one of the tensor, whatever its shape.
-        let slots = match usage.is_empty() {
-            true => [None; 2],
-            false => book.register_operand(quantizers, Shape::new(0, 0), usage),
-        };
+        let slots = book.register_operand(quantizers, Shape::new(0, 0), usage);
         Self { operand, slots }
     }
 }

@@ -14,7 +14,7 @@ use lowp_optim::StepReport;
 use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
 use lowp_shard::{
     Divergence, FlatShard, GatherItem, GatherPool, GradBucketOptions, GradParam, MeshComm, Reshard,
-    ScaleBook, ShardSpec, ShardedTensor, or_abort, ordered,
+    ScaleBook, ShardSpec, ShardedTensor, check_flat, or_abort, ordered,
 };
 
 use crate::error::ModelError;
@@ -507,6 +507,7 @@ impl<B: Backend> Builder<'_, B> {
         adamw: &mut AdamWBuilder<B>,
         init: impl FnOnce(Range<usize>) -> ParamSpec,
     ) -> Result<(Whole<B, R>, ParamId), OptimError> {
+        check_flat(&recipe, Usage::BOTH)?;
         let comm = &self.mesh.shard;
         let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
             Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)

@@ -75,6 +75,11 @@ fn cuts_that_make_no_sense_are_errors_with_the_numbers() {
     for part in ["3073", "'b'", "32x96", "3072"] {
         assert!(message.contains(part), "{message}");
     }
+    let four = line("5").replace("mxfp8", "nvfp4-2d --four-over-six mae");
+    let message = bench.rejected(2, &four);
+    for part in ["four over six", "whole blocks", "between rows"] {
+        assert!(message.contains(part), "{message}");
+    }
     let many: Vec<String> = (0..1024).map(|cut| cut.to_string()).collect();
     let message = bench.rejected(2, &line(&many.join(",")));
     assert!(

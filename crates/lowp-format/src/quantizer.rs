@@ -150,6 +150,16 @@ impl Quantizers {
         }
     }
 
+    /// Orientations that are quantized apart, each with the axis of its blocks innermost (K-major), and block scales padded
+    /// for GEMMs.
+    pub const fn k_major(rowwise: KernelKey, columnwise: KernelKey) -> Self {
+        let padded = PaddedForm::TILES_128X4;
+        Self::apart(
+            Quantizer::row_major(rowwise).padded(padded),
+            Quantizer::column_major(columnwise).padded(padded),
+        )
+    }
+
     /// That of `orientation`.
     pub const fn of(&self, orientation: Orientation) -> &Quantizer {
         match orientation {
@@ -180,7 +190,7 @@ impl Quantizers {
 
     /// The orientations of `usage` whose amax of the tensor or its lines is one and the same, as sets: one or two.
     pub fn outer_usages(&self, usage: Usage) -> impl Iterator<Item = Usage> {
-        let all = if self.share_outer() {
+        let all = if self.share_outer() && !usage.is_empty() {
             [Usage::BOTH, Usage::empty()]
         } else {
             [usage & Usage::ROWWISE, usage & Usage::COLUMNWISE]

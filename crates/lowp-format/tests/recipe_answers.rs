@@ -1,8 +1,9 @@
 //! What recipes answer about themselves agrees with the buffers that they name.
 
 use lowp_format::{
-    AnyRecipe, Code, Columnwise, Extent, FourOverSix, Fp8Format, Orientation, Origin, Part,
-    Quantizers, Recipe, RecipeOptions, Role, Rounding, ScaleRule, SourceRounding, Usage,
+    AnyRecipe, BufferSpec, Code, Columnwise, Extent, Form, FourOverSix, Fp8Format, Orientation,
+    Origin, Part, Quantizers, Recipe, RecipeOptions, Role, Rounding, ScaleLayout, ScaleRule, Shape,
+    SourceRounding, Usage,
 };
 
 /// Every recipe with its defaults and with every other value of one option that has few.
@@ -134,8 +135,58 @@ fn orientations_share_what_is_the_same_for_both() {
                 }
             );
         }
+        assert_eq!(quantizers.outer_usages(Usage::empty()).count(), 0);
     }
     assert!(shared > 0);
+}
+
+/// Options reach the orientation that has them.
+#[test]
+fn options_of_a_recipe_by_direction_reach_its_sides() {
+    let changed = RecipeOptions::default().with("format", Fp8Format::E5M2);
+    let recipe = AnyRecipe::from_name("nvfp4-mxfp8", &changed).unwrap();
+    let [row, col] = recipe.quantizers(Role::Weight).kernels();
+    assert_eq!([row.element, col.element], [Code::E2M1, Code::E5M2]);
+}
+
+/// Blocks of NVFP4 run along K and those of MXFP8 along M, in every role that a weight's K is a side of: K is a multiple
+/// of 16, and of 32 only where both orientations are MXFP8.
+#[test]
+fn a_recipe_by_direction_takes_the_columns_of_its_rowwise_side() {
+    let make = |name| AnyRecipe::from_name(name, &RecipeOptions::default()).unwrap();
+    let (hybrid, nvfp4, mxfp8) = (make("nvfp4-mxfp8"), make("nvfp4-1d"), make("mxfp8"));
+    for (rows, cols) in [(32, 48), (17, 16), (200, 80)] {
+        let shape = Shape::new(rows, cols);
+        assert!(hybrid.check(shape).is_ok() && mxfp8.check(shape).is_err());
+        assert!(hybrid.check(Shape::new(rows, cols + 8)).is_err());
+        for role in [Role::Weight, Role::Activation] {
+            for (recipe, orientation) in [
+                (nvfp4, Orientation::Rowwise),
+                (mxfp8, Orientation::Columnwise),
+            ] {
+                let usage = orientation.usage();
+                let of = |recipe: AnyRecipe| recipe.quantizers(role).buffers(usage);
+                let alone = of(recipe);
+                assert_eq!(of(hybrid).len(), alone.len());
+                for (found, expected) in of(hybrid).iter().zip(&alone) {
+                    let layout = |form| ScaleLayout::new(found, shape, orientation, form);
+                    // An amax that serves both orientations of one recipe serves one of this.
+                    let what = |spec: &BufferSpec| (spec.key.part, spec.code, spec.axes);
+                    assert_eq!(what(found), what(expected));
+                    assert_eq!(found.bytes(shape), expected.bytes(shape));
+                    assert!(shape.cols.is_multiple_of(found.col_quantum()));
+                    if found.key.part == Part::BlockScale {
+                        let [outer, inner] = layout(Form::Swizzled).unwrap().padded();
+                        assert!(outer.is_multiple_of(128) || inner.is_multiple_of(128));
+                        let blocks = found.entries(shape);
+                        let [height, width] = found.block();
+                        let blocks_of_shape = rows.div_ceil(height) * (cols / width);
+                        assert_eq!(blocks[0] * blocks[1], blocks_of_shape);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// What is derived has the same ingredients, and blocks that a transpose keeps.

@@ -8,7 +8,7 @@ use lowp_format::{QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, FloatDtype, KernelError, Moments, Source};
 use lowp_shard::{
     CastInto, CastItem, Communicator, FlatGather, FlatParam, Mesh, Requantize, ScaleBook,
-    ScaleBookBuilder, ShardError, or_abort,
+    ScaleBookBuilder, ShardError, check_flat, or_abort,
 };
 
 use crate::adamw::AdamW;
@@ -114,13 +114,15 @@ impl<B: Backend> AdamWBuilder<B> {
     /// cut anywhere, and may be empty. A step casts the slices and gathers the full weights.
     ///
     /// # Errors
-    /// A name twice, an unknown group, or a slice outside the matrix.
+    /// A name twice, an unknown group, a slice outside the matrix, or a recipe that slices cannot have
+    /// ([`check_flat`]).
     pub fn flat_param<R: Recipe>(
         &mut self,
         tensor: &QuantizedTensor<B::Buffer<u8>, R>,
         start: usize,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
+        check_flat(&tensor.recipe(), tensor.usage())?;
         self.add(spec, |builder, master| {
             let (source, scales) = (Source::F32(master), &mut builder.scales);
             let flat = FlatParam::new(&builder.backend, tensor, start, source, scales)?;

@@ -80,7 +80,7 @@ pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam};
 pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
-pub use requantize::{CastItem, Extent, Requantize, flat_targets, targets};
+pub use requantize::{CastItem, Extent, Requantize, check_flat, flat_targets, targets};
 pub use scale_book::{BlockSlots, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
 pub use version::{CastInto, Version};

@@ -246,8 +246,12 @@ pub fn targets<B: Backend, R: Recipe>(
         .collect()
 }
 
-/// Checks that a slice of the flattened matrix can be cast by itself, for `usage`.
-pub(crate) fn check_flat(recipe: &impl Recipe, usage: Usage) -> Result<(), ShardError> {
+/// Checks that slices of the flattened matrix can be cast for `usage`. Every entry of flat casts does it before it
+/// allocates; who plans a whole model asks before.
+///
+/// # Errors
+/// Scales that whole blocks choose ([`KernelError::FlatChoice`]).
+pub fn check_flat(recipe: &impl Recipe, usage: Usage) -> Result<(), ShardError> {
     let chooses = |orientation| match recipe.kernel(orientation).scale {
         ScaleRule::TwoLevel { four_over_six, .. } => four_over_six.is_on(),
         _ => false,

@@ -204,3 +204,19 @@ fn the_scale_of_an_entry_is_that_of_the_list() {
         "{rejected:?}"
     );
 }
+
+/// An operand that no product reads quantized has no entry, whatever its scales depend on.
+#[test]
+fn an_operand_of_no_usage_registers_nothing() {
+    for recipe in AnyRecipe::all() {
+        for role in Role::ALL {
+            let (quantizers, shape) = (recipe.quantizers(role), Shape::new(64, 64));
+            let mut book = ScaleBookBuilder::default();
+            let none = Usage::empty();
+            assert_eq!(book.register_operand(&quantizers, shape, none), [None; 2]);
+            assert_eq!(book.register_flat(&quantizers, shape, none), [None; 2]);
+            let book = book.build(&Cpu).expect("an empty book");
+            assert_eq!(book.slots().len(), 0, "{recipe:?} {role:?}");
+        }
+    }
+}

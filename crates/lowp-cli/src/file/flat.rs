@@ -11,7 +11,7 @@ use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{AnyRecipe, BufferSpec, Shape};
 use lowp_kernels::{AmaxJob, Backend, Source, Work};
-use lowp_shard::{Communicator, FlatParam, FlatWeights, ScaleBookBuilder, run_ranks};
+use lowp_shard::{Communicator, FlatParam, FlatWeights, ScaleBookBuilder, check_flat, run_ranks};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,11 +50,16 @@ impl FlatCuts {
         Ok(Some(Self(cuts.to_vec())))
     }
 
-    /// Checks that every cut lies in one of the matrices of `model` that are quantized, at least.
+    /// Checks that every cut lies in one of the matrices of `model` that are quantized, at least, and that their
+    /// recipes can be cast in slices.
     ///
     /// # Errors
-    /// A cut beyond the longest.
+    /// A cut beyond the longest, or scales that whole blocks choose.
     pub(super) fn check(&self, model: &Model, choices: &[Choice<'_>]) -> Result<()> {
+        for Matrix { setup, .. } in choices.iter().filter_map(|choice| choice.matrix) {
+            check_flat(&setup.recipe, setup.usage)
+                .map_err(|error| input_error(format!("--flat-cuts: {error}")))?;
+        }
         let matrices = choices.iter().filter_map(|choice| {
             let Matrix { shape, .. } = choice.matrix?;
             Some((choice.tensor.name, shape))

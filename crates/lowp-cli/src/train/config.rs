@@ -7,9 +7,9 @@ use super::recipes::{self, Run};
 use crate::reshard;
 use crate::usage::UsageError;
 use lowp_candle::Sharding;
-use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape};
+use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape, Usage};
 use lowp_optim::{Group, Schedule};
-use lowp_shard::{GradWire, Mesh};
+use lowp_shard::{GradWire, Mesh, check_flat};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -115,6 +115,7 @@ impl Config {
         let runs = recipes::select(&args.recipe, &args.compare)?;
         for run in &runs {
             check_shapes(run, model)?;
+            check_sharding(run, sharding)?;
         }
         Ok(Self {
             model,
@@ -310,6 +311,18 @@ fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
         return Err(UsageError::new(format!(
             "--dim {}: {cause}; {remedy}",
             model.dim
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that the weights of `run` can be sharded so.
+fn check_sharding(run: &Run, sharding: Sharding) -> Result<(), UsageError> {
+    if sharding == Sharding::Zero1 && check_flat(&run.recipe, Usage::BOTH).is_err() {
+        return Err(UsageError::new(format!(
+            "{}: --sharding zero1 cuts weights inside of blocks, and four over six compares the errors of whole blocks; \
+             choose --sharding fsdp, or leave four over six out",
+            run.name
         )));
     }
     Ok(())

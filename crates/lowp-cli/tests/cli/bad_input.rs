@@ -70,6 +70,8 @@ fn messages() {
         "--reshard-after-forward maybe",
         "--world-size 4 --reshard-after-forward 3",
         "--sharding zero1 --reshard-after-forward false",
+        "--sharding zero1 --recipe nvfp4-2d+mae",
+        "--sharding zero1 --compare mxfp8,nvfp4-mxfp8+mse-448",
         "--data /no/such/file",
         "--data /",
         "--data /dev/zero",

@@ -3,9 +3,7 @@
 
 use super::options::recipe;
 use super::{Recipe, RecipeOptions, Role, Rounding};
-use crate::{
-    Code, KernelKey, MxScale, PaddedForm, Quantizer, Quantizers, ScaleRule, SourceRounding,
-};
+use crate::{Code, KernelKey, MxScale, Quantizers, ScaleRule, SourceRounding};
 
 recipe! {
     /// MXFP4 with 1x32 and 32x1 blocks. Neither orientation can be derived from the other.
@@ -29,18 +27,12 @@ impl Recipe for Mxfp4 {
     fn quantizers(&self, role: Role) -> Quantizers {
         let kernel = KernelKey::new(Code::E2M1, ScaleRule::E8M0(self.scale_mode));
         let hadamard = self.hadamard && role != Role::Weight;
-        let rowwise = Quantizer::row_major(kernel.blocks([1, 32]));
-        let kernel = KernelKey { hadamard, ..kernel };
-        let columnwise = Quantizer::column_major(kernel.blocks([32, 1]));
-        let padded = PaddedForm::TILES_128X4;
-        Quantizers::apart(rowwise.padded(padded), columnwise.padded(padded))
+        let transformed = KernelKey { hadamard, ..kernel };
+        Quantizers::k_major(kernel.blocks([1, 32]), transformed.blocks([32, 1]))
     }
 
     fn rounding(&self, role: Role) -> Rounding {
-        match role {
-            Role::Gradient => self.gradient_rounding,
-            Role::Weight | Role::Activation => Rounding::Nearest,
-        }
+        self.gradient_rounding.of_gradients(role)
     }
 
     fn source_rounding(&self) -> SourceRounding {

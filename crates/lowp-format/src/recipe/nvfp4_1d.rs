@@ -4,14 +4,13 @@
 use super::options::recipe;
 use super::{Recipe, RecipeOptions, Role, Rounding};
 use crate::{
-    Code, Extent, FormatError, FourOverSix, KernelKey, PaddedForm, Quantizer, Quantizers,
-    ScaleRule, SourceRounding,
+    Code, Extent, FormatError, FourOverSix, KernelKey, Quantizers, ScaleRule, SourceRounding,
 };
 
 recipe! {
     /// NVFP4 with 1x16 and 16x1 blocks. Neither orientation can be derived from the other.
     pub struct Nvfp4OneD = "nvfp4-1d" {
-        /// Four over six of weights and activations: the error that chooses a block's maximum
+        /// Four over six of weights and activations, not of flat shards (ZeRO-1): the error that chooses a block's maximum
         pub four_over_six: FourOverSix = FourOverSix::Off;
         /// One amax per row instead of per tensor, of weights and of activations in the forward product
         pub row_scaled: bool = false;
@@ -61,18 +60,11 @@ impl Recipe for Nvfp4OneD {
                 of([16, 1], tensor, off, hadamard),
             ),
         };
-        let padded = PaddedForm::TILES_128X4;
-        Quantizers::apart(
-            Quantizer::row_major(rowwise).padded(padded),
-            Quantizer::column_major(columnwise).padded(padded),
-        )
+        Quantizers::k_major(rowwise, columnwise)
     }
 
     fn rounding(&self, role: Role) -> Rounding {
-        match role {
-            Role::Gradient => self.gradient_rounding,
-            Role::Weight | Role::Activation => Rounding::Nearest,
-        }
+        self.gradient_rounding.of_gradients(role)
     }
 
     fn source_rounding(&self) -> SourceRounding {

@@ -11,7 +11,7 @@ use crate::{
 recipe! {
     /// NVFP4 with 16x16 blocks for weights; activations and gradients use 1-D blocks.
     pub struct Nvfp4TwoD = "nvfp4-2d" {
-        /// Four over six of weights and activations: the error that chooses a block's maximum
+        /// Four over six of weights and activations, not of flat shards (ZeRO-1): the error that chooses a block's maximum
         pub four_over_six: FourOverSix = FourOverSix::Off;
         /// Rounding of gradients to codes
         pub gradient_rounding: Rounding = Rounding::Stochastic;

@@ -13,7 +13,7 @@ recipe! {
         pub format: Fp8Format = Fp8Format::E4M3;
         /// Rounding of E8M0 block scales
         pub scale_mode: MxScale = MxScale::Te => MxScale::Te | MxScale::OcpFloor, "te or ocp-floor";
-        /// Four over six of weights and activations: the error that chooses a block's maximum
+        /// Four over six of weights and activations, not of flat shards (ZeRO-1): the error that chooses a block's maximum
         pub four_over_six: FourOverSix = FourOverSix::Off;
         /// Rounding of the source before amax and cast
         pub source_rounding: SourceRounding = SourceRounding::F32;

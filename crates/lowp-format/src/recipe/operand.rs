@@ -28,6 +28,16 @@ pub enum Rounding {
     Stochastic,
 }
 
+impl Rounding {
+    /// How a tensor in `role` is rounded where gradients are rounded so, and everything else to nearest.
+    pub(super) fn of_gradients(self, role: Role) -> Self {
+        match role {
+            Role::Gradient => self,
+            Role::Weight | Role::Activation => Self::Nearest,
+        }
+    }
+}
+
 /// The quantization of one operand, as data. It is ephemeral: never sharded, gathered or saved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Operand {

@@ -31,6 +31,7 @@ mod errors;
 mod fence;
 mod flat;
 mod forms;
+mod golden;
 mod history;
 mod layout;
 mod mutated;
@@ -71,6 +72,7 @@ rig::suite! {
         flat_encode_jobs once;
         decode_jobs once;
         adamw_jobs once;
+        updates_of_short_tiles once;
         transpose_jobs once;
         repack_jobs once;
         interleave_jobs once;
@@ -117,6 +119,12 @@ rig::suite! {
         scales_are_written_in_every_form once;
         one_job_writes_several_forms once;
         forms_must_exist once;
+    }
+    golden {
+        every_vector_of_every_family_and_shape once;
+        each_usage_alone_gives_the_same_bytes once;
+        a_bf16_source_gives_the_same_bytes once;
+        a_recipe_by_direction_has_the_rows_of_one_and_the_columns_of_another once;
     }
     history {
         a_history_takes_the_amax_and_gives_the_scale once;

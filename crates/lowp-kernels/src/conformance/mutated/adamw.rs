@@ -10,12 +10,16 @@ pub(in crate::conformance) fn adamw_jobs<B: Fenced>(rig: &Rig<B>) {
     all::<B, AdamwJob<B>>(rig);
 }
 
-/// Moments of `len` values; squares are not negative.
-fn moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
+/// Moments of `len` values, in bf16 if `half`; squares are not negative.
+pub(super) fn moments<B: Fenced>(
+    choices: &mut Choices<'_, B>,
+    len: usize,
+    half: bool,
+) -> Moments<B> {
     let seed = choices.word();
     let first = values(len, seed, false);
     let second: Vec<f32> = first.iter().rev().map(|x| x * x).collect();
-    if choices.coin() {
+    if !half {
         let exp_avg = choices.buffer(&first);
         let exp_avg_sq = choices.buffer(&second);
         return Moments::F32 {
@@ -31,8 +35,13 @@ fn moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
     }
 }
 
+fn any_moments<B: Fenced>(choices: &mut Choices<'_, B>, len: usize) -> Moments<B> {
+    let half = choices.coin();
+    moments(choices, len, half)
+}
+
 /// Amaxes of a master of `shape`, of its tensor and of its lines.
-fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> AdamwAmax<B> {
+pub(super) fn amax<B: Fenced>(choices: &mut Choices<'_, B>, shape: Shape) -> AdamwAmax<B> {
     let starts = [3, 3 + shape.rows];
     let lines = starts.map(|start| choices.coin().then_some(start));
     AdamwAmax {
@@ -84,7 +93,7 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
         let amax = amax(choices, shape);
         of_one_row(AdamwJob {
             master,
-            moments: moments(choices, len),
+            moments: any_moments(choices, len),
             grad: choices.source(len, false),
             group: choices.below(2),
             mode: choices.pick(&[AdamMode::AdamW, AdamMode::L2]),
@@ -113,7 +122,7 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
             }
             "moments" => {
                 let len = choices.length(len);
-                *both = moments(choices, len);
+                *both = any_moments(choices, len);
             }
             "grad" => {
                 let len = choices.length(len);
@@ -169,7 +178,7 @@ impl<B: Fenced> Mutate<B> for AdamwJob<B> {
             Some(encode) => small(&[encode.shape.rows, encode.shape.cols]).unwrap_or(now),
         };
         self.master = choices.floats(len, false);
-        self.moments = moments(choices, len);
+        self.moments = any_moments(choices, len);
         self.grad = choices.source(len, false);
         if let Some(encode) = &mut self.encode {
             resize_targets(&mut encode.targets, encode.shape, choices);

@@ -23,18 +23,26 @@ impl<'a> Rect<'a> {
         &self.values[row * self.stride..][..self.cols]
     }
 
-    /// The same values without gaps, in `scratch`.
-    fn pack<'s>(self, isa: Isa, scratch: &'s mut Vec<f32>) -> Rect<'s> {
-        scratch.resize(self.rows * self.cols, 0.0);
-        isa.run(Pack {
-            rect: self,
-            to: scratch,
-        });
+    /// As many values without gaps, in `scratch`, which `write` makes of these.
+    pub(super) fn written<'s>(
+        self,
+        scratch: &'s mut Vec<f32>,
+        write: impl FnOnce(Self, &mut [f32]),
+    ) -> Rect<'s> {
+        let Self { rows, cols, .. } = self;
+        scratch.resize(rows * cols, 0.0);
+        write(self, scratch);
         Rect {
             values: scratch,
-            stride: self.cols,
-            ..self
+            stride: cols,
+            rows,
+            cols,
         }
+    }
+
+    /// The same values without gaps, in `scratch`.
+    fn pack<'s>(self, isa: Isa, scratch: &'s mut Vec<f32>) -> Rect<'s> {
+        self.written(scratch, |rect, to| isa.run(Pack { rect, to }))
     }
 }
 

@@ -8,13 +8,7 @@ use crate::lanes::{LANES, Lanes};
 
 /// `rect`, whose first row begins a group, transformed and rounded to bfloat16, in `scratch`.
 pub(super) fn transform<'s>(isa: Isa, rect: Rect<'_>, scratch: &'s mut Vec<f32>) -> Rect<'s> {
-    scratch.resize(rect.rows * rect.cols, 0.0);
-    isa.run(Transform { rect, to: scratch });
-    Rect {
-        values: scratch,
-        stride: rect.cols,
-        ..rect
-    }
+    rect.written(scratch, |rect, to| isa.run(Transform { rect, to }))
 }
 
 struct Transform<'a> {

@@ -5,14 +5,15 @@ mod ingredients;
 
 use ingredients::{ingredients, known, outers, put_outer};
 use lowp_format::{
-    AmaxAlgorithm, Axis, Form, Orientation, Part, ScaleLayout, Shape, SourceRounding, cdiv,
+    AmaxAlgorithm, Axis, Form, KernelKey, Orientation, Part, ScaleLayout, Shape, SourceRounding,
+    cdiv,
 };
 
 use super::device::Cuda;
 use super::table::{
-    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Interleave,
-    Layout, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum, SumSquares, Transpose,
-    code,
+    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Ingredients,
+    Interleave, Layout, Outer, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum,
+    SumSquares, Transpose, code,
 };
 use crate::check::target::{filled_by, outer_kernel_of, share_pass};
 use crate::{
@@ -141,6 +142,29 @@ fn scales(target: &Target<Cuda>, shape: Shape) -> Result<(usize, Scales), Kernel
     Ok((side, scales))
 }
 
+/// The orientation whose pass fills `target`. None where nothing is left to do: it has no bytes, or it is of the tensor or
+/// its lines, and was put into the `outer` of a job.
+fn filling<J: Copy>(
+    jobs: &mut Vec<J>,
+    base: J,
+    (kernels, known, share): (&[KernelKey; 2], &[Ingredients; 2], bool),
+    target: &Target<Cuda>,
+    outer: impl Fn(&mut J) -> &mut [Outer; 2],
+) -> Result<Option<Orientation>, KernelError> {
+    let (pointer, key) = (target.bytes.pointer(), target.spec.key);
+    if pointer == 0 {
+        return Ok(None);
+    }
+    if !key.part.is_outer() {
+        return Ok(Some(filled_by(key.usage, share)));
+    }
+    let (orientation, _) = outer_kernel_of(kernels, key.usage)?;
+    place(jobs, base, |job| {
+        put_outer(outer(job), known, orientation, pointer)
+    })?;
+    Ok(None)
+}
+
 /// One row, unless two targets of a part lie the same way.
 pub(super) fn encode(backend: &Cuda, job: &EncodeJob<Cuda>) -> Result<Vec<Encode>, KernelError> {
     let (source, source_code, _) = source(&job.source);
@@ -163,20 +187,11 @@ pub(super) fn encode(backend: &Cuda, job: &EncodeJob<Cuda>) -> Result<Vec<Encode
     }
     let mut rows = vec![base];
     for target in &job.targets {
-        let pointer = target.bytes.pointer();
-        let part = target.spec.key.part;
-        if pointer == 0 {
+        let of = (&job.kernels, &known, share);
+        let Some(orientation) = filling(&mut rows, base, of, target, |row| &mut row.outer)? else {
             continue;
-        }
-        let usage = target.spec.key.usage;
-        if part.is_outer() {
-            let (orientation, _) = outer_kernel_of(&job.kernels, usage)?;
-            place(&mut rows, base, |row| {
-                put_outer(&mut row.outer, &known, orientation, pointer)
-            })?;
-            continue;
-        }
-        let orientation = filled_by(usage, share);
+        };
+        let (pointer, part) = (target.bytes.pointer(), target.spec.key.part);
         let [block_rows, block_cols] = sides(job.kernels[orientation as usize].block);
         let (side, scales) = scales(target, job.shape)?;
         let compact = target.is_compact();
@@ -240,20 +255,11 @@ pub(super) fn flat_encode(
     };
     let mut rows = vec![base];
     for target in &job.targets {
-        let pointer = target.bytes.pointer();
-        let part = target.spec.key.part;
-        if pointer == 0 {
+        let of = (&job.kernels, &known, share);
+        let Some(orientation) = filling(&mut rows, base, of, target, |row| &mut row.outer)? else {
             continue;
-        }
-        let usage = target.spec.key.usage;
-        if part.is_outer() {
-            let (orientation, _) = outer_kernel_of(&job.kernels, usage)?;
-            place(&mut rows, base, |row| {
-                put_outer(&mut row.outer, &known, orientation, pointer)
-            })?;
-            continue;
-        }
-        let orientation = filled_by(usage, share);
+        };
+        let (pointer, part) = (target.bytes.pointer(), target.spec.key.part);
         let block = job.kernels[orientation as usize].block;
         let made = known[orientation as usize];
         let amaxes = block.and_then(agreed).unwrap_or(0);

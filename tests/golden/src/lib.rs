@@ -1,5 +1,7 @@
 //! Golden vectors: exact bytes that every public path must reproduce (docs/numerics.md 16).
 
+pub mod recipes;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -139,8 +141,10 @@ impl Golden {
     }
 }
 
+/// Where the files are: beside the sources, or in the folder `LOWP_GOLDEN` where there are none.
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
+    let moved = std::env::var_os("LOWP_GOLDEN");
+    moved.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 /// The first index at which two f32 vectors differ in bits; two NaNs are equal.
