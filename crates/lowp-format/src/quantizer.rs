@@ -190,7 +190,7 @@ impl Quantizers {
 
     /// The orientations of `usage` whose amax of the tensor or its lines is one and the same, as sets: one or two.
     pub fn outer_usages(&self, usage: Usage) -> impl Iterator<Item = Usage> {
-        let all = if self.share_outer() && !usage.is_empty() {
+        let all = if self.share_outer() {
             [Usage::BOTH, Usage::empty()]
         } else {
             [usage & Usage::ROWWISE, usage & Usage::COLUMNWISE]

@@ -100,7 +100,8 @@ impl ScaleBookBuilder {
         shape: Shape,
         usage: Usage,
     ) -> [Option<ScaleSlot>; 2] {
-        self.register_operand(&recipe.quantizers(Role::Weight), shape, usage)
+        // Also of a tensor that holds nothing but what stands above its blocks, which serves no product.
+        self.add(&recipe.quantizers(Role::Weight), shape, usage, true)
     }
 
     /// Registers rows of `shape` that `quantizers` cast for `usage`. Returns their entries by orientation: `None`
@@ -111,6 +112,9 @@ impl ScaleBookBuilder {
         shape: Shape,
         usage: Usage,
     ) -> [Option<ScaleSlot>; 2] {
+        if usage.is_empty() {
+            return [None; 2];
+        }
         self.add(quantizers, shape, usage, true)
     }
 

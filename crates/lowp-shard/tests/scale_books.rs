@@ -214,7 +214,6 @@ fn an_operand_of_no_usage_registers_nothing() {
             let mut book = ScaleBookBuilder::default();
             let none = Usage::empty();
             assert_eq!(book.register_operand(&quantizers, shape, none), [None; 2]);
-            assert_eq!(book.register_flat(&quantizers, shape, none), [None; 2]);
             let book = book.build(&Cpu).expect("an empty book");
             assert_eq!(book.slots().len(), 0, "{recipe:?} {role:?}");
         }
