@@ -4,18 +4,18 @@
 //! A job is made with its buffers, shapes and ingredients; [`Job::lay_out`] fills what follows from
 //! them (paths, tile sizes, alignment), and [`Job::tiles`] counts its thread blocks.
 
+mod amax;
 mod encode;
+mod flat;
 #[cfg(test)]
 mod tests;
 
 use super::table::{
-    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS,
-    Decode, FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Ingredients, Interleave, Kernel,
-    Outer, Pass, REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE,
-    StepScalars, Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile,
-    Transpose, amax_path, code, decode_path, extent, repack_path, rule,
+    DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS, Decode, History, INTERLEAVE_TILE, Ingredients,
+    Interleave, Kernel, REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS,
+    SUM_TILE, StepScalars, Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE,
+    Tile, Transpose, code, decode_path, extent, repack_path, rule,
 };
-use encode::has_side;
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
@@ -65,89 +65,11 @@ fn aligned(pointer: u64, pitch: u64, bytes: u64) -> bool {
     pointer.is_multiple_of(bytes) && pitch.is_multiple_of(bytes)
 }
 
-impl Job for Amax {
-    const KERNEL: Kernel = Kernel::Amax;
-
-    fn lay_out(&mut self) {
-        let size = bits(self.source_code) / 8;
-        let blocks = self.blocks.iter().filter(|part| part.out != 0);
-        let known = blocks.clone().all(|part| {
-            let pass = Pass {
-                block_rows: part.rows,
-                block_cols: part.cols,
-                ..Pass::default()
-            };
-            let sides = [part.rows, part.cols];
-            let lines = [[1, u32::MAX], [u32::MAX, 1]].contains(&sides);
-            has_side(&pass, 16) || has_side(&pass, 32) || lines
-        });
-        let start = self.source.wrapping_sub(self.start.wrapping_mul(size));
-        (self.path, self.vector) = match (blocks.count(), known) {
-            (0, _) if self.hadamard != 0 => (
-                amax_path::TILES,
-                u8::from(aligned(start, self.cols * size, 16)),
-            ),
-            (0, _) => (amax_path::FLAT, u8::from(aligned(self.source, 0, 16))),
-            (_, true) => (
-                amax_path::TILES,
-                u8::from(aligned(start, self.cols * size, 16)),
-            ),
-            _ => (amax_path::GENERIC, 0),
-        };
-        let rows = u64::from(AMAX_ROWS);
-        self.first_row = self.start / self.cols.max(1) / rows * rows;
-        self.tiles_across = cdiv(self.cols, AMAX_COLS.into());
-    }
-
-    fn tiles(&self) -> u64 {
-        if self.len == 0 {
-            return 0;
-        }
-        match self.path {
-            amax_path::FLAT => cdiv(self.len, AMAX_TILE),
-            amax_path::TILES => {
-                let end = cdiv(self.start + self.len, self.cols);
-                cdiv(end - self.first_row, AMAX_ROWS.into()) * self.tiles_across
-            }
-            _ => cdiv(self.len, AMAX_RUN),
-        }
-    }
-}
-
 impl Job for History {
     const KERNEL: Kernel = Kernel::History;
     fn lay_out(&mut self) {}
     fn tiles(&self) -> u64 {
         1
-    }
-}
-
-impl Job for FlatEncode {
-    const KERNEL: Kernel = Kernel::FlatEncode;
-
-    fn lay_out(&mut self) {
-        let end = self.start + self.len;
-        self.data_tiles = if self.len == 0 {
-            0
-        } else {
-            cdiv(end, FLAT_ENCODE_RUN) - self.start / FLAT_ENCODE_RUN
-        };
-        for (tiles, pass) in self.scale_tiles.iter_mut().zip(&self.pass) {
-            let [height, width] = [pass.block_rows, pass.block_cols].map(u64::from);
-            let blocks = cdiv(self.rows, height) * cdiv(self.cols, width);
-            // Amaxes are consumed with or without scales.
-            *tiles = if pass.amaxes != 0 {
-                cdiv(blocks, FLAT_ENCODE_RUN)
-            } else {
-                0
-            };
-        }
-    }
-
-    fn tiles(&self) -> u64 {
-        let tiles = self.data_tiles + self.scale_tiles[0] + self.scale_tiles[1];
-        let writes = |outer: &Outer| outer.to != 0 || outer.ingredients.observed != 0;
-        tiles.max(u64::from(self.outer.iter().any(writes)))
     }
 }
 
