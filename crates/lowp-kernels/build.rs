@@ -59,7 +59,7 @@ fn embed() -> Result<()> {
 
 /// The folder with up-to-date kernels: that of `cargo xtask cuda`, or one that is filled here.
 fn compiled(out: &Path, cuda: &Path) -> Result<PathBuf> {
-    kernels::check_header(cuda)?;
+    kernels::check_headers(cuda)?;
     let units = Unit::all(cuda)?;
     // Of the workspace's target folder, where there is one: crates elsewhere have none.
     let shared = out.ancestors().map(|folder| folder.join("cuda-kernels"));

@@ -68,8 +68,8 @@ pub(crate) const FLAGS: &[&str] = &[
 /// First line of a manifest.
 const FORMAT: &str = "lowp CUDA kernels 1";
 
-/// The header that is written from `src/cuda/table`, below the folder of the kernels.
-const HEADER: &str = "include/lowp/jobs.cuh";
+/// Where the headers are that are written from `src/cuda/table`, below the folder of the kernels.
+const HEADERS: &str = "include/lowp";
 
 /// A failure, in words.
 pub(crate) type Result<T> = std::result::Result<T, String>;
@@ -244,31 +244,40 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Writes the header of the table below `cuda`, where it is not up to date.
+/// Writes the headers of the table below `cuda` that are not up to date.
 ///
 /// # Errors
-/// It cannot be written.
+/// They cannot be written.
 #[allow(dead_code, reason = "the build script writes nothing into the sources")]
-pub(crate) fn write_header(cuda: &Path) -> Result<()> {
-    match check_header(cuda) {
-        Ok(()) => Ok(()),
-        Err(_) => write(&cuda.join(HEADER), table::header().as_bytes()),
+pub(crate) fn write_headers(cuda: &Path) -> Result<()> {
+    stale_headers(cuda).try_for_each(|(path, text)| write(&path, text.as_bytes()))
+}
+
+/// Whether the headers of the table below `cuda` say what the table says.
+///
+/// # Errors
+/// They do not.
+#[allow(
+    dead_code,
+    reason = "xtask writes them, and checks them in tests alone"
+)]
+pub(crate) fn check_headers(cuda: &Path) -> Result<()> {
+    match stale_headers(cuda).next() {
+        None => Ok(()),
+        Some((path, _)) => Err(format!(
+            "{} is not what src/cuda/table says; run `cargo xtask cuda`, which writes it",
+            path.display()
+        )),
     }
 }
 
-/// Whether the header of the table below `cuda` says what the table says.
-///
-/// # Errors
-/// It does not.
-pub(crate) fn check_header(cuda: &Path) -> Result<()> {
-    let path = cuda.join(HEADER);
-    if fs::read_to_string(&path).is_ok_and(|text| text == table::header()) {
-        return Ok(());
-    }
-    Err(format!(
-        "{} is not what src/cuda/table says; run `cargo xtask cuda`, which writes it",
-        path.display()
-    ))
+/// Headers that say something else, and what they should say.
+fn stale_headers(cuda: &Path) -> impl Iterator<Item = (PathBuf, String)> + use<> {
+    let folder = cuda.join(HEADERS);
+    table::headers()
+        .into_iter()
+        .map(move |(name, text)| (folder.join(name), text))
+        .filter(|(path, text)| !fs::read_to_string(path).is_ok_and(|found| found == *text))
 }
 
 /// Compiles the units below `cuda` into `folder`, several at a time, and writes the manifest.

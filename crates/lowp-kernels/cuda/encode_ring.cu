@@ -76,12 +76,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // MXFP8 with scales of blocks of 32 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     lowp_encode_ring_mxfp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_mxfp8<E4m3, Mxfp8>(RingTile(jobs[tile.job], tile.index), step, memory<3>());
+  if (begin(jobs[tile.job], tile.index)) ring_mxfp8<E4m3, Mxfp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.

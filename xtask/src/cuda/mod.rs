@@ -71,7 +71,7 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     let nvcc = toolkit::nvcc()?;
     eprintln!("nvcc {} ({})", nvcc.version, nvcc.program.display());
     let sources = workspace_root()?.join(SOURCES);
-    kernels::write_header(&sources).map_err(|why| anyhow!("{why}"))?;
+    kernels::write_headers(&sources).map_err(|why| anyhow!("{why}"))?;
     let folder = target_dir()?.join("cuda-kernels");
     let start = std::time::Instant::now();
     let compiled =
@@ -148,16 +148,16 @@ mod tests {
     #[test]
     fn the_header_of_the_kernels_is_what_the_table_says() {
         let sources = workspace_root().unwrap().join(SOURCES);
-        assert_eq!(kernels::check_header(&sources), Ok(()));
+        assert_eq!(kernels::check_headers(&sources), Ok(()));
     }
 
     #[test]
     fn another_header_is_caught() {
         let folder = std::env::temp_dir().join(format!("lowp-header-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("include/lowp")).unwrap();
-        let checked = || kernels::check_header(&folder);
+        let checked = || kernels::check_headers(&folder);
         assert!(checked().is_err_and(|why| why.contains("run `cargo xtask cuda`")));
-        kernels::write_header(&folder).unwrap();
+        kernels::write_headers(&folder).unwrap();
         assert_eq!(checked(), Ok(()));
         let header = folder.join("include/lowp/jobs.cuh");
         let text = std::fs::read_to_string(&header).unwrap();

@@ -1,7 +1,7 @@
 //! Tensors that only a device is fast enough for: one of more than 2^31 elements, so that no index is 32
 //! bits wide, and one of so many tiles that they are enlarged.
 
-use lowp_format::{Form, ScaleLayout};
+use lowp_format::{Extent, Form, ScaleLayout};
 
 use super::rig::{cpu, device};
 use super::*;
@@ -64,7 +64,13 @@ fn rings_and_streams_write_what_the_cpu_writes() {
             let whole = Source::Bf16(repeated(rig, &period, repeats));
             let wide: Vec<f32> = period.iter().map(|x| x.to_f32()).collect();
             let wide = Source::F32(repeated(rig, &wide, repeats));
-            for case in cases().iter().filter(|case| !case.brief) {
+            let of_tensor = |key: &KernelKey| !matches!(key.scale.outer(), Some((Extent::Line, _)));
+            let cases = cases().into_iter().filter(|case| !case.brief);
+            // Lines have entries of their own, which do not repeat themselves.
+            for case in &cases
+                .filter(|case| case.kernels().iter().all(of_tensor))
+                .collect::<Vec<_>>()
+            {
                 encodes(rig, case, &case.specs(), shape, &whole, &period);
                 for usage in [Usage::ROWWISE, Usage::COLUMNWISE] {
                     let specs = case.of_usage(usage);

@@ -58,10 +58,7 @@ impl CudaPlan {
         }
         let mut scratch = None;
         let launch = match &work {
-            Work::Amax(jobs) => {
-                let rows = jobs.iter().flat_map(lower::amax).collect();
-                Launch::new(cuda, rows)
-            }
+            Work::Amax(jobs) => Launch::new(cuda, lower::amaxes(jobs)),
             Work::History(jobs) => Launch::new(cuda, jobs.iter().map(lower::history).collect()),
             Work::Encode(jobs) => Launch::new(cuda, all(jobs, |job| lower::encode(cuda, job))?),
             Work::FlatEncode(jobs) => {

@@ -38,7 +38,7 @@ template <>
 struct Four<false> {
   uint4 raw;
   static __device__ __forceinline__ Four load(uint64_t base, uint64_t index) {
-    return {load16(pointer<const float>(base) + index)};
+    return {load16_run(pointer<const float>(base) + index)};
   }
   __device__ __forceinline__ float4 values() const { return as_floats(raw); }
   static __device__ __forceinline__ void store(uint64_t base, uint64_t index, float4 v) {

@@ -29,6 +29,18 @@ __device__ __forceinline__ float round_bf16(float x) { return widen(narrow(x)); 
 
 // 16-byte accesses that pass through the caches once: nothing here is read twice.
 __device__ __forceinline__ uint4 load16(const void* at) { return __ldcs(static_cast<const uint4*>(at)); }
+// The same where a block of threads reads whole runs of 256 bytes, which memory may bring at once.
+__device__ __forceinline__ uint4 load16_run(const void* at) {
+  uint4 v;
+  asm("ld.global.cs.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+// The same of what the next launch reads again: it stays in the cache as long as there is room.
+__device__ __forceinline__ uint4 load16_again(const void* at) {
+  uint4 v;
+  asm("ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
 // The same where the whole line of 128 bytes is read: memory may bring it at once.
 __device__ __forceinline__ uint4 load16_line(const void* at) {
   uint4 v;

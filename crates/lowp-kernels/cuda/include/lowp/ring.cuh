@@ -77,11 +77,11 @@ struct RingCopies {
   uint64_t from, rows_apart;
 
   // Of tiles whose first value is at (row, col).
-  __device__ __forceinline__ RingCopies(const void* ring, const Encode& job, uint64_t row, uint64_t col) {
+  __device__ __forceinline__ RingCopies(const void* ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col) {
     uint32_t r = threadIdx.x / 8, chunk = threadIdx.x % 8;
     to = kept(uint32_t(__cvta_generic_to_shared(ring)) + ring_place(r, chunk));
-    from = job.source + 2 * ((row + r) * job.cols + col + chunk * 8);
-    rows_apart = 2 * 32 * job.cols;
+    from = source + 2 * ((row + r) * cols + col + chunk * 8);
+    rows_apart = 2 * 32 * cols;
   }
   __device__ __forceinline__ void start(uint32_t slot, uint32_t step) const {
     uint64_t at = from + step * (2 * TRANSPOSED_COLS);
@@ -142,11 +142,12 @@ struct TileReader {
   }
 };
 
-// Calls `work(tile, step)` for each tile of 128 x 64 from (row, col) on, `steps` of them along the columns. The next ones are on
+// Calls `work(tile, step)` for each tile of 128 x 64 from (row, col) of a matrix on, `steps` of them along the columns. The next ones are on
 // their way. All threads have finished a tile before any begins the next but one.
 template <int STAGES, typename Work>
-__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, const Encode& job, uint64_t row, uint64_t col, uint32_t steps, Work work) {
-  const RingCopies copies(ring.bytes, job, row, col);
+__device__ __forceinline__ void through_ring(Ring<STAGES>& ring, uint64_t source, uint64_t cols, uint64_t row, uint64_t col,
+                                             uint32_t steps, Work work) {
+  const RingCopies copies(ring.bytes, source, cols, row, col);
   auto fetch = [&](uint32_t step, uint32_t slot) {
     if (step < steps) copies.start(slot, step);
     // Steps that there are not are empty groups.

@@ -2,6 +2,7 @@
 #pragma once
 #include <lowp/fp4.cuh>
 #include <lowp/ring_tile.cuh>
+#include <lowp/ring_transform.cuh>
 
 namespace lowp {
 
@@ -121,27 +122,6 @@ __device__ __forceinline__ Run column_run(const TwoColumns& v, bool second) {
   return run;
 }
 
-// The same behind the Hadamard transform (hadamard.cuh).
-__device__ __forceinline__ Run transformed_run(const TwoColumns& v, bool second) {
-  float x[16];
-#pragma unroll
-  for (uint32_t i = 0; i < 16; ++i) x[i] = signed_quarter(second ? widen_high(v.x[i]) : widen_low(v.x[i]), i);
-#pragma unroll
-  for (uint32_t half = 1; half < 16; half *= 2) {
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-      if (i & half) continue;
-      float a = x[i], b = x[i + half];
-      x[i] = __fadd_rn(a, b);
-      x[i + half] = __fsub_rn(a, b);
-    }
-  }
-  Run run;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(run.x[k]) : "f"(x[2 * k + 1]), "f"(x[2 * k]));
-  return run;
-}
-
 // The random bytes of the elements of a tile, of which a run has a counter block of its own: from the threads that have the runs
 // to those that have the columns.
 struct RandomTile {
@@ -193,7 +173,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
     counter = (job.first + (tile.row + RunReader::row(0)) * job.cols + tile.col + RunReader::column()) / 16;
   }
   uint32_t worst = 0;
-  through_ring(shared.ring, job, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
+  through_ring(shared.ring, job.source, job.cols, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       std::conditional_t<RANDOM, Random, Nearest> rounding;
@@ -204,7 +184,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
       if (!to_rows) continue;
       uint2 codes;
       uint32_t entry = ring_run(kind, runs.read(values, k), rounding, worst, codes);
-      shared.scales[0][(RunReader::row(k) * tile.width + s * TRANSPOSED_COLS + RunReader::column()) / Kind::SIDE] = uint8_t(entry);
+      shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / Kind::SIDE] = uint8_t(entry);
       store8(pointer<uint8_t>(to_rows + k * 8 * pitch + s * (TRANSPOSED_COLS / 2)), codes);
     }
     if (!to_columns) return;
@@ -221,7 +201,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
     } else {
       entries = ring_pairs(kind, v, worst, codes);
     }
-    uint8_t* scales = shared.scales[1] + ColumnReader::row() / Kind::SIDE * tile.width + s * TRANSPOSED_COLS + ColumnReader::column();
+    uint8_t* scales = shared.scales[1] + ColumnReader::row() / Kind::SIDE * RING_COLS + s * TRANSPOSED_COLS + ColumnReader::column();
     *reinterpret_cast<uint16_t*>(scales) = uint16_t(entries);
     uint64_t to = to_columns + s * TRANSPOSED_COLS * lines;
     store8(pointer<uint8_t>(to), codes[0]);
@@ -229,8 +209,8 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
   });
   if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};
-  if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0]);
-  if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1]);
+  if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
+  if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
 }
 
 // NVFP4 with scales of 16 x 16 blocks: the codes of both orders are the same.
@@ -246,7 +226,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
   const uint32_t row = TileReader::row(), col = TileReader::column();
   const uint32_t row_at = kept(Rows::chunk(row, col / 32) + col % 32 / 2), column_at = kept(Columns::chunk(col, row / 32) + row % 32 / 2);
   uint32_t worst = 0;
-  through_ring(shared.ring, job, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
+  through_ring(shared.ring, job.source, job.cols, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
     uint32_t x[4][4], maxima[4], codes[4], columns[4];
     reader.read(values, x);
 #pragma unroll
@@ -258,7 +238,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
     float amax = __uint_as_float(max(most << 16, most & 0xFFFF0000u));
     bool large = false;
     Scaled block = kind.block(amax, worst, large);
-    shared.scales[0][row / 16 * (tile.width / 16) + (s * TRANSPOSED_COLS + col) / 16] = uint8_t(block.entry);
+    shared.scales[0][row / 16 * (RING_COLS / 16) + (s * TRANSPOSED_COLS + col) / 16] = uint8_t(block.entry);
     if (__any_sync(FULL_WARP, large)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[i] = codes_of_eight<true>(x[i], block.multiplier);
@@ -280,7 +260,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
     if (to_columns) store_lines<Columns>(to_columns, true, left, tile.row / 2, job.cols, lines, false, shared.columns);
   });
   if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
-  store_scales<true>(pass, View{job.rows, job.cols, 0}, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0]);
+  store_scales<true>(pass, View{job.rows, job.cols, 0}, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
 }
 
 }  // namespace lowp

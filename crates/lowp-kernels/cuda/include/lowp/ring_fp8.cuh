@@ -49,7 +49,7 @@ __device__ __forceinline__ void ring_fp8(const RingTile& tile, RingMemory<STAGES
   const uint64_t pitch = job.cols, lines = job.rows;
   const RunReader runs;
   const ColumnReader pairs;
-  through_ring(shared.ring, job, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t step) {
+  through_ring(shared.ring, job.source, job.cols, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t step) {
     if (to_rows) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {

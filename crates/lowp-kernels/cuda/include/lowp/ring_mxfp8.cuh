@@ -40,14 +40,14 @@ struct Mxfp8 {
 
 // The multipliers of blocks of 32 rows of a column, or of SQUARE blocks, to where all threads find them; their scales to the stage.
 template <bool SQUARE>
-__device__ __forceinline__ void ring_multipliers(const Mxfp8& kind, const TwoColumns& v, uint32_t s, uint32_t width, uint32_t& worst, uint8_t* scales,
+__device__ __forceinline__ void ring_multipliers(const Mxfp8& kind, const TwoColumns& v, uint32_t s, uint32_t& worst, uint8_t* scales,
                                                  ColumnMultipliers& to) {
   uint32_t amaxes = v.amaxes(), block_row = ColumnReader::row() / 32;
   amaxes = __vmaxu2(amaxes, __shfl_xor_sync(FULL_WARP, amaxes, 1));
   Scaled first = kind.block(widen_low(amaxes), worst), second = kind.block(widen_high(amaxes), worst);
   if (ColumnReader::row() % 32 != 0) return;
   to.pairs[block_row][ColumnReader::column() / 2] = __byte_perm(__float_as_uint(first.multiplier), __float_as_uint(second.multiplier), 0x7632);
-  *reinterpret_cast<uint16_t*>(scales + block_row * width + s * TRANSPOSED_COLS + ColumnReader::column()) =
+  *reinterpret_cast<uint16_t*>(scales + block_row * RING_COLS + s * TRANSPOSED_COLS + ColumnReader::column()) =
       uint16_t(first.entry | second.entry << 8);
 }
 
@@ -69,9 +69,9 @@ __device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* ste
   const RunReader runs;
   const ColumnReader pairs;
   uint32_t worst = 0;
-  through_ring(shared.ring, job, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
+  through_ring(shared.ring, job.source, job.cols, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
     if (to_columns) {
-      ring_multipliers<false>(kind, pairs.read(values), s, tile.width, worst, shared.scales[1], multipliers);
+      ring_multipliers<false>(kind, pairs.read(values), s, worst, shared.scales[1], multipliers);
       __syncthreads();
     }
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* ste
           entry = scale.entry;
           store16(pointer<uint8_t>(to), codes_by_powers<E>(v, [&](int) { return m; }));
         }
-        shared.scales[0][(RunReader::row(k) * tile.width + s * TRANSPOSED_COLS + RunReader::column()) / (HYBRID ? 16 : 32)] = uint8_t(entry);
+        shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / (HYBRID ? 16 : 32)] = uint8_t(entry);
       }
       if (to_columns) {
         const uint4* m = reinterpret_cast<const uint4*>(multipliers.pairs[RunReader::row(k) / 32] + RunReader::column() / 2);
@@ -103,8 +103,8 @@ __device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* ste
   });
   if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};
-  if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0]);
-  if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1]);
+  if (rows) store_scales<true>(*rows, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[0], RING_COLS);
+  if (columns) store_scales<true>(*columns, view, tile.row, tile.col, TRANSPOSED_ROWS, tile.width, shared.scales[1], RING_COLS);
 }
 
 }  // namespace lowp

@@ -229,20 +229,25 @@ struct TwoLevel {
   }
 };
 
-// Raises an amax entry (numerics 2.2). Maxima of non-negative floats are maxima of their bits; an
-// entry that holds a NaN loses.
-__device__ __forceinline__ void raise(float* entry, float amax) {
+// What an amax entry holds now.
+__device__ __forceinline__ int seen_amax(const float* entry) { return *reinterpret_cast<const volatile int*>(entry); }
+
+// Raises an amax entry that held `seen` (numerics 2.2). Maxima of non-negative floats are maxima of their bits; an entry that
+// holds a NaN loses, and no launch writes one.
+__device__ __forceinline__ void raise_over(float* entry, int seen, float amax) {
   int bits = __float_as_int(amax);
   int* at = reinterpret_cast<int*>(entry);
-  int seen = *reinterpret_cast<volatile int*>(at);
   // Most blocks of a large tensor stop here, which keeps them off one address.
   if (seen >= bits && seen <= 0x7F800000) return;
-  if (atomicMax(at, bits) <= 0x7F800000) return;
-  do {
-    seen = *reinterpret_cast<volatile int*>(at);
-    if (seen <= 0x7F800000) break;
-  } while (atomicCAS(at, seen, bits) != seen);
+  while (seen > 0x7F800000) {
+    int before = atomicCAS(at, seen, bits);
+    if (before == seen) return;
+    seen = before;
+  }
+  // Nobody waits for what it returns.
   atomicMax(at, bits);
 }
+
+__device__ __forceinline__ void raise(float* entry, float amax) { raise_over(entry, seen_amax(entry), amax); }
 
 }  // namespace lowp

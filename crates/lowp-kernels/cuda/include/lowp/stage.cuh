@@ -142,11 +142,11 @@ __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t
   }
 }
 
-// Writes the staged Compact scales of a tile of `height` x `width` elements, in whole rows of either order.
-// Block sides are powers of two.
+// Writes the staged Compact scales of a tile of `height` x `width` elements, in whole rows of either order; they are staged as those
+// of a tile of `staged_width`. Block sides are powers of two.
 template <bool TRANSPOSED>
-__device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col,
-                                             uint32_t height, uint32_t width, const uint8_t* stage) {
+__device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col, uint32_t height,
+                                             uint32_t width, const uint8_t* stage, uint32_t staged_width) {
   if (pass.block_rows == 0) return;
   uint32_t h = 31 - __clz(pass.block_rows), w = 31 - __clz(pass.block_cols);
   uint32_t down = height >> h, across = width >> w;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
   uint64_t top = row >> h, left = col >> w;
   // What is left of the matrix, in blocks.
   uint32_t r_end = uint32_t(min(uint64_t(down), rows - top)), c_end = uint32_t(min(uint64_t(across), cols - left));
-  uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across);
+  uint32_t down_bits = 31 - __clz(down), across_bits = 31 - __clz(across), pitch = staged_width >> w;
   bool whole = r_end == down && c_end == across;
   if (uint64_t to = pass.scale[0]; to != 0) {
     // Four at a time, where a row has as many.
@@ -164,9 +164,9 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
       uint32_t r = e >> across_bits, c = e & (across - 1);
       uint64_t at = to + (top + r) * cols + left + c;
       if (shift != 0) {
-        *pointer<uint32_t>(at) = *reinterpret_cast<const uint32_t*>(stage + e);
+        *pointer<uint32_t>(at) = *reinterpret_cast<const uint32_t*>(stage + r * pitch + c);
       } else if (r < r_end && c < c_end) {
-        *pointer<uint8_t>(at) = stage[e];
+        *pointer<uint8_t>(at) = stage[r * pitch + c];
       }
     }
   }
@@ -176,9 +176,9 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
       for (uint32_t e = threadIdx.x << shift; e < down * across; e += THREADS << shift) {
         uint32_t r = e & (down - 1), c = e >> down_bits;
         uint64_t at = to + (left + c) * rows + top + r;
-        const uint8_t* from = stage + (r << across_bits) + c;
+        const uint8_t* from = stage + r * pitch + c;
         if (shift != 0) {
-          uint32_t low = from[0] | from[across] << 8, high = from[2 * across] | from[3 * across] << 8;
+          uint32_t low = from[0] | from[pitch] << 8, high = from[2 * pitch] | from[3 * pitch] << 8;
           *pointer<uint32_t>(at) = low | high << 16;
         } else if (r < r_end && c < c_end) {
           *pointer<uint8_t>(at) = *from;
@@ -186,6 +186,13 @@ __device__ __forceinline__ void store_scales(const Pass& pass, const View& view,
       }
     }
   }
+}
+
+// The same of a tile that is staged as it is.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void store_scales(const Pass& pass, const View& view, uint64_t row, uint64_t col, uint32_t height,
+                                             uint32_t width, const uint8_t* stage) {
+  store_scales<TRANSPOSED>(pass, view, row, col, height, width, stage, width);
 }
 
 }  // namespace lowp

@@ -285,19 +285,16 @@ impl Job for Encode {
     }
 
     fn lay_out_together(jobs: &mut [Self]) {
-        let tiles = jobs.iter().map(Job::tiles).sum::<u64>();
         let [first, ..] = *jobs else { return };
-        if jobs
+        let tiles = jobs.iter().map(Job::tiles).sum::<u64>();
+        let streams = jobs
             .iter()
-            .all(|job| job.streams() && job.source_code == first.source_code)
-        {
-            for job in jobs {
-                job.path = path::STREAM;
-            }
-        } else if !Self::through_ring(jobs)
-            && Self::kernel(jobs) == Kernel::EncodeWideBf16
-            && tiles >= MANY_TILES
-        {
+            .all(|job| job.streams() && job.source_code == first.source_code);
+        if Self::through_ring(jobs) {
+            // Laid out.
+        } else if streams {
+            jobs.iter_mut().for_each(|job| job.path = path::STREAM);
+        } else if Self::kernel(jobs) == Kernel::EncodeWideBf16 && tiles >= MANY_TILES {
             jobs.iter_mut().for_each(Encode::enlarge);
         }
     }
@@ -321,6 +318,7 @@ impl Job for Encode {
 
 impl Job for Adamw {
     const KERNEL: Kernel = Kernel::Adamw;
+    const BACKWARDS: bool = true;
 
     fn kernel(jobs: &[Self]) -> Kernel {
         let kind = |job: &Self| match job.encode.path {

@@ -4,24 +4,27 @@
 //! A job is made with its buffers, shapes and ingredients; [`Job::lay_out`] fills what follows from
 //! them (paths, tile sizes, alignment), and [`Job::tiles`] counts its thread blocks.
 
+mod amax;
 mod encode;
+mod flat;
 mod ring;
 #[cfg(test)]
 mod tests;
 
 use super::table::{
-    AMAX_COLS, AMAX_ROWS, AMAX_RUN, AMAX_TILE, Amax, DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS,
-    Decode, FLAT_ENCODE_RUN, FlatEncode, History, INTERLEAVE_TILE, Ingredients, Interleave, Kernel,
-    Outer, Pass, REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE,
-    StepScalars, Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile,
-    Transpose, amax_path, code, decode_path, extent, repack_path, rule,
+    DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS, Decode, History, INTERLEAVE_TILE, Ingredients,
+    Interleave, Kernel, REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS,
+    SUM_TILE, StepScalars, Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE,
+    Tile, Transpose, code, decode_path, extent, repack_path, rule,
 };
-use encode::has_side;
 
 /// A job of the device table.
 pub(crate) trait Job: Copy {
     /// The kernel that runs any such job.
     const KERNEL: Kernel;
+    /// Whether tiles run from the last to the first: what such a launch read or wrote last is in the cache for the
+    /// launch behind it, which begins with the first tile.
+    const BACKWARDS: bool = false;
     /// The kernel that runs `jobs`, which were laid out, in one launch: the general one, or one that
     /// knows less and is faster for these.
     fn kernel(_jobs: &[Self]) -> Kernel {
@@ -42,6 +45,9 @@ pub(crate) fn tile_table<J: Job>(jobs: &[J]) -> Option<Vec<Tile>> {
         let job = u32::try_from(job).ok()?;
         let count = u32::try_from(desc.tiles()).ok()?;
         tiles.extend((0..count).map(|index| Tile { job, index }));
+    }
+    if J::BACKWARDS {
+        tiles.reverse();
     }
     // The grid of a launch has at most 2^31 - 1 blocks.
     i32::try_from(tiles.len()).ok().map(|_| tiles)
@@ -66,89 +72,11 @@ fn aligned(pointer: u64, pitch: u64, bytes: u64) -> bool {
     pointer.is_multiple_of(bytes) && pitch.is_multiple_of(bytes)
 }
 
-impl Job for Amax {
-    const KERNEL: Kernel = Kernel::Amax;
-
-    fn lay_out(&mut self) {
-        let size = bits(self.source_code) / 8;
-        let blocks = self.blocks.iter().filter(|part| part.out != 0);
-        let known = blocks.clone().all(|part| {
-            let pass = Pass {
-                block_rows: part.rows,
-                block_cols: part.cols,
-                ..Pass::default()
-            };
-            let sides = [part.rows, part.cols];
-            let lines = [[1, u32::MAX], [u32::MAX, 1]].contains(&sides);
-            has_side(&pass, 16) || has_side(&pass, 32) || lines
-        });
-        let start = self.source.wrapping_sub(self.start.wrapping_mul(size));
-        (self.path, self.vector) = match (blocks.count(), known) {
-            (0, _) if self.hadamard != 0 => (
-                amax_path::TILES,
-                u8::from(aligned(start, self.cols * size, 16)),
-            ),
-            (0, _) => (amax_path::FLAT, u8::from(aligned(self.source, 0, 16))),
-            (_, true) => (
-                amax_path::TILES,
-                u8::from(aligned(start, self.cols * size, 16)),
-            ),
-            _ => (amax_path::GENERIC, 0),
-        };
-        let rows = u64::from(AMAX_ROWS);
-        self.first_row = self.start / self.cols.max(1) / rows * rows;
-        self.tiles_across = cdiv(self.cols, AMAX_COLS.into());
-    }
-
-    fn tiles(&self) -> u64 {
-        if self.len == 0 {
-            return 0;
-        }
-        match self.path {
-            amax_path::FLAT => cdiv(self.len, AMAX_TILE),
-            amax_path::TILES => {
-                let end = cdiv(self.start + self.len, self.cols);
-                cdiv(end - self.first_row, AMAX_ROWS.into()) * self.tiles_across
-            }
-            _ => cdiv(self.len, AMAX_RUN),
-        }
-    }
-}
-
 impl Job for History {
     const KERNEL: Kernel = Kernel::History;
     fn lay_out(&mut self) {}
     fn tiles(&self) -> u64 {
         1
-    }
-}
-
-impl Job for FlatEncode {
-    const KERNEL: Kernel = Kernel::FlatEncode;
-
-    fn lay_out(&mut self) {
-        let end = self.start + self.len;
-        self.data_tiles = if self.len == 0 {
-            0
-        } else {
-            cdiv(end, FLAT_ENCODE_RUN) - self.start / FLAT_ENCODE_RUN
-        };
-        for (tiles, pass) in self.scale_tiles.iter_mut().zip(&self.pass) {
-            let [height, width] = [pass.block_rows, pass.block_cols].map(u64::from);
-            let blocks = cdiv(self.rows, height) * cdiv(self.cols, width);
-            // Amaxes are consumed with or without scales.
-            *tiles = if pass.amaxes != 0 {
-                cdiv(blocks, FLAT_ENCODE_RUN)
-            } else {
-                0
-            };
-        }
-    }
-
-    fn tiles(&self) -> u64 {
-        let tiles = self.data_tiles + self.scale_tiles[0] + self.scale_tiles[1];
-        let writes = |outer: &Outer| outer.to != 0 || outer.ingredients.observed != 0;
-        tiles.max(u64::from(self.outer.iter().any(writes)))
     }
 }
 

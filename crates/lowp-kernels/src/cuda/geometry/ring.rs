@@ -19,7 +19,7 @@ enum Part {
     Nvfp4Rows,
     Nvfp4Columns { transformed: bool },
     Mxfp4(u8),
-    Mxfp8(u8),
+    Mxfp8,
 }
 
 impl Part {
@@ -56,7 +56,7 @@ impl Part {
             (rule::E8M0_TE | rule::E8M0_FLOOR, code::E4M3)
                 if has_side(pass, 32) && !transformed && rows && !columns =>
             {
-                (pass.block_rows != pass.block_cols).then_some(Self::Mxfp8(made.rule))
+                (pass.block_rows != pass.block_cols).then_some(Self::Mxfp8)
             }
             _ => None,
         }
@@ -79,9 +79,9 @@ fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
         }
         [Mxfp4(_)] => Kernel::EncodeRingMxfp4,
         [Mxfp4(first), Mxfp4(second)] if first == second => Kernel::EncodeRingMxfp4,
-        [Mxfp8(_)] => Kernel::EncodeRingMxfp8,
-        [Mxfp8(first), Mxfp8(second)] if first == second => Kernel::EncodeRingMxfp8,
-        [Nvfp4Rows, Mxfp8(_)] => Kernel::EncodeRingNvfp4Mxfp8,
+        // Both orientations together are faster in tiles of whole sectors of scales (PATH_WIDE).
+        [Mxfp8] => Kernel::EncodeRingMxfp8,
+        [Nvfp4Rows, Mxfp8] => Kernel::EncodeRingNvfp4Mxfp8,
         _ => return None,
     };
     // Only E2M1 is rounded stochastically.

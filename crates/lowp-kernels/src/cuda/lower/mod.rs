@@ -1,8 +1,10 @@
 //! From jobs to the rows of the device table. Every decision was taken when the work was checked;
 //! here addresses and codes are written down.
 
+mod amax;
 mod ingredients;
 
+pub(super) use amax::amaxes;
 use ingredients::{ingredients, known, outers, put_outer};
 use lowp_format::{
     AmaxAlgorithm, Axis, Form, KernelKey, Orientation, Part, ScaleLayout, Shape, SourceRounding,
@@ -11,15 +13,15 @@ use lowp_format::{
 
 use super::device::Cuda;
 use super::table::{
-    Adamw, Amax, AmaxBlocks, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Ingredients,
-    Interleave, Layout, Outer, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum,
-    SumSquares, Transpose, code,
+    Adamw, Decode, Encode, FlatEncode, FlatPass, GRAD_PART, History, Ingredients, Interleave,
+    Layout, Outer, Pass, Repack, STEP_GROUP, STEP_HEADER, Scales, StepScalars, Sum, SumSquares,
+    Transpose, code,
 };
 use crate::check::target::{filled_by, outer_kernel_of, share_pass};
 use crate::{
-    AdamMode, AdamwJob, AmaxJob, ConvertJob, DecodeJob, EncodeJob, FlatEncodeJob, GradPart,
-    HistoryJob, InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, StepScalarsJob,
-    SumJob, SumSquaresJob, Target, TransposeJob,
+    AdamMode, AdamwJob, ConvertJob, DecodeJob, EncodeJob, FlatEncodeJob, GradPart, HistoryJob,
+    InterleaveJob, KernelError, Moments, RepackJob, Slot, Source, StepScalarsJob, SumJob,
+    SumSquaresJob, Target, TransposeJob,
 };
 
 /// Address of the first value, its code, and the number of values.
@@ -76,38 +78,6 @@ fn put(slot: &mut u64, pointer: u64) -> bool {
         *slot = pointer;
     }
     free
-}
-
-pub(super) fn amax(job: &AmaxJob<Cuda>) -> Vec<Amax> {
-    let (source, source_code, len) = source(&job.source);
-    let base = Amax {
-        source,
-        rows: job.shape.rows as u64,
-        cols: job.shape.cols as u64,
-        start: job.start as u64,
-        len,
-        source_code,
-        via_bf16: via_bf16(job.source_rounding),
-        hadamard: u8::from(job.hadamard),
-        ..Amax::default()
-    };
-    let pairs = job.blocks.chunks(2).map(|parts| {
-        let mut row = base;
-        for (slot, part) in row.blocks.iter_mut().zip(parts) {
-            let [rows, cols] = sides(Some(part.block));
-            let out = job.out.at(part.start);
-            *slot = AmaxBlocks { out, rows, cols };
-        }
-        row
-    });
-    let mut rows: Vec<_> = pairs.collect();
-    if let Some(entry) = job.tensor {
-        if rows.is_empty() {
-            rows.push(base);
-        }
-        rows[0].tensor = job.out.at(entry);
-    }
-    rows
 }
 
 pub(super) fn history(job: &HistoryJob<Cuda>) -> History {

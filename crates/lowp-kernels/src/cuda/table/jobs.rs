@@ -72,9 +72,9 @@ structs! {
         via_bf16: u8,
         /// AmaxPath.
         path: u8,
-        /// AMAX_FLAT, AMAX_TILES: 16-byte loads stay aligned.
+        /// 16-byte loads stay aligned.
         vector: u8,
-        /// Amaxes behind the Hadamard transform of groups of 16 rows; AMAX_TILES.
+        /// Amaxes behind the Hadamard transform of groups of 16 rows; AMAX_TRANSFORMED.
         hadamard: u8,
         reserved: [u8; 3],
     }
@@ -225,6 +225,11 @@ structs! {
         scale: [u64; 2],
         block_rows: u32,
         block_cols: u32,
+        /// FlatWalk.
+        walk: u8,
+        /// The codes of four elements of a row are stored at once.
+        aligned: u8,
+        reserved: [u8; 6],
     }
 
     /// `FlatEncodeJob`. Data are those of elements start .. start + len; scales are whole arrays.
@@ -237,14 +242,23 @@ structs! {
         len: u64,
         outer: [Outer; 2],
         pass: [FlatPass; 2],
-        /// The first tiles: runs of elements, cut at multiples of FLAT_ENCODE_RUN.
+        /// Tiles of codes: of as many warps as a thread block has, or runs of elements, cut at multiples of FLAT_ENCODE_RUN.
         data_tiles: u64,
-        /// Then those of the scales of each pass: runs of blocks.
+        /// Those of the scales of each pass: runs of blocks, or tiles where they are stored transposed. They are spread
+        /// among the others.
         scale_tiles: [u64; 2],
+        /// Where the first warp begins, a multiple of FLAT_WARP_ROWS.
+        first_row: u64,
+        /// Warps along the columns.
+        tiles_across: u64,
         passes: u8,
         source_code: u8,
         via_bf16: u8,
-        reserved: [u8; 5],
+        /// No pass walks FLAT_ANY.
+        tiled: u8,
+        /// Loads of four elements stay aligned in every row.
+        vector: u8,
+        reserved: [u8; 3],
     }
 
     /// `DecodeJob`.

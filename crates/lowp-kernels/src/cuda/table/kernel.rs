@@ -8,6 +8,7 @@ use super::{HISTORY_THREADS, LONG_RING_BYTES, RING_BYTES, THREADS};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Amax,
+    AmaxRing,
     History,
     Encode,
     EncodeWideBf16,
@@ -43,8 +44,9 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 32] = [
+    pub(crate) const ALL: [Kernel; 33] = [
         Kernel::Amax,
+        Kernel::AmaxRing,
         Kernel::History,
         Kernel::Encode,
         Kernel::EncodeWideBf16,
@@ -82,6 +84,7 @@ impl Kernel {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Kernel::Amax => "lowp_amax",
+            Kernel::AmaxRing => "lowp_amax_ring",
             Kernel::History => "lowp_history",
             Kernel::Encode => "lowp_encode",
             Kernel::EncodeWideBf16 => "lowp_encode_wide_bf16",
@@ -127,12 +130,13 @@ impl Kernel {
     /// Bytes of dynamic shared memory of a block.
     pub(crate) const fn shared_bytes(self) -> u32 {
         match self {
-            Kernel::EncodeRingFp8 | Kernel::EncodeRingMxfp8 => LONG_RING_BYTES,
+            Kernel::EncodeRingFp8 => LONG_RING_BYTES,
             Kernel::EncodeRingNvfp4
             | Kernel::EncodeRingNvfp4Square
             | Kernel::EncodeRingNvfp4Transformed
             | Kernel::EncodeRingNvfp4Random
             | Kernel::EncodeRingMxfp4
+            | Kernel::EncodeRingMxfp8
             | Kernel::EncodeRingNvfp4Mxfp8 => RING_BYTES,
             _ => 0,
         }

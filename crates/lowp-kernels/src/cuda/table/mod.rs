@@ -1,5 +1,5 @@
 //! The table that a launch reads, and the only definition of it: what the host plans once and leaves on the
-//! device, as plain data. [`header`] says the same in C++, for the kernels.
+//! device, as plain data. [`headers`] say the same in C++, for the kernels.
 //!
 //! The build script and `cargo xtask cuda` include this module, so it uses nothing of the crate.
 
@@ -12,8 +12,8 @@ pub(crate) use jobs::*;
 pub(crate) use kernel::Kernel;
 pub(crate) use values::*;
 
-/// What stands before the declarations.
-const PREAMBLE: &str = "\
+/// What stands before the structs.
+const JOBS: &str = "\
 // Written by `cargo xtask cuda` from src/cuda/table: change that.
 //
 // The table that a launch reads: what the host plans once and leaves on the device. One launch
@@ -29,18 +29,33 @@ const PREAMBLE: &str = "\
 // A pointer is 8 bytes; 0 says that the buffer is absent. Sizes and indices are 64-bit. Structs have
 // no implicit padding.
 #pragma once
+#include <lowp/values.cuh>
+
+namespace lowp {
+";
+
+/// What stands before the constants.
+const VALUES: &str = "\
+// Written by `cargo xtask cuda` from src/cuda/table: change that.
+//
+// Sizes of tiles, and what the fields of the structs of jobs.cuh may hold.
+#pragma once
 #include <cstdint>
 
 namespace lowp {
 
 ";
 
-/// `cuda/include/lowp/jobs.cuh`: the constants, enumerations and structs of this module in C++.
+/// The files of `cuda/include/lowp` that say in C++ what this module says, by name.
 #[allow(
     dead_code,
-    reason = "of those who include this module the backend alone does not write the header"
+    reason = "of those who include this module the backend alone does not write headers"
 )]
-pub(crate) fn header() -> String {
+pub(crate) fn headers() -> [(&'static str, String); 2] {
     let [constants, values, structs] = [values::constants(), values::values(), jobs::structs()];
-    format!("{PREAMBLE}{constants}{values}{structs}\n}}  // namespace lowp\n")
+    let close = "\n}  // namespace lowp\n";
+    [
+        ("jobs.cuh", format!("{JOBS}{structs}{close}")),
+        ("values.cuh", format!("{VALUES}{constants}{values}{close}")),
+    ]
 }

@@ -10,7 +10,7 @@ constants! {
     /// AMAX_FLAT: elements of a tile.
     AMAX_TILE: u64 = 16384;
     /// AMAX_TILES: rows and columns of a tile.
-    AMAX_ROWS: u32 = 32;
+    AMAX_ROWS: u32 = 128;
     AMAX_COLS: u32 = 256;
     /// AMAX_GENERIC: elements of a tile.
     AMAX_RUN: u64 = 2048;
@@ -34,8 +34,13 @@ constants! {
     FLAT_COLS: u64 = 256;
     /// PATH_GENERIC: blocks whose multipliers a unit keeps at a time.
     UNIT_BLOCKS: u32 = 2048;
-    /// FlatEncode: elements, or blocks, of a tile.
+    /// FlatEncode: elements of a tile where it is not tiled, or blocks of one.
     FLAT_ENCODE_RUN: u64 = 8192;
+    /// FlatEncode: rows and columns that a warp does.
+    FLAT_WARP_ROWS: u32 = 32;
+    FLAT_WARP_COLS: u32 = 128;
+    /// FlatEncode: rows of blocks of a tile of transposed scales, which has THREADS columns.
+    FLAT_SCALES_DOWN: u32 = 32;
     /// Decode: rows of a tile and, with DECODE_GENERIC, its columns.
     DECODE_SIDE: u32 = 64;
     /// DECODE_WIDE: columns of a tile.
@@ -158,10 +163,29 @@ values! {
     mod amax_path: u8 as AmaxPath, "AMAX_" {
         /// Tensor only: runs of AMAX_TILE elements.
         FLAT = 0,
-        /// Blocks of sides 1, 16 or 32: tiles from the block row of `start` on.
+        /// Blocks of sides 1, 16, 32 or 128, and lines: tiles from a multiple of AMAX_ROWS on.
         TILES = 1,
         /// Any blocks: runs of AMAX_RUN elements, one maximum per element.
         GENERIC = 2,
+        /// The tensor behind the Hadamard transform: the same tiles.
+        TRANSFORMED = 3,
+        /// The same of a matrix of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time:
+        /// lowp_amax_ring; not in launches with jobs of other paths.
+        RING = 4,
+    }
+
+    /// What the elements of a flat pass are multiplied by, among 16 rows of FLAT_WARP_COLS elements.
+    mod flat_walk: u8 as FlatWalk, "FLAT_" {
+        /// Anything: element by element.
+        ANY = 0,
+        /// One number for each row, or for 16 or 32 elements of it.
+        BY_ROW = 1,
+        /// One for each column.
+        BY_COLUMN = 2,
+        /// One for 16 or more columns of all rows.
+        ONE = 3,
+        /// Nothing: bf16 or f32 elements.
+        PLAIN = 4,
     }
 
     /// How a decode walks its matrix.
