@@ -107,7 +107,7 @@ __device__ __noinline__ void raise_lines_apart(const Adamw& job, uint64_t row, u
 }
 
 // Updates a tile and encodes it; returns the thread's amax of the new master. LINES says that lines may have amaxes.
-template <bool TRANSPOSED, bool LINES>
+template <bool TRANSPOSED, bool LINES, Known KNOWN>
 __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam, const View& view, uint32_t index,
                                              Stage<TRANSPOSED>& stage) {
   using Shape = Tiling<TRANSPOSED>;
@@ -137,7 +137,7 @@ __device__ __forceinline__ float adamw_tiled(const Adamw& job, const Adam& adam,
   }
   place.hold_tensor(stage);
   if (encode.via_bf16) v.round();
-  quantize<4, TRANSPOSED>(place, at.lane, v, stage);
+  quantize<4, TRANSPOSED, KNOWN>(place, at.lane, v, stage);
   return a;
 }
 
@@ -174,9 +174,9 @@ __device__ __forceinline__ View view_of(const Adamw& job) {
 }
 
 // A tile of PATH_WIDE (or PATH_FLAT), or of PATH_TRANSPOSED.
-template <bool TRANSPOSED, bool LINES>
+template <bool TRANSPOSED, bool LINES, Known KNOWN>
 __device__ __forceinline__ float adamw_whole(const Adamw& job, const Adam& adam, uint32_t index, Stage<TRANSPOSED>& stage) {
-  float a = adamw_tiled<TRANSPOSED, LINES>(job, adam, view_of(job), index, stage);
+  float a = adamw_tiled<TRANSPOSED, LINES, KNOWN>(job, adam, view_of(job), index, stage);
   if (job.encode.forms) forms_apart(stage);
   return a;
 }
@@ -231,9 +231,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   if (job.len == 0) {
     // Nothing but scales of the tensor or its lines.
   } else if (path == PATH_WIDE || path == PATH_FLAT) {
-    a = adamw_whole<false, true>(job, adam, tile.index, shared.wide);
+    a = adamw_whole<false, true, Known::NOTHING>(job, adam, tile.index, shared.wide);
   } else if (path == PATH_TRANSPOSED) {
-    a = adamw_whole<true, true>(job, adam, tile.index, shared.transposed);
+    a = adamw_whole<true, true, Known::NOTHING>(job, adam, tile.index, shared.transposed);
   } else {
     a = adamw_other(job, step, adam, tile.index, shared);
   }
@@ -250,10 +250,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Tile tile = tiles[blockIdx.x];
   const Adamw& job = jobs[tile.job];
   const Adam adam = Adam::of(step, job.group, job.l2);
-  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<false, false>(job, adam, tile.index, stage));
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<false, false, Known::NOTHING>(job, adam, tile.index, stage));
 }
 
-// Jobs of PATH_TRANSPOSED.
+// Other jobs of PATH_TRANSPOSED.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     lowp_adamw_transposed(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
@@ -262,7 +262,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Tile tile = tiles[blockIdx.x];
   const Adamw& job = jobs[tile.job];
   const Adam adam = Adam::of(step, job.group, job.l2);
-  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false>(job, adam, tile.index, stage));
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false, Known::NO_MXFP4>(job, adam, tile.index, stage));
+}
+
+// MXFP4 of PATH_TRANSPOSED.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    lowp_adamw_mxfp4(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
+                     uint32_t flags) {
+  __shared__ Stage<true> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  const Adamw& job = jobs[tile.job];
+  const Adam adam = Adam::of(step, job.group, job.l2);
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false, Known::MXFP4>(job, adam, tile.index, stage));
 }
 
 // Jobs of the other paths.

@@ -24,7 +24,7 @@ __device__ __forceinline__ float flat_amax(const Amax& job, uint64_t first, uint
       for (int half = 0; half < 2; ++half) {
         float4 raw[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) raw[i] = as_floats(load16_again(from + (half * 8 + i) * THREADS * 4));
+        for (int i = 0; i < 8; ++i) raw[i] = as_floats(load16(from + (half * 8 + i) * THREADS * 4));
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           a = max_abs(max_abs(max_abs(max_abs(a, raw[i].x), raw[i].y), raw[i].z), raw[i].w);

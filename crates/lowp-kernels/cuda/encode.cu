@@ -5,7 +5,7 @@
 
 namespace lowp {
 
-template <int W, bool TRANSPOSED, typename Place>
+template <int W, bool TRANSPOSED, Known KNOWN, typename Place>
 __device__ __forceinline__ void encode_tiled(const Place& place, Stage<TRANSPOSED>& stage) {
   using Shape = Tiling<TRANSPOSED>;
   uint32_t lane = threadIdx.x % 32;
@@ -18,7 +18,7 @@ __device__ __forceinline__ void encode_tiled(const Place& place, Stage<TRANSPOSE
     v.load(job.source, job.vector & VECTOR_SOURCE, view, at);
     if (job.via_bf16) v.round();
   }
-  quantize<W, TRANSPOSED>(place, lane, v, stage);
+  quantize<W, TRANSPOSED, KNOWN>(place, lane, v, stage);
 }
 
 // Blocks of a multiprocessor, as many as no register is spilled for.
@@ -59,7 +59,8 @@ __device__ __forceinline__ void encode_bf16(const Place& place, Stage<false>& st
     uint32_t next = step + 1;
     auto more = [&] { return next < place.held().steps; };
     if (more()) load(next);
-    store_codes8<8>(place, place.row() + down(step), place.col() + along(step), stage);
+    // Of two streams of codes, lines are written better whole.
+    store_codes8<8>(place, place.row() + down(step), place.col() + along(step), stage, place.held().passes == 2);
     if (!more()) break;
     __syncthreads();
     step = next;
@@ -67,16 +68,16 @@ __device__ __forceinline__ void encode_bf16(const Place& place, Stage<false>& st
   store_scales8(place, place.row(), place.col(), place.encode().tile_rows, place.encode().tile_cols, stage);
 }
 
-template <int W, bool TRANSPOSED, typename Place>
+template <int W, bool TRANSPOSED, Known KNOWN, typename Place>
 __device__ __forceinline__ void encode_whole(const Place& place, Stage<TRANSPOSED>& stage) {
-  encode_tiled<W, TRANSPOSED>(place, stage);
+  encode_tiled<W, TRANSPOSED, KNOWN>(place, stage);
   store_forms(place, stage);
 }
 
 // Not inlined: each has registers of its own.
 template <int W, bool TRANSPOSED>
 __device__ __noinline__ void encode_apart(const Encode& job, uint32_t index, Stage<TRANSPOSED>& stage) {
-  encode_whole<W, TRANSPOSED>(Place<TRANSPOSED, false>::begin(job, index, stage), stage);
+  encode_whole<W, TRANSPOSED, Known::NOTHING>(Place<TRANSPOSED, false>::begin(job, index, stage), stage);
 }
 
 }  // namespace lowp
@@ -121,7 +122,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   store_forms(place, stage);
 }
 
-// Jobs of PATH_TRANSPOSED from bf16.
+// MXFP4 of PATH_TRANSPOSED from binary32.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    lowp_encode_mxfp4_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+                          uint32_t flags) {
+  __shared__ Stage<true> stage;
+  if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
+  const Tile tile = tiles[blockIdx.x];
+  if (!begin(jobs[tile.job], tile.index)) return;
+  encode_whole<4, true, Known::MXFP4>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
+}
+
+// Other jobs of PATH_TRANSPOSED, from bf16.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_transposed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
                                 const Step* __restrict__ step, uint32_t flags) {
@@ -129,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<8, true>(Place<true, true>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<8, true, Known::NO_MXFP4>(Place<true, true>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // The same from binary32.
@@ -140,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<4, true>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<4, true, Known::NO_MXFP4>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // Jobs of PATH_MIXED from bf16.

@@ -58,12 +58,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // The same rounded stochastically; columns may be transformed.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     lowp_encode_ring_nvfp4_random(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                   uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<Nvfp4, true, true>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<Nvfp4, true, true>(RingTile(jobs[tile.job], tile.index), step, memory<3>());
 }
 
 // MXFP4 with scales of blocks of 32 of a row, of a column, or both.

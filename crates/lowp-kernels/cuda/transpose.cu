@@ -100,7 +100,7 @@ __device__ __forceinline__ void transpose_bytes(const Transpose& job, uint32_t i
     uint8_t* to = pointer<uint8_t>(job.to) + j * job.to_pitch + i;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (j + k < job.inner) store16(to + k * job.to_pitch, make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]));
+      if (j + k < job.inner) store16_part(to + k * job.to_pitch, make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]));
     }
   });
 }
@@ -134,7 +134,7 @@ __device__ __forceinline__ void transpose_nibbles(const Transpose& job, uint32_t
     uint8_t* to = pointer<uint8_t>(job.to) + j * job.to_pitch + at;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      if (j + k < job.inner) store16(to + k * job.to_pitch, make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]));
+      if (j + k < job.inner) store16_part(to + k * job.to_pitch, make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]));
     }
   });
 }

@@ -7,7 +7,7 @@ const SPILLS: usize = 64;
 
 /// Kernels that may spill more, and where ("": everywhere). Those of many ingredients have rare paths, and more blocks of
 /// threads at a time pay for what these keep in memory: measured on an H200. Nobody measured the one of sm_120f.
-const MAY_SPILL: [(&str, &str); 7] = [
+const MAY_SPILL: [(&str, &str); 10] = [
     ("lowp_adamw", ""),
     ("lowp_adamw_other", ""),
     ("lowp_adamw_transposed", "sm_120f"),
@@ -15,6 +15,9 @@ const MAY_SPILL: [(&str, &str); 7] = [
     ("lowp_encode_mixed_bf16", ""),
     ("lowp_encode_mixed_f32", ""),
     ("lowp_encode_blocks_bf16", ""),
+    ("lowp_encode_ring_nvfp4_random", ""),
+    ("lowp_encode_ring_nvfp4_transformed", ""),
+    ("lowp_flat_encode", ""),
 ];
 
 /// One kernel on one architecture.

@@ -51,6 +51,10 @@ __device__ __forceinline__ uint2 load8(const void* at) { return __ldcs(static_ca
 __device__ __forceinline__ void store16(void* at, uint4 value) { __stcs(static_cast<uint4*>(at), value); }
 __device__ __forceinline__ void store8(void* at, uint2 value) { __stcs(static_cast<uint2*>(at), value); }
 
+// The same of parts of lines of 128 bytes, of which others write the rest: the cache keeps them until they are whole.
+__device__ __forceinline__ void store16_part(void* at, uint4 value) { *static_cast<uint4*>(at) = value; }
+__device__ __forceinline__ void store8_part(void* at, uint2 value) { *static_cast<uint2*>(at) = value; }
+
 __device__ __forceinline__ float4 as_floats(uint4 raw) {
   return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w));
 }

@@ -266,10 +266,10 @@ __device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values
   }
 }
 
-// The staged codes of FP8 from (row, col) on.
+// The staged codes of FP8 from (row, col) on; `parts` as in store_lines.
 template <int W, bool TRANSPOSED, typename Place>
 __device__ __forceinline__ void store_codes8(const Place& place, uint64_t row, uint64_t col,
-                                             const Stage<TRANSPOSED>& stage) {
+                                             const Stage<TRANSPOSED>& stage, bool parts = false) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Encode& out = place.encode();
@@ -277,7 +277,7 @@ __device__ __forceinline__ void store_codes8(const Place& place, uint64_t row, u
     const Pass& pass = out.pass[p];
     if (pass.data[0]) {
       store_lines<RowTile<W, TRANSPOSED, 8>>(pass.data[0], vector & (VECTOR_ROWS_0 << p), row, col, out.rows, out.cols,
-                                             false, stage.codes[TRANSPOSED ? 0 : p]);
+                                             false, stage.codes[TRANSPOSED ? 0 : p], parts);
     }
     if constexpr (TRANSPOSED) {
       if (pass.data[1]) {
@@ -309,17 +309,35 @@ __device__ __forceinline__ void quantize8(const Place& place, uint32_t lane, Val
   if constexpr (!TRANSPOSED) store_scales8(place, row, col, Tiling<false>::ROWS, Tiling<false>::COLS, stage);
 }
 
-// NVFP4 codes of a tile.
-template <int W, typename Place>
-__device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
-  TwoLevel rule = TwoLevel::of(place.held().tensor);
+// A multiplier of an element of row i and column j of a lane's values.
+__device__ __forceinline__ float element_of(float m, int) { return m; }
+__device__ __forceinline__ float element_of(uint32_t pair, int j) { return j % 2 ? widen_high(pair) : widen_low(pair); }
+
+// E2M1 codes and block scales of every pass into the stage.
+template <int W, uint32_t SIDE, typename Rule, typename Place>
+__device__ __forceinline__ void stage4(const Place& place, const Rule& rule, uint32_t lane, Values<W>& v, Stage<true>& stage) {
 #pragma unroll 1
   for (uint32_t p = 0; p < place.held().passes; ++p) {
     const Pass& pass = place.encode().pass[p];
     v.stay_in_loop();
-    stage_blocks<W, true, 16>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
-      stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], m);
+    stage_blocks<W, true, SIDE>(pass, rule, v, lane, ScaleStage{stage.scales[p], Tiling<true>::COLS, 0, 0}, [&](auto m) {
+      auto element = [&](int i, int j) { return element_of(m(i, j), j); };
+      stage_codes4<W>(v, lane, pass.data[0], pass.data[1], stage.codes[0], stage.codes[1], element);
     });
+  }
+}
+
+// What the compiler knows of the codes of a tile in both orders: nothing, that they are not MXFP4, or that they are.
+enum class Known { NOTHING, NO_MXFP4, MXFP4 };
+
+// NVFP4 or MXFP4 codes of a tile.
+template <int W, Known KNOWN, typename Place>
+__device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
+  const Ingredients& made = place.encode().pass[0].ingredients;
+  if (KNOWN == Known::NO_MXFP4 || (KNOWN == Known::NOTHING && made.rule == RULE_TWO_LEVEL)) {
+    stage4<W, 16>(place, TwoLevel::of(place.held().tensor), lane, v, stage);
+  } else {
+    stage4<W, 32>(place, PowerOfTwo::of(made), lane, v, stage);
   }
   __syncthreads();
 #pragma unroll 1
@@ -382,14 +400,15 @@ __device__ __forceinline__ void store_plain(const Place& place, uint32_t lane, c
 }
 
 // Encodes a tile from the values of its threads.
-template <int W, bool TRANSPOSED, typename Place>
+template <int W, bool TRANSPOSED, Known KNOWN, typename Place>
 __device__ __forceinline__ void quantize(const Place& place, uint32_t lane, Values<W>& v, Stage<TRANSPOSED>& stage) {
+  if constexpr (KNOWN == Known::MXFP4) return quantize4<W, KNOWN>(place, lane, v, stage);
   switch (place.encode().pass[0].ingredients.element) {
     case E4M3: return quantize8<W, TRANSPOSED, E4m3>(place, lane, v, stage);
     case E5M2: return quantize8<W, TRANSPOSED, E5m2>(place, lane, v, stage);
     default:
       if constexpr (TRANSPOSED) {
-        quantize4<W>(place, lane, v, stage);
+        quantize4<W, KNOWN>(place, lane, v, stage);
       } else {
         store_plain<W>(place, lane, v);
       }

@@ -39,12 +39,13 @@ struct Nvfp4 {
 struct Mxfp4 {
   static constexpr uint32_t SIDE = 32;
   bool ceil;
-  uint32_t half;  // of a step, where an exponent is rounded
+  uint32_t half;  // as in PowerOfTwo, of which the rest is known here
   static __device__ __forceinline__ Mxfp4 of(const Ingredients& made, float*) {
-    return {made.rule == RULE_E8M0_TE, made.rule == RULE_E8M0_EVEN ? half_step(E2M1) : 0};
+    const PowerOfTwo rule = PowerOfTwo::of(made);
+    return {rule.ceil, rule.half};
   }
   __device__ __forceinline__ Scaled block(float amax, uint32_t& worst, bool& large) const {
-    uint32_t entry = ceil ? E8m0::ceil(__fmul_rn(amax, max_reciprocal(E2M1))) : e8m0_exponent(amax, half, max_exponent(E2M1));
+    uint32_t entry = PowerOfTwo{max_reciprocal(E2M1), max_exponent(E2M1), ceil, half}.entry(amax);
     // Twice the multiplier of entry 0 is infinite: of a block of zeros, it is 1.
     bool least = entry == 0;
     worst = max(worst, least && amax != 0.0f ? 0x7F800000u : __float_as_uint(amax));
@@ -185,7 +186,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
       uint2 codes;
       uint32_t entry = ring_run(kind, runs.read(values, k), rounding, worst, codes);
       shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / Kind::SIDE] = uint8_t(entry);
-      store8(pointer<uint8_t>(to_rows + k * 8 * pitch + s * (TRANSPOSED_COLS / 2)), codes);
+      store8_part(pointer<uint8_t>(to_rows + k * 8 * pitch + s * (TRANSPOSED_COLS / 2)), codes);
     }
     if (!to_columns) return;
     if (RANDOM) __syncthreads();
@@ -204,8 +205,8 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
     uint8_t* scales = shared.scales[1] + ColumnReader::row() / Kind::SIDE * RING_COLS + s * TRANSPOSED_COLS + ColumnReader::column();
     *reinterpret_cast<uint16_t*>(scales) = uint16_t(entries);
     uint64_t to = to_columns + s * TRANSPOSED_COLS * lines;
-    store8(pointer<uint8_t>(to), codes[0]);
-    store8(pointer<uint8_t>(to + lines), codes[1]);
+    store8_part(pointer<uint8_t>(to), codes[0]);
+    store8_part(pointer<uint8_t>(to + lines), codes[1]);
   });
   if (__syncthreads_or(worst >= 0x7F800000u)) return ring_carefully(job, step, tile.row, tile.col, tile.steps, shared.mixed);
   const View view{job.rows, job.cols, 0};

@@ -54,15 +54,15 @@ __device__ __forceinline__ void ring_fp8(const RingTile& tile, RingMemory<STAGES
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         uint4 codes = codes8<E>(runs.read(values, k), of_rows[k]);
-        store16(pointer<uint8_t>(to_rows + k * 8 * pitch + step * TRANSPOSED_COLS), codes);
+        store16_part(pointer<uint8_t>(to_rows + k * 8 * pitch + step * TRANSPOSED_COLS), codes);
       }
     }
     if (to_columns) {
       const TwoColumns v = pairs.read(values);
       float2 m = *reinterpret_cast<const float2*>(of_columns + step * TRANSPOSED_COLS + ColumnReader::column());
       uint64_t to = to_columns + step * TRANSPOSED_COLS * lines;
-      store16(pointer<uint8_t>(to), codes8<E>(v, false, m.x));
-      store16(pointer<uint8_t>(to + lines), codes8<E>(v, true, m.y));
+      store16_part(pointer<uint8_t>(to), codes8<E>(v, false, m.x));
+      store16_part(pointer<uint8_t>(to + lines), codes8<E>(v, true, m.y));
     }
   });
 }

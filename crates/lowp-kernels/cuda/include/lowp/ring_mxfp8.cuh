@@ -83,13 +83,13 @@ __device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* ste
         if constexpr (HYBRID) {
           uint2 codes;
           entry = ring_run(row_kind, v, Nearest{}, worst, codes);
-          store8(pointer<uint8_t>(to), codes);
+          store8_part(pointer<uint8_t>(to), codes);
         } else {
           float amax = v.amax();
           Scaled scale = kind.block(larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1)), worst);
           uint32_t m = twice(scale.multiplier);
           entry = scale.entry;
-          store16(pointer<uint8_t>(to), codes_by_powers<E>(v, [&](int) { return m; }));
+          store16_part(pointer<uint8_t>(to), codes_by_powers<E>(v, [&](int) { return m; }));
         }
         shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / (HYBRID ? 16 : 32)] = uint8_t(entry);
       }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* ste
         const uint4* m = reinterpret_cast<const uint4*>(multipliers.pairs[RunReader::row(k) / 32] + RunReader::column() / 2);
         const uint4 low = m[0], high = m[1];
         const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        store16(pointer<uint8_t>(to_columns + k * 8 * pitch + s * TRANSPOSED_COLS), codes_by_powers<E>(v, [&](int i) { return all[i]; }));
+        store16_part(pointer<uint8_t>(to_columns + k * 8 * pitch + s * TRANSPOSED_COLS), codes_by_powers<E>(v, [&](int i) { return all[i]; }));
       }
     }
   });

@@ -203,13 +203,18 @@ __device__ __forceinline__ void store_all_outers(const Outer (&outers)[2], uint6
 struct PowerOfTwo {
   float factor;  // fl(1 / max)
   int emax;
-  bool floor;
+  bool ceil;
+  uint32_t half;  // of a step at the end of the fraction, where an exponent is rounded
   static __device__ __forceinline__ PowerOfTwo of(const Ingredients& made) {
-    return {max_reciprocal(made.element), max_exponent(made.element), made.rule == RULE_E8M0_FLOOR};
+    return {max_reciprocal(made.element), max_exponent(made.element), made.rule == RULE_E8M0_TE,
+            made.rule == RULE_E8M0_EVEN ? half_step(made.element) : 0};
+  }
+  __device__ __forceinline__ uint32_t entry(float amax) const {
+    return ceil ? E8m0::ceil(__fmul_rn(amax, factor)) : e8m0_exponent(amax, half, emax);
   }
   __device__ __forceinline__ Scaled block(float amax, uint32_t, uint32_t) const {
-    uint32_t entry = floor ? e8m0_exponent(amax, 0, emax) : E8m0::ceil(__fmul_rn(amax, factor));
-    return {entry, E8m0::inverse(entry)};
+    uint32_t e = entry(amax);
+    return {e, E8m0::inverse(e)};
   }
 };
 

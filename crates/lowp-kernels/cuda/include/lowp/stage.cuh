@@ -110,17 +110,20 @@ struct ScaleStage {
   uint32_t first_row, first_col;  // of the codes in work
 };
 
-// Writes a staged tile to lines of `pitch` bytes, from (line, byte) on.
+// Writes a staged tile to lines of `pitch` bytes, from (line, byte) on. `parts` says that the cache should wait for the rest of
+// each line of memory.
 template <typename Tile>
 __device__ __forceinline__ void store_lines(uint64_t base, bool vector, uint64_t line, uint64_t byte, uint64_t lines,
-                                            uint64_t pitch, bool partial, const uint8_t* stage) {
+                                            uint64_t pitch, bool partial, const uint8_t* stage, bool parts = false) {
   constexpr uint32_t COUNT = Tile::LINES * Tile::CHUNKS;
   uint64_t corner = base + line * pitch + byte;
   if (vector && line + Tile::LINES <= lines && byte + Tile::CHUNKS * 16 <= pitch) {
 #pragma unroll
     for (uint32_t first = 0; first < COUNT; first += THREADS) {
       uint32_t e = first + threadIdx.x, i = e / Tile::CHUNKS, c = e % Tile::CHUNKS;
-      store16(pointer<uint8_t>(corner + i * pitch + c * 16), *reinterpret_cast<const uint4*>(stage + Tile::chunk(i, c)));
+      const uint4 chunk = *reinterpret_cast<const uint4*>(stage + Tile::chunk(i, c));
+      uint8_t* to = pointer<uint8_t>(corner + i * pitch + c * 16);
+      parts ? store16_part(to, chunk) : store16(to, chunk);
     }
     return;
   }

@@ -85,6 +85,20 @@ impl Encode {
         &self.pass[..usize::from(self.passes).min(2)]
     }
 
+    /// Whether it has E2M1 codes of binary32 with E8M0 scales, which are Compact: a tile is narrower than those of swizzled ones.
+    fn is_mxfp4(&self) -> bool {
+        let made = &self.pass[0].ingredients;
+        let e8m0 = matches!(
+            made.rule,
+            rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN
+        );
+        let compact = self
+            .passes()
+            .iter()
+            .all(|pass| pass.form.iter().all(|form| form.to == 0));
+        made.element == code::E2M1 && e8m0 && compact && self.source_code == code::F32
+    }
+
     fn choose_path(&self) -> u8 {
         let passes = self.passes();
         let [first, ..] = passes else {
@@ -118,6 +132,11 @@ impl Encode {
             }
             rule::TWO_LEVEL
                 if plain && made.element == code::E2M1 && sides(16) && once(0) && once(1) =>
+            {
+                return path::TRANSPOSED;
+            }
+            rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN
+                if plain && self.is_mxfp4() && sides(32) && once(0) && once(1) =>
             {
                 return path::TRANSPOSED;
             }
@@ -266,6 +285,7 @@ impl Job for Encode {
         let kind = |job: &Self| match (job.path, job.source_code) {
             (path::RING, _) => job.ring().unwrap_or(Kernel::Encode),
             (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
+            (path::TRANSPOSED, _) if job.is_mxfp4() => Kernel::EncodeMxfp4F32,
             (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
             (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
             (path::MIXED, _) => Kernel::EncodeMixedF32,
@@ -324,6 +344,7 @@ impl Job for Adamw {
         let kind = |job: &Self| match job.encode.path {
             path::WIDE | path::FLAT | path::TRANSPOSED if job.lines != [0; 2] => Kernel::Adamw,
             path::WIDE | path::FLAT => Kernel::AdamwWide,
+            path::TRANSPOSED if job.encode.is_mxfp4() => Kernel::AdamwMxfp4,
             path::TRANSPOSED => Kernel::AdamwTransposed,
             _ => Kernel::AdamwOther,
         };

@@ -14,6 +14,7 @@ pub(crate) enum Kernel {
     EncodeWideBf16,
     EncodeTransposedBf16,
     EncodeTransposedF32,
+    EncodeMxfp4F32,
     EncodeMixedBf16,
     EncodeMixedF32,
     EncodeBlocksBf16,
@@ -36,6 +37,7 @@ pub(crate) enum Kernel {
     Adamw,
     AdamwWide,
     AdamwTransposed,
+    AdamwMxfp4,
     AdamwOther,
     SumSquares,
     Sum,
@@ -44,7 +46,7 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 33] = [
+    pub(crate) const ALL: [Kernel; 35] = [
         Kernel::Amax,
         Kernel::AmaxRing,
         Kernel::History,
@@ -52,6 +54,7 @@ impl Kernel {
         Kernel::EncodeWideBf16,
         Kernel::EncodeTransposedBf16,
         Kernel::EncodeTransposedF32,
+        Kernel::EncodeMxfp4F32,
         Kernel::EncodeMixedBf16,
         Kernel::EncodeMixedF32,
         Kernel::EncodeBlocksBf16,
@@ -74,6 +77,7 @@ impl Kernel {
         Kernel::Adamw,
         Kernel::AdamwWide,
         Kernel::AdamwTransposed,
+        Kernel::AdamwMxfp4,
         Kernel::AdamwOther,
         Kernel::SumSquares,
         Kernel::Sum,
@@ -90,6 +94,7 @@ impl Kernel {
             Kernel::EncodeWideBf16 => "lowp_encode_wide_bf16",
             Kernel::EncodeTransposedBf16 => "lowp_encode_transposed_bf16",
             Kernel::EncodeTransposedF32 => "lowp_encode_transposed_f32",
+            Kernel::EncodeMxfp4F32 => "lowp_encode_mxfp4_f32",
             Kernel::EncodeMixedBf16 => "lowp_encode_mixed_bf16",
             Kernel::EncodeMixedF32 => "lowp_encode_mixed_f32",
             Kernel::EncodeBlocksBf16 => "lowp_encode_blocks_bf16",
@@ -112,6 +117,7 @@ impl Kernel {
             Kernel::Adamw => "lowp_adamw",
             Kernel::AdamwWide => "lowp_adamw_wide",
             Kernel::AdamwTransposed => "lowp_adamw_transposed",
+            Kernel::AdamwMxfp4 => "lowp_adamw_mxfp4",
             Kernel::AdamwOther => "lowp_adamw_other",
             Kernel::SumSquares => "lowp_sum_squares",
             Kernel::Sum => "lowp_sum",
@@ -130,11 +136,10 @@ impl Kernel {
     /// Bytes of dynamic shared memory of a block.
     pub(crate) const fn shared_bytes(self) -> u32 {
         match self {
-            Kernel::EncodeRingFp8 => LONG_RING_BYTES,
+            Kernel::EncodeRingFp8 | Kernel::EncodeRingNvfp4Random => LONG_RING_BYTES,
             Kernel::EncodeRingNvfp4
             | Kernel::EncodeRingNvfp4Square
             | Kernel::EncodeRingNvfp4Transformed
-            | Kernel::EncodeRingNvfp4Random
             | Kernel::EncodeRingMxfp4
             | Kernel::EncodeRingMxfp8
             | Kernel::EncodeRingNvfp4Mxfp8 => RING_BYTES,
