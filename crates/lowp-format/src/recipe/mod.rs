@@ -71,6 +71,7 @@ recipes! {
     nvfp4_1d::Nvfp4OneD,
     nvfp4_2d::Nvfp4TwoD,
     nvfp4_mxfp8::Nvfp4Mxfp8,
+    mxfp4_mxfp8::Mxfp4Mxfp8,
 }
 
 /// A low-precision format: the answers from which layouts, casts and gathers follow. Implementations
