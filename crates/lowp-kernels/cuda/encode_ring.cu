@@ -11,6 +11,13 @@ extern __shared__ __align__(128) uint8_t ring_memory[];
 
 namespace {
 
+// Blocks of a multiprocessor, as many as few registers are spilled for.
+#if __CUDA_ARCH__ == 900
+constexpr int BLOCKS = 4;
+#else
+constexpr int BLOCKS = 3;
+#endif
+
 template <int STAGES>
 __device__ __forceinline__ RingMemory<STAGES>& memory() {
   return *reinterpret_cast<RingMemory<STAGES>*>(ring_memory);
@@ -31,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // NVFP4 with scales of blocks of 16 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_nvfp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -40,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // NVFP4 with scales of blocks of 16 x 16.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_nvfp4_square(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                   uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -49,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // NVFP4 of blocks of a row, a column or both, of which columns are transformed.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_nvfp4_transformed(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                        uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -67,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // MXFP4 with scales of blocks of 32 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_mxfp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -76,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // MXFP8 with scales of blocks of 32 of a row, of a column, or both.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_mxfp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
@@ -85,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_nvfp4_mxfp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
