@@ -262,19 +262,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Tile tile = tiles[blockIdx.x];
   const Adamw& job = jobs[tile.job];
   const Adam adam = Adam::of(step, job.group, job.l2);
-  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false, Known::NO_MXFP4>(job, adam, tile.index, stage));
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false, Known::NO_E8M0>(job, adam, tile.index, stage));
 }
 
 // MXFP4 of PATH_TRANSPOSED.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    lowp_adamw_mxfp4(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_adamw_e8m0_fp4(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
   __shared__ Stage<true> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   const Adamw& job = jobs[tile.job];
   const Adam adam = Adam::of(step, job.group, job.l2);
-  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false, Known::MXFP4>(job, adam, tile.index, stage));
+  finish(job, tile.index, job.len == 0 ? 0.0f : adamw_whole<true, false, Known::E8M0>(job, adam, tile.index, stage));
 }
 
 // Jobs of the other paths.

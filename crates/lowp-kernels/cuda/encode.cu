@@ -124,13 +124,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // MXFP4 of PATH_TRANSPOSED from binary32.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_mxfp4_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_e8m0_fp4_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
   __shared__ Stage<true> stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<4, true, Known::MXFP4>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<4, true, Known::E8M0>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // Other jobs of PATH_TRANSPOSED, from bf16.
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<8, true, Known::NO_MXFP4>(Place<true, true>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<8, true, Known::NO_E8M0>(Place<true, true>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // The same from binary32.
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
   if (!begin(jobs[tile.job], tile.index)) return;
-  encode_whole<4, true, Known::NO_MXFP4>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
+  encode_whole<4, true, Known::NO_E8M0>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
 // Jobs of PATH_MIXED from bf16.

@@ -1,9 +1,9 @@
 // Encode of large matrices of bfloat16, of whole tiles of 128 x 64: several of them side by side, of which the next are on their
 // way. Memory answers long streams of reads better than as many loads that the same thread waits for.
 #include <lowp/begin.cuh>
+#include <lowp/ring_e8m0.cuh>
 #include <lowp/ring_fp4.cuh>
 #include <lowp/ring_fp8.cuh>
-#include <lowp/ring_mxfp8.cuh>
 
 using namespace lowp;
 
@@ -39,16 +39,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 
 // NVFP4 with scales of blocks of 16 of a row, of a column, or both.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_ring_nvfp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_two_level(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<Nvfp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
 // NVFP4 with scales of blocks of 16 x 16.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_ring_nvfp4_square(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_two_level_square(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                   uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
@@ -57,45 +57,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // NVFP4 of blocks of a row, a column or both, of which columns are transformed.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_ring_nvfp4_transformed(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_two_level_transformed(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                        uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<Nvfp4, true, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, true, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
 // The same rounded stochastically; columns may be transformed.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    lowp_encode_ring_nvfp4_random(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_two_level_random(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                   uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<Nvfp4, true, true>(RingTile(jobs[tile.job], tile.index), step, memory<3>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<TwoLevelFp4, true, true>(RingTile(jobs[tile.job], tile.index), step, memory<3>());
 }
 
 // MXFP4 with scales of blocks of 32 of a row, of a column, or both.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_ring_mxfp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_e8m0_fp4(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_fp4<Mxfp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_fp4<E8m0Fp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
 // MXFP8 with scales of blocks of 32 of a row, of a column, or both.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_ring_mxfp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_e8m0_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_mxfp8<E4m3, Mxfp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E4m3, E8m0Fp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    lowp_encode_ring_nvfp4_mxfp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
+    lowp_encode_ring_two_level_e8m0(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_mxfp8<E4m3, Nvfp4>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E4m3, TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }

@@ -10,14 +10,14 @@ const SPILLS: usize = 64;
 const MAY_SPILL: [(&str, &str); 11] = [
     ("lowp_adamw", ""),
     ("lowp_adamw_other", ""),
-    ("lowp_adamw_mxfp4", "sm_120f"),
+    ("lowp_adamw_e8m0_fp4", "sm_120f"),
     ("lowp_adamw_transposed", "sm_120f"),
     ("lowp_encode", ""),
     ("lowp_encode_mixed_bf16", ""),
     ("lowp_encode_mixed_f32", ""),
     ("lowp_encode_blocks_bf16", ""),
-    ("lowp_encode_ring_nvfp4_random", ""),
-    ("lowp_encode_ring_nvfp4_transformed", ""),
+    ("lowp_encode_ring_two_level_random", ""),
+    ("lowp_encode_ring_two_level_transformed", ""),
     ("lowp_flat_encode", ""),
 ];
 

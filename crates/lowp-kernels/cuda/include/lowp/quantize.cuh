@@ -328,13 +328,13 @@ __device__ __forceinline__ void stage4(const Place& place, const Rule& rule, uin
 }
 
 // What the compiler knows of the codes of a tile in both orders: nothing, that they are not MXFP4, or that they are.
-enum class Known { NOTHING, NO_MXFP4, MXFP4 };
+enum class Known { NOTHING, NO_E8M0, E8M0 };
 
 // NVFP4 or MXFP4 codes of a tile.
 template <int W, Known KNOWN, typename Place>
 __device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Values<W>& v, Stage<true>& stage) {
   const Ingredients& made = place.encode().pass[0].ingredients;
-  if (KNOWN == Known::NO_MXFP4 || (KNOWN == Known::NOTHING && made.rule == RULE_TWO_LEVEL)) {
+  if (KNOWN == Known::NO_E8M0 || (KNOWN == Known::NOTHING && made.rule == RULE_TWO_LEVEL)) {
     stage4<W, 16>(place, TwoLevel::of(place.held().tensor), lane, v, stage);
   } else {
     stage4<W, 32>(place, PowerOfTwo::of(made), lane, v, stage);
@@ -402,7 +402,7 @@ __device__ __forceinline__ void store_plain(const Place& place, uint32_t lane, c
 // Encodes a tile from the values of its threads.
 template <int W, bool TRANSPOSED, Known KNOWN, typename Place>
 __device__ __forceinline__ void quantize(const Place& place, uint32_t lane, Values<W>& v, Stage<TRANSPOSED>& stage) {
-  if constexpr (KNOWN == Known::MXFP4) return quantize4<W, KNOWN>(place, lane, v, stage);
+  if constexpr (KNOWN == Known::E8M0) return quantize4<W, KNOWN>(place, lane, v, stage);
   switch (place.encode().pass[0].ingredients.element) {
     case E4M3: return quantize8<W, TRANSPOSED, E4m3>(place, lane, v, stage);
     case E5M2: return quantize8<W, TRANSPOSED, E5m2>(place, lane, v, stage);

@@ -8,12 +8,12 @@ namespace lowp {
 
 // What codes of E2M1 with block scales are made of. A block raises `worst` to the bits of its amax, or more: from those of
 // infinity on, the arithmetic of many values at a time is not enough. `large` says that a product may be 7 or more.
-struct Nvfp4 {
+struct TwoLevelFp4 {
   static constexpr uint32_t SIDE = 16;
   float factor;
   const float* multipliers;  // of each scale
   // Every thread fills in the multiplier of a scale; they are there behind the next barrier.
-  static __device__ __forceinline__ Nvfp4 of(const Ingredients& made, float* multipliers) {
+  static __device__ __forceinline__ TwoLevelFp4 of(const Ingredients& made, float* multipliers) {
     TwoLevel rule = TwoLevel::of(tensor_value(made, 0));
     if (threadIdx.x < 128) multipliers[threadIdx.x] = rule.multiplier(threadIdx.x);
     return {rule.factor, multipliers};
@@ -36,11 +36,11 @@ struct Nvfp4 {
   }
 };
 
-struct Mxfp4 {
+struct E8m0Fp4 {
   static constexpr uint32_t SIDE = 32;
   bool ceil;
   uint32_t half;  // as in PowerOfTwo, of which the rest is known here
-  static __device__ __forceinline__ Mxfp4 of(const Ingredients& made, float*) {
+  static __device__ __forceinline__ E8m0Fp4 of(const Ingredients& made, float*) {
     const PowerOfTwo rule = PowerOfTwo::of(made);
     return {rule.ceil, rule.half};
   }
@@ -222,7 +222,7 @@ __device__ __forceinline__ void ring_square(const RingTile& tile, const Step* st
   const Encode& job = tile.job;
   const Pass& pass = job.pass[0];
   const uint64_t pitch = job.cols / 2, lines = job.rows / 2, to_rows = pass.data[0], to_columns = pass.data[1];
-  const Nvfp4 kind = Nvfp4::of(pass.ingredients, shared.multipliers);
+  const TwoLevelFp4 kind = TwoLevelFp4::of(pass.ingredients, shared.multipliers);
   const TileReader reader;
   const uint32_t row = TileReader::row(), col = TileReader::column();
   const uint32_t row_at = kept(Rows::chunk(row, col / 32) + col % 32 / 2), column_at = kept(Columns::chunk(col, row / 32) + row % 32 / 2);

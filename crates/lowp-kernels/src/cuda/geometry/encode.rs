@@ -86,7 +86,7 @@ impl Encode {
     }
 
     /// Whether it has E2M1 codes of binary32 with E8M0 scales, which are Compact: a tile is narrower than those of swizzled ones.
-    fn is_mxfp4(&self) -> bool {
+    fn is_e8m0_fp4(&self) -> bool {
         let made = &self.pass[0].ingredients;
         let e8m0 = matches!(
             made.rule,
@@ -136,7 +136,7 @@ impl Encode {
                 return path::TRANSPOSED;
             }
             rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN
-                if plain && self.is_mxfp4() && sides(32) && once(0) && once(1) =>
+                if plain && self.is_e8m0_fp4() && sides(32) && once(0) && once(1) =>
             {
                 return path::TRANSPOSED;
             }
@@ -285,7 +285,7 @@ impl Job for Encode {
         let kind = |job: &Self| match (job.path, job.source_code) {
             (path::RING, _) => job.ring().unwrap_or(Kernel::Encode),
             (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
-            (path::TRANSPOSED, _) if job.is_mxfp4() => Kernel::EncodeMxfp4F32,
+            (path::TRANSPOSED, _) if job.is_e8m0_fp4() => Kernel::EncodeE8m0Fp4F32,
             (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
             (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
             (path::MIXED, _) => Kernel::EncodeMixedF32,
@@ -344,7 +344,7 @@ impl Job for Adamw {
         let kind = |job: &Self| match job.encode.path {
             path::WIDE | path::FLAT | path::TRANSPOSED if job.lines != [0; 2] => Kernel::Adamw,
             path::WIDE | path::FLAT => Kernel::AdamwWide,
-            path::TRANSPOSED if job.encode.is_mxfp4() => Kernel::AdamwMxfp4,
+            path::TRANSPOSED if job.encode.is_e8m0_fp4() => Kernel::AdamwE8m0Fp4,
             path::TRANSPOSED => Kernel::AdamwTransposed,
             _ => Kernel::AdamwOther,
         };

@@ -15,11 +15,11 @@ const MANY_TILES: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Fp8(u8),
-    Nvfp4Square,
-    Nvfp4Rows,
-    Nvfp4Columns { transformed: bool },
-    Mxfp4(u8),
-    Mxfp8,
+    TwoLevelSquare,
+    TwoLevelRows,
+    TwoLevelColumns { transformed: bool },
+    E8m0Fp4(u8),
+    E8m0Fp8,
 }
 
 impl Part {
@@ -38,25 +38,25 @@ impl Part {
             }
             (rule::TWO_LEVEL, code::E2M1) if has_side(pass, 16) && of_tensor => {
                 if by_column {
-                    Some(Self::Nvfp4Columns { transformed })
+                    Some(Self::TwoLevelColumns { transformed })
                 } else if transformed {
                     None
                 } else if by_row {
-                    Some(Self::Nvfp4Rows)
+                    Some(Self::TwoLevelRows)
                 } else {
                     (pass.block_rows == pass.block_cols && (rows || columns))
-                        .then_some(Self::Nvfp4Square)
+                        .then_some(Self::TwoLevelSquare)
                 }
             }
             (rule::E8M0_TE | rule::E8M0_FLOOR | rule::E8M0_EVEN, code::E2M1)
                 if has_side(pass, 32) && !transformed && (by_row || by_column) =>
             {
-                Some(Self::Mxfp4(made.rule))
+                Some(Self::E8m0Fp4(made.rule))
             }
             (rule::E8M0_TE | rule::E8M0_FLOOR, code::E4M3)
                 if has_side(pass, 32) && !transformed && rows && !columns =>
             {
-                (pass.block_rows != pass.block_cols).then_some(Self::Mxfp8)
+                (pass.block_rows != pass.block_cols).then_some(Self::E8m0Fp8)
             }
             _ => None,
         }
@@ -65,27 +65,29 @@ impl Part {
 
 /// The kernel of passes of these parts.
 fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
-    use Part::{Fp8, Mxfp4, Mxfp8, Nvfp4Columns, Nvfp4Rows, Nvfp4Square};
+    use Part::{E8m0Fp4, E8m0Fp8, Fp8, TwoLevelColumns, TwoLevelRows, TwoLevelSquare};
     let kernel = match *parts {
-        [Nvfp4Rows | Nvfp4Columns { .. }] | [Nvfp4Rows, Nvfp4Columns { .. }] if stochastic => {
-            return Some(Kernel::EncodeRingNvfp4Random);
+        [TwoLevelRows | TwoLevelColumns { .. }] | [TwoLevelRows, TwoLevelColumns { .. }]
+            if stochastic =>
+        {
+            return Some(Kernel::EncodeRingTwoLevelRandom);
         }
         [Fp8(_)] => Kernel::EncodeRingFp8,
         [Fp8(first), Fp8(second)] if first == second => Kernel::EncodeRingFp8,
-        [Nvfp4Square] => Kernel::EncodeRingNvfp4Square,
-        [.., Nvfp4Columns { transformed: true }] => Kernel::EncodeRingNvfp4Transformed,
-        [Nvfp4Rows | Nvfp4Columns { .. }] | [Nvfp4Rows, Nvfp4Columns { .. }] => {
-            Kernel::EncodeRingNvfp4
+        [TwoLevelSquare] => Kernel::EncodeRingTwoLevelSquare,
+        [.., TwoLevelColumns { transformed: true }] => Kernel::EncodeRingTwoLevelTransformed,
+        [TwoLevelRows | TwoLevelColumns { .. }] | [TwoLevelRows, TwoLevelColumns { .. }] => {
+            Kernel::EncodeRingTwoLevel
         }
-        [Mxfp4(_)] => Kernel::EncodeRingMxfp4,
-        [Mxfp4(first), Mxfp4(second)] if first == second => Kernel::EncodeRingMxfp4,
+        [E8m0Fp4(_)] => Kernel::EncodeRingE8m0Fp4,
+        [E8m0Fp4(first), E8m0Fp4(second)] if first == second => Kernel::EncodeRingE8m0Fp4,
         // Both orientations together are faster in tiles of whole sectors of scales (PATH_WIDE).
-        [Mxfp8] => Kernel::EncodeRingMxfp8,
-        [Nvfp4Rows, Mxfp8] => Kernel::EncodeRingNvfp4Mxfp8,
+        [E8m0Fp8] => Kernel::EncodeRingE8m0Fp8,
+        [TwoLevelRows, E8m0Fp8] => Kernel::EncodeRingTwoLevelE8m0,
         _ => return None,
     };
     // Only E2M1 is rounded stochastically.
-    let ignored = matches!(kernel, Kernel::EncodeRingFp8 | Kernel::EncodeRingMxfp8);
+    let ignored = matches!(kernel, Kernel::EncodeRingFp8 | Kernel::EncodeRingE8m0Fp8);
     (!stochastic || ignored).then_some(kernel)
 }
 

@@ -70,7 +70,7 @@ fn whole_tiles_of_bf16_go_through_a_ring() {
             jobs.iter().map(Job::tiles).sum::<u64>(),
         )
     };
-    let ring = Kernel::EncodeRingMxfp8;
+    let ring = Kernel::EncodeRingE8m0Fp8;
     assert_eq!(together(vec![job(256, 192)]), (ring, 6));
     // 4096 tiles of 64 columns are as many of 256, four times fewer.
     assert_eq!(together(vec![job(8192, 4096)]), (ring, 1024));

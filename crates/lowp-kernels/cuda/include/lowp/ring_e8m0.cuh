@@ -29,7 +29,7 @@ __device__ __forceinline__ uint4 codes_by_powers(const Run& v, At m) {
 }
 
 // Amaxes here lose to no NaN: where there is one, `worst` says so, and the tile is done again.
-struct Mxfp8 {
+struct E8m0Fp8 {
   static constexpr uint32_t SIDE = 32;
   PowerOfTwo rule;
   __device__ __forceinline__ Scaled block(float amax, uint32_t& worst) const {
@@ -40,7 +40,7 @@ struct Mxfp8 {
 
 // The multipliers of blocks of 32 rows of a column, or of SQUARE blocks, to where all threads find them; their scales to the stage.
 template <bool SQUARE>
-__device__ __forceinline__ void ring_multipliers(const Mxfp8& kind, const TwoColumns& v, uint32_t s, uint32_t& worst, uint8_t* scales,
+__device__ __forceinline__ void ring_multipliers(const E8m0Fp8& kind, const TwoColumns& v, uint32_t s, uint32_t& worst, uint8_t* scales,
                                                  ColumnMultipliers& to) {
   uint32_t amaxes = v.amaxes(), block_row = ColumnReader::row() / 32;
   amaxes = __vmaxu2(amaxes, __shfl_xor_sync(FULL_WARP, amaxes, 1));
@@ -52,8 +52,8 @@ __device__ __forceinline__ void ring_multipliers(const Mxfp8& kind, const TwoCol
 }
 
 template <typename E, typename RowKind, int STAGES>
-__device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
-  constexpr bool HYBRID = std::is_same_v<RowKind, Nvfp4>;
+__device__ __forceinline__ void ring_e8m0(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
+  constexpr bool HYBRID = std::is_same_v<RowKind, TwoLevelFp4>;
   const Encode& job = tile.job;
   const Pass *rows = nullptr, *columns = nullptr;
 #pragma unroll 1
@@ -62,9 +62,9 @@ __device__ __forceinline__ void ring_mxfp8(const RingTile& tile, const Step* ste
   const uint64_t first_row = tile.row + RunReader::row(0), first_col = tile.col + RunReader::column();
   const uint64_t to_rows = rows ? rows->data[0] + first_row * row_pitch + (HYBRID ? first_col / 2 : first_col) : 0;
   const uint64_t to_columns = columns ? columns->data[0] + first_row * pitch + first_col : 0;
-  const Mxfp8 kind{PowerOfTwo::of((columns ? columns : rows)->ingredients)};
-  Nvfp4 row_kind{0.0f, nullptr};
-  if constexpr (HYBRID) row_kind = Nvfp4::of(rows->ingredients, shared.multipliers);
+  const E8m0Fp8 kind{PowerOfTwo::of((columns ? columns : rows)->ingredients)};
+  TwoLevelFp4 row_kind{0.0f, nullptr};
+  if constexpr (HYBRID) row_kind = TwoLevelFp4::of(rows->ingredients, shared.multipliers);
   ColumnMultipliers& multipliers = *reinterpret_cast<ColumnMultipliers*>(shared.rows);
   const RunReader runs;
   const ColumnReader pairs;
