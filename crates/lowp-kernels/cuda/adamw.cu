@@ -1,6 +1,7 @@
 // AdamW over any number of parameters, in one launch: each element is updated once, and the new
 // master values go on, in registers, to the amax and to the encode of their tile.
 #include <lowp/adam.cuh>
+#include <lowp/begin.cuh>
 #include <lowp/encode.cuh>
 
 namespace lowp {
@@ -199,9 +200,6 @@ __device__ __forceinline__ float adamw_other(const Adamw& job, const Step* step,
   }
   return a;
 }
-
-// Not inlined: one tile does it.
-__device__ __noinline__ void outers_apart(const Encode& encode) { store_all_outers(encode.outer, encode.rows, encode.cols); }
 
 // What follows the tiles: scales of the tensor or its lines, and the amax of the new masters, of which each thread has `a`.
 __device__ __forceinline__ void finish(const Adamw& job, uint32_t index, float a) {

@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   __shared__ BlocksStage stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (!empty(jobs[tile.job])) encode_blocks<8>(jobs[tile.job], tile.index, stage);
+  if (begin(jobs[tile.job], tile.index)) encode_blocks<8>(jobs[tile.job], tile.index, stage);
 }
 
 // The same from binary32.
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   __shared__ BlocksStage stage;
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (!empty(jobs[tile.job])) encode_blocks<4>(jobs[tile.job], tile.index, stage);
+  if (begin(jobs[tile.job], tile.index)) encode_blocks<4>(jobs[tile.job], tile.index, stage);
 }
 
 // Row-major FP8 in the order of memory, from bf16.

@@ -82,13 +82,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (begin(jobs[tile.job], tile.index)) ring_fp4<E8m0Fp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
-// MXFP8 with scales of blocks of 32 of a row, of a column, or both.
+// MXFP8 with scales of blocks of 32 of a row, or of a column.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_e8m0_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E4m3, E8m0Fp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E8m0Fp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
@@ -97,5 +97,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E4m3, TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_e8m0<TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void store_flat_outers(const FlatEncode& job, uint64_
   for (int o = 0; o < 2; ++o) {
     uint8_t extent = job.outer[o].ingredients.extent;
     uint64_t entries = extent == EXTENT_ROWS ? job.rows : extent == EXTENT_COLUMNS ? job.cols : 1;
-    store_outer(job.outer[o], 0, entries, uint32_t(index * THREADS + threadIdx.x), uint32_t(tiles * THREADS));
+    store_outer(job.outer[o], 0, entries, index * THREADS + threadIdx.x, tiles * THREADS);
   }
 }
 

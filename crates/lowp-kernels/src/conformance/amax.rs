@@ -56,8 +56,8 @@ pub(super) fn pieces_of_a_matrix_raise_the_amaxes_of_the_whole<B: Backend>(rig: 
 
 /// Amaxes behind a transform are those of transformed values, also where the last group of rows is not whole.
 pub(super) fn transformed_values_have_amaxes_of_their_own<B: Backend>(rig: &Rig<B>) {
-    for (n, rows) in [1, 15, 16, 17, 40, 200, 1024].into_iter().enumerate() {
-        for cols in [1, 15, 16, 100] {
+    for (n, rows) in [1, 15, 16, 17, 40, 200, 256, 1024].into_iter().enumerate() {
+        for cols in [1, 15, 16, 100, 320] {
             let shape = Shape::new(rows, cols);
             // Values that are not finite make all of them so: only some matrices have them.
             let given = values(shape.elements(), n as u64, n % 3 == 0);

@@ -86,6 +86,40 @@ fn rings_and_streams_write_what_the_cpu_writes() {
     });
 }
 
+/// The same kernels of rings over many steps, of every case, against the reference.
+#[test]
+fn wide_tiles_of_small_matrices_equal_the_reference() {
+    crate::cuda::WIDE_TILES.store(true, std::sync::atomic::Ordering::Relaxed);
+    device::once(|rig| {
+        whole_tiles::every_ingredient_equals_the_reference(rig);
+        whole_tiles::stochastic_rounding_is_keyed_by_element(rig);
+    });
+}
+
+/// Rows alone that end inside a tile are encoded in the order of memory.
+#[test]
+fn streams_of_bf16_write_what_the_cpu_writes() {
+    device::once(|rig| {
+        let (cols, repeats) = (64 * 17 + 32, 16);
+        let shape = Shape::new(PERIOD * repeats, cols);
+        let period: Vec<bf16> = values(PERIOD * cols, 36, false)
+            .into_iter()
+            .map(bf16::from_f32)
+            .collect();
+        let source = Source::Bf16(repeated(rig, &period, repeats));
+        for scale in [
+            CURRENT,
+            ScaleRule::E8M0(MxScale::Te),
+            ScaleRule::E8M0(MxScale::OcpFloor),
+        ] {
+            let blocks = (scale != CURRENT).then_some([[1, 32], [32, 1]]);
+            let case = case(Code::E4M3, scale, blocks, Some(ROW_MAJOR));
+            let specs = case.of_usage(Usage::ROWWISE);
+            encodes(rig, &case, &specs, shape, &source, &period);
+        }
+    });
+}
+
 /// Enough tiles to be enlarged, with edges in both directions: swizzled scales are written from tiles of
 /// other sides than Compact ones, and the bytes are the same.
 #[test]

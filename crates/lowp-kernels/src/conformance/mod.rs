@@ -42,6 +42,7 @@ mod sum;
 mod time;
 mod values;
 mod views;
+mod whole_tiles;
 
 // `everywhere`: for every instruction set, with one thread and with two; on the CPU. `once`: for
 // the widest set and the threads of the machine. `together`: with every set at once, where the
@@ -114,6 +115,10 @@ rig::suite! {
     flat {
         any_split_equals_the_whole once;
         only_owned_nibbles_change once;
+    }
+    whole_tiles {
+        every_ingredient_equals_the_reference once;
+        stochastic_rounding_is_keyed_by_element once;
     }
     forms {
         scales_are_written_in_every_form once;

@@ -41,6 +41,8 @@ mod table;
 pub use buffer::CudaBuffer;
 pub use device::{Cuda, CudaMark};
 pub use event::CudaEvent;
+#[cfg(test)]
+pub(crate) use geometry::ring::WIDE_TILES;
 pub use graph::CudaGraph;
 pub use plan::CudaPlan;
 

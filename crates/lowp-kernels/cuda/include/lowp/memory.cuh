@@ -15,6 +15,9 @@ __device__ __forceinline__ float widen(uint16_t bits) { return __uint_as_float(u
 __device__ __forceinline__ float widen_low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float widen_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
+// The bfloat16 of a power of two, twice.
+__device__ __forceinline__ uint32_t twice(float power) { return __byte_perm(__float_as_uint(power), 0, 0x3232); }
+
 // The bfloat16 bits of two values, the first in the low half: to nearest even; a NaN keeps its sign
 // and payload, as on the host, where the conversion instruction would make it canonical.
 __device__ __forceinline__ uint32_t narrow_pair(float low, float high) {

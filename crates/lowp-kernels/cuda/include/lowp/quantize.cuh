@@ -34,8 +34,6 @@ struct BlockScales {
     return s.multiplier;
   }
 
-  static __device__ __forceinline__ uint32_t twice(float m) { return __byte_perm(__float_as_uint(m), 0, 0x3232); }
-
   __device__ __forceinline__ void rows(const Values<W>& v, Multiplier (&m)[N]) const {
     float a[2];
     v.template row_blocks<SIDE>(lane, a);

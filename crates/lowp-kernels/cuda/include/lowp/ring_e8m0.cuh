@@ -1,21 +1,13 @@
-// MXFP8 of bfloat16 through a ring of tiles. Row-major codes of blocks of a row, of a column, of both or of squares; beside
-// those of blocks of a column, NVFP4 of blocks of a row.
+// FP8 with E8M0 scales of bfloat16 through a ring of tiles: row-major codes of blocks of a row or of a column, and beside those
+// of a column two-level E2M1 codes of blocks of a row.
 #pragma once
 #include <lowp/ring_fp4.cuh>
 
 namespace lowp {
 
-// Pairs of multipliers, powers of two, of the blocks of a tile: four down.
-struct ColumnMultipliers {
-  uint32_t pairs[4][TRANSPOSED_COLS / 2];
-};
-
-// The multiplier of a block, twice in bfloat16.
-__device__ __forceinline__ uint32_t twice(float m) { return __byte_perm(__float_as_uint(m), 0, 0x3232); }
-
 // FP8 codes of a run times pairs of powers of two. A product is exact in bfloat16 unless it is subnormal, where every code is 0;
 // adding -0 keeps the sign of a zero.
-template <typename E, typename At>
+template <typename At>
 __device__ __forceinline__ uint4 codes_by_powers(const Run& v, At m) {
   uint32_t out[4], y[8];
 #pragma unroll
@@ -23,7 +15,7 @@ __device__ __forceinline__ uint4 codes_by_powers(const Run& v, At m) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     uint32_t a = y[2 * k], b = y[2 * k + 1];
-    out[k] = __byte_perm(E::pair(widen_low(a), widen_high(a)), E::pair(widen_low(b), widen_high(b)), 0x5410);
+    out[k] = __byte_perm(E4m3::pair(widen_low(a), widen_high(a)), E4m3::pair(widen_low(b), widen_high(b)), 0x5410);
   }
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
@@ -38,20 +30,19 @@ struct E8m0Fp8 {
   }
 };
 
-// The multipliers of blocks of 32 rows of a column, or of SQUARE blocks, to where all threads find them; their scales to the stage.
-template <bool SQUARE>
+// The multipliers of blocks of 32 rows of a column to where all threads find them, in pairs; their scales to the stage.
 __device__ __forceinline__ void ring_multipliers(const E8m0Fp8& kind, const TwoColumns& v, uint32_t s, uint32_t& worst, uint8_t* scales,
-                                                 ColumnMultipliers& to) {
+                                                 uint32_t (&pairs)[4][TRANSPOSED_COLS / 2]) {
   uint32_t amaxes = v.amaxes(), block_row = ColumnReader::row() / 32;
   amaxes = __vmaxu2(amaxes, __shfl_xor_sync(FULL_WARP, amaxes, 1));
   Scaled first = kind.block(widen_low(amaxes), worst), second = kind.block(widen_high(amaxes), worst);
   if (ColumnReader::row() % 32 != 0) return;
-  to.pairs[block_row][ColumnReader::column() / 2] = __byte_perm(__float_as_uint(first.multiplier), __float_as_uint(second.multiplier), 0x7632);
+  pairs[block_row][ColumnReader::column() / 2] = __byte_perm(__float_as_uint(first.multiplier), __float_as_uint(second.multiplier), 0x7632);
   *reinterpret_cast<uint16_t*>(scales + block_row * RING_COLS + s * TRANSPOSED_COLS + ColumnReader::column()) =
       uint16_t(first.entry | second.entry << 8);
 }
 
-template <typename E, typename RowKind, int STAGES>
+template <typename RowKind, int STAGES>
 __device__ __forceinline__ void ring_e8m0(const RingTile& tile, const Step* step, RingMemory<STAGES>& shared) {
   constexpr bool HYBRID = std::is_same_v<RowKind, TwoLevelFp4>;
   const Encode& job = tile.job;
@@ -65,13 +56,12 @@ __device__ __forceinline__ void ring_e8m0(const RingTile& tile, const Step* step
   const E8m0Fp8 kind{PowerOfTwo::of((columns ? columns : rows)->ingredients)};
   TwoLevelFp4 row_kind{0.0f, nullptr};
   if constexpr (HYBRID) row_kind = TwoLevelFp4::of(rows->ingredients, shared.multipliers);
-  ColumnMultipliers& multipliers = *reinterpret_cast<ColumnMultipliers*>(shared.rows);
   const RunReader runs;
   const ColumnReader pairs;
   uint32_t worst = 0;
   through_ring(shared.ring, job.source, job.cols, tile.row, tile.col, tile.steps, [&](const uint8_t* values, uint32_t s) {
     if (to_columns) {
-      ring_multipliers<false>(kind, pairs.read(values), s, worst, shared.scales[1], multipliers);
+      ring_multipliers(kind, pairs.read(values), s, worst, shared.scales[1], shared.pairs);
       __syncthreads();
     }
 #pragma unroll
@@ -89,15 +79,15 @@ __device__ __forceinline__ void ring_e8m0(const RingTile& tile, const Step* step
           Scaled scale = kind.block(larger_amax(amax, __shfl_xor_sync(FULL_WARP, amax, 1)), worst);
           uint32_t m = twice(scale.multiplier);
           entry = scale.entry;
-          store16_part(pointer<uint8_t>(to), codes_by_powers<E>(v, [&](int) { return m; }));
+          store16_part(pointer<uint8_t>(to), codes_by_powers(v, [&](int) { return m; }));
         }
         shared.scales[0][(RunReader::row(k) * RING_COLS + s * TRANSPOSED_COLS + RunReader::column()) / (HYBRID ? 16 : 32)] = uint8_t(entry);
       }
       if (to_columns) {
-        const uint4* m = reinterpret_cast<const uint4*>(multipliers.pairs[RunReader::row(k) / 32] + RunReader::column() / 2);
+        const uint4* m = reinterpret_cast<const uint4*>(shared.pairs[RunReader::row(k) / 32] + RunReader::column() / 2);
         const uint4 low = m[0], high = m[1];
         const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        store16_part(pointer<uint8_t>(to_columns + k * 8 * pitch + s * TRANSPOSED_COLS), codes_by_powers<E>(v, [&](int i) { return all[i]; }));
+        store16_part(pointer<uint8_t>(to_columns + k * 8 * pitch + s * TRANSPOSED_COLS), codes_by_powers(v, [&](int i) { return all[i]; }));
       }
     }
   });

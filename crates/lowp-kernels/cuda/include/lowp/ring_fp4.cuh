@@ -166,7 +166,7 @@ __device__ __forceinline__ void ring_fp4(const RingTile& tile, const Step* step,
   const Kind column_kind = TRANSFORM && rows && columns ? Kind::of(columns->ingredients, shared.multipliers + 128) : kind;
   const RunReader runs;
   const ColumnReader pairs;
-  const RandomTile random{shared.rows};
+  const RandomTile random{shared.random};
   Philox philox{0, 0};
   uint64_t counter = 0;
   if (RANDOM) {

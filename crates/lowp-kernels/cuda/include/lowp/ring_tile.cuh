@@ -12,7 +12,13 @@ struct RingMemory {
     Ring<STAGES> ring;
     MixedStage mixed;
   };
-  uint8_t rows[6144], columns[4096];  // staged codes
+  union {
+    struct {
+      uint8_t rows[6144], columns[4096];  // staged codes
+    };
+    uint8_t random[TRANSPOSED_ROWS * TRANSPOSED_COLS];  // bytes of stochastic rounding
+    uint32_t pairs[4][TRANSPOSED_COLS / 2];             // multipliers of columns, in bfloat16
+  };
   uint8_t scales[2][2048];            // of rows, and of columns; of a tile of RING_COLS at most
   float multipliers[256];
 };

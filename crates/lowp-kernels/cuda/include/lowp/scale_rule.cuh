@@ -159,7 +159,7 @@ struct ChoiceError {
 
 // Writes the entries first .. end of what there is one of for the tensor or each line, and marks what was observed as
 // consumed. Others may still read the entries: their magnitudes stay.
-__device__ __forceinline__ void store_outer(const Outer& outer, uint64_t first, uint64_t end, uint32_t thread, uint32_t threads) {
+__device__ __forceinline__ void store_outer(const Outer& outer, uint64_t first, uint64_t end, uint64_t thread, uint64_t threads) {
   const Ingredients& made = outer.ingredients;
   if (made.tensor == 0) return;
   for (uint64_t e = first + thread; e < end; e += threads) {

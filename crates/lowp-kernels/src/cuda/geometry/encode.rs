@@ -71,7 +71,8 @@ impl Pass {
             .iter()
             .chain(self.form.iter().map(|form| &form.to));
         let scales = scales.copied().all(|to| aligned(to, 0, 4));
-        fp8 && made.hadamard == 0 && has_side(self, 128) && scales
+        let known = made.rule == rule::BLOCK_F32 && made.hadamard == 0;
+        fp8 && known && has_side(self, 128) && scales
     }
 }
 
@@ -310,9 +311,12 @@ impl Job for Encode {
         let streams = jobs
             .iter()
             .all(|job| job.streams() && job.source_code == first.source_code);
-        if Self::through_ring(jobs) {
-            // Laid out.
-        } else if streams {
+        // One scale and rows alone are faster in the order of memory.
+        let known = |job: &Self| job.pass[0].ingredients.rule == rule::TENSOR;
+        if !(streams && jobs.iter().all(known)) && Self::through_ring(jobs) {
+            return;
+        }
+        if streams {
             jobs.iter_mut().for_each(|job| job.path = path::STREAM);
         } else if Self::kernel(jobs) == Kernel::EncodeWideBf16 && tiles >= MANY_TILES {
             jobs.iter_mut().for_each(Encode::enlarge);

@@ -7,7 +7,7 @@
 mod amax;
 mod encode;
 mod flat;
-mod ring;
+pub(super) mod ring;
 #[cfg(test)]
 mod tests;
 

@@ -10,6 +10,19 @@ use super::encode::has_side;
 /// Tiles of 128 x 64 of a launch from which blocks of threads that do four of them keep a device as busy as one block each.
 const MANY_TILES: u64 = 4096;
 
+fn many_tiles() -> u64 {
+    #[cfg(test)]
+    if WIDE_TILES.load(std::sync::atomic::Ordering::Relaxed) {
+        return 0;
+    }
+    MANY_TILES
+}
+
+/// Has tests run wide tiles, whatever the matrix.
+#[cfg(test)]
+pub(crate) static WIDE_TILES: std::sync::atomic::AtomicBool =
+    std::sync::atomic::AtomicBool::new(false);
+
 /// What the ring knows of a pass: ingredients, blocks and the order of data. Of NVFP4 and MXFP8 passes those of
 /// columns may differ from those of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +88,10 @@ fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
         [Fp8(_)] => Kernel::EncodeRingFp8,
         [Fp8(first), Fp8(second)] if first == second => Kernel::EncodeRingFp8,
         [TwoLevelSquare] => Kernel::EncodeRingTwoLevelSquare,
-        [.., TwoLevelColumns { transformed: true }] => Kernel::EncodeRingTwoLevelTransformed,
+        [TwoLevelColumns { transformed: true }]
+        | [TwoLevelRows, TwoLevelColumns { transformed: true }] => {
+            Kernel::EncodeRingTwoLevelTransformed
+        }
         [TwoLevelRows | TwoLevelColumns { .. }] | [TwoLevelRows, TwoLevelColumns { .. }] => {
             Kernel::EncodeRingTwoLevel
         }
@@ -91,14 +107,15 @@ fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
     (!stochastic || ignored).then_some(kernel)
 }
 
-/// Whether two passes are of blocks of rows and of columns (or of lines and of data of either order), with what they share.
+/// Whether two passes are of blocks of rows and then of columns, or of the lines of either order of data; and whether what they
+/// share is the same.
 fn agree(passes: &[Pass]) -> bool {
     let [first, second] = passes else {
         return true;
     };
     let [one, other] = [first, second].map(|pass| &pass.ingredients);
-    if one.rule == rule::TENSOR {
-        return first.data[1] == 0 && second.data[0] == 0;
+    if [one.rule, other.rule].contains(&rule::TENSOR) {
+        return one.rule == other.rule && first.data[1] == 0 && second.data[0] == 0;
     }
     let alike = one.rule == other.rule && one.element == other.element;
     let tensor = one.tensor == other.tensor || other.hadamard != 0;
@@ -138,7 +155,7 @@ impl Encode {
         let tiles = |job: &Self| {
             cdiv(job.rows, TRANSPOSED_ROWS.into()) * cdiv(job.cols, TRANSPOSED_COLS.into())
         };
-        let many = jobs.iter().map(tiles).sum::<u64>() >= MANY_TILES;
+        let many = jobs.iter().map(tiles).sum::<u64>() >= many_tiles();
         if jobs.iter().any(|job| job.ring() != Some(kernel)) {
             return false;
         }
@@ -149,5 +166,66 @@ impl Encode {
             job.tiles_across = cdiv(job.cols, width.into());
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTS: [Part; 11] = [
+        Part::Fp8(code::E4M3),
+        Part::Fp8(code::E5M2),
+        Part::TwoLevelSquare,
+        Part::TwoLevelRows,
+        Part::TwoLevelColumns { transformed: false },
+        Part::TwoLevelColumns { transformed: true },
+        Part::E8m0Fp4(rule::E8M0_TE),
+        Part::E8m0Fp4(rule::E8M0_FLOOR),
+        Part::E8m0Fp4(rule::E8M0_EVEN),
+        Part::E8m0Fp8,
+        Part::TwoLevelRows,
+    ];
+
+    #[test]
+    fn pairs_of_passes_have_a_kernel_only_where_it_knows_both() {
+        use Part::{E8m0Fp4, E8m0Fp8, Fp8, TwoLevelColumns, TwoLevelRows};
+        for first in PARTS {
+            for second in PARTS {
+                let known = match (first, second) {
+                    (Fp8(one), Fp8(other)) | (E8m0Fp4(one), E8m0Fp4(other)) => one == other,
+                    (TwoLevelRows, TwoLevelColumns { .. } | E8m0Fp8) => true,
+                    _ => false,
+                };
+                assert_eq!(
+                    kernel(&[first, second], false).is_some(),
+                    known,
+                    "{first:?} {second:?}"
+                );
+                let random = matches!((first, second), (TwoLevelRows, TwoLevelColumns { .. }));
+                let fp8 = matches!((first, second), (Fp8(one), Fp8(other)) if one == other);
+                assert_eq!(kernel(&[first, second], true).is_some(), random || fp8);
+            }
+        }
+    }
+
+    #[test]
+    fn passes_agree_on_what_they_share() {
+        let pass = |rule, blocks: [u32; 2], order: usize, tensor| {
+            let mut pass = Pass::default();
+            pass.ingredients.rule = rule;
+            pass.ingredients.tensor = tensor;
+            [pass.block_rows, pass.block_cols] = blocks;
+            pass.data[order] = 256;
+            pass
+        };
+        let rows = pass(rule::TWO_LEVEL, [1, 16], 0, 8);
+        assert!(agree(&[rows, pass(rule::TWO_LEVEL, [16, 1], 1, 8)]));
+        assert!(!agree(&[rows, pass(rule::TWO_LEVEL, [16, 1], 1, 12)]));
+        assert!(!agree(&[pass(rule::TWO_LEVEL, [16, 1], 1, 8), rows]));
+        let line = pass(rule::TENSOR, [0, 0], 0, 8);
+        assert!(agree(&[line, pass(rule::TENSOR, [0, 0], 1, 12)]));
+        assert!(!agree(&[line, pass(rule::TENSOR, [0, 0], 0, 12)]));
+        assert!(!agree(&[line, pass(rule::TWO_LEVEL, [16, 1], 1, 8)]));
     }
 }
