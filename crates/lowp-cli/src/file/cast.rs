@@ -65,9 +65,9 @@ pub(super) fn has_delayed_scale(recipe: &impl Recipe) -> bool {
     Orientation::ALL.into_iter().any(delayed)
 }
 
-/// Whether values can be encoded with `scale`.
+/// Whether values can be encoded with `scale` and decoded with its reciprocal.
 pub(super) fn is_scale(scale: f32) -> bool {
-    scale.is_finite() && scale > 0.0
+    scale.is_finite() && scale > 0.0 && (1.0 / scale).is_finite()
 }
 
 /// A tensor of zeros with the buffers `specs`.

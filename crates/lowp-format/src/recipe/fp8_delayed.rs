@@ -14,7 +14,7 @@ recipe! {
         /// Binary orders of headroom of a delayed scale
         pub margin: i32 = 0 => -64..=64, "-64 to 64 binary orders";
         /// Length of the amax history of delayed scaling
-        pub history: usize = 1024 => 1.., "at least 1";
+        pub history: usize = 1024 => 1..=65_536, "1 to 65536";
         /// Which entry of the amax history counts
         pub amax_algorithm: AmaxAlgorithm = AmaxAlgorithm::Max;
         /// Rounding of the source before amax and cast
