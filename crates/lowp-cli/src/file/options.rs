@@ -181,11 +181,7 @@ mod tests {
                 r#"{"history":0}"#,
                 "history = 0 is out of range",
             ),
-            (
-                "fp8-delayed",
-                r#"{"history":65537}"#,
-                "1 to 65536",
-            ),
+            ("fp8-delayed", r#"{"history":65537}"#, "1 to 65536"),
             (
                 "fp8-delayed",
                 r#"{"history":"16"}"#,
