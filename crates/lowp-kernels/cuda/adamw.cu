@@ -238,6 +238,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   finish(job, tile.index, a);
 }
 
+// Blocks of a multiprocessor where codes are transposed, as many as no register is spilled for.
+#if __CUDA_ARCH__ >= 1200
+constexpr int BLOCKS = 1;
+#else
+constexpr int BLOCKS = 2;
+#endif
+
 // Launches of one kind of jobs without amaxes of lines, each with the registers that it needs and no more.
 
 // Jobs of PATH_WIDE and PATH_FLAT.
@@ -252,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Other jobs of PATH_TRANSPOSED.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_adamw_transposed(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
                           uint32_t flags) {
   __shared__ Stage<true> stage;
@@ -264,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // MXFP4 of PATH_TRANSPOSED.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_adamw_e8m0_fp4(const Tile* __restrict__ tiles, const Adamw* __restrict__ jobs, const Step* __restrict__ step,
                      uint32_t flags) {
   __shared__ Stage<true> stage;

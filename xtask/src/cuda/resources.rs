@@ -6,12 +6,10 @@ use std::fmt;
 const SPILLS: usize = 64;
 
 /// Kernels that may spill more, and where ("": everywhere). Those of many ingredients have rare paths, and more blocks of
-/// threads at a time pay for what these keep in memory: measured on an H200. Nobody measured those of sm_120f.
-const MAY_SPILL: [(&str, &str); 11] = [
+/// threads at a time pay for what these keep in memory: measured on an H200.
+const MAY_SPILL: [(&str, &str); 9] = [
     ("lowp_adamw", ""),
     ("lowp_adamw_other", ""),
-    ("lowp_adamw_e8m0_fp4", "sm_120f"),
-    ("lowp_adamw_transposed", "sm_120f"),
     ("lowp_encode", ""),
     ("lowp_encode_mixed_bf16", ""),
     ("lowp_encode_mixed_f32", ""),

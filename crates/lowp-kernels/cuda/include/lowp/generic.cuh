@@ -1,5 +1,5 @@
-// The encode of anything that the tiles of quantize.cuh do not know: any block shape, stochastic
-// rounding, transposed wide entries. Correct first; every value is read once for its block's amax
+// The encode of anything that no tiles know: any block shape, stochastic rounding of such blocks, transposed wide
+// entries. Correct first; every value is read once for its block's amax
 // and once per output.
 #pragma once
 #include <lowp/forms.cuh>

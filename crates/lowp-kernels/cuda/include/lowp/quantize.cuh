@@ -2,9 +2,9 @@
 // or both orientations. The input is read once. Codes and scales pass through shared memory and
 // leave in runs of 16 bytes, with one barrier in between.
 //
-// Two tilings cover the recipes of the field: 32 x 256 for outputs that are all row-major (FP8 with
-// a known scale, MXFP8), and 128 x 64 where an output is transposed (FP8 with a known scale, NVFP4).
-// Anything else is done by generic.cuh.
+// Two tilings: 32 x 256 for outputs that are all row-major (FP8 with a known scale, MXFP8), and 128 x 64 where an
+// output is transposed (FP8 with a known scale, NVFP4, MXFP4). Whole tiles of bfloat16 go through ring.cuh instead,
+// formats by orientation through mixed.cuh, f32 scales of blocks of 128 through blocks.cuh, the rest through generic.cuh.
 #pragma once
 #include <lowp/stage.cuh>
 #include <type_traits>
