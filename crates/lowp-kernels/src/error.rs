@@ -90,6 +90,15 @@ pub enum KernelError {
         /// Ingredients of the rowwise and of the columnwise orientation.
         kernels: Box<[KernelKey; 2]>,
     },
+    /// One buffer for two orientations that know different things of their tensor.
+    #[error(
+        "job {job}: one buffer for both orientations, whose slots of the tensor scale or amax differ; give both the same slot, or each a \
+         buffer of its own"
+    )]
+    SlotsDiffer {
+        /// Index of the job.
+        job: usize,
+    },
     /// A Hadamard transform of something else than a whole matrix of rows.
     #[error("{what} behind a Hadamard transform; it is of whole groups of 16 rows: {remedy}")]
     Hadamard {

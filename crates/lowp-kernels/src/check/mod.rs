@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
 
 use half::bf16;
-use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
+use lowp_format::{Axis, Extent, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
 
 use crate::ingredients::{RuleKind, is_stochastic};
 use crate::{
@@ -193,6 +193,15 @@ impl<B: Backend> Planner<'_, B> {
         }
     }
 
+    /// Whether two inputs are the same entries, known or observed alike.
+    fn same(&self, one: &TensorInput<B>, other: &TensorInput<B>) -> bool {
+        let slot = |input: &TensorInput<B>| {
+            let Slot { buffer, index } = input.slot();
+            (self.backend.span(buffer), *index)
+        };
+        std::mem::discriminant(one) == std::mem::discriminant(other) && slot(one) == slot(other)
+    }
+
     /// The ingredients of a job and what is known of its tensor, for the orientations that targets serve.
     fn kernels(
         &mut self,
@@ -213,6 +222,17 @@ impl<B: Backend> Planner<'_, B> {
             }
             let input = inputs[index].as_ref();
             self.tensor(job, shape, orientation, (key, input), serves)?;
+        }
+        // Ingredients that differ are found with the target; each orientation has lines of its own.
+        let [key, other] = kernels;
+        let shares = key == other && matches!(key.scale.outer(), Some((Extent::Tensor, _)));
+        let both = |target: &Target<B>| target.spec.key.usage == Usage::BOTH;
+        if let [Some(rowwise), Some(columnwise)] = inputs
+            && shares
+            && targets.iter().any(both)
+            && !self.same(rowwise, columnwise)
+        {
+            return Err(KernelError::SlotsDiffer { job });
         }
         Ok(served)
     }

@@ -151,6 +151,21 @@ pub(super) fn blocks_fit_what_stands_above_them<B: Backend>(rig: &Rig<B>) {
     }
 }
 
+/// What one buffer holds of both orientations is made of one scale.
+pub(super) fn a_buffer_of_both_orientations_has_one_slot<B: Backend>(rig: &Rig<B>) {
+    let case = case(Code::E4M3, CURRENT, None, Some(TRANSPOSED));
+    let shape = Shape::new(32, 64);
+    let source = Source::F32(rig.buffer(&vec![1f32; shape.elements()]));
+    let outer = case.outer(shape, 2.0);
+    let mut job = encode_job(rig, &case, &case.specs(), shape, source, &outer);
+    assert!(rig.plan(Work::Encode(vec![job.clone()])).is_ok());
+    let buffer = rig.buffer(&[2f32]);
+    job.tensor[1] = Some(TensorInput::Known(Slot { buffer, index: 0 }));
+    let error = rejected(rig, job);
+    assert_eq!(error, KernelError::SlotsDiffer { job: 0 });
+    assert!(error.to_string().contains("give both the same slot"));
+}
+
 /// One buffer cannot hold what two orientations have apart, and says what they have.
 pub(super) fn a_buffer_of_both_orientations_has_ingredients_of_both<B: Backend>(rig: &Rig<B>) {
     for part in [0, 1] {

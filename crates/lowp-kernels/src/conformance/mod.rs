@@ -105,6 +105,7 @@ rig::suite! {
         ingredients_must_exist once;
         blocks_fit_what_stands_above_them once;
         a_buffer_of_both_orientations_has_ingredients_of_both once;
+        a_buffer_of_both_orientations_has_one_slot once;
         a_transform_is_of_whole_rows once;
         a_choice_is_of_whole_blocks once;
         the_number_of_a_tensor_is_what_the_rule_keeps once;

@@ -81,7 +81,7 @@ pub(super) fn tensor<B: Fenced>(
         })
     };
     let row = make(choices, Orientation::Rowwise);
-    let col = match case.shares() && choices.below(4) > 0 {
+    let col = match case.shares() {
         true => row.clone(),
         false => make(choices, Orientation::Columnwise),
     };
