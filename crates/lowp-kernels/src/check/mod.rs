@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
 
 use half::bf16;
-use lowp_format::{Axis, Extent, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
+use lowp_format::{Axis, KernelKey, Orientation, Part, ScaleLayout, Shape, Usage};
 
 use crate::ingredients::{RuleKind, is_stochastic};
 use crate::{
@@ -13,7 +13,9 @@ use crate::{
     Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
-use target::{block_entries, check_target, compact, covers, ingredients, kernel_of, touched};
+use target::{
+    block_entries, check_target, compact, covers, ingredients, kernel_of, slots_differ, touched,
+};
 
 pub(crate) mod access;
 mod step_scalars;
@@ -193,15 +195,6 @@ impl<B: Backend> Planner<'_, B> {
         }
     }
 
-    /// Whether two inputs are the same entries, known or observed alike.
-    fn same(&self, one: &TensorInput<B>, other: &TensorInput<B>) -> bool {
-        let slot = |input: &TensorInput<B>| {
-            let Slot { buffer, index } = input.slot();
-            (self.backend.span(buffer), *index)
-        };
-        std::mem::discriminant(one) == std::mem::discriminant(other) && slot(one) == slot(other)
-    }
-
     /// The ingredients of a job and what is known of its tensor, for the orientations that targets serve.
     fn kernels(
         &mut self,
@@ -223,15 +216,7 @@ impl<B: Backend> Planner<'_, B> {
             let input = inputs[index].as_ref();
             self.tensor(job, shape, orientation, (key, input), serves)?;
         }
-        // Ingredients that differ are found with the target; each orientation has lines of its own.
-        let [key, other] = kernels;
-        let shares = key == other && matches!(key.scale.outer(), Some((Extent::Tensor, _)));
-        let both = |target: &Target<B>| target.spec.key.usage == Usage::BOTH;
-        if let [Some(rowwise), Some(columnwise)] = inputs
-            && shares
-            && targets.iter().any(both)
-            && !self.same(rowwise, columnwise)
-        {
+        if slots_differ(self.backend, kernels, inputs, targets) {
             return Err(KernelError::SlotsDiffer { job });
         }
         Ok(served)

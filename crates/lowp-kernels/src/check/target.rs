@@ -8,7 +8,7 @@ use lowp_format::{
 };
 
 use crate::ingredients::known;
-use crate::{Backend, KernelError, Target, TensorInput};
+use crate::{Backend, KernelError, Slot, Target, TensorInput};
 
 /// Checks the ingredients of one orientation, their blocks and their constants.
 ///
@@ -60,6 +60,27 @@ pub(super) fn check_epsilon(epsilon: f32) -> Result<(), KernelError> {
         return Ok(());
     }
     Err(KernelError::Epsilon { epsilon })
+}
+
+/// Whether one of `targets` holds both orientations while `inputs` say different things of their tensor. Ingredients that differ
+/// are found with the target; each orientation has lines of its own.
+pub(super) fn slots_differ<B: Backend>(
+    backend: &B,
+    kernels: &[KernelKey; 2],
+    inputs: &[Option<TensorInput<B>>; 2],
+    targets: &[Target<B>],
+) -> bool {
+    let [Some(rowwise), Some(columnwise)] = inputs else {
+        return false;
+    };
+    let [key, other] = kernels;
+    let shares = key == other && matches!(key.scale.outer(), Some((Extent::Tensor, _)));
+    let entry = |input: &TensorInput<B>| {
+        let Slot { buffer, index } = input.slot();
+        (std::mem::discriminant(input), backend.span(buffer), *index)
+    };
+    let both = |target: &Target<B>| target.spec.key.usage == Usage::BOTH;
+    shares && targets.iter().any(both) && entry(rowwise) != entry(columnwise)
 }
 
 /// The ingredients that every orientation of `usage` has, of which there is at least one.
