@@ -336,7 +336,7 @@ impl Communicator<Cuda> for NcclComm {
         true
     }
 
-    fn enqueue(&self, batch: Collective<'_, Cuda>) -> Result<(), ShardError> {
+    fn enqueue(&self, _label: &str, batch: Collective<'_, Cuda>) -> Result<(), ShardError> {
         let run = || -> Result<(), ShardError> {
             batch.check(&self.cuda, self.rank(), self.world_size())?;
             self.own(batch)?;

@@ -275,7 +275,7 @@ fn started_batches_are_waited_for() {
     for world in 1..=3 {
         let sums = ranks(world, |rank, comm| {
             let buffer = Cpu.upload(&[rank as f32, 1.0])?;
-            let started = comm.start(&Cpu.record()?, Collective::Sum(&[&buffer]))?;
+            let started = comm.start(&Cpu.record()?, "", Collective::Sum(&[&buffer]))?;
             started.wait(&Cpu)?;
             Ok(Cpu.download(&buffer)?)
         });

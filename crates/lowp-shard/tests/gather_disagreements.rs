@@ -2,10 +2,15 @@
 
 mod common;
 
-use common::{Comm, failing};
+use std::sync::Arc;
+
+use common::{Comm, Engine, failing, failing_on};
 use lowp_format::{AnyRecipe, Phase, Shape};
 use lowp_kernels::Cpu;
-use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardSpec, ShardedTensor};
+use lowp_shard::{
+    Collective, Communicator, Control, GatherGroup, GatherPool, ShardError, ShardSpec,
+    ShardedTensor, Traffic,
+};
 
 fn recipe_at(index: usize) -> AnyRecipe {
     AnyRecipe::low_precision()[index]
@@ -56,6 +61,89 @@ fn ranks_that_disagree_on_what_is_stale_fail() {
             let text = failed.cause.to_string();
             assert!(text.contains("gathered tensors are stale"), "{text}");
             assert!(failed.others.iter().all(|(_, r)| r.is_err()), "{what:?}");
+        }
+    }
+}
+
+/// A communicator that says that its calls are only enqueued, as those of GPUs are.
+#[derive(Debug)]
+struct Enqueued(Comm);
+
+impl Communicator<Cpu> for Enqueued {
+    fn control(&self) -> &dyn Control {
+        self.0.control()
+    }
+
+    fn backend(&self) -> &Cpu {
+        self.0.backend()
+    }
+
+    fn is_enqueued(&self) -> bool {
+        true
+    }
+
+    fn enqueue(&self, _label: &str, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
+        self.0.enqueue("", batch)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, ShardError> {
+        Ok(Arc::new(Self(self.0.split(color, key)?)))
+    }
+
+    fn count(&self, sent: Traffic) {
+        self.0.count(sent);
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.0.traffic()
+    }
+}
+
+/// Two groups of equal lengths; each rank gathers the group and the phase that `pick` says.
+fn gather_equal_lengths(comm: &Comm, (group, phase): (usize, Phase)) -> Result<(), ShardError> {
+    let pool = GatherPool::new(&Cpu);
+    let mut groups = Vec::new();
+    for _ in 0..2 {
+        // The square shape gives both phases equal lengths.
+        let shards = vec![shard(recipe_at(2), Shape::new(128, 128), comm)?];
+        groups.push(GatherGroup::new(&Cpu, comm.clone(), &pool, shards, true)?);
+    }
+    groups[group].unshard(phase)
+}
+
+/// Equal lengths do not make two gathers the same.
+#[test]
+fn ranks_that_gather_other_groups_or_phases_fail() {
+    let cases = [
+        (
+            [(0, Phase::Forward), (1, Phase::Forward)],
+            ["group 0 for forward", "group 1 for forward"],
+        ),
+        (
+            [(0, Phase::Forward), (0, Phase::Backward)],
+            ["group 0 for forward", "group 0 for backward"],
+        ),
+        (
+            [(1, Phase::Backward), (0, Phase::Backward)],
+            ["group 1 for backward", "group 0 for backward"],
+        ),
+    ];
+    for (picks, labels) in cases {
+        for engine in Engine::ALL {
+            let waits = failing_on(engine, 2, |rank, comm| {
+                gather_equal_lengths(&comm, picks[rank])
+            });
+            let enqueues = failing_on(engine, 2, |rank, comm| {
+                gather_equal_lengths(&(Arc::new(Enqueued(comm)) as Comm), picks[rank])
+            });
+            for failed in [waits, enqueues] {
+                let text = failed.cause.to_string();
+                assert!(
+                    matches!(failed.cause, ShardError::Mismatch { .. }),
+                    "{text}"
+                );
+                assert!(labels.iter().all(|label| text.contains(label)), "{text}");
+            }
         }
     }
 }

@@ -64,7 +64,7 @@ impl<B: Backend> Collective<'_, B> {
     }
 
     /// The call, as ranks compare it.
-    pub(crate) fn call(&self, backend: &B) -> Call {
+    pub(crate) fn call(&self, label: &str, backend: &B) -> Call {
         let of = |ranges: &[Range<usize>]| -> Vec<usize> {
             ranges.iter().map(ExactSizeIterator::len).collect()
         };
@@ -86,6 +86,7 @@ impl<B: Backend> Collective<'_, B> {
         Call {
             items,
             lengths,
+            label: label.to_owned(),
             ..Call::named(self.call_name())
         }
     }

@@ -30,19 +30,24 @@ impl<B: Backend> HostComm<B> {
     }
 
     /// Gives the content of this rank's pieces to all ranks, and returns theirs.
-    fn exchange(&self, batch: Collective<'_, B>, own: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
-        let call = batch.call(&self.backend);
+    fn exchange(
+        &self,
+        label: &str,
+        batch: Collective<'_, B>,
+        own: Vec<u8>,
+    ) -> Result<Vec<Vec<u8>>, ShardError> {
+        let call = batch.call(label, &self.backend);
         // Once per batch, as the data of others can only be understood if the lengths are the same.
         self.control.agree(batch.name(), &call.describe_whole())?;
         self.control.exchange(batch.name(), own)
     }
 
-    fn gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {
+    fn gather(&self, label: &str, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {
         let mut own = Vec::new();
         for item in items {
             own.extend(self.backend.download(item.source)?);
         }
-        let all = self.exchange(Collective::AllGather(items), own)?;
+        let all = self.exchange(label, Collective::AllGather(items), own)?;
         for (rank, bytes) in all.iter().enumerate() {
             let mut rest = bytes.as_slice();
             for item in items {
@@ -58,12 +63,13 @@ impl<B: Backend> HostComm<B> {
     /// Folds `own` of every rank, in rank order.
     fn fold(
         &self,
+        label: &str,
         batch: Collective<'_, B>,
         own: &[f32],
         fold: impl Fn(f32, f32) -> f32,
     ) -> Result<Vec<f32>, ShardError> {
         let bytes = own.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = self.exchange(batch, bytes)?;
+        let all = self.exchange(label, batch, bytes)?;
         let mut sum = Vec::new();
         for (rank, bytes) in all.iter().enumerate() {
             let (bytes, _) = self.cut(rank, bytes, 4 * own.len())?;
@@ -80,7 +86,12 @@ impl<B: Backend> HostComm<B> {
         Ok(sum)
     }
 
-    fn reduce(&self, items: &[ReduceItem<'_, B>], wire: GradWire) -> Result<(), ShardError> {
+    fn reduce(
+        &self,
+        label: &str,
+        items: &[ReduceItem<'_, B>],
+        wire: GradWire,
+    ) -> Result<(), ShardError> {
         let mut own: Vec<f32> = Vec::new();
         let mut places: Vec<Range<usize>> = Vec::new();
         for item in items {
@@ -92,7 +103,12 @@ impl<B: Backend> HostComm<B> {
             let range = &item.ranges[self.control.rank()];
             places.push(start + range.start..start + range.end);
         }
-        let sums = self.fold(Collective::ReduceScatter(items, wire), &own, |a, b| a + b)?;
+        let sums = self.fold(
+            label,
+            Collective::ReduceScatter(items, wire),
+            &own,
+            |a, b| a + b,
+        )?;
         for (item, place) in items.iter().zip(places) {
             let mut sum = sums[place].to_vec();
             if item.accumulate {
@@ -143,14 +159,14 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
         false
     }
 
-    fn enqueue(&self, batch: Collective<'_, B>) -> Result<(), ShardError> {
+    fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), ShardError> {
         let run = || {
             batch.check(&self.backend, self.rank(), self.world_size())?;
             match batch {
-                Collective::AllGather(items) => self.gather(items),
-                Collective::ReduceScatter(items, wire) => self.reduce(items, wire),
+                Collective::AllGather(items) => self.gather(label, items),
+                Collective::ReduceScatter(items, wire) => self.reduce(label, items, wire),
                 Collective::Max(values) => {
-                    let folded = self.fold(batch, &self.read(values)?, f32::max)?;
+                    let folded = self.fold(label, batch, &self.read(values)?, f32::max)?;
                     Ok(self.backend.write(values, 0, &folded)?)
                 }
                 Collective::Sum(buffers) => {
@@ -158,7 +174,7 @@ impl<B: Backend> Communicator<B> for HostComm<B> {
                     for values in buffers {
                         own.extend(self.read(values)?);
                     }
-                    let mut rest = &*self.fold(batch, &own, |a, b| a + b)?;
+                    let mut rest = &*self.fold(label, batch, &own, |a, b| a + b)?;
                     for values in buffers {
                         let (sum, next) = rest.split_at(self.backend.len(values));
                         self.backend.write(values, 0, sum)?;

@@ -185,11 +185,11 @@ impl<B: Backend> Communicator<B> for LocalComm<B> {
         self.control.is_solo()
     }
 
-    fn enqueue(&self, batch: Collective<'_, B>) -> Result<(), ShardError> {
+    fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), ShardError> {
         let _turn = self.control.turn();
         let run = || {
             batch.check(&self.backend, self.rank(), self.world_size())?;
-            let call = batch.call(&self.backend);
+            let call = batch.call(label, &self.backend);
             let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
             match batch {
                 Collective::AllGather(items) => self.all_gather_in_turn(call, items),

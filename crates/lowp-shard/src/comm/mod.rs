@@ -159,11 +159,12 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     /// host: a graph can capture them.
     fn is_enqueued(&self) -> bool;
 
-    /// Gives one batch to the stream.
+    /// Gives one batch to the stream. Its `label` says which one it is: ranks that wait for each other on the host compare it, so
+    /// that batches of equal lengths are not taken for each other. It may be empty.
     ///
     /// # Errors
     /// As the trait says; also buffers of another length than their ranges.
-    fn enqueue(&self, batch: Collective<'_, B>) -> Result<(), ShardError>;
+    fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), ShardError>;
 
     /// Says that `event`, a point behind collectives that were given by a graph, must pass within the time limit; `what`
     /// they are. Batches that are enqueued are watched anyway.
@@ -198,21 +199,26 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].
-    fn start(&self, after: &B::Event, batch: Collective<'_, B>) -> Result<Started<B>, ShardError> {
+    fn start(
+        &self,
+        after: &B::Event,
+        label: &str,
+        batch: Collective<'_, B>,
+    ) -> Result<Started<B>, ShardError> {
         self.backend().wait(after)?;
-        self.enqueue(batch)?;
+        self.enqueue(label, batch)?;
         Ok(Started(self.backend().record()?))
     }
 
-    /// [`Collective::AllGather`].
+    /// [`Collective::AllGather`] without a label.
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].
     fn all_gather(&self, items: &[GatherItem<'_, B>]) -> Result<(), ShardError> {
-        self.enqueue(Collective::AllGather(items))
+        self.enqueue("", Collective::AllGather(items))
     }
 
-    /// [`Collective::ReduceScatter`].
+    /// [`Collective::ReduceScatter`] without a label.
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].
@@ -221,23 +227,23 @@ pub trait Communicator<B: Backend>: Send + Sync + Debug {
         items: &[ReduceItem<'_, B>],
         wire: GradWire,
     ) -> Result<(), ShardError> {
-        self.enqueue(Collective::ReduceScatter(items, wire))
+        self.enqueue("", Collective::ReduceScatter(items, wire))
     }
 
-    /// [`Collective::Max`].
+    /// [`Collective::Max`] without a label.
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].
     fn all_reduce_max(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
-        self.enqueue(Collective::Max(values))
+        self.enqueue("", Collective::Max(values))
     }
 
-    /// [`Collective::Sum`] of one buffer.
+    /// [`Collective::Sum`] of one buffer, without a label.
     ///
     /// # Errors
     /// As [`Communicator::enqueue`].
     fn all_reduce_sum(&self, values: &B::Buffer<f32>) -> Result<(), ShardError> {
-        self.enqueue(Collective::Sum(&[values]))
+        self.enqueue("", Collective::Sum(&[values]))
     }
 }
 

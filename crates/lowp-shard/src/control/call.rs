@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Call {
     /// What is called, for example `all_gather` or `agree on the mesh`.
     pub(crate) name: String,
+    /// Which one of that name, for example `forward of group 2`; empty if there is nothing to say.
+    pub(crate) label: String,
     /// Number of items.
     pub(crate) items: usize,
     /// Lengths of all pieces, item by item.
@@ -20,15 +22,24 @@ impl Call {
     pub(crate) fn named(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            label: String::new(),
             items: 0,
             lengths: Vec::new(),
             done: false,
         }
     }
 
+    /// The name and the label.
+    fn title(&self) -> String {
+        match self.label.as_str() {
+            "" => self.name.clone(),
+            label => format!("{} ({label})", self.name),
+        }
+    }
+
     /// The call in words; long lists are cut around `near`.
     pub(crate) fn describe(&self, near: usize) -> String {
-        let name = self.name.clone();
+        let name = self.title();
         if self.items == 0 {
             return name;
         }
@@ -49,7 +60,9 @@ impl Call {
     pub(crate) fn describe_whole(&self) -> String {
         format!(
             "{} of {} items, piece lengths {:?}",
-            self.name, self.items, self.lengths
+            self.title(),
+            self.items,
+            self.lengths
         )
     }
 

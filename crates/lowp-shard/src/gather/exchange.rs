@@ -5,7 +5,7 @@ use lowp_kernels::{Backend, KernelError, StepScalars};
 
 use super::GatherGroup;
 use super::pool::{Exchange, Lease, Move};
-use crate::{Communicator, GatherItem, ShardError, Traffic};
+use crate::{Collective, Communicator, GatherItem, ShardError, Traffic};
 
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// The ranks that make an exchange.
@@ -39,6 +39,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     fn repeat_into(&mut self, lease: &Lease<B>, exchange: Exchange) -> Result<(), ShardError> {
+        self.compare(exchange)?;
         let views = self.views_of(lease)?;
         let before = self.comm_of(exchange).traffic();
         let work = lease.set.exchange(exchange);
@@ -110,7 +111,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             _ => self.shards(&work.moves)?,
         };
         if !items.is_empty() {
-            comm.all_gather(&items)?;
+            comm.enqueue(&self.label(exchange), Collective::AllGather(&items))?;
         }
         let stream = comm.backend();
         for plan in &work.local {
@@ -120,6 +121,28 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             (Some(parts), Exchange::Forward) => parts.fill(stream, &lease.set),
             _ => Ok(()),
         }
+    }
+
+    /// Compares over the ranks what is gathered, the first time: where calls are enqueued no rank waits for the others, and none
+    /// sees that they gather something else of the same length.
+    fn compare(&mut self, exchange: Exchange) -> Result<(), ShardError> {
+        let comm = self.comm_of(exchange);
+        if comm.is_enqueued() && comm.world_size() > 1 && !self.compared[exchange as usize] {
+            let label = self.label(exchange);
+            comm.control().agree("what is gathered next", &label)?;
+            self.compared[exchange as usize] = true;
+        }
+        Ok(())
+    }
+
+    /// What ranks that gather the same have in common, beside lengths.
+    fn label(&self, exchange: Exchange) -> String {
+        let what = match exchange {
+            Exchange::Forward => "for forward",
+            Exchange::Backward => "for backward",
+            Exchange::Parts => "for backward, of kept parts",
+        };
+        format!("group {} {what}", self.number)
     }
 
     /// The gather of this rank's shards.

@@ -66,6 +66,8 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     started: Option<(Phase, B::Event)>,
     /// The versions of the shards that the held tensors were gathered from.
     gathered: Vec<u64>,
+    /// By exchange, whether the ranks have compared that they all make it.
+    compared: [bool; Exchange::ALL.len()],
     sent: u64,
     gathers: u64,
 }
@@ -114,6 +116,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             held: None,
             started: None,
             gathered,
+            compared: [false; Exchange::ALL.len()],
             sent: 0,
             gathers: 0,
         })

@@ -310,7 +310,8 @@ impl<B: Backend> GradBuckets<B> {
         let items: Vec<_> = params.iter().filter_map(Param::item).collect();
         let batch = Collective::ReduceScatter(&items, self.wire);
         let after = self.backend.record().map_err(ShardError::from);
-        let started = after.and_then(|after| self.mesh.shard.start(&after, batch));
+        let label = format!("bucket {bucket}");
+        let started = after.and_then(|after| self.mesh.shard.start(&after, &label, batch));
         let started = started.inspect_err(|error| self.failed = Some(error.clone()))?;
         for (at, param) in params.iter_mut().enumerate() {
             if param.state == State::Pushed {
@@ -346,7 +347,11 @@ impl<B: Backend> GradBuckets<B> {
         let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
         if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
             let after = self.backend.record()?;
-            let started = self.mesh.replicate.start(&after, Collective::Sum(&sums))?;
+            let started = self.mesh.replicate.start(
+                &after,
+                "gradients of replicas",
+                Collective::Sum(&sums),
+            )?;
             started.wait(&self.backend)?;
         }
         let arrived = self
