@@ -61,6 +61,7 @@ impl<B: Backend, R: Recipe> Held<B, R> {
                     full: tensor.shape(),
                     wire_bytes: 0,
                     sent_bytes: 0,
+                    again_bytes: 0,
                     shard_bytes: tensor.bytes(),
                     gathered_bytes: 0,
                     part_bytes: 0,

@@ -22,6 +22,7 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
+mod builder;
 pub mod custom_op;
 mod error;
 mod formats;
@@ -36,6 +37,7 @@ mod plain_vars;
 mod sharded_model;
 mod sharded_weight;
 mod spec;
+mod switch;
 
 pub use error::ModelError;
 pub use formats::{FormatMismatch, check_formats};
@@ -45,6 +47,6 @@ pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSou
 pub use memory::LayerMemory;
 pub use memory_weight::MemoryWeight;
 pub use operand::{OperandPlan, PassState, RecipeOperands};
-pub use sharded_model::{ModelOptions, ShardedModel, Sharding, WeightBytes};
+pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
 pub use sharded_weight::ShardedWeight;
 pub use spec::{LinearSpec, VarSpec};

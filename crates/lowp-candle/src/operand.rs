@@ -13,7 +13,7 @@ use lowp_kernels::{
     AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey,
     TensorInput, Work,
 };
-use lowp_shard::{Communicator, ScaleBook, ScaleBookBuilder, ScaleSlot, or_abort};
+use lowp_shard::{Communicator, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, or_abort};
 
 use crate::linear::{OperandCast, OperandRole};
 use crate::memory::{CastBuffers, LayerMemory};
@@ -149,6 +149,47 @@ impl<B: Backend> RecipeOperands<B> {
             memory,
             casts: Mutex::default(),
         }
+    }
+
+    /// The entries of the model's scale book, by kind of operand and orientation.
+    fn slots(&self) -> impl Iterator<Item = Option<ScaleSlot>> + '_ {
+        let OperandPlan {
+            activation,
+            gradient,
+            weight,
+            ..
+        } = &self.plan;
+        let kinds = [Some(activation), Some(gradient), weight.as_ref()];
+        kinds
+            .into_iter()
+            .flat_map(|kind| kind.map_or([None; 2], |kind| kind.slots))
+    }
+
+    /// The states of the delayed scales, by kind of operand and orientation.
+    pub(crate) fn delayed_states(
+        &self,
+    ) -> std::result::Result<Vec<Option<DelayedState>>, lowp_shard::ShardError> {
+        let state = |slot: Option<ScaleSlot>| match slot {
+            Some(slot) => self.book.delayed_state(slot),
+            None => Ok(None),
+        };
+        self.slots().map(state).collect()
+    }
+
+    /// Takes over those of `states` that belong to scales with histories as long.
+    pub(crate) fn keep_delayed(
+        &self,
+        states: &[Option<DelayedState>],
+    ) -> std::result::Result<(), lowp_shard::ShardError> {
+        for (slot, state) in self.slots().zip(states) {
+            if let (Some(slot), Some(state)) = (slot, state)
+                && let Some(own) = self.book.delayed_state(slot)?
+                && own.history.len() == state.history.len()
+            {
+                self.book.set_delayed_state(slot, state)?;
+            }
+        }
+        Ok(())
     }
 
     /// How `role` is quantized; nothing for a weight that is gathered in its recipe.

@@ -3,27 +3,24 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::Var;
 use candle_core::backprop::GradStore;
-use lowp_format::{
-    Phase, PlainF32, QuantizedTensor, Recipe, ReshardAfterForward, Role, Shape, Usage,
-};
-use lowp_kernels::{Backend, Source};
-use lowp_optim::StepReport;
-use lowp_optim::{AdamW, AdamWBuilder, Group, OptimError, ParamId, ParamSpec, StepOptions};
+use lowp_format::{Phase, Recipe, ReshardAfterForward};
+use lowp_kernels::Backend;
+use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
 use lowp_shard::{
-    Divergence, FlatShard, GatherItem, GatherPool, GradBucketOptions, GradParam, MeshComm, Reshard,
-    ScaleBook, ShardSpec, ShardedTensor, check_flat, or_abort, ordered,
+    Divergence, FlatGather, GatherItem, GradBucketOptions, MeshComm, ScaleBook, or_abort, ordered,
 };
 
+use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
-use crate::formats::check_formats;
 use crate::gradients::Gradients;
 use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
-use crate::operand::{OperandPlan, PassState, RecipeOperands};
-use crate::plain_vars::{PlainVars, shape_of};
+use crate::operand::{PassState, RecipeOperands};
+use crate::plain_vars::PlainVars;
 use crate::sharded_weight::ShardedWeight;
 use crate::spec::{LinearSpec, VarSpec};
 
@@ -53,6 +50,25 @@ pub struct ModelOptions {
     pub group: Group,
     /// Threads of each product.
     pub threads: usize,
+}
+
+/// How often the layers run in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Passes {
+    /// Micro-batches, each with a forward and a backward pass.
+    pub micro_batches: usize,
+    /// Whether backward runs the layers forward again.
+    pub recompute: bool,
+}
+
+impl Default for Passes {
+    /// One forward and one backward pass.
+    fn default() -> Self {
+        Self {
+            micro_batches: 1,
+            recompute: false,
+        }
+    }
 }
 
 /// Bytes of the linear weights of one replica.
@@ -86,23 +102,25 @@ pub struct WeightBytes {
 /// forgets all micro-batches of the step, so that they can run again.
 #[derive(Debug)]
 pub struct ShardedModel<B: Backend, R: Recipe> {
-    backend: B,
-    mesh: MeshComm<B>,
-    options: ModelOptions,
-    pass: Arc<PassState>,
-    memory: Arc<LayerMemory<B>>,
-    adamw: AdamW<B>,
-    weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
-    operands: Vec<Arc<RecipeOperands<B>>>,
+    pub(crate) backend: B,
+    pub(crate) mesh: MeshComm<B>,
+    pub(crate) options: ModelOptions,
+    pub(crate) pass: Arc<PassState>,
+    pub(crate) memory: Arc<LayerMemory<B>>,
+    pub(crate) adamw: AdamW<B>,
+    pub(crate) weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
+    pub(crate) operands: Vec<Arc<RecipeOperands<B>>>,
     /// Of all parameters.
-    gradients: Arc<Gradients<B>>,
+    pub(crate) gradients: Arc<Gradients<B>>,
     /// The optimizer's parameters, in the order of their gradients.
-    grad_ids: Vec<ParamId>,
+    pub(crate) grad_ids: Vec<ParamId>,
     /// Micro-batches that this step finished.
-    micro_batches: usize,
-    vars: PlainVars<B>,
+    pub(crate) micro_batches: usize,
+    pub(crate) vars: PlainVars<B>,
+    /// The optimizer's parameters of the variables.
+    pub(crate) var_ids: Vec<ParamId>,
     /// Bytes of full weights that were sent before the first step.
-    sent_before: u64,
+    pub(crate) sent_before: u64,
 }
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
@@ -125,7 +143,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             mesh,
             options,
         };
-        or_abort(&*mesh.world, builder.build(recipe, linears, vars))
+        let init = |param: &Begun<'_>, elements| Ok(param.initial(options.seed, elements));
+        or_abort(&*mesh.world, builder.build(recipe, linears, vars, init))
     }
 
     /// The linear layers over this rank's weights.
@@ -203,7 +222,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(self.adamw.scales().forget_observations()?)
     }
 
-    fn check_finished(&self) -> Result<(), ModelError> {
+    pub(crate) fn check_finished(&self) -> Result<(), ModelError> {
         let mut layers = 0;
         for (_, weight) in &self.weights {
             layers += usize::from(weight.is_open()?);
@@ -253,18 +272,23 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
-    /// What this rank sends and stores of the linear weights.
+    /// What this rank sends, in steps of `passes`, and stores of the linear weights.
     ///
     /// # Errors
     /// A thread failed while it used a weight.
-    pub fn weight_bytes(&self) -> Result<WeightBytes, ModelError> {
+    pub fn weight_bytes(&self, passes: Passes) -> Result<WeightBytes, ModelError> {
         let mut bytes = WeightBytes::default();
         for (_, weight) in &self.weights {
             let account = weight.account()?;
             let own = &weight.element_ranges()[self.mesh.shard.rank()];
             bytes.masters += (size_of::<f32>() * own.len()) as u64;
             bytes.sent += account.counted_sent_bytes;
-            bytes.sent_per_step += account.sent_bytes() as u64;
+            let again = if passes.recompute {
+                account.again_bytes()
+            } else {
+                0
+            };
+            bytes.sent_per_step += (passes.micro_batches * (account.sent_bytes() + again)) as u64;
             bytes.resident += account.shard_bytes() as u64;
         }
         let transient = self.memory.weight_bytes() + self.gradients.bytes();
@@ -275,6 +299,35 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
             bytes.peak += gather.staged_bytes() as u64;
         }
         Ok(bytes)
+    }
+
+    /// How long the host waited for gathers of linear weights so far.
+    ///
+    /// # Errors
+    /// A thread failed while it used a weight.
+    pub fn gathering(&self) -> Result<Duration, ModelError> {
+        let mut sum = self
+            .adamw
+            .flat_gather()
+            .map_or(Duration::ZERO, FlatGather::host_time);
+        for (_, weight) in &self.weights {
+            sum += weight.gathering()?;
+        }
+        Ok(sum)
+    }
+
+    /// The most bytes that this rank held for parameters so far: shards of linear weights and the memory in which they are gathered
+    /// and decoded and gradients travel, masters, moments and reduced gradients of all parameters, and the variables. Activations
+    /// and what casts of operands work in are not counted.
+    ///
+    /// # Errors
+    /// A thread failed while it used a weight.
+    pub fn parameter_bytes(&self) -> Result<u64, ModelError> {
+        let weights = self.weight_bytes(Passes::default())?;
+        let vars = self.vars.vars().iter();
+        let vars: usize = vars.map(|var| size_of::<f32>() * var.elem_count()).sum();
+        let state = self.adamw.state_bytes() as u64;
+        Ok(weights.peak - weights.masters + state + vars as u64)
     }
 
     /// Compares every linear weight, as each phase gathers it, with a full cast of its fp32
@@ -290,22 +343,22 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut found = Vec::new();
         for (layer, (id, weight)) in self.weights.iter().enumerate() {
             let master = self.adamw.master(*id)?;
-            let full = self.gather_master(weight, master)?;
-            let divergences = weight.audit(&full)?;
+            let full = self.gather_f32(weight.element_ranges(), &master)?;
+            let divergences = weight.audit(&self.backend.upload(&full)?)?;
             found.extend(divergences.into_iter().map(|(phase, d)| (layer, phase, d)));
         }
         Ok(found)
     }
 
-    fn gather_master(
+    /// The values of all ranks, of which this one has those of its range of `ranges`. Collective over the shard group.
+    pub(crate) fn gather_f32(
         &self,
-        weight: &ShardedWeight<B, R>,
-        master: Vec<f32>,
-    ) -> Result<B::Buffer<f32>, ModelError> {
-        let ranges = weight.element_ranges();
+        ranges: &[Range<usize>],
+        own: &[f32],
+    ) -> Result<Vec<f32>, ModelError> {
         let to_bytes = |range: &Range<usize>| 4 * range.start..4 * range.end;
         let ranges: Vec<Range<usize>> = ranges.iter().map(to_bytes).collect();
-        let bytes: Vec<u8> = master.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes: Vec<u8> = own.iter().flat_map(|v| v.to_le_bytes()).collect();
         let source = self.backend.upload(&bytes)?;
         let dest = self
             .backend
@@ -317,14 +370,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let shard = &*self.mesh.shard;
         ordered(&self.backend, shard, || shard.all_gather(&[item]))?;
-        let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        let values: Vec<f32> = self
-            .backend
-            .download(&dest)?
-            .chunks_exact(4)
-            .map(word)
-            .collect();
-        Ok(self.backend.upload(&values)?)
+        let bytes = self.backend.download(&dest)?;
+        let (words, _) = bytes.as_chunks::<4>();
+        Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
     }
 
     /// The optimizer.
@@ -340,221 +388,5 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// The weight of layer `index`.
     pub fn weight(&self, index: usize) -> Option<&Arc<ShardedWeight<B, R>>> {
         self.weights.get(index).map(|(_, weight)| weight)
-    }
-}
-
-/// A full weight, and the slices that the ranks have of its masters.
-type Whole<B, R> = (
-    QuantizedTensor<<B as Backend>::Buffer<u8>, R>,
-    Vec<Range<usize>>,
-);
-
-/// What building needs throughout.
-struct Builder<'a, B: Backend> {
-    backend: &'a B,
-    mesh: &'a MeshComm<B>,
-    options: ModelOptions,
-}
-
-impl<B: Backend> Builder<'_, B> {
-    fn build<R: Recipe>(
-        &self,
-        recipe: impl Fn(&LinearSpec) -> R,
-        linears: &[LinearSpec],
-        vars: &[VarSpec],
-    ) -> Result<ShardedModel<B, R>, ModelError> {
-        let Self {
-            backend,
-            mesh,
-            options,
-        } = *self;
-        let mut adamw = AdamWBuilder::new(mesh.world.clone())
-            .on(backend)
-            .mesh(mesh.mesh);
-        let decay = adamw.group(options.group);
-        let no_decay = adamw.group(Group {
-            weight_decay: 0.0,
-            ..options.group
-        });
-        let memory = LayerMemory::new(backend);
-        let reshard = match options.sharding {
-            Sharding::Fsdp => Reshard::new(options.reshard_after_forward, &mesh.shard)?,
-            Sharding::Zero1 => Reshard::No,
-        };
-        let mut weights = Vec::new();
-        let mut plans = Vec::new();
-        for (number, spec) in linears.iter().enumerate() {
-            let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
-            check_formats(&recipe).map_err(|source| ModelError::Formats {
-                name: spec.name.clone(),
-                source: Box::new(source),
-            })?;
-            let init = |rows: Range<usize>| {
-                let init = spec.init.rows(options.seed, number as u64, rows, spec.cols);
-                ParamSpec::new(&spec.name, decay, init)
-            };
-            let failed = |source| ModelError::Param {
-                name: spec.name.clone(),
-                source: Box::new(source),
-            };
-            let (id, weight) = match options.sharding {
-                Sharding::Fsdp => {
-                    let made = self.param(recipe, shape, &mut adamw, |s| init(s.rows()));
-                    let (tensor, id) = made.map_err(failed)?;
-                    let reshard = &reshard;
-                    let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard)?;
-                    (id, weight)
-                }
-                Sharding::Zero1 => {
-                    let made = self.flat_param(recipe, shape, &mut adamw, init);
-                    let ((tensor, ranges), id) = made.map_err(failed)?;
-                    let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges);
-                    (id, weight)
-                }
-            };
-            weights.push((id, Arc::new(weight)));
-            plans.push(OperandPlan::new(
-                &recipe,
-                adamw.scales(),
-                options.seed,
-                number as u64,
-            ));
-        }
-        let mut var_ids = Vec::new();
-        let mut shards = Vec::new();
-        for (number, spec) in (linears.len()..).zip(vars) {
-            let shape = shape_of(spec)?;
-            let group = if spec.decay { decay } else { no_decay };
-            let (tensor, id) = self
-                .param(PlainF32::default(), shape, &mut adamw, |s| {
-                    let init = spec
-                        .init
-                        .rows(options.seed, number as u64, s.rows(), shape.cols);
-                    ParamSpec::new(&spec.name, group, init)
-                })
-                .map_err(|source| ModelError::Param {
-                    name: spec.name.clone(),
-                    source: Box::new(source),
-                })?;
-            var_ids.push(id);
-            shards.push(tensor);
-        }
-        let adamw = adamw.build()?;
-        let param = |name: &str, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
-            Ok(GradParam {
-                name: name.to_owned(),
-                ranges: ranges.to_vec(),
-                out: f32_buffer(adamw.grad(id))?,
-            })
-        };
-        // The last layer has its gradient first, and variables have theirs at the end.
-        let mut grads = Vec::new();
-        let mut grad_ids = Vec::new();
-        for ((id, weight), spec) in weights.iter().zip(linears).rev() {
-            grads.push(param(&spec.name, weight.element_ranges(), *id)?);
-            grad_ids.push(*id);
-        }
-        for ((id, shard), spec) in var_ids.iter().zip(&shards).zip(vars) {
-            grads.push(param(&spec.name, &shard.spec().all_elements(), *id)?);
-            grad_ids.push(*id);
-        }
-        let gradients = Arc::new(Gradients::new(backend, mesh, grads, options.grads)?);
-        for ((_, weight), at) in weights.iter().rev().zip(0..) {
-            weight.connect(&gradients, at)?;
-        }
-        let pass = Arc::new(PassState::default());
-        let operands = plans
-            .into_iter()
-            .map(|plan| {
-                Arc::new(RecipeOperands::new(
-                    backend,
-                    plan,
-                    Arc::clone(adamw.scales()),
-                    pass.clone(),
-                    mesh.world.clone(),
-                    memory.clone(),
-                ))
-            })
-            .collect();
-        // Variables are gathered once per step, all together: nothing could be shared with layers.
-        let pool = GatherPool::new(backend);
-        let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, weights.len())?;
-        vars.refresh()?;
-        let sent_before = adamw.flat_sent_bytes();
-        Ok(ShardedModel {
-            backend: backend.clone(),
-            mesh: mesh.clone(),
-            options,
-            pass,
-            memory,
-            adamw,
-            weights,
-            operands,
-            gradients,
-            grad_ids,
-            micro_batches: 0,
-            vars,
-            sent_before,
-        })
-    }
-
-    /// One parameter: the full weight, with this rank's slice registered with the optimizer, and the slices of all
-    /// ranks. `init` makes the values of rows.
-    fn flat_param<R: Recipe>(
-        &self,
-        recipe: R,
-        shape: Shape,
-        adamw: &mut AdamWBuilder<B>,
-        init: impl FnOnce(Range<usize>) -> ParamSpec,
-    ) -> Result<(Whole<B, R>, ParamId), OptimError> {
-        check_flat(&recipe, Usage::BOTH)?;
-        let comm = &self.mesh.shard;
-        let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
-            Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)
-        })?;
-        // Cut where the narrowest codes may be.
-        let codes = recipe
-            .quantizers(Role::Weight)
-            .kernels()
-            .map(|key| key.element);
-        let [row, col] = codes;
-        let code = if col.bits() < row.bits() { col } else { row };
-        let shards = FlatShard::split(shape, code, comm.world_size())?;
-        let ranges: Vec<Range<usize>> = shards.iter().map(FlatShard::elements).collect();
-        let own = ranges[comm.rank()].clone();
-        let cols = shape.cols.max(1);
-        let rows = own.start / cols..own.end.div_ceil(cols);
-        let from = own.start - rows.start * cols;
-        let mut spec = init(rows);
-        spec.master = spec.master[from..from + own.len()].to_vec();
-        let id = adamw.flat_param(&tensor, own.start, spec)?;
-        Ok(((tensor, ranges), id))
-    }
-
-    /// One parameter: this rank's shard, registered with the optimizer.
-    fn param<R: Recipe>(
-        &self,
-        recipe: R,
-        shape: Shape,
-        adamw: &mut AdamWBuilder<B>,
-        spec: impl FnOnce(&ShardSpec) -> ParamSpec,
-    ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
-        let comm = &self.mesh.shard;
-        let shard = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
-        let spec = spec(&shard);
-        let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
-        let id = adamw.param(tensor.local(), spec)?;
-        Ok((tensor, id))
-    }
-}
-
-/// The reduce-scatter accumulates in fp32, so the optimizer's gradients are f32.
-fn f32_buffer<B: Backend>(grad: &Source<B>) -> Result<B::Buffer<f32>, OptimError> {
-    match grad {
-        Source::F32(buffer) => Ok(buffer.clone()),
-        Source::Bf16(_) => Err(OptimError::GradDtype {
-            name: "a reduced gradient".to_owned(),
-            expected: "f32",
-        }),
     }
 }

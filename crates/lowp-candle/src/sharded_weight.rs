@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use candle_core::{Error, Result, bail};
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
@@ -48,6 +49,8 @@ struct State<B: Backend, R: Recipe> {
     gradients: Option<(Arc<Gradients<B>>, usize)>,
     /// Whether a micro-batch that is not finished left a gradient.
     open: bool,
+    /// How long the host waited for gathers.
+    gathering: Duration,
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
@@ -95,6 +98,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             decodes: Vec::new(),
             gradients: None,
             open: false,
+            gathering: Duration::ZERO,
         };
         Self {
             shape,
@@ -145,6 +149,14 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     pub fn release(&self) -> Result<()> {
         self.lock()?.held.release();
         Ok(())
+    }
+
+    /// How long the host waited for gathers so far.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight.
+    pub fn gathering(&self) -> Result<Duration> {
+        Ok(self.lock()?.gathering)
     }
 
     /// What was sent and what is held.
@@ -206,7 +218,9 @@ impl<B: Backend, R: Recipe> State<B, R> {
         values: &mut [f32],
     ) -> std::result::Result<(), ShardError> {
         let scratch = memory.pool().scratch(values.len())?;
+        let begun = Instant::now();
         self.held.unshard(phase)?;
+        self.gathering += begun.elapsed();
         let key = DecodeKey {
             set: self.held.set(),
             phase,

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor, Var};
 use lowp_candle::{
-    Linear, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarSpec, WeightBytes,
+    Linear, LinearSpec, ModelError, ModelOptions, Passes, ShardedModel, Sharding, VarSpec,
+    WeightBytes,
 };
 use lowp_format::{
     AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
@@ -100,7 +101,7 @@ fn bytes(
             let gradients = loss(&layers, &scale, &x)?.backward()?;
             model.add_gradients(&gradients)?;
             model.finish_step(&StepOptions::default())?;
-            after.push(model.weight_bytes()?);
+            after.push(model.weight_bytes(Passes::default())?);
         }
         Ok::<_, ModelError>(after)
     })

@@ -49,6 +49,18 @@ pub enum OptimError {
         /// Values needed.
         needed: usize,
     },
+    /// A second moment that no gradients lead to.
+    #[error(
+        "parameter '{name}': second moment {index} is {value}, and a mean of squares is finite and not below zero; was the state damaged?"
+    )]
+    SecondMoment {
+        /// The parameter.
+        name: String,
+        /// The element.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
     /// A gradient of another dtype.
     #[error(
         "parameter '{name}' takes {expected} gradients; register it with ParamSpec::grad set to the dtype you pass"

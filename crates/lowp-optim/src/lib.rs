@@ -93,6 +93,7 @@ mod options;
 mod param;
 mod report;
 mod schedule;
+mod state;
 mod work;
 
 pub use adamw::AdamW;
@@ -104,3 +105,4 @@ pub use options::StepOptions;
 pub use param::{ParamId, ParamSpec};
 pub use report::{GradNorm, PendingStep, StepReport};
 pub use schedule::Schedule;
+pub use state::ParamState;

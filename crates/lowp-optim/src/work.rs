@@ -218,6 +218,11 @@ impl<B: Backend> StepWork<B> {
         Ok(StepCounts::from_bytes(&bytes))
     }
 
+    /// Replaces the counts.
+    pub(crate) fn set_counts(&self, counts: StepCounts) -> Result<(), OptimError> {
+        Ok(self.backend.write(&self.counts, 0, &counts.to_bytes())?)
+    }
+
     /// Compares over the ranks what they must have in common, and says in what they differ.
     pub(crate) fn difference(
         &self,

@@ -41,6 +41,14 @@ pub enum ShardError {
     /// The backend rejected or failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The state of a delayed scale that a book cannot take.
+    #[error(
+        "state of a delayed scale: {what}; restore it to the tensor and the recipe that it was taken of"
+    )]
+    DelayedState {
+        /// What is wrong.
+        what: String,
+    },
     /// A rank failed; every other rank stops with its message.
     #[error("rank {rank} failed: {message} (every rank stopped; mend the cause on rank {rank})")]
     Failed {

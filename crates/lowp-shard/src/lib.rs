@@ -81,7 +81,7 @@ pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outg
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};
 pub use requantize::{CastItem, Extent, Requantize, check_flat, flat_targets, targets};
-pub use scale_book::{BlockSlots, ScaleBook, ScaleBookBuilder, ScaleSlot};
+pub use scale_book::{BlockSlots, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot};
 pub use shard::{LocalTensor, ShardSpec, ShardedTensor};
 pub use version::{CastInto, Version};
 pub use whole::{dequantize, quantize, scales_in_form};

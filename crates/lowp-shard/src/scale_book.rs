@@ -12,6 +12,10 @@ use lowp_kernels::{Backend, BlockAmax, HistoryJob, Slot, StepScalars, TensorInpu
 
 use crate::{Communicator, ShardError, or_abort, ordered};
 
+mod state;
+
+pub use state::DelayedState;
+
 /// What scales depend on: one amax of a tensor, or one of each of its lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {

@@ -1,5 +1,6 @@
 //! The options of `lowp train`.
 
+use super::model::{GptConfig, Preset};
 use crate::recipes::{self, RecipeName};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
@@ -38,7 +39,8 @@ fn examples() -> String {
   lowp train --recipe {DEFAULT_RECIPE} --mesh 2x2 --steps 1000 --json train.json
   lowp train --compare {DEFAULT_RECIPE},{DEFAULT_RECIPE}+ocp-floor --seeds 3
   lowp train --sharding zero1 --world-size 3
-  lowp train --world-size 4 --data my.txt --dim 256 --layers 6"
+  lowp train --world-size 4 --data my.txt --dim 256 --layers 6
+  lowp train --params 10m --data my-folder --tokens 10000000 --keep-bf16 'block0.*'"
     )
 }
 
@@ -52,6 +54,7 @@ JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recip
   gap_percent            val_loss above that of fp32 with the same seed
   wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted
   wire_bytes_formula     the same by the gather plans; if they differ, the command fails
+  wire_bytes_tail        both of the steps of --precision-tail, or null
   resident_weight_bytes  bytes of linear weights that one replica holds between steps
   master_weight_bytes    bytes of the optimizer's f32 masters of them
   peak_weight_bytes      most bytes that held them at once: resident, masters, and the memory to gather, decode and reduce in
@@ -59,6 +62,11 @@ JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recip
   model_parameters       all; embeddings, norms and the head stay in f32
   skipped_steps          steps whose gradients were not finite
   seconds_per_step       wall time
+  tokens_per_second      over all ranks
+  flops_per_second       of the model's products and attention, forward and backward; what is computed again does not count
+  parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
+  gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights
+  gather_seconds_hidden  seconds of gathers that ran beside other work: 0 on a CPU
 Losses that are not finite are null.";
 
 /// Train a small transformer on sharded low-precision weights, next to fp32
@@ -118,9 +126,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 
-    /// Optimizer steps
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub(crate) steps: usize,
+    /// Optimizer steps [default: 200]
+    #[arg(long, value_name = "N")]
+    pub(crate) steps: Option<usize>,
+
+    /// Tokens to train on, instead of a number of steps: as many steps as see at least N
+    #[arg(long, value_name = "N", conflicts_with = "steps")]
+    pub(crate) tokens: Option<usize>,
 
     /// Seed of the initial weights, the batches and stochastic rounding
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -130,33 +142,70 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seeds: usize,
 
-    /// Text to train on instead of the bundled book: a regular file of at most 4 GiB; its last 10% is the validation split
-    #[arg(long, value_name = "FILE")]
+    /// Text to train on instead of the bundled book: a file, or all files of a folder and its folders in the order of their
+    /// paths, at most 4 GiB in all; the last 10% is the validation split
+    #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Option<PathBuf>,
 
     /// Sequences per step, over all ranks
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) batch: usize,
 
+    /// Micro-batches that the sequences of a step are cut into; their gradients add up
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) accumulate: usize,
+
     /// Batches of the validation split that the final loss is averaged over
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) eval_batches: usize,
 
-    /// Width of the model
-    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Model")]
-    pub(crate) dim: usize,
+    /// Sizes of the model by name, which the options below change
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    pub(crate) params: Option<Preset>,
 
-    /// Transformer blocks
-    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Model")]
-    pub(crate) layers: usize,
+    /// Width of the model [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) dim: Option<usize>,
 
-    /// Attention heads; must divide the width
-    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Model")]
-    pub(crate) heads: usize,
+    /// Transformer blocks [default: 4]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) layers: Option<usize>,
 
-    /// Bytes per sequence
-    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Model")]
-    pub(crate) seq: usize,
+    /// Attention heads; must divide the width [default: 4]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) heads: Option<usize>,
+
+    /// Bytes per sequence [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) seq: Option<usize>,
+
+    /// Size of the vocabulary, of which bytes use 256 [default: 256]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) vocab: Option<usize>,
+
+    /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on
+    #[arg(
+        long,
+        value_name = "GLOB,..",
+        value_delimiter = ',',
+        help_heading = "Model"
+    )]
+    pub(crate) keep_bf16: Vec<String>,
+
+    /// Run the forward products in bf16 for this last part of the steps, from 0 to 1; weights are cast again from their masters where
+    /// it begins
+    #[arg(
+        long,
+        value_name = "FRACTION",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Model"
+    )]
+    pub(crate) precision_tail: f64,
+
+    /// Save only the input of each block for the backward pass, which runs the block forward again
+    #[arg(long, help_heading = "Model")]
+    pub(crate) recompute: bool,
 
     /// Highest learning rate: linear warm-up, then a cosine down to --final-lr of it
     #[arg(
@@ -212,6 +261,18 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// The sizes of the model: those of the preset, changed by the options of single sizes.
+    pub(crate) fn model(&self) -> GptConfig {
+        let preset = self.params.map(Preset::config).unwrap_or_default();
+        GptConfig {
+            dim: self.dim.unwrap_or(preset.dim),
+            layers: self.layers.unwrap_or(preset.layers),
+            heads: self.heads.unwrap_or(preset.heads),
+            seq: self.seq.unwrap_or(preset.seq),
+            vocab: self.vocab.unwrap_or(preset.vocab),
+        }
+    }
+
     /// The files to write, each with its option.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let files = [("--json", &self.json), ("--report", &self.report)];

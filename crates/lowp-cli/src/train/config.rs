@@ -2,11 +2,13 @@
 
 use super::args::Args;
 use super::memory::{self, Needed};
-use super::model::GptConfig;
+use super::model::{BYTES, GptConfig};
 use super::recipes::{self, Run};
+use crate::output::shown;
 use crate::reshard;
 use crate::usage::UsageError;
-use lowp_candle::Sharding;
+use globset::Glob;
+use lowp_candle::{Passes, Sharding};
 use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape, Usage};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh, check_flat};
@@ -19,6 +21,10 @@ pub(crate) const MAX_RANKS: usize = 64;
 const MAX_PARAMETERS: usize = 1 << 31;
 /// Most tokens of one batch.
 const MAX_TOKENS: usize = 1 << 24;
+/// Most steps of one run.
+const MAX_STEPS: usize = 10_000_000;
+/// Most tokens of a vocabulary.
+const MAX_VOCABULARY: usize = 1 << 20;
 
 /// The same for every run of one command, but for the seed.
 #[derive(Clone, Debug)]
@@ -28,6 +34,14 @@ pub(crate) struct Config {
     pub(crate) sharding: Sharding,
     pub(crate) reshard_after_forward: ReshardAfterForward,
     pub(crate) steps: usize,
+    /// Micro-batches of a step.
+    pub(crate) accumulate: usize,
+    /// Whether blocks run forward again in backward.
+    pub(crate) recompute: bool,
+    /// Steps at the end whose forward products run in bf16.
+    pub(crate) tail_steps: usize,
+    /// Names of the linear layers that stay in bf16, whatever the recipe.
+    pub(crate) kept_in_bf16: Vec<String>,
     pub(crate) seed: u64,
     /// Number of seeds, from `seed` up.
     pub(crate) seeds: usize,
@@ -48,7 +62,12 @@ pub(crate) struct ConfigRecord {
     layers: usize,
     heads: usize,
     seq: usize,
+    vocab: usize,
     batch: usize,
+    accumulate: usize,
+    recompute: bool,
+    kept_in_bf16: Vec<String>,
+    tail_steps: usize,
     steps: usize,
     seed: u64,
     seeds: usize,
@@ -71,19 +90,14 @@ impl Config {
     /// A [`UsageError`] that names the option and a value that would work.
     pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self, UsageError> {
         let mesh = mesh(args, started)?;
-        let model = GptConfig {
-            dim: args.dim,
-            layers: args.layers,
-            heads: args.heads,
-            seq: args.seq,
-        };
-        check_counts(args, mesh)?;
+        let model = args.model();
+        check_counts(args, mesh, model)?;
         check_sizes(args, mesh.world(), model)?;
-        let warmup = args.warmup.unwrap_or((args.steps / 10).min(100));
-        if warmup > args.steps {
+        let steps = steps(args, model)?;
+        let warmup = args.warmup.unwrap_or((steps / 10).min(100));
+        if warmup > steps {
             return Err(UsageError::new(format!(
-                "--warmup {warmup} is longer than --steps {}: the learning rate would never be reached",
-                args.steps
+                "--warmup {warmup} is longer than the {steps} steps: the learning rate would never be reached"
             )));
         }
         let final_lr = positive("--final-lr", args.final_lr, true)?;
@@ -100,7 +114,8 @@ impl Config {
             )));
         }
         if let Some(machine) = memory::machine() {
-            Needed::new(model, args.batch, mesh.replicate).check(machine)?;
+            let at_once = args.batch.div_ceil(args.accumulate);
+            Needed::new(model, at_once, mesh.replicate, args.recompute).check(machine)?;
         }
         let sharding = Sharding::from(args.sharding);
         if let (Sharding::Zero1, Some(policy)) = (sharding, args.reshard_after_forward) {
@@ -122,7 +137,11 @@ impl Config {
             mesh,
             sharding,
             reshard_after_forward,
-            steps: args.steps,
+            steps,
+            accumulate: args.accumulate,
+            recompute: args.recompute,
+            tail_steps: tail_steps(args.precision_tail, steps)?,
+            kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
             seed: args.seed,
             seeds: args.seeds,
             batch: args.batch,
@@ -133,7 +152,7 @@ impl Config {
             },
             schedule: Schedule {
                 warmup: warmup as u64,
-                total: args.steps as u64,
+                total: steps as u64,
                 floor: final_lr,
             },
             group: Group {
@@ -159,6 +178,19 @@ impl Config {
         self.seed + (self.seeds as u64).saturating_sub(1)
     }
 
+    /// Whether what forward gathered is still there in backward.
+    pub(crate) fn keeps_weights(&self) -> bool {
+        self.reshard_after_forward == ReshardAfterForward::No
+    }
+
+    /// How often layers run in a step.
+    pub(crate) fn passes(&self) -> Passes {
+        Passes {
+            micro_batches: self.accumulate,
+            recompute: self.recompute,
+        }
+    }
+
     /// How gradients travel, as the option says it.
     pub(crate) fn grad_wire_name(&self) -> &'static str {
         match self.grad_wire {
@@ -174,7 +206,12 @@ impl Config {
             layers: self.model.layers,
             heads: self.model.heads,
             seq: self.model.seq,
+            vocab: self.model.vocab,
             batch: self.batch,
+            accumulate: self.accumulate,
+            recompute: self.recompute,
+            kept_in_bf16: self.kept_in_bf16.clone(),
+            tail_steps: self.tail_steps,
             steps: self.steps,
             seed: self.seed,
             seeds: self.seeds,
@@ -213,7 +250,7 @@ fn mesh(args: &Args, started: Option<usize>) -> Result<Mesh, UsageError> {
 }
 
 /// Every count by itself.
-fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
+fn check_counts(args: &Args, mesh: Mesh, model: GptConfig) -> Result<(), UsageError> {
     let ranks = if args.mesh.is_some() {
         "--mesh: its number of ranks"
     } else {
@@ -221,14 +258,15 @@ fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
     };
     let counts = [
         (ranks, mesh.world(), MAX_RANKS),
-        ("--steps", args.steps, 10_000_000),
+        ("--steps", args.steps.unwrap_or(1), MAX_STEPS),
+        ("--accumulate", args.accumulate, 1 << 16),
         ("--seeds", args.seeds, 1000),
         ("--batch", args.batch, 1 << 16),
         ("--eval-batches", args.eval_batches, 1 << 16),
-        ("--dim", args.dim, 1 << 14),
-        ("--layers", args.layers, 1 << 10),
-        ("--heads", args.heads, 1 << 14),
-        ("--seq", args.seq, 1 << 16),
+        ("--dim", model.dim, 1 << 14),
+        ("--layers", model.layers, 1 << 10),
+        ("--heads", model.heads, 1 << 14),
+        ("--seq", model.seq, 1 << 16),
     ];
     for (option, value, most) in counts {
         if !(1..=most).contains(&value) {
@@ -237,7 +275,77 @@ fn check_counts(args: &Args, mesh: Mesh) -> Result<(), UsageError> {
             )));
         }
     }
+    if !(BYTES..=MAX_VOCABULARY).contains(&model.vocab) {
+        return Err(UsageError::new(format!(
+            "--vocab must be from {BYTES}, one for each byte, to {MAX_VOCABULARY}, not {}",
+            model.vocab
+        )));
+    }
     Ok(())
+}
+
+/// The number of steps that `--steps` or `--tokens` ask for.
+fn steps(args: &Args, model: GptConfig) -> Result<usize, UsageError> {
+    let Some(tokens) = args.tokens else {
+        return Ok(args.steps.unwrap_or(200));
+    };
+    let each = args.batch * model.seq;
+    let steps = tokens.div_ceil(each);
+    if (1..=MAX_STEPS).contains(&steps) {
+        return Ok(steps);
+    }
+    Err(UsageError::new(format!(
+        "--tokens {tokens} are {steps} steps of {each} tokens, and from 1 to {MAX_STEPS} are possible; choose other tokens, or          another --batch or --seq"
+    )))
+}
+
+/// The number of steps that are `fraction` of `steps`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "at most as many as there are, and not below zero"
+)]
+fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
+    if !(0.0..=1.0).contains(&fraction) {
+        return Err(UsageError::new(format!(
+            "--precision-tail {fraction}: expected a part of the steps, from 0 to 1"
+        )));
+    }
+    Ok((fraction * steps as f64).round() as usize)
+}
+
+/// The linear layers of `model` whose names match one of the patterns.
+fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, UsageError> {
+    let mut kept = vec![false; model.linears().len()];
+    for text in patterns {
+        let glob = Glob::new(text).map_err(|e| UsageError::new(format!("--keep-bf16: {e}")))?;
+        let glob = glob.compile_matcher();
+        let mut any = false;
+        for (kept, linear) in kept.iter_mut().zip(model.linears()) {
+            if glob.is_match(&linear.name) {
+                (*kept, any) = (true, true);
+            }
+        }
+        if !any {
+            let names: Vec<String> = model
+                .linears()
+                .into_iter()
+                .map(|l| l.name)
+                .take(4)
+                .collect();
+            return Err(UsageError::new(format!(
+                "--keep-bf16 '{}' matches no linear layer; they are {} and so on to block{}",
+                shown(text),
+                names.join(", "),
+                model.layers - 1
+            )));
+        }
+    }
+    let names = model.linears().into_iter().zip(kept);
+    Ok(names
+        .filter(|(_, kept)| *kept)
+        .map(|(linear, _)| linear.name)
+        .collect())
 }
 
 /// The sizes of model and batch against each other.
@@ -249,27 +357,35 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
             args.batch
         )));
     }
-    if args.batch * args.seq > MAX_TOKENS {
+    if args.batch / ranks < args.accumulate {
+        return Err(UsageError::new(format!(
+            "--batch {} over {ranks} ranks is not {} micro-batches of at least one sequence each; choose --batch {} or more, or              --accumulate {} or less",
+            args.batch,
+            args.accumulate,
+            ranks * args.accumulate,
+            args.batch / ranks
+        )));
+    }
+    if args.batch * model.seq > MAX_TOKENS {
         return Err(UsageError::new(format!(
             "--batch {} of --seq {} is {} tokens a step; at most {MAX_TOKENS} are possible",
             args.batch,
-            args.seq,
-            args.batch * args.seq
+            model.seq,
+            args.batch * model.seq
         )));
     }
-    if !args.dim.is_multiple_of(args.heads) {
+    let GptConfig {
+        dim, layers, heads, ..
+    } = model;
+    if !dim.is_multiple_of(heads) {
         return Err(UsageError::new(format!(
-            "--dim {} is not divisible by --heads {}; choose --dim {} or other heads",
-            args.dim,
-            args.heads,
-            args.dim.next_multiple_of(args.heads)
+            "--dim {dim} is not divisible by --heads {heads}; choose --dim {} or other heads",
+            dim.next_multiple_of(heads)
         )));
     }
     if model.parameters() > MAX_PARAMETERS {
         return Err(UsageError::new(format!(
-            "--dim {} and --layers {} make {} parameters; at most {MAX_PARAMETERS} are possible",
-            args.dim,
-            args.layers,
+            "--dim {dim} and --layers {layers} make {} parameters; at most {MAX_PARAMETERS} are possible",
             model.parameters()
         )));
     }

@@ -5,8 +5,10 @@ use super::world::digest;
 use crate::files::read_regular;
 use crate::usage::UsageError;
 use lowp_format::Philox;
+use std::fmt::Display;
+use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// See data/README.md for source and licence.
@@ -25,16 +27,15 @@ pub(crate) struct Corpus {
 }
 
 impl Corpus {
-    /// The bundled book, or `file`, for sequences of `seq` bytes.
+    /// The bundled book, or the text at `path`, for sequences of `seq` bytes.
     ///
     /// # Errors
-    /// A file that cannot be read, is no regular file or longer than [`MAX_BYTES`], or is too short for one sequence in
-    /// its last tenth.
-    pub(crate) fn load(file: Option<&Path>, seq: usize) -> Result<Self, UsageError> {
-        let text = match file {
-            Some(path) => read_regular(path, MAX_BYTES).map_err(|e| {
-                UsageError::new(format!("--data: cannot read {}: {e}", path.display()))
-            })?,
+    /// A file that cannot be read, is no regular file or longer than [`MAX_BYTES`], a folder without files or with more bytes in them,
+    /// or a text that is too short for one sequence in its last tenth.
+    pub(crate) fn load(path: Option<&Path>, seq: usize) -> Result<Self, UsageError> {
+        let text = match path {
+            Some(path) if path.is_dir() => read_folder(path, MAX_BYTES)?,
+            Some(path) => read(path, MAX_BYTES)?,
             None => BUNDLED.to_vec(),
         };
         let split = text.len() - text.len() / 10;
@@ -88,6 +89,55 @@ impl Corpus {
     }
 }
 
+fn read(path: &Path, most: u64) -> Result<Vec<u8>, UsageError> {
+    read_regular(path, most).map_err(|e| cannot_read(path, e))
+}
+
+fn cannot_read(path: &Path, error: impl Display) -> UsageError {
+    UsageError::new(format!("--data: cannot read {}: {error}", path.display()))
+}
+
+/// The files of `folder` and its folders, one after the other in the order of their paths. Links are not followed.
+fn read_folder(folder: &Path, most: u64) -> Result<Vec<u8>, UsageError> {
+    let mut files = Vec::new();
+    list(folder, &mut files)?;
+    if files.is_empty() {
+        let folder = folder.display();
+        return Err(UsageError::new(format!(
+            "--data: {folder} and its folders have no files; name a folder with text in it"
+        )));
+    }
+    files.sort();
+    let mut text = Vec::new();
+    for file in files {
+        let left = most - text.len() as u64;
+        let bytes = read(&file, left).map_err(|error| {
+            let (folder, read) = (folder.display(), text.len());
+            UsageError::new(format!(
+                "{error} ({read} bytes of {folder} before it; at most {most} are read)"
+            ))
+        })?;
+        text.extend(bytes);
+    }
+    Ok(text)
+}
+
+/// Adds the regular files of `folder` and its folders to `files`.
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), UsageError> {
+    for entry in fs::read_dir(folder).map_err(|e| cannot_read(folder, e))? {
+        let entry = entry.map_err(|e| cannot_read(folder, e))?;
+        let kind = entry
+            .file_type()
+            .map_err(|e| cannot_read(&entry.path(), e))?;
+        if kind.is_dir() {
+            list(&entry.path(), files)?;
+        } else if kind.is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
 /// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
 pub(crate) fn share(total: usize, ranks: usize, rank: usize) -> Range<usize> {
     let (each, extra) = (total / ranks, total % ranks);
@@ -103,6 +153,28 @@ mod tests {
     fn shares_cover_the_batch() {
         let sizes: Vec<_> = (0..3).map(|r| share(16, 3, r)).collect();
         assert_eq!(sizes, [0..6, 6..11, 11..16]);
+    }
+
+    #[test]
+    fn a_folder_is_its_files_in_order() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path();
+        let error = Corpus::load(Some(path), 4).unwrap_err().to_string();
+        assert!(error.contains("have no files"), "{error}");
+        fs::create_dir(path.join("b")).expect("a folder");
+        for (name, text) in [("c", "third "), ("a", "first "), ("b/x", "second ")] {
+            fs::write(path.join(name), text.repeat(9)).expect("a file");
+        }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(path.join("a"), path.join("z")).expect("a link");
+        let corpus = Corpus::load(Some(path), 4).expect("a text");
+        let expected = ["first ", "second ", "third "].map(|text| text.repeat(9));
+        assert_eq!(corpus.text, expected.concat().into_bytes());
+        let error = read_folder(path, 60).unwrap_err().to_string();
+        assert!(
+            error.contains("54 bytes of") && error.contains("at most 60"),
+            "{error}"
+        );
     }
 
     #[test]

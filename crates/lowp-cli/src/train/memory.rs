@@ -1,7 +1,7 @@
 //! The memory that a run cannot do without, known before it begins: what does not fit is an error with its bytes instead
 //! of ending in the allocator.
 
-use super::model::{GptConfig, VOCABULARY};
+use super::model::GptConfig;
 use crate::usage::UsageError;
 use std::fs;
 use std::path::Path;
@@ -22,15 +22,22 @@ pub(crate) struct Needed {
 }
 
 impl Needed {
-    /// All ranks are threads of this process, so the whole batch counts.
-    pub(crate) fn new(model: GptConfig, batch: usize, replicas: usize) -> Self {
-        let [dim, layers, heads, seq] =
-            [model.dim, model.layers, model.heads, model.seq].map(|n| n as u128);
-        let tokens = batch as u128 * seq;
+    /// All ranks are threads of this process, so `sequences` are those of all ranks' micro-batches. With `recompute`, one block at a
+    /// time has its values, and of the others only the input is kept.
+    pub(crate) fn new(
+        model: GptConfig,
+        sequences: usize,
+        replicas: usize,
+        recompute: bool,
+    ) -> Self {
+        let [dim, layers, heads, seq, vocab] =
+            [model.dim, model.layers, model.heads, model.seq, model.vocab].map(|n| n as u128);
+        let tokens = sequences as u128 * seq;
+        let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
         Self {
             parameters: model.parameters() as u128 * PER_PARAMETER * replicas as u128,
-            attention: layers * heads * tokens * seq * F32,
-            activations: tokens * (layers * PER_BLOCK * dim + VOCABULARY as u128) * F32,
+            attention: whole * heads * tokens * seq * F32,
+            activations: tokens * ((whole * PER_BLOCK + inputs) * dim + vocab) * F32,
         }
     }
 
@@ -56,9 +63,13 @@ impl Needed {
             (
                 attention,
                 "attention",
-                "--seq, which counts squared, or --batch",
+                "--seq, which counts squared, or --batch, or add --recompute or --accumulate",
             ),
-            (activations, "activations", "--batch or --seq"),
+            (
+                activations,
+                "activations",
+                "--batch or --seq, or add --recompute or --accumulate",
+            ),
         ]
         .into_iter()
         .max_by_key(|(bytes, ..)| *bytes)
@@ -108,11 +119,12 @@ mod tests {
         layers: 4,
         heads: 4,
         seq: 128,
+        vocab: 256,
     };
 
     #[test]
     fn what_does_not_fit_is_an_error_with_its_bytes() {
-        let fits = Needed::new(MODEL, 16, 1);
+        let fits = Needed::new(MODEL, 16, 1, false);
         assert!(fits.check(fits.total()).is_ok() && fits.total() < 1 << 28);
         let long = Needed::new(
             GptConfig {
@@ -121,6 +133,7 @@ mod tests {
             },
             16,
             1,
+            false,
         );
         let text = long.check(1 << 40).unwrap_err().to_string();
         let attention = 4u128 * 4 * 16 * 65_536 * 65_536 * 4;
@@ -132,7 +145,7 @@ mod tests {
             text.contains("--seq") && text.contains("this machine has 1099511627776"),
             "{text}"
         );
-        let wide = Needed::new(MODEL, 65_536, 1);
+        let wide = Needed::new(MODEL, 65_536, 1, false);
         let text = wide.check(1 << 36).unwrap_err().to_string();
         assert!(text.contains("--batch"), "{text}");
         let largest = GptConfig {
@@ -140,9 +153,10 @@ mod tests {
             layers: 1 << 10,
             heads: 1 << 14,
             seq: 1 << 16,
+            vocab: 1 << 20,
         };
         assert!(
-            Needed::new(largest, 1 << 16, 64)
+            Needed::new(largest, 1 << 16, 64, true)
                 .check(u128::from(u64::MAX))
                 .is_err()
         );

@@ -53,6 +53,7 @@ controls! {
     ExactGradientsWgrad = "exact-gradients-wgrad", "gradients not quantized in the weight gradient";
     ExactWeightsForward = "exact-weights-forward", "weights in f32, not quantized in y = x W";
     ExactWeightsDgrad = "exact-weights-dgrad", "weights in f32, not quantized in the input gradient";
+    Bf16Forward = "bf16-forward", "weights and activations in bf16 in y = x W";
     Bf16Ends = "bf16-ends", "weights and operands of the first and the last block in bf16";
 }
 

@@ -35,11 +35,18 @@ impl Progress {
     }
 
     /// Step `step`, counted from zero, is done.
-    pub(crate) fn step(&self, step: usize, loss: f64, tokens_per_second: f64) {
+    pub(crate) fn step(
+        &self,
+        step: usize,
+        loss: f64,
+        tokens_per_second: f64,
+        flops_per_token: f64,
+    ) {
         let done = step + 1;
         let text = format!(
-            "loss {loss:.4}  {:.1}k tokens/s",
-            tokens_per_second / 1000.0
+            "loss {loss:.4}  {:.1}k tokens/s  {}",
+            tokens_per_second / 1000.0,
+            flops(tokens_per_second * flops_per_token)
         );
         if let Some(bar) = &self.bar {
             bar.set_message(text);
@@ -58,6 +65,16 @@ impl Progress {
             bar.finish();
         }
     }
+}
+
+/// A rate of floating-point operations, for example `12.3 GFLOP/s`.
+pub(crate) fn flops(per_second: f64) -> String {
+    let units = [(1e15, "P"), (1e12, "T"), (1e9, "G")];
+    let (unit, name) = units
+        .into_iter()
+        .find(|(unit, _)| per_second >= *unit)
+        .unwrap_or((1e6, "M"));
+    format!("{:.1} {name}FLOP/s", per_second / unit)
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -3,7 +3,7 @@
 use super::config::Config;
 use lowp_candle::Sharding;
 use lowp_format::{
-    AnyRecipe, Code, FormatError, Orientation, PhasePlans, Recipe, RowCuts, Shape, Usage,
+    AnyRecipe, Code, FormatError, Orientation, Phase, PhasePlans, Recipe, RowCuts, Shape, Usage,
 };
 
 /// Bytes of all linear weights of one replica.
@@ -43,7 +43,13 @@ fn bytes(recipe: &impl Recipe, shape: Shape, config: &Config) -> Result<[usize; 
     let stored = recipe.stored(Usage::BOTH);
     let stored: usize = stored.iter().map(|spec| spec.bytes(shape)).sum();
     Ok(match config.sharding {
-        Sharding::Fsdp => [stored, plans.wire_bytes()],
+        Sharding::Fsdp => {
+            let again = match config.recompute && !config.keeps_weights() {
+                true => plans.phase(Phase::Forward).wire_bytes(),
+                false => 0,
+            };
+            [stored, config.accumulate * (plans.wire_bytes() + again)]
+        }
         // Every rank has the weight, which is gathered once per step.
         Sharding::Zero1 => [stored * config.mesh.shard, stored],
     })

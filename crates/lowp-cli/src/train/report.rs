@@ -2,8 +2,9 @@
 
 use super::config::Config;
 use super::reference;
-use super::result::{RunResult, Summary, percent};
+use super::result::{RunResult, Summary};
 use super::svg::{Series, bars, curves, escape, key, smooth};
+use super::table as columns;
 use anyhow::Result;
 use std::fmt::Write;
 
@@ -52,35 +53,14 @@ pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> Result<Strin
 
 /// One row per recipe.
 fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
-    let mut header = vec!["recipe", "val loss", "gap %"];
-    header.extend((config.seeds > 1).then_some("range"));
-    header.extend(["resident", "peak", "wire/step", "formula", "ms/step"]);
     let mut out = "<div class=\"wide\"><table>\n<thead><tr>".to_owned();
-    for cell in header {
+    for cell in columns::header(config) {
         let _ = write!(out, "<th>{cell}</th>");
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for (index, summary) in summaries.iter().enumerate() {
-        let run = summary.first;
-        let dash = || "-".to_owned();
-        let mut cells = vec![
-            format!("{}{}", key(index), escape(&run.recipe)),
-            format!("{:.4}", summary.mean(|run| run.val_loss)),
-            summary.gap().map_or_else(dash, percent),
-        ];
-        if config.seeds > 1 {
-            let range = summary.gap_range();
-            cells.push(range.map_or_else(dash, |[low, high]| {
-                format!("{} to {}", percent(low), percent(high))
-            }));
-        }
-        cells.extend([
-            format!("{:.3}", run.per_weight(run.resident_weight_bytes)),
-            format!("{:.3}", run.per_weight(run.peak_weight_bytes)),
-            format!("{:.3}", run.per_weight(run.wire_bytes_per_step)),
-            format!("{:.3}", run.per_weight(run.wire_bytes_formula)),
-            format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
-        ]);
+        let mut cells = columns::cells(config, summary);
+        cells[0] = format!("{}{}", key(index), escape(&cells[0]));
         out.push_str("<tr>");
         for cell in cells {
             let _ = write!(out, "<td>{cell}</td>");
@@ -91,7 +71,8 @@ fn table(config: &Config, summaries: &[Summary<'_>]) -> String {
         "</tbody>\n</table></div>\n<p class=\"note\">Gap: validation loss above the baseline of the same seed. Resident, peak, \
          wire and formula: bytes per weight of the linear layers, all ranks of a replica together. Peak: the most that \
          held weights at once, with f32 masters and the memory to gather, decode and reduce in. Wire and formula: as counted \
-         and as the gather plans say.</p>\n",
+         and as the gather plans say. Gather: waiting for weights in a step of rank 0. MB/rank: the most of weights, masters, \
+         moments and gradients on one rank.</p>\n",
     );
     out
 }

@@ -19,6 +19,8 @@ pub(crate) struct RunResult {
     pub(crate) wire_bytes_per_step: u64,
     /// The value of the gather plan's formula for the same.
     pub(crate) wire_bytes_formula: u64,
+    /// Both of the steps of the precision tail, where there is one.
+    pub(crate) wire_bytes_tail: Option<[u64; 2]>,
     /// Bytes of weight shards that stay allocated between steps, all ranks of one replica together.
     pub(crate) resident_weight_bytes: u64,
     /// Bytes of the optimizer's f32 masters of these weights, all ranks of one replica together.
@@ -33,6 +35,15 @@ pub(crate) struct RunResult {
     /// Steps that non-finite gradients skipped.
     pub(crate) skipped_steps: u64,
     pub(crate) seconds_per_step: f64,
+    pub(crate) tokens_per_second: f64,
+    /// By [`GptConfig::flops_per_token`](super::model::GptConfig::flops_per_token).
+    pub(crate) flops_per_second: f64,
+    /// The most bytes of parameters and optimizer state that a rank held.
+    pub(crate) parameter_bytes_per_rank: u64,
+    /// Seconds of a step in which rank 0 did nothing but wait for gathered weights.
+    pub(crate) gather_seconds_exposed: f64,
+    /// Seconds of gathers that ran beside other work.
+    pub(crate) gather_seconds_hidden: f64,
 }
 
 impl RunResult {
@@ -51,8 +62,9 @@ impl RunResult {
     /// # Errors
     /// If they differ.
     pub(crate) fn check_wire(&self) -> Result<()> {
-        let [counted, formula] = [self.wire_bytes_per_step, self.wire_bytes_formula];
-        if counted != formula {
+        let main = [self.wire_bytes_per_step, self.wire_bytes_formula];
+        let mut parts = [Some(main), self.wire_bytes_tail].into_iter().flatten();
+        if let Some([counted, formula]) = parts.find(|[counted, formula]| counted != formula) {
             bail!(
                 "{}, seed {}: the ranks sent {counted} bytes of weights per step and their gather plans say {formula}; \
                  this is a defect in lowp: please report it",
@@ -184,6 +196,7 @@ pub(super) mod tests {
             val_loss,
             wire_bytes_per_step: 2000,
             wire_bytes_formula: 2000,
+            wire_bytes_tail: None,
             resident_weight_bytes: 1000,
             master_weight_bytes: 4000,
             peak_weight_bytes: 7000,
@@ -191,6 +204,11 @@ pub(super) mod tests {
             model_parameters: 1500,
             skipped_steps: 0,
             seconds_per_step: 0.25,
+            tokens_per_second: 8000.0,
+            flops_per_second: 2.5e12,
+            parameter_bytes_per_rank: 12_000,
+            gather_seconds_exposed: 0.025,
+            gather_seconds_hidden: 0.0,
         }
     }
 

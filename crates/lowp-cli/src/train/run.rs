@@ -14,9 +14,10 @@ use lowp_kernels::Cpu;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, Control, GradBucketOptions, MeshComm, run_ranks};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Trains one recipe on all ranks.
 ///
@@ -49,19 +50,31 @@ pub(crate) fn run(
             anyhow!("{:#}", e.cause).context(format!("{}, rank {} of {ranks}", run.name, e.rank))
         })?,
     };
-    let total = |f: fn(&Outcome) -> u64| outcomes.iter().map(f).sum::<u64>();
+    let linears = config.model.linears();
+    let tokens = (config.steps * config.batch * config.model.seq) as f64;
+    let first = outcomes.first().context("a world of no ranks")?;
     // Every replica sends and stores the same.
     let replicas = config.mesh.replicate as u64;
-    let counted = total(|o| o.bytes.sent) / replicas;
-    let steps = config.steps as u64;
-    if !counted.is_multiple_of(steps) {
-        bail!(
-            "{}: {counted} bytes in {steps} steps: the steps sent unequal amounts",
-            run.name
-        );
+    let total = |part: usize, f: fn(&Bytes) -> u64| {
+        let of = |outcome: &Outcome| f(&outcome.bytes[part].1);
+        outcomes.iter().map(of).sum::<u64>() / replicas
+    };
+    let mut wire = Vec::new();
+    for (part, (steps, _)) in first.bytes.iter().enumerate() {
+        let (sent, steps) = (total(part, |bytes| bytes.sent), *steps as u64);
+        if steps > 0 && !sent.is_multiple_of(steps) {
+            bail!(
+                "{}: {sent} bytes in {steps} steps: the steps sent unequal amounts",
+                run.name
+            );
+        }
+        let formula = total(part, |bytes| bytes.sent_per_step);
+        wire.push([sent.checked_div(steps).unwrap_or(formula), formula]);
     }
-    let linears = config.model.linears();
-    let first = outcomes.first().context("a world of no ranks")?;
+    // A tail that is all of the run has the bytes of the run.
+    let main = usize::from(config.tail_steps == config.steps);
+    let peak = (0..wire.len()).map(|part| total(part, |bytes| bytes.peak));
+    let peak = peak.max().unwrap_or(0);
     Ok(RunResult {
         recipe: run.name.clone(),
         seed: config.seed,
@@ -69,15 +82,21 @@ pub(crate) fn run(
         steps: config.steps,
         train_loss: first.train_loss.clone(),
         val_loss: first.val_loss,
-        wire_bytes_per_step: counted / steps,
-        wire_bytes_formula: total(|o| o.bytes.sent_per_step) / replicas,
-        resident_weight_bytes: total(|o| o.bytes.resident) / replicas,
-        master_weight_bytes: total(|o| o.bytes.masters) / replicas,
-        peak_weight_bytes: total(|o| o.bytes.peak) / replicas,
+        wire_bytes_per_step: wire[main][0],
+        wire_bytes_formula: wire[main][1],
+        wire_bytes_tail: (wire.len() > 1).then(|| wire[1]),
+        resident_weight_bytes: total(main, |bytes| bytes.resident),
+        master_weight_bytes: total(main, |bytes| bytes.masters),
+        peak_weight_bytes: peak,
         parameters: linears.iter().map(|l| l.rows * l.cols).sum(),
         model_parameters: config.model.parameters(),
         skipped_steps: first.skipped,
         seconds_per_step: first.seconds / config.steps as f64,
+        tokens_per_second: tokens / first.seconds,
+        flops_per_second: tokens * config.model.flops_per_token() / first.seconds,
+        parameter_bytes_per_rank: outcomes.iter().map(|o| o.memory).max().unwrap_or(0),
+        gather_seconds_exposed: first.gathering / config.steps as f64,
+        gather_seconds_hidden: 0.0,
     })
 }
 
@@ -92,10 +111,14 @@ fn threads_per_rank(ranks: usize) -> usize {
 struct Outcome {
     train_loss: Vec<f32>,
     val_loss: f64,
-    /// Of this rank's weights, after all training steps.
-    bytes: Bytes,
+    /// Of this rank's weights, after the steps of the recipe and after those of the tail: the number of steps, and the bytes.
+    bytes: Vec<(usize, Bytes)>,
     skipped: u64,
     seconds: f64,
+    /// Seconds in which it waited for gathered weights.
+    gathering: f64,
+    /// Bytes of parameters that it held.
+    memory: u64,
 }
 
 /// [`WeightBytes`], as it travels.
@@ -168,56 +191,81 @@ impl Rank<'_> {
         };
         let (linears, vars) = (config.model.linears(), config.model.vars());
         let backend = Cpu;
-        let of = |linear: &LinearSpec| recipe.of_block(linear.block, config.model.layers);
+        let of = |linear: &LinearSpec| match config.kept_in_bf16.contains(&linear.name) {
+            true => recipe.in_bf16(),
+            false => recipe.of_block(linear.block, config.model.layers),
+        };
         let mut sharded = ShardedModel::new(&backend, &mesh, of, &linears, &vars, options)?;
-        let model = Gpt::new(
-            config.model,
-            sharded.layers(),
-            sharded.vars().to_vec(),
-            threads,
-        )?;
+        let over = |sharded: &ShardedModel<Cpu, Variant>| {
+            let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
+            Gpt::new(config.model, layers, vars, (threads, config.recompute))
+        };
+        let mut model = over(&sharded)?;
+        let (mut gathering, mut memory) = (Duration::ZERO, 0);
+        let main_steps = config.steps - config.tail_steps;
+        let mut bytes = Vec::new();
         let mine = share(config.batch, ranks, self.rank);
-        let first_token = (mine.start * config.model.seq) as u64;
+        let first_token = |sequences: &Range<usize>| (sequences.start * config.model.seq) as u64;
         let tokens = config.batch * config.model.seq;
         let mut train_loss = Vec::with_capacity(config.steps);
         let start = Instant::now();
         for step in 0..config.steps {
-            sharded.begin(step as u64, first_token, true)?;
-            let batch = self.corpus.train(config.seed, step, mine.clone());
-            let loss = model.loss(&batch, tokens)?;
-            let gradients = loss.backward()?;
+            if config.tail_steps > 0 && step == main_steps {
+                bytes.push((main_steps, sharded.weight_bytes(config.passes())?.into()));
+                gathering += sharded.gathering()?;
+                memory = sharded.parameter_bytes()?;
+                // The layers hold weights.
+                drop(model);
+                let tail = |linear: &LinearSpec| of(linear).with_bf16_forward();
+                sharded = sharded.in_recipes(tail, &linears, &vars)?;
+                model = over(&sharded)?;
+            }
+            let mut loss = 0.0;
+            for micro in 0..config.accumulate {
+                let part = share(mine.len(), config.accumulate, micro);
+                let part = mine.start + part.start..mine.start + part.end;
+                sharded.begin(step as u64, first_token(&part), true)?;
+                let batch = self.corpus.train(config.seed, step, part);
+                let own = model.loss(&batch, tokens)?;
+                sharded.add_gradients(&own.backward()?)?;
+                loss += f64::from(own.value()?);
+            }
             let options = StepOptions {
                 lr_factor: config.schedule.factor(step as u64 + 1),
                 max_norm: Some(config.clip),
                 ..StepOptions::default()
             };
-            sharded.add_gradients(&gradients)?;
             sharded.finish_step(&options)?;
-            let loss = sum(&*comm, f64::from(loss.to_scalar::<f32>()?))?;
+            let loss = sum(&*comm, loss)?;
             // Recorded with the precision it was computed in.
             train_loss.push(loss as f32);
             if let Some(progress) = self.progress {
                 let rate = ((step + 1) * tokens) as f64 / start.elapsed().as_secs_f64();
-                progress.step(step, loss, rate);
+                progress.step(step, loss, rate, config.model.flops_per_token());
             }
         }
         let seconds = start.elapsed().as_secs_f64();
-        let bytes = sharded.weight_bytes()?;
+        let last = config.steps - bytes.first().map_or(0, |(steps, _)| *steps);
+        bytes.push((last, sharded.weight_bytes(config.passes())?.into()));
+        gathering += sharded.gathering()?;
+        memory = memory.max(sharded.parameter_bytes()?);
         if let Some((layer, phase, divergence)) = sharded.audit()?.first() {
             let (name, phase) = (&linears[*layer].name, phase.name());
             bail!(
                 "{name}, as {phase} gathers it: {divergence}; this is a defect in lowp: please report it"
             );
         }
-        sharded.begin(config.steps as u64, first_token, false)?;
+        sharded.begin(config.steps as u64, first_token(&mine), false)?;
         let val_loss = self.validate(&model, &*comm)?;
         sharded.release()?;
         Ok(Outcome {
             train_loss,
             val_loss,
-            bytes: bytes.into(),
+            bytes,
             skipped: sharded.optimizer().counts()?.skipped,
             seconds,
+            gathering: gathering.as_secs_f64(),
+            memory,
         })
     }
 
@@ -231,7 +279,7 @@ impl Rank<'_> {
             let first = index * config.batch;
             let range = first + mine.start..first + mine.end;
             let loss = model.loss(&self.corpus.validation(total, range), tokens)?;
-            loss_sum += f64::from(loss.to_scalar::<f32>()?);
+            loss_sum += f64::from(loss.value()?);
         }
         Ok(sum(comm, loss_sum)? / config.eval_batches as f64)
     }

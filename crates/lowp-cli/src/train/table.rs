@@ -8,35 +8,55 @@ use std::fmt::Write;
 
 /// One line per recipe and what the numbers mean.
 pub(crate) fn render(config: &Config, summaries: &[Summary<'_>]) -> String {
-    let several = config.seeds > 1;
-    let mut header = vec!["recipe", "val loss", "gap %"];
-    header.extend(several.then_some("range"));
-    header.extend(["resident", "peak", "wire/step", "formula", "ms/step"]);
-    let mut table = Columns::new(&header, &[0]);
+    let mut table = Columns::new(&header(config), &[0]);
     for summary in summaries {
-        let run = summary.first;
-        let range = || {
-            summary.gap_range().map_or_else(
-                || "-".to_owned(),
-                |[low, high]| format!("{} to {}", percent(low), percent(high)),
-            )
-        };
-        let mut cells = vec![
-            run.recipe.clone(),
-            format!("{:.4}", summary.mean(|run| run.val_loss)),
-            summary.gap().map_or_else(|| "-".to_owned(), percent),
-        ];
-        cells.extend(several.then(range));
-        cells.extend([
-            format!("{:.3}", run.per_weight(run.resident_weight_bytes)),
-            format!("{:.3}", run.per_weight(run.peak_weight_bytes)),
-            format!("{:.3}", run.per_weight(run.wire_bytes_per_step)),
-            format!("{:.3}", run.per_weight(run.wire_bytes_formula)),
-            format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
-        ]);
-        table.row(cells);
+        table.row(cells(config, summary));
     }
     table.render() + &notes(config, summaries)
+}
+
+/// The names of the columns.
+pub(crate) fn header(config: &Config) -> Vec<&'static str> {
+    let mut header = vec!["recipe", "val loss", "gap %"];
+    header.extend((config.seeds > 1).then_some("range"));
+    header.extend(["resident", "peak", "wire/step", "formula"]);
+    header.extend(["ms/step", "gather ms", "tokens/s", "GFLOP/s", "MB/rank"]);
+    header
+}
+
+/// The columns of one recipe.
+pub(crate) fn cells(config: &Config, summary: &Summary<'_>) -> Vec<String> {
+    let run = summary.first;
+    let dash = || "-".to_owned();
+    let mut cells = vec![
+        run.recipe.clone(),
+        format!("{:.4}", summary.mean(|run| run.val_loss)),
+        summary.gap().map_or_else(dash, percent),
+    ];
+    if config.seeds > 1 {
+        let range = summary.gap_range();
+        cells.push(range.map_or_else(dash, |[low, high]| {
+            format!("{} to {}", percent(low), percent(high))
+        }));
+    }
+    let bytes = [
+        run.resident_weight_bytes,
+        run.peak_weight_bytes,
+        run.wire_bytes_per_step,
+        run.wire_bytes_formula,
+    ];
+    cells.extend(bytes.map(|bytes| format!("{:.3}", run.per_weight(bytes))));
+    cells.extend([
+        format!("{:.1}", summary.mean(|run| run.seconds_per_step) * 1e3),
+        format!(
+            "{:.1}",
+            summary.mean(|run| run.gather_seconds_exposed) * 1e3
+        ),
+        format!("{:.0}", summary.mean(|run| run.tokens_per_second)),
+        format!("{:.1}", summary.mean(|run| run.flops_per_second) / 1e9),
+        format!("{:.1}", run.parameter_bytes_per_rank as f64 / 1e6),
+    ]);
+    cells
 }
 
 /// What the columns are about.
@@ -79,6 +99,21 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
         "peak: the most that held weights at once: resident, {:.3} of f32 masters, and memory to gather, decode and reduce in",
         run.per_weight(run.master_weight_bytes)
     );
+    let _ = writeln!(
+        out,
+        "gather: waiting for weights in a step of rank 0; MB/rank: the most of weights, masters, moments and gradients on one rank"
+    );
+    if config.tail_steps > 0 {
+        let _ = writeln!(
+            out,
+            "the last {} of {} steps ran forward in bf16; resident, wire and formula are of the steps before",
+            config.tail_steps, config.steps
+        );
+    }
+    if !config.kept_in_bf16.is_empty() {
+        let (kept, all) = (config.kept_in_bf16.len(), config.model.linears().len());
+        let _ = writeln!(out, "{kept} of {all} linear layers stayed in bf16");
+    }
     if let Some(bf16) = reference::bf16(config) {
         let [resident, wire] = [bf16.resident, bf16.wire_per_step].map(|b| run.per_weight(b));
         let _ = write!(

@@ -8,8 +8,8 @@ use super::modifier::{self, Control, Modifier};
 use super::plain_recipe;
 use crate::usage::UsageError;
 use lowp_format::{
-    AnyRecipe, Code, Extent, FormatError, KernelKey, Operand, Orientation, Quantizer, Quantizers,
-    Recipe, RecipeOptions, Role, ScaleRule, Shape, SourceRounding, Usage,
+    AnyRecipe, Code, Columnwise, Extent, FormatError, KernelKey, Operand, Orientation, Quantizer,
+    Quantizers, Recipe, RecipeOptions, Role, ScaleRule, Shape, SourceRounding, Usage,
 };
 
 /// A recipe of the list and what is changed about it.
@@ -20,6 +20,7 @@ pub(crate) struct Variant {
     operand_tensor_scale: bool,
     exact: Exact,
     bf16_ends: bool,
+    bf16_forward: bool,
 }
 
 /// The products, by the orientation of the operand, that read its values and not their codes.
@@ -76,6 +77,7 @@ impl Variant {
             operand_tensor_scale: false,
             exact: Exact::NONE,
             bf16_ends: false,
+            bf16_forward: false,
         };
         for control in controls {
             variant.apply(name, control)?;
@@ -102,6 +104,7 @@ impl Variant {
             Control::ExactWeightsForward => exact.weights |= Usage::ROWWISE,
             Control::ExactWeightsDgrad => exact.weights |= Usage::COLUMNWISE,
             Control::Bf16Ends => self.bf16_ends = true,
+            Control::Bf16Forward => self.bf16_forward = true,
         }
         Ok(())
     }
@@ -113,6 +116,15 @@ const TENSOR_SCALE: ScaleRule = ScaleRule::Current {
     pow2: false,
     epsilon: 0.0,
 };
+
+/// The same with operands of `y = x W` in bf16; the other orientation is quantized from the source.
+fn with_bf16_forward(quantizers: Quantizers) -> Quantizers {
+    Quantizers {
+        rowwise: Quantizer::row_major(KernelKey::new(Code::Bf16, ScaleRule::None)),
+        relation: Columnwise::Quantized,
+        ..quantizers
+    }
+}
 
 /// The same elements under one scale.
 fn per_tensor(quantizers: Quantizers) -> Quantizers {
@@ -140,8 +152,15 @@ impl Recipe for Variant {
         match role {
             Role::Weight => {
                 let stored = self.stored_by().quantizers(role);
-                match self.tensor_scale && !self.weights_in_f32() {
+                if self.weights_in_f32() {
+                    return stored;
+                }
+                let stored = match self.tensor_scale {
                     true => per_tensor(stored),
+                    false => stored,
+                };
+                match self.bf16_forward {
+                    true => with_bf16_forward(stored),
                     false => stored,
                 }
             }
@@ -164,6 +183,9 @@ impl Recipe for Variant {
         if under_one {
             operand.quantizers = per_tensor(operand.quantizers);
         }
+        if self.bf16_forward && role != Role::Gradient {
+            operand.quantizers = with_bf16_forward(operand.quantizers);
+        }
         operand
     }
 
@@ -185,6 +207,7 @@ impl Variant {
             operand_tensor_scale: false,
             exact: Exact::NONE,
             bf16_ends: false,
+            bf16_forward: false,
             ..*self
         };
         let facts = |variant: &Self| {
@@ -212,14 +235,32 @@ impl Variant {
 
     /// The variant in which weights of block `block` of `blocks` live.
     pub(crate) fn of_block(self, block: usize, blocks: usize) -> Self {
-        let plain = match plain_recipe(Code::Bf16) {
-            Some(recipe) if self.bf16_ends && (block == 0 || block + 1 == blocks) => recipe,
-            _ => return self,
-        };
+        match self.bf16_ends && (block == 0 || block + 1 == blocks) {
+            true => self.in_bf16(),
+            false => self,
+        }
+    }
+
+    /// The variant of a layer that stays in bf16; wider weights stay as they are.
+    pub(crate) fn in_bf16(self) -> Self {
+        let bits = |key: KernelKey| key.element.bits();
+        let narrow = self.recipe.quantizers(Role::Weight).kernels().map(bits);
+        match plain_recipe(Code::Bf16) {
+            Some(recipe) if narrow.iter().any(|&bits| bits < 16) => Self {
+                recipe,
+                tensor_scale: false,
+                operand_tensor_scale: false,
+                bf16_forward: false,
+                ..self
+            },
+            _ => self,
+        }
+    }
+
+    /// The variant in which the forward products run in bf16; one of wider weights stays as it is.
+    pub(crate) fn with_bf16_forward(self) -> Self {
         Self {
-            recipe: plain,
-            tensor_scale: false,
-            operand_tensor_scale: false,
+            bf16_forward: self.in_bf16() != self,
             ..self
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use lowp_kernels::{Backend, StepScalars, TransposeJob, Work};
 
@@ -20,6 +21,8 @@ pub struct FlatGather<B: Backend> {
     post: Vec<B::Plan>,
     staged_bytes: usize,
     sent: AtomicU64,
+    /// Nanoseconds that the host spent in gathers.
+    nanoseconds: AtomicU64,
 }
 
 impl<B: Backend> FlatGather<B> {
@@ -69,6 +72,7 @@ impl<B: Backend> FlatGather<B> {
             post,
             staged_bytes: params.iter().map(FlatParam::staged_bytes).sum(),
             sent: AtomicU64::new(0),
+            nanoseconds: AtomicU64::new(0),
         })
     }
 
@@ -77,7 +81,16 @@ impl<B: Backend> FlatGather<B> {
     /// # Errors
     /// The backend or a rank failed.
     pub fn gather(&self) -> Result<(), ShardError> {
-        or_abort(&*self.comm, self.try_gather())
+        let begun = Instant::now();
+        let gathered = self.try_gather();
+        let nanoseconds = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        or_abort(&*self.comm, gathered)
+    }
+
+    /// How long the host was in gathers so far: where calls are only enqueued, not how long they took.
+    pub fn host_time(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
     }
 
     fn try_gather(&self) -> Result<(), ShardError> {

@@ -17,6 +17,9 @@ pub struct ParamAccount {
     pub wire_bytes: usize,
     /// This rank's part of them.
     pub sent_bytes: usize,
+    /// What this rank sends for one more forward pass, where activations are computed again in backward: nothing if what
+    /// forward gathered is still there.
+    pub again_bytes: usize,
     /// Bytes of this rank's shard.
     pub shard_bytes: usize,
     /// Bytes of the full tensor while it is gathered, the larger of the two phases.
@@ -32,6 +35,7 @@ impl ParamAccount {
         plans: &ParamPlans,
         comm: &dyn Communicator<B>,
         group: Option<&dyn Communicator<B>>,
+        keeps: bool,
     ) -> Self {
         let pieces = |plan: &GatherPlan, rank: usize| -> usize {
             plan.steps.iter().filter_map(|step| step.piece(rank)).sum()
@@ -45,6 +49,7 @@ impl ParamAccount {
         let backward = plans
             .plan(Exchange::Backward)
             .map(|plan| (plan, comm.rank()));
+        let again = forward.filter(|_| !keeps);
         let step = forward.into_iter().chain(parts.or(backward));
         let held = |plan: &GatherPlan| -> usize {
             let kept = plan.kept().filter(|spec| pooled(spec));
@@ -54,6 +59,7 @@ impl ParamAccount {
             full: tensor.spec().full(),
             wire_bytes: step.clone().map(|(plan, _)| plan.wire_bytes()).sum(),
             sent_bytes: step.clone().map(|(plan, rank)| pieces(plan, rank)).sum(),
+            again_bytes: again.map_or(0, |(plan, rank)| pieces(plan, rank)),
             shard_bytes: tensor.resident_bytes(),
             gathered_bytes: step.map(|(plan, _)| held(plan)).max().unwrap_or(0),
             part_bytes: parts.map_or(0, |(plan, rank)| pieces(plan, rank)),
@@ -81,6 +87,11 @@ impl GatherAccount {
     /// Bytes that this rank puts on the wire in one step, by the plans.
     pub fn sent_bytes(&self) -> usize {
         self.params.iter().map(|p| p.sent_bytes).sum()
+    }
+
+    /// Bytes that this rank puts on the wire for one more forward pass in backward.
+    pub fn again_bytes(&self) -> usize {
+        self.params.iter().map(|p| p.again_bytes).sum()
     }
 
     /// Bytes of this rank's shards.

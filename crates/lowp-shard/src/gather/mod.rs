@@ -372,7 +372,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             params: params
                 .map(|(tensor, plans)| {
                     let group = self.parts.as_ref().map(|parts| &*parts.group);
-                    ParamAccount::new(tensor, plans, &*self.comm, group)
+                    ParamAccount::new(tensor, plans, &*self.comm, group, self.keeps())
                 })
                 .collect(),
             counted_sent_bytes: self.sent,

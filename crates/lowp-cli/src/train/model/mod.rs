@@ -1,35 +1,21 @@
 //! The model that `lowp train` trains: a decoder-only byte-level transformer with pre-norm blocks, learned positions and
 //! an untied head.
 
+mod block;
+mod config;
 mod ops;
+mod recompute;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, Var, bail};
-use lowp_candle::{Linear, LinearSpec, VarSpec};
-use lowp_shard::Init;
-use ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
+use block::Block;
+use candle_core::backprop::GradStore;
+use candle_core::{Error, Result, Tensor, Var, bail};
+pub(crate) use config::{BYTES, GptConfig, Preset};
+use lowp_candle::Linear;
+use ops::{CrossEntropy, Dense, Embedding, LayerNorm};
+use recompute::Recomputed;
 use std::sync::Arc;
-
-/// Bytes are the tokens.
-pub(crate) const VOCABULARY: usize = 256;
-
-/// Standard deviation of the initial weights: about half of `1 / sqrt(128)`. The customary 0.02 suits wider models; at
-/// width 128 it cost 2% of validation loss after 200 steps.
-const INIT_STD: f32 = 0.05;
-
-/// Sizes of a [`Gpt`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GptConfig {
-    /// Width of the residual stream; a multiple of `heads`.
-    pub(crate) dim: usize,
-    /// Number of blocks.
-    pub(crate) layers: usize,
-    /// Attention heads per block.
-    pub(crate) heads: usize,
-    /// Tokens per sequence.
-    pub(crate) seq: usize,
-}
 
 /// Whole sequences with their next-token targets.
 #[derive(Clone, Debug)]
@@ -40,79 +26,23 @@ pub(crate) struct Batch {
     pub(crate) targets: Arc<[u8]>,
 }
 
-impl GptConfig {
-    /// The linear layers of all blocks: fused query-key-value, projection, and the two of the MLP.
-    pub(crate) fn linears(&self) -> Vec<LinearSpec> {
-        let d = self.dim;
-        // Residual branches add up over 2 * layers outputs; their last weight starts smaller by that root.
-        let residual = Init::Normal(INIT_STD / (2.0 * self.layers as f32).sqrt());
-        let plain = Init::Normal(INIT_STD);
-        let kinds = [
-            ("qkv", 3 * d, d, plain),
-            ("proj", d, d, residual),
-            ("fc", 4 * d, d, plain),
-            ("out", d, 4 * d, residual),
-        ];
-        let of_block = |block: usize| {
-            kinds.map(|(name, rows, cols, init)| LinearSpec {
-                name: format!("block{block}.{name}"),
-                block,
-                rows,
-                cols,
-                init,
-            })
-        };
-        (0..self.layers).flat_map(of_block).collect()
-    }
-
-    /// The parameters that stay in f32: embeddings, norms and the head.
-    pub(crate) fn vars(&self) -> Vec<VarSpec> {
-        let matrix = |name: &str, rows: usize| VarSpec {
-            name: name.to_owned(),
-            shape: vec![rows, self.dim],
-            init: Init::Normal(INIT_STD),
-            decay: true,
-        };
-        let mut specs = vec![matrix("tokens", VOCABULARY), matrix("positions", self.seq)];
-        let blocks = (0..self.layers).flat_map(|b| [1, 2].map(|i| format!("block{b}.norm{i}")));
-        for norm in blocks.chain(["norm".to_owned()]) {
-            for (part, value) in [("gamma", 1.0), ("beta", 0.0)] {
-                specs.push(VarSpec {
-                    name: format!("{norm}.{part}"),
-                    shape: vec![self.dim],
-                    init: Init::Constant(value),
-                    decay: false,
-                });
-            }
-        }
-        specs.push(matrix("head", VOCABULARY));
-        specs
-    }
-
-    /// Parameters in all, linear layers and variables.
-    pub(crate) fn parameters(&self) -> usize {
-        let linears: usize = self.linears().iter().map(|l| l.rows * l.cols).sum();
-        let vars: usize = self
-            .vars()
-            .iter()
-            .map(|v| v.shape.iter().product::<usize>())
-            .sum();
-        linears + vars
-    }
-}
-
 /// The model: candle variables, and linear layers that fetch their weights.
 #[derive(Debug)]
 pub(crate) struct Gpt {
     config: GptConfig,
-    vars: Vec<Var>,
-    linears: Vec<Box<dyn Linear>>,
+    tokens: Var,
+    positions: Var,
+    blocks: Vec<Arc<Block>>,
+    norm: [Var; 2],
+    head: Var,
     threads: usize,
+    recompute: bool,
 }
 
 impl Gpt {
     /// Builds the model over `linears`, one per entry of [`GptConfig::linears`], and `vars`, one per
-    /// entry of [`GptConfig::vars`]. Products of the head use at most `threads` threads.
+    /// entry of [`GptConfig::vars`]. Products of the head use at most `threads` threads. Where the model is to `recompute`, only the
+    /// inputs of blocks are saved, and backward runs the blocks again.
     ///
     /// # Errors
     /// If the number of layers or variables is wrong or the heads do not divide the width.
@@ -120,34 +50,53 @@ impl Gpt {
         config: GptConfig,
         linears: Vec<Box<dyn Linear>>,
         vars: Vec<Var>,
-        threads: usize,
+        (threads, recompute): (usize, bool),
     ) -> Result<Self> {
-        let expected = config.linears().len();
-        if linears.len() != expected {
-            bail!(
-                "{} linear layers for a model that has {expected}",
-                linears.len()
-            );
+        let GptConfig {
+            dim, layers, heads, ..
+        } = config;
+        if linears.len() != config.linears().len() {
+            let (found, expected) = (linears.len(), config.linears().len());
+            bail!("{found} linear layers for a model that has {expected}");
         }
-        if config.heads == 0 || !config.dim.is_multiple_of(config.heads) {
-            bail!(
-                "{} heads do not divide a width of {}",
-                config.heads,
-                config.dim
-            );
+        if heads == 0 || !dim.is_multiple_of(heads) {
+            bail!("{heads} heads do not divide a width of {dim}");
         }
         if vars.len() != config.vars().len() {
-            bail!(
-                "{} variables for a model that has {}",
-                vars.len(),
-                config.vars().len()
-            );
+            let (found, expected) = (vars.len(), config.vars().len());
+            bail!("{found} variables for a model that has {expected}");
+        }
+        let (mut linears, mut vars) = (linears.into_iter(), vars.into_iter());
+        let mut var = || {
+            vars.next()
+                .ok_or_else(|| Error::msg("a variable is missing"))
+        };
+        let (tokens, positions) = (var()?, var()?);
+        let mut blocks = Vec::with_capacity(layers);
+        for _ in 0..layers {
+            let norms = [[var()?, var()?], [var()?, var()?]];
+            let mut linear = || {
+                let next = linears.next();
+                next.ok_or_else(|| Error::msg("a linear layer is missing"))
+            };
+            blocks.push(Arc::new(Block {
+                config,
+                norms,
+                qkv: linear()?,
+                proj: linear()?,
+                fc: linear()?,
+                out: linear()?,
+            }));
         }
         Ok(Self {
             config,
-            vars,
-            linears,
+            tokens,
+            positions,
+            blocks,
+            norm: [var()?, var()?],
+            head: var()?,
             threads,
+            recompute,
         })
     }
 
@@ -155,52 +104,65 @@ impl Gpt {
     ///
     /// # Errors
     /// A batch that is not whole sequences, or what a linear layer reports.
-    pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Tensor> {
-        let logits = self.logits(&batch.inputs)?;
-        logits.apply_op1(CrossEntropy::new(batch.targets.clone(), divisor))
+    pub(crate) fn loss(&self, batch: &Batch, divisor: usize) -> Result<Loss> {
+        let (logits, again) = self.run(&batch.inputs)?;
+        let value = logits.apply_op1(CrossEntropy::new(batch.targets.clone(), divisor))?;
+        Ok(Loss { value, again })
     }
 
-    /// Next-byte logits, `[tokens, 256]`, for whole sequences of input bytes.
-    ///
-    /// # Errors
-    /// An input that is not whole sequences, or what a linear layer reports.
-    pub(crate) fn logits(&self, inputs: &Arc<[u8]>) -> Result<Tensor> {
-        let GptConfig { heads, seq, .. } = self.config;
+    /// Next-byte logits, `[tokens, vocabulary]`, for whole sequences of input bytes, and what backward runs again.
+    fn run(&self, inputs: &Arc<[u8]>) -> Result<(Tensor, Option<Recomputed>)> {
+        let seq = self.config.seq;
         if inputs.is_empty() || !inputs.len().is_multiple_of(seq) {
             bail!(
                 "{} input bytes are not whole sequences of {seq}",
                 inputs.len()
             );
         }
-        let [tokens, positions, norms @ .., head] = self.vars.as_slice() else {
-            bail!("a model without variables");
-        };
         let embed = Embedding {
             ids: inputs.clone(),
             seq,
         };
-        let mut x = tokens.apply_op2(positions, embed)?;
-        let (block_norms, last_norm) = norms.split_at(4 * self.config.layers);
-        for (linear, norm) in self
-            .linears
-            .chunks_exact(4)
-            .zip(block_norms.chunks_exact(4))
-        {
-            let h = x.apply_op3(&norm[0], &norm[1], LayerNorm::default())?;
-            let h = linear[0]
-                .forward(&h)?
-                .apply_op1(CausalAttention::new(heads, seq))?;
-            x = (x + linear[1].forward(&h)?)?;
-            let h = x.apply_op3(&norm[2], &norm[3], LayerNorm::default())?;
-            let h = linear[2].forward(&h)?.apply_op1(Gelu)?;
-            x = (x + linear[3].forward(&h)?)?;
+        let again = self.recompute.then(Recomputed::default);
+        let mut x = self.tokens.apply_op2(&self.positions, embed)?;
+        for block in &self.blocks {
+            x = match &again {
+                Some(again) => again.forward(block, &x)?,
+                None => block.forward(&x)?,
+            };
         }
-        let x = x.apply_op3(&last_norm[0], &last_norm[1], LayerNorm::default())?;
-        x.apply_op2(
-            head,
-            Dense {
-                threads: self.threads,
-            },
-        )
+        let [gamma, beta] = &self.norm;
+        let x = x.apply_op3(gamma, beta, LayerNorm::default())?;
+        let threads = self.threads;
+        Ok((x.apply_op2(&self.head, Dense { threads })?, again))
+    }
+}
+
+/// The loss of a batch, from which gradients are made.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    value: Tensor,
+    again: Option<Recomputed>,
+}
+
+impl Loss {
+    /// The value.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn value(&self) -> Result<f32> {
+        self.value.to_scalar()
+    }
+
+    /// The gradients of all variables; those of linear layers go to their sinks.
+    ///
+    /// # Errors
+    /// What a linear layer reports.
+    pub(crate) fn backward(&self) -> Result<GradStore> {
+        let mut store = self.value.backward()?;
+        if let Some(again) = &self.again {
+            again.add_gradients(&mut store)?;
+        }
+        Ok(store)
     }
 }

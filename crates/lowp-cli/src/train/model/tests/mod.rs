@@ -1,4 +1,5 @@
 //! The model against its definition.
 
 mod gradients;
+mod setup;
 mod sharding;

@@ -1,17 +1,10 @@
 //! The model over sharded weights: bits that depend on no policy, losses that depend on neither ranks nor micro-batches.
 
-use super::super::{Batch, Gpt, GptConfig};
-use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, WeightSource};
-use lowp_format::{AnyRecipe, Orientation, Phase, Recipe, ReshardAfterForward, Role};
-use lowp_kernels::Cpu;
-use lowp_optim::{Group, StepOptions};
-use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
-use std::sync::Arc;
-use std::time::Duration;
+use super::setup::Setup;
+use lowp_candle::{Passes, Sharding};
+use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The losses of [`train_as`] with rows.
+/// The losses of rows.
 fn train(
     recipe: AnyRecipe,
     world: usize,
@@ -19,96 +12,31 @@ fn train(
     micro_batches: usize,
     steps: u64,
 ) -> Vec<f32> {
-    train_as(Sharding::Fsdp, recipe, world, reshard, micro_batches, steps).0
-}
-
-/// Bits of the weights that products read, by layer and phase.
-type Weights = Vec<Vec<u32>>;
-
-/// A model small enough for every recipe, one pass of `steps` steps; returns losses and weights.
-fn train_as(
-    sharding: Sharding,
-    recipe: AnyRecipe,
-    world: usize,
-    reshard: impl Into<ReshardAfterForward>,
-    micro_batches: usize,
-    steps: u64,
-) -> (Vec<f32>, Weights) {
-    let config = GptConfig {
-        dim: 64,
-        layers: 1,
-        heads: 2,
-        seq: 32,
+    let passes = Passes {
+        micro_batches,
+        recompute: false,
     };
-    let policy = reshard.into();
-    let text: Vec<u8> = (0..4 * 33u32).map(|i| (i * i % 251) as u8).collect();
-    let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
-        let cpu = Cpu;
-        let options = ModelOptions {
-            sharding,
-            reshard_after_forward: policy,
-            grads: GradBucketOptions::default(),
-            seed: 7,
-            group: Group {
-                lr: 0.01,
-                ..Group::default()
-            },
-            threads: 1,
-        };
-        let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
-        let (linears, vars) = (config.linears(), config.vars());
-        let mut sharded = ShardedModel::new(&cpu, &mesh, |_| recipe, &linears, &vars, options)?;
-        let gpt = Gpt::new(config, sharded.layers(), sharded.vars().to_vec(), 1)?;
-        let mut losses = Vec::new();
-        for step in 0..steps {
-            // Four sequences, dealt to ranks and micro-batches in order.
-            let parts = world * micro_batches;
-            let mut total = [0.0];
-            for micro in 0..micro_batches {
-                let part = rank * micro_batches + micro;
-                let (first, last) = (4 * part / parts, 4 * (part + 1) / parts);
-                let slice = |shift: usize| -> Arc<[u8]> {
-                    let sequence = |s: usize| &text[33 * s + shift..33 * s + shift + 32];
-                    (first..last).flat_map(sequence).copied().collect()
-                };
-                let batch = Batch {
-                    inputs: slice(0),
-                    targets: slice(1),
-                };
-                sharded.begin(step, (first * 32) as u64, true)?;
-                let loss = gpt.loss(&batch, 128)?;
-                sharded.add_gradients(&loss.backward()?)?;
-                total[0] += f64::from(loss.to_scalar::<f32>()?);
-            }
-            comm.control().sum(&mut total)?;
-            losses.push(total[0] as f32);
-            assert!(sharded.finish_step(&StepOptions::default())?.applied);
-        }
-        assert_eq!(sharded.audit()?, [], "{}", recipe.name());
-        let mut weights = Weights::new();
-        for layer in 0..linears.len() {
-            for phase in Phase::ALL {
-                sharded
-                    .weight(layer)
-                    .expect("a layer")
-                    .with_weight(phase, &mut |w| {
-                        weights.push(w.iter().map(|x| x.to_bits()).collect());
-                        Ok(())
-                    })?;
-            }
-        }
-        Ok::<_, ModelError>((losses, weights))
-    })
-    .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
-    losses.swap_remove(0)
+    let setup = Setup {
+        reshard: reshard.into(),
+        passes,
+        steps,
+        ..Setup::new(recipe, world)
+    };
+    setup.train().0
 }
 
 /// Full weights that are gathered once per step train as rows that are gathered for each use do: the same losses
 /// and the same weights, to the bit.
 fn zero1_is_fsdp(world: usize) {
     for recipe in AnyRecipe::all() {
-        let [fsdp, zero1] = [Sharding::Fsdp, Sharding::Zero1]
-            .map(|sharding| train_as(sharding, recipe, world, true, 1, 20));
+        let [fsdp, zero1] = [Sharding::Fsdp, Sharding::Zero1].map(|sharding| {
+            let setup = Setup {
+                sharding,
+                steps: 20,
+                ..Setup::new(recipe, world)
+            };
+            setup.train()
+        });
         assert_eq!(fsdp.0, zero1.0, "{}", recipe.name());
         assert!(fsdp.1 == zero1.1, "{}: other weights", recipe.name());
     }
@@ -136,6 +64,86 @@ fn policy_changes_no_bit() {
         assert_eq!(yes, no, "{}", recipe.name());
         assert_eq!(yes, pairs, "{}", recipe.name());
         assert!(yes[2] < yes[0], "{}: {yes:?} does not fall", recipe.name());
+    }
+}
+
+/// What a block computes again is what it computed before, so every gradient has the same bits.
+#[test]
+fn recomputed_blocks_train_the_same_bits() {
+    let shardings = [
+        (Sharding::Fsdp, ReshardAfterForward::Yes),
+        (Sharding::Fsdp, ReshardAfterForward::No),
+        (Sharding::Fsdp, ReshardAfterForward::Group(1)),
+        (Sharding::Zero1, ReshardAfterForward::Yes),
+    ];
+    for recipe in AnyRecipe::all() {
+        for (sharding, reshard) in shardings {
+            let [saved, again] = [false, true].map(|recompute| {
+                let setup = Setup {
+                    sharding,
+                    reshard,
+                    passes: Passes {
+                        micro_batches: 2,
+                        recompute,
+                    },
+                    ..Setup::new(recipe, 2)
+                };
+                setup.train()
+            });
+            assert!(
+                saved == again,
+                "{}: {:?} {:?}",
+                recipe.name(),
+                saved.0,
+                again.0
+            );
+        }
+    }
+}
+
+/// Weights are cast from masters in every step, so that casting them once more changes none, whatever the cuts; delayed scales
+/// are those of earlier amaxes, and of the values themselves where weights are cast anew.
+#[test]
+fn a_switch_to_the_same_recipe_changes_no_bit() {
+    for recipe in AnyRecipe::all() {
+        let delayed = recipe.kernel(Orientation::Rowwise).scale.is_delayed();
+        for sharding in [Sharding::Fsdp, Sharding::Zero1] {
+            let [stays, switches] = [None, Some((2, recipe))].map(|switch| {
+                let setup = Setup {
+                    sharding,
+                    steps: 4,
+                    switch,
+                    ..Setup::new(recipe, 3)
+                };
+                setup.train()
+            });
+            let what = format!("{}: {:?} {:?}", recipe.name(), stays.0, switches.0);
+            match delayed {
+                true => assert!((stays.0[3] - switches.0[3]).abs() < 1e-2, "{what}"),
+                false => assert!(stays == switches, "{what}"),
+            }
+        }
+    }
+}
+
+/// From every recipe to one of other cuts and back in another run: the masters arrive.
+#[test]
+fn training_goes_on_in_another_recipe() {
+    let all = AnyRecipe::all();
+    for (index, &recipe) in all.iter().enumerate() {
+        let next = all[(index + 3) % all.len()];
+        for sharding in [Sharding::Fsdp, Sharding::Zero1] {
+            let setup = Setup {
+                sharding,
+                steps: 6,
+                switch: Some((3, next)),
+                ..Setup::new(recipe, 2)
+            };
+            let (losses, _) = setup.train();
+            let what = format!("{} to {}: {losses:?}", recipe.name(), next.name());
+            // One step changes the loss by less than what a new model would begin with.
+            assert!(losses[3] < losses[1] && losses[5] < losses[2], "{what}");
+        }
     }
 }
 

@@ -1,0 +1,288 @@
+//! [`Builder`]: makes a [`ShardedModel`] of the parameters that its model states.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lowp_format::{PlainF32, QuantizedTensor, Recipe, Role, Shape, Usage};
+use lowp_kernels::{Backend, Source};
+use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
+use lowp_shard::{
+    FlatShard, GatherPool, GradParam, Init, MeshComm, Reshard, ShardSpec, ShardedTensor, check_flat,
+};
+
+use crate::error::ModelError;
+use crate::formats::check_formats;
+use crate::gradients::Gradients;
+use crate::memory::LayerMemory;
+use crate::operand::{OperandPlan, PassState, RecipeOperands};
+use crate::plain_vars::{PlainVars, shape_of};
+use crate::sharded_model::{ModelOptions, ShardedModel, Sharding};
+use crate::sharded_weight::ShardedWeight;
+use crate::spec::{LinearSpec, VarSpec};
+
+/// A parameter that gets its first values.
+pub(crate) struct Begun<'a> {
+    /// Its number: linear layers come first, then variables.
+    pub(crate) number: usize,
+    pub(crate) init: &'a Init,
+    pub(crate) shape: Shape,
+}
+
+impl Begun<'_> {
+    /// `elements` of the flattened parameter, as a new model of `seed` has them.
+    pub(crate) fn initial(&self, seed: u64, elements: Range<usize>) -> Vec<f32> {
+        let cols = self.shape.cols.max(1);
+        let rows = elements.start / cols..elements.end.div_ceil(cols);
+        let from = elements.start - rows.start * cols;
+        let values = self
+            .init
+            .rows(seed, self.number as u64, rows, self.shape.cols);
+        values[from..from + elements.len()].to_vec()
+    }
+}
+
+/// A full weight, and the slices that the ranks have of its masters.
+type Whole<B, R> = (
+    QuantizedTensor<<B as Backend>::Buffer<u8>, R>,
+    Vec<Range<usize>>,
+);
+
+/// What building needs throughout.
+pub(crate) struct Builder<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) mesh: &'a MeshComm<B>,
+    pub(crate) options: ModelOptions,
+}
+
+impl<B: Backend> Builder<'_, B> {
+    /// The model whose parameters begin with the elements that `values` gives.
+    pub(crate) fn build<R: Recipe>(
+        &self,
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+        values: impl Fn(&Begun<'_>, Range<usize>) -> Result<Vec<f32>, OptimError>,
+    ) -> Result<ShardedModel<B, R>, ModelError> {
+        let Self {
+            backend,
+            mesh,
+            options,
+        } = *self;
+        let mut adamw = AdamWBuilder::new(mesh.world.clone())
+            .on(backend)
+            .mesh(mesh.mesh);
+        let decay = adamw.group(options.group);
+        let no_decay = adamw.group(Group {
+            weight_decay: 0.0,
+            ..options.group
+        });
+        let memory = LayerMemory::new(backend);
+        let reshard = match options.sharding {
+            Sharding::Fsdp => Reshard::new(options.reshard_after_forward, &mesh.shard)?,
+            Sharding::Zero1 => Reshard::No,
+        };
+        let mut weights = Vec::new();
+        let mut plans = Vec::new();
+        for (number, spec) in linears.iter().enumerate() {
+            let (recipe, shape) = (recipe(spec), Shape::new(spec.rows, spec.cols));
+            check_formats(&recipe).map_err(|source| ModelError::Formats {
+                name: spec.name.clone(),
+                source: Box::new(source),
+            })?;
+            let begun = Begun {
+                number,
+                init: &spec.init,
+                shape,
+            };
+            let init = |elements| -> Result<ParamSpec, OptimError> {
+                Ok(ParamSpec::new(&spec.name, decay, values(&begun, elements)?))
+            };
+            let failed = |source| ModelError::Param {
+                name: spec.name.clone(),
+                source: Box::new(source),
+            };
+            let (id, weight) = match options.sharding {
+                Sharding::Fsdp => {
+                    let made = self.param(recipe, shape, &mut adamw, |s| init(s.elements()));
+                    let (tensor, id) = made.map_err(failed)?;
+                    let reshard = &reshard;
+                    let weight = ShardedWeight::new(backend, mesh, &memory, tensor, reshard)?;
+                    (id, weight)
+                }
+                Sharding::Zero1 => {
+                    let made = self.flat_param(recipe, shape, &mut adamw, init);
+                    let ((tensor, ranges), id) = made.map_err(failed)?;
+                    let weight = ShardedWeight::whole(backend, mesh, &memory, tensor, ranges);
+                    (id, weight)
+                }
+            };
+            weights.push((id, Arc::new(weight)));
+            plans.push(OperandPlan::new(
+                &recipe,
+                adamw.scales(),
+                options.seed,
+                number as u64,
+            ));
+        }
+        let mut var_ids = Vec::new();
+        let mut shards = Vec::new();
+        for (number, spec) in (linears.len()..).zip(vars) {
+            let shape = shape_of(spec)?;
+            let group = if spec.decay { decay } else { no_decay };
+            let begun = Begun {
+                number,
+                init: &spec.init,
+                shape,
+            };
+            let (tensor, id) = self
+                .param(PlainF32::default(), shape, &mut adamw, |s| {
+                    let init = values(&begun, s.elements())?;
+                    Ok(ParamSpec::new(&spec.name, group, init))
+                })
+                .map_err(|source| ModelError::Param {
+                    name: spec.name.clone(),
+                    source: Box::new(source),
+                })?;
+            var_ids.push(id);
+            shards.push(tensor);
+        }
+        let adamw = adamw.build()?;
+        let param = |name: &str, ranges: &[Range<usize>], id| -> Result<_, ModelError> {
+            Ok(GradParam {
+                name: name.to_owned(),
+                ranges: ranges.to_vec(),
+                out: f32_buffer(adamw.grad(id))?,
+            })
+        };
+        // The last layer has its gradient first, and variables have theirs at the end.
+        let mut grads = Vec::new();
+        let mut grad_ids = Vec::new();
+        for ((id, weight), spec) in weights.iter().zip(linears).rev() {
+            grads.push(param(&spec.name, weight.element_ranges(), *id)?);
+            grad_ids.push(*id);
+        }
+        for ((id, shard), spec) in var_ids.iter().zip(&shards).zip(vars) {
+            grads.push(param(&spec.name, &shard.spec().all_elements(), *id)?);
+            grad_ids.push(*id);
+        }
+        let gradients = Arc::new(Gradients::new(backend, mesh, grads, options.grads)?);
+        for ((_, weight), at) in weights.iter().rev().zip(0..) {
+            weight.connect(&gradients, at)?;
+        }
+        let pass = Arc::new(PassState::default());
+        let operands = plans
+            .into_iter()
+            .map(|plan| {
+                Arc::new(RecipeOperands::new(
+                    backend,
+                    plan,
+                    Arc::clone(adamw.scales()),
+                    pass.clone(),
+                    mesh.world.clone(),
+                    memory.clone(),
+                ))
+            })
+            .collect();
+        // Variables are gathered once per step, all together: nothing could be shared with layers.
+        let pool = GatherPool::new(backend);
+        let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, weights.len())?;
+        vars.refresh()?;
+        let sent_before = adamw.flat_sent_bytes();
+        Ok(ShardedModel {
+            backend: backend.clone(),
+            mesh: mesh.clone(),
+            options,
+            pass,
+            memory,
+            adamw,
+            weights,
+            operands,
+            gradients,
+            grad_ids,
+            micro_batches: 0,
+            vars,
+            var_ids,
+            sent_before,
+        })
+    }
+
+    /// One parameter: the full weight, with this rank's slice registered with the optimizer, and the slices of all
+    /// ranks. `init` makes the values of rows.
+    fn flat_param<R: Recipe>(
+        &self,
+        recipe: R,
+        shape: Shape,
+        adamw: &mut AdamWBuilder<B>,
+        init: impl FnOnce(Range<usize>) -> Result<ParamSpec, OptimError>,
+    ) -> Result<(Whole<B, R>, ParamId), OptimError> {
+        check_flat(&recipe, Usage::BOTH)?;
+        let comm = &self.mesh.shard;
+        let tensor = QuantizedTensor::new(recipe, shape, Usage::BOTH, |_, bytes| {
+            Ok::<_, OptimError>(self.backend.alloc::<u8>(bytes)?)
+        })?;
+        let ranges = self.flat_ranges(&recipe, shape)?;
+        let own = ranges[comm.rank()].clone();
+        let id = adamw.flat_param(&tensor, own.start, init(own.clone())?)?;
+        Ok(((tensor, ranges), id))
+    }
+
+    /// The elements of the flattened weight whose masters each rank has, in rank order.
+    fn flat_ranges(
+        &self,
+        recipe: &impl Recipe,
+        shape: Shape,
+    ) -> Result<Vec<Range<usize>>, OptimError> {
+        // Cut where the narrowest codes may be.
+        let codes = recipe
+            .quantizers(Role::Weight)
+            .kernels()
+            .map(|key| key.element);
+        let [row, col] = codes;
+        let code = if col.bits() < row.bits() { col } else { row };
+        let shards = FlatShard::split(shape, code, self.mesh.shard.world_size())?;
+        Ok(shards.iter().map(FlatShard::elements).collect())
+    }
+
+    /// The elements of the flattened weight whose masters this rank has.
+    pub(crate) fn elements(
+        &self,
+        recipe: &impl Recipe,
+        shape: Shape,
+    ) -> Result<Range<usize>, OptimError> {
+        let comm = &self.mesh.shard;
+        match self.options.sharding {
+            Sharding::Fsdp => {
+                let spec = ShardSpec::new(recipe, shape, comm.world_size(), comm.rank())?;
+                Ok(spec.elements())
+            }
+            Sharding::Zero1 => Ok(self.flat_ranges(recipe, shape)?[comm.rank()].clone()),
+        }
+    }
+
+    /// One parameter: this rank's shard, registered with the optimizer.
+    fn param<R: Recipe>(
+        &self,
+        recipe: R,
+        shape: Shape,
+        adamw: &mut AdamWBuilder<B>,
+        spec: impl FnOnce(&ShardSpec) -> Result<ParamSpec, OptimError>,
+    ) -> Result<(ShardedTensor<B, R>, ParamId), OptimError> {
+        let comm = &self.mesh.shard;
+        let shard = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
+        let spec = spec(&shard)?;
+        let tensor = ShardedTensor::new(self.backend, recipe, shard)?;
+        let id = adamw.param(tensor.local(), spec)?;
+        Ok((tensor, id))
+    }
+}
+
+/// The reduce-scatter accumulates in fp32, so the optimizer's gradients are f32.
+fn f32_buffer<B: Backend>(grad: &Source<B>) -> Result<B::Buffer<f32>, OptimError> {
+    match grad {
+        Source::F32(buffer) => Ok(buffer.clone()),
+        Source::Bf16(_) => Err(OptimError::GradDtype {
+            name: "a reduced gradient".to_owned(),
+            expected: "f32",
+        }),
+    }
+}

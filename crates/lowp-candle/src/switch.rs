@@ -1,0 +1,84 @@
+//! [`ShardedModel::in_recipes`]: training goes on with weights in other recipes.
+
+use lowp_format::{Recipe, Shape};
+use lowp_kernels::Backend;
+use lowp_optim::{OptimError, ParamState};
+use lowp_shard::or_abort;
+
+use crate::builder::{Begun, Builder};
+use crate::error::ModelError;
+use crate::sharded_model::ShardedModel;
+use crate::spec::{LinearSpec, VarSpec};
+
+impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+    /// The model with each weight in the recipe that `recipe` says; `linears` and `vars` are those that it was made of.
+    ///
+    /// Masters, moments and counts of steps stay to the bit, cut as the new recipes cut them; weights are cast from the masters, as
+    /// those of a new model are. Delayed scales of operands that both recipes have keep their history. Layers and variables are new
+    /// ones. Collective.
+    ///
+    /// # Errors
+    /// A micro-batch that was not finished, or what [`ShardedModel::new`] reports.
+    pub fn in_recipes<Q: Recipe>(
+        self,
+        recipe: impl Fn(&LinearSpec) -> Q,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+    ) -> Result<ShardedModel<B, Q>, ModelError> {
+        self.check_finished()?;
+        let world = self.mesh.world.clone();
+        or_abort(&*world, self.switch(recipe, linears, vars))
+    }
+
+    fn switch<Q: Recipe>(
+        self,
+        recipe: impl Fn(&LinearSpec) -> Q,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+    ) -> Result<ShardedModel<B, Q>, ModelError> {
+        let (backend, mesh, options) = (self.backend.clone(), self.mesh.clone(), self.options);
+        let builder = Builder {
+            backend: &backend,
+            mesh: &mesh,
+            options,
+        };
+        let mut states = Vec::with_capacity(linears.len() + vars.len());
+        for ((id, weight), spec) in self.weights.iter().zip(linears) {
+            let shape = Shape::new(spec.rows, spec.cols);
+            let elements = builder.elements(&recipe(spec), shape)?;
+            let own = self.adamw.state(*id)?;
+            let cut = |values: &[f32]| -> Result<Vec<f32>, ModelError> {
+                let full = self.gather_f32(weight.element_ranges(), values)?;
+                Ok(full[elements.clone()].to_vec())
+            };
+            let [first, second] = &own.moments;
+            states.push(ParamState {
+                master: cut(&own.master)?,
+                moments: [cut(first)?, cut(second)?],
+            });
+        }
+        for id in &self.var_ids {
+            states.push(self.adamw.state(*id)?);
+        }
+        let counts = self.adamw.counts()?;
+        let delayed = self
+            .operands
+            .iter()
+            .map(|operands| operands.delayed_states());
+        let delayed = delayed.collect::<Result<Vec<_>, _>>()?;
+        // Both at once would take twice the memory.
+        drop(self);
+        let values =
+            |param: &Begun<'_>, _| Ok::<_, OptimError>(states[param.number].master.clone());
+        let mut model = builder.build(recipe, linears, vars, values)?;
+        let ids = model.weights.iter().map(|(id, _)| id).chain(&model.var_ids);
+        for (id, state) in ids.zip(&states) {
+            model.adamw.set_state(*id, state)?;
+        }
+        model.adamw.set_counts(counts)?;
+        for (operands, states) in model.operands.iter().zip(delayed) {
+            operands.keep_delayed(&states)?;
+        }
+        Ok(model)
+    }
+}

@@ -1,0 +1,143 @@
+//! [`Setup`]: a small model, trained as a test says.
+
+use super::super::{Batch, Gpt, GptConfig};
+use lowp_candle::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, WeightSource};
+use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward};
+use lowp_kernels::Cpu;
+use lowp_optim::{Group, StepOptions};
+use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
+use std::sync::Arc;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Bits of the weights that products read, by layer and phase.
+pub(super) type Weights = Vec<Vec<u32>>;
+
+/// How the model is trained.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) recipe: AnyRecipe,
+    pub(super) world: usize,
+    pub(super) sharding: Sharding,
+    pub(super) reshard: ReshardAfterForward,
+    pub(super) passes: Passes,
+    pub(super) steps: u64,
+    /// The step before which weights go to another recipe.
+    pub(super) switch: Option<(u64, AnyRecipe)>,
+}
+
+impl Setup {
+    /// Rows of `world` ranks, three steps.
+    pub(super) fn new(recipe: AnyRecipe, world: usize) -> Self {
+        Self {
+            recipe,
+            world,
+            sharding: Sharding::Fsdp,
+            reshard: ReshardAfterForward::Yes,
+            passes: Passes::default(),
+            steps: 3,
+            switch: None,
+        }
+    }
+
+    /// Losses of all steps, and the weights behind them.
+    pub(super) fn train(self) -> (Vec<f32>, Weights) {
+        let Self {
+            recipe,
+            world,
+            sharding,
+            reshard,
+            passes,
+            steps,
+            switch,
+        } = self;
+        let config = GptConfig {
+            dim: 64,
+            layers: 1,
+            heads: 2,
+            seq: 32,
+            vocab: 256,
+        };
+        let text: Vec<u8> = (0..4 * 33u32).map(|i| (i * i % 251) as u8).collect();
+        let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
+            let cpu = Cpu;
+            let options = ModelOptions {
+                sharding,
+                reshard_after_forward: reshard,
+                grads: GradBucketOptions::default(),
+                seed: 7,
+                group: Group {
+                    lr: 0.01,
+                    ..Group::default()
+                },
+                threads: 1,
+            };
+            let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
+            let (linears, vars) = (config.linears(), config.vars());
+            let mut sharded = ShardedModel::new(&cpu, &mesh, |_| recipe, &linears, &vars, options)?;
+            let over = |sharded: &ShardedModel<Cpu, AnyRecipe>| {
+                let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
+                Gpt::new(config, layers, vars, (1, passes.recompute))
+            };
+            let mut gpt = over(&sharded)?;
+            let micro_batches = passes.micro_batches;
+            let mut losses = Vec::new();
+            let mut since = 0;
+            for step in 0..steps {
+                if let Some((_, recipe)) = switch.filter(|(at, _)| *at == step) {
+                    sharded = sharded.in_recipes(|_| recipe, &linears, &vars)?;
+                    gpt = over(&sharded)?;
+                    since = step;
+                }
+                // Four sequences, dealt to ranks and micro-batches in order.
+                let parts = world * micro_batches;
+                let mut total = [0.0];
+                for micro in 0..micro_batches {
+                    let part = rank * micro_batches + micro;
+                    let (first, last) = (4 * part / parts, 4 * (part + 1) / parts);
+                    let slice = |shift: usize| -> Arc<[u8]> {
+                        let sequence = |s: usize| &text[33 * s + shift..33 * s + shift + 32];
+                        (first..last).flat_map(sequence).copied().collect()
+                    };
+                    let batch = Batch {
+                        inputs: slice(0),
+                        targets: slice(1),
+                    };
+                    sharded.begin(step, (first * 32) as u64, true)?;
+                    let loss = gpt.loss(&batch, 128)?;
+                    sharded.add_gradients(&loss.backward()?)?;
+                    total[0] += f64::from(loss.value()?);
+                }
+                comm.control().sum(&mut total)?;
+                losses.push(total[0] as f32);
+                assert!(sharded.finish_step(&StepOptions::default())?.applied);
+            }
+            let bytes = sharded.weight_bytes(passes)?;
+            assert_eq!(
+                bytes.sent,
+                (steps - since) * bytes.sent_per_step,
+                "{}",
+                recipe.name()
+            );
+            assert_eq!(sharded.audit()?, [], "{}", recipe.name());
+            let mut weights = Weights::new();
+            for layer in 0..linears.len() {
+                for phase in Phase::ALL {
+                    sharded
+                        .weight(layer)
+                        .expect("a layer")
+                        .with_weight(phase, &mut |w| {
+                            weights.push(w.iter().map(|x| x.to_bits()).collect());
+                            Ok(())
+                        })?;
+                }
+            }
+            let counts = sharded.optimizer().counts()?;
+            assert_eq!([counts.applied, counts.skipped], [steps, 0]);
+            Ok::<_, ModelError>((losses, weights))
+        })
+        .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
+        losses.swap_remove(0)
+    }
+}

@@ -1,0 +1,113 @@
+//! [`ParamState`]: what the optimizer keeps of a parameter between steps, in and out.
+
+use half::bf16;
+use lowp_kernels::{Backend, FloatDtype, Moments, StepCounts};
+
+use crate::param::Param;
+use crate::{AdamW, OptimError, ParamId};
+
+/// The master and the moments of this rank's elements of a parameter. Moments in bf16 are widened, which is exact.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ParamState {
+    /// fp32 master values.
+    pub master: Vec<f32>,
+    /// First and second moments, as long as the master.
+    pub moments: [Vec<f32>; 2],
+}
+
+impl<B: Backend> AdamW<B> {
+    /// The state of this rank's rows, or of its flat slice.
+    ///
+    /// # Errors
+    /// An id of another optimizer, or the backend failed.
+    pub fn state(&self, id: ParamId) -> Result<ParamState, OptimError> {
+        Ok(ParamState {
+            master: self.master(id)?,
+            moments: self.moments(id)?,
+        })
+    }
+
+    /// Replaces the state of this rank's rows, or of its flat slice. Weights are not cast: [`AdamW::calibrate`] does that once all
+    /// parameters have their state. Moments that are kept in bf16 are rounded to nearest even, which changes none that came from
+    /// bf16.
+    ///
+    /// # Errors
+    /// An id of another optimizer, values of another length, a second moment below zero or not finite, or the backend failed. Nothing is
+    /// replaced then.
+    pub fn set_state(&mut self, id: ParamId, state: &ParamState) -> Result<(), OptimError> {
+        let param = &self.params[self.index(id)?];
+        let [first, second] = &state.moments;
+        let parts = [
+            ("the master", state.master.len()),
+            ("the first moment", first.len()),
+            ("the second moment", second.len()),
+        ];
+        for (what, found) in parts {
+            if found != param.len {
+                return Err(OptimError::Length {
+                    name: param.name.clone(),
+                    what,
+                    found,
+                    needed: param.len,
+                });
+            }
+        }
+        let fits = |x: &f32| *x >= 0.0 && x.is_finite();
+        if let Some(index) = second.iter().position(|x| !fits(x)) {
+            return Err(OptimError::SecondMoment {
+                name: param.name.clone(),
+                index,
+                value: second[index],
+            });
+        }
+        let backend = &self.backend;
+        backend.write(&param.master, 0, &state.master)?;
+        let narrow = |values: &[f32]| -> Vec<bf16> {
+            let values = values.iter();
+            values.map(|&x| bf16::from_f32(x)).collect()
+        };
+        match &param.moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => {
+                backend.write(exp_avg, 0, first)?;
+                backend.write(exp_avg_sq, 0, second)?;
+            }
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => {
+                backend.write(exp_avg, 0, &narrow(first))?;
+                backend.write(exp_avg_sq, 0, &narrow(second))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on behind `counts` steps: bias corrections follow those that were applied.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn set_counts(&mut self, counts: StepCounts) -> Result<(), OptimError> {
+        self.work.set_counts(counts)?;
+        self.number = counts.applied + counts.skipped;
+        Ok(())
+    }
+
+    /// Bytes of masters, moments and gradients of this rank.
+    pub fn state_bytes(&self) -> usize {
+        let moments = |moments: &Moments<B>| match moments {
+            Moments::F32 { .. } => 2 * size_of::<f32>(),
+            Moments::Bf16 { .. } => 2 * size_of::<bf16>(),
+        };
+        let each = |param: &Param<B>| {
+            let grad = match param.grad.dtype() {
+                FloatDtype::F32 => size_of::<f32>(),
+                FloatDtype::Bf16 => size_of::<bf16>(),
+            };
+            param.len * (size_of::<f32>() + moments(&param.moments) + grad)
+        };
+        self.params.iter().map(each).sum()
+    }
+}
