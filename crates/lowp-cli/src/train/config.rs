@@ -295,7 +295,8 @@ fn steps(args: &Args, model: GptConfig) -> Result<usize, UsageError> {
         return Ok(steps);
     }
     Err(UsageError::new(format!(
-        "--tokens {tokens} are {steps} steps of {each} tokens, and from 1 to {MAX_STEPS} are possible; choose other tokens, or          another --batch or --seq"
+        "--tokens {tokens} are {steps} steps of {each} tokens, and from 1 to {MAX_STEPS} are possible; choose other tokens, or another --batch or \
+         --seq"
     )))
 }
 
@@ -327,17 +328,13 @@ fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, Us
             }
         }
         if !any {
-            let names: Vec<String> = model
-                .linears()
-                .into_iter()
-                .map(|l| l.name)
-                .take(4)
-                .collect();
+            let names = model.linears().into_iter().filter(|l| l.block == 0);
+            let names: Vec<String> = names.map(|linear| linear.name).collect();
+            let last = model.layers - 1;
             return Err(UsageError::new(format!(
-                "--keep-bf16 '{}' matches no linear layer; they are {} and so on to block{}",
+                "--keep-bf16 '{}' matches no linear layer; they are {}, in blocks 0 to {last}",
                 shown(text),
-                names.join(", "),
-                model.layers - 1
+                names.join(", ")
             )));
         }
     }
@@ -359,7 +356,8 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
     }
     if args.batch / ranks < args.accumulate {
         return Err(UsageError::new(format!(
-            "--batch {} over {ranks} ranks is not {} micro-batches of at least one sequence each; choose --batch {} or more, or              --accumulate {} or less",
+            "--batch {} over {ranks} ranks is not {} micro-batches of at least one sequence each; choose --batch {} or more, \
+             or --accumulate {} or less",
             args.batch,
             args.accumulate,
             ranks * args.accumulate,

@@ -99,43 +99,67 @@ fn cannot_read(path: &Path, error: impl Display) -> UsageError {
 
 /// The files of `folder` and its folders, one after the other in the order of their paths. Links are not followed.
 fn read_folder(folder: &Path, most: u64) -> Result<Vec<u8>, UsageError> {
-    let mut files = Vec::new();
-    list(folder, &mut files)?;
-    if files.is_empty() {
+    let mut found = Files {
+        paths: Vec::new(),
+        left: most,
+    };
+    let too_long = || {
+        let folder = folder.display();
+        UsageError::new(format!(
+            "--data: the files of {folder} and its folders have more than {most} bytes, which is the most that is read; name a \
+             smaller folder"
+        ))
+    };
+    if !found.add(folder)? {
+        return Err(too_long());
+    }
+    if found.paths.is_empty() {
         let folder = folder.display();
         return Err(UsageError::new(format!(
             "--data: {folder} and its folders have no files; name a folder with text in it"
         )));
     }
-    files.sort();
+    found.paths.sort();
     let mut text = Vec::new();
-    for file in files {
-        let left = most - text.len() as u64;
-        let bytes = read(&file, left).map_err(|error| {
-            let (folder, read) = (folder.display(), text.len());
-            UsageError::new(format!(
-                "{error} ({read} bytes of {folder} before it; at most {most} are read)"
-            ))
-        })?;
+    for path in found.paths {
+        let bytes = read(&path, most)?;
+        // They may have grown meanwhile.
+        if bytes.len() as u64 > most - text.len() as u64 {
+            return Err(too_long());
+        }
         text.extend(bytes);
     }
     Ok(text)
 }
 
-/// Adds the regular files of `folder` and its folders to `files`.
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), UsageError> {
-    for entry in fs::read_dir(folder).map_err(|e| cannot_read(folder, e))? {
-        let entry = entry.map_err(|e| cannot_read(folder, e))?;
-        let kind = entry
-            .file_type()
-            .map_err(|e| cannot_read(&entry.path(), e))?;
-        if kind.is_dir() {
-            list(&entry.path(), files)?;
-        } else if kind.is_file() {
-            files.push(entry.path());
+/// Regular files, and the bytes that may still be read.
+struct Files {
+    paths: Vec<PathBuf>,
+    left: u64,
+}
+
+impl Files {
+    /// Adds those of `folder` and its folders, unless they are too long.
+    fn add(&mut self, folder: &Path) -> Result<bool, UsageError> {
+        for entry in fs::read_dir(folder).map_err(|e| cannot_read(folder, e))? {
+            let entry = entry.map_err(|e| cannot_read(folder, e))?;
+            let path = entry.path();
+            let kind = entry.file_type().map_err(|e| cannot_read(&path, e))?;
+            if kind.is_dir() {
+                if !self.add(&path)? {
+                    return Ok(false);
+                }
+            } else if kind.is_file() {
+                let length = entry.metadata().map_err(|e| cannot_read(&path, e))?.len();
+                match self.left.checked_sub(length) {
+                    Some(left) => self.left = left,
+                    None => return Ok(false),
+                }
+                self.paths.push(path);
+            }
         }
+        Ok(true)
     }
-    Ok(())
 }
 
 /// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
@@ -171,10 +195,7 @@ mod tests {
         let expected = ["first ", "second ", "third "].map(|text| text.repeat(9));
         assert_eq!(corpus.text, expected.concat().into_bytes());
         let error = read_folder(path, 60).unwrap_err().to_string();
-        assert!(
-            error.contains("54 bytes of") && error.contains("at most 60"),
-            "{error}"
-        );
+        assert!(error.contains("more than 60 bytes"), "{error}");
     }
 
     #[test]

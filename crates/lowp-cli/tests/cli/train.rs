@@ -21,6 +21,60 @@ fn number(run: &Value, key: &str) -> f64 {
         .unwrap_or_else(|| panic!("{key} of {run}"))
 }
 
+/// Micro-batches and recomputed blocks gather more, and as much as the plans say; layers that stay in bf16 and a tail in bf16 show in the
+/// bytes, too.
+#[test]
+fn options_of_passes_and_layers() {
+    let plain = train_json(&["--steps", "4", "--recipe", "nvfp4-1d"]);
+    let passes = ["--accumulate", "2", "--recompute"];
+    let layers = ["--keep-bf16", "*.fc,block0.out", "--precision-tail", "0.5"];
+    let steps = ["--steps", "4", "--recipe", "nvfp4-1d"];
+    let [passes, layers] =
+        [&passes[..], &layers[..]].map(|args| train_json(&[&steps, args].concat()));
+    for (document, run) in [(&plain, 0), (&plain, 1), (&passes, 0), (&layers, 0)] {
+        let run = &runs(document)[run];
+        assert_eq!(
+            run["wire_bytes_per_step"], run["wire_bytes_formula"],
+            "{run}"
+        );
+        let rates = [
+            "tokens_per_second",
+            "flops_per_second",
+            "parameter_bytes_per_rank",
+        ];
+        assert!(rates.iter().all(|key| number(run, key) > 0.0), "{run}");
+        let gathering = number(run, "gather_seconds_exposed");
+        assert!(
+            0.0 < gathering && gathering < number(run, "seconds_per_step"),
+            "{run}"
+        );
+    }
+    let bytes = |document: &Value, key: &str| number(&runs(document)[1], key);
+    // Two forward passes beside one backward pass, twice.
+    let [once, often] = [&plain, &passes].map(|document| bytes(document, "wire_bytes_per_step"));
+    assert_eq!(often, 3.0 * once);
+    let losses = [&plain, &layers].map(|document| runs(document)[1]["train_loss"].clone());
+    assert_ne!(losses[0][1], losses[1][1], "other layers in bf16");
+    let [stored, kept] = [&plain, &layers].map(|document| bytes(document, "resident_weight_bytes"));
+    assert!(kept > 1.2 * stored, "{kept} {stored}");
+    let tail = runs(&layers)[1]["wire_bytes_tail"]
+        .as_array()
+        .expect("a tail");
+    assert_eq!(tail[0], tail[1]);
+    // The forward operand of the other layers is in bf16, too.
+    assert!(tail[0].as_f64() > runs(&layers)[1]["wire_bytes_per_step"].as_f64());
+    assert_eq!(
+        layers["config"]["kept_in_bf16"],
+        serde_json::json!(["block0.fc", "block0.out"])
+    );
+    assert_eq!(runs(&plain)[1]["wire_bytes_tail"], Value::Null);
+    // The baseline is what it is without them.
+    assert_eq!(
+        runs(&plain)[0]["train_loss"],
+        runs(&layers)[0]["train_loss"]
+    );
+}
+
 #[test]
 fn json_has_the_promised_keys() {
     let document = train_json(&["--steps", "3"]);
@@ -289,7 +343,7 @@ fn progress_without_a_terminal_is_plain_lines() {
     assert!((5..=11).contains(&lines.len()), "{}", outcome.stderr);
     let last = lines.last().expect("a line");
     assert!(
-        last.starts_with("fp32  step 25/25  loss ") && last.ends_with("k tokens/s"),
+        last.starts_with("fp32  step 25/25  loss ") && last.ends_with("FLOP/s"),
         "{last}"
     );
     assert!(!outcome.stderr.contains('\u{1b}'), "no escape codes");
