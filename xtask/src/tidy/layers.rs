@@ -9,6 +9,7 @@ const ORDER: &[&str] = &[
     "lowp-format",
     "lowp-kernels",
     "lowp-shard",
+    "lowp-checkpoint",
     "lowp-nccl",
     "lowp-optim",
     "lowp-candle",

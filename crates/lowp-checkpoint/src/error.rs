@@ -1,0 +1,135 @@
+//! [`CheckpointError`]: what is wrong with a checkpoint, with the file and the remedy.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lowp_shard::ShardError;
+use thiserror::Error;
+
+use crate::Block;
+
+/// What is wrong.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// Ranks failed, or differ in what they save.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// A file or folder cannot be read or written.
+    #[error("{}: cannot {what}: {source}", .path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A rank could not write its part.
+    #[error(
+        "the checkpoint of step {step} was not saved: rank {rank}: {why}; checkpoints before it are as they were"
+    )]
+    NotSaved {
+        /// The step.
+        step: u64,
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        why: String,
+    },
+    /// No checkpoint where one is looked for.
+    #[error("{}: {why}; name a folder that training saved to, or a folder step-N in it", .path.display())]
+    NoCheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// What is missing.
+        why: String,
+    },
+    /// A file does not hold what the index says.
+    #[error("{}: {why}; the checkpoint is damaged or made of parts of several: take another one", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A checkpoint of a later version.
+    #[error("{}: version {found} of checkpoints, and this program reads version {known}; use the program that wrote it", .path.display())]
+    Version {
+        /// The index.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// The one that is known.
+        known: u64,
+    },
+    /// A tensor that the checkpoint does not have.
+    #[error("{}: there is no tensor '{name}'; was the checkpoint saved by the same model?", .path.display())]
+    NoTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// A tensor of another shape or dtype.
+    #[error("{}: tensor '{name}' is {found}, and {expected} is asked for; was the checkpoint saved by the same model?", .path.display())]
+    OtherTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The name.
+        name: String,
+        /// What it is.
+        found: String,
+        /// What was asked for.
+        expected: String,
+    },
+    /// A block outside of its tensor.
+    #[error("tensor '{name}' of shape {full:?} has no block {block:?}")]
+    NoBlock {
+        /// The name.
+        name: String,
+        /// The shape.
+        full: [usize; 2],
+        /// The block.
+        block: Block,
+    },
+    /// A piece whose bytes are not those of its block.
+    #[error("tensor '{name}': {found} bytes for a block of {needed}")]
+    PieceBytes {
+        /// The name.
+        name: String,
+        /// Bytes given.
+        found: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// Two pieces of one tensor on one rank.
+    #[error("tensor '{name}' has two pieces on one rank; give each rank's part as one")]
+    TwoPieces {
+        /// The name.
+        name: String,
+    },
+    /// The next save begins while one is on its way.
+    #[error(
+        "the checkpoint of step {step} is still being written; call `poll` until it is done, or `finish`"
+    )]
+    InFlight {
+        /// The step.
+        step: u64,
+    },
+}
+
+impl CheckpointError {
+    /// Names what was tried with `path`.
+    pub(crate) fn io(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, what, source }
+    }
+
+    /// A file that is not what the index says.
+    pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> Self {
+        Self::Damaged {
+            path: path.to_owned(),
+            why: why.into(),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Checkpoints of training whose tensors are shared out over ranks.
+//!
+//! A checkpoint is a folder: one safetensors file per rank with the [`Piece`]s of tensors that the rank has, and
+//! `index.json`, which says of every tensor where its pieces lie, their checksums, and what the trainer wrote down beside
+//! them. Ranks of any number load any blocks of tensors ([`Checkpoint::read`]); pieces are bytes, and no arithmetic touches
+//! them.
+//!
+//! [`Saver`] writes in the background and as a whole: into a folder of another name, which gets its own once every rank's file and
+//! the index are on the disk. What stops in between leaves the checkpoint before as the latest one.
+//!
+//! ```
+//! use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};
+//! use lowp_shard::threads;
+//! use std::time::Duration;
+//!
+//! let folder = std::env::temp_dir().join(format!("lowp-checkpoint-{}", std::process::id()));
+//! let control = threads(1, Duration::from_secs(10)).swap_remove(0);
+//! let mut saver = Saver::new(control, &folder, None)?;
+//! let piece = Piece {
+//!     name: "weight".to_owned(),
+//!     dtype: Dtype::F32,
+//!     full: [2, 2],
+//!     block: Block::whole([2, 2]),
+//!     bytes: [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect(),
+//! };
+//! saver.start(7, vec![piece], serde_json::json!({ "seed": 1 }))?;
+//! saver.finish()?;
+//!
+//! let checkpoint = Checkpoint::latest(&folder)?;
+//! assert_eq!((checkpoint.step(), &checkpoint.about()["seed"]), (7, &serde_json::json!(1)));
+//! let row = Block { start: [1, 0], shape: [1, 2] };
+//! assert_eq!(checkpoint.read("weight", Dtype::F32, [2, 2], row)?, [3.0f32, 4.0].map(f32::to_le_bytes).concat());
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod block;
+mod error;
+mod folder;
+mod index;
+mod reader;
+mod saver;
+mod writer;
+
+pub use block::{Block, Dtype, Piece};
+pub use error::CheckpointError;
+pub use folder::{folder_of, is_checkpoint, latest};
+pub use reader::{Checkpoint, TensorInfo};
+pub use saver::Saver;

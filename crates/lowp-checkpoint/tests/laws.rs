@@ -1,0 +1,408 @@
+//! What one number of ranks saved, any other number reads; what was damaged is an error; what failed leaves the checkpoint before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use lowp_checkpoint::{Block, Checkpoint, CheckpointError, Dtype, Piece, Saver, folder_of, latest};
+use lowp_shard::threads;
+use proptest::prelude::*;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A tensor of bytes that say where they lie.
+fn tensor(name: &str, shape: [usize; 2]) -> Vec<u8> {
+    let seed = name.len() as u64;
+    let value = |i: usize| ((i as u64 + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+    (0..shape[0] * shape[1]).map(value).collect()
+}
+
+/// The bytes of `block` of `whole`, a tensor of `shape`.
+fn cut(whole: &[u8], shape: [usize; 2], block: Block) -> Vec<u8> {
+    let rows = block.start[0]..block.start[0] + block.shape[0];
+    rows.flat_map(|row| {
+        let from = row * shape[1] + block.start[1];
+        whole[from..from + block.shape[1]].to_vec()
+    })
+    .collect()
+}
+
+/// The blocks that `ranks` ranks have of a tensor of `shape` which is cut along `axis`; some may be empty.
+fn shares(shape: [usize; 2], axis: usize, ranks: usize) -> Vec<Block> {
+    let each = shape[axis].div_ceil(ranks);
+    let share = |rank: usize| {
+        let (start, end) = (
+            (rank * each).min(shape[axis]),
+            ((rank + 1) * each).min(shape[axis]),
+        );
+        let mut block = Block::whole(shape);
+        (block.start[axis], block.shape[axis]) = (start, end - start);
+        block
+    };
+    (0..ranks).map(share).collect()
+}
+
+/// Names, shapes and the axes along which they are cut.
+const TENSORS: [(&str, [usize; 2], usize); 4] = [
+    ("rows", [11, 6], 0),
+    ("cols", [5, 13], 1),
+    ("flat", [1, 40], 1),
+    ("none", [0, 7], 0),
+];
+
+fn pieces(rank: usize, ranks: usize) -> Vec<Piece> {
+    let piece = |(name, full, axis): (&str, [usize; 2], usize)| {
+        let block = shares(full, axis, ranks)[rank];
+        let bytes = cut(&tensor(name, full), full, block);
+        let (name, dtype) = (name.to_owned(), Dtype::U8);
+        Piece {
+            name,
+            dtype,
+            full,
+            block,
+            bytes,
+        }
+    };
+    TENSORS.into_iter().map(piece).collect()
+}
+
+/// Runs `f` as every rank of a world.
+fn world<T: Send>(
+    ranks: usize,
+    f: impl Fn(usize, Saver) -> T + Sync,
+    folder: &Path,
+    keep: Option<usize>,
+) -> Vec<T> {
+    thread::scope(|scope| {
+        let start = |(rank, control)| {
+            let f = &f;
+            scope.spawn(move || f(rank, Saver::new(control, folder, keep).expect("a folder")))
+        };
+        let ranks: Vec<_> = threads(ranks, PATIENCE)
+            .into_iter()
+            .enumerate()
+            .map(start)
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("no panic"))
+            .collect()
+    })
+}
+
+fn save(folder: &Path, ranks: usize, steps: &[u64], keep: Option<usize>) {
+    let save = |rank: usize, mut saver: Saver| {
+        for &step in steps {
+            saver
+                .start(step, pieces(rank, ranks), json!({ "step": step }))
+                .expect("a start");
+            assert_eq!(saver.in_flight(), Some(step));
+            assert_eq!(saver.finish().expect("a checkpoint"), Some(step));
+            assert_eq!(saver.poll().expect("nothing"), None);
+        }
+    };
+    world(ranks, save, folder, keep);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_block_of_any_world(
+        ranks in 1usize..=9,
+        blocks in prop::collection::vec((0usize..3, 0.0..1.0f64, 0.0..1.0f64, 0.0..1.0f64, 0.0..1.0f64), 1..12),
+    ) {
+        let folder = tempfile::tempdir().expect("a folder");
+        save(folder.path(), ranks, &[3], None);
+        let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+        prop_assert_eq!((checkpoint.step(), checkpoint.ranks()), (3, ranks));
+        prop_assert_eq!(checkpoint.about(), &json!({ "step": 3 }));
+        checkpoint.verify().expect("what was written");
+        for (which, top, left, rows, cols) in blocks {
+            let (name, shape, _) = TENSORS[which];
+            let part = |whole: usize, of: f64| (whole as f64 * of) as usize;
+            let start = [part(shape[0], top), part(shape[1], left)];
+            let shape_of = [part(shape[0] - start[0] + 1, rows), part(shape[1] - start[1] + 1, cols)];
+            let block = Block { start, shape: shape_of };
+            let read = checkpoint.read(name, Dtype::U8, shape, block).expect("a block");
+            prop_assert_eq!(read, cut(&tensor(name, shape), shape, block));
+        }
+    }
+
+    /// Any byte of any file that changes is found: when the checkpoint is opened, or when what it lies in is read.
+    #[test]
+    fn changed_bytes_are_found(file in 0usize..4, at in 0.0..1.0f64, bit in 0u32..8) {
+        let folder = tempfile::tempdir().expect("a folder");
+        save(folder.path(), 3, &[1], None);
+        let path = files(folder.path(), 1).swap_remove(file);
+        let mut bytes = fs::read(&path).expect("a file");
+        let at = ((bytes.len() as f64) * at) as usize;
+        let (before, after) = (bytes[at], bytes[at] ^ (1 << bit));
+        bytes[at] = after;
+        fs::write(&path, &bytes).expect("a file");
+        let found = Checkpoint::latest(folder.path()).and_then(|checkpoint| checkpoint.verify());
+        // White space between the values of the index says nothing.
+        let blank = |byte: u8| byte == b' ' || byte == b'\n' || byte == b'\t' || byte == b'\r';
+        if !(blank(before) && blank(after)) {
+            prop_assert!(found.is_err(), "byte {} of {}: {:02x} to {:02x}", at, path.display(), before, after);
+        }
+    }
+}
+
+/// The files of the checkpoint of `step`, the index first.
+fn files(folder: &Path, step: u64) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder_of(folder, step)).expect("a checkpoint");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("a file").path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn damaged_checkpoints_say_how() {
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 9] = [
+        ("cannot open", |folder| {
+            fs::remove_file(&files(folder, 1)[2]).expect("a file")
+        }),
+        ("bytes of", |folder| {
+            let path = &files(folder, 1)[1];
+            let bytes = fs::read(path).expect("a file");
+            fs::write(path, &bytes[..bytes.len() - 1]).expect("a file");
+        }),
+        ("belongs to another checkpoint", |folder| {
+            fs::copy(&files(folder, 2)[1], &files(folder, 1)[1]).expect("a file");
+        }),
+        ("not the file of rank", |folder| {
+            // Files of equal shares swap their places.
+            let paths = files(folder, 1);
+            let [a, b] = [1, 2].map(|at| fs::read(&paths[at]).expect("a file"));
+            fs::write(&paths[1], b).expect("a file");
+            fs::write(&paths[2], a).expect("a file");
+        }),
+        ("it is no index", |folder| {
+            fs::write(&files(folder, 1)[0], "{").expect("a file")
+        }),
+        ("has no index.json", |folder| {
+            fs::remove_file(&files(folder, 1)[0]).expect("a file")
+        }),
+        ("version 2 of checkpoints", |folder| {
+            let path = &files(folder, 1)[0];
+            let text = fs::read_to_string(path).expect("an index");
+            fs::write(path, text.replace("\"version\": 1", "\"version\": 2")).expect("a file");
+        }),
+        ("its checksum is another one", |folder| {
+            let path = &files(folder, 1)[0];
+            let text = fs::read_to_string(path).expect("an index");
+            fs::write(path, text.replace("rank-00001", "rank-00002")).expect("a file");
+        }),
+        ("the checksum of tensor", |folder| {
+            let path = &files(folder, 1)[3];
+            let mut bytes = fs::read(path).expect("a file");
+            *bytes.last_mut().expect("a byte") ^= 1;
+            fs::write(path, bytes).expect("a file");
+        }),
+    ];
+    for (expected, damage) in damages {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Every share is of the same size, but for the name.
+        save(folder.path(), 3, &[2], None);
+        save(folder.path(), 3, &[1], None);
+        damage(folder.path());
+        let opened = Checkpoint::open(&folder_of(folder.path(), 1));
+        let error = opened
+            .and_then(|checkpoint| checkpoint.verify())
+            .expect_err(expected);
+        assert!(error.to_string().contains(expected), "{expected}: {error}");
+        Checkpoint::open(&folder_of(folder.path(), 2))
+            .expect("the other one")
+            .verify()
+            .expect("it is whole");
+    }
+}
+
+/// An index that a stranger wrote, with the checksum that it needs.
+#[test]
+fn hostile_indexes_are_rejected() {
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), 2, &[1], None);
+    let path = files(folder.path(), 1).swap_remove(0);
+    let text = fs::read_to_string(&path).expect("an index");
+    let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let max = u64::MAX;
+    let changes = [
+        (
+            "/files/0/name",
+            json!("../rank-00000.safetensors"),
+            "is called",
+        ),
+        (
+            "/tensors/rows/shape",
+            json!([max, max]),
+            "its shape cannot be",
+        ),
+        ("/tensors/rows/shape", json!([11, 7]), "entries of 77"),
+        ("/tensors/rows/pieces/0/rank", json!(2), "on no rank"),
+        (
+            "/tensors/rows/pieces/0/block/start",
+            json!([max, 0]),
+            "outside of it",
+        ),
+        (
+            "/tensors/rows/pieces/0/block/start",
+            json!([5, 0]),
+            "overlap",
+        ),
+        (
+            "/tensors/rows/pieces/1/rank",
+            json!(0),
+            "two pieces on rank 0",
+        ),
+        (
+            "/tensors/rows/dtype",
+            json!("F32"),
+            "another shape or dtype",
+        ),
+        (
+            "/tensors/none/shape",
+            json!([1, 7]),
+            "its pieces have 0 entries",
+        ),
+        ("/files", json!([]), "on no rank"),
+    ];
+    for (pointer, value, expected) in changes {
+        let mut changed = document.clone();
+        let place = changed["index"].pointer_mut(pointer).expect("a value");
+        *place = value;
+        let compact = serde_json::to_vec(&changed["index"]).expect("JSON");
+        let sum = format!("{:016x}", twox_hash::XxHash3_64::oneshot(&compact));
+        changed["checksum"] = json!(sum);
+        fs::write(&path, changed.to_string()).expect("a file");
+        let error = Checkpoint::latest(folder.path()).expect_err(pointer);
+        assert!(error.to_string().contains(expected), "{pointer}: {error}");
+    }
+    fs::write(&path, &text).expect("a file");
+    Checkpoint::latest(folder.path()).expect("as it was");
+}
+
+#[test]
+fn wrong_questions_are_answered() {
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), 2, &[1], None);
+    let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+    let names: Vec<_> = checkpoint
+        .tensors()
+        .map(|tensor| (tensor.name, tensor.pieces))
+        .collect();
+    assert_eq!(names, [("cols", 2), ("flat", 2), ("none", 2), ("rows", 2)]);
+    let whole = Block::whole([11, 6]);
+    let error = checkpoint
+        .read("nothing", Dtype::U8, [11, 6], whole)
+        .unwrap_err();
+    assert!(error.to_string().contains("no tensor 'nothing'"), "{error}");
+    let error = checkpoint
+        .read("rows", Dtype::F32, [11, 6], whole)
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("is U8 11x6, and F32 11x6 is asked for"),
+        "{error}"
+    );
+    let out = Block {
+        start: [0, usize::MAX],
+        shape: [1, 2],
+    };
+    assert!(matches!(
+        checkpoint.read("rows", Dtype::U8, [11, 6], out),
+        Err(CheckpointError::NoBlock { .. })
+    ));
+}
+
+#[test]
+fn old_checkpoints_are_removed_and_the_latest_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let error = latest(path).unwrap_err();
+    assert!(error.to_string().contains("holds no checkpoint"), "{error}");
+    save(path, 2, &[1, 2, 3, 4], Some(2));
+    assert_eq!(latest(path).expect("a checkpoint"), folder_of(path, 4));
+    let there = [1, 2, 3, 4].map(|step| folder_of(path, step).exists());
+    assert_eq!(there, [false, false, true, true]);
+    // A run that was resumed saves the same step again.
+    save(path, 3, &[4], Some(2));
+    assert_eq!(Checkpoint::latest(path).expect("a checkpoint").ranks(), 3);
+    let hidden = fs::read_dir(path).expect("a folder").filter_map(Result::ok);
+    let hidden: Vec<_> = hidden
+        .map(|entry| entry.file_name())
+        .filter(|name| name.to_string_lossy().starts_with('.'))
+        .collect();
+    assert_eq!(hidden, [""; 0], "nothing unfinished is left");
+    fs::write(path.join("latest"), "../elsewhere\n").expect("a file");
+    let error = latest(path).unwrap_err();
+    assert!(error.to_string().contains("names no checkpoint"), "{error}");
+    fs::write(path.join("latest"), "step-00000009\n").expect("a file");
+    assert!(
+        latest(path)
+            .unwrap_err()
+            .to_string()
+            .contains("is not there")
+    );
+}
+
+/// The rank whose folder goes away is named on all, and the checkpoint before stays.
+#[test]
+fn a_failed_write_is_an_error_on_every_rank() {
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), 2, &[1], Some(1));
+    let unfinished = folder.path().join(".step-00000002.unfinished");
+    let errors = world(
+        2,
+        |rank, mut saver| {
+            // A folder in the place of the second rank's file.
+            if rank == 0 {
+                let wrong = Piece {
+                    bytes: vec![0],
+                    ..pieces(0, 2).swap_remove(0)
+                };
+                let error = saver.start(9, vec![wrong], json!(null)).unwrap_err();
+                assert!(
+                    error.to_string().contains("1 bytes for a block of"),
+                    "{error}"
+                );
+            } else {
+                let error = saver.start(9, pieces(1, 2), json!(null)).unwrap_err();
+                assert!(error.to_string().contains("rank 0"), "{error}");
+            }
+            let both = pieces(rank, 2).into_iter().chain(pieces(rank, 2)).collect();
+            assert!(matches!(
+                saver.start(9, both, json!(null)),
+                Err(CheckpointError::TwoPieces { .. })
+            ));
+            let stopped = if rank == 0 {
+                fs::write(&unfinished, "no folder")
+            } else {
+                Ok(())
+            };
+            stopped.expect("a file");
+            let error = saver.start(2, pieces(rank, 2), json!(null)).map(drop);
+            let error = error.and_then(|()| saver.finish()).unwrap_err().to_string();
+            if rank == 0 {
+                fs::remove_file(&unfinished).expect("the file");
+            }
+            error
+        },
+        folder.path(),
+        Some(1),
+    );
+    assert!(errors[1].contains("was not saved: rank 0"), "{errors:?}");
+    assert_eq!(
+        latest(folder.path()).expect("a checkpoint"),
+        folder_of(folder.path(), 1)
+    );
+    Checkpoint::latest(folder.path())
+        .expect("a checkpoint")
+        .verify()
+        .expect("it is whole");
+}
