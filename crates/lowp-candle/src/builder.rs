@@ -196,6 +196,7 @@ impl<B: Backend> Builder<'_, B> {
             memory,
             adamw,
             weights,
+            names: linears.iter().map(|spec| spec.name.clone()).collect(),
             operands,
             gradients,
             grad_ids,

@@ -1,5 +1,6 @@
 //! [`ModelError`]: what can be wrong with a sharded model.
 
+use lowp_checkpoint::CheckpointError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
 use lowp_optim::OptimError;
@@ -44,6 +45,9 @@ pub enum ModelError {
         /// All linear layers.
         total: usize,
     },
+    /// A checkpoint is damaged, or of another model.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The optimizer failed.
     #[error(transparent)]
     Optim(#[from] OptimError),

@@ -23,6 +23,7 @@
 //! ```
 
 mod builder;
+mod checkpoint;
 pub mod custom_op;
 mod error;
 mod formats;

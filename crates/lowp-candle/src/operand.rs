@@ -152,7 +152,7 @@ impl<B: Backend> RecipeOperands<B> {
     }
 
     /// The entries of the model's scale book, by kind of operand and orientation.
-    fn slots(&self) -> impl Iterator<Item = Option<ScaleSlot>> + '_ {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Option<ScaleSlot>> + '_ {
         let OperandPlan {
             activation,
             gradient,

@@ -1,6 +1,7 @@
 //! [`PlainVars`]: the parameters that stay in f32, sharded like the others and gathered once per
 //! step into candle variables.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
@@ -45,6 +46,17 @@ impl<B: Backend> PlainVars<B> {
             group,
             first_grad,
         })
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The elements that this rank has of each, and how many there are.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
+        let shards = self.group.params().iter();
+        shards.map(|shard| (shard.spec().elements(), shard.spec().full().elements()))
     }
 
     /// The variables.

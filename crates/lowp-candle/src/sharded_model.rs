@@ -109,6 +109,8 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     pub(crate) memory: Arc<LayerMemory<B>>,
     pub(crate) adamw: AdamW<B>,
     pub(crate) weights: Vec<(ParamId, Arc<ShardedWeight<B, R>>)>,
+    /// Of the linear layers.
+    pub(crate) names: Vec<String>,
     pub(crate) operands: Vec<Arc<RecipeOperands<B>>>,
     /// Of all parameters.
     pub(crate) gradients: Arc<Gradients<B>>,

@@ -6,13 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use candle_core::{Error, Result, bail};
-use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, Shape};
+use lowp_checkpoint::{Checkpoint, Piece};
+use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
 use lowp_kernels::{Backend, DecodeJob, KernelError, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, MeshComm, Reshard, ShardError, ShardedTensor, audit,
     or_abort,
 };
+use serde_json::Value;
 
+use crate::checkpoint::{about_recipe, restore_weight, weight_pieces};
+use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::held::Held;
 use crate::linear::WeightSource;
@@ -23,6 +27,7 @@ use crate::memory::LayerMemory;
 /// elements as soon as it is known.
 #[derive(Debug)]
 pub struct ShardedWeight<B: Backend, R: Recipe> {
+    recipe: R,
     shape: Shape,
     backend: B,
     mesh: MeshComm<B>,
@@ -65,13 +70,18 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         tensor: ShardedTensor<B, R>,
         reshard: &Reshard<B>,
     ) -> std::result::Result<Self, ShardError> {
-        let shape = tensor.spec().full();
+        let (recipe, shape) = (tensor.recipe(), tensor.spec().full());
         let ranges = tensor.spec().all_elements();
         let comm = mesh.shard.clone();
         let (pool, params) = (memory.pool(), vec![tensor]);
         let group = GatherGroup::new(backend, comm, pool, params, reshard.clone())?;
         let held = Held::Rows(Box::new(group));
-        Ok(Self::of((backend, mesh, memory), shape, held, ranges))
+        Ok(Self::of(
+            (backend, mesh, memory),
+            (recipe, shape),
+            held,
+            ranges,
+        ))
     }
 
     /// The weight that every rank has whole in `tensor`, decoded in `memory`; its gradient is reduced and scattered
@@ -83,13 +93,14 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         tensor: QuantizedTensor<B::Buffer<u8>, R>,
         ranges: Vec<Range<usize>>,
     ) -> Self {
-        let (shape, held) = (tensor.shape(), Held::Whole(Box::new(tensor)));
-        Self::of((backend, mesh, memory), shape, held, ranges)
+        let spec = (tensor.recipe(), tensor.shape());
+        let held = Held::Whole(Box::new(tensor));
+        Self::of((backend, mesh, memory), spec, held, ranges)
     }
 
     fn of(
         (backend, mesh, memory): (&B, &MeshComm<B>, &Arc<LayerMemory<B>>),
-        shape: Shape,
+        (recipe, shape): (R, Shape),
         held: Held<B, R>,
         ranges: Vec<Range<usize>>,
     ) -> Self {
@@ -101,6 +112,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             gathering: Duration::ZERO,
         };
         Self {
+            recipe,
             shape,
             backend: backend.clone(),
             mesh: mesh.clone(),
@@ -149,6 +161,65 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     pub fn release(&self) -> Result<()> {
         self.lock()?.held.release();
         Ok(())
+    }
+
+    /// Elements of the full weight.
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.elements()
+    }
+
+    /// What the bytes of the weight follow from.
+    pub(crate) fn about(&self) -> Value {
+        about_recipe(&self.recipe, self.shape)
+    }
+
+    /// This rank's rows of the stored buffers, as pieces of tensors whose names begin with `name`; what all ranks have is a piece of
+    /// the `first`.
+    pub(crate) fn pieces(
+        &self,
+        name: &str,
+        first: bool,
+    ) -> std::result::Result<Vec<Piece>, ShardError> {
+        let Ok(state) = self.state.lock() else {
+            return Err(KernelError::Poisoned.into());
+        };
+        let backend = &self.backend;
+        match &state.held {
+            Held::Rows(group) => {
+                let shard = &group.params()[0];
+                let rows = (self.shape, shard.spec().rows(), false);
+                weight_pieces(backend, name, shard.local(), rows, first)
+            }
+            Held::Whole(tensor) => {
+                let (shard, quantum) = (&self.mesh.shard, self.recipe.row_quantum(Usage::BOTH));
+                let cuts = RowCuts::new(self.shape.rows, shard.world_size(), quantum)?;
+                let rows = (self.shape, cuts.range(shard.rank()), true);
+                weight_pieces(backend, name, tensor, rows, first)
+            }
+        }
+    }
+
+    /// Takes the stored buffers of a checkpoint over.
+    pub(crate) fn restore(
+        &self,
+        name: &str,
+        checkpoint: &Checkpoint,
+    ) -> std::result::Result<(), ModelError> {
+        let Ok(state) = self.state.lock() else {
+            return Err(ShardError::from(KernelError::Poisoned).into());
+        };
+        let (backend, full) = (&self.backend, self.shape);
+        match &state.held {
+            Held::Rows(group) => {
+                let shard = &group.params()[0];
+                shard.begin_write();
+                let rows = shard.spec().rows();
+                restore_weight(backend, name, shard.local(), (full, rows), checkpoint)
+            }
+            Held::Whole(tensor) => {
+                restore_weight(backend, name, tensor, (full, 0..full.rows), checkpoint)
+            }
+        }
     }
 
     /// How long the host waited for gathers so far.

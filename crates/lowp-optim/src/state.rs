@@ -2,6 +2,7 @@
 
 use half::bf16;
 use lowp_kernels::{Backend, FloatDtype, Moments, StepCounts};
+use lowp_shard::ScaleSlot;
 
 use crate::param::Param;
 use crate::{AdamW, OptimError, ParamId};
@@ -93,6 +94,14 @@ impl<B: Backend> AdamW<B> {
         self.work.set_counts(counts)?;
         self.number = counts.applied + counts.skipped;
         Ok(())
+    }
+
+    /// The entries of the scale book that a parameter is cast by, by orientation.
+    ///
+    /// # Errors
+    /// An id of another optimizer.
+    pub fn slots(&self, id: ParamId) -> Result<[Option<ScaleSlot>; 2], OptimError> {
+        Ok(self.params[self.index(id)?].item.slots)
     }
 
     /// Bytes of masters, moments and gradients of this rank.

@@ -2,10 +2,12 @@
 
 use super::super::{Batch, Gpt, GptConfig};
 use lowp_candle::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, WeightSource};
+use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) type Weights = Vec<Vec<u32>>;
 
 /// How the model is trained.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) recipe: AnyRecipe,
     pub(super) world: usize,
@@ -25,6 +27,12 @@ pub(super) struct Setup {
     pub(super) steps: u64,
     /// The step before which weights go to another recipe.
     pub(super) switch: Option<(u64, AnyRecipe)>,
+    /// Replicas; each has `world` over this many ranks.
+    pub(super) replicas: usize,
+    /// The checkpoint that it goes on behind.
+    pub(super) from: Option<PathBuf>,
+    /// Where the checkpoint behind the last step goes.
+    pub(super) to: Option<PathBuf>,
 }
 
 impl Setup {
@@ -38,6 +46,9 @@ impl Setup {
             passes: Passes::default(),
             steps: 3,
             switch: None,
+            replicas: 1,
+            from: None,
+            to: None,
         }
     }
 
@@ -51,6 +62,9 @@ impl Setup {
             passes,
             steps,
             switch,
+            replicas,
+            from,
+            to,
         } = self;
         let config = GptConfig {
             dim: 64,
@@ -73,9 +87,23 @@ impl Setup {
                 },
                 threads: 1,
             };
-            let mesh = MeshComm::new(Mesh::sharded(world), comm.clone())?;
+            let mesh = Mesh {
+                replicate: replicas,
+                shard: world / replicas,
+            };
+            let mesh = MeshComm::new(mesh, comm.clone())?;
             let (linears, vars) = (config.linears(), config.vars());
-            let mut sharded = ShardedModel::new(&cpu, &mesh, |_| recipe, &linears, &vars, options)?;
+            let mut first_step = 0;
+            let mut sharded = match &from {
+                None => ShardedModel::new(&cpu, &mesh, |_| recipe, &linears, &vars, options)?,
+                Some(folder) => {
+                    let checkpoint = Checkpoint::latest(folder)?;
+                    first_step = checkpoint.step();
+                    let saved = (&checkpoint, checkpoint.about());
+                    let on = (&cpu, &mesh);
+                    ShardedModel::load(on, |_| recipe, &linears, &vars, options, saved)?
+                }
+            };
             let over = |sharded: &ShardedModel<Cpu, AnyRecipe>| {
                 let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
                 Gpt::new(config, layers, vars, (1, passes.recompute))
@@ -83,8 +111,8 @@ impl Setup {
             let mut gpt = over(&sharded)?;
             let micro_batches = passes.micro_batches;
             let mut losses = Vec::new();
-            let mut since = 0;
-            for step in 0..steps {
+            let mut since = first_step;
+            for step in first_step..steps {
                 if let Some((_, recipe)) = switch.filter(|(at, _)| *at == step) {
                     sharded = sharded.in_recipes(|_| recipe, &linears, &vars)?;
                     gpt = over(&sharded)?;
@@ -135,6 +163,12 @@ impl Setup {
             }
             let counts = sharded.optimizer().counts()?;
             assert_eq!([counts.applied, counts.skipped], [steps, 0]);
+            if let Some(folder) = &to {
+                let control = comm.control().split(0, rank)?;
+                let mut saver = Saver::new(control, folder, None)?;
+                saver.start(steps, sharded.pieces()?, sharded.about())?;
+                saver.finish()?;
+            }
             Ok::<_, ModelError>((losses, weights))
         })
         .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));

@@ -1,0 +1,331 @@
+//! A [`ShardedModel`] in and out of checkpoints.
+//!
+//! Masters and moments are slices of flattened parameters, weights are rows of their buffers, and scales and counts are whole: each
+//! is a tensor of the checkpoint, of which ranks have pieces.
+
+use std::ops::Range;
+
+use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece};
+use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Role, Shape, Usage};
+use lowp_kernels::{Backend, StepCounts};
+use lowp_optim::{OptimError, ParamState};
+use lowp_shard::{DelayedState, MeshComm, ScaleBook, ScaleSlot, ShardError, or_abort};
+use serde_json::{Value, json};
+
+use crate::builder::{Begun, Builder};
+use crate::error::ModelError;
+use crate::sharded_model::{ModelOptions, ShardedModel};
+use crate::spec::{LinearSpec, VarSpec};
+
+/// The tensor of the numbers of steps.
+const COUNTS: &str = "optimizer.counts";
+/// The tensors of a parameter's state.
+const STATE: [&str; 3] = ["master", "exp_avg", "exp_avg_sq"];
+
+impl<B: Backend, R: Recipe> ShardedModel<B, R> {
+    /// This rank's pieces of all that training needs to go on: masters, moments, counts of steps, weights as they are stored, and the
+    /// histories of delayed scales. Replicas hold the same, so that only the first one has pieces.
+    ///
+    /// # Errors
+    /// A micro-batch that was not finished, or a failure of the backend.
+    pub fn pieces(&self) -> Result<Vec<Piece>, ModelError> {
+        self.check_finished()?;
+        let (replica, _) = self.mesh.mesh.coordinates(self.mesh.world.rank())?;
+        let mut pieces = Vec::new();
+        if replica > 0 {
+            return Ok(pieces);
+        }
+        let first = self.mesh.world.rank() == 0;
+        for ((id, weight), name) in self.weights.iter().zip(&self.names) {
+            let elements = &weight.element_ranges()[self.mesh.shard.rank()];
+            let len = weight.elements();
+            self.add_state(&mut pieces, name, (*id, elements.clone(), len))?;
+            pieces.extend(weight.pieces(name, first)?);
+        }
+        let vars = self.vars.elements();
+        for ((id, name), (elements, len)) in self.var_ids.iter().zip(self.vars.names()).zip(vars) {
+            self.add_state(&mut pieces, name, (*id, elements, len))?;
+        }
+        if first {
+            let counts = self.adamw.counts()?.to_bytes();
+            pieces.push(bytes_piece(COUNTS.to_owned(), counts.to_vec()));
+            let book = self.adamw.scales();
+            for (name, slot) in self.delayed_scales()? {
+                let Some(state) = book.delayed_state(slot)? else {
+                    continue;
+                };
+                let values = [&[state.scale], state.history.as_slice()].concat();
+                pieces.push(f32_piece(name, (0, values.len()), &values));
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn add_state(
+        &self,
+        pieces: &mut Vec<Piece>,
+        name: &str,
+        (id, elements, len): (lowp_optim::ParamId, Range<usize>, usize),
+    ) -> Result<(), ModelError> {
+        let ParamState { master, moments } = self.adamw.state(id)?;
+        let [first, second] = &moments;
+        for (what, values) in STATE.iter().zip([&master, first, second]) {
+            let name = format!("{name}.{what}");
+            pieces.push(f32_piece(name, (elements.start, len), values));
+        }
+        Ok(())
+    }
+
+    /// What the formats of the weights are, for the index of a checkpoint.
+    pub fn about(&self) -> Value {
+        let weights = self.weights.iter().zip(&self.names);
+        let weights = weights.map(|((_, weight), name)| (name.clone(), weight.about()));
+        Value::Object(weights.collect())
+    }
+
+    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says of its weights what
+    /// [`ShardedModel::about`] said: `about`. Weights that live in the same format as there have the bytes that were saved;
+    /// others are cast from their masters. Collective.
+    ///
+    /// # Errors
+    /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
+    pub fn load(
+        (backend, mesh): (&B, &MeshComm<B>),
+        recipe: impl Fn(&LinearSpec) -> R,
+        linears: &[LinearSpec],
+        vars: &[VarSpec],
+        options: ModelOptions,
+        (checkpoint, about): (&Checkpoint, &Value),
+    ) -> Result<Self, ModelError> {
+        let name = |number: usize| match linears.get(number) {
+            Some(linear) => &linear.name,
+            None => &vars[number - linears.len()].name,
+        };
+        let builder = Builder {
+            backend,
+            mesh,
+            options,
+        };
+        let values = |param: &Begun<'_>, elements: Range<usize>| {
+            let tensor = format!("{}.{}", name(param.number), STATE[0]);
+            let len = param.shape.elements();
+            let block = Block::of_row(elements.start, elements.len());
+            let read = checkpoint.read_f32(&tensor, [1, len], block);
+            read.map_err(|error| OptimError::Shard(failed(mesh, &error)))
+        };
+        let model = builder.build(recipe, linears, vars, values);
+        let mut model = or_abort(&*mesh.world, model)?;
+        let restored = model.restore(checkpoint, about);
+        or_abort(&*mesh.world, restored)?;
+        Ok(model)
+    }
+
+    /// Everything but the masters.
+    fn restore(&mut self, checkpoint: &Checkpoint, about: &Value) -> Result<(), ModelError> {
+        let weights = self.weights.iter().zip(&self.names);
+        let weights = weights.map(|((id, weight), name)| {
+            let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
+            (*id, name.clone(), elements, weight.elements())
+        });
+        let vars = self.var_ids.iter().zip(self.vars.names());
+        let vars = vars.zip(self.vars.elements());
+        let vars = vars.map(|((id, name), (elements, len))| (*id, name.clone(), elements, len));
+        let params: Vec<_> = weights.chain(vars).collect();
+        for (id, name, elements, len) in params {
+            let read = |what: &str| {
+                let block = Block::of_row(elements.start, elements.len());
+                checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
+            };
+            let [master, first, second] = STATE;
+            let state = ParamState {
+                master: read(master)?,
+                moments: [read(first)?, read(second)?],
+            };
+            self.adamw.set_state(id, &state)?;
+        }
+        let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
+        let counts: [u8; 16] = counts.try_into().unwrap_or_default();
+        self.adamw.set_counts(StepCounts::from_bytes(&counts))?;
+        for ((_, weight), name) in self.weights.iter().zip(&self.names) {
+            if about.get(name) == Some(&weight.about()) {
+                weight.restore(name, checkpoint)?;
+            }
+        }
+        if let Some(gather) = self.adamw.flat_gather() {
+            gather.post_all_gather()?;
+        }
+        let book = self.adamw.scales();
+        for (name, slot) in self.delayed_scales()? {
+            restore_scale(book, slot, &name, checkpoint)?;
+        }
+        Ok(())
+    }
+
+    /// The delayed scales by name.
+    fn delayed_scales(&self) -> Result<Vec<(String, ScaleSlot)>, ModelError> {
+        let mut found = Vec::new();
+        for (((id, _), operands), name) in self.weights.iter().zip(&self.operands).zip(&self.names)
+        {
+            let stored = self.adamw.slots(*id)?;
+            let slots = stored.into_iter().chain(operands.slots());
+            let kinds = ["weight", "activation", "gradient", "weight_operand"];
+            let names = kinds.iter().flat_map(|kind| {
+                ["rowwise", "columnwise"].map(|o| format!("{name}.{kind}.{o}.scale"))
+            });
+            for (name, slot) in names.zip(slots) {
+                found.extend(slot.map(|slot| (name, slot)));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The failure of this rank, as text for the others.
+fn failed<B: Backend>(mesh: &MeshComm<B>, error: &impl ToString) -> ShardError {
+    ShardError::Failed {
+        rank: mesh.world.rank(),
+        message: error.to_string(),
+    }
+}
+
+/// The state of a delayed scale that the checkpoint has with a history as long; others begin anew.
+fn restore_scale<B: Backend>(
+    book: &ScaleBook<B>,
+    slot: ScaleSlot,
+    name: &str,
+    checkpoint: &Checkpoint,
+) -> Result<(), ModelError> {
+    let Some(own) = book.delayed_state(slot)? else {
+        return Ok(());
+    };
+    let shape = [1, 1 + own.history.len()];
+    let same = checkpoint
+        .tensors()
+        .any(|tensor| tensor.name == name && tensor.shape == shape);
+    if same {
+        let values = checkpoint.read_f32(name, shape, Block::whole(shape))?;
+        let state = DelayedState {
+            scale: values[0],
+            history: values[1..].to_vec(),
+        };
+        book.set_delayed_state(slot, &state)?;
+    }
+    Ok(())
+}
+
+/// Elements from `start` on of a flattened parameter of `len`.
+fn f32_piece(name: String, (start, len): (usize, usize), values: &[f32]) -> Piece {
+    Piece {
+        name,
+        dtype: Dtype::F32,
+        full: [1, len],
+        block: Block::of_row(start, values.len()),
+        bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// All of a row of bytes.
+fn bytes_piece(name: String, bytes: Vec<u8>) -> Piece {
+    let full = [1, bytes.len()];
+    Piece {
+        name,
+        dtype: Dtype::U8,
+        full,
+        block: Block::whole(full),
+        bytes,
+    }
+}
+
+/// What the bytes of weights in `recipe` follow from.
+pub(crate) fn about_recipe(recipe: &impl Recipe, shape: Shape) -> Value {
+    let options = recipe.options();
+    let options: serde_json::Map<String, Value> = options
+        .iter()
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
+    json!({
+        "recipe": recipe.name(),
+        "options": options,
+        "shape": [shape.rows, shape.cols],
+        // Also what changes a recipe without being one of its options.
+        "kernels": format!("{:?} {:?}", recipe.quantizers(Role::Weight), recipe.source_rounding()),
+    })
+}
+
+/// Where `rows` of a matrix of shape `full` lie in the buffer of `spec`, in bytes: of the whole buffer, and of the rows.
+fn place(spec: &BufferSpec, full: Shape, rows: Range<usize>) -> ([usize; 2], Block) {
+    let bytes = |shape: Shape| [spec.entries(shape)[0], spec.row_bytes(shape)];
+    let whole = bytes(full);
+    let mut block = Block::whole(whole);
+    if spec.origin != Origin::Replicated {
+        let axis = usize::from(spec.axes[0] != Axis::Rows);
+        block.start[axis] = match rows.start {
+            0 => 0,
+            start => bytes(full.with_rows(start))[axis],
+        };
+        block.shape[axis] = match rows.len() {
+            0 => 0,
+            len => bytes(full.with_rows(len))[axis],
+        };
+    }
+    (whole, block)
+}
+
+/// The pieces of `rows` of a weight of shape `full`. `tensor` holds these rows, or all: then `of_whole`. What all ranks have is a piece
+/// of the `first`.
+pub(crate) fn weight_pieces<B: Backend, R: Recipe>(
+    backend: &B,
+    name: &str,
+    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+    (full, rows, of_whole): (Shape, Range<usize>, bool),
+    first: bool,
+) -> Result<Vec<Piece>, ShardError> {
+    let mut pieces = Vec::new();
+    for spec in &tensor.recipe().stored(Usage::BOTH) {
+        if spec.origin == Origin::Replicated && !first {
+            continue;
+        }
+        let (whole, block) = place(spec, full, rows.clone());
+        let bytes: Vec<u8> = backend.download(&tensor.buffer(spec.key)?.storage)?;
+        let bytes = match of_whole && block.shape != whole {
+            true => cut(&bytes, whole[1], block),
+            false => bytes,
+        };
+        pieces.push(Piece {
+            name: format!("{name}.{}", spec.key),
+            dtype: Dtype::U8,
+            full: whole,
+            block,
+            bytes,
+        });
+    }
+    Ok(pieces)
+}
+
+/// The bytes of `block` of rows of `width` bytes.
+fn cut(bytes: &[u8], width: usize, block: Block) -> Vec<u8> {
+    let rows = block.start[0]..block.start[0] + block.shape[0];
+    let row = |row: usize| {
+        let from = row * width + block.start[1];
+        &bytes[from..from + block.shape[1]]
+    };
+    rows.flat_map(row).copied().collect()
+}
+
+/// Fills the stored buffers of `tensor`, which holds `rows` of a weight of shape `full`.
+pub(crate) fn restore_weight<B: Backend, R: Recipe>(
+    backend: &B,
+    name: &str,
+    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+    (full, rows): (Shape, Range<usize>),
+    checkpoint: &Checkpoint,
+) -> Result<(), ModelError> {
+    for spec in &tensor.recipe().stored(Usage::BOTH) {
+        let (whole, block) = place(spec, full, rows.clone());
+        let name = format!("{name}.{}", spec.key);
+        let bytes = checkpoint.read(&name, Dtype::U8, whole, block)?;
+        let buffer = &tensor.buffer(spec.key)?.storage;
+        backend.write(buffer, 0, &bytes)?;
+    }
+    Ok(())
+}
