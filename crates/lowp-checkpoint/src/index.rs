@@ -14,8 +14,8 @@ pub(crate) const VERSION: u64 = 1;
 /// Its name in the folder.
 pub(crate) const INDEX: &str = "index.json";
 
-/// Checksums of files and of the index: XXH3 of 64 bits, in hexadecimal digits.
-pub(crate) fn checksum(bytes: &[u8]) -> String {
+/// The checksum of `bytes`: XXH3 of 64 bits without a seed, as sixteen hexadecimal digits.
+pub fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", XxHash3_64::oneshot(bytes))
 }
 

@@ -45,5 +45,6 @@ mod writer;
 pub use block::{Block, Dtype, Piece};
 pub use error::CheckpointError;
 pub use folder::{folder_of, is_checkpoint, latest};
+pub use index::checksum;
 pub use reader::{Checkpoint, TensorInfo};
 pub use saver::Saver;

@@ -48,7 +48,8 @@ const JSON: &str = "\
 JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
   recipe                 the name as given
   seed                   of initial weights, batches and stochastic rounding
-  ranks, steps           numbers
+  ranks, steps           numbers; the steps that are done
+  resumed_at             the step of the checkpoint that the run went on behind, or 0
   train_loss             array: loss of each step's batch before its update, nats per byte
   val_loss               loss on the validation split after the last step, nats per byte
   gap_percent            val_loss above that of fp32 with the same seed
@@ -250,6 +251,41 @@ pub(crate) struct Args {
         help_heading = "Optimizer"
     )]
     pub(crate) clip: f64,
+
+    /// Train without the fp32 baseline beside it
+    #[arg(long)]
+    pub(crate) no_baseline: bool,
+
+    /// Save checkpoints of each run to DIR/NAME-seedN, at the last step and where --save-every says
+    #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
+    pub(crate) save: Option<PathBuf>,
+
+    /// Also save after every N steps; training goes on while it is written
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "save",
+        help_heading = "Checkpoints"
+    )]
+    pub(crate) save_every: Option<usize>,
+
+    /// Keep the N latest checkpoints of a run [default: all]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "save",
+        help_heading = "Checkpoints"
+    )]
+    pub(crate) keep: Option<usize>,
+
+    /// End after step N; the schedule stays that of all steps
+    #[arg(long, value_name = "N", help_heading = "Checkpoints")]
+    pub(crate) stop_after: Option<usize>,
+
+    /// Go on behind the latest checkpoints in DIR, where --save put them, or behind one checkpoint: on any ranks, with the same
+    /// bits; of another recipe, from the masters
+    #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
+    pub(crate) resume: Option<PathBuf>,
 
     /// Write the runs as JSON; `--help` describes it
     #[arg(long, value_name = "FILE", help_heading = "Output")]

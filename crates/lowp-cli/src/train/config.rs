@@ -1,6 +1,7 @@
 //! What a run needs, checked once, before anything is read or allocated.
 
 use super::args::Args;
+use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
 use super::model::{BYTES, GptConfig};
 use super::recipes::{self, Run};
@@ -51,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) schedule: Schedule,
     pub(crate) group: Group,
     pub(crate) clip: f32,
+    /// What is saved, and what runs go on behind.
+    pub(crate) checkpoints: Checkpoints,
     /// What to run, the baseline first.
     pub(crate) runs: Vec<Run>,
 }
@@ -127,7 +130,7 @@ impl Config {
         reshard_after_forward
             .among(mesh.shard)
             .map_err(UsageError::from)?;
-        let runs = recipes::select(&args.recipe, &args.compare)?;
+        let runs = recipes::select(&args.recipe, &args.compare, !args.no_baseline)?;
         for run in &runs {
             check_shapes(run, model)?;
             check_sharding(run, sharding)?;
@@ -161,6 +164,7 @@ impl Config {
                 ..Group::default()
             },
             clip: positive("--clip", args.clip, false)?,
+            checkpoints: Checkpoints::new(args, steps)?,
             runs,
         })
     }

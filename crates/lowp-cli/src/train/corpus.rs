@@ -1,7 +1,6 @@
 //! The text, and the batches as a function of seed, step and sequence number.
 
 use super::model::Batch;
-use super::world::digest;
 use crate::files::read_regular;
 use crate::usage::UsageError;
 use lowp_format::Philox;
@@ -52,11 +51,8 @@ impl Corpus {
 
     /// A digest of the text.
     pub(crate) fn digest(&self) -> String {
-        format!(
-            "{} bytes, digest {:016x}",
-            self.text.len(),
-            digest(&self.text)
-        )
+        let digest = lowp_checkpoint::checksum(&self.text);
+        format!("{} bytes, digest {digest}", self.text.len())
     }
 
     /// Sequences `range` of the global batch of `step`: every split of a batch over ranks sees the same sequences.

@@ -1,6 +1,7 @@
 //! `lowp train`: trains the baseline and the chosen recipes, then tells how they compare.
 
 mod args;
+mod checkpoints;
 mod config;
 mod corpus;
 mod json;
@@ -8,6 +9,7 @@ mod memory;
 mod model;
 mod modifier;
 mod progress;
+mod rank;
 mod recipes;
 mod reference;
 mod report;
@@ -25,7 +27,9 @@ pub(crate) use variant::Variant;
 
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;
+use crate::usage::UsageError;
 use anyhow::{Context, Result};
+use checkpoints::Resumed;
 use config::Config;
 use corpus::Corpus;
 use progress::Progress;
@@ -54,6 +58,12 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
+    }
+    for config in config.each_seed() {
+        for run in &config.runs {
+            let found = Resumed::find(&config, run, &corpus);
+            found.map_err(|error| UsageError::new(format!("{error:#}")))?;
+        }
     }
     world.agree(&config, &corpus)?;
     let total = config.seeds * config.runs.len();

@@ -14,14 +14,18 @@ pub(crate) struct Run {
     pub(crate) recipe: Variant,
 }
 
-/// The runs that `--recipe` and `--compare` ask for, the baseline first, each once.
+/// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.
 ///
 /// # Errors
 /// A name that is no recipe; the message lists those that are.
-pub(crate) fn select(recipe: &str, compare: &[String]) -> Result<Vec<Run>, UsageError> {
+pub(crate) fn select(
+    recipe: &str,
+    compare: &[String],
+    baseline: bool,
+) -> Result<Vec<Run>, UsageError> {
     let one = [recipe.to_owned()];
     let asked = if compare.is_empty() { &one } else { compare };
-    let mut names = vec![BASELINE.to_owned()];
+    let mut names: Vec<String> = baseline.then(|| BASELINE.to_owned()).into_iter().collect();
     for name in asked.iter().map(|name| name.trim()) {
         if name == "all" {
             names.extend(
@@ -70,11 +74,14 @@ mod tests {
     #[test]
     fn baseline_comes_first_and_once() {
         let names = |runs: Vec<Run>| runs.into_iter().map(|r| r.name).collect::<Vec<_>>();
-        assert_eq!(names(select(BASELINE, &[]).expect("a run")), [BASELINE]);
-        let all = names(select("", &["all".to_owned()]).expect("runs"));
+        assert_eq!(
+            names(select(BASELINE, &[], true).expect("a run")),
+            [BASELINE]
+        );
+        let all = names(select("", &["all".to_owned()], true).expect("runs"));
         assert_eq!(all[0], BASELINE);
         assert_eq!(all.len(), 1 + AnyRecipe::low_precision().len());
-        let error = select("fp3", &[]).unwrap_err();
+        let error = select("fp3", &[], true).unwrap_err();
         assert!(error.to_string().contains("fp3"));
     }
 }

@@ -10,7 +10,10 @@ pub(crate) struct RunResult {
     /// Seed of the initial weights, the batches and stochastic rounding.
     pub(crate) seed: u64,
     pub(crate) ranks: usize,
+    /// Steps that are done.
     pub(crate) steps: usize,
+    /// Those of the checkpoint that the run went on behind.
+    pub(crate) resumed_at: u64,
     /// Loss of each step's batch before its update, nats per byte.
     pub(crate) train_loss: Vec<f32>,
     /// Loss on the validation split after the last step, nats per byte.
@@ -192,6 +195,7 @@ pub(super) mod tests {
             seed,
             ranks: 2,
             steps: 3,
+            resumed_at: 0,
             train_loss: vec![5.5, 4.0 + seed as f32, 3.0],
             val_loss,
             wire_bytes_per_step: 2000,

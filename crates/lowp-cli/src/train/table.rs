@@ -66,11 +66,15 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
     let Some(run) = summaries.first().map(|summary| summary.first) else {
         return notes;
     };
-    let _ = write!(
-        out,
-        "gap: validation loss above {} of the same seed",
-        run.recipe
-    );
+    let compared = summaries.iter().any(|summary| !summary.gaps.is_empty());
+    let _ = match compared {
+        true => write!(
+            out,
+            "gap: validation loss above {} of the same seed",
+            run.recipe
+        ),
+        false => write!(out, "gap: no other run to compare with"),
+    };
     let seeds = summaries.iter().map(|s| s.runs.len()).min().unwrap_or(1);
     if config.seeds > 1 {
         let _ = write!(

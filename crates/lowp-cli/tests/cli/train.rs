@@ -21,6 +21,126 @@ fn number(run: &Value, key: &str) -> f64 {
         .unwrap_or_else(|| panic!("{key} of {run}"))
 }
 
+/// A run that stops and goes on, on other ranks and by itself or beside others, is the run that did not stop.
+#[test]
+fn runs_go_on_behind_checkpoints() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let saved = path(&dir.path().join("saved"));
+    let compare = [
+        "--steps",
+        "6",
+        "--compare",
+        "nvfp4-2d,fp8-delayed",
+        "--precision-tail",
+        "0.3",
+    ];
+    let whole = train_json(&compare);
+    let save = [
+        "--stop-after",
+        "3",
+        "--save",
+        &saved,
+        "--save-every",
+        "2",
+        "--keep",
+        "1",
+    ];
+    let half = train_json(&[&compare[..], &save].concat());
+    assert_eq!(
+        half["runs"][1]["train_loss"].as_array().map(Vec::len),
+        Some(3)
+    );
+    // The last checkpoint is in the tail.
+    let resume = ["--resume", &saved, "--save", &saved, "--stop-after", "5"];
+    train_json(&[&compare[..], &resume].concat());
+    let rest = train_json(&[&compare[..], &["--resume", &saved]].concat());
+    for (whole, rest) in runs(&whole).iter().zip(runs(&rest)) {
+        assert_eq!(number(rest, "resumed_at"), 5.0);
+        for key in ["train_loss", "val_loss", "steps", "skipped_steps"] {
+            assert_eq!(whole[key], rest[key], "{key} of {}", text(whole, "recipe"));
+        }
+    }
+    let checkpoints = fs::read_dir(dir.path().join("saved/nvfp4-2d-seed0")).expect("a folder");
+    let names = checkpoints.map(|entry| entry.expect("a file").file_name());
+    let mut names: Vec<_> = names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["latest", "step-00000003", "step-00000005"]);
+    // Another recipe begins with the masters of one checkpoint.
+    let one = path(&dir.path().join("saved/nvfp4-2d-seed0/step-00000003"));
+    let other = train_json(&[
+        "--steps",
+        "6",
+        "--no-baseline",
+        "--recipe",
+        "mxfp8",
+        "--resume",
+        &one,
+    ]);
+    let [other] = runs(&other) else {
+        panic!("one run: {other}")
+    };
+    assert_eq!(
+        other["train_loss"]
+            .as_array()
+            .map(|losses| losses[..3].to_vec()),
+        half["runs"][1]["train_loss"].as_array().cloned()
+    );
+    assert!(
+        other["gap_percent"].is_null() || number(other, "gap_percent") == 0.0,
+        "{other}"
+    );
+}
+
+/// What a run cannot go on behind is told before it begins.
+#[test]
+fn checkpoints_of_other_runs_are_told() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let saved = path(dir.path());
+    let steps = ["--steps", "3", "--recipe", "mxfp8"];
+    train_json(&[&steps[..], &["--save", &saved]].concat());
+    let file = dir
+        .path()
+        .join("mxfp8-seed0/step-00000003/rank-00001.safetensors");
+    let resume = |args: &[&str]| {
+        let outcome = lowp(&tiny(&[args, &["--resume", &saved]].concat()));
+        assert_eq!(
+            (outcome.code, outcome.stderr.contains(" step ")),
+            (Some(2), false),
+            "{}",
+            outcome.stderr
+        );
+        outcome.stderr
+    };
+    for (args, expected) in [
+        (
+            ["--steps", "3", "--lr", "0.5"],
+            "was saved with --lr 0.003, and this one has 0.5; give the same",
+        ),
+        (
+            ["--steps", "4", "--recipe", "mxfp8"],
+            "--steps 3, and this one has 4",
+        ),
+        (["--steps", "3", "--seed", "1"], "fp32-seed1"),
+        (
+            ["--steps", "3", "--vocab", "300"],
+            "--vocab 256, and this one has 300",
+        ),
+    ] {
+        let text = resume(&args);
+        assert!(text.contains(expected), "{args:?}: {text}");
+    }
+    let mut bytes = fs::read(&file).expect("a file");
+    bytes.truncate(100);
+    fs::write(&file, bytes).expect("a file");
+    let text = resume(&steps);
+    assert!(
+        text.contains("has 100 bytes of") && text.contains("damaged"),
+        "{text}"
+    );
+}
+
 /// Micro-batches and recomputed blocks gather more, and as much as the plans say; layers that stay in bf16 and a tail in bf16 show in the
 /// bytes, too.
 #[test]
