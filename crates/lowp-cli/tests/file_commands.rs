@@ -461,27 +461,6 @@ fn plain_recipes_keep_their_dtype() {
 }
 
 #[test]
-fn tensors_without_elements() {
-    let bench = Bench::new();
-    bench.write(
-        "in.safetensors",
-        &[
-            matrix("rows", &[0, 64], 1),
-            matrix("cols", &[4, 0], 2),
-            matrix("v", &[0], 3),
-        ],
-    );
-    for recipe in RECIPES {
-        quantize(&bench, &["--recipe", recipe]);
-        bench.done("dequantize q.safetensors -o d.safetensors");
-        let found = bench.read("d.safetensors");
-        assert_eq!(found.tensors["rows"].1, [0, 64]);
-        assert_eq!(found.tensors["cols"].1, [4, 0]);
-        bench.done("inspect q.safetensors --reference in.safetensors");
-    }
-}
-
-#[test]
 fn help_has_examples() {
     let bench = Bench::new();
     for command in [

@@ -171,8 +171,7 @@ impl Quantized {
             }
         };
         let usage = usage(&text.usage)?;
-        let fields =
-            fields::fields(&recipe, &specs, [shape, full], usage, form).map_err(problem)?;
+        let fields = fields::fields(&recipe, &specs, shape, usage, form).map_err(problem)?;
         Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
         let name = name.to_owned();
         Ok(Self {

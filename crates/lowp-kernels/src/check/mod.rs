@@ -14,7 +14,8 @@ use crate::{
 };
 use access::{Access, Kept, Mode};
 use target::{
-    block_entries, check_delayed, check_target, compact, covers, ingredients, kernel_of, slots_differ, touched,
+    block_entries, check_delayed, check_target, compact, covers, ingredients, kernel_of,
+    slots_differ, touched,
 };
 
 pub(crate) mod access;
