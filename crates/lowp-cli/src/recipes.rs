@@ -63,7 +63,7 @@ pub(crate) fn table() -> Result<String> {
     for recipe in AnyRecipe::all() {
         let facts = Facts::of(&recipe);
         let bytes = Bytes::of(&recipe)?;
-        recipes.row([
+        recipes.own_words([
             recipe.name().to_owned(),
             facts.elements,
             facts.scales.unwrap_or_else(|| "-".to_owned()),
@@ -79,7 +79,7 @@ pub(crate) fn table() -> Result<String> {
         // Few enough for a line.
         for (i, some) in set.chunks(4).enumerate() {
             let name = if i == 0 { recipe.name() } else { "" };
-            options.row([name.to_owned(), some.join(", ")]);
+            options.own_words([name.to_owned(), some.join(", ")]);
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
@@ -96,7 +96,7 @@ pub(crate) fn table() -> Result<String> {
         } else {
             takers.join(", ")
         };
-        modifiers.row([format!("+{name}"), what, of]);
+        modifiers.own_words([format!("+{name}"), what, of]);
     }
     Ok(format!(
         "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
