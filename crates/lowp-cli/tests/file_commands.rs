@@ -441,7 +441,19 @@ fn options_that_make_no_sense() {
         ),
         (
             &["--recipe", "fp8-delayed", "--delayed-scale", "inf"],
-            "positive finite",
+            "--delayed-scale inf is no scale; give a positive finite",
+        ),
+        (
+            &["--recipe", "fp8-delayed", "--delayed-scale", "1e39"],
+            "--delayed-scale 1e39 is no scale; give a positive finite",
+        ),
+        (
+            &["--recipe", "fp8-delayed", "--delayed-scale", "1e-60"],
+            "--delayed-scale 1e-60 is no scale",
+        ),
+        (
+            &["--recipe", "fp8-delayed", "--delayed-scale", "three"],
+            "--delayed-scale three is no scale",
         ),
         (&["--recipe", "mxfp8", "--tensors", "[a"], "--tensors"),
     ] {

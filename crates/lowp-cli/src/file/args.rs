@@ -4,6 +4,7 @@ use super::cast::{has_delayed_scale, is_scale};
 use super::input_error::input_error;
 use super::names::{ScalesName, UsageName};
 use super::select::{Pattern, Select};
+use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message};
 use anyhow::Result;
 use globset::Glob;
@@ -26,7 +27,7 @@ pub(super) struct RecipeArgs {
 
     /// Encode scale of delayed scaling [default: from each tensor's own amax]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
-    delayed_scale: Option<f32>,
+    delayed_scale: Option<String>,
 
     /// Quantize only tensors whose name matches; `*` matches any characters. May be repeated
     #[arg(long, value_name = "GLOB")]
@@ -65,16 +66,19 @@ impl RecipeArgs {
         let recipe = self.options.recipe(&self.recipe, &DEFAULTS).map_err(|e| {
             input_error(flag_message(&e).unwrap_or_else(|| format!("--recipe: {e}")))
         })?;
-        if let Some(scale) = self.delayed_scale {
+        let mut delayed_scale = None;
+        if let Some(text) = &self.delayed_scale {
             if !has_delayed_scale(&recipe) {
                 return Err(input_error(format!(
                     "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
                     recipe.name()
                 )));
             }
-            if !is_scale(scale) {
+            delayed_scale = text.parse().ok().filter(|scale| is_scale(*scale));
+            if delayed_scale.is_none() {
                 return Err(input_error(format!(
-                    "--delayed-scale {scale} is no scale; give a positive finite number"
+                    "--delayed-scale {} is no scale; give a positive finite number from 3e-39 to 3.4e38",
+                    shown(text)
                 )));
             }
         }
@@ -82,7 +86,7 @@ impl RecipeArgs {
             recipe,
             usage: self.usage.into(),
             form: self.scales.into(),
-            delayed_scale: self.delayed_scale,
+            delayed_scale,
         })
     }
 

@@ -10,7 +10,8 @@ use crate::output::{message, shown};
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
 use safetensors::Dtype;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -102,10 +103,32 @@ pub(super) struct Text {
     pub(super) dtype: String,
     pub(super) usage: String,
     pub(super) scales: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "narrow",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub(super) delayed_scale: Option<f32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) shard: Option<ShardText>,
+}
+
+/// A number that f32 holds; a larger one would be infinite.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the check is made on the narrow value"
+)]
+fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f32>, D::Error> {
+    let Some(wide) = Option::<f64>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    let narrow = wide as f32;
+    if narrow.is_infinite() {
+        return Err(D::Error::custom(format!(
+            "it has no delayed scale {wide:?}"
+        )));
+    }
+    Ok(Some(narrow))
 }
 
 /// The part of a tensor that a rank file holds, checked.
