@@ -304,3 +304,32 @@ fn inspect_counts_what_is_not_finite() {
         assert!(text.contains("  non-finite\n"), "{text}");
     }
 }
+
+/// Block scales have the form that is asked for, or there is an error; scales of tensors and lines are the same in every form.
+#[test]
+fn scales_that_are_not_swizzled() {
+    let bench = model();
+    for command in ["quantize", "shard --world-size 2"] {
+        for (recipe, code) in [("fp8-block", "F32"), ("fp8-block-1d", "F32")] {
+            let message = bench.rejected(
+                2,
+                &format!("{command} in.safetensors -o out --scales swizzled --recipe {recipe}"),
+            );
+            let expected = format!(
+                "--scales swizzled: {recipe} has {code} block scales, which have no such form \
+                 (docs/scale-layouts.md); give --scales compact or padded"
+            );
+            assert!(message.contains(&expected), "{message}");
+        }
+    }
+    for recipe in ["fp8-rowwise", "fp8-current", "fp8-delayed"] {
+        let found = ["padded", "compact", "swizzled"].map(|form| {
+            bench.done(&format!(
+                "quantize in.safetensors -o q.safetensors --scales {form} --recipe {recipe}"
+            ));
+            let found = bench.read("q.safetensors").tensors;
+            found["a.weight.rowwise_scale_inv"].clone()
+        });
+        assert!(found.iter().all(|scale| *scale == found[0]), "{recipe}");
+    }
+}

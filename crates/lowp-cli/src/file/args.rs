@@ -8,7 +8,7 @@ use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message};
 use anyhow::Result;
 use globset::Glob;
-use lowp_format::{AnyRecipe, Form, Recipe, Usage};
+use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
@@ -66,6 +66,8 @@ impl RecipeArgs {
         let recipe = self.options.recipe(&self.recipe, &DEFAULTS).map_err(|e| {
             input_error(flag_message(&e).unwrap_or_else(|| format!("--recipe: {e}")))
         })?;
+        let (usage, form) = (self.usage.into(), self.scales.into());
+        check_form(&recipe, usage, form)?;
         let mut delayed_scale = None;
         if let Some(text) = &self.delayed_scale {
             if !has_delayed_scale(&recipe) {
@@ -84,8 +86,8 @@ impl RecipeArgs {
         }
         Ok(Setup {
             recipe,
-            usage: self.usage.into(),
-            form: self.scales.into(),
+            usage,
+            form,
             delayed_scale,
         })
     }
@@ -101,6 +103,35 @@ impl RecipeArgs {
             keep_unfit: self.keep_unfit,
         })
     }
+}
+
+/// Checks that the block scales of `recipe` that serve `usage` have `form`. A recipe without block scales has nothing that
+/// would: scales of tensors and of lines are the same numbers in every form.
+fn check_form(recipe: &AnyRecipe, usage: Usage, form: Form) -> Result<()> {
+    let specs = recipe.buffers(usage);
+    let scales = || specs.iter().filter(|s| s.key.part == Part::BlockScale);
+    let has = |form: Form| {
+        scales().all(|spec| {
+            let mut served = (spec.key.usage & usage).orientations();
+            served.all(|o| ScaleLayout::new(spec, Shape::new(0, 0), o, form).is_ok())
+        })
+    };
+    if has(form) {
+        return Ok(());
+    }
+    let codes: Vec<String> = scales().map(|spec| spec.code.to_string()).collect();
+    let others: Vec<&str> = Form::ALL
+        .into_iter()
+        .filter(|form| has(*form))
+        .map(Form::name)
+        .collect();
+    Err(input_error(format!(
+        "--scales {}: {} has {} block scales, which have no such form (docs/scale-layouts.md); give --scales {}",
+        form.name(),
+        recipe.name(),
+        codes.first().map_or("no", String::as_str),
+        others.join(" or ")
+    )))
 }
 
 /// The patterns that `option` gives.
