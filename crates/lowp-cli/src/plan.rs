@@ -3,7 +3,7 @@
 mod json;
 
 use crate::output;
-use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message, flag_name};
+use crate::recipes::{RecipeName, RecipeOptionArgs, flag_name};
 use crate::train::{DEFAULT_RECIPE, Variant, plain_recipe};
 use crate::usage::UsageError;
 use anyhow::Result;
@@ -81,7 +81,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         plan(&variant, args)?
     } else {
         let recipe = args.options.recipe(&args.recipe, &[]);
-        let recipe = recipe.map_err(|e| match flag_message(&e) {
+        let recipe = recipe.map_err(|e| match args.options.message(&args.recipe, &e) {
             Some(message) => UsageError::new(message),
             None => e.into(),
         })?;

@@ -5,7 +5,7 @@ mod options;
 
 pub(crate) use name::RecipeName;
 pub(crate) use options::{
-    RecipeOptionArgs, flag_message, flag_name, is_switch, join_switches, specs_of,
+    RecipeOptionArgs, expected_or_recipes, flag_name, is_switch, join_switches, specs_of,
 };
 
 use crate::columns::Columns;

@@ -39,6 +39,53 @@ fn switches_take_values_and_leave_arguments() {
     );
 }
 
+/// A value that a recipe does not have is told with the recipe, and with those that take it.
+#[test]
+fn an_option_of_other_recipes_is_told_with_them() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 128], 1)]);
+    for (recipe, option, expected) in [
+        (
+            "fp8-current",
+            "--scale-mode even",
+            "fp8-current has no option --scale-mode; leave it out, or choose a recipe that takes --scale-mode even: mxfp4\n",
+        ),
+        (
+            "mxfp8",
+            "--scale-mode even",
+            "--scale-mode even is out of range of mxfp8: te or ocp-floor; even is an option of mxfp4\n",
+        ),
+        (
+            "nvfp4-2d",
+            "--row-scaled",
+            "nvfp4-2d has no option --row-scaled; leave it out, or choose a recipe that takes --row-scaled true: nvfp4-1d\n",
+        ),
+        (
+            "fp8-delayed",
+            "--margin 65",
+            "--margin 65 is out of range of fp8-delayed: -64 to 64 binary orders\n",
+        ),
+        (
+            "mxfp8",
+            "--margin 65",
+            "mxfp8 has no option --margin; leave it out, or choose a recipe that has it: fp8-delayed\n",
+        ),
+    ] {
+        for command in [
+            "quantize in.safetensors -o out",
+            "shard in.safetensors -o out --world-size 2",
+            "plan --shape 32x128 --world-size 2",
+        ] {
+            let message = bench.rejected(2, &format!("{command} --recipe {recipe} {option}"));
+            assert!(message.ends_with(expected), "{command}: {message}");
+        }
+    }
+    let message = bench.rejected(2, "plan --shape 32x128 --world-size 2 --recipe mxfp8+even");
+    let expected =
+        "scale_mode = even is out of range of mxfp8: te or ocp-floor; even is an option of mxfp4\n";
+    assert!(message.ends_with(expected), "{message}");
+}
+
 /// Files of before: scale_mode had another name, and options that came later are at their defaults.
 #[test]
 fn older_metadata_are_read() {

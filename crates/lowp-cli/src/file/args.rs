@@ -5,7 +5,7 @@ use super::input_error::input_error;
 use super::names::{ScalesName, UsageName};
 use super::select::{Pattern, Select};
 use crate::output::shown;
-use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message};
+use crate::recipes::{RecipeName, RecipeOptionArgs};
 use anyhow::Result;
 use globset::Glob;
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
@@ -64,7 +64,8 @@ impl RecipeArgs {
     /// No such recipe, or an option that it does not have.
     pub(super) fn setup(&self) -> Result<Setup> {
         let recipe = self.options.recipe(&self.recipe, &DEFAULTS).map_err(|e| {
-            input_error(flag_message(&e).unwrap_or_else(|| format!("--recipe: {e}")))
+            let message = self.options.message(&self.recipe, &e);
+            input_error(message.unwrap_or_else(|| format!("--recipe: {e}")))
         })?;
         let (usage, form) = (self.usage.into(), self.scales.into());
         check_form(&recipe, usage, form)?;

@@ -166,6 +166,38 @@ impl RecipeOptionArgs {
         self.0.iter().next().map(|(name, _)| name)
     }
 
+    /// The message of `error`, which recipe `name` with these options is: by the names of flags, with the recipes that
+    /// take what is given. Nothing of errors that are not about an option.
+    pub(crate) fn message(&self, name: &str, error: &FormatError) -> Option<String> {
+        match error {
+            FormatError::UnusedOption { option, .. } => {
+                let flag = flag_name(option);
+                let value = self.0.get(option).unwrap_or_default();
+                let takers = recipes_with(option, value);
+                let choice = if takers.is_empty() {
+                    let has = |recipe: &&str| specs_of(recipe).iter().any(|s| s.name == option);
+                    let owners: Vec<_> = AnyRecipe::names().into_iter().filter(has).collect();
+                    format!("has it: {}", owners.join(", "))
+                } else {
+                    format!("takes --{flag} {value}: {}", takers.join(", "))
+                };
+                Some(format!(
+                    "{name} has no option --{flag}; leave it out, or choose a recipe that {choice}"
+                ))
+            }
+            FormatError::OptionValue {
+                option,
+                value,
+                expected,
+            } => Some(format!(
+                "--{} {value} is out of range of {name}: {}",
+                flag_name(option),
+                expected_or_recipes(option, value, expected)
+            )),
+            _ => None,
+        }
+    }
+
     /// The recipe `name` with the options that are given, and `defaults` for those of them that it has.
     ///
     /// # Errors
@@ -188,23 +220,20 @@ impl RecipeOptionArgs {
     }
 }
 
-/// The message of an option that a recipe does not take, by the name of its flag; nothing of other errors.
-pub(crate) fn flag_message(error: &FormatError) -> Option<String> {
-    match error {
-        FormatError::UnusedOption { recipe, option } => Some(format!(
-            "{recipe} has no option --{}; leave it out, or choose a recipe that has it",
-            flag_name(option)
-        )),
-        FormatError::OptionValue {
-            option,
-            value,
-            expected,
-        } => Some(format!(
-            "--{} {value} is out of range: {expected}",
-            flag_name(option)
-        )),
-        _ => None,
+/// What is right in the place of `value` of `option`: the values that the recipe takes, or the recipes that take it.
+pub(crate) fn expected_or_recipes(option: &str, value: &str, expected: &str) -> String {
+    match &recipes_with(option, value)[..] {
+        [] => expected.to_owned(),
+        recipes => format!("{expected}; {value} is an option of {}", recipes.join(", ")),
     }
+}
+
+/// The recipes that take `value` of `option`.
+fn recipes_with(option: &str, value: &str) -> Vec<&'static str> {
+    let mut options = RecipeOptions::default();
+    options.set(option, value);
+    let takes = |name: &&str| AnyRecipe::from_name(name, &options).is_ok();
+    AnyRecipe::names().into_iter().filter(takes).collect()
 }
 
 #[cfg(test)]

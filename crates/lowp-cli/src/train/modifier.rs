@@ -1,7 +1,7 @@
 //! [`Modifier`]: what follows a recipe's name, `NAME+MODIFIER+MODIFIER`. Options of recipes are read from what recipes say
 //! of them; controls are those of [`Control`].
 
-use crate::recipes::{flag_name, is_switch, specs_of};
+use crate::recipes::{expected_or_recipes, flag_name, is_switch, specs_of};
 use crate::usage::UsageError;
 use lowp_format::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
 
@@ -156,6 +156,21 @@ pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> UsageEr
     UsageError::new(format!(
         "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
     ))
+}
+
+/// The error of `name` with options that it does not take.
+pub(crate) fn problem(name: &str, error: &FormatError) -> UsageError {
+    match error {
+        FormatError::OptionValue {
+            option,
+            value,
+            expected,
+        } => UsageError::new(format!(
+            "{option} = {value} is out of range of {name}: {}",
+            expected_or_recipes(option, value, expected)
+        )),
+        other => UsageError::new(other.to_string()),
+    }
 }
 
 fn unknown(name: &str, modifier: &str) -> UsageError {
