@@ -101,10 +101,10 @@ pub(crate) fn table() -> Result<String> {
     Ok(format!(
         "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
          step that gathers for forward and again for backward. `lowp plan` tells them for any weight.\n\n\
-         {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even; files have the\n\
-         format e4m3 unless they are told otherwise.\n\n\
-         {}A modified recipe of `lowp train` and `lowp plan` is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the\n\
-         name of one that is on or off, OPTION=VALUE, or a control, which should train worse.\n",
+         {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even, or by\n\
+         modifiers, NAME+even; files have the format e4m3 unless they are told otherwise.\n\n\
+         {}A modified recipe is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the name of one that is on or off,\n\
+         OPTION=VALUE, or, of `lowp train` and `lowp plan`, a control, which should train worse.\n",
         recipes.render(),
         options.render(),
         modifiers.render()

@@ -86,6 +86,91 @@ fn an_option_of_other_recipes_is_told_with_them() {
     assert!(message.ends_with(expected), "{message}");
 }
 
+/// Flags and modifiers set the same options, by the names that files have or as flags, in every command that takes both.
+#[test]
+fn flags_and_modifiers_are_the_same_options() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 128], 1)]);
+    for (flags, modified) in [
+        (
+            "mxfp4 --scale-mode even",
+            &["mxfp4+even", "mxfp4+scale_mode=even"][..],
+        ),
+        ("mxfp4 --scale_mode even", &["mxfp4+scale-mode=even"]),
+        (
+            "fp8-current --pow2",
+            &["fp8-current+pow2", "fp8-current+e4m3+pow2"],
+        ),
+        (
+            "fp8-block --pow2 false",
+            &["fp8-block+no-pow2", "fp8-block+pow2=false"],
+        ),
+        ("nvfp4-1d --row_scaled true", &["nvfp4-1d+row-scaled"]),
+        (
+            "fp8-delayed --margin -3 --format e5m2",
+            &["fp8-delayed+margin=-3+e5m2"],
+        ),
+    ] {
+        bench.done(&format!(
+            "quantize in.safetensors -o flags.safetensors --recipe {flags}"
+        ));
+        bench.done(&format!(
+            "plan --shape 32x128 --world-size 2 --recipe {flags}"
+        ));
+        for recipe in modified {
+            bench.done(&format!(
+                "quantize in.safetensors -o q.safetensors --recipe {recipe}"
+            ));
+            bench.done("verify flags.safetensors q.safetensors");
+            bench.done(&format!(
+                "shard in.safetensors -o {recipe} --world-size 2 --recipe {recipe}"
+            ));
+            bench.done(&format!("unshard {recipe} -o q.safetensors"));
+            bench.done("verify flags.safetensors q.safetensors");
+            bench.done(&format!(
+                "plan --shape 32x128 --world-size 2 --recipe {recipe}"
+            ));
+        }
+    }
+    for (recipe, expected) in [
+        (
+            "mxfp8+even",
+            "scale_mode = even is out of range of mxfp8: te or ocp-floor; even is an option of mxfp4\n",
+        ),
+        (
+            "mxfp8+tensor-scale",
+            "+tensor-scale is a control of `lowp train` and `lowp plan`, which no file has; leave it out\n",
+        ),
+        (
+            "mxfp4+even --scale-mode te",
+            "--scale-mode does not go with modifiers; write it as one, NAME+scale-mode=VALUE\n",
+        ),
+        ("nope+even", "no recipe is called 'nope'"),
+    ] {
+        for command in [
+            "quantize in.safetensors -o out",
+            "shard in.safetensors -o out --world-size 2",
+        ] {
+            let message = bench.rejected(2, &format!("{command} --recipe {recipe}"));
+            assert!(message.contains(expected), "{recipe}: {message}");
+        }
+    }
+    // Spaces around a name mean nothing.
+    let spaced = ["plan", "--shape", "32x128", "--world-size", "2", "--recipe"];
+    for recipe in [" mxfp8 ", "mxfp4 + even"] {
+        bench.done(&[&spaced[..], &[recipe]].concat());
+        let quantize = [
+            "quantize",
+            "in.safetensors",
+            "-o",
+            "q.safetensors",
+            "--recipe",
+            recipe,
+        ];
+        bench.done(&quantize);
+    }
+}
+
 /// Files of before: scale_mode had another name, and options that came later are at their defaults.
 #[test]
 fn older_metadata_are_read() {

@@ -6,6 +6,7 @@ use super::names::{ScalesName, UsageName};
 use super::select::{Pattern, Select};
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
+use crate::train::{options_of_files, problem};
 use anyhow::Result;
 use globset::Glob;
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
@@ -13,7 +14,7 @@ use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RecipeArgs {
-    /// Recipe of the quantized tensors; `lowp recipes` tells what each is
+    /// Recipe of the quantized tensors, as NAME or NAME+MODIFIER; `lowp recipes` tells what each is
     #[arg(long, value_name = "NAME", value_parser = RecipeName::default())]
     recipe: String,
 
@@ -63,10 +64,7 @@ impl RecipeArgs {
     /// # Errors
     /// No such recipe, or an option that it does not have.
     pub(super) fn setup(&self) -> Result<Setup> {
-        let recipe = self.options.recipe(&self.recipe, &DEFAULTS).map_err(|e| {
-            let message = self.options.message(&self.recipe, &e);
-            input_error(message.unwrap_or_else(|| format!("--recipe: {e}")))
-        })?;
+        let recipe = self.recipe()?;
         let (usage, form) = (self.usage.into(), self.scales.into());
         check_form(&recipe, usage, form)?;
         let mut delayed_scale = None;
@@ -91,6 +89,21 @@ impl RecipeArgs {
             form,
             delayed_scale,
         })
+    }
+
+    /// The recipe with the options that flags or modifiers set.
+    fn recipe(&self) -> Result<AnyRecipe> {
+        if !self.recipe.contains('+') {
+            let recipe = self.options.recipe(&self.recipe, &DEFAULTS);
+            return recipe.map_err(|e| {
+                let message = self.options.message(&self.recipe, &e);
+                input_error(message.unwrap_or_else(|| format!("--recipe: {e}")))
+            });
+        }
+        self.options.reject_beside_modifiers()?;
+        let (name, options) = options_of_files(&self.recipe)?;
+        let recipe = RecipeOptionArgs::from(options).recipe(name, &DEFAULTS);
+        recipe.map_err(|e| problem(name, &e).into())
     }
 
     /// Which tensors are quantized.

@@ -1,5 +1,6 @@
 //! [`RecipeOptionArgs`]: a flag for every option that a recipe declares, made when the program starts.
 
+use crate::usage::UsageError;
 use clap::builder::{PossibleValuesParser, StringValueParser};
 use clap::error::Error;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
@@ -81,6 +82,8 @@ impl Flag {
         };
         let arg = Arg::new(self.name)
             .long(self.long)
+            // As `lowp recipes` and files call it.
+            .aliases((self.name != self.long).then_some(self.name))
             .help(format!("{} (of {of})", self.help))
             .help_heading("Options of recipes");
         if self.values.is_empty() {
@@ -115,7 +118,7 @@ pub(crate) fn join_switches(args: impl Iterator<Item = OsString>) -> Vec<OsStrin
         let long = arg.to_str().and_then(|arg| arg.strip_prefix("--"));
         let switch = long.is_some_and(|long| {
             let mut flags = flags().iter();
-            flags.any(|flag| flag.long == long && is_switch(&flag.values))
+            flags.any(|flag| [flag.long, flag.name].contains(&long) && is_switch(&flag.values))
         });
         if switch && let Some(value) = args.next_if(|next| next == "true" || next == "false") {
             arg.push("=");
@@ -160,10 +163,24 @@ impl FromArgMatches for RecipeOptionArgs {
     }
 }
 
+impl From<RecipeOptions> for RecipeOptionArgs {
+    fn from(options: RecipeOptions) -> Self {
+        Self(options)
+    }
+}
+
 impl RecipeOptionArgs {
-    /// The first flag that is given.
-    pub(crate) fn first(&self) -> Option<&str> {
-        self.0.iter().next().map(|(name, _)| name)
+    /// Rejects flags beside the modifiers of a recipe.
+    ///
+    /// # Errors
+    /// Names the first flag that is given.
+    pub(crate) fn reject_beside_modifiers(&self) -> Result<(), UsageError> {
+        match self.0.iter().next().map(|(option, _)| flag_name(option)) {
+            None => Ok(()),
+            Some(flag) => Err(UsageError::new(format!(
+                "--{flag} does not go with modifiers; write it as one, NAME+{flag}=VALUE"
+            ))),
+        }
     }
 
     /// The message of `error`, which recipe `name` with these options is: by the names of flags, with the recipes that

@@ -145,6 +145,30 @@ pub(crate) fn parse<'t>(
     Ok(found)
 }
 
+/// The recipe's name in `text`, `NAME+MODIFIER+MODIFIER`, and the options that its modifiers set, for a file.
+///
+/// # Errors
+/// As [`parse`]; an unknown name; or a control, which the metadata of a file cannot say.
+pub(crate) fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), UsageError> {
+    let mut parts = text.split('+').map(str::trim);
+    let name = parts.next().unwrap_or_default();
+    // An unknown name is told before its modifiers.
+    AnyRecipe::options_of(name)?;
+    let mut options = RecipeOptions::default();
+    for modifier in parse(text, name, parts)? {
+        match modifier {
+            Modifier::Option { option, value, .. } => options.set(option, &value),
+            Modifier::Control(control) => {
+                return Err(UsageError::new(format!(
+                    "{text}: +{} is a control of `lowp train` and `lowp plan`, which no file has; leave it out",
+                    control.name()
+                )));
+            }
+        }
+    }
+    Ok((name, options))
+}
+
 /// The text of `option` of recipe `name` by itself.
 fn default_of(name: &str, option: &str) -> Option<String> {
     let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).ok()?;
