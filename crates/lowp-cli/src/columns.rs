@@ -13,6 +13,11 @@ impl Columns {
         Self(Table::new(header.iter().copied(), words))
     }
 
+    /// Adds a row of the program's own words, which are shown whole.
+    pub(crate) fn own_words(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.0.row(cells);
+    }
+
     /// Adds a row. A cell is one line of a readable length, whatever is in it.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let shown = |cell: String| shown(&cell).to_string();
@@ -35,6 +40,14 @@ mod tests {
         table.row(["a".to_owned(), "1".to_owned()]);
         table.row(["longer".to_owned(), "100".to_owned()]);
         assert_eq!(table.render(), "name      n\na         1\nlonger  100\n");
+    }
+
+    #[test]
+    fn own_words_are_shown_whole() {
+        let mut table = Columns::new(&["what", "remedy"], &[0, 1]);
+        let remedy = "a recipe, ".repeat(40) + "or another";
+        table.own_words(["a".to_owned(), remedy.clone()]);
+        assert!(table.render().ends_with(&format!("a     {remedy}\n")));
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl NewFile {
                 "it exists and is no regular file; give another name",
             ));
         }
-        let temporary = Temporary::beside(&path)?;
+        let temporary = beside(&path)?;
         Ok(Self {
             path,
             temporary,
@@ -159,10 +159,15 @@ impl NewFolder {
                 ));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                return Err(io::Error::other(
+                    "it exists and is no folder; give another name",
+                ));
+            }
             Err(error) => return Err(error),
         }
         let permissions = fs::metadata(&path).ok().map(|data| data.permissions());
-        let temporary = Temporary::beside(&path)?;
+        let temporary = beside(&path)?;
         if let Some(permissions) = &permissions {
             // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
             fs::set_permissions(temporary.path(), writable(permissions))?;
@@ -286,6 +291,16 @@ fn writable(permissions: &Permissions) -> Permissions {
     permissions.clone()
 }
 
+/// A temporary beside `path`, whose folder exists.
+fn beside(path: &Path) -> io::Result<Temporary> {
+    Temporary::beside(path).map_err(|error| {
+        let folder = path.parent().unwrap_or(path).display();
+        io::Error::other(format!(
+            "the folder {folder} takes no new file ({error}); give a name in another one, or free it"
+        ))
+    })
+}
+
 /// The path behind links; its parent must exist.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
@@ -302,8 +317,19 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
             let parent = path
                 .parent()
                 .filter(|parent| !parent.as_os_str().is_empty());
-            Ok(fs::canonicalize(parent.unwrap_or(Path::new(".")))?.join(name))
+            let parent = parent.unwrap_or(Path::new("."));
+            let folder = fs::canonicalize(parent).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => io::Error::other(format!(
+                    "there is no folder {}; make it, or give a name in another one",
+                    parent.display()
+                )),
+                _ => error,
+            })?;
+            Ok(folder.join(name))
         }
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Err(io::Error::other(
+            "a part of it before its name is no folder; give a name in another one",
+        )),
         other => other,
     }
 }
@@ -351,6 +377,33 @@ mod tests {
         assert!(error.to_string().contains("/no/such/folder/x"));
         let error = check_writable("--json", path).unwrap_err().to_string();
         assert!(error.starts_with("--json: cannot write /no/such/folder/x"));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_told_with_the_remedy() -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        let missing = dir.path().join("nodir");
+        fs::write(dir.path().join("file"), "")?;
+        for (path, expected) in [
+            (
+                missing.join("x"),
+                format!("there is no folder {}; make it, or", missing.display()),
+            ),
+            (
+                dir.path().join("file/x"),
+                "is no folder; give a name in another one".to_owned(),
+            ),
+        ] {
+            let file = check_writable("-o", &path).unwrap_err().to_string();
+            let folder = NewFolder::at(&path).unwrap_err().to_string();
+            for error in [file, folder] {
+                assert!(error.contains(&expected), "{error}");
+                assert!(!error.contains("os error"), "{error}");
+            }
+        }
+        let error = NewFolder::at(&dir.path().join("file")).unwrap_err();
+        assert!(error.to_string().contains("is no folder; give"), "{error}");
+        Ok(())
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::io::{ErrorKind, Write, stderr, stdout};
 
 /// Characters of a name that are shown from its start and from its end, where it has more than both.
 const NAME: [usize; 2] = [72, 24];
+/// The same of a reason with its remedy; three of them and their names fit into a message.
+const REASON: [usize; 2] = [200, 300];
 /// The same of a whole message.
 const MESSAGE: [usize; 2] = [1500, 500];
 /// Axes of a shape that are shown.
@@ -37,6 +39,11 @@ pub(crate) fn note(line: &str) {
 /// that control a terminal, reorder or hide text spelled out.
 pub(crate) fn shown(name: &str) -> Shown<'_> {
     Shown(name)
+}
+
+/// Why something is so, which may repeat parts of a file, as it may be shown: with the remedy at its end.
+pub(crate) fn reason(text: &str) -> String {
+    shorten(text, REASON)
 }
 
 /// What [`shown`] returns.

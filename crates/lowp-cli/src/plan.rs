@@ -3,7 +3,7 @@
 mod json;
 
 use crate::output;
-use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message, flag_name};
+use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::train::{DEFAULT_RECIPE, Variant, plain_recipe};
 use crate::usage::UsageError;
 use anyhow::Result;
@@ -70,18 +70,12 @@ pub(crate) struct Args {
 /// Arguments that name no recipe, or a shape or world that the recipe cannot take.
 pub(crate) fn main(args: &Args) -> Result<()> {
     let text = if args.recipe.contains('+') {
-        if let Some(option) = args.options.first() {
-            let flag = flag_name(option);
-            return Err(UsageError::new(format!(
-                "--{flag} does not go with modifiers; write it as one, NAME+{flag}=VALUE"
-            ))
-            .into());
-        }
+        args.options.reject_beside_modifiers()?;
         let variant: Variant = args.recipe.parse()?;
         plan(&variant, args)?
     } else {
         let recipe = args.options.recipe(&args.recipe, &[]);
-        let recipe = recipe.map_err(|e| match flag_message(&e) {
+        let recipe = recipe.map_err(|e| match args.options.message(&args.recipe, &e) {
             Some(message) => UsageError::new(message),
             None => e.into(),
         })?;

@@ -5,7 +5,7 @@ mod options;
 
 pub(crate) use name::RecipeName;
 pub(crate) use options::{
-    RecipeOptionArgs, flag_message, flag_name, is_switch, join_switches, specs_of,
+    RecipeOptionArgs, expected_or_recipes, flag_name, is_switch, join_switches, specs_of,
 };
 
 use crate::columns::Columns;
@@ -63,7 +63,7 @@ pub(crate) fn table() -> Result<String> {
     for recipe in AnyRecipe::all() {
         let facts = Facts::of(&recipe);
         let bytes = Bytes::of(&recipe)?;
-        recipes.row([
+        recipes.own_words([
             recipe.name().to_owned(),
             facts.elements,
             facts.scales.unwrap_or_else(|| "-".to_owned()),
@@ -79,7 +79,7 @@ pub(crate) fn table() -> Result<String> {
         // Few enough for a line.
         for (i, some) in set.chunks(4).enumerate() {
             let name = if i == 0 { recipe.name() } else { "" };
-            options.row([name.to_owned(), some.join(", ")]);
+            options.own_words([name.to_owned(), some.join(", ")]);
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
@@ -96,15 +96,15 @@ pub(crate) fn table() -> Result<String> {
         } else {
             takers.join(", ")
         };
-        modifiers.row([format!("+{name}"), what, of]);
+        modifiers.own_words([format!("+{name}"), what, of]);
     }
     Ok(format!(
         "{}`stored` and `sent` are bytes per element of a {SHAPE} weight over {WORLD} ranks, all together; sent in one\n\
          step that gathers for forward and again for backward. `lowp plan` tells them for any weight.\n\n\
-         {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even; files have the\n\
-         format e4m3 unless they are told otherwise.\n\n\
-         {}A modified recipe of `lowp train` and `lowp plan` is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the\n\
-         name of one that is on or off, OPTION=VALUE, or a control, which should train worse.\n",
+         {}`lowp quantize`, `lowp shard` and `lowp plan` set them by flags of these names, --scale-mode even, or by\n\
+         modifiers, NAME+even; files have the format e4m3 unless they are told otherwise.\n\n\
+         {}A modified recipe is NAME+MODIFIER+MODIFIER. A modifier is a value of an option, the name of one that is on or off,\n\
+         OPTION=VALUE, or, of `lowp train` and `lowp plan`, a control, which should train worse.\n",
         recipes.render(),
         options.render(),
         modifiers.render()

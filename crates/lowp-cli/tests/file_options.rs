@@ -255,10 +255,81 @@ fn inspect_says_the_same_in_both_forms() {
                     side["saturated"].to_string(),
                     float("rel_error"),
                     float("max_error"),
+                    side["non_finite"].to_string(),
                 ];
                 row_of(cells, rows.next());
             }
         }
         assert_eq!(rows.next(), None);
+    }
+}
+
+/// What no error can be told of is counted, in both forms, by each rank for its rows.
+#[test]
+fn inspect_counts_what_is_not_finite() {
+    let bench = Bench::new();
+    let mut reference = values(32 * 64, 1);
+    for (at, value) in [
+        (0, f32::NAN),
+        (65, f32::INFINITY),
+        (2047, f32::NEG_INFINITY),
+    ] {
+        reference[at] = value;
+    }
+    bench.write(
+        "in.safetensors",
+        &[f32s("w", &[32, 64], &values(32 * 64, 1))],
+    );
+    bench.write("other.safetensors", &[f32s("w", &[32, 64], &reference)]);
+    bench.done("quantize in.safetensors -o q.safetensors --recipe fp8-current");
+    bench.done("shard in.safetensors -o ranks --world-size 2 --recipe fp8-current");
+    for (file, counts) in [("q.safetensors", &[3][..]), ("ranks", &[2, 1])] {
+        let line = format!("inspect {file} --reference other.safetensors");
+        let text = bench.done(&line);
+        let json: Value =
+            serde_json::from_str(&bench.done(&format!("{line} --json"))).expect("JSON");
+        let rows = text
+            .lines()
+            .filter(|line| line.starts_with("w  ") && line.contains('e'));
+        let last: Vec<&str> = rows
+            .filter_map(|row| row.split_whitespace().last())
+            .collect();
+        for (i, count) in counts.iter().enumerate() {
+            let file = &json["files"][i];
+            let side = &file["tensors"][0]["quantized"]["orientations"][0];
+            assert_eq!(side["non_finite"], *count, "{file}");
+            assert!(side["max_error"].is_number(), "{file}");
+            assert!(last.contains(&&*count.to_string()), "{text}");
+        }
+        assert!(text.contains("  non-finite\n"), "{text}");
+    }
+}
+
+/// Block scales have the form that is asked for, or there is an error; scales of tensors and lines are the same in every form.
+#[test]
+fn scales_that_are_not_swizzled() {
+    let bench = model();
+    for command in ["quantize", "shard --world-size 2"] {
+        for (recipe, code) in [("fp8-block", "F32"), ("fp8-block-1d", "F32")] {
+            let message = bench.rejected(
+                2,
+                &format!("{command} in.safetensors -o out --scales swizzled --recipe {recipe}"),
+            );
+            let expected = format!(
+                "--scales swizzled: {recipe} has {code} block scales, which have no such form \
+                 (docs/scale-layouts.md); give --scales compact or padded"
+            );
+            assert!(message.contains(&expected), "{message}");
+        }
+    }
+    for recipe in ["fp8-rowwise", "fp8-current", "fp8-delayed"] {
+        let found = ["padded", "compact", "swizzled"].map(|form| {
+            bench.done(&format!(
+                "quantize in.safetensors -o q.safetensors --scales {form} --recipe {recipe}"
+            ));
+            let found = bench.read("q.safetensors").tensors;
+            found["a.weight.rowwise_scale_inv"].clone()
+        });
+        assert!(found.iter().all(|scale| *scale == found[0]), "{recipe}");
     }
 }

@@ -327,3 +327,109 @@ fn a_repeated_key_of_the_metadata_is_an_error() {
         }
     }
 }
+
+/// Keys of ours are those of the version that the file states, for every command; a file without any is somebody else's.
+#[test]
+fn keys_of_ours_need_their_version() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[f32s("w", &[32, 32], &values(1024, 1))]);
+    bench.done("quantize in.safetensors -o q.safetensors --recipe mxfp8");
+    let found = bench.read("q.safetensors");
+    let text = found.metadata["lowp.tensor.w"].as_str();
+    let write = |name: &str, metadata: &[(&str, &str)]| {
+        let tensors: Vec<support::Tensor> = found
+            .tensors
+            .iter()
+            .map(|(name, (dtype, shape, bytes))| {
+                support::tensor(name, *dtype, shape, bytes.clone())
+            })
+            .collect();
+        bench.write_with(name, &tensors, metadata);
+    };
+    let tensor = ("lowp.tensor.w", text);
+    for (metadata, expected) in [
+        (&[tensor][..], "'lowp.tensor.w' and no lowp.format"),
+        (
+            &[("lowp.version", "1"), tensor],
+            "'lowp.tensor.w' and no lowp.format",
+        ),
+        (&[("lowp.Format", "1")], "'lowp.Format' and no lowp.format"),
+        (
+            &[("lowp.format", "1.0"), tensor],
+            "lowp.format is '1.0' and this program reads '1'",
+        ),
+        (&[("lowp.format", "")], "lowp.format is ''"),
+        (
+            &[("lowp.format", "1"), ("lowp.tensors.w", text)],
+            "'lowp.tensors.w' is none of lowp.format '1'",
+        ),
+    ] {
+        write("bad.safetensors", metadata);
+        for command in [
+            "verify bad.safetensors q.safetensors",
+            "verify q.safetensors bad.safetensors",
+            "verify bad.safetensors --source in.safetensors",
+            "inspect bad.safetensors",
+            "inspect q.safetensors --reference bad.safetensors",
+            "dequantize bad.safetensors -o out",
+            "quantize bad.safetensors -o out --recipe mxfp8",
+            "shard bad.safetensors -o out --recipe mxfp8 --world-size 2",
+        ] {
+            let message = bench.rejected(2, command);
+            assert!(message.contains(expected), "{command}: {message}");
+        }
+    }
+    for metadata in [&[][..], &[("format", "pt"), ("lowp", "1")]] {
+        write("foreign.safetensors", metadata);
+        let text = bench.done("inspect foreign.safetensors");
+        assert!(text.contains(", 0 quantized, "), "{text}");
+        let message = bench.rejected(1, "verify q.safetensors foreign.safetensors");
+        assert!(message.contains("lacks its metadata"), "{message}");
+    }
+}
+
+/// Of a sharded model the metadata of all files count, and each has the version.
+#[test]
+fn files_of_a_model_agree_on_its_metadata() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[f32s("w", &[32, 32], &values(1024, 1))]);
+    bench.done("quantize in.safetensors -o a.safetensors --recipe mxfp8");
+    let text = bench.read("a.safetensors").metadata["lowp.tensor.w"].clone();
+    let places: Vec<String> = bench
+        .read("a.safetensors")
+        .names()
+        .iter()
+        .map(|name| format!(r#""{name}":"a.safetensors""#))
+        .collect();
+    let index = format!(
+        r#"{{"weight_map":{{{},"v":"b.safetensors"}}}}"#,
+        places.join(",")
+    );
+    std::fs::write(bench.path("m.index.json"), index).expect("an index");
+    let other = text.replace("padded", "swizzled");
+    for (metadata, expected) in [
+        (&[][..], None),
+        (&[("lowp.format", "1"), ("lowp.tensor.w", &text)], None),
+        (
+            &[("lowp.format", "1"), ("lowp.tensor.w", &other)],
+            Some("not those of another file"),
+        ),
+        (&[("lowp.tensor.w", &text)], Some("no lowp.format")),
+        (&[("lowp.format", "2")], Some("reads '1'")),
+    ] {
+        let v = f32s("v", &[4], &values(4, 1));
+        bench.write_with("b.safetensors", &[v], metadata);
+        match expected {
+            None => assert!(
+                bench
+                    .done("inspect m.index.json")
+                    .contains(", 1 quantized, ")
+            ),
+            Some(expected) => {
+                let message = bench.rejected(2, "inspect m.index.json");
+                assert!(message.starts_with("error: b.safetensors: "), "{message}");
+                assert!(message.contains(expected), "{message}");
+            }
+        }
+    }
+}

@@ -39,6 +39,138 @@ fn switches_take_values_and_leave_arguments() {
     );
 }
 
+/// A value that a recipe does not have is told with the recipe, and with those that take it.
+#[test]
+fn an_option_of_other_recipes_is_told_with_them() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 128], 1)]);
+    for (recipe, option, expected) in [
+        (
+            "fp8-current",
+            "--scale-mode even",
+            "fp8-current has no option --scale-mode; leave it out, or choose a recipe that takes --scale-mode even: mxfp4\n",
+        ),
+        (
+            "mxfp8",
+            "--scale-mode even",
+            "--scale-mode even is out of range of mxfp8: te or ocp-floor; even is an option of mxfp4\n",
+        ),
+        (
+            "nvfp4-2d",
+            "--row-scaled",
+            "nvfp4-2d has no option --row-scaled; leave it out, or choose a recipe that takes --row-scaled true: nvfp4-1d\n",
+        ),
+        (
+            "fp8-delayed",
+            "--margin 65",
+            "--margin 65 is out of range of fp8-delayed: -64 to 64 binary orders\n",
+        ),
+        (
+            "mxfp8",
+            "--margin 65",
+            "mxfp8 has no option --margin; leave it out, or choose a recipe that has it: fp8-delayed\n",
+        ),
+    ] {
+        for command in [
+            "quantize in.safetensors -o out",
+            "shard in.safetensors -o out --world-size 2",
+            "plan --shape 32x128 --world-size 2",
+        ] {
+            let message = bench.rejected(2, &format!("{command} --recipe {recipe} {option}"));
+            assert!(message.ends_with(expected), "{command}: {message}");
+        }
+    }
+    let message = bench.rejected(2, "plan --shape 32x128 --world-size 2 --recipe mxfp8+even");
+    let expected =
+        "scale_mode = even is out of range of mxfp8: te or ocp-floor; even is an option of mxfp4\n";
+    assert!(message.ends_with(expected), "{message}");
+}
+
+/// Flags and modifiers set the same options, by the names that files have or as flags, in every command that takes both.
+#[test]
+fn flags_and_modifiers_are_the_same_options() {
+    let bench = Bench::new();
+    bench.write("in.safetensors", &[matrix("w", &[32, 128], 1)]);
+    for (flags, modified) in [
+        (
+            "mxfp4 --scale-mode even",
+            &["mxfp4+even", "mxfp4+scale_mode=even"][..],
+        ),
+        ("mxfp4 --scale_mode even", &["mxfp4+scale-mode=even"]),
+        (
+            "fp8-current --pow2",
+            &["fp8-current+pow2", "fp8-current+e4m3+pow2"],
+        ),
+        (
+            "fp8-block --pow2 false",
+            &["fp8-block+no-pow2", "fp8-block+pow2=false"],
+        ),
+        ("nvfp4-1d --row_scaled true", &["nvfp4-1d+row-scaled"]),
+        (
+            "fp8-delayed --margin -3 --format e5m2",
+            &["fp8-delayed+margin=-3+e5m2"],
+        ),
+    ] {
+        bench.done(&format!(
+            "quantize in.safetensors -o flags.safetensors --recipe {flags}"
+        ));
+        bench.done(&format!(
+            "plan --shape 32x128 --world-size 2 --recipe {flags}"
+        ));
+        for recipe in modified {
+            bench.done(&format!(
+                "quantize in.safetensors -o q.safetensors --recipe {recipe}"
+            ));
+            bench.done("verify flags.safetensors q.safetensors");
+            bench.done(&format!(
+                "shard in.safetensors -o {recipe} --world-size 2 --recipe {recipe}"
+            ));
+            bench.done(&format!("unshard {recipe} -o q.safetensors"));
+            bench.done("verify flags.safetensors q.safetensors");
+            bench.done(&format!(
+                "plan --shape 32x128 --world-size 2 --recipe {recipe}"
+            ));
+        }
+    }
+    for (recipe, expected) in [
+        (
+            "mxfp8+even",
+            "scale_mode = even is out of range of mxfp8: te or ocp-floor; even is an option of mxfp4\n",
+        ),
+        (
+            "mxfp8+tensor-scale",
+            "+tensor-scale is a control of `lowp train` and `lowp plan`, which no file has; leave it out\n",
+        ),
+        (
+            "mxfp4+even --scale-mode te",
+            "--scale-mode does not go with modifiers; write it as one, NAME+scale-mode=VALUE\n",
+        ),
+        ("nope+even", "no recipe is called 'nope'"),
+    ] {
+        for command in [
+            "quantize in.safetensors -o out",
+            "shard in.safetensors -o out --world-size 2",
+        ] {
+            let message = bench.rejected(2, &format!("{command} --recipe {recipe}"));
+            assert!(message.contains(expected), "{recipe}: {message}");
+        }
+    }
+    // Spaces around a name mean nothing.
+    let spaced = ["plan", "--shape", "32x128", "--world-size", "2", "--recipe"];
+    for recipe in [" mxfp8 ", "mxfp4 + even"] {
+        bench.done(&[&spaced[..], &[recipe]].concat());
+        let quantize = [
+            "quantize",
+            "in.safetensors",
+            "-o",
+            "q.safetensors",
+            "--recipe",
+            recipe,
+        ];
+        bench.done(&quantize);
+    }
+}
+
 /// Files of before: scale_mode had another name, and options that came later are at their defaults.
 #[test]
 fn older_metadata_are_read() {

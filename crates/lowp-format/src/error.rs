@@ -167,7 +167,7 @@ pub enum FormatError {
         why: String,
     },
     /// A layout that the buffer does not have.
-    #[error("{key} has no {form} form: {why}")]
+    #[error("{key} has no {form} form: {why}; take another form")]
     NoSuchForm {
         /// The buffer.
         key: BufferKey,

@@ -66,6 +66,14 @@ pub enum KernelError {
         /// The code of the elements.
         element: Code,
     },
+    /// A delayed scale of elements that are not scaled.
+    #[error(
+        "a delayed scale of {element} elements; only E4M3, E5M2 and E2M1 elements have scales, so give the element code of a recipe below 16 bits"
+    )]
+    DelayedElement {
+        /// The code of the elements.
+        element: Code,
+    },
     /// A delayed scale that would leave too many powers of two unused.
     #[error("a margin of {margin} binary orders; a scale leaves {least} to {most} unused")]
     Margin {

@@ -157,7 +157,7 @@ pub struct HistoryJob<B: Backend> {
     pub algorithm: AmaxAlgorithm,
     /// The scale leaves this many powers of two unused: -64 to 64.
     pub margin: i32,
-    /// Element code whose largest value the scale aims at.
+    /// Element code whose largest value the scale aims at: E4M3, E5M2 or E2M1.
     pub element: Code,
 }
 

@@ -4,15 +4,17 @@ use super::cast::{has_delayed_scale, is_scale};
 use super::input_error::input_error;
 use super::names::{ScalesName, UsageName};
 use super::select::{Pattern, Select};
-use crate::recipes::{RecipeName, RecipeOptionArgs, flag_message};
+use crate::output::shown;
+use crate::recipes::{RecipeName, RecipeOptionArgs};
+use crate::train::{options_of_files, problem};
 use anyhow::Result;
 use globset::Glob;
-use lowp_format::{AnyRecipe, Form, Recipe, Usage};
+use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 
 /// How tensors are quantized, and which.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RecipeArgs {
-    /// Recipe of the quantized tensors; `lowp recipes` tells what each is
+    /// Recipe of the quantized tensors, as NAME or NAME+MODIFIER; `lowp recipes` tells what each is
     #[arg(long, value_name = "NAME", value_parser = RecipeName::default())]
     recipe: String,
 
@@ -26,7 +28,7 @@ pub(super) struct RecipeArgs {
 
     /// Encode scale of delayed scaling [default: from each tensor's own amax]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
-    delayed_scale: Option<f32>,
+    delayed_scale: Option<String>,
 
     /// Quantize only tensors whose name matches; `*` matches any characters. May be repeated
     #[arg(long, value_name = "GLOB")]
@@ -62,28 +64,46 @@ impl RecipeArgs {
     /// # Errors
     /// No such recipe, or an option that it does not have.
     pub(super) fn setup(&self) -> Result<Setup> {
-        let recipe = self.options.recipe(&self.recipe, &DEFAULTS).map_err(|e| {
-            input_error(flag_message(&e).unwrap_or_else(|| format!("--recipe: {e}")))
-        })?;
-        if let Some(scale) = self.delayed_scale {
+        let recipe = self.recipe()?;
+        let (usage, form) = (self.usage.into(), self.scales.into());
+        check_form(&recipe, usage, form)?;
+        let mut delayed_scale = None;
+        if let Some(text) = &self.delayed_scale {
             if !has_delayed_scale(&recipe) {
                 return Err(input_error(format!(
                     "{} has no delayed scale; leave out --delayed-scale, or choose a recipe with delayed scaling",
                     recipe.name()
                 )));
             }
-            if !is_scale(scale) {
+            delayed_scale = text.parse().ok().filter(|scale| is_scale(*scale));
+            if delayed_scale.is_none() {
                 return Err(input_error(format!(
-                    "--delayed-scale {scale} is no scale; give a positive finite number"
+                    "--delayed-scale {} is no scale; give a positive finite number from 3e-39 to 3.4e38",
+                    shown(text)
                 )));
             }
         }
         Ok(Setup {
             recipe,
-            usage: self.usage.into(),
-            form: self.scales.into(),
-            delayed_scale: self.delayed_scale,
+            usage,
+            form,
+            delayed_scale,
         })
+    }
+
+    /// The recipe with the options that flags or modifiers set.
+    fn recipe(&self) -> Result<AnyRecipe> {
+        if !self.recipe.contains('+') {
+            let recipe = self.options.recipe(&self.recipe, &DEFAULTS);
+            return recipe.map_err(|e| {
+                let message = self.options.message(&self.recipe, &e);
+                input_error(message.unwrap_or_else(|| format!("--recipe: {e}")))
+            });
+        }
+        self.options.reject_beside_modifiers()?;
+        let (name, options) = options_of_files(&self.recipe)?;
+        let recipe = RecipeOptionArgs::from(options).recipe(name, &DEFAULTS);
+        recipe.map_err(|e| problem(name, &e).into())
     }
 
     /// Which tensors are quantized.
@@ -97,6 +117,35 @@ impl RecipeArgs {
             keep_unfit: self.keep_unfit,
         })
     }
+}
+
+/// Checks that the block scales of `recipe` that serve `usage` have `form`. A recipe without block scales has nothing that
+/// would: scales of tensors and of lines are the same numbers in every form.
+fn check_form(recipe: &AnyRecipe, usage: Usage, form: Form) -> Result<()> {
+    let specs = recipe.buffers(usage);
+    let scales = || specs.iter().filter(|s| s.key.part == Part::BlockScale);
+    let has = |form: Form| {
+        scales().all(|spec| {
+            let mut served = (spec.key.usage & usage).orientations();
+            served.all(|o| ScaleLayout::new(spec, Shape::new(0, 0), o, form).is_ok())
+        })
+    };
+    if has(form) {
+        return Ok(());
+    }
+    let codes: Vec<String> = scales().map(|spec| spec.code.to_string()).collect();
+    let others: Vec<&str> = Form::ALL
+        .into_iter()
+        .filter(|form| has(*form))
+        .map(Form::name)
+        .collect();
+    Err(input_error(format!(
+        "--scales {}: {} has {} block scales, which have no such form (docs/scale-layouts.md); give --scales {}",
+        form.name(),
+        recipe.name(),
+        codes.first().map_or("no", String::as_str),
+        others.join(" or ")
+    )))
 }
 
 /// The patterns that `option` gives.

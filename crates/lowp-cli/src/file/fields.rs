@@ -91,17 +91,21 @@ pub(super) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     }
 }
 
-/// The shape that arithmetic sees of `shape`, which is `full` or the rows of a rank: where the tensor has no elements
-/// there are no rows and no columns to walk either, however many the file states.
-pub(super) fn worked(shape: Shape, full: Shape) -> Shape {
-    if full.elements() == 0 {
-        Shape::new(0, 0)
-    } else {
-        shape
+/// The shape that arithmetic sees of `shape`, which is `full` or the rows of a rank, in the buffers `specs`: where the
+/// tensor has no elements there are no rows and no columns to walk either, however many the file states, but for those
+/// that have a scale or an amax each.
+pub(super) fn worked([shape, full]: [Shape; 2], specs: &[BufferSpec]) -> Shape {
+    if full.elements() > 0 {
+        return shape;
     }
+    let outer = || specs.iter().filter(|spec| spec.key.part.is_outer());
+    let [rows, cols] =
+        [0, 1].map(|axis| outer().any(|spec| spec.block()[axis] != BufferSpec::WHOLE));
+    let counted = |is: bool, len: usize| if is { len } else { 0 };
+    Shape::new(counted(rows, shape.rows), counted(cols, shape.cols))
 }
 
-/// The fields of a tensor of `shape`, all or some rows of `full`, that holds `specs` and serves `usage`, block scales in `form`.
+/// The fields of a tensor of `shape`, which may be the rows of a rank, that holds `specs` and serves `usage`, block scales in `form`.
 ///
 /// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form
 /// it is stored once, under the rowwise names. Scales and amaxes of lines are arrays, whatever the form.
@@ -111,7 +115,7 @@ pub(super) fn worked(shape: Shape, full: Shape) -> Shape {
 pub(super) fn fields(
     recipe: &impl Recipe,
     specs: &[BufferSpec],
-    [shape, full]: [Shape; 2],
+    shape: Shape,
     usage: Usage,
     form: Form,
 ) -> Result<Vec<Field>, FormatError> {
@@ -156,9 +160,7 @@ pub(super) fn fields(
                 fields.push(Field::number(name, content));
                 continue;
             }
-            // Nothing has no lines.
-            let lines = worked(shape, full);
-            let layout = ScaleLayout::new(spec, lines, orientation, Form::Compact)?;
+            let layout = ScaleLayout::new(spec, shape, orientation, Form::Compact)?;
             let mut field = Field::array(name, content, layout);
             if key.part == Part::Amax {
                 // A vector.

@@ -10,9 +10,13 @@ use crate::output::{message, shown};
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
 use safetensors::Dtype;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
+/// What every key of ours begins with.
+const PREFIX: &str = "lowp.";
 /// The key of the contract's version.
 pub(super) const FORMAT_KEY: &str = "lowp.format";
 /// The version that is written and read.
@@ -27,7 +31,50 @@ pub(super) fn key(name: &str) -> String {
 
 /// Whether a key is one of ours, to be left out when metadata are copied.
 pub(super) fn is_ours(key: &str) -> bool {
-    key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX)
+    key.starts_with(PREFIX)
+}
+
+/// Checks the keys of ours among those of one file: they say their version, and are those of it. A file without any is
+/// somebody else's.
+///
+/// # Errors
+/// Keys of ours without the version or of another one, and keys that the version does not have.
+pub(super) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
+    let ours = || metadata.keys().filter(|key| is_ours(key));
+    let Some(first) = ours().min() else {
+        return Ok(());
+    };
+    let Some(version) = metadata.get(FORMAT_KEY) else {
+        return Err(file_error(
+            path,
+            format!(
+                "it has the metadata '{}' and no {FORMAT_KEY}, which says how they are read; copy all metadata of the file that \
+                 lowp wrote, or quantize the model again",
+                shown(first)
+            ),
+        ));
+    };
+    if version != FORMAT {
+        return Err(file_error(
+            path,
+            format!(
+                "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
+                shown(version)
+            ),
+        ));
+    }
+    let known = |key: &str| key == FORMAT_KEY || key.starts_with(TENSOR_PREFIX);
+    match ours().filter(|key| !known(key)).min() {
+        None => Ok(()),
+        Some(key) => Err(file_error(
+            path,
+            format!(
+                "the metadata key '{}' is none of {FORMAT_KEY} '{FORMAT}', which has {TENSOR_PREFIX}NAME alone; use the lowp that \
+                 wrote it, or give the key another name",
+                shown(key)
+            ),
+        )),
+    }
 }
 
 /// The part of a tensor that a rank file holds.
@@ -56,10 +103,32 @@ pub(super) struct Text {
     pub(super) dtype: String,
     pub(super) usage: String,
     pub(super) scales: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "narrow",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub(super) delayed_scale: Option<f32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) shard: Option<ShardText>,
+}
+
+/// A number that f32 holds; a larger one would be infinite.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the check is made on the narrow value"
+)]
+fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f32>, D::Error> {
+    let Some(wide) = Option::<f64>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    let narrow = wide as f32;
+    if narrow.is_infinite() {
+        return Err(D::Error::custom(format!(
+            "it has no delayed scale {wide:?}"
+        )));
+    }
+    Ok(Some(narrow))
 }
 
 /// The part of a tensor that a rank file holds, checked.
@@ -125,8 +194,7 @@ impl Quantized {
             }
         };
         let usage = usage(&text.usage)?;
-        let fields =
-            fields::fields(&recipe, &specs, [shape, full], usage, form).map_err(problem)?;
+        let fields = fields::fields(&recipe, &specs, shape, usage, form).map_err(problem)?;
         Dtype::named(&text.dtype).ok_or_else(|| named("dtype", &text.dtype))?;
         let name = name.to_owned();
         Ok(Self {
@@ -184,23 +252,10 @@ fn read_shard(
 /// The quantized tensors of `model`, by name; every field is there with the dtype and shape that it must have.
 ///
 /// # Errors
-/// Metadata of another version, that say nothing sensible, or that the tensors do not fit.
+/// Metadata that say nothing sensible, or that the tensors do not fit.
 pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
-    let metadata = model.metadata();
-    if let Some(version) = metadata
-        .get(FORMAT_KEY)
-        .filter(|version| *version != FORMAT)
-    {
-        return Err(file_error(
-            model.path(),
-            format!(
-                "{FORMAT_KEY} is '{}' and this program reads '{FORMAT}'; use the lowp that wrote it",
-                shown(version)
-            ),
-        ));
-    }
     let mut tensors = BTreeMap::new();
-    for (key, json) in metadata {
+    for (key, json) in model.metadata() {
         let Some(name) = key.strip_prefix(TENSOR_PREFIX) else {
             continue;
         };

@@ -4,11 +4,12 @@ use super::foreign;
 use super::header::{self, MAX_HEADER, Unique};
 use super::input_error::{file_error, input_error};
 use super::map::Bytes;
+use super::meta;
 use crate::files::{open_regular, read_regular};
 use crate::output::{dims, shown};
 use anyhow::{Context, Result, ensure};
 use safetensors::Dtype;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -261,16 +262,33 @@ impl Model {
                 ));
             }
         }
-        for (key, value) in header.metadata().iter().flatten() {
-            self.metadata
-                .entry(key.clone())
-                .or_insert_with(|| value.clone());
+        if let Some(metadata) = header.metadata() {
+            meta::check_keys(path, metadata)?;
+            self.add_metadata(path, metadata)?;
         }
         self.files.push(Opened {
             path: path.to_owned(),
             file,
             length,
         });
+        Ok(())
+    }
+
+    /// Of keys that several files have, the first value is kept; ours must agree.
+    fn add_metadata(&mut self, path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
+        for (key, value) in metadata {
+            let entry = self.metadata.entry(key.clone());
+            let known = entry.or_insert_with(|| value.clone());
+            if known != value && meta::is_ours(key) {
+                return Err(file_error(
+                    path,
+                    format!(
+                        "its metadata '{}' are not those of another file of the model; quantize the model again",
+                        shown(key)
+                    ),
+                ));
+            }
+        }
         Ok(())
     }
 

@@ -71,7 +71,7 @@ pub(super) enum ScalesName {
     Padded,
     /// One per block, without padding; a 2-D scale once per tile
     Compact,
-    /// 128x4 tiles, as cuBLASLt reads them
+    /// 128x4 tiles, as cuBLASLt reads them; of 8-bit scales only
     Swizzled,
 }
 

@@ -120,7 +120,7 @@ pub(super) fn outputs<'a, B: Backend>(
         };
         let Matrix { shape, setup } = matrix;
         let specs = setup.recipe.buffers(setup.usage);
-        let fields = fields::fields(&setup.recipe, &specs, [shape; 2], setup.usage, setup.form)
+        let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
             .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
         sources.push(tensor.len());
         items.extend(made_items(jobs.len(), tensor.name, &fields));
@@ -133,10 +133,11 @@ pub(super) fn outputs<'a, B: Backend>(
         let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
         let (recipe, delayed_scale) = (setup.recipe, setup.delayed_scale);
         let load = |range| load(backend, tensor, range, progress);
+        let worked = worked([*shape; 2], &specs);
         let (full, amax) = match &cuts {
             None => {
                 let source = load(0..shape.elements())?;
-                let full = empty(backend, recipe, worked(*shape, *shape), &specs)?;
+                let full = empty(backend, recipe, worked, &specs)?;
                 let solo = LocalComm::solo(backend);
                 let amax = cast(backend, &solo, &full, source, delayed_scale, pass)?;
                 (full, amax)
@@ -144,7 +145,7 @@ pub(super) fn outputs<'a, B: Backend>(
             Some(cuts) => {
                 let flat = Flat {
                     recipe,
-                    shape: worked(*shape, *shape),
+                    shape: worked,
                     specs: &specs,
                     delayed_scale,
                     pass,

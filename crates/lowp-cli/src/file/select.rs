@@ -176,6 +176,9 @@ impl Select {
     }
 }
 
+/// Most rows or columns of a tensor without elements that have a scale or an amax each: a file states any number of them.
+const MAX_EMPTY_LINES: usize = 1 << 20;
+
 /// Whether a tensor is one of those that are quantized; others pass through.
 fn is_matrix(tensor: &Tensor<'_>) -> bool {
     tensor.shape.len() >= 2 && !is_integer(tensor.dtype)
@@ -208,5 +211,15 @@ fn fit(tensor: &Tensor<'_>, setup: &Setup) -> Result<Shape, String> {
     let problem = |e: lowp_format::FormatError| e.to_string();
     let shape = fields::matrix(tensor.shape).map_err(problem)?;
     setup.recipe.check(shape).map_err(problem)?;
+    if shape.elements() == 0 {
+        let specs = setup.recipe.buffers(setup.usage);
+        let lines = fields::worked([shape; 2], &specs);
+        if lines.rows.max(lines.cols) > MAX_EMPTY_LINES {
+            return Err(format!(
+                "{shape} has no elements, and {} keeps a number of each line; at most {MAX_EMPTY_LINES} are written of such a tensor",
+                setup.recipe.name()
+            ));
+        }
+    }
     Ok(shape)
 }

@@ -150,7 +150,7 @@ impl<'a> Plan<'a> {
                 continue;
             };
             // What unshard will write must be possible, too.
-            fields::fields(&setup.recipe, &specs, [shape; 2], setup.usage, setup.form)
+            fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
                 .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
             plan.jobs.push((tensor, shape));
         }
@@ -163,14 +163,8 @@ impl<'a> Plan<'a> {
         let Setup { recipe, usage, .. } = self.setup;
         let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
         let shape = spec.local_shape();
-        let fields = fields::fields(
-            &recipe,
-            &self.stored,
-            [shape, full],
-            self.held,
-            Form::Compact,
-        )
-        .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
+        let fields = fields::fields(&recipe, &self.stored, shape, self.held, Form::Compact)
+            .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
         Ok(Part { spec, fields })
     }
 
@@ -224,8 +218,9 @@ impl<'a> Plan<'a> {
                 delayed_scale,
                 ..
             } = self.setup;
-            let shape = worked(spec.local_shape(), self.jobs[job].1);
-            let local = empty(&Cpu, recipe, shape, &buffers_of(&self.stored, pass))?;
+            let specs = buffers_of(&self.stored, pass);
+            let shape = worked([spec.local_shape(), self.jobs[job].1], &specs);
+            let local = empty(&Cpu, recipe, shape, &specs)?;
             let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, pass)?;
             Ok(Box::new(Packed {
                 backend: Cpu,

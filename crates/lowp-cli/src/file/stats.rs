@@ -113,11 +113,13 @@ pub(super) struct Distance {
     /// Largest absolute error; NaN where a value decodes to NaN.
     #[serde(rename = "max_error")]
     pub(super) largest: f64,
+    /// Elements of the reference that are infinite or NaN, which the errors leave out.
+    pub(super) non_finite: usize,
 }
 
 impl Distance {
     /// Decodes `orientation` and compares it with elements `from..` of `reference`; those that are not finite there are
-    /// left out.
+    /// counted and left out.
     ///
     /// # Errors
     /// The tensor cannot serve that orientation, or the reference cannot be read.
@@ -130,6 +132,7 @@ impl Distance {
         let decoded = decode(&Cpu, tensor, orientation)?;
         let decoded = decoded.read()?;
         let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
+        let mut non_finite = 0;
         each_value(reference, from..from + decoded.len(), |start, reference| {
             for (value, reference) in decoded[start..].iter().zip(reference) {
                 if reference.is_finite() {
@@ -141,6 +144,8 @@ impl Distance {
                     if off.is_nan() || off.abs() > largest {
                         largest = off.abs();
                     }
+                } else {
+                    non_finite += 1;
                 }
             }
             Ok(())
@@ -150,6 +155,10 @@ impl Distance {
         } else {
             (error / total).sqrt()
         };
-        Ok(Self { relative, largest })
+        Ok(Self {
+            relative,
+            largest,
+            non_finite,
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! What a command says on standard error when it is done: one line for people, and what it left as it was.
 
-use crate::output::{note, shown};
+use crate::output::{note, reason, shown};
 use indicatif::HumanBytes;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -62,7 +62,7 @@ impl Summary {
         note(&kept_text(what, kept, named));
         if self.verbose {
             for (name, why) in kept {
-                note(&format!("  '{}' ({})", shown(name), shown(why)));
+                note(&format!("  '{}' ({})", shown(name), reason(why)));
             }
         }
     }
@@ -73,7 +73,7 @@ fn kept_text(what: &str, kept: &[Kept<'_>], named: usize) -> String {
     let mut text = format!("note: {what} that passed through: {}", kept.len());
     for (i, (name, why)) in kept.iter().take(named).enumerate() {
         let before = if i == 0 { ": " } else { ", " };
-        let _ = write!(text, "{before}'{}' ({})", shown(name), shown(why));
+        let _ = write!(text, "{before}'{}' ({})", shown(name), reason(why));
     }
     if named > 0 && named < kept.len() {
         let more = kept.len() - named;
@@ -85,6 +85,7 @@ fn kept_text(what: &str, kept: &[Kept<'_>], named: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::message;
 
     #[test]
     fn the_first_are_named_and_the_others_counted() {
@@ -97,6 +98,14 @@ mod tests {
             "note: unfit tensors that passed through: 5: 'a' (ragged), 'b\\n' (ragged), 'c' (ragged), and 2 more (--verbose \
              names all)"
         );
+        // A reason keeps its remedy, however long it is; it is cut where it repeats numbers of a file.
+        let remedy = "; give it as one matrix of rows and columns that are multiples of 32";
+        for axes in [30, 30_000] {
+            let why = format!("{:?} cannot be laid out{remedy}", vec![1; axes]);
+            let text = kept_text("unfit tensors", &vec![("w", why); 4], 3);
+            assert_eq!(text.matches(remedy).count(), 3, "{text}");
+            assert_eq!(message(&text), text);
+        }
         assert_eq!(
             kept_text("unfit tensors", &kept, 0),
             "note: unfit tensors that passed through: 5"

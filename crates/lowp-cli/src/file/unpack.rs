@@ -6,7 +6,9 @@ use super::meta::Quantized;
 use super::model::Model;
 use crate::output::shown;
 use anyhow::{Context, Result};
-use lowp_format::{BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage};
+use lowp_format::{
+    BufferList, BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage,
+};
 use lowp_kernels::{Backend, DecodeJob, RepackJob, Work};
 
 /// The orientations that `tensor` can be decoded for.
@@ -30,13 +32,11 @@ pub(super) fn unpack<B: Backend>(
 ) -> Result<Tensor<B>> {
     let serves =
         |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
-    let specs = tensor.specs.iter().filter(serves).copied();
-    QuantizedTensor::with_buffers(
-        tensor.recipe,
-        worked(tensor.shape, tensor.full),
-        specs,
-        |spec, _| read(backend, model, tensor, spec, orientation),
-    )
+    let specs: BufferList = tensor.specs.iter().filter(serves).copied().collect();
+    let shape = worked([tensor.shape, tensor.full], &specs);
+    QuantizedTensor::with_buffers(tensor.recipe, shape, specs, |spec, _| {
+        read(backend, model, tensor, spec, orientation)
+    })
 }
 
 /// The values of `tensor` as `orientation` serves them.

@@ -236,7 +236,6 @@ impl World {
         {
             // The length that the file was found to have when it was opened.
             let rows = tensor.full.with_rows(cuts.range(rank).len());
-            let rows = worked(rows, tensor.full);
             let found = match field.content {
                 Content::Buffer { orientation, .. } => {
                     ScaleLayout::new(spec, rows, orientation, Form::Compact)?.bytes()
@@ -264,13 +263,14 @@ impl World {
     fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
-        let (full, recipe) = (worked(tensor.full, tensor.full), tensor.recipe);
+        let recipe = tensor.recipe;
+        let specs = recipe.buffers(*usage);
+        let full = worked([tensor.full; 2], &specs);
         let cuts = match full.rows {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
         let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        let specs = recipe.buffers(*usage);
         if pass == Pass::Numbers && numbers_stand_alone(specs.iter().copied()) {
             plan.steps
                 .retain(|step| matches!(step, GatherStep::Replicated { .. }));
@@ -355,7 +355,7 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
     for (name, (tensor, _)) in &world.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
-        let fields = fields::fields(&tensor.recipe, &specs, [tensor.full; 2], usage, form)
+        let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
         items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;

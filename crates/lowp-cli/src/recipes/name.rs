@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 use lowp_format::{AnyRecipe, Recipe};
 use std::ffi::OsStr;
 
-/// A parser that offers the names of all recipes and takes any text: modifiers and lists of names are parsed by the
+/// A parser that offers the names of all recipes and takes any text, without the spaces around it: modifiers and lists of names are parsed by the
 /// command, whose error says more than that a name is unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecipeName {
@@ -24,7 +24,8 @@ impl TypedValueParser for RecipeName {
         arg: Option<&Arg>,
         value: &OsStr,
     ) -> Result<String, Error> {
-        StringValueParser::new().parse_ref(command, arg, value)
+        let text = StringValueParser::new().parse_ref(command, arg, value)?;
+        Ok(text.trim().to_owned())
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {

@@ -1,5 +1,6 @@
 //! [`RecipeOptionArgs`]: a flag for every option that a recipe declares, made when the program starts.
 
+use crate::usage::UsageError;
 use clap::builder::{PossibleValuesParser, StringValueParser};
 use clap::error::Error;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
@@ -81,6 +82,8 @@ impl Flag {
         };
         let arg = Arg::new(self.name)
             .long(self.long)
+            // As `lowp recipes` and files call it.
+            .aliases((self.name != self.long).then_some(self.name))
             .help(format!("{} (of {of})", self.help))
             .help_heading("Options of recipes");
         if self.values.is_empty() {
@@ -115,7 +118,7 @@ pub(crate) fn join_switches(args: impl Iterator<Item = OsString>) -> Vec<OsStrin
         let long = arg.to_str().and_then(|arg| arg.strip_prefix("--"));
         let switch = long.is_some_and(|long| {
             let mut flags = flags().iter();
-            flags.any(|flag| flag.long == long && is_switch(&flag.values))
+            flags.any(|flag| [flag.long, flag.name].contains(&long) && is_switch(&flag.values))
         });
         if switch && let Some(value) = args.next_if(|next| next == "true" || next == "false") {
             arg.push("=");
@@ -160,10 +163,56 @@ impl FromArgMatches for RecipeOptionArgs {
     }
 }
 
+impl From<RecipeOptions> for RecipeOptionArgs {
+    fn from(options: RecipeOptions) -> Self {
+        Self(options)
+    }
+}
+
 impl RecipeOptionArgs {
-    /// The first flag that is given.
-    pub(crate) fn first(&self) -> Option<&str> {
-        self.0.iter().next().map(|(name, _)| name)
+    /// Rejects flags beside the modifiers of a recipe.
+    ///
+    /// # Errors
+    /// Names the first flag that is given.
+    pub(crate) fn reject_beside_modifiers(&self) -> Result<(), UsageError> {
+        match self.0.iter().next().map(|(option, _)| flag_name(option)) {
+            None => Ok(()),
+            Some(flag) => Err(UsageError::new(format!(
+                "--{flag} does not go with modifiers; write it as one, NAME+{flag}=VALUE"
+            ))),
+        }
+    }
+
+    /// The message of `error`, which recipe `name` with these options is: by the names of flags, with the recipes that
+    /// take what is given. Nothing of errors that are not about an option.
+    pub(crate) fn message(&self, name: &str, error: &FormatError) -> Option<String> {
+        match error {
+            FormatError::UnusedOption { option, .. } => {
+                let flag = flag_name(option);
+                let value = self.0.get(option).unwrap_or_default();
+                let takers = recipes_with(option, value);
+                let choice = if takers.is_empty() {
+                    let has = |recipe: &&str| specs_of(recipe).iter().any(|s| s.name == option);
+                    let owners: Vec<_> = AnyRecipe::names().into_iter().filter(has).collect();
+                    format!("has it: {}", owners.join(", "))
+                } else {
+                    format!("takes --{flag} {value}: {}", takers.join(", "))
+                };
+                Some(format!(
+                    "{name} has no option --{flag}; leave it out, or choose a recipe that {choice}"
+                ))
+            }
+            FormatError::OptionValue {
+                option,
+                value,
+                expected,
+            } => Some(format!(
+                "--{} {value} is out of range of {name}: {}",
+                flag_name(option),
+                expected_or_recipes(option, value, expected)
+            )),
+            _ => None,
+        }
     }
 
     /// The recipe `name` with the options that are given, and `defaults` for those of them that it has.
@@ -188,23 +237,20 @@ impl RecipeOptionArgs {
     }
 }
 
-/// The message of an option that a recipe does not take, by the name of its flag; nothing of other errors.
-pub(crate) fn flag_message(error: &FormatError) -> Option<String> {
-    match error {
-        FormatError::UnusedOption { recipe, option } => Some(format!(
-            "{recipe} has no option --{}; leave it out, or choose a recipe that has it",
-            flag_name(option)
-        )),
-        FormatError::OptionValue {
-            option,
-            value,
-            expected,
-        } => Some(format!(
-            "--{} {value} is out of range: {expected}",
-            flag_name(option)
-        )),
-        _ => None,
+/// What is right in the place of `value` of `option`: the values that the recipe takes, or the recipes that take it.
+pub(crate) fn expected_or_recipes(option: &str, value: &str, expected: &str) -> String {
+    match &recipes_with(option, value)[..] {
+        [] => expected.to_owned(),
+        recipes => format!("{expected}; {value} is an option of {}", recipes.join(", ")),
     }
+}
+
+/// The recipes that take `value` of `option`.
+fn recipes_with(option: &str, value: &str) -> Vec<&'static str> {
+    let mut options = RecipeOptions::default();
+    options.set(option, value);
+    let takes = |name: &&str| AnyRecipe::from_name(name, &options).is_ok();
+    AnyRecipe::names().into_iter().filter(takes).collect()
 }
 
 #[cfg(test)]

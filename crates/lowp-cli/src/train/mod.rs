@@ -21,7 +21,7 @@ mod variant;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE};
-pub(crate) use modifier::{Known, modifiers};
+pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
 pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 

@@ -1,7 +1,7 @@
 //! [`Modifier`]: what follows a recipe's name, `NAME+MODIFIER+MODIFIER`. Options of recipes are read from what recipes say
 //! of them; controls are those of [`Control`].
 
-use crate::recipes::{flag_name, is_switch, specs_of};
+use crate::recipes::{expected_or_recipes, flag_name, is_switch, specs_of};
 use crate::usage::UsageError;
 use lowp_format::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
 
@@ -146,6 +146,30 @@ pub(crate) fn parse<'t>(
     Ok(found)
 }
 
+/// The recipe's name in `text`, `NAME+MODIFIER+MODIFIER`, and the options that its modifiers set, for a file.
+///
+/// # Errors
+/// As [`parse`]; an unknown name; or a control, which the metadata of a file cannot say.
+pub(crate) fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), UsageError> {
+    let mut parts = text.split('+').map(str::trim);
+    let name = parts.next().unwrap_or_default();
+    // An unknown name is told before its modifiers.
+    AnyRecipe::options_of(name)?;
+    let mut options = RecipeOptions::default();
+    for modifier in parse(text, name, parts)? {
+        match modifier {
+            Modifier::Option { option, value, .. } => options.set(option, &value),
+            Modifier::Control(control) => {
+                return Err(UsageError::new(format!(
+                    "{text}: +{} is a control of `lowp train` and `lowp plan`, which no file has; leave it out",
+                    control.name()
+                )));
+            }
+        }
+    }
+    Ok((name, options))
+}
+
 /// The text of `option` of recipe `name` by itself.
 fn default_of(name: &str, option: &str) -> Option<String> {
     let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).ok()?;
@@ -157,6 +181,21 @@ pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> UsageEr
     UsageError::new(format!(
         "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
     ))
+}
+
+/// The error of `name` with options that it does not take.
+pub(crate) fn problem(name: &str, error: &FormatError) -> UsageError {
+    match error {
+        FormatError::OptionValue {
+            option,
+            value,
+            expected,
+        } => UsageError::new(format!(
+            "{option} = {value} is out of range of {name}: {}",
+            expected_or_recipes(option, value, expected)
+        )),
+        other => UsageError::new(other.to_string()),
+    }
 }
 
 fn unknown(name: &str, modifier: &str) -> UsageError {

@@ -72,7 +72,8 @@ impl Variant {
             }
         }
         let mut variant = Self {
-            recipe: AnyRecipe::from_name(name, &options)?,
+            recipe: AnyRecipe::from_name(name, &options)
+                .map_err(|error| modifier::problem(name, &error))?,
             tensor_scale: false,
             operand_tensor_scale: false,
             exact: Exact::NONE,

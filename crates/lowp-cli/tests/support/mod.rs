@@ -241,7 +241,7 @@ pub(crate) fn form_of<'f>(recipe: &str, form: &'f str) -> &'f str {
 }
 
 /// Every quantizing recipe by name.
-pub(crate) const RECIPES: [&str; 11] = [
+pub(crate) const RECIPES: [&str; 12] = [
     "fp8-delayed",
     "fp8-current",
     "fp8-rowwise",
@@ -253,4 +253,5 @@ pub(crate) const RECIPES: [&str; 11] = [
     "nvfp4-1d",
     "nvfp4-2d",
     "nvfp4-mxfp8",
+    "mxfp4-mxfp8",
 ];

@@ -14,7 +14,8 @@ use crate::{
 };
 use access::{Access, Kept, Mode};
 use target::{
-    block_entries, check_target, compact, covers, ingredients, kernel_of, slots_differ, touched,
+    block_entries, check_delayed, check_target, compact, covers, ingredients, kernel_of,
+    slots_differ, touched,
 };
 
 pub(crate) mod access;
@@ -292,6 +293,7 @@ impl<B: Backend> Planner<'_, B> {
                 most: *MARGINS.end(),
             });
         }
+        check_delayed(job.element)?;
         let window = self.backend.len::<f32>(&job.history);
         if window == 0 {
             return missing(index, "an entry of the amax history");

@@ -7,7 +7,7 @@ use lowp_format::{
     ScaleRule, Shape, Usage, cdiv, lcm,
 };
 
-use crate::ingredients::known;
+use crate::ingredients::{RuleKind, TABLE, known};
 use crate::{Backend, KernelError, Slot, Target, TensorInput};
 
 /// Checks the ingredients of one orientation, their blocks and their constants.
@@ -52,6 +52,14 @@ pub(super) fn block_entries(shape: Shape, block: [usize; 2]) -> Result<usize, Ke
         side => cdiv(len, side),
     };
     Ok(blocks(shape.rows, block[0]) * blocks(shape.cols, block[1]))
+}
+
+/// Checks that elements of `element` have a scale of their tensor, which may then be delayed.
+pub(super) fn check_delayed(element: Code) -> Result<(), KernelError> {
+    if TABLE.contains(&(element, RuleKind::PerTensor)) {
+        return Ok(());
+    }
+    Err(KernelError::DelayedElement { element })
 }
 
 /// Checks that a least amax is a magnitude.

@@ -54,4 +54,17 @@ pub(super) fn a_history_takes_the_amax_and_gives_the_scale<B: Backend>(rig: &Rig
         rig.plan(Work::History(vec![empty])),
         Err(KernelError::Missing { .. })
     ));
+    for element in Code::ALL {
+        let other = HistoryJob {
+            element,
+            ..jobs[0].clone()
+        };
+        let planned = rig.plan(Work::History(vec![other])).map(|_| ());
+        let scaled = [Code::E4M3, Code::E5M2, Code::E2M1].contains(&element);
+        let expected = match scaled {
+            true => Ok(()),
+            false => Err(KernelError::DelayedElement { element }),
+        };
+        assert_eq!(planned, expected);
+    }
 }

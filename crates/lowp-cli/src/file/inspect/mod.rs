@@ -21,7 +21,8 @@ use std::path::PathBuf;
 Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales
 (of the tensor's scale where there are none). `zeros` and `saturated` count elements that are 0,
 and elements at the largest magnitude of their code. With --reference, `rel error` is the root
-of the squared error over the squared reference, `max error` the largest absolute error.
+of the squared error over the squared reference, `max error` the largest absolute error; both leave
+out the elements of the reference that are infinite or NaN, and `non-finite` counts those.
 
 JSON: {\"files\": [..]}, one entry per file with its `path`, `bytes`, `elements`,
 `bits_per_element` and `tensors`. A tensor has `name`, `dtype`, `shape`, `bytes`,

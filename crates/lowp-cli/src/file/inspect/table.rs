@@ -76,7 +76,7 @@ fn statistics<'a>(
         "saturated",
     ];
     if errors {
-        header.extend(["rel error", "max error"]);
+        header.extend(["rel error", "max error", "non-finite"]);
     }
     let mut table = Columns::new(&header, &[0, 1]);
     let float = |value: Option<f32>| value.map_or_else(dash, |v| format!("{v:.4e}"));
@@ -101,6 +101,7 @@ fn statistics<'a>(
                 cells.extend([
                     format!("{:.4e}", distance.relative),
                     format!("{:.4e}", distance.largest),
+                    distance.non_finite.to_string(),
                 ]);
             }
             table.row(cells);
