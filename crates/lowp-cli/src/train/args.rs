@@ -1,6 +1,6 @@
 //! The options of `lowp train`.
 
-use super::model::{GptConfig, Preset};
+use super::model::{Arch, ArchName, GptConfig, Preset};
 use crate::recipes::{self, RecipeName};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
@@ -184,6 +184,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub(crate) vocab: Option<usize>,
 
+    /// Blocks as in GPT-2, or as in Llama, whose parameters have the names that transformers gives them
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "gpt",
+        help_heading = "Model"
+    )]
+    pub(crate) arch: ArchName,
+
+    /// Heads of keys and values, each for several heads of queries (with --arch llama); must divide the heads
+    /// [default: as many as heads]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) kv_heads: Option<usize>,
+
     /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on
     #[arg(
         long,
@@ -300,12 +314,19 @@ impl Args {
     /// The sizes of the model: those of the preset, changed by the options of single sizes.
     pub(crate) fn model(&self) -> GptConfig {
         let preset = self.params.map(Preset::config).unwrap_or_default();
+        let heads = self.heads.unwrap_or(preset.heads);
         GptConfig {
             dim: self.dim.unwrap_or(preset.dim),
             layers: self.layers.unwrap_or(preset.layers),
-            heads: self.heads.unwrap_or(preset.heads),
+            heads,
             seq: self.seq.unwrap_or(preset.seq),
             vocab: self.vocab.unwrap_or(preset.vocab),
+            arch: match self.arch {
+                ArchName::Gpt => Arch::Gpt,
+                ArchName::Llama => Arch::Llama {
+                    kv_heads: self.kv_heads.unwrap_or(heads),
+                },
+            },
         }
     }
 

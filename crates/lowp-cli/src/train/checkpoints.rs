@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 pub(super) const LOSSES: &str = "train.losses";
 
 /// What must be the same for a run to go on: by key of the configuration, and the option that says it.
-const OF_THE_MODEL: [(&str, &str); 5] = [
+const OF_THE_MODEL: [(&str, &str); 7] = [
+    ("arch", "--arch"),
+    ("kv_heads", "--kv-heads"),
     ("dim", "--dim"),
     ("layers", "--layers"),
     ("heads", "--heads"),
@@ -215,6 +217,7 @@ impl Config {
             "config": config,
             "data": corpus.digest(),
             "weights": weights,
+            "transformers": self.model.transformers(),
         }))
     }
 

@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
-use super::model::{BYTES, GptConfig};
+use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run};
 use crate::output::shown;
 use crate::reshard;
@@ -66,6 +66,8 @@ pub(crate) struct ConfigRecord {
     heads: usize,
     seq: usize,
     vocab: usize,
+    arch: &'static str,
+    kv_heads: Option<usize>,
     batch: usize,
     accumulate: usize,
     recompute: bool,
@@ -211,6 +213,8 @@ impl Config {
             heads: self.model.heads,
             seq: self.model.seq,
             vocab: self.model.vocab,
+            arch: self.model.arch.name(),
+            kv_heads: self.model.arch.kv_heads(),
             batch: self.batch,
             accumulate: self.accumulate,
             recompute: self.recompute,
@@ -379,10 +383,30 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
     let GptConfig {
         dim, layers, heads, ..
     } = model;
+    match (model.arch, args.kv_heads) {
+        (Arch::Gpt, Some(kv_heads)) => {
+            return Err(UsageError::new(format!(
+                "--kv-heads {kv_heads} says nothing with --arch gpt; add --arch llama, or leave it out"
+            )));
+        }
+        (Arch::Llama { kv_heads }, _) if kv_heads == 0 || !heads.is_multiple_of(kv_heads) => {
+            return Err(UsageError::new(format!(
+                "--kv-heads {kv_heads} does not divide --heads {heads}; choose --kv-heads 1, {heads} or another divisor"
+            )));
+        }
+        _ => {}
+    }
     if !dim.is_multiple_of(heads) {
         return Err(UsageError::new(format!(
             "--dim {dim} is not divisible by --heads {heads}; choose --dim {} or other heads",
             dim.next_multiple_of(heads)
+        )));
+    }
+    if let (Arch::Llama { .. }, false) = (model.arch, dim.is_multiple_of(2 * heads)) {
+        return Err(UsageError::new(format!(
+            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; choose \
+             --dim {}",
+            dim.next_multiple_of(2 * heads)
         )));
     }
     if model.parameters() > MAX_PARAMETERS {
