@@ -30,6 +30,45 @@ impl From<ShardingName> for Sharding {
     }
 }
 
+// No doc comment: clap would print it in place of the command's own.
+// The sizes of a model that trains, one by one.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub(crate) struct SizeArgs {
+    /// Width of the model [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) dim: Option<usize>,
+
+    /// Transformer blocks [default: 4]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) layers: Option<usize>,
+
+    /// Attention heads; must divide the width [default: 4]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) heads: Option<usize>,
+
+    /// Bytes per sequence [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) seq: Option<usize>,
+
+    /// Size of the vocabulary, of which bytes use 256 [default: 256]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub(crate) vocab: Option<usize>,
+}
+
+impl SizeArgs {
+    /// `preset` with the sizes that are given.
+    pub(crate) fn of(&self, preset: GptConfig) -> GptConfig {
+        GptConfig {
+            dim: self.dim.unwrap_or(preset.dim),
+            layers: self.layers.unwrap_or(preset.layers),
+            heads: self.heads.unwrap_or(preset.heads),
+            seq: self.seq.unwrap_or(preset.seq),
+            vocab: self.vocab.unwrap_or(preset.vocab),
+        }
+    }
+}
+
 /// Examples of the help text.
 fn examples() -> String {
     format!(
@@ -163,25 +202,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(crate) params: Option<Preset>,
 
-    /// Width of the model [default: 128]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) dim: Option<usize>,
-
-    /// Transformer blocks [default: 4]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) layers: Option<usize>,
-
-    /// Attention heads; must divide the width [default: 4]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) heads: Option<usize>,
-
-    /// Bytes per sequence [default: 128]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) seq: Option<usize>,
-
-    /// Size of the vocabulary, of which bytes use 256 [default: 256]
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub(crate) vocab: Option<usize>,
+    #[command(flatten)]
+    pub(crate) sizes: SizeArgs,
 
     /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on
     #[arg(
@@ -264,13 +286,7 @@ impl Args {
     /// The sizes of the model: those of the preset, changed by the options of single sizes.
     pub(crate) fn model(&self) -> GptConfig {
         let preset = self.params.map(Preset::config).unwrap_or_default();
-        GptConfig {
-            dim: self.dim.unwrap_or(preset.dim),
-            layers: self.layers.unwrap_or(preset.layers),
-            heads: self.heads.unwrap_or(preset.heads),
-            seq: self.seq.unwrap_or(preset.seq),
-            vocab: self.vocab.unwrap_or(preset.vocab),
-        }
+        self.sizes.of(preset)
     }
 
     /// The files to write, each with its option.

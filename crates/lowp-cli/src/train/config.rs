@@ -5,7 +5,6 @@ use super::memory::{self, Needed};
 use super::model::{BYTES, GptConfig};
 use super::recipes::{self, Run};
 use crate::output::shown;
-use crate::reshard;
 use crate::usage::UsageError;
 use globset::Glob;
 use lowp_candle::{Passes, Sharding};
@@ -118,15 +117,7 @@ impl Config {
             Needed::new(model, at_once, mesh.replicate, args.recompute).check(machine)?;
         }
         let sharding = Sharding::from(args.sharding);
-        if let (Sharding::Zero1, Some(policy)) = (sharding, args.reshard_after_forward) {
-            return Err(UsageError::new(format!(
-                "--reshard-after-forward {policy} says nothing with --sharding zero1, where every rank has the full weights; leave it out"
-            )));
-        }
-        let reshard_after_forward = args.reshard_after_forward.unwrap_or_default();
-        reshard_after_forward
-            .among(mesh.shard)
-            .map_err(UsageError::from)?;
+        let reshard_after_forward = reshard(args.reshard_after_forward, sharding, mesh.shard)?;
         let runs = recipes::select(&args.recipe, &args.compare)?;
         for run in &runs {
             check_shapes(run, model)?;
@@ -146,10 +137,7 @@ impl Config {
             seeds: args.seeds,
             batch: args.batch,
             eval_batches: args.eval_batches,
-            grad_wire: match args.grad_wire.as_str() {
-                "bf16" => GradWire::Bf16,
-                _ => GradWire::F32,
-            },
+            grad_wire: grad_wire(&args.grad_wire),
             schedule: Schedule {
                 warmup: warmup as u64,
                 total: steps as u64,
@@ -220,7 +208,7 @@ impl Config {
                 Sharding::Fsdp => "fsdp",
                 Sharding::Zero1 => "zero1",
             },
-            reshard_after_forward: reshard::value(self.reshard_after_forward),
+            reshard_after_forward: crate::reshard::value(self.reshard_after_forward),
             grad_wire: self.grad_wire_name(),
             lr: self.group.lr,
             warmup: self.schedule.warmup,
@@ -229,6 +217,33 @@ impl Config {
             clip: self.clip,
             eval_batches: self.eval_batches,
         }
+    }
+}
+
+/// The policy that is asked for, among `shards` ranks that share out a replica.
+///
+/// # Errors
+/// A [`UsageError`] where it says nothing, or its groups do not divide the ranks.
+pub(crate) fn reshard(
+    asked: Option<ReshardAfterForward>,
+    sharding: Sharding,
+    shards: usize,
+) -> Result<ReshardAfterForward, UsageError> {
+    if let (Sharding::Zero1, Some(policy)) = (sharding, asked) {
+        return Err(UsageError::new(format!(
+            "--reshard-after-forward {policy} says nothing with --sharding zero1, where every rank has the full weights; leave it out"
+        )));
+    }
+    let policy = asked.unwrap_or_default();
+    policy.among(shards).map_err(UsageError::from)?;
+    Ok(policy)
+}
+
+/// The wire dtype of gradients by its name.
+pub(crate) fn grad_wire(name: &str) -> GradWire {
+    match name {
+        "bf16" => GradWire::Bf16,
+        _ => GradWire::F32,
     }
 }
 
@@ -263,23 +278,42 @@ fn check_counts(args: &Args, mesh: Mesh, model: GptConfig) -> Result<(), UsageEr
         ("--seeds", args.seeds, 1000),
         ("--batch", args.batch, 1 << 16),
         ("--eval-batches", args.eval_batches, 1 << 16),
+    ];
+    check_ranges(&counts)?;
+    check_model(model)
+}
+
+/// Every size of a model by itself.
+///
+/// # Errors
+/// A [`UsageError`] that names the option and its range.
+pub(crate) fn check_model(model: GptConfig) -> Result<(), UsageError> {
+    check_ranges(&[
         ("--dim", model.dim, 1 << 14),
         ("--layers", model.layers, 1 << 10),
         ("--heads", model.heads, 1 << 14),
         ("--seq", model.seq, 1 << 16),
-    ];
-    for (option, value, most) in counts {
-        if !(1..=most).contains(&value) {
-            return Err(UsageError::new(format!(
-                "{option} must be from 1 to {most}, not {value}"
-            )));
-        }
-    }
+    ])?;
     if !(BYTES..=MAX_VOCABULARY).contains(&model.vocab) {
         return Err(UsageError::new(format!(
             "--vocab must be from {BYTES}, one for each byte, to {MAX_VOCABULARY}, not {}",
             model.vocab
         )));
+    }
+    Ok(())
+}
+
+/// Numbers of options that are from 1 to a most.
+///
+/// # Errors
+/// A [`UsageError`] that names the option and its range.
+pub(crate) fn check_ranges(counts: &[(&str, usize, usize)]) -> Result<(), UsageError> {
+    for &(option, value, most) in counts {
+        if !(1..=most).contains(&value) {
+            return Err(UsageError::new(format!(
+                "{option} must be from 1 to {most}, not {value}"
+            )));
+        }
     }
     Ok(())
 }
@@ -372,15 +406,8 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
             args.batch * model.seq
         )));
     }
-    let GptConfig {
-        dim, layers, heads, ..
-    } = model;
-    if !dim.is_multiple_of(heads) {
-        return Err(UsageError::new(format!(
-            "--dim {dim} is not divisible by --heads {heads}; choose --dim {} or other heads",
-            dim.next_multiple_of(heads)
-        )));
-    }
+    check_heads(model)?;
+    let GptConfig { dim, layers, .. } = model;
     if model.parameters() > MAX_PARAMETERS {
         return Err(UsageError::new(format!(
             "--dim {dim} and --layers {layers} make {} parameters; at most {MAX_PARAMETERS} are possible",
@@ -388,6 +415,21 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
         )));
     }
     Ok(())
+}
+
+/// The width of a model against its heads.
+///
+/// # Errors
+/// A [`UsageError`] with a width that would work.
+pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
+    let GptConfig { dim, heads, .. } = model;
+    if dim.is_multiple_of(heads) {
+        return Ok(());
+    }
+    Err(UsageError::new(format!(
+        "--dim {dim} is not divisible by --heads {heads}; choose --dim {} or other heads",
+        dim.next_multiple_of(heads)
+    )))
 }
 
 /// Every linear layer against what the recipe can block.
@@ -431,7 +473,10 @@ fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
 }
 
 /// Checks that the weights of `run` can be sharded so.
-fn check_sharding(run: &Run, sharding: Sharding) -> Result<(), UsageError> {
+///
+/// # Errors
+/// A [`UsageError`] with the sharding that would work.
+pub(crate) fn check_sharding(run: &Run, sharding: Sharding) -> Result<(), UsageError> {
     if sharding == Sharding::Zero1 && check_flat(&run.recipe, Usage::BOTH).is_err() {
         return Err(UsageError::new(format!(
             "{}: --sharding zero1 cuts weights inside of blocks, and four over six compares the errors of whole blocks; \

@@ -161,7 +161,7 @@ impl Outcome {
 }
 
 /// Bytes of small gradients that travel together: on a CPU nothing overlaps, so memory counts.
-const GRAD_BUCKET: usize = 1 << 16;
+pub(crate) const GRAD_BUCKET: usize = 1 << 16;
 
 struct Rank<'a> {
     rank: usize,
