@@ -67,6 +67,19 @@ impl SizeArgs {
             vocab: self.vocab.unwrap_or(preset.vocab),
         }
     }
+
+    /// The options that are given, by name.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> {
+        [
+            ("--dim", self.dim),
+            ("--layers", self.layers),
+            ("--heads", self.heads),
+            ("--seq", self.seq),
+            ("--vocab", self.vocab),
+        ]
+        .into_iter()
+        .filter_map(|(option, value)| value.map(|_| option))
+    }
 }
 
 /// Examples of the help text.
