@@ -20,8 +20,14 @@ mod table;
 mod variant;
 mod world;
 
-pub(crate) use args::{Args, DEFAULT_RECIPE};
+pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName, SizeArgs};
+pub(crate) use config::{
+    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
+};
+pub(crate) use model::{GptConfig, Preset};
 pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
+pub(crate) use rank::GRAD_BUCKET;
+pub(crate) use recipes::Run;
 pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 

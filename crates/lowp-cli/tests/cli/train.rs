@@ -269,7 +269,10 @@ fn the_table() {
         (r" \d\.\d{4} ", " [loss] "),
         (r"[+-]\d\.\d\d to [+-]\d\.\d\d", "[low] to [high]"),
         (r"[+-]\d\.\d\d", "[gap]"),
-        (r"(?m) +\d+\.\d$", "  [ms]"),
+        (
+            r"(?m) +\d+\.\d +\d+\.\d +\d+ +\d+\.\d( +\d+\.\d)$",
+            "  [times and rates]$1",
+        ),
     ];
     insta::with_settings!({ filters => filters }, {
         insta::assert_snapshot!(table);
