@@ -204,6 +204,7 @@ impl<B: Backend> Builder<'_, B> {
             vars,
             var_ids,
             sent_before,
+            recast: 0,
         })
     }
 

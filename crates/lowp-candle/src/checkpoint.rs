@@ -29,7 +29,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A micro-batch that was not finished, or a failure of the backend.
     pub fn pieces(&self) -> Result<Vec<Piece>, ModelError> {
-        self.check_finished()?;
+        self.check_between_steps()?;
         let (replica, _) = self.mesh.mesh.coordinates(self.mesh.world.rank())?;
         let mut pieces = Vec::new();
         if replica > 0 {
@@ -84,9 +84,20 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Value::Object(weights.chain(vars).collect())
     }
 
-    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says of its weights what
-    /// [`ShardedModel::about`] said: `about`. Weights that live in the same format as there have the bytes that were saved;
-    /// others are cast from their masters. Collective.
+    /// What the delayed scales are made for, by name of their tensor, for the index of a checkpoint.
+    ///
+    /// # Errors
+    /// None: the entries are those of this model's book.
+    pub fn about_scales(&self) -> Result<Value, ModelError> {
+        let book = self.adamw.scales();
+        let scales = self.delayed_scales()?.into_iter();
+        let about = scales.map(|(name, slot)| Ok((name, about_scale(book, slot)?)));
+        Ok(Value::Object(about.collect::<Result<_, ModelError>>()?))
+    }
+
+    /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says what
+    /// [`ShardedModel::about`] and [`ShardedModel::about_scales`] said. Weights that live in the same format as there have the
+    /// bytes that were saved; others are cast from their masters ([`ShardedModel::recast`]). Collective.
     ///
     /// # Errors
     /// A checkpoint of another model or that is damaged, or what [`ShardedModel::new`] reports.
@@ -96,8 +107,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         linears: &[LinearSpec],
         vars: &[VarSpec],
         options: ModelOptions,
-        (checkpoint, about): (&Checkpoint, &Value),
+        (checkpoint, [weights, scales]): (&Checkpoint, [&Value; 2]),
     ) -> Result<Self, ModelError> {
+        let id = format!("{} of step {}", checkpoint.id(), checkpoint.step());
+        let control = mesh.world.control();
+        control.agree("the checkpoint", &id)?;
         let name = |number: usize| match linears.get(number) {
             Some(linear) => &linear.name,
             None => &vars[number - linears.len()].name,
@@ -116,22 +130,26 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         };
         let model = builder.build(recipe, linears, vars, values);
         let mut model = or_abort(&*mesh.world, model)?;
-        let restored = model.restore(checkpoint, about);
+        let restored = model.restore(checkpoint, [weights, scales]);
         or_abort(&*mesh.world, restored)?;
         Ok(model)
     }
 
     /// Everything but the masters.
-    fn restore(&mut self, checkpoint: &Checkpoint, about: &Value) -> Result<(), ModelError> {
-        let weights = self.weights.iter().zip(&self.names);
-        let weights = weights.map(|((id, weight), name)| {
+    fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        [weights, scales]: [&Value; 2],
+    ) -> Result<(), ModelError> {
+        let linears = self.weights.iter().zip(&self.names);
+        let linears = linears.map(|((id, weight), name)| {
             let elements = weight.element_ranges()[self.mesh.shard.rank()].clone();
             (*id, name.clone(), elements, weight.elements())
         });
         let vars = self.var_ids.iter().zip(self.vars.names());
         let vars = vars.zip(self.vars.elements());
         let vars = vars.map(|((id, name), (elements, len))| (*id, name.clone(), elements, len));
-        let params: Vec<_> = weights.chain(vars).collect();
+        let params: Vec<_> = linears.chain(vars).collect();
         for (id, name, elements, len) in params {
             let read = |what: &str| {
                 let block = Block::of_row(elements.start, elements.len());
@@ -148,18 +166,26 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();
         self.adamw.set_counts(StepCounts::from_bytes(&counts))?;
         for ((_, weight), name) in self.weights.iter().zip(&self.names) {
-            if about.get(name) == Some(&weight.about()) {
-                weight.restore(name, checkpoint)?;
+            match weights.get(name) == Some(&weight.about()) {
+                true => weight.restore(name, checkpoint)?,
+                false => self.recast += 1,
             }
         }
         if let Some(gather) = self.adamw.flat_gather() {
-            gather.post_all_gather()?;
+            gather.derive()?;
         }
         let book = self.adamw.scales();
         for (name, slot) in self.delayed_scales()? {
-            restore_scale(book, slot, &name, checkpoint)?;
+            if scales.get(&name) == Some(&about_scale(book, slot)?) {
+                restore_scale(book, slot, &name, checkpoint)?;
+            }
         }
         Ok(())
+    }
+
+    /// Number of linear weights that were cast from their masters, because the checkpoint has them in other formats.
+    pub fn recast(&self) -> usize {
+        self.recast
     }
 
     /// The delayed scales by name.
@@ -189,7 +215,13 @@ fn failed<B: Backend>(mesh: &MeshComm<B>, error: &impl ToString) -> ShardError {
     }
 }
 
-/// The state of a delayed scale that the checkpoint has with a history as long; others begin anew.
+/// What the scale of `slot` is made for.
+fn about_scale<B: Backend>(book: &ScaleBook<B>, slot: ScaleSlot) -> Result<Value, ModelError> {
+    let (element, rule) = book.ingredients(slot)?;
+    Ok(json!(format!("{element} {rule:?}")))
+}
+
+/// The state of a delayed scale.
 fn restore_scale<B: Backend>(
     book: &ScaleBook<B>,
     slot: ScaleSlot,
@@ -200,18 +232,12 @@ fn restore_scale<B: Backend>(
         return Ok(());
     };
     let shape = [1, 1 + own.history.len()];
-    let same = checkpoint
-        .tensors()
-        .any(|tensor| tensor.name == name && tensor.shape == shape);
-    if same {
-        let values = checkpoint.read_f32(name, shape, Block::whole(shape))?;
-        let state = DelayedState {
-            scale: values[0],
-            history: values[1..].to_vec(),
-        };
-        book.set_delayed_state(slot, &state)?;
-    }
-    Ok(())
+    let values = checkpoint.read_f32(name, shape, Block::whole(shape))?;
+    let state = DelayedState {
+        scale: values[0],
+        history: values[1..].to_vec(),
+    };
+    Ok(book.set_delayed_state(slot, &state)?)
 }
 
 /// Elements from `start` on of a flattened parameter of `len`.

@@ -45,6 +45,14 @@ pub enum ModelError {
         /// All linear layers.
         total: usize,
     },
+    /// Gradients that belong to no step yet.
+    #[error(
+        "{added} micro-batches were added since the last step and would be lost; call `finish_step` or `discard_gradients` first"
+    )]
+    AddedMicroBatches {
+        /// Micro-batches.
+        added: usize,
+    },
     /// A checkpoint is damaged, or of another model.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -87,6 +87,9 @@ impl OperandPlan {
     }
 }
 
+/// The state of a delayed scale, with the code and the rule that it is made for.
+pub(crate) type Kept = Option<((Code, ScaleRule), DelayedState)>;
+
 /// Quantizes a layer's operands through a backend and returns the decoded values, which is what a
 /// GEMM over the codes multiplies.
 ///
@@ -165,26 +168,27 @@ impl<B: Backend> RecipeOperands<B> {
             .flat_map(|kind| kind.map_or([None; 2], |kind| kind.slots))
     }
 
-    /// The states of the delayed scales, by kind of operand and orientation.
-    pub(crate) fn delayed_states(
-        &self,
-    ) -> std::result::Result<Vec<Option<DelayedState>>, lowp_shard::ShardError> {
-        let state = |slot: Option<ScaleSlot>| match slot {
-            Some(slot) => self.book.delayed_state(slot),
-            None => Ok(None),
+    /// The states of the delayed scales, by kind of operand and orientation, with what each is made for.
+    pub(crate) fn delayed_states(&self) -> std::result::Result<Vec<Kept>, lowp_shard::ShardError> {
+        let state = |slot: Option<ScaleSlot>| {
+            let Some(slot) = slot else {
+                return Ok(None);
+            };
+            let state = self.book.delayed_state(slot)?;
+            let made_for = self.book.ingredients(slot)?;
+            Ok(state.map(|state| (made_for, state)))
         };
         self.slots().map(state).collect()
     }
 
-    /// Takes over those of `states` that belong to scales with histories as long.
+    /// Takes over those of `states` whose scales are made for the same.
     pub(crate) fn keep_delayed(
         &self,
-        states: &[Option<DelayedState>],
+        states: &[Kept],
     ) -> std::result::Result<(), lowp_shard::ShardError> {
-        for (slot, state) in self.slots().zip(states) {
-            if let (Some(slot), Some(state)) = (slot, state)
-                && let Some(own) = self.book.delayed_state(slot)?
-                && own.history.len() == state.history.len()
+        for (slot, kept) in self.slots().zip(states) {
+            if let (Some(slot), Some((made_for, state))) = (slot, kept)
+                && self.book.ingredients(slot)? == *made_for
             {
                 self.book.set_delayed_state(slot, state)?;
             }

@@ -123,6 +123,8 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     pub(crate) var_ids: Vec<ParamId>,
     /// Bytes of full weights that were sent before the first step.
     pub(crate) sent_before: u64,
+    /// Linear weights that a checkpoint had in other formats.
+    pub(crate) recast: usize,
 }
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
@@ -222,6 +224,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.micro_batches = 0;
         self.adamw.clear_grads();
         Ok(self.adamw.scales().forget_observations()?)
+    }
+
+    /// Rejects what would lose the gradients of micro-batches that were added since the last step.
+    pub(crate) fn check_between_steps(&self) -> Result<(), ModelError> {
+        self.check_finished()?;
+        match self.micro_batches {
+            0 => Ok(()),
+            added => Err(ModelError::AddedMicroBatches { added }),
+        }
     }
 
     pub(crate) fn check_finished(&self) -> Result<(), ModelError> {

@@ -25,8 +25,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         linears: &[LinearSpec],
         vars: &[VarSpec],
     ) -> Result<ShardedModel<B, Q>, ModelError> {
-        self.check_finished()?;
         let world = self.mesh.world.clone();
+        or_abort(&*world, self.check_between_steps())?;
         or_abort(&*world, self.switch(recipe, linears, vars))
     }
 

@@ -15,14 +15,14 @@ pub enum CheckpointError {
     #[error(transparent)]
     Shard(#[from] ShardError),
     /// A file or folder cannot be read or written.
-    #[error("{}: cannot {what}: {source}", .path.display())]
+    #[error("{}: cannot {what}: {why}", .path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
         /// What was tried.
         what: &'static str,
         /// Why not.
-        source: io::Error,
+        why: io::Error,
     },
     /// A rank could not write its part.
     #[error(
@@ -35,6 +35,26 @@ pub enum CheckpointError {
         rank: usize,
         /// Its error.
         why: String,
+    },
+    /// Pieces of ranks that do not make up their tensors.
+    #[error("the pieces that ranks gave are no checkpoint: {why}")]
+    Pieces {
+        /// Which, and why.
+        why: String,
+    },
+    /// Another rank failed before anything was saved.
+    #[error("rank {rank}: {why}")]
+    OtherRank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        why: String,
+    },
+    /// Another run saves to the folder.
+    #[error("{}: another run saves its checkpoints there; wait for its end, or name another folder", .folder.display())]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
     },
     /// No checkpoint where one is looked for.
     #[error("{}: {why}; name a folder that training saved to, or a folder step-N in it", .path.display())]
@@ -122,7 +142,7 @@ impl CheckpointError {
     /// Names what was tried with `path`.
     pub(crate) fn io(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| Self::Io { path, what, source }
+        move |why| Self::Io { path, what, why }
     }
 
     /// A file that is not what the index says.

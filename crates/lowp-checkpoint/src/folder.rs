@@ -11,17 +11,42 @@ const LATEST: &str = "latest";
 
 /// The folder of the checkpoint of `step` in `folder`.
 pub fn folder_of(folder: &Path, step: u64) -> PathBuf {
-    folder.join(format!("step-{step:08}"))
+    folder.join(name_of(step))
+}
+
+fn name_of(step: u64) -> String {
+    format!("step-{step:08}")
 }
 
 /// The folder in which the checkpoint of `step` is written.
 pub(crate) fn unfinished(folder: &Path, step: u64) -> PathBuf {
-    folder.join(format!(".step-{step:08}.unfinished"))
+    folder.join(format!(".{}.unfinished", name_of(step)))
+}
+
+/// The name that the checkpoint of `step` has while another one of this step takes its place.
+fn replaced(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!(".{}.replaced", name_of(step)))
 }
 
 /// Whether `folder` is one checkpoint.
 pub fn is_checkpoint(folder: &Path) -> bool {
     folder.join(INDEX).is_file()
+}
+
+/// The steps whose checkpoints `folder` has, in order.
+///
+/// # Errors
+/// The folder cannot be listed, other than because it is not there.
+pub fn steps(folder: &Path) -> Result<Vec<u64>, CheckpointError> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let mut steps: Vec<u64> = names(folder)?
+        .iter()
+        .filter_map(|name| step_of(name))
+        .collect();
+    steps.sort_unstable();
+    Ok(steps)
 }
 
 /// The latest checkpoint of `folder`, which may be a checkpoint itself.
@@ -37,73 +62,103 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
         why: why.to_owned(),
     };
     let path = folder.join(LATEST);
-    if !path.is_file() {
-        return Err(none("it holds no checkpoint"));
+    let Ok(named) = fs::metadata(&path).map(|found| (found.is_file(), found.len())) else {
+        let remedy = match steps(folder)?.last() {
+            Some(step) => format!("it has no file `latest`; name {} itself", name_of(*step)),
+            None => "it holds no checkpoint".to_owned(),
+        };
+        return Err(none(&remedy));
+    };
+    // A name is short.
+    if !named.0 || named.1 > 64 {
+        return Err(none("its file `latest` names no checkpoint"));
     }
     let name = fs::read_to_string(&path).map_err(CheckpointError::io(&path, "read"))?;
     let name = name.trim();
-    if step_of(name).is_none() {
+    let Some(step) = step_of(name) else {
         return Err(none("its file `latest` names no checkpoint"));
-    }
-    let found = folder.join(name);
-    match is_checkpoint(&found) {
-        true => Ok(found),
-        false => Err(none(&format!("its latest checkpoint {name} is not there"))),
-    }
+    };
+    let places = [folder_of(folder, step), replaced(folder, step)];
+    let found = places.into_iter().find(|place| is_checkpoint(place));
+    found.ok_or_else(|| none(&format!("its latest checkpoint {name} is not there")))
 }
 
 /// The step in the name of a checkpoint's folder.
 fn step_of(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("step-")?;
-    let plain = digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    plain.then(|| digits.parse().ok()).flatten()
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (name == name_of(step)).then_some(step)
 }
 
-/// Gives the finished folder of `step` its name, makes it the latest, and removes all but the `keep` latest steps up to it.
-pub(crate) fn publish(
-    folder: &Path,
-    step: u64,
-    keep: Option<usize>,
-) -> Result<(), CheckpointError> {
+fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
+        let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
+        names.extend(entry.file_name().into_string());
+    }
+    Ok(names)
+}
+
+/// Puts away what a run that was stopped left: what it did not finish, and what it was about to replace.
+pub(crate) fn tidy(folder: &Path) -> Result<(), CheckpointError> {
+    for name in names(folder)? {
+        let Some(hidden) = name.strip_prefix('.') else {
+            continue;
+        };
+        let path = folder.join(&name);
+        if let Some(step) = hidden.strip_suffix(".replaced").and_then(step_of) {
+            let to = folder_of(folder, step);
+            match to.exists() {
+                true => remove(&path)?,
+                false => fs::rename(&path, &to).map_err(CheckpointError::io(&to, "create"))?,
+            }
+        } else if hidden
+            .strip_suffix(".unfinished")
+            .and_then(step_of)
+            .is_some()
+        {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives the finished folder of `step` its name, and makes it the latest.
+pub(crate) fn publish(folder: &Path, step: u64) -> Result<(), CheckpointError> {
     let (from, to) = (unfinished(folder, step), folder_of(folder, step));
     sync(&from)?;
+    let before = replaced(folder, step);
+    if to.exists() && !is_checkpoint(&to) {
+        let why = "it is no checkpoint and stands where one is to be saved; move it away";
+        return Err(CheckpointError::io(&to, "replace")(std::io::Error::other(
+            why,
+        )));
+    }
     if to.exists() {
-        // Of the same step, by a run that was resumed before it.
-        let before = folder.join(format!(".step-{step:08}.replaced"));
+        // Of the same step, by a run that was resumed before it. `latest` may name it, and finds it under either name.
         remove(&before)?;
         fs::rename(&to, &before).map_err(CheckpointError::io(&to, "replace"))?;
-        fs::rename(&from, &to).map_err(CheckpointError::io(&to, "create"))?;
-        remove(&before)?;
-    } else {
-        fs::rename(&from, &to).map_err(CheckpointError::io(&to, "create"))?;
     }
+    fs::rename(&from, &to).map_err(CheckpointError::io(&to, "create"))?;
     sync(folder)?;
-    let (name, path) = (to.file_name().unwrap_or_default(), folder.join(LATEST));
+    let path = folder.join(LATEST);
     let next = folder.join(".latest.unfinished");
-    fs::write(&next, format!("{}\n", name.display()))
+    fs::write(&next, format!("{}\n", name_of(step)))
         .map_err(CheckpointError::io(&next, "write"))?;
     sync(&next)?;
     fs::rename(&next, &path).map_err(CheckpointError::io(&path, "replace"))?;
     sync(folder)?;
-    match keep {
-        Some(keep) => thin_out(folder, step, keep),
-        None => Ok(()),
-    }
+    remove(&before)
 }
 
-/// Removes the checkpoints of `folder` up to `step` but for the `keep` latest of them.
-fn thin_out(folder: &Path, step: u64, keep: usize) -> Result<(), CheckpointError> {
-    let mut steps = Vec::new();
-    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
-        let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
-        steps.extend(entry.file_name().to_str().and_then(step_of));
-    }
-    steps.retain(|found| *found <= step);
-    steps.sort_unstable();
+/// Removes the checkpoints of `folder` up to `step` but for the `keep` latest of them. One that cannot be removed, because
+/// somebody reads it for example, is tried again behind the next one.
+pub(crate) fn thin_out(folder: &Path, step: u64, keep: usize) {
+    let mut steps = steps(folder).unwrap_or_default();
+    steps.retain(|found| *found <= step && is_checkpoint(&folder_of(folder, *found)));
     let old = steps.len().saturating_sub(keep);
-    steps[..old]
-        .iter()
-        .try_for_each(|old| remove(&folder_of(folder, *old)))
+    for old in &steps[..old] {
+        drop(remove(&folder_of(folder, *old)));
+    }
 }
 
 /// Removes a folder, if it is there.

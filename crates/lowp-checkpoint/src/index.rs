@@ -1,10 +1,11 @@
 //! [`Index`]: the content of `index.json`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use twox_hash::XxHash3_64;
 
 use crate::{Block, CheckpointError, Dtype};
@@ -19,13 +20,19 @@ pub fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", XxHash3_64::oneshot(bytes))
 }
 
-/// The file: the index, and a checksum of it.
+/// The file: the index as it stands there, and a checksum of its bytes. Numbers do not all survive a change to another text.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Document {
-    pub(crate) version: u64,
-    /// Of [`Document::index`] as compact JSON.
-    pub(crate) checksum: String,
-    pub(crate) index: Value,
+struct Document<'a> {
+    version: u64,
+    checksum: String,
+    #[serde(borrow)]
+    index: &'a RawValue,
+}
+
+/// The version, whatever else a file has.
+#[derive(Debug, Deserialize)]
+struct Version {
+    version: u64,
 }
 
 /// What a checkpoint holds.
@@ -119,11 +126,11 @@ impl Index {
 
     /// The file as text.
     pub(crate) fn render(&self) -> Result<String, serde_json::Error> {
-        let index = serde_json::to_value(self)?;
+        let index = RawValue::from_string(serde_json::to_string_pretty(self)?)?;
         let document = Document {
             version: VERSION,
-            checksum: checksum(&serde_json::to_vec(&index)?),
-            index,
+            checksum: checksum(index.get().as_bytes()),
+            index: &index,
         };
         Ok(serde_json::to_string_pretty(&document)? + "\n")
     }
@@ -132,21 +139,19 @@ impl Index {
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, CheckpointError> {
         let damaged = |why: String| CheckpointError::damaged(path, why);
         let json = |error: serde_json::Error| damaged(format!("it is no index: {error}"));
-        let document: Value = serde_json::from_str(text).map_err(json)?;
-        let version = document["version"].as_u64();
-        if let Some(found) = version.filter(|found| *found != VERSION) {
+        let Version { version } = serde_json::from_str(text).map_err(json)?;
+        if version != VERSION {
             return Err(CheckpointError::Version {
                 path: path.to_owned(),
-                found,
+                found: version,
                 known: VERSION,
             });
         }
-        let document: Document = serde_json::from_value(document).map_err(json)?;
-        let compact = serde_json::to_vec(&document.index).map_err(json)?;
-        if checksum(&compact) != document.checksum {
+        let document: Document<'_> = serde_json::from_str(text).map_err(json)?;
+        if checksum(document.index.get().as_bytes()) != document.checksum {
             return Err(damaged("its checksum is another one".to_owned()));
         }
-        let index: Self = serde_json::from_value(document.index).map_err(json)?;
+        let index: Self = serde_json::from_str(document.index.get()).map_err(json)?;
         index.check().map_err(damaged)?;
         Ok(index)
     }
@@ -170,6 +175,10 @@ impl Index {
             if all.checked_mul(tensor.dtype.bytes()).is_none() {
                 return wrong("its shape cannot be");
             }
+            let ranks: BTreeSet<usize> = tensor.pieces.iter().map(|piece| piece.rank).collect();
+            if ranks.len() != tensor.pieces.len() {
+                return wrong("it has two pieces on one rank");
+            }
             let mut sum = 0usize;
             for piece in &tensor.pieces {
                 if piece.rank >= self.files.len() || !piece.block.lies_in(tensor.shape) {
@@ -189,25 +198,31 @@ impl Index {
     }
 }
 
-/// Whether two of `pieces` have an entry in common. Few pieces share rows, so that neighbours by first row are compared until
-/// rows end.
+/// Whether two of `pieces` have an entry in common: a sweep over the rows, with the columns of the blocks that a row meets.
 fn overlap(pieces: &[PieceRecord]) -> bool {
     let mut blocks: Vec<Block> = pieces.iter().map(|piece| piece.block).collect();
     blocks.retain(|block| block.entries() != Some(0));
     blocks.sort();
-    // Sorted by first row, then by first column: cuts of columns alone are apart if neighbours are.
-    let same_rows = |a: &Block, b: &Block| (a.start[0], a.shape[0]) == (b.start[0], b.shape[0]);
-    if blocks.windows(2).all(|pair| same_rows(&pair[0], &pair[1])) {
-        return blocks
-            .windows(2)
-            .any(|pair| pair[0].common(pair[1]).is_some());
+    // By first column: the column behind the last. By row behind the last: first columns.
+    let mut columns: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
+    for block in blocks {
+        let ([row, col], [rows, cols]) = (block.start, block.shape);
+        while let Some(&(end, start)) = ends.first().filter(|(end, _)| *end <= row) {
+            ends.remove(&(end, start));
+            columns.remove(&start);
+        }
+        let before = columns.range(..=col).next_back();
+        let after = columns.range(col..).next();
+        if before.is_some_and(|(_, end)| *end > col)
+            || after.is_some_and(|(start, _)| *start < col + cols)
+        {
+            return true;
+        }
+        columns.insert(col, col + cols);
+        ends.insert((row + rows, col));
     }
-    blocks.iter().enumerate().any(|(at, block)| {
-        let end = block.start[0] + block.shape[0];
-        let rest = blocks[at + 1..].iter();
-        let mut near = rest.take_while(|other| other.start[0] < end);
-        near.any(|other| block.common(*other).is_some())
-    })
+    false
 }
 
 /// The name of the file of `rank`.

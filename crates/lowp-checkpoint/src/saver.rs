@@ -1,15 +1,15 @@
 //! [`Saver`]: checkpoints are written while training goes on.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lowp_shard::{Control, ShardError};
+use lowp_shard::Control;
 use serde_json::Value;
 
-use crate::folder::{publish, remove, sync, unfinished};
+use crate::folder::{publish, remove, sync, thin_out, tidy, unfinished};
 use crate::index::{INDEX, Index, Written, checksum};
 use crate::writer;
 use crate::{CheckpointError, Piece};
@@ -25,6 +25,10 @@ pub struct Saver {
     folder: PathBuf,
     keep: Option<usize>,
     writing: Option<Writing>,
+    /// Removes old checkpoints, which takes as long as writing.
+    removing: Option<JoinHandle<()>>,
+    /// Held by the first rank: one run at a time saves to a folder.
+    lock: Option<File>,
 }
 
 /// A checkpoint on its way to the disk.
@@ -46,18 +50,55 @@ impl Saver {
         folder: &Path,
         keep: Option<usize>,
     ) -> Result<Self, CheckpointError> {
-        let made = match control.rank() {
-            0 => fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create")),
-            _ => Ok(()),
-        };
-        let saver = Self {
+        let mut saver = Self {
             control,
             folder: folder.to_owned(),
             keep: keep.map(|keep| keep.max(1)),
             writing: None,
+            removing: None,
+            lock: None,
         };
-        saver.agree_on("creating the folder of checkpoints", 0, made)?;
+        let first = saver.control.rank() == 0;
+        let begun = match first {
+            true => saver.take_folder(),
+            false => Ok(()),
+        };
+        saver.agree_on("taking the folder of checkpoints", None, begun)?;
+        let probe = saver.control.broadcast("a file to find", new_id(0))?;
+        let probe = folder.join(format!(".probe-{}", String::from_utf8_lossy(&probe)));
+        let put = |path: &Path| fs::write(path, "").map_err(CheckpointError::io(path, "create"));
+        let put_first = if first { put(&probe) } else { Ok(()) };
+        saver.agree_on("writing to the folder of checkpoints", None, put_first)?;
+        // Every rank sees the folder of the first, and can write there.
+        let own = probe.with_extension(saver.control.rank().to_string());
+        let seen = fs::metadata(&probe).map_err(CheckpointError::io(&probe, "find"));
+        let seen = seen.and_then(|_| put(&own));
+        drop(fs::remove_file(&own));
+        let seen = saver.agree_on("finding the folder of checkpoints", None, seen);
+        if first {
+            drop(fs::remove_file(&probe));
+        }
+        seen?;
         Ok(saver)
+    }
+
+    /// Creates the folder, locks it, and puts away what a run that was stopped left.
+    fn take_folder(&mut self) -> Result<(), CheckpointError> {
+        let folder = &self.folder;
+        fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
+        let path = folder.join(".lock");
+        let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let folder = folder.clone();
+                return Err(CheckpointError::InUse { folder });
+            }
+            // A file system without locks.
+            Err(TryLockError::Error(_)) => {}
+        }
+        self.lock = Some(lock);
+        tidy(folder)
     }
 
     /// The step that is being written.
@@ -89,7 +130,7 @@ impl Saver {
             }),
             _ => Ok(()),
         });
-        self.agree_on("beginning a checkpoint", step, ready)?;
+        self.agree_on("beginning a checkpoint", Some(step), ready)?;
         let id = self
             .control
             .broadcast("the checkpoint's id", new_id(step))?;
@@ -103,7 +144,7 @@ impl Saver {
             Ok(file) => (Ok(()), Some(file)),
             Err(error) => (Err(error), None),
         };
-        self.agree_on("beginning a checkpoint", step, spawned)?;
+        self.agree_on("beginning a checkpoint", Some(step), spawned)?;
         self.writing = file.map(|file| Writing {
             step,
             id,
@@ -119,14 +160,9 @@ impl Saver {
     /// # Errors
     /// A rank could not write ([`CheckpointError::NotSaved`] on every rank).
     pub fn poll(&mut self) -> Result<Option<u64>, CheckpointError> {
-        let Some(writing) = &self.writing else {
-            return Ok(None);
-        };
-        let done = vec![u8::from(writing.file.is_finished())];
-        let done = self.control.exchange("is the checkpoint written", done)?;
-        match done.iter().all(|done| done == &[1]) {
-            true => self.finish(),
-            false => Ok(None),
+        match self.all_done()? {
+            Some(true) => self.publish_written(),
+            _ => Ok(None),
         }
     }
 
@@ -135,6 +171,24 @@ impl Saver {
     /// # Errors
     /// As [`Saver::poll`].
     pub fn finish(&mut self) -> Result<Option<u64>, CheckpointError> {
+        // Ranks meet while they wait, so that one whose file takes long is not taken for one that is gone.
+        while self.all_done()? == Some(false) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.publish_written()
+    }
+
+    /// Whether all ranks have written their files; `None` if nothing is being written.
+    fn all_done(&self) -> Result<Option<bool>, CheckpointError> {
+        let Some(writing) = &self.writing else {
+            return Ok(None);
+        };
+        let done = vec![u8::from(writing.file.is_finished())];
+        let done = self.control.exchange("is the checkpoint written", done)?;
+        Ok(Some(done.iter().all(|done| done == &[1])))
+    }
+
+    fn publish_written(&mut self) -> Result<Option<u64>, CheckpointError> {
         let Some(writing) = self.writing.take() else {
             return Ok(None);
         };
@@ -170,31 +224,44 @@ impl Saver {
             0 => self.publish((id, step), ranks, about),
             _ => Ok(()),
         };
-        self.agree_on("the index of the checkpoint", step, published)?;
+        self.agree_on("the index of the checkpoint", Some(step), published)?;
         Ok(Some(step))
     }
 
     fn publish(
-        &self,
+        &mut self,
         (id, step): (String, u64),
         ranks: Vec<Written>,
         about: Value,
     ) -> Result<(), CheckpointError> {
         let path = unfinished(&self.folder, step).join(INDEX);
         let index = Index::new((id, step), ranks, about);
-        let index = index.map_err(|why| CheckpointError::damaged(&path, why))?;
+        let index = index.map_err(|why| CheckpointError::Pieces { why })?;
         let text = index.render().map_err(std::io::Error::other);
         let text = text.map_err(CheckpointError::io(&path, "write"))?;
         fs::write(&path, text).map_err(CheckpointError::io(&path, "write"))?;
         sync(&path)?;
-        publish(&self.folder, step, self.keep)
+        publish(&self.folder, step)?;
+        self.wait_for_removals();
+        if let Some(keep) = self.keep {
+            let folder = self.folder.clone();
+            self.removing = Some(thread::spawn(move || thin_out(&folder, step, keep)));
+        }
+        Ok(())
+    }
+
+    fn wait_for_removals(&mut self) {
+        if let Some(removing) = self.removing.take() {
+            // What could not be removed is tried again.
+            drop(removing.join());
+        }
     }
 
     /// Gives all ranks the error of one.
     fn agree_on(
         &self,
         what: &str,
-        step: u64,
+        step: Option<u64>,
         own: Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let told = own.as_ref().err().map(ToString::to_string);
@@ -203,10 +270,11 @@ impl Saver {
         own?;
         let failed = all.iter().position(|text| !text.is_empty());
         failed.map_or(Ok(()), |rank| {
-            Err(CheckpointError::NotSaved {
-                step,
-                rank: self.control.members()[rank],
-                why: String::from_utf8_lossy(&all[rank]).into_owned(),
+            let why = String::from_utf8_lossy(&all[rank]).into_owned();
+            let rank = self.control.members()[rank];
+            Err(match step {
+                Some(step) => CheckpointError::NotSaved { step, rank, why },
+                None => CheckpointError::OtherRank { rank, why },
             })
         })
     }
@@ -219,6 +287,7 @@ impl Drop for Saver {
             // The checkpoint stays unfinished, whatever came of the file.
             drop(writing.file.join());
         }
+        self.wait_for_removals();
     }
 }
 
@@ -228,17 +297,4 @@ fn new_id(step: u64) -> Vec<u8> {
     let now = now.map_or(0, |since| since.as_nanos());
     let text = format!("{now} {} {step}", std::process::id());
     checksum(text.as_bytes()).into_bytes()
-}
-
-impl From<CheckpointError> for ShardError {
-    /// As the failure of this rank, which ends the others.
-    fn from(error: CheckpointError) -> Self {
-        match error {
-            CheckpointError::Shard(error) => error,
-            error => ShardError::Failed {
-                rank: 0,
-                message: error.to_string(),
-            },
-        }
-    }
 }

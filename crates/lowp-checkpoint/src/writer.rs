@@ -1,13 +1,13 @@
 //! One rank's file.
 
-use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::fs;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype as Stored, SafeTensorError, View};
+use safetensors::tensor::{Dtype as Stored, Metadata, TensorInfo};
 
-use crate::folder::sync;
 use crate::index::{FileRecord, Written, checksum, file_name};
 use crate::{CheckpointError, Dtype, Piece};
 
@@ -15,24 +15,6 @@ use crate::{CheckpointError, Dtype, Piece};
 pub(crate) const ID: &str = "lowp.checkpoint";
 /// The key of a file's metadata that names its rank.
 pub(crate) const RANK: &str = "lowp.rank";
-
-impl View for &Piece {
-    fn dtype(&self) -> Stored {
-        stored(self.dtype)
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.block.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
 
 /// The dtype in the file.
 pub(crate) fn stored(dtype: Dtype) -> Stored {
@@ -78,16 +60,34 @@ pub(crate) fn write(
 ) -> Result<Written, CheckpointError> {
     let name = file_name(rank);
     let path = folder.join(&name);
+    let failed = || CheckpointError::io(&path, "write");
     let about = [(ID, id.to_owned()), (RANK, rank.to_string())];
     let about: HashMap<String, String> = about.map(|(key, value)| (key.to_owned(), value)).into();
-    let views = pieces.iter().map(|piece| (piece.name.as_str(), piece));
-    safetensors::serialize_to_file(views, Some(about), &path).map_err(|error| match error {
-        SafeTensorError::IoError(error) => CheckpointError::io(&path, "write")(error),
-        error => CheckpointError::io(&path, "write")(std::io::Error::other(error)),
-    })?;
-    sync(&path)?;
-    let bytes = fs::metadata(&path).map_err(CheckpointError::io(&path, "read the length of"))?;
-    let record = |piece: &Piece| {
+    // Wide entries first, so that every tensor is aligned.
+    let mut pieces: Vec<&Piece> = pieces.iter().collect();
+    pieces.sort_by_key(|piece| Reverse(piece.dtype.bytes()));
+    let mut end = 0;
+    let infos = pieces.iter().map(|piece| {
+        let start = end;
+        end += piece.bytes.len();
+        let info = TensorInfo {
+            dtype: stored(piece.dtype),
+            shape: piece.block.shape.to_vec(),
+            data_offsets: (start, end),
+        };
+        (piece.name.clone(), info)
+    });
+    let header = Metadata::new(Some(about), infos.collect());
+    let header = header.and_then(|header| Ok(serde_json::to_vec(&header)?));
+    let mut header = header.map_err(std::io::Error::other).map_err(failed())?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = File::create(&path).map_err(failed())?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes);
+    let length = (header.len() as u64).to_le_bytes();
+    let written = put(&length).and_then(|()| put(&header));
+    let written = written.and_then(|()| pieces.iter().try_for_each(|piece| put(&piece.bytes)));
+    written.and_then(|()| file.sync_all()).map_err(failed())?;
+    let record = |piece: &&Piece| {
         let sum = checksum(&piece.bytes);
         (
             piece.name.clone(),
@@ -100,7 +100,7 @@ pub(crate) fn write(
     Ok(Written {
         file: FileRecord {
             name,
-            bytes: bytes.len(),
+            bytes: (8 + header.len() + end) as u64,
         },
         pieces: pieces.iter().map(record).collect(),
     })

@@ -131,6 +131,18 @@ proptest! {
         }
     }
 
+    /// What the trainer wrote down comes back, whatever numbers are in it.
+    #[test]
+    fn any_numbers_of_the_trainer(numbers in prop::collection::vec(any::<f64>(), 0..20)) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let about = json!({ "numbers": numbers.iter().filter(|x| x.is_finite()).collect::<Vec<_>>() });
+        world(1, |_, mut saver| {
+            saver.start(1, Vec::new(), about.clone()).expect("a start");
+            saver.finish().expect("a checkpoint")
+        }, folder.path(), None);
+        Checkpoint::latest(folder.path()).expect("a checkpoint").verify().expect("it is whole");
+    }
+
     /// Any byte of any file that changes is found: when the checkpoint is opened, or when what it lies in is read.
     #[test]
     fn changed_bytes_are_found(file in 0usize..4, at in 0.0..1.0f64, bit in 0u32..8) {
@@ -257,7 +269,7 @@ fn hostile_indexes_are_rejected() {
         (
             "/tensors/rows/pieces/1/rank",
             json!(0),
-            "two pieces on rank 0",
+            "two pieces on one rank",
         ),
         (
             "/tensors/rows/dtype",
@@ -336,7 +348,7 @@ fn old_checkpoints_are_removed_and_the_latest_is_named() {
     let hidden = fs::read_dir(path).expect("a folder").filter_map(Result::ok);
     let hidden: Vec<_> = hidden
         .map(|entry| entry.file_name())
-        .filter(|name| name.to_string_lossy().starts_with('.'))
+        .filter(|name| name.to_string_lossy().starts_with('.') && name != ".lock")
         .collect();
     assert_eq!(hidden, [""; 0], "nothing unfinished is left");
     fs::write(path.join("latest"), "../elsewhere\n").expect("a file");
@@ -405,4 +417,33 @@ fn a_failed_write_is_an_error_on_every_rank() {
         .expect("a checkpoint")
         .verify()
         .expect("it is whole");
+}
+
+/// Between the two renames that replace a checkpoint `latest` names what is there under its other name, and the next run puts it
+/// back.
+#[test]
+fn a_step_that_is_being_replaced_is_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    save(path, 2, &[5], None);
+    let hidden = path.join(".step-00000005.replaced");
+    fs::rename(folder_of(path, 5), &hidden).expect("a checkpoint");
+    fs::create_dir(path.join(".step-00000005.unfinished")).expect("a folder");
+    let found = Checkpoint::latest(path).expect("a checkpoint");
+    assert_eq!((found.folder(), found.step()), (hidden.as_path(), 5));
+    world(2, |_, saver| drop(saver), path, None);
+    assert_eq!(latest(path).expect("a checkpoint"), folder_of(path, 5));
+    assert!(!path.join(".step-00000005.unfinished").exists() && !hidden.exists());
+}
+
+/// Two runs that save to one folder would mix their checkpoints.
+#[test]
+fn a_folder_is_of_one_run_at_a_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = || threads(1, PATIENCE).swap_remove(0);
+    let first = Saver::new(control(), folder.path(), None).expect("a folder");
+    let error = Saver::new(control(), folder.path(), None).unwrap_err();
+    assert!(error.to_string().contains("another run saves"), "{error}");
+    drop(first);
+    Saver::new(control(), folder.path(), None).expect("it is free");
 }

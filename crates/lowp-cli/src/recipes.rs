@@ -91,7 +91,9 @@ pub(crate) fn table() -> Result<String> {
         let below = AnyRecipe::low_precision();
         let of = if takers.iter().copied().eq(below.iter().map(Recipe::name)) {
             "all below 16 bits".to_owned()
-        } else if others.len() <= 1 {
+        } else if others.is_empty() {
+            "all".to_owned()
+        } else if others.len() == 1 {
             format!("all but {}", others.join(", "))
         } else {
             takers.join(", ")

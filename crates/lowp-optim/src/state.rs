@@ -92,7 +92,7 @@ impl<B: Backend> AdamW<B> {
     /// The backend failed.
     pub fn set_counts(&mut self, counts: StepCounts) -> Result<(), OptimError> {
         self.work.set_counts(counts)?;
-        self.number = counts.applied + counts.skipped;
+        self.number = counts.applied.saturating_add(counts.skipped);
         Ok(())
     }
 

@@ -155,7 +155,6 @@ pub(crate) struct Args {
     #[arg(
         long,
         value_name = "GLOB,..",
-        value_delimiter = ',',
         conflicts_with = "shape",
         help_heading = MODEL
     )]

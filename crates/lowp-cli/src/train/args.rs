@@ -136,7 +136,7 @@ JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recip
   resumed_at             the step of the checkpoint that the run went on behind, or 0
   train_loss             array: loss of each step's batch before its update, nats per byte
   val_loss               loss on the validation split after the last step, nats per byte
-  gap_percent            val_loss above that of fp32 with the same seed
+  gap_percent            val_loss above that of fp32 with the same seed, or null
   wire_bytes_per_step    bytes of linear weights that one replica sent per step, as counted
   wire_bytes_formula     the same by the gather plans; if they differ, the command fails
   wire_bytes_tail        both of the steps of --precision-tail, or null
@@ -228,7 +228,7 @@ pub(crate) struct Args {
     pub(crate) seeds: usize,
 
     /// Text to train on instead of the bundled book: a file, or all files of a folder and its folders in the order of their
-    /// paths, at most 4 GiB in all; the last 10% is the validation split
+    /// paths, at most 4 GiB in all and without links; the last 10% is the validation split
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) data: Option<PathBuf>,
 
@@ -252,12 +252,7 @@ pub(crate) struct Args {
     pub(crate) sizes: SizeArgs,
 
     /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on
-    #[arg(
-        long,
-        value_name = "GLOB,..",
-        value_delimiter = ',',
-        help_heading = "Model"
-    )]
+    #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
     pub(crate) keep_bf16: Vec<String>,
 
     /// Run the forward products in bf16 for this last part of the steps, from 0 to 1; weights are cast again from their masters where
@@ -349,8 +344,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Checkpoints")]
     pub(crate) stop_after: Option<usize>,
 
-    /// Go on behind the latest checkpoints in DIR, where --save put them, or behind one checkpoint: on any ranks, with the same
-    /// bits; of another recipe, from the masters
+    /// Go on behind the latest checkpoints in DIR, where --save put them, or behind one checkpoint: the run that did not stop, to
+    /// the bit, on as many ranks; the same state on any others; of another recipe, from the masters
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub(crate) resume: Option<PathBuf>,
 

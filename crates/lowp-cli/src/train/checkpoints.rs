@@ -4,10 +4,12 @@ use super::args::Args;
 use super::config::Config;
 use super::corpus::Corpus;
 use super::recipes::Run;
+use super::variant::Variant;
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_checkpoint::{Block, Checkpoint, is_checkpoint, latest};
+use lowp_checkpoint::{Block, Checkpoint, is_checkpoint, steps};
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// The tensor of the losses of all steps.
@@ -23,7 +25,9 @@ const OF_THE_MODEL: [(&str, &str); 7] = [
     ("seq", "--seq"),
     ("vocab", "--vocab"),
 ];
-const OF_THE_RUN: [(&str, &str); 10] = [
+const OF_THE_RUN: [(&str, &str); 12] = [
+    ("accumulate", "--accumulate"),
+    ("grad_wire", "--grad-wire"),
     ("seed", "--seed"),
     ("batch", "--batch"),
     ("steps", "--steps"),
@@ -32,7 +36,7 @@ const OF_THE_RUN: [(&str, &str); 10] = [
     ("final_lr", "--final-lr"),
     ("weight_decay", "--weight-decay"),
     ("clip", "--clip"),
-    ("tail_steps", "--precision-tail"),
+    ("tail_steps", "--precision-tail of steps"),
     ("kept_in_bf16", "--keep-bf16"),
 ];
 
@@ -91,22 +95,75 @@ impl Checkpoints {
         regular || done == last
     }
 
-    /// Checks that a run which begins anew does not save among the checkpoints of another one.
-    fn check_new(&self, run: &Run, seed: u64) -> Result<()> {
+    /// The folder that `run` goes on from; `None` if it begins anew.
+    fn source(&self, run: &Run, seed: u64) -> Result<Option<PathBuf>, UsageError> {
+        let Some(folder) = &self.resume else {
+            return Ok(None);
+        };
+        if is_one_run(folder) {
+            return Ok(Some(folder.clone()));
+        }
+        let own = folder.join(label(run, seed));
+        let any = is_one_run(&own) || !steps(&own).map_err(told)?.is_empty();
+        Ok(any.then_some(own))
+    }
+
+    /// Checks that `--resume` has something for `runs` of `seeds`: checkpoints of some of them, or one checkpoint for one run.
+    ///
+    /// # Errors
+    /// A [`UsageError`] with what to change.
+    pub(super) fn check(&self, config: &Config) -> Result<(), UsageError> {
+        let Some(folder) = &self.resume else {
+            return Ok(());
+        };
+        let name = folder.display();
+        let runs = config.runs.len() * config.seeds;
+        if is_one_run(folder) {
+            return match runs {
+                1 => Ok(()),
+                _ => Err(UsageError::new(format!(
+                    "--resume {name} is of one run, and {runs} would go on behind it, the baseline among them unless it is left out; \
+                     give one --recipe and one seed with --no-baseline"
+                ))),
+            };
+        }
+        for config in config.each_seed() {
+            for run in &config.runs {
+                if self.source(run, config.seed)?.is_some() {
+                    return Ok(());
+                }
+            }
+        }
+        let runs = config.runs.iter().map(|run| label(run, config.seed));
+        let runs: Vec<String> = runs.collect();
+        Err(UsageError::new(format!(
+            "--resume {name}: there are no checkpoints of {}; name a folder that --save was given, or one checkpoint",
+            runs.join(" or ")
+        )))
+    }
+
+    /// Checks that a run which goes on from `source` does not save among the checkpoints of another one.
+    fn check_save(&self, run: &Run, seed: u64, source: Option<&Path>) -> Result<(), UsageError> {
         let Some(folder) = self.folder_of(run, seed) else {
             return Ok(());
         };
-        match latest(&folder) {
-            Err(_) => Ok(()),
-            Ok(found) => {
-                let (found, save) = (found.display(), self.save.as_deref().unwrap_or(&folder));
-                let save = save.display();
-                Err(UsageError::new(format!(
-                    "--save {save}: there is {found} of an earlier run; go on behind it with --resume {save}, or name another folder"
-                ))
-                .into())
-            }
+        let there = steps(&folder).map_err(told)?;
+        let Some(last) = there.last() else {
+            return Ok(());
+        };
+        let same = |source: &Path| match (source.canonicalize(), folder.canonicalize()) {
+            (Ok(source), Ok(folder)) => source.starts_with(folder),
+            _ => false,
+        };
+        if source.is_some_and(same) {
+            return Ok(());
         }
+        let folder = folder.display();
+        let save = self.save.as_deref().unwrap_or(Path::new("")).display();
+        Err(UsageError::new(format!(
+            "--save {save}: {folder} has checkpoints of an earlier run, up to step {last}; go on behind them with --resume {save}, or \
+             name another folder"
+        )))
     }
 
     /// The folder of the checkpoints of a run.
@@ -129,43 +186,44 @@ impl Resumed {
     /// That of `run`: its own in the folder of `--resume`, or the one that the folder is or holds.
     ///
     /// # Errors
-    /// There is none, it is damaged, or it is of another model; it is of this recipe, and of a run with other options.
-    pub(super) fn find(config: &Config, run: &Run, corpus: &Corpus) -> Result<Option<Self>> {
-        let Some(folder) = &config.checkpoints.resume else {
-            return config
-                .checkpoints
-                .check_new(run, config.seed)
-                .map(|()| None);
+    /// It is damaged, or of another model; it is of this recipe, and of a run with other options; checkpoints of another run lie where
+    /// this one is to save.
+    pub(super) fn find(
+        config: &Config,
+        run: &Run,
+        corpus: &Corpus,
+    ) -> Result<Option<Self>, UsageError> {
+        let checkpoints = &config.checkpoints;
+        let source = checkpoints.source(run, config.seed)?;
+        checkpoints.check_save(run, config.seed, source.as_deref())?;
+        let Some(folder) = source else {
+            return Ok(None);
         };
-        let own = folder.join(label(run, config.seed));
-        let any = is_checkpoint(folder) || folder.join("latest").is_file();
-        let folder = if own.is_dir() || !any {
-            own
-        } else {
-            folder.clone()
-        };
-        let checkpoint = Checkpoint::latest(&folder)?;
+        let checkpoint = Checkpoint::latest(&folder).map_err(told)?;
         let about = checkpoint.about();
-        let now = config.about(run, corpus, Value::Null)?;
-        let same_recipe = about["recipe"] == now["recipe"];
+        let now = config.about(run, corpus, [Value::Null, Value::Null])?;
+        let recipe = about["recipe"].as_str().unwrap_or_default();
+        let same_recipe = recipe
+            .parse::<Variant>()
+            .is_ok_and(|recipe| recipe == run.recipe);
         let strict: &[_] = if same_recipe { &OF_THE_RUN } else { &[] };
         for (key, option) in OF_THE_MODEL.iter().chain(strict) {
             let [saved, given] = [about, &now].map(|about| &about["config"][key]);
             if saved != given {
-                return Err(differs(checkpoint.folder(), option, saved, given).into());
+                return Err(differs(checkpoint.folder(), option, saved, given));
             }
         }
         let [saved, given] = [about, &now].map(|about| &about["data"]);
         if same_recipe && saved != given {
-            return Err(differs(checkpoint.folder(), "--data", saved, given).into());
+            return Err(differs(checkpoint.folder(), "--data", saved, given));
         }
-        if checkpoint.step() > config.steps as u64 {
-            let (folder, step, steps) = (checkpoint.folder(), checkpoint.step(), config.steps);
+        let (step, last) = (checkpoint.step(), config.last_step());
+        if step > last as u64 {
+            let folder = checkpoint.folder().display();
             return Err(UsageError::new(format!(
-                "--resume: {} is behind step {step}, and --steps {steps} end before it; give more steps",
-                folder.display()
-            ))
-            .into());
+                "--resume: {folder} is behind step {step}, and this run ends behind step {last}; give a larger --stop-after or --steps, \
+                 or name an earlier checkpoint"
+            )));
         }
         Ok(Some(Self { checkpoint }))
     }
@@ -180,9 +238,10 @@ impl Resumed {
         &self.checkpoint
     }
 
-    /// What was said of the weights.
-    pub(super) fn weights(&self) -> &Value {
-        &self.checkpoint.about()["weights"]
+    /// What was said of the weights and the scales.
+    pub(super) fn formats(&self) -> [&Value; 2] {
+        let about = self.checkpoint.about();
+        [&about["weights"], &about["scales"]]
     }
 
     /// The losses of the steps that are done.
@@ -197,6 +256,16 @@ impl Resumed {
     }
 }
 
+/// Whether `folder` is a checkpoint, or the folder of those of one run.
+fn is_one_run(folder: &Path) -> bool {
+    is_checkpoint(folder) || folder.join("latest").is_file()
+}
+
+/// An error that the user can mend.
+fn told(error: impl Display) -> UsageError {
+    UsageError::new(error.to_string())
+}
+
 fn differs(folder: &Path, option: &str, saved: &Value, given: &Value) -> UsageError {
     UsageError::new(format!(
         "--resume: the run in {} was saved with {option} {saved}, and this one has {given}; give the same, or begin a new run",
@@ -209,14 +278,22 @@ impl Config {
     ///
     /// # Errors
     /// A value that has no JSON form.
-    pub(super) fn about(&self, run: &Run, corpus: &Corpus, weights: Value) -> Result<Value> {
+    pub(super) fn about(
+        &self,
+        run: &Run,
+        corpus: &Corpus,
+        [weights, scales]: [Value; 2],
+    ) -> Result<Value, UsageError> {
         // By way of text, so that f32 numbers are those that were given.
-        let config: Value = serde_json::from_str(&serde_json::to_string(&self.record())?)?;
+        let text = serde_json::to_string(&self.record()).map_err(told)?;
+        let config: Value = serde_json::from_str(&text).map_err(told)?;
         Ok(json!({
             "recipe": run.name,
             "config": config,
             "data": corpus.digest(),
             "weights": weights,
+            "scales": scales,
+            "version": env!("CARGO_PKG_VERSION"),
             "transformers": self.model.transformers(),
         }))
     }
@@ -224,5 +301,43 @@ impl Config {
     /// The step that runs end behind.
     pub(super) fn last_step(&self) -> usize {
         self.checkpoints.last_step(self.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// A new option is compared at resume, or it changes no bit of what a rank trains.
+    #[test]
+    fn every_option_is_compared_or_free() {
+        const FREE: [&str; 6] = [
+            "recompute",
+            "seeds",
+            "mesh",
+            "sharding",
+            "reshard_after_forward",
+            "eval_batches",
+        ];
+        let Command { args } = Command::parse_from(["train"]);
+        let config = Config::new(&args, None).expect("a configuration");
+        let record = serde_json::to_value(config.record()).expect("JSON");
+        let known = OF_THE_MODEL.iter().chain(&OF_THE_RUN).map(|(key, _)| *key);
+        let known: Vec<&str> = known.chain(FREE).collect();
+        for key in record.as_object().expect("keys").keys() {
+            let times = known.iter().filter(|known| *known == key).count();
+            assert_eq!(times, 1, "{key}");
+        }
+        assert_eq!(
+            record.as_object().map(serde_json::Map::len),
+            Some(known.len())
+        );
     }
 }

@@ -8,8 +8,8 @@ use super::recipes::{self, Run};
 use crate::output::shown;
 use crate::usage::UsageError;
 use globset::Glob;
-use lowp_candle::{Passes, Sharding};
-use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape, Usage};
+use lowp_candle::{LinearSpec, Passes, Sharding};
+use lowp_format::{FormatError, Recipe, ReshardAfterForward, Role, Shape, Usage, lcm};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh, check_flat};
 use serde::Serialize;
@@ -358,10 +358,23 @@ fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
     Ok((fraction * steps as f64).round() as usize)
 }
 
+/// The patterns of `text`, which commas outside of braces separate.
+pub(crate) fn split_globs(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0usize;
+    text.split(move |c: char| {
+        match c {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+}
+
 /// The linear layers of `model` whose names match one of the patterns.
 fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, UsageError> {
     let mut kept = vec![false; model.linears().len()];
-    for text in patterns {
+    for text in patterns.iter().flat_map(|text| split_globs(text)) {
         let glob = Glob::new(text).map_err(|e| UsageError::new(format!("--keep-bf16: {e}")))?;
         let glob = glob.compile_matcher();
         let mut any = false;
@@ -456,6 +469,31 @@ pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
     Ok(())
 }
 
+/// A linear layer against the blocks of its weight, of its input, whose columns are those of the weight, and of the gradient of its
+/// output, whose columns are the weight's rows.
+fn check_layer(run: &Run, linear: &LinearSpec) -> Result<(), FormatError> {
+    run.recipe.check(Shape::new(linear.rows, linear.cols))?;
+    for (role, cols) in [
+        (Role::Activation, linear.cols),
+        (Role::Gradient, linear.rows),
+    ] {
+        let operand = run.recipe.operand(role);
+        for orientation in operand.quantized.orientations() {
+            let buffers = operand.quantizers.buffers(orientation.usage());
+            let quanta = buffers.iter().map(|buffer| buffer.col_quantum());
+            let multiple = quanta.fold(1, lcm);
+            if !cols.is_multiple_of(multiple) {
+                return Err(FormatError::Columns {
+                    recipe: run.recipe.name(),
+                    shape: Shape::new(linear.cols, linear.rows),
+                    multiple,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Every linear layer against what the recipe can block.
 fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
     let fits = |dim: usize| {
@@ -465,20 +503,25 @@ fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
             ..model
         }
         .linears();
-        linears
-            .iter()
-            .all(|l| run.recipe.check(Shape::new(l.rows, l.cols)).is_ok())
+        linears.iter().all(|l| check_layer(run, l).is_ok())
     };
     for linear in model.linears() {
         let shape = Shape::new(linear.rows, linear.cols);
-        let Err(error) = run.recipe.check(shape) else {
+        let Err(error) = check_layer(run, &linear) else {
             continue;
         };
         let cause = match error {
-            FormatError::Columns { multiple, .. } => format!(
-                "layer {} is {shape}, and {} needs columns at a multiple of {multiple}",
-                linear.name, run.name
-            ),
+            FormatError::Columns {
+                shape: wrong,
+                multiple,
+                ..
+            } => {
+                let what = if wrong == shape { "columns" } else { "rows" };
+                format!(
+                    "layer {} is {shape}, and {} needs {what} at a multiple of {multiple}",
+                    linear.name, run.name
+                )
+            }
             other => format!("layer {}: {other}", linear.name),
         };
         let next = (1..)

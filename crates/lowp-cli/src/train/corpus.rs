@@ -23,6 +23,7 @@ pub(crate) struct Corpus {
     /// Where the validation split begins.
     split: usize,
     seq: usize,
+    digest: String,
 }
 
 impl Corpus {
@@ -46,13 +47,22 @@ impl Corpus {
             );
             return Err(UsageError::new(message));
         }
-        Ok(Self { text, split, seq })
+        let digest = format!(
+            "{} bytes, digest {}",
+            text.len(),
+            lowp_checkpoint::checksum(&text)
+        );
+        Ok(Self {
+            text,
+            split,
+            seq,
+            digest,
+        })
     }
 
-    /// A digest of the text.
-    pub(crate) fn digest(&self) -> String {
-        let digest = lowp_checkpoint::checksum(&self.text);
-        format!("{} bytes, digest {digest}", self.text.len())
+    /// The length of the text and a checksum of it.
+    pub(crate) fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// Sequences `range` of the global batch of `step`: every split of a batch over ranks sees the same sequences.

@@ -22,7 +22,7 @@ mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName, SizeArgs};
 pub(crate) use config::{
-    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
+    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard, split_globs,
 };
 pub(crate) use model::{GptConfig, Preset};
 pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
@@ -40,6 +40,7 @@ use config::Config;
 use corpus::Corpus;
 use progress::Progress;
 use result::{RunResult, summaries};
+use std::path::Path;
 use world::World;
 
 /// Runs the command.
@@ -59,16 +60,32 @@ fn train(args: &Args, world: &World) -> Result<()> {
     let config = Config::new(args, world.started())?;
     check_distinct(
         args.data.as_deref().map(|path| ("--data", path)),
-        args.outputs(),
+        args.outputs()
+            .chain(args.save.as_deref().map(|path| ("--save", path))),
     )?;
+    if let (Some(data), Some(save)) = (&args.data, &args.save)
+        && lies_below(save, data)
+    {
+        let (save, data) = (save.display(), data.display());
+        return Err(UsageError::new(format!(
+            "--save {save} lies in --data {data}, so that checkpoints would become a part of the text; name another folder"
+        ))
+        .into());
+    }
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {
         check_writable(option, path)?;
     }
+    config.checkpoints.check(&config)?;
     for config in config.each_seed() {
         for run in &config.runs {
-            let found = Resumed::find(&config, run, &corpus);
-            found.map_err(|error| UsageError::new(format!("{error:#}")))?;
+            let found = Resumed::find(&config, run, &corpus)?;
+            if found.is_none() && args.resume.is_some() && world.reports() {
+                let (name, seed) = (&run.name, config.seed);
+                output::note(&format!(
+                    "{name} seed {seed}: no checkpoint to go on behind; it begins anew"
+                ));
+            }
         }
     }
     world.agree(&config, &corpus)?;
@@ -86,6 +103,22 @@ fn train(args: &Args, world: &World) -> Result<()> {
     reported?;
     runs.iter().try_for_each(RunResult::check_wire)?;
     runs.iter().try_for_each(RunResult::check_finite)
+}
+
+/// Whether `path`, which need not be there, lies in the folder `folder`.
+fn lies_below(path: &Path, folder: &Path) -> bool {
+    let Ok(folder) = folder.canonicalize() else {
+        return false;
+    };
+    let there = path.ancestors().find_map(|above| {
+        let above = if above.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            above
+        };
+        above.canonicalize().ok()
+    });
+    folder.is_dir() && there.is_some_and(|there| there.starts_with(&folder))
 }
 
 fn train_all(

@@ -7,6 +7,7 @@ use super::model::Gpt;
 use super::progress::Progress;
 use super::recipes::Run;
 use super::variant::Variant;
+use crate::output;
 use anyhow::{Result, bail};
 use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, VarSpec};
 use lowp_checkpoint::{Block, Dtype, Piece, Saver};
@@ -114,8 +115,14 @@ impl Rank<'_> {
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let specs = (config.model.linears(), config.model.vars());
         let resumed = Resumed::find(config, run, self.corpus)?;
+        // Where ranks are processes, each looks for itself.
+        let behind = resumed
+            .as_ref()
+            .map_or("none", |resumed| resumed.checkpoint().id());
+        comm.control()
+            .agree("the checkpoint to go on behind", behind)?;
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
-        let last_step = config.last_step().max(first_step);
+        let last_step = config.last_step();
         let tail_step = config.steps - config.tail_steps;
         let mut train_loss = match &resumed {
             Some(resumed) => resumed.losses()?,
@@ -124,6 +131,14 @@ impl Rank<'_> {
         let in_tail = config.tail_steps > 0 && first_step > tail_step;
         let mut trained = self.make(run.recipe, in_tail, (&mesh, &specs), resumed.as_ref())?;
         drop(resumed);
+        let recast = trained.sharded.recast();
+        if recast > 0 && self.progress.is_some() {
+            let all = specs.0.len();
+            output::note(&format!(
+                "{}: {recast} of {all} linear weights are cast from their masters: the checkpoint has them in other formats",
+                run.name
+            ));
+        }
         let mut saver = self.saver(run, &comm)?;
         let mut outcome = Outcome {
             train_loss: Vec::new(),
@@ -153,13 +168,13 @@ impl Rank<'_> {
                 let done = step + 1;
                 saver.poll()?;
                 if config.checkpoints.saves_at(done, last_step) {
-                    // One at a time; this one waits for that before it.
-                    saver.finish()?;
-                    let pieces = self.pieces(&trained.sharded, &train_loss)?;
-                    let about = config.about(run, self.corpus, trained.sharded.about())?;
-                    saver.start(done as u64, pieces, about)?;
+                    self.save(saver, run, (done, &trained.sharded, &train_loss))?;
                 }
             }
+        }
+        if let (Some(saver), true) = (&mut saver, first_step == last_step) {
+            // Of a run that is done: where it is to be saved it may not be yet.
+            self.save(saver, run, (last_step, &trained.sharded, &train_loss))?;
         }
         outcome.seconds = start.elapsed().as_secs_f64();
         outcome.add(&trained, config)?;
@@ -210,7 +225,7 @@ impl Rank<'_> {
         let sharded = match resumed {
             None => ShardedModel::new(&Cpu, mesh, of, linears, vars, options)?,
             Some(resumed) => {
-                let saved = (resumed.checkpoint(), resumed.weights());
+                let saved = (resumed.checkpoint(), resumed.formats());
                 ShardedModel::load((&Cpu, mesh), of, linears, vars, options, saved)?
             }
         };
@@ -289,6 +304,20 @@ impl Rank<'_> {
         };
         let control = comm.control().split(0, self.rank)?;
         Ok(Some(Saver::new(control, &folder, checkpoints.keep)?))
+    }
+
+    /// Begins to save the checkpoint behind `step`, once that before it is done.
+    fn save(
+        &self,
+        saver: &mut Saver,
+        run: &Run,
+        (step, sharded, train_loss): (usize, &ShardedModel<Cpu, Variant>, &[f32]),
+    ) -> Result<()> {
+        saver.finish()?;
+        let pieces = self.pieces(sharded, train_loss)?;
+        let formats = [sharded.about(), sharded.about_scales()?];
+        let about = self.config.about(run, self.corpus, formats)?;
+        Ok(saver.start(step as u64, pieces, about)?)
     }
 
     /// This rank's pieces of a checkpoint.

@@ -1,5 +1,6 @@
 //! What a run leaves behind, and what the runs of a recipe say together.
 
+use super::recipes::BASELINE;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
@@ -113,9 +114,10 @@ pub(crate) fn percent(gap: f64) -> String {
     }
 }
 
-/// The baseline that `run` is compared with: the first run of the same seed.
+/// The baseline that `run` is compared with: that of the same seed, where there is one.
 pub(crate) fn baseline<'a>(runs: &'a [RunResult], run: &RunResult) -> Option<&'a RunResult> {
-    runs.iter().find(|other| other.seed == run.seed)
+    let mut others = runs.iter();
+    others.find(|other| other.seed == run.seed && other.recipe == BASELINE)
 }
 
 /// The runs of one recipe over all seeds, at least one.
@@ -219,9 +221,9 @@ pub(super) mod tests {
     #[test]
     fn gaps_are_to_the_baseline_of_the_same_seed() {
         let runs = [
-            run("base", 0, 2.0),
+            run(BASELINE, 0, 2.0),
             run("x", 0, 2.2),
-            run("base", 1, 4.0),
+            run(BASELINE, 1, 4.0),
             run("x", 1, 4.0),
         ];
         let all = summaries(&runs);
@@ -236,9 +238,9 @@ pub(super) mod tests {
     #[test]
     fn a_diverged_seed_is_not_hidden() {
         let runs = [
-            run("base", 0, 2.0),
+            run(BASELINE, 0, 2.0),
             run("x", 0, 2.2),
-            run("base", 1, 4.0),
+            run(BASELINE, 1, 4.0),
             run("x", 1, f64::NAN),
         ];
         let all = summaries(&runs);

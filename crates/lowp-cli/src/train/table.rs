@@ -107,7 +107,10 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
         out,
         "gather: waiting for weights in a step of rank 0; MB/rank: the most of weights, masters, moments and gradients on one rank"
     );
-    if config.tail_steps > 0 {
+    if summaries
+        .iter()
+        .any(|summary| summary.first.wire_bytes_tail.is_some())
+    {
         let _ = writeln!(
             out,
             "the last {} of {} steps ran forward in bf16; resident, wire and formula are of the steps before",

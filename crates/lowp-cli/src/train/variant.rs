@@ -128,6 +128,9 @@ const TENSOR_SCALE: ScaleRule = ScaleRule::Current {
 
 /// The same with operands of `y = x W` in bf16; the other orientation is quantized from the source.
 fn with_bf16_forward(quantizers: Quantizers) -> Quantizers {
+    if quantizers.rowwise.kernel.element == Code::Bf16 {
+        return quantizers;
+    }
     Quantizers {
         rowwise: Quantizer::row_major(KernelKey::new(Code::Bf16, ScaleRule::None)),
         relation: Columnwise::Quantized,

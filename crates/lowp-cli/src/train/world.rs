@@ -82,7 +82,7 @@ impl World {
             return Ok(());
         };
         control.agree("the arguments of lowp train", &format!("{config:?}"))?;
-        Ok(control.agree("the text to train on", &corpus.digest())?)
+        Ok(control.agree("the text to train on", corpus.digest())?)
     }
 
     /// This process as the only rank of it, for one run: its number and its communicator. `None` where ranks are threads.

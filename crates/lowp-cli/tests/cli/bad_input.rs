@@ -95,6 +95,8 @@ fn messages() {
         "--save /tmp --keep 0",
         "--stop-after 4 --steps 3",
         "--resume /no/such/folder",
+        "--dim 48 --recipe nvfp4-mxfp8",
+        "--save out --json out",
         "--data /dev/zero",
         "--json /no/such/folder/out.json",
         "--json /",

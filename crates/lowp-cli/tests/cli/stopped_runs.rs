@@ -92,7 +92,7 @@ fn an_earlier_run_is_not_overwritten() {
     let text = String::from_utf8_lossy(&again.stderr);
     assert_eq!(again.status.code(), Some(2), "{text}");
     assert!(
-        text.contains("of an earlier run; go on behind it with --resume"),
+        text.contains("of an earlier run, up to step 2; go on behind them with --resume"),
         "{text}"
     );
 }
@@ -150,7 +150,7 @@ fn a_folder_that_cannot_be_is_told_before_training() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.contains("cannot create") && !text.contains(" step "),
+        text.contains("cannot create") && !text.contains("  step "),
         "{text}"
     );
 }

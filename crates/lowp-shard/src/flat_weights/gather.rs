@@ -17,8 +17,10 @@ pub struct FlatGather<B: Backend> {
     backend: B,
     pub(super) comm: Arc<dyn Communicator<B>>,
     moves: Moves<B>,
-    /// Local work after the gather, in order.
-    post: Vec<B::Plan>,
+    /// Work after the gather: what arrived in the order of rows goes into that of columns.
+    turned: Option<B::Plan>,
+    /// Work behind that: what follows from other buffers.
+    derived: Option<B::Plan>,
     staged_bytes: usize,
     sent: AtomicU64,
     /// Nanoseconds that the host spent in gathers.
@@ -61,15 +63,16 @@ impl<B: Backend> FlatGather<B> {
             params.iter().flat_map(|p| p.turned.clone()).collect(),
             params.iter().flat_map(|p| p.derived.clone()).collect(),
         ];
-        let mut post = Vec::new();
-        for jobs in jobs.into_iter().filter(|jobs| !jobs.is_empty()) {
-            post.push(backend.plan(Work::Transpose(jobs))?);
-        }
+        let [turned, derived] = jobs.map(|jobs| match jobs.is_empty() {
+            true => Ok(None),
+            false => backend.plan(Work::Transpose(jobs)).map(Some),
+        });
         Ok(Self {
             backend: backend.clone(),
             comm: Arc::clone(comm),
             moves,
-            post,
+            turned: turned?,
+            derived: derived?,
             staged_bytes: params.iter().map(FlatParam::staged_bytes).sum(),
             sent: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),
@@ -111,15 +114,27 @@ impl<B: Backend> FlatGather<B> {
         Ok(())
     }
 
+    /// Makes the buffers that follow from others of the full weights, where those were written by other means than a gather. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn derive(&self) -> Result<(), ShardError> {
+        match &self.derived {
+            Some(plan) => Ok(self.backend.run(plan, &StepScalars::default())?),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the derived buffers of what was gathered. Not collective.
     ///
     /// # Errors
     /// The backend failed.
     pub fn post_all_gather(&self) -> Result<(), ShardError> {
-        for plan in &self.post {
+        if let Some(plan) = &self.turned {
             self.backend.run(plan, &StepScalars::default())?;
         }
-        Ok(())
+        self.derive()
     }
 
     /// [`FlatGather::gather`] and [`FlatGather::post_all_gather`]. Collective.

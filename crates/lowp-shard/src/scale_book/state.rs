@@ -1,5 +1,6 @@
 //! [`DelayedState`]: what a delayed scale follows from, in and out of a book.
 
+use lowp_format::{Code, ScaleRule};
 use lowp_kernels::Backend;
 
 use super::{ScaleBook, ScaleSlot};
@@ -15,6 +16,16 @@ pub struct DelayedState {
 }
 
 impl<B: Backend> ScaleBook<B> {
+    /// What the scale of `slot` is made for, and how: states fit entries of the same.
+    ///
+    /// # Errors
+    /// The entry belongs to another book.
+    pub fn ingredients(&self, slot: ScaleSlot) -> Result<(Code, ScaleRule), ShardError> {
+        self.index(slot)?;
+        let entry = &self.entries[slot.index];
+        Ok((entry.element, entry.rule))
+    }
+
     /// The state of `slot`; `None` if its scale is no delayed one.
     ///
     /// # Errors

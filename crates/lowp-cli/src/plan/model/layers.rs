@@ -1,7 +1,7 @@
 //! [`Model`]: the parameters of a model that is planned.
 
 use crate::output::shown;
-use crate::train::GptConfig;
+use crate::train::{GptConfig, split_globs};
 use crate::usage::UsageError;
 use globset::Glob;
 use lowp_format::Shape;
@@ -100,7 +100,7 @@ impl Model {
     /// A pattern that is none, or that matches no layer.
     pub(super) fn matching(&self, patterns: &[String]) -> Result<Vec<bool>, UsageError> {
         let mut kept = vec![false; self.layers.len()];
-        for text in patterns {
+        for text in patterns.iter().flat_map(|text| split_globs(text)) {
             let glob = Glob::new(text).map_err(|e| UsageError::new(format!("--keep-bf16: {e}")))?;
             let glob = glob.compile_matcher();
             let mut any = false;

@@ -104,7 +104,8 @@ impl Setup {
                 Some(folder) => {
                     let checkpoint = Checkpoint::latest(folder)?;
                     first_step = checkpoint.step();
-                    let saved = (&checkpoint, checkpoint.about());
+                    let about = checkpoint.about();
+                    let saved = (&checkpoint, [&about["weights"], &about["scales"]]);
                     let on = (&cpu, &mesh);
                     ShardedModel::load(on, |_| recipe, &linears, &vars, options, saved)?
                 }
@@ -171,7 +172,11 @@ impl Setup {
             if let Some(folder) = &to {
                 let control = comm.control().split(0, rank)?;
                 let mut saver = Saver::new(control, folder, None)?;
-                saver.start(steps, sharded.pieces()?, sharded.about())?;
+                let about = serde_json::json!({
+                    "weights": sharded.about(),
+                    "scales": sharded.about_scales()?,
+                });
+                saver.start(steps, sharded.pieces()?, about)?;
                 saver.finish()?;
             }
             Ok::<_, ModelError>((losses, weights))
