@@ -49,6 +49,22 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     world.end(train(args, &world))
 }
 
+/// Names and shapes of the parameters that stay in f32, of a model with these sizes: width, blocks, heads, tokens of a sequence, and
+/// vocabulary.
+pub(crate) fn var_shapes(
+    [dim, layers, heads, seq, vocab]: [usize; 5],
+) -> Vec<(String, Vec<usize>)> {
+    let config = model::GptConfig {
+        dim,
+        layers,
+        heads,
+        seq,
+        vocab,
+    };
+    let vars = config.vars().into_iter();
+    vars.map(|var| (var.name, var.shape)).collect()
+}
+
 fn train(args: &Args, world: &World) -> Result<()> {
     let config = Config::new(args, world.started())?;
     check_distinct(
