@@ -228,8 +228,16 @@ impl<'a> Input<'a> {
                 names.join(", ")
             ));
         }
-        let (made, all) = (self.weights.len(), self.weights.len() + self.plain.len());
-        summary.done(&format!("exported {made} of {all} tensors"), read, written);
+        let all = self.weights.len() + self.plain.len();
+        let stored = self
+            .weights
+            .iter()
+            .filter(|weight| !matches!(weight.work, Work::Decoded(_)));
+        let what = format!(
+            "exported {all} tensors, {} of them quantized",
+            stored.count()
+        );
+        summary.done(&what, read, written);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use crate::file::dequantize::{Decoded, Overflows, dims, orientation};
 use crate::file::fields::{self, Content as Kind, Field, holding};
 use crate::file::input_error::{file_error, input_error};
 use crate::file::interchange::forms::{self, Content, Form, Operand, Stored, Target};
-use crate::file::interchange::record;
+use crate::file::interchange::record::{self, Numbers};
 use crate::file::interchange::shards::Group;
 use crate::file::meta::{self, Quantized, Text};
 use crate::file::model::Model;
@@ -193,7 +193,7 @@ impl<'a> Weight<'a> {
                 };
                 group
                     .metadata
-                    .insert(record::key(name), record::value(&text, self.amax()?)?);
+                    .insert(record::key(name), record::value(&text, self.numbers()?)?);
             }
         }
         Ok(group)
@@ -275,6 +275,20 @@ impl<'a> Weight<'a> {
         Ok(bytes
             .first_chunk()
             .map(|bytes| f32::from_le_bytes(*bytes).abs()))
+    }
+
+    /// The numbers of the whole tensor.
+    fn numbers(&self) -> Result<Numbers> {
+        let mut specs = self.tensor.specs.iter();
+        let scale = specs.find(|spec| {
+            spec.key.serves(Orientation::Rowwise, Part::DecodeScale) && spec.is_scalar()
+        });
+        let scale = scale.map(|_| self.entries(Part::DecodeScale)).transpose()?;
+        let scale = scale.and_then(|entries| entries.bytes.first_chunk().copied());
+        Ok(Numbers {
+            amax: self.amax()?,
+            scale: scale.map(f32::from_le_bytes),
+        })
     }
 
     /// The entries of `part` of the rowwise operand.

@@ -14,12 +14,12 @@ use crate::file::names::Named;
 use crate::file::options::Options;
 use crate::output::{dims, shown};
 use anyhow::Result;
-use lowp_format::{Recipe, Shape, Usage};
+use lowp_format::{BufferSpec, Origin, Recipe, Shape, Usage};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 
 /// Last parts of names of tensors without which others mean something else.
-const TELLING: [&str; 9] = [
+const TELLING: [&str; 10] = [
     "weight_packed",
     "weight_scale",
     "weight_scale_2",
@@ -29,6 +29,7 @@ const TELLING: [&str; 9] = [
     "weight_shape",
     "weight_g_idx",
     "qweight",
+    "pre_quant_scale",
 ];
 
 /// The weights of `hub`: those that it says it has, and those whose tensors are those of a form.
@@ -89,7 +90,23 @@ fn fit(model: &Model, stem: &str, form: &Form) -> Option<Shape> {
 
 /// A weight of a file that lowp exported.
 fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Result<Weight<'a>> {
-    let Recorded { tensor, amax } = recorded;
+    let Recorded { tensor, numbers } = recorded;
+    let made = |spec: &BufferSpec| {
+        let rowwise = spec.key.usage.contains(Usage::ROWWISE);
+        rowwise
+            || matches!(spec.origin, Origin::TransposeOf(key) if key.usage.contains(Usage::ROWWISE))
+    };
+    if !tensor.specs.iter().all(made) {
+        return Err(file_error(
+            model.path(),
+            format!(
+                "it says that '{}' is {} for {}, and the columnwise operand of that is in no form; export the model again",
+                shown(name),
+                tensor.recipe.name(),
+                tensor.usage
+            ),
+        ));
+    }
     let mut forms = forms::forms_of(&tensor.recipe);
     let found = forms.find(|form| {
         let stem = match form.tensors.len() {
@@ -99,7 +116,7 @@ fn recorded_weight<'a>(model: &'a Model, name: &str, recorded: Recorded) -> Resu
         stem.is_some_and(|stem| stored_as(model, stem, form, &tensor))
     });
     match found {
-        Some(form) => Ok(Weight::stored(model, form, tensor, Some(amax))),
+        Some(form) => Ok(Weight::stored(model, form, tensor, Some(numbers))),
         None => Err(file_error(
             model.path(),
             format!(

@@ -37,7 +37,7 @@ IN is a folder as Hugging Face keeps models, a safetensors file or the index of 
 a form of compressed-tensors, ModelOpt or DeepSeek, or with the names of TransformerEngine. Where
 `lowp export` wrote it, the result is what was exported, byte for byte; elsewhere the recipe is the
 first whose codes and scales these are, with its default options, and the amax of a tensor is the
-nearest of which the stored scale follows (docs/decisions/0016-interchange.md).
+nearest of which the stored scale follows (docs/decisions/0017-interchange.md).
 
 OUT is one file where it ends in .safetensors. Else it is a folder like that of `lowp export`, in
 which config.json says nothing of quantization any more.")]

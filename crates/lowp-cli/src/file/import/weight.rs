@@ -6,6 +6,7 @@ use crate::file::fields::{keeps_amax, worked};
 use crate::file::input_error::file_error;
 use crate::file::interchange::amax::behind;
 use crate::file::interchange::forms::{Content, Form, Stored};
+use crate::file::interchange::record::Numbers;
 use crate::file::meta::Quantized;
 use crate::file::model::{Model, Tensor};
 use crate::file::names::FloatName;
@@ -28,8 +29,8 @@ pub(super) struct Weight<'a> {
     tensor: Quantized,
     /// How it is stored; `None` where its tensors are lowp's own.
     form: Option<&'static Form>,
-    /// What the file says of its amax, where it says how it was made.
-    recorded: Option<Option<f32>>,
+    /// What the file says of its numbers, where it says how it was made.
+    recorded: Option<Numbers>,
 }
 
 impl<'a> Weight<'a> {
@@ -38,7 +39,7 @@ impl<'a> Weight<'a> {
         model: &'a Model,
         form: &'static Form,
         tensor: Quantized,
-        recorded: Option<Option<f32>>,
+        recorded: Option<Numbers>,
     ) -> Self {
         Self {
             model,
@@ -66,7 +67,7 @@ impl<'a> Weight<'a> {
             model,
             tensor,
             form: None,
-            recorded: Some(None),
+            recorded: Some(Numbers::default()),
         })
     }
 
@@ -213,6 +214,24 @@ impl<'a> Weight<'a> {
         if stored.dtype == Dtype::F32 {
             raw = widened(found.dtype, raw);
         }
+        if spec.is_scalar()
+            && let Some(Numbers {
+                scale: Some(scale), ..
+            }) = self.recorded
+        {
+            let scale = scale.to_le_bytes();
+            if raw.chunks_exact(scale.len()).any(|stored| stored != scale) {
+                return Err(file_error(
+                    self.model.path(),
+                    format!(
+                        "'{}' is not the one scale that its metadata say '{}' has; export the model again",
+                        shown(found.name),
+                        shown(&self.tensor.name)
+                    ),
+                ));
+            }
+            return Ok(scale.to_vec());
+        }
         let width = stored.dtype.bitsize() / 8;
         let layout = ScaleLayout::new(spec, shape, Orientation::Rowwise, ScaleForm::Compact)?;
         let mut out = vec![0; layout.bytes()];
@@ -258,7 +277,10 @@ impl<'a> Weight<'a> {
             self.find(|content| matches!(content, Content::EncodeScale | Content::AmaxShare));
         if let Ok((stored, found)) = stored {
             let value = number(stored.content)?;
-            if let Some(Some(amax)) = self.recorded {
+            if let Some(Numbers {
+                amax: Some(amax), ..
+            }) = self.recorded
+            {
                 if outer(stored, amax, choice).to_bits() != value.to_bits() {
                     return Err(file_error(
                         self.model.path(),
@@ -277,7 +299,10 @@ impl<'a> Weight<'a> {
             };
             return Ok(behind(value, guess, |amax| outer(stored, amax, choice)));
         }
-        if let Some(Some(amax)) = self.recorded {
+        if let Some(Numbers {
+            amax: Some(amax), ..
+        }) = self.recorded
+        {
             return Ok(amax);
         }
         let kernel = recipe.kernel(Orientation::Rowwise);

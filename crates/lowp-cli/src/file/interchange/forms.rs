@@ -262,7 +262,7 @@ const FP8_INPUTS: &str =
 
 /// Every form. Where a recipe has several of a target, the first is written. Files are read by the first form that their
 /// tensors are.
-pub(in crate::file) const FORMS: &[Form] = &[
+pub(in crate::file) static FORMS: &[Form] = &[
     Form {
         target: Target::CompressedTensors,
         name: "nvfp4-pack-quantized",
@@ -393,7 +393,7 @@ pub(in crate::file) const FORMS: &[Form] = &[
 
 /// Weights of 16 or 32 bits, which every target stores as they are. Only files that say so have them: others hold all
 /// that was not quantized in the same way.
-const PLAIN: &[Form] = &[
+static PLAIN: &[Form] = &[
     plain(Code::Bf16, &[PLAIN_BF16]),
     plain(Code::F32, &[PLAIN_F32]),
 ];
@@ -473,4 +473,42 @@ pub(in crate::file) fn table() -> String {
         columns.own_words([recipe.name().to_owned()].into_iter().chain(cells));
     }
     columns.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn every_form_has_a_recipe_that_is_written_as_it() {
+        for form in FORMS {
+            let recipe = recipe(form).expect(form.name);
+            let mut forms = forms_of(&recipe);
+            assert!(
+                forms.any(|other| std::ptr::eq(other, form)),
+                "{}",
+                form.name
+            );
+            let codes = form
+                .tensors
+                .iter()
+                .filter(|stored| stored.content == Content::Codes);
+            assert_eq!(codes.count(), 1, "{}", form.name);
+            for settings in [form.weights, form.inputs] {
+                serde_json::from_str::<Value>(settings).expect(settings);
+            }
+        }
+    }
+
+    #[test]
+    fn the_targets_of_a_recipe_are_those_of_the_table() {
+        let table = table();
+        for recipe in AnyRecipe::all() {
+            let mut lines = table.lines();
+            let line = lines.find(|line| line.split_whitespace().next() == Some(recipe.name()));
+            let forms = line.expect(recipe.name()).matches(" -").count();
+            assert_eq!(targets(&recipe).len(), 6 - forms, "{line:?}");
+        }
+    }
 }

@@ -42,8 +42,6 @@ pub(in crate::file) struct Hub {
     pub(in crate::file) model: Model,
     /// `config.json`, where there is one.
     pub(in crate::file) config: Option<Map<String, Value>>,
-    /// `hf_quant_config.json`.
-    pub(in crate::file) modelopt: Option<Map<String, Value>>,
     /// Files that are carried along, and their names.
     others: Vec<(String, PathBuf)>,
     /// What is left out.
@@ -60,7 +58,6 @@ impl Hub {
             return Ok(Self {
                 model: Model::open(path)?,
                 config: None,
-                modelopt: None,
                 others: Vec::new(),
                 left_out: Vec::new(),
             });
@@ -70,7 +67,6 @@ impl Hub {
         let mut hub = Self {
             model,
             config: object(path, &names, CONFIG)?,
-            modelopt: object(path, &names, MODELOPT_CONFIG)?,
             others: Vec::new(),
             left_out: Vec::new(),
         };

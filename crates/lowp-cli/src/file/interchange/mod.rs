@@ -1,4 +1,4 @@
-//! What `lowp export` and `lowp import` have in common: the files of other programs (docs/decisions/0016-interchange.md).
+//! What `lowp export` and `lowp import` have in common: the files of other programs (docs/decisions/0017-interchange.md).
 
 pub(super) mod amax;
 pub(super) mod config;

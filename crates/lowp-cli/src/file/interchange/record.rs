@@ -19,13 +19,25 @@ struct Record {
     /// The amax of the source as the bits of a binary32, where there is one: a quotient does not tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     amax: Option<String>,
+    /// The decode scale of the tensor in the same way, where it has one: a tensor without elements has no block to keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scale: Option<String>,
+}
+
+/// The numbers of a whole tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::file) struct Numbers {
+    /// The amax of the source.
+    pub(in crate::file) amax: Option<f32>,
+    /// The decode scale.
+    pub(in crate::file) scale: Option<f32>,
 }
 
 /// What a file says of a weight.
 #[derive(Clone, Debug)]
 pub(in crate::file) struct Recorded {
     pub(in crate::file) tensor: Quantized,
-    pub(in crate::file) amax: Option<f32>,
+    pub(in crate::file) numbers: Numbers,
 }
 
 /// The key of tensor `name`.
@@ -42,10 +54,12 @@ pub(in crate::file) fn is_record(key: &str) -> bool {
 ///
 /// # Errors
 /// None that a text has.
-pub(in crate::file) fn value(text: &Text, amax: Option<f32>) -> Result<String> {
+pub(in crate::file) fn value(text: &Text, numbers: Numbers) -> Result<String> {
+    let bits = |number: Option<f32>| number.map(|number| format!("{:08x}", number.to_bits()));
     let record = Record {
         tensor: text.clone(),
-        amax: amax.map(|amax| format!("{:08x}", amax.to_bits())),
+        amax: bits(numbers.amax),
+        scale: bits(numbers.scale),
     };
     Ok(serde_json::to_string(&record)?)
 }
@@ -84,10 +98,14 @@ fn read(name: &str, json: &str) -> Result<Recorded, String> {
         let digits = text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let bits = u32::from_str_radix(&text, 16).ok().filter(|_| digits);
         bits.map(f32::from_bits)
-            .ok_or_else(|| format!("it has no amax '{text}'"))
+            .ok_or_else(|| format!("'{text}' is no number of eight hexadecimal digits"))
+    };
+    let numbers = Numbers {
+        amax: record.amax.map(bits).transpose()?,
+        scale: record.scale.map(bits).transpose()?,
     };
     Ok(Recorded {
         tensor: Quantized::from_text(name, record.tensor)?,
-        amax: record.amax.map(bits).transpose()?,
+        numbers,
     })
 }
