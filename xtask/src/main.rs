@@ -5,6 +5,7 @@ mod ci;
 mod command;
 mod cuda;
 mod gpu_pack;
+mod licences;
 mod mutants;
 mod package;
 mod packages;

@@ -7,11 +7,11 @@ use clap::Args;
 
 use crate::command::{cargo, run, succeeds, target_dir};
 use crate::cuda;
-use crate::package;
 use crate::python;
 use crate::snapshots::References;
 use crate::stages::Stages;
 use crate::tidy;
+use crate::{licences, package};
 
 /// What to test.
 #[derive(Debug, Default, Args)]
@@ -45,6 +45,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
 pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> {
     stages.run("fmt", || run(cargo(&["fmt", "--all", "--check"])?))?;
     stages.run("tidy", tidy::tidy)?;
+    stages.run("licences", licences::check)?;
     stages.run("package", || package::package(false))?;
     if cuda::ready() {
         stages.run("cuda", || cuda::cuda(&cuda::Options::checked()))?;

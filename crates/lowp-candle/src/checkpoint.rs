@@ -76,11 +76,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
-    /// What the formats of the weights are, for the index of a checkpoint.
+    /// What the parameters are, by name, for the index of a checkpoint: their shapes, and the formats of weights.
     pub fn about(&self) -> Value {
         let weights = self.weights.iter().zip(&self.names);
         let weights = weights.map(|((_, weight), name)| (name.clone(), weight.about()));
-        Value::Object(weights.collect())
+        let vars = self.vars.about();
+        Value::Object(weights.chain(vars).collect())
     }
 
     /// The model that goes on behind `checkpoint`, saved on any mesh with either sharding, whose index says of its weights what

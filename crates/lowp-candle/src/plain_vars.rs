@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
-use lowp_format::{Orientation, Phase, PlainF32, Shape};
+use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::Backend;
 use lowp_shard::{GatherGroup, GatherPool, MeshComm, ShardedTensor, dequantize, or_abort};
+use serde_json::{Value, json};
 
 use crate::error::ModelError;
 use crate::gradients::Gradients;
@@ -51,6 +52,15 @@ impl<B: Backend> PlainVars<B> {
     /// Their names.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// Name, recipe and shape of each.
+    pub(crate) fn about(&self) -> impl Iterator<Item = (String, Value)> + '_ {
+        let vars = self.names.iter().zip(&self.vars).zip(self.group.params());
+        vars.map(|((name, var), shard)| {
+            let about = json!({ "recipe": shard.recipe().name(), "shape": var.dims() });
+            (name.clone(), about)
+        })
     }
 
     /// The elements that this rank has of each, and how many there are.

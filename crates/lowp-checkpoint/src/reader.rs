@@ -167,6 +167,9 @@ impl Checkpoint {
                 block,
             });
         }
+        if let Some(piece) = tensor.pieces.iter().find(|piece| piece.block == block) {
+            return self.piece(name, piece);
+        }
         let width = dtype.bytes();
         // Within the tensor, whose bytes were counted.
         let mut out = vec![0; block.shape[0] * block.shape[1] * width];
@@ -225,7 +228,18 @@ impl Checkpoint {
         })
     }
 
-    /// Calls `f` with the bytes of a piece, which are checked when they are read.
+    /// The bytes of a piece, which are checked.
+    fn piece(&self, name: &str, piece: &PieceRecord) -> Result<Vec<u8>, CheckpointError> {
+        let file = &self.files[piece.rank];
+        let bytes = file.read(name)?;
+        if checksum(&bytes) == piece.checksum {
+            return Ok(bytes);
+        }
+        let why = format!("the checksum of tensor '{name}' is another one");
+        Err(CheckpointError::damaged(&file.path, why))
+    }
+
+    /// Calls `f` with the bytes of a piece, which are kept until another one is read.
     fn with_piece(
         &self,
         name: &str,
@@ -241,11 +255,7 @@ impl Checkpoint {
             _ => {
                 // Freed before the next one is read.
                 *last = None;
-                let bytes = self.files[piece.rank].read(name)?;
-                if checksum(&bytes) != piece.checksum {
-                    let why = format!("the checksum of tensor '{name}' is another one");
-                    return Err(CheckpointError::damaged(&self.files[piece.rank].path, why));
-                }
+                let bytes = self.piece(name, piece)?;
                 f(&bytes);
                 *last = Some((piece.rank, name.to_owned(), bytes));
             }

@@ -25,6 +25,7 @@ mod progress;
 mod quantize;
 mod ranks;
 mod round;
+mod saved;
 mod select;
 mod shard;
 mod source;

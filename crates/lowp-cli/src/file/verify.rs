@@ -5,8 +5,8 @@ use super::input_error::input_error;
 use super::meta::{self, Quantized};
 use super::model::{Model, PIECE, Tensor};
 use super::progress::Progress;
-use super::ranks;
 use super::verify_source::SourceCheck;
+use super::{ranks, saved};
 use crate::device::Device;
 use crate::output::shown;
 use anyhow::{Result, anyhow, bail};
@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
     after_help = "Examples:
   lowp verify q.safetensors gathered.safetensors
   lowp verify ranks other-ranks
+  lowp verify runs/mxfp8-seed0 other-runs/mxfp8-seed0
   lowp verify q.safetensors --source model.safetensors --device cuda
 
 With --source, every quantized tensor of A is made again from the tensor of MODEL as A's metadata
@@ -31,7 +32,8 @@ first difference, which is named with its tensor, block and byte; 2 where an inp
 read."
 )]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder of rank files
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder of rank files, or a checkpoint, which is
+    /// compared whatever ranks saved it
     a: PathBuf,
 
     /// The other
@@ -67,6 +69,15 @@ pub(super) fn main(args: &Args) -> Result<()> {
 }
 
 fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
+    match [path_a, path_b].map(saved::is_saved) {
+        [true, true] => return crate::output::print(&saved::verify(path_a, path_b)?),
+        [false, false] => {}
+        _ => {
+            return Err(input_error(
+                "one is a checkpoint of `lowp train` and the other is not; give two of either",
+            ));
+        }
+    }
     if path_a.is_dir() != path_b.is_dir() {
         return Err(input_error(
             "one is a folder of rank files and the other is not; gather the folder with `lowp unshard` first",

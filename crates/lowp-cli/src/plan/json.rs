@@ -1,6 +1,6 @@
-//! The JSON form of a plan.
+//! The JSON form of the plan of one weight.
 
-use super::Args;
+use super::weight::Weight;
 use crate::reshard;
 use anyhow::Result;
 use lowp_format::{
@@ -80,10 +80,10 @@ struct Step {
 /// If a buffer has no Padded form.
 pub(super) fn render(
     recipe: &impl Recipe,
-    args: &Args,
+    weight: Weight<'_>,
     plans: &[(Phase, GatherPlan)],
 ) -> Result<String> {
-    let Args { shape, usage, .. } = *args;
+    let Weight { shape, usage, .. } = weight;
     let buffers = recipe.buffers(usage);
     let wire_bytes = plans.iter().map(|(_, plan)| plan.wire_bytes()).sum();
     let rows: Vec<usize> = plans
@@ -93,12 +93,12 @@ pub(super) fn render(
     let stored = recipe.stored(usage);
     let stored = |shape: Shape| stored.iter().map(|spec| spec.bytes(shape)).sum();
     let document = Document {
-        recipe: &args.recipe,
+        recipe: weight.recipe,
         shape: [shape.rows, shape.cols],
-        world: args.world_size,
+        world: weight.world,
         usage: usage.label(),
         reshard_after_forward: (usage == Usage::BOTH)
-            .then(|| reshard::value(args.reshard_after_forward.unwrap_or_default())),
+            .then(|| reshard::value(weight.reshard.unwrap_or_default())),
         buffers: buffers
             .iter()
             .map(|spec| buffer(spec, shape, usage))

@@ -6,7 +6,7 @@ use super::corpus::Corpus;
 use super::recipes::Run;
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_checkpoint::{Block, Checkpoint, is_checkpoint};
+use lowp_checkpoint::{Block, Checkpoint, is_checkpoint, latest};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 pub(super) const LOSSES: &str = "train.losses";
 
 /// What must be the same for a run to go on: by key of the configuration, and the option that says it.
-const OF_THE_MODEL: [(&str, &str); 5] = [
+const OF_THE_MODEL: [(&str, &str); 7] = [
+    ("arch", "--arch"),
+    ("kv_heads", "--kv-heads"),
     ("dim", "--dim"),
     ("layers", "--layers"),
     ("heads", "--heads"),
@@ -89,6 +91,24 @@ impl Checkpoints {
         regular || done == last
     }
 
+    /// Checks that a run which begins anew does not save among the checkpoints of another one.
+    fn check_new(&self, run: &Run, seed: u64) -> Result<()> {
+        let Some(folder) = self.folder_of(run, seed) else {
+            return Ok(());
+        };
+        match latest(&folder) {
+            Err(_) => Ok(()),
+            Ok(found) => {
+                let (found, save) = (found.display(), self.save.as_deref().unwrap_or(&folder));
+                let save = save.display();
+                Err(UsageError::new(format!(
+                    "--save {save}: there is {found} of an earlier run; go on behind it with --resume {save}, or name another folder"
+                ))
+                .into())
+            }
+        }
+    }
+
     /// The folder of the checkpoints of a run.
     pub(super) fn folder_of(&self, run: &Run, seed: u64) -> Option<PathBuf> {
         Some(self.save.as_ref()?.join(label(run, seed)))
@@ -112,7 +132,10 @@ impl Resumed {
     /// There is none, it is damaged, or it is of another model; it is of this recipe, and of a run with other options.
     pub(super) fn find(config: &Config, run: &Run, corpus: &Corpus) -> Result<Option<Self>> {
         let Some(folder) = &config.checkpoints.resume else {
-            return Ok(None);
+            return config
+                .checkpoints
+                .check_new(run, config.seed)
+                .map(|()| None);
         };
         let own = folder.join(label(run, config.seed));
         let any = is_checkpoint(folder) || folder.join("latest").is_file();
@@ -194,6 +217,7 @@ impl Config {
             "config": config,
             "data": corpus.digest(),
             "weights": weights,
+            "transformers": self.model.transformers(),
         }))
     }
 

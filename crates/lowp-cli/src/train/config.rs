@@ -3,10 +3,9 @@
 use super::args::Args;
 use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
-use super::model::{BYTES, GptConfig};
+use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run};
 use crate::output::shown;
-use crate::reshard;
 use crate::usage::UsageError;
 use globset::Glob;
 use lowp_candle::{Passes, Sharding};
@@ -66,6 +65,8 @@ pub(crate) struct ConfigRecord {
     heads: usize,
     seq: usize,
     vocab: usize,
+    arch: &'static str,
+    kv_heads: Option<usize>,
     batch: usize,
     accumulate: usize,
     recompute: bool,
@@ -93,6 +94,7 @@ impl Config {
     /// A [`UsageError`] that names the option and a value that would work.
     pub(crate) fn new(args: &Args, started: Option<usize>) -> Result<Self, UsageError> {
         let mesh = mesh(args, started)?;
+        args.sizes.check()?;
         let model = args.model();
         check_counts(args, mesh, model)?;
         check_sizes(args, mesh.world(), model)?;
@@ -121,15 +123,7 @@ impl Config {
             Needed::new(model, at_once, mesh.replicate, args.recompute).check(machine)?;
         }
         let sharding = Sharding::from(args.sharding);
-        if let (Sharding::Zero1, Some(policy)) = (sharding, args.reshard_after_forward) {
-            return Err(UsageError::new(format!(
-                "--reshard-after-forward {policy} says nothing with --sharding zero1, where every rank has the full weights; leave it out"
-            )));
-        }
-        let reshard_after_forward = args.reshard_after_forward.unwrap_or_default();
-        reshard_after_forward
-            .among(mesh.shard)
-            .map_err(UsageError::from)?;
+        let reshard_after_forward = reshard(args.reshard_after_forward, sharding, mesh.shard)?;
         let runs = recipes::select(&args.recipe, &args.compare, !args.no_baseline)?;
         for run in &runs {
             check_shapes(run, model)?;
@@ -149,10 +143,7 @@ impl Config {
             seeds: args.seeds,
             batch: args.batch,
             eval_batches: args.eval_batches,
-            grad_wire: match args.grad_wire.as_str() {
-                "bf16" => GradWire::Bf16,
-                _ => GradWire::F32,
-            },
+            grad_wire: grad_wire(&args.grad_wire),
             schedule: Schedule {
                 warmup: warmup as u64,
                 total: steps as u64,
@@ -211,6 +202,8 @@ impl Config {
             heads: self.model.heads,
             seq: self.model.seq,
             vocab: self.model.vocab,
+            arch: self.model.arch.name(),
+            kv_heads: self.model.arch.kv_heads(),
             batch: self.batch,
             accumulate: self.accumulate,
             recompute: self.recompute,
@@ -224,7 +217,7 @@ impl Config {
                 Sharding::Fsdp => "fsdp",
                 Sharding::Zero1 => "zero1",
             },
-            reshard_after_forward: reshard::value(self.reshard_after_forward),
+            reshard_after_forward: crate::reshard::value(self.reshard_after_forward),
             grad_wire: self.grad_wire_name(),
             lr: self.group.lr,
             warmup: self.schedule.warmup,
@@ -233,6 +226,33 @@ impl Config {
             clip: self.clip,
             eval_batches: self.eval_batches,
         }
+    }
+}
+
+/// The policy that is asked for, among `shards` ranks that share out a replica.
+///
+/// # Errors
+/// A [`UsageError`] where it says nothing, or its groups do not divide the ranks.
+pub(crate) fn reshard(
+    asked: Option<ReshardAfterForward>,
+    sharding: Sharding,
+    shards: usize,
+) -> Result<ReshardAfterForward, UsageError> {
+    if let (Sharding::Zero1, Some(policy)) = (sharding, asked) {
+        return Err(UsageError::new(format!(
+            "--reshard-after-forward {policy} says nothing with --sharding zero1, where every rank has the full weights; leave it out"
+        )));
+    }
+    let policy = asked.unwrap_or_default();
+    policy.among(shards).map_err(UsageError::from)?;
+    Ok(policy)
+}
+
+/// The wire dtype of gradients by its name.
+pub(crate) fn grad_wire(name: &str) -> GradWire {
+    match name {
+        "bf16" => GradWire::Bf16,
+        _ => GradWire::F32,
     }
 }
 
@@ -267,23 +287,42 @@ fn check_counts(args: &Args, mesh: Mesh, model: GptConfig) -> Result<(), UsageEr
         ("--seeds", args.seeds, 1000),
         ("--batch", args.batch, 1 << 16),
         ("--eval-batches", args.eval_batches, 1 << 16),
+    ];
+    check_ranges(&counts)?;
+    check_model(model)
+}
+
+/// Every size of a model by itself.
+///
+/// # Errors
+/// A [`UsageError`] that names the option and its range.
+pub(crate) fn check_model(model: GptConfig) -> Result<(), UsageError> {
+    check_ranges(&[
         ("--dim", model.dim, 1 << 14),
         ("--layers", model.layers, 1 << 10),
         ("--heads", model.heads, 1 << 14),
         ("--seq", model.seq, 1 << 16),
-    ];
-    for (option, value, most) in counts {
-        if !(1..=most).contains(&value) {
-            return Err(UsageError::new(format!(
-                "{option} must be from 1 to {most}, not {value}"
-            )));
-        }
-    }
+    ])?;
     if !(BYTES..=MAX_VOCABULARY).contains(&model.vocab) {
         return Err(UsageError::new(format!(
             "--vocab must be from {BYTES}, one for each byte, to {MAX_VOCABULARY}, not {}",
             model.vocab
         )));
+    }
+    Ok(())
+}
+
+/// Numbers of options that are from 1 to a most.
+///
+/// # Errors
+/// A [`UsageError`] that names the option and its range.
+pub(crate) fn check_ranges(counts: &[(&str, usize, usize)]) -> Result<(), UsageError> {
+    for &(option, value, most) in counts {
+        if !(1..=most).contains(&value) {
+            return Err(UsageError::new(format!(
+                "{option} must be from 1 to {most}, not {value}"
+            )));
+        }
     }
     Ok(())
 }
@@ -376,19 +415,42 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
             args.batch * model.seq
         )));
     }
-    let GptConfig {
-        dim, layers, heads, ..
-    } = model;
+    check_heads(model)?;
+    let GptConfig { dim, layers, .. } = model;
+    if model.parameters() > MAX_PARAMETERS {
+        return Err(UsageError::new(format!(
+            "--dim {dim} and --layers {layers} make {} parameters; at most {MAX_PARAMETERS} are possible",
+            model.parameters()
+        )));
+    }
+    Ok(())
+}
+
+/// The width of a model against its heads.
+///
+/// # Errors
+/// A [`UsageError`] with a width that would work.
+pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
+    let GptConfig { dim, heads, .. } = model;
     if !dim.is_multiple_of(heads) {
         return Err(UsageError::new(format!(
             "--dim {dim} is not divisible by --heads {heads}; choose --dim {} or other heads",
             dim.next_multiple_of(heads)
         )));
     }
-    if model.parameters() > MAX_PARAMETERS {
+    let Arch::Llama { kv_heads } = model.arch else {
+        return Ok(());
+    };
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(UsageError::new(format!(
-            "--dim {dim} and --layers {layers} make {} parameters; at most {MAX_PARAMETERS} are possible",
-            model.parameters()
+            "--kv-heads {kv_heads} does not divide --heads {heads}; choose --kv-heads 1, {heads} or another divisor"
+        )));
+    }
+    if !dim.is_multiple_of(2 * heads) {
+        return Err(UsageError::new(format!(
+            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; choose \
+             --dim {}",
+            dim.next_multiple_of(2 * heads)
         )));
     }
     Ok(())
@@ -435,7 +497,10 @@ fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
 }
 
 /// Checks that the weights of `run` can be sharded so.
-fn check_sharding(run: &Run, sharding: Sharding) -> Result<(), UsageError> {
+///
+/// # Errors
+/// A [`UsageError`] with the sharding that would work.
+pub(crate) fn check_sharding(run: &Run, sharding: Sharding) -> Result<(), UsageError> {
     if sharding == Sharding::Zero1 && check_flat(&run.recipe, Usage::BOTH).is_err() {
         return Err(UsageError::new(format!(
             "{}: --sharding zero1 cuts weights inside of blocks, and four over six compares the errors of whole blocks; \

@@ -112,6 +112,7 @@ fn total_of(meminfo: &str) -> Option<u128> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model::Arch;
     use super::*;
 
     const MODEL: GptConfig = GptConfig {
@@ -120,6 +121,7 @@ mod tests {
         heads: 4,
         seq: 128,
         vocab: 256,
+        arch: Arch::Gpt,
     };
 
     #[test]
@@ -154,6 +156,7 @@ mod tests {
             heads: 1 << 14,
             seq: 1 << 16,
             vocab: 1 << 20,
+            arch: Arch::Gpt,
         };
         assert!(
             Needed::new(largest, 1 << 16, 64, true)

@@ -20,8 +20,14 @@ mod table;
 mod variant;
 mod world;
 
-pub(crate) use args::{Args, DEFAULT_RECIPE};
+pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName, SizeArgs};
+pub(crate) use config::{
+    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
+};
+pub(crate) use model::{GptConfig, Preset};
 pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
+pub(crate) use rank::GRAD_BUCKET;
+pub(crate) use recipes::Run;
 pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 
@@ -47,22 +53,6 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     let world = World::find(args.timeout)?;
     world.end(train(args, &world))
-}
-
-/// Names and shapes of the parameters that stay in f32, of a model with these sizes: width, blocks, heads, tokens of a sequence, and
-/// vocabulary.
-pub(crate) fn var_shapes(
-    [dim, layers, heads, seq, vocab]: [usize; 5],
-) -> Vec<(String, Vec<usize>)> {
-    let config = model::GptConfig {
-        dim,
-        layers,
-        heads,
-        seq,
-        vocab,
-    };
-    let vars = config.vars().into_iter();
-    vars.map(|var| (var.name, var.shape)).collect()
 }
 
 fn train(args: &Args, world: &World) -> Result<()> {

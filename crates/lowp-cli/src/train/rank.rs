@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of small gradients that travel together: on a CPU nothing overlaps, so memory counts.
-const GRAD_BUCKET: usize = 1 << 16;
+pub(crate) const GRAD_BUCKET: usize = 1 << 16;
 
 type Comm = Arc<dyn Communicator<Cpu>>;
 

@@ -14,6 +14,35 @@ pub(crate) struct Run {
     pub(crate) recipe: Variant,
 }
 
+impl Run {
+    /// The run of `recipe`, called `name`.
+    ///
+    /// # Errors
+    /// Weights that cannot train so.
+    pub(crate) fn new(name: String, recipe: Variant) -> Result<Self, UsageError> {
+        if recipe.weights_lack_precision() {
+            return Err(UsageError::new(format!(
+                "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
+            )));
+        }
+        if recipe.casts_weights_late() {
+            return Err(UsageError::new(format!(
+                "{name}: a cast of f32 weights in one product has no delayed scale; leave weights exact in both \
+                 products, or modify a recipe whose scales follow from the values"
+            )));
+        }
+        let kernels = recipe.quantizers(Role::Weight).kernels();
+        let wide = |key: &&KernelKey| key.element.bits() >= 16 && key.scale != ScaleRule::None;
+        if let Some(key) = kernels.iter().find(wide) {
+            return Err(UsageError::new(format!(
+                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
+                key.element
+            )));
+        }
+        Ok(Self { name, recipe })
+    }
+}
+
 /// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.
 ///
 /// # Errors
@@ -42,27 +71,8 @@ pub(crate) fn select(
         if runs.iter().any(|run| run.name == name) {
             continue;
         }
-        let recipe: Variant = name.parse()?;
-        if recipe.weights_lack_precision() {
-            return Err(UsageError::new(format!(
-                "{name}: weights in E5M2 lose a mantissa bit for range they do not need; use +hybrid for E5M2 gradients"
-            )));
-        }
-        if recipe.casts_weights_late() {
-            return Err(UsageError::new(format!(
-                "{name}: a cast of f32 weights in one product has no delayed scale; leave weights exact in both \
-                 products, or modify a recipe whose scales follow from the values"
-            )));
-        }
-        let kernels = recipe.quantizers(Role::Weight).kernels();
-        let wide = |key: &&KernelKey| key.element.bits() >= 16 && key.scale != ScaleRule::None;
-        if let Some(key) = kernels.iter().find(wide) {
-            return Err(UsageError::new(format!(
-                "{name}: {} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
-                key.element
-            )));
-        }
-        runs.push(Run { name, recipe });
+        let recipe = name.parse()?;
+        runs.push(Run::new(name, recipe)?);
     }
     Ok(runs)
 }

@@ -60,6 +60,20 @@ impl FromStr for Variant {
     }
 }
 
+impl From<AnyRecipe> for Variant {
+    /// The recipe by itself.
+    fn from(recipe: AnyRecipe) -> Self {
+        Self {
+            recipe,
+            tensor_scale: false,
+            operand_tensor_scale: false,
+            exact: Exact::NONE,
+            bf16_ends: false,
+            bf16_forward: false,
+        }
+    }
+}
+
 impl Variant {
     /// The recipe `name` with `modifiers`.
     fn made(name: &str, modifiers: &[Modifier]) -> Result<Self, UsageError> {
@@ -71,15 +85,9 @@ impl Variant {
                 Modifier::Control(control) => controls.push(*control),
             }
         }
-        let mut variant = Self {
-            recipe: AnyRecipe::from_name(name, &options)
-                .map_err(|error| modifier::problem(name, &error))?,
-            tensor_scale: false,
-            operand_tensor_scale: false,
-            exact: Exact::NONE,
-            bf16_ends: false,
-            bf16_forward: false,
-        };
+        let mut variant = AnyRecipe::from_name(name, &options)
+            .map(Self::from)
+            .map_err(|error| modifier::problem(name, &error))?;
         for control in controls {
             variant.apply(name, control)?;
         }

@@ -6,6 +6,8 @@ mod help;
 mod plan;
 mod report;
 #[cfg(unix)]
+mod stopped_runs;
+#[cfg(unix)]
 mod streams;
 mod train;
 mod world;

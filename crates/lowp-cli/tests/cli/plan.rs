@@ -1,4 +1,6 @@
-//! `lowp plan`: tables and JSON.
+//! `lowp plan`: tables and JSON of one weight; `model.rs` has those of models.
+
+mod model;
 
 use super::{lowp, recipes, stdout};
 use serde_json::Value;

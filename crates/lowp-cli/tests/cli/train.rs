@@ -93,6 +93,55 @@ fn runs_go_on_behind_checkpoints() {
     );
 }
 
+/// Checkpoints whose ranks have other parts hold the same tensors, and `inspect` reads all of their bytes.
+#[test]
+fn checkpoints_are_inspected_and_compared() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let [one, two] = ["one", "two"].map(|name| path(&dir.path().join(name)));
+    let steps = ["--steps", "2", "--no-baseline", "--recipe", "nvfp4-2d"];
+    train_json(&[&steps[..], &["--save", &one, "--stop-after", "1"]].concat());
+    let resume = ["--resume", &one, "--save"];
+    train_json(&[&steps[..], &resume, &[&two, "--sharding", "zero1"]].concat());
+    train_json(&[&steps[..], &resume, &[&one]].concat());
+    let [run_one, run_two] = [&one, &two].map(|folder| format!("{folder}/nvfp4-2d-seed0"));
+    let equal = stdout(&["verify", &run_one, &run_two]);
+    assert!(equal.starts_with("equal: "), "{equal}");
+    let first = format!("{run_one}/step-00000001");
+    let outcome = lowp(&["verify", &first, &run_two]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(
+        outcome.stderr.contains("is behind step 1 and"),
+        "{}",
+        outcome.stderr
+    );
+    let text = stdout(&["inspect", &run_two]);
+    assert!(
+        text.contains("step 2 of nvfp4-2d, saved by 2 ranks"),
+        "{text}"
+    );
+    assert!(
+        text.contains("block0.qkv.rowwise_data") && text.contains("optimizer.counts"),
+        "{text}"
+    );
+    let json: Value =
+        serde_json::from_str(&stdout(&["inspect", &run_two, "--json"])).expect("JSON");
+    let sum = |tensors: &Value| -> f64 {
+        let tensors = tensors.as_array().expect("tensors");
+        tensors.iter().map(|tensor| number(tensor, "bytes")).sum()
+    };
+    assert_eq!(
+        (number(&json, "step"), number(&json, "bytes")),
+        (2.0, sum(&json["tensors"]))
+    );
+    let outcome = lowp(&["verify", &run_one, &format!("{run_one}/latest")]);
+    assert_eq!(outcome.code, Some(2));
+    assert!(
+        outcome.stderr.contains("one is a checkpoint"),
+        "{}",
+        outcome.stderr
+    );
+}
+
 /// What a run cannot go on behind is told before it begins.
 #[test]
 fn checkpoints_of_other_runs_are_told() {
@@ -269,7 +318,10 @@ fn the_table() {
         (r" \d\.\d{4} ", " [loss] "),
         (r"[+-]\d\.\d\d to [+-]\d\.\d\d", "[low] to [high]"),
         (r"[+-]\d\.\d\d", "[gap]"),
-        (r"(?m) +\d+\.\d$", "  [ms]"),
+        (
+            r"(?m) +\d+\.\d +\d+\.\d +\d+ +\d+\.\d( +\d+\.\d)$",
+            "  [times and rates]$1",
+        ),
     ];
     insta::with_settings!({ filters => filters }, {
         insta::assert_snapshot!(table);

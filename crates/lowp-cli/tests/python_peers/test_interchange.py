@@ -241,6 +241,24 @@ class Interchange(unittest.TestCase):
         self.assertEqual(said["quant_algo"], "MIXED_PRECISION")
         self.assertEqual(said["quantized_layers"]["model.layers.1.mlp.up_proj"], {"quant_algo": "W4A16_NVFP4", "group_size": 16})
 
+    def test_trained_models(self):
+        """A Llama that lowp trained: transformers loads its masters, and its codes with their values."""
+        folder = folder_of(self)
+        sizes = "--arch llama --kv-heads 1 --dim 128 --layers 1 --heads 2 --seq 32 --batch 2 --steps 2 --eval-batches 1"
+        lowp("train", *sizes.split(), "--compare", "mxfp8-2d", "--save", folder / "runs")
+        run = folder / "runs/mxfp8-2d-seed0"
+        lowp("export", run, "-o", folder / "fp32", "--to", "fp32")
+        masters, _ = tensors(folder / "fp32")
+        self.assert_model(folder / "fp32", masters, "masters")
+        lowp("export", run, "-o", folder / "hub", "--to", "compressed-tensors")
+        lowp("import", folder / "hub", "-o", folder / "values.safetensors", "--to", "fp32")
+        values = load_file(folder / "values.safetensors")
+        dequantize = transformers.CompressedTensorsConfig(dequantize=True)
+        self.assert_model(folder / "hub", values, "trained", quantization_config=dequantize)
+        # Codes of masters that were trained, not of others: within half a step of E4M3.
+        up = "model.layers.0.mlp.up_proj.weight"
+        self.assertLess(((values[up] - masters[up]).abs().max() / masters[up].abs().max()).item(), 1 / 16)
+
     def test_what_compressed_tensors_writes_is_read(self):
         """A model that compressed-tensors quantized, imported and decoded."""
         weight = load_file(self.source / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].float()

@@ -19,12 +19,13 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
 use safetensors::Dtype;
-use serde_json::Value;
-use std::collections::BTreeMap;
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// What follows the name of a parameter in that of its f32 values.
 const MASTER: &str = ".master";
+/// What the index says of quantized weights and of no other parameter.
+const KERNELS: &str = "kernels";
 
 /// A quantized weight.
 pub(super) struct TrainedWeight {
@@ -69,7 +70,10 @@ impl Trained {
             )
         })?;
         let mut weights = Vec::new();
-        for (saved, about) in said {
+        let (of_weights, of_others): (Vec<_>, Vec<_>) = said
+            .iter()
+            .partition(|(_, about)| about.get(KERNELS).is_some());
+        for (saved, about) in of_weights {
             let tensor = weight(saved, about).map_err(|why| {
                 file_error(
                     &path,
@@ -85,7 +89,6 @@ impl Trained {
                 tensor,
             });
         }
-        let shapes = shapes(&checkpoint);
         let mut masters = Vec::new();
         for tensor in checkpoint
             .tensors()
@@ -97,9 +100,18 @@ impl Trained {
             let weight = weights.iter().find(|weight| weight.saved == name);
             let dims = match weight {
                 Some(weight) => Some(weight.tensor.text.shape.clone()),
-                None => shapes.get(name).cloned(),
+                None => {
+                    let about = of_others.iter().find(|(other, _)| *other == name);
+                    about.and_then(|(_, about)| {
+                        serde_json::from_value::<Vec<usize>>(about["shape"].clone()).ok()
+                    })
+                }
             };
-            let dims = dims.filter(|dims| dims.iter().product::<usize>() == len);
+            let elements = |dims: &[usize]| {
+                dims.iter()
+                    .try_fold(1usize, |product, dim| product.checked_mul(*dim))
+            };
+            let dims = dims.filter(|dims| elements(dims) == Some(len));
             masters.push(Master {
                 saved: tensor.name.to_owned(),
                 len,
@@ -118,6 +130,11 @@ impl Trained {
     /// The quantized weights, by name.
     pub(super) fn weights(&self) -> &[TrainedWeight] {
         &self.weights
+    }
+
+    /// The model as transformers configures it, where they have it.
+    pub(super) fn config(&self) -> Option<Map<String, Value>> {
+        self.checkpoint.about()["transformers"].as_object().cloned()
     }
 
     /// Bytes of all tensors.
@@ -348,31 +365,17 @@ fn weight(saved: &str, about: &Value) -> Result<Quantized, String> {
         delayed_scale: None,
         shard: None,
     };
-    let tensor = Quantized::from_text(&format!("{saved}.weight"), text)?;
+    let name = match saved.ends_with(".weight") {
+        true => saved.to_owned(),
+        false => format!("{saved}.weight"),
+    };
+    let tensor = Quantized::from_text(&name, text)?;
     if about_recipe(&recipe, tensor.full) != *about {
         return Err(format!(
             "its bytes follow from other rules than those of {recipe_name} here"
         ));
     }
     Ok(tensor)
-}
-
-/// The shapes of the parameters that are never quantized, where the checkpoint says the sizes of the model.
-fn shapes(checkpoint: &Checkpoint) -> BTreeMap<String, Vec<usize>> {
-    let config = &checkpoint.about()["config"];
-    let sizes = ["dim", "layers", "heads", "seq", "vocab"].map(|key| {
-        let size = config[key].as_u64()?;
-        usize::try_from(size).ok()
-    });
-    // A model has more tensors than layers; more would be walked below.
-    let most = checkpoint.tensors().count();
-    match sizes {
-        [Some(dim), Some(layers), Some(heads), Some(seq), Some(vocab)] if layers <= most => {
-            let shapes = crate::train::var_shapes([dim, layers, heads, seq, vocab]);
-            shapes.into_iter().collect()
-        }
-        _ => BTreeMap::new(),
-    }
 }
 
 /// The values of a parameter, its only part.

@@ -15,6 +15,7 @@ use super::meta;
 use super::names::FloatName;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
+use super::saved;
 use super::summary::{Summary, Verbosity};
 use super::target::FolderTarget;
 use super::write::{Item, Parts};
@@ -75,7 +76,7 @@ pub(crate) struct Args {
 /// # Errors
 /// Input that cannot be read or has no form of the target, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
-    if lowp_checkpoint::is_checkpoint(&args.input) || args.input.join("latest").is_file() {
+    if saved::is_saved(&args.input) {
         let trained = Trained::open(&args.input)?;
         return Input::of_checkpoint(&trained, args.to)?.export(args, None, trained.bytes());
     }
@@ -134,7 +135,7 @@ impl<'a> Input<'a> {
             plain: trained.plain_items(decoded, float(to))?,
             masters: Some(trained),
             metadata: BTreeMap::new(),
-            config: None,
+            config: trained.config(),
         };
         if !decoded {
             let weights = trained.weights().iter();

@@ -3,8 +3,9 @@
 mod report;
 mod table;
 
+use super::input_error::input_error;
 use super::model::Model;
-use super::ranks;
+use super::{ranks, saved};
 use crate::output;
 use anyhow::Result;
 use report::{Report, report};
@@ -17,6 +18,7 @@ use std::path::PathBuf;
   lowp inspect q.safetensors
   lowp inspect q.safetensors --reference model.safetensors
   lowp inspect ranks
+  lowp inspect runs/nvfp4-2d-seed0
 
 Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales
 (of the tensor's scale where there are none). `zeros` and `saturated` count elements that are 0,
@@ -28,9 +30,10 @@ JSON: {\"files\": [..]}, one entry per file with its `path`, `bytes`, `elements`
 `bits_per_element` and `tensors`. A tensor has `name`, `dtype`, `shape`, `bytes`,
 `bits_per_element`, of rank files `rows`, and, if it is quantized, `quantized`: `recipe`,
 `elements` (their code), `options`, `usage`, `scales` and `orientations` with the columns above.
-Numbers that are absent or not finite are null.")]
+Numbers that are absent or not finite are null. A checkpoint is one object: `path`, `step`, `ranks`,
+`recipe`, `config`, `bytes`, and `tensors` with `name`, `dtype`, `shape`, `bytes` and `pieces`.")]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder of rank files
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder of rank files, or a checkpoint
     input: PathBuf,
 
     /// The model before it was quantized: shows errors
@@ -53,6 +56,15 @@ struct Document {
 /// # Errors
 /// Input that cannot be read, or a reference that does not fit it.
 pub(super) fn main(args: &Args) -> Result<()> {
+    if saved::is_saved(&args.input) {
+        if let Some(reference) = &args.reference {
+            return Err(input_error(format!(
+                "--reference {}: the errors of a checkpoint's weights are those to its masters; leave it out",
+                reference.display()
+            )));
+        }
+        return output::print(&saved::inspect(&args.input, args.json)?);
+    }
     let files = if args.input.is_dir() {
         ranks::paths(&args.input)?
     } else {

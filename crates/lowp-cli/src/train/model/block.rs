@@ -1,13 +1,26 @@
-//! [`Block`]: one transformer block.
+//! [`Block`]: one transformer block, and [`GptBlock`], that of GPT-2.
 
 use super::config::GptConfig;
 use super::ops::{CausalAttention, Gelu, LayerNorm};
 use candle_core::{Result, Tensor, Var};
 use lowp_candle::Linear;
+use std::fmt::Debug;
+
+/// A block over the residual stream.
+pub(crate) trait Block: Debug + Send + Sync {
+    /// The residual stream `x` behind this block, `[tokens, dim]`.
+    ///
+    /// # Errors
+    /// What a linear layer reports.
+    fn forward(&self, x: &Tensor) -> Result<Tensor>;
+
+    /// Its variables.
+    fn vars(&self) -> Vec<&Var>;
+}
 
 /// Attention and MLP, each behind a norm and added to the residual stream.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct GptBlock {
     pub(super) config: GptConfig,
     /// Gamma and beta of both.
     pub(super) norms: [[Var; 2]; 2],
@@ -17,12 +30,8 @@ pub(crate) struct Block {
     pub(super) out: Box<dyn Linear>,
 }
 
-impl Block {
-    /// The residual stream `x` behind this block, `[tokens, dim]`.
-    ///
-    /// # Errors
-    /// What a linear layer reports.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+impl Block for GptBlock {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let GptConfig { heads, seq, .. } = self.config;
         let [first, second] = &self.norms;
         let norm =
@@ -34,8 +43,7 @@ impl Block {
         &x + self.out.forward(&h)?
     }
 
-    /// Its variables.
-    pub(crate) fn vars(&self) -> impl Iterator<Item = &Var> {
-        self.norms.iter().flatten()
+    fn vars(&self) -> Vec<&Var> {
+        self.norms.iter().flatten().collect()
     }
 }

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use lowp_candle::{LinearSpec, VarSpec};
 use lowp_shard::Init;
+use serde_json::{Value, json};
 
 /// Bytes are the tokens: a vocabulary has at least as many.
 pub(crate) const BYTES: usize = 256;
@@ -26,6 +27,48 @@ pub(crate) struct GptConfig {
     pub(crate) seq: usize,
     /// Tokens that there are, at least [`BYTES`].
     pub(crate) vocab: usize,
+    /// What its blocks are.
+    pub(crate) arch: Arch,
+}
+
+/// What the blocks of a model are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Arch {
+    /// As in GPT-2: layer norms, learned positions, a fused projection of queries, keys and values, GELU.
+    #[default]
+    Gpt,
+    /// As in Llama: norms by the root mean square, rotary positions, a gated MLP.
+    Llama {
+        /// Heads of keys and values, each of which serves as many heads of queries.
+        kv_heads: usize,
+    },
+}
+
+/// An [`Arch`] by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArchName {
+    /// Layer norms, learned positions, a fused projection of queries, keys and values, GELU
+    Gpt,
+    /// Norms by the root mean square, rotary positions, separate projections, a gated MLP
+    Llama,
+}
+
+impl Arch {
+    /// The name, as `--arch` has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gpt => "gpt",
+            Self::Llama { .. } => "llama",
+        }
+    }
+
+    /// Heads of keys and values, where they may be fewer than those of queries.
+    pub(crate) fn kv_heads(self) -> Option<usize> {
+        match self {
+            Self::Gpt => None,
+            Self::Llama { kv_heads } => Some(kv_heads),
+        }
+    }
 }
 
 /// Sizes by the customary name of a model's parameters.
@@ -60,6 +103,7 @@ impl Preset {
             heads,
             seq,
             vocab: BYTES,
+            arch: Arch::Gpt,
         }
     }
 }
@@ -73,31 +117,57 @@ impl Default for GptConfig {
             heads: 4,
             seq: 128,
             vocab: BYTES,
+            arch: Arch::Gpt,
         }
     }
 }
 
 impl GptConfig {
-    /// The linear layers of all blocks: fused query-key-value, projection, and the two of the MLP.
+    /// Width of the gated MLP: 8/3 of the model's, rounded up to a multiple of 128.
+    pub(crate) fn gated(&self) -> usize {
+        (8 * self.dim).div_ceil(3).next_multiple_of(128)
+    }
+
+    /// The linear layers of all blocks, in the order in which they run. Those of Llama have the names that transformers gives
+    /// their weights.
     pub(crate) fn linears(&self) -> Vec<LinearSpec> {
         let d = self.dim;
         // Residual branches add up over 2 * layers outputs; their last weight starts smaller by that root.
         let residual = Init::Normal(init_std(d) / (2.0 * self.layers as f32).sqrt());
         let plain = Init::Normal(init_std(d));
-        let kinds = [
-            ("qkv", 3 * d, d, plain),
-            ("proj", d, d, residual),
-            ("fc", 4 * d, d, plain),
-            ("out", d, 4 * d, residual),
-        ];
+        let kinds = match self.arch {
+            Arch::Gpt => vec![
+                ("qkv", 3 * d, d, plain),
+                ("proj", d, d, residual),
+                ("fc", 4 * d, d, plain),
+                ("out", d, 4 * d, residual),
+            ],
+            Arch::Llama { kv_heads } => {
+                let (kv, gated) = (d / self.heads * kv_heads, self.gated());
+                vec![
+                    ("self_attn.q_proj", d, d, plain),
+                    ("self_attn.k_proj", kv, d, plain),
+                    ("self_attn.v_proj", kv, d, plain),
+                    ("self_attn.o_proj", d, d, residual),
+                    ("mlp.gate_proj", gated, d, plain),
+                    ("mlp.up_proj", gated, d, plain),
+                    ("mlp.down_proj", d, gated, residual),
+                ]
+            }
+        };
+        let name = |block: usize, kind: &str| match self.arch {
+            Arch::Gpt => format!("block{block}.{kind}"),
+            Arch::Llama { .. } => format!("model.layers.{block}.{kind}.weight"),
+        };
         let of_block = |block: usize| {
-            kinds.map(|(name, rows, cols, init)| LinearSpec {
-                name: format!("block{block}.{name}"),
+            let spec = move |&(kind, rows, cols, init): &(&str, usize, usize, Init)| LinearSpec {
+                name: name(block, kind),
                 block,
                 rows,
                 cols,
                 init,
-            })
+            };
+            kinds.iter().map(spec).collect::<Vec<_>>()
         };
         (0..self.layers).flat_map(of_block).collect()
     }
@@ -110,20 +180,55 @@ impl GptConfig {
             init: Init::Normal(init_std(self.dim)),
             decay: true,
         };
+        let scale = |name: String, value: f32| VarSpec {
+            name,
+            shape: vec![self.dim],
+            init: Init::Constant(value),
+            decay: false,
+        };
+        if let Arch::Llama { .. } = self.arch {
+            let norms = ["input_layernorm", "post_attention_layernorm"];
+            let of_block = |b: usize| norms.map(|norm| format!("model.layers.{b}.{norm}.weight"));
+            let last = "model.norm.weight".to_owned();
+            let norms = (0..self.layers).flat_map(of_block).chain([last]);
+            let mut specs = vec![matrix("model.embed_tokens.weight", self.vocab)];
+            specs.extend(norms.map(|name| scale(name, 1.0)));
+            specs.push(matrix("lm_head.weight", self.vocab));
+            return specs;
+        }
         let mut specs = vec![matrix("tokens", self.vocab), matrix("positions", self.seq)];
         let blocks = (0..self.layers).flat_map(|b| [1, 2].map(|i| format!("block{b}.norm{i}")));
         for norm in blocks.chain(["norm".to_owned()]) {
             for (part, value) in [("gamma", 1.0), ("beta", 0.0)] {
-                specs.push(VarSpec {
-                    name: format!("{norm}.{part}"),
-                    shape: vec![self.dim],
-                    init: Init::Constant(value),
-                    decay: false,
-                });
+                specs.push(scale(format!("{norm}.{part}"), value));
             }
         }
         specs.push(matrix("head", self.vocab));
         specs
+    }
+
+    /// The model as transformers configures it (`config.json`), where it has it.
+    pub(crate) fn transformers(&self) -> Option<Value> {
+        let kv_heads = self.arch.kv_heads()?;
+        Some(json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.dim,
+            "intermediate_size": self.gated(),
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": self.seq,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10_000.0,
+            "attention_bias": false,
+            "mlp_bias": false,
+            "tie_word_embeddings": false,
+            "bos_token_id": null,
+            "eos_token_id": null,
+        }))
     }
 
     /// Parameters in all, linear layers and variables.

@@ -1,19 +1,20 @@
-//! The model that `lowp train` trains: a decoder-only byte-level transformer with pre-norm blocks, learned positions and
-//! an untied head.
+//! The models that `lowp train` trains: decoder-only byte-level transformers with pre-norm blocks and an untied head.
 
 mod block;
 mod config;
+mod llama;
 mod ops;
 mod recompute;
 #[cfg(test)]
 mod tests;
 
-use block::Block;
+use block::{Block, GptBlock};
 use candle_core::backprop::GradStore;
 use candle_core::{Error, Result, Tensor, Var, bail};
-pub(crate) use config::{BYTES, GptConfig, Preset};
+pub(crate) use config::{Arch, ArchName, BYTES, GptConfig, Preset};
+use llama::LlamaBlock;
 use lowp_candle::Linear;
-use ops::{CrossEntropy, Dense, Embedding, LayerNorm};
+use ops::{CrossEntropy, Dense, Embedding, LayerNorm, RmsNorm};
 use recompute::Recomputed;
 use std::sync::Arc;
 
@@ -31,9 +32,11 @@ pub(crate) struct Batch {
 pub(crate) struct Gpt {
     config: GptConfig,
     tokens: Var,
-    positions: Var,
-    blocks: Vec<Arc<Block>>,
-    norm: [Var; 2],
+    /// Learned positions, where the blocks do not turn by rotary ones.
+    positions: Option<Var>,
+    blocks: Vec<Arc<dyn Block>>,
+    /// Gamma, and beta where there is one.
+    norm: Vec<Var>,
     head: Var,
     threads: usize,
     recompute: bool,
@@ -52,9 +55,7 @@ impl Gpt {
         vars: Vec<Var>,
         (threads, recompute): (usize, bool),
     ) -> Result<Self> {
-        let GptConfig {
-            dim, layers, heads, ..
-        } = config;
+        let GptConfig { dim, heads, .. } = config;
         if linears.len() != config.linears().len() {
             let (found, expected) = (linears.len(), config.linears().len());
             bail!("{found} linear layers for a model that has {expected}");
@@ -68,32 +69,48 @@ impl Gpt {
         }
         let (mut linears, mut vars) = (linears.into_iter(), vars.into_iter());
         let mut var = || {
-            vars.next()
-                .ok_or_else(|| Error::msg("a variable is missing"))
+            let next = vars.next();
+            next.ok_or_else(|| Error::msg("a variable is missing"))
         };
-        let (tokens, positions) = (var()?, var()?);
-        let mut blocks = Vec::with_capacity(layers);
-        for _ in 0..layers {
-            let norms = [[var()?, var()?], [var()?, var()?]];
-            let mut linear = || {
-                let next = linears.next();
-                next.ok_or_else(|| Error::msg("a linear layer is missing"))
-            };
-            blocks.push(Arc::new(Block {
-                config,
-                norms,
-                qkv: linear()?,
-                proj: linear()?,
-                fc: linear()?,
-                out: linear()?,
-            }));
+        let mut linear = || {
+            let next = linears.next();
+            next.ok_or_else(|| Error::msg("a linear layer is missing"))
+        };
+        let tokens = var()?;
+        let positions = match config.arch {
+            Arch::Gpt => Some(var()?),
+            Arch::Llama { .. } => None,
+        };
+        let mut blocks: Vec<Arc<dyn Block>> = Vec::with_capacity(config.layers);
+        for _ in 0..config.layers {
+            blocks.push(match config.arch {
+                Arch::Gpt => Arc::new(GptBlock {
+                    config,
+                    norms: [[var()?, var()?], [var()?, var()?]],
+                    qkv: linear()?,
+                    proj: linear()?,
+                    fc: linear()?,
+                    out: linear()?,
+                }),
+                Arch::Llama { kv_heads } => Arc::new(LlamaBlock {
+                    config,
+                    kv_heads,
+                    norms: [var()?, var()?],
+                    attention: [linear()?, linear()?, linear()?, linear()?],
+                    mlp: [linear()?, linear()?, linear()?],
+                }),
+            });
         }
+        let norm = match config.arch {
+            Arch::Gpt => vec![var()?, var()?],
+            Arch::Llama { .. } => vec![var()?],
+        };
         Ok(Self {
             config,
             tokens,
             positions,
             blocks,
-            norm: [var()?, var()?],
+            norm,
             head: var()?,
             threads,
             recompute,
@@ -119,20 +136,29 @@ impl Gpt {
                 inputs.len()
             );
         }
-        let embed = Embedding {
-            ids: inputs.clone(),
-            seq,
-        };
         let again = self.recompute.then(Recomputed::default);
-        let mut x = self.tokens.apply_op2(&self.positions, embed)?;
+        let mut x = match &self.positions {
+            Some(positions) => {
+                let ids = inputs.clone();
+                self.tokens.apply_op2(positions, Embedding { ids, seq })?
+            }
+            None => {
+                let ids: Vec<u32> = inputs.iter().map(|&id| u32::from(id)).collect();
+                let ids = Tensor::from_vec(ids, inputs.len(), self.tokens.device())?;
+                self.tokens.index_select(&ids, 0)?
+            }
+        };
         for block in &self.blocks {
             x = match &again {
                 Some(again) => again.forward(block, &x)?,
                 None => block.forward(&x)?,
             };
         }
-        let [gamma, beta] = &self.norm;
-        let x = x.apply_op3(gamma, beta, LayerNorm::default())?;
+        let x = match self.norm.as_slice() {
+            [gamma, beta] => x.apply_op3(gamma, beta, LayerNorm::default())?,
+            [gamma] => x.apply_op2(gamma, RmsNorm::default())?,
+            _ => bail!("a model without a last norm"),
+        };
         let threads = self.threads;
         Ok((x.apply_op2(&self.head, Dense { threads })?, again))
     }

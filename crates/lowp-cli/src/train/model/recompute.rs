@@ -15,7 +15,7 @@ impl Recomputed {
     ///
     /// # Errors
     /// What a linear layer reports.
-    pub(crate) fn forward(&self, block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward(&self, block: &Arc<dyn Block>, x: &Tensor) -> Result<Tensor> {
         // What forward saves ends with this result.
         let result = block.forward(&x.detach())?.detach();
         x.apply_op1(Again {
@@ -45,7 +45,7 @@ impl Recomputed {
 /// A block that has run already.
 #[derive(Debug)]
 struct Again {
-    block: Arc<Block>,
+    block: Arc<dyn Block>,
     /// Until it is taken as this operation's result.
     result: Mutex<Option<Tensor>>,
     gradients: Recomputed,

@@ -10,6 +10,9 @@ mod embedding;
 mod gelu;
 mod layer_norm;
 mod math;
+mod rms_norm;
+mod rotary;
+mod swiglu;
 
 pub(crate) use attention::CausalAttention;
 pub(crate) use cross_entropy::CrossEntropy;
@@ -17,6 +20,9 @@ pub(crate) use dense::Dense;
 pub(crate) use embedding::Embedding;
 pub(crate) use gelu::Gelu;
 pub(crate) use layer_norm::LayerNorm;
+pub(crate) use rms_norm::RmsNorm;
+pub(crate) use rotary::Rotary;
+pub(crate) use swiglu::SwiGlu;
 
 use candle_core::Result;
 

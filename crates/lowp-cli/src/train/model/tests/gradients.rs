@@ -1,7 +1,9 @@
 //! Every custom operation's analytic gradient against central differences, and the whole model against itself split.
 
-use super::super::ops::{CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm};
-use super::super::{Batch, Gpt, GptConfig};
+use super::super::ops::{
+    CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, RmsNorm, Rotary, SwiGlu,
+};
+use super::super::{Arch, Batch, Gpt, GptConfig};
 use candle_core::{Device, Result, Tensor, Var};
 use lowp_candle::{Linear, MemoryWeight, QuantLinear};
 use lowp_shard::Init;
@@ -60,6 +62,40 @@ fn layer_norm() -> Result<()> {
     check(&[x.clone(), gamma.clone(), beta.clone()], || {
         weighted(&x.apply_op3(&gamma, &beta, LayerNorm::default())?)
     })
+}
+
+#[test]
+fn rms_norm() -> Result<()> {
+    let (x, gamma) = (var(&[3, 11], 0)?, var(&[11], 1)?);
+    check(&[x.clone(), gamma.clone()], || {
+        weighted(&x.apply_op2(&gamma, RmsNorm::default())?)
+    })
+}
+
+#[test]
+fn swiglu() -> Result<()> {
+    let (gate, up) = (var(&[3, 7], 0)?, var(&[3, 7], 1)?);
+    check(&[gate.clone(), up.clone()], || {
+        weighted(&gate.apply_op2(&up, SwiGlu)?)
+    })
+}
+
+#[test]
+fn rotary() -> Result<()> {
+    let x = var(&[6, 8], 0)?;
+    let turn = Rotary { heads: 2, seq: 3 };
+    check(std::slice::from_ref(&x), || weighted(&x.apply_op1(turn)?))?;
+    // The first token of a sequence stays; lengths stay; products of two tokens depend on their distance alone.
+    let rows = |x: &Tensor| x.to_vec2::<f32>();
+    let (before, after) = (rows(&x)?, rows(&x.apply_op1(turn)?)?);
+    assert_eq!((&before[0], &before[3]), (&after[0], &after[3]));
+    let row = x.narrow(0, 0, 1)?;
+    let same = Tensor::cat(&[&row, &row, &row], 0)?;
+    let turned = rows(&same.apply_op1(turn)?)?;
+    let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let near = (dot(&turned[0], &turned[1]), dot(&turned[1], &turned[2]));
+    assert!((near.0 - near.1).abs() < 1e-5, "{near:?}");
+    Ok(())
 }
 
 #[test]
@@ -143,6 +179,7 @@ fn parts_of_a_batch_sum_to_the_whole() -> Result<()> {
         heads: 2,
         seq: 8,
         vocab: 256,
+        arch: Arch::Gpt,
     };
     let mut layers: Vec<Box<dyn Linear>> = Vec::new();
     for (spec, number) in config.linears().iter().zip(0..) {

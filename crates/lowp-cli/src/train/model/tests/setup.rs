@@ -1,6 +1,6 @@
 //! [`Setup`]: a small model, trained as a test says.
 
-use super::super::{Batch, Gpt, GptConfig};
+use super::super::{Arch, Batch, Gpt, GptConfig};
 use lowp_candle::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, WeightSource};
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward};
@@ -29,6 +29,8 @@ pub(super) struct Setup {
     pub(super) switch: Option<(u64, AnyRecipe)>,
     /// Replicas; each has `world` over this many ranks.
     pub(super) replicas: usize,
+    /// What the blocks are.
+    pub(super) arch: Arch,
     /// The checkpoint that it goes on behind.
     pub(super) from: Option<PathBuf>,
     /// Where the checkpoint behind the last step goes.
@@ -47,6 +49,7 @@ impl Setup {
             steps: 3,
             switch: None,
             replicas: 1,
+            arch: Arch::Gpt,
             from: None,
             to: None,
         }
@@ -63,6 +66,7 @@ impl Setup {
             steps,
             switch,
             replicas,
+            arch,
             from,
             to,
         } = self;
@@ -72,6 +76,7 @@ impl Setup {
             heads: 2,
             seq: 32,
             vocab: 256,
+            arch,
         };
         let text: Vec<u8> = (0..4 * 33u32).map(|i| (i * i % 251) as u8).collect();
         let mut losses = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {

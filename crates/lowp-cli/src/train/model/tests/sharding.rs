@@ -1,5 +1,6 @@
 //! The model over sharded weights: bits that depend on no policy, losses that depend on neither ranks nor micro-batches.
 
+use super::super::Arch;
 use super::setup::Setup;
 use lowp_candle::{Passes, Sharding};
 use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role};
@@ -64,6 +65,29 @@ fn policy_changes_no_bit() {
         assert_eq!(yes, no, "{}", recipe.name());
         assert_eq!(yes, pairs, "{}", recipe.name());
         assert!(yes[2] < yes[0], "{}: {yes:?} does not fall", recipe.name());
+    }
+}
+
+/// Llama's blocks train in every recipe, whole and recomputed, over several ranks and heads that share keys.
+#[test]
+fn llama_trains() {
+    for recipe in AnyRecipe::all() {
+        let [one, again] = [false, true].map(|recompute| {
+            let passes = Passes {
+                micro_batches: 1,
+                recompute,
+            };
+            let setup = Setup {
+                arch: Arch::Llama { kv_heads: 1 },
+                passes,
+                steps: 6,
+                ..Setup::new(recipe, 2)
+            };
+            setup.train()
+        });
+        assert!(one == again, "{}: other bits", recipe.name());
+        let losses = one.0;
+        assert!(losses[5] < losses[0] - 0.1, "{}: {losses:?}", recipe.name());
     }
 }
 

@@ -1,0 +1,156 @@
+//! `lowp inspect` and `lowp verify` of checkpoints, as `lowp train --save` writes them.
+
+use super::input_error::file_error;
+use crate::columns::Columns;
+use crate::output::shown;
+use anyhow::{Result, bail};
+use lowp_checkpoint::{Block, Checkpoint, Dtype, TensorInfo, is_checkpoint, latest};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Whether `path` is a checkpoint, or a folder of such with a latest one.
+pub(super) fn is_saved(path: &Path) -> bool {
+    path.is_dir() && (is_checkpoint(path) || latest(path).is_ok())
+}
+
+fn open(path: &Path) -> Result<Checkpoint> {
+    // The message names the file.
+    let opened = Checkpoint::latest(path);
+    opened.map_err(|error| file_error(path, error.to_string()))
+}
+
+/// What a checkpoint holds; the keys are those of JSON.
+#[derive(Serialize)]
+struct Report {
+    path: String,
+    step: u64,
+    ranks: usize,
+    recipe: Value,
+    config: Value,
+    bytes: usize,
+    tensors: Vec<TensorReport>,
+}
+
+#[derive(Serialize)]
+struct TensorReport {
+    name: String,
+    dtype: &'static str,
+    shape: [usize; 2],
+    bytes: usize,
+    pieces: usize,
+}
+
+/// Bytes of a whole tensor.
+fn bytes(tensor: &TensorInfo<'_>) -> usize {
+    tensor.shape[0] * tensor.shape[1] * tensor.dtype.bytes()
+}
+
+/// The report of the checkpoint at `path`, whose bytes are all read and checked, as tables or JSON.
+///
+/// # Errors
+/// It cannot be read, or is damaged.
+pub(super) fn inspect(path: &Path, json: bool) -> Result<String> {
+    let checkpoint = open(path)?;
+    let verified = checkpoint.verify();
+    verified.map_err(|error| file_error(path, error.to_string()))?;
+    let about = checkpoint.about();
+    let report = Report {
+        path: checkpoint.folder().display().to_string(),
+        step: checkpoint.step(),
+        ranks: checkpoint.ranks(),
+        recipe: about["recipe"].clone(),
+        config: about["config"].clone(),
+        bytes: checkpoint.tensors().map(|tensor| bytes(&tensor)).sum(),
+        tensors: checkpoint
+            .tensors()
+            .map(|tensor| TensorReport {
+                name: tensor.name.to_owned(),
+                dtype: match tensor.dtype {
+                    Dtype::F32 => "F32",
+                    Dtype::U8 => "U8",
+                },
+                shape: tensor.shape,
+                bytes: bytes(&tensor),
+                pieces: tensor.pieces,
+            })
+            .collect(),
+    };
+    if json {
+        return Ok(serde_json::to_string_pretty(&report)? + "\n");
+    }
+    let mut table = Columns::new(&["tensor", "dtype", "shape", "bytes", "pieces"], &[0, 1]);
+    for tensor in &report.tensors {
+        let [rows, cols] = tensor.shape;
+        table.row([
+            tensor.name.clone(),
+            tensor.dtype.to_owned(),
+            format!("{rows}x{cols}"),
+            tensor.bytes.to_string(),
+            tensor.pieces.to_string(),
+        ]);
+    }
+    let recipe = report.recipe.as_str().unwrap_or("?");
+    Ok(format!(
+        "{}: step {} of {}, saved by {} ranks: {} bytes in {} tensors, all as their checksums say\n\n{}",
+        shown(&report.path),
+        report.step,
+        shown(recipe),
+        report.ranks,
+        report.bytes,
+        report.tensors.len(),
+        table.render()
+    ))
+}
+
+/// Compares two checkpoints tensor by tensor, whatever ranks saved them.
+///
+/// # Errors
+/// They differ, or cannot be read.
+pub(super) fn verify(path_a: &Path, path_b: &Path) -> Result<String> {
+    let (a, b) = (open(path_a)?, open(path_b)?);
+    let [name_a, name_b] = [&a, &b].map(|checkpoint| checkpoint.folder().display().to_string());
+    if a.step() != b.step() {
+        bail!(
+            "{name_a} is behind step {} and {name_b} behind step {}",
+            a.step(),
+            b.step()
+        );
+    }
+    let names: BTreeSet<&str> = a.tensors().chain(b.tensors()).map(|t| t.name).collect();
+    let find = |checkpoint: &Checkpoint, name: &str| {
+        let mut tensors = checkpoint.tensors();
+        let found = tensors.find(|tensor| tensor.name == name);
+        found.map(|tensor| (tensor.dtype, tensor.shape))
+    };
+    let mut sum = 0;
+    for name in &names {
+        let shown = shown(name);
+        let (Some(of_a), Some(of_b)) = (find(&a, name), find(&b, name)) else {
+            let lacks = if a.has(name) { &name_b } else { &name_a };
+            bail!("'{shown}' is not in {lacks}");
+        };
+        if of_a != of_b {
+            bail!("'{shown}' is {of_a:?} in {name_a} and {of_b:?} in {name_b}");
+        }
+        let (dtype, shape) = of_a;
+        let read =
+            |checkpoint: &Checkpoint| checkpoint.read(name, dtype, shape, Block::whole(shape));
+        let read_a = read(&a).map_err(|error| file_error(path_a, error.to_string()))?;
+        let read_b = read(&b).map_err(|error| file_error(path_b, error.to_string()))?;
+        let differs = read_a.iter().zip(&read_b).position(|(x, y)| x != y);
+        if let Some(byte) = differs {
+            let entry = byte / dtype.bytes();
+            bail!(
+                "'{shown}' differs first in row {}, column {}: byte {byte} is 0x{:02X} in {name_a} and 0x{:02X} in {name_b}",
+                entry / shape[1],
+                entry % shape[1],
+                read_a[byte],
+                read_b[byte]
+            );
+        }
+        sum += read_a.len();
+    }
+    Ok(format!("equal: {} tensors, {sum} bytes\n", names.len()))
+}

@@ -1,0 +1,192 @@
+//! The options of `lowp plan`.
+
+use crate::recipes::{RecipeName, RecipeOptionArgs};
+use crate::train::{DEFAULT_RECIPE, ShardingName, SizeArgs};
+use clap::ArgGroup;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use lowp_format::{ReshardAfterForward, Shape, Usage};
+use lowp_shard::Mesh;
+
+/// Heading of the options of a whole model.
+const MODEL: &str = "With --model";
+
+fn examples() -> String {
+    format!(
+        "Examples:
+  lowp plan --shape 4096x1024 --world-size 8
+  lowp plan --recipe {DEFAULT_RECIPE} --shape 4096x1024 --world-size 8 --reshard-after-forward false
+  lowp plan --recipe {DEFAULT_RECIPE} --shape 100x64 --world-size 3 --usage rowwise --json
+  lowp plan --model 1b --world-size 8
+  lowp plan --model config.json --mesh 16x64 --accumulate 4 --recompute --bandwidth 350,40
+  lowp plan --model config.json --world-size 8 --keep-bf16 '*.down_proj' --json
+
+Columns of --shape: `entries` and `bytes` are what is stored, sent and saved; `padded` is the
+layout of TransformerEngine, `swizzled` that of cuBLASLt operands. A rank stores the buffers that
+are not derived, and rows are cut at multiples of their `quantum`. `rank bytes` is what one rank
+sends of a buffer, `wire bytes` what all ranks send together.
+
+Columns of --model: `sent` counts each byte once, where it comes from, over the ranks of one
+replica, as `lowp train` does. The others count it wherever it arrives, over links within nodes and
+between them: `/ rank` is a rank's part on the busiest node, `/ world` all ranks together. Ranks are
+numbered replica by replica and fill one node after the other. A piece that many ranks gather enters
+each node once and goes on within it, as in NCCL's rings, and f32 sums go the same way back.
+Gradients on a bf16 wire, and those of micro-batches behind the first, go straight to the rank that
+adds them. `ms` is the time of all gathers, one after the other, each as long as the slower kind of
+its links takes."
+    )
+}
+
+const JSON: &str = "\
+JSON of --model:
+  model                  name, linear_layers, linear_parameters, variables, variable_parameters
+  config                 recipe, mesh [replicate, shard], ranks, ranks_per_node, nodes, sharding,
+                         reshard_after_forward, grad_wire, accumulate, recompute, kept_in_bf16
+  resident_weight_bytes  these four as in the JSON of `lowp train`, to the byte
+  master_weight_bytes
+  wire_bytes_per_step
+  parameter_bytes_per_rank
+  memory                 bytes of the `rank` that holds most, and their sum, `total`:
+      weights            stored between steps
+      masters, moments, gradients  of the linear layers: f32, 2 x f32, reduced in f32
+      gathered           weights at once, and what they are brought together in
+      parts              kept from forward to backward, with --reshard-after-forward N
+      decoded            weights as f32, which products on a CPU read
+      staged             beside full weights, with --sharding zero1
+      buckets            of full gradients, as `lowp train` has them: one at a time
+      variables, variable_state  full f32 copies; masters, moments and gradients of the own rows
+  left_out               array of `what`, and its `bytes` or null
+  operations             array, in the order of a step:
+      what               forward, forward_again, backward, full_weights, gradients, replicas or
+                         variables
+      code, passes       recipe or dtype; how often in a step
+      sent_bytes         over the ranks of one replica
+      rank, world        `within_node` and `between_nodes`: bytes that arrive
+      seconds            of gathers, with --bandwidth; else null
+  total                  sums of `operations`: rank, world, seconds
+  bf16                   with all linear layers in bf16: memory_total, wire_bytes_per_step, rank,
+                         world, seconds
+  ratio                  of bf16 to this plan: memory, wire, within_node and between_nodes (world),
+                         seconds; null where there is nothing to divide
+  bandwidth              within_node and between_nodes: where each rate comes from
+  notes                  array: what the plan takes for granted";
+
+/// Print what one weight or a whole model costs: bytes that ranks store, hold and send
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    group(ArgGroup::new("subject").required(true).args(["shape", "model"])),
+    mut_arg("dim", |arg| arg.help("Width, in place of the preset's").help_heading(MODEL)),
+    mut_arg("layers", |arg| arg.help("Transformer blocks, in place of the preset's").help_heading(MODEL)),
+    mut_arg("heads", |arg| arg.help("Attention heads, in place of the preset's").help_heading(MODEL)),
+    mut_arg("seq", |arg| arg.help("Tokens per sequence, in place of the preset's").help_heading(MODEL)),
+    mut_arg("vocab", |arg| arg.help("Size of the vocabulary, in place of the preset's").help_heading(MODEL)),
+    after_help = examples(),
+    after_long_help = format!("{}\n\n{JSON}", examples())
+)]
+pub(crate) struct Args {
+    /// Format of the weight, as NAME or NAME+MODIFIER; `lowp recipes` tells what each is
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_RECIPE, value_parser = RecipeName::default())]
+    pub(super) recipe: String,
+
+    /// Rows x columns of the full weight: output x input features
+    #[arg(long, value_name = "MxK")]
+    pub(super) shape: Option<Shape>,
+
+    /// A whole model instead: a preset of `lowp train --params` (10m, 125m, 350m, 1b), or the config.json of a model like Llama
+    /// or GPT-2, experts included
+    #[arg(long, value_name = "PRESET|FILE", conflicts_with = "usage")]
+    pub(super) model: Option<String>,
+
+    /// Number of ranks that the rows are cut for
+    #[arg(long, value_name = "N", aliases = ["world", "ranks"], required_unless_present = "mesh")]
+    pub(super) world_size: Option<usize>,
+
+    /// What the weight is gathered for: forward needs rowwise, backward columnwise
+    #[arg(
+        long,
+        value_name = "USAGE",
+        default_value = "both",
+        value_parser = PossibleValuesParser::new(["rowwise", "columnwise", "both"]).map(usage_of)
+    )]
+    pub(super) usage: Usage,
+
+    /// Free the gathered weight after forward and gather it again for backward (true), keep it (false), or keep it shared
+    /// out in groups of N ranks, which gather it for backward [default: true]
+    #[arg(long, value_name = "BOOL|N")]
+    pub(super) reshard_after_forward: Option<ReshardAfterForward>,
+
+    /// Print JSON instead of tables
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Replicate x shard mesh: R groups that each hold all weights, sharded over S ranks [default: one group of all ranks]
+    #[arg(long, value_name = "RxS", conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) mesh: Option<Mesh>,
+
+    /// What each rank has of the weights between steps
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "fsdp",
+        conflicts_with = "shape",
+        help_heading = MODEL
+    )]
+    pub(super) sharding: ShardingName,
+
+    /// How gradients travel; sums are accumulated in fp32 either way
+    #[arg(
+        long,
+        value_name = "CODE",
+        default_value = "f32",
+        value_parser = PossibleValuesParser::new(["f32", "bf16"]),
+        conflicts_with = "shape",
+        help_heading = MODEL
+    )]
+    pub(super) grad_wire: String,
+
+    /// Micro-batches of a step
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) accumulate: usize,
+
+    /// Run each block forward again in backward: its weights are gathered once more, unless they are kept
+    #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) recompute: bool,
+
+    /// Linear layers that stay in bf16, by name: block0.qkv of a preset, model.layers.0.self_attn.q_proj of a file
+    #[arg(
+        long,
+        value_name = "GLOB,..",
+        value_delimiter = ',',
+        conflicts_with = "shape",
+        help_heading = MODEL
+    )]
+    pub(super) keep_bf16: Vec<String>,
+
+    /// Ranks of a node: links within it are faster than those between nodes
+    #[arg(long, value_name = "N", default_value_t = 8, conflicts_with = "shape", help_heading = MODEL)]
+    pub(super) ranks_per_node: usize,
+
+    /// Rates for the time of gathers, within a node and between nodes: 10^9 bytes that arrive at a rank in a second, or the
+    /// file that `lowp bench --device cuda --ranks N --json FILE` wrote
+    #[arg(
+        long,
+        value_name = "GB/S|FILE[,GB/S|FILE]",
+        allow_negative_numbers = true,
+        conflicts_with = "shape",
+        help_heading = MODEL
+    )]
+    pub(super) bandwidth: Option<String>,
+
+    #[command(flatten)]
+    pub(super) sizes: SizeArgs,
+
+    #[command(flatten)]
+    pub(super) options: RecipeOptionArgs,
+}
+
+fn usage_of(text: String) -> Usage {
+    match text.as_str() {
+        "rowwise" => Usage::ROWWISE,
+        "columnwise" => Usage::COLUMNWISE,
+        _ => Usage::BOTH,
+    }
+}

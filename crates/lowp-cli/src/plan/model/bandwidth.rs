@@ -1,0 +1,217 @@
+//! [`Bandwidth`]: the time that gathers take at rates that were measured or are given.
+
+use super::keys::read_json;
+use super::links::Links;
+use crate::output::shown;
+use crate::usage::UsageError;
+use serde_json::Value;
+use std::path::Path;
+
+/// What `lowp bench --ranks` calls a plain all-gather.
+const PLAIN: &str = "one all-gather of the same bytes";
+
+/// Rates of the links within a node and between nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Bandwidth {
+    pub(super) within_node: Rate,
+    pub(super) between_nodes: Option<Rate>,
+}
+
+/// 10^9 bytes that arrive at a rank in a second.
+#[derive(Clone, Debug)]
+pub(super) enum Rate {
+    Given(f64),
+    /// By the bytes of the whole gather, which grow.
+    Measured {
+        source: String,
+        rates: Vec<(u64, f64)>,
+    },
+}
+
+impl Bandwidth {
+    /// What `--bandwidth` says.
+    ///
+    /// # Errors
+    /// More than two rates, rates that are none, or a file without measurements.
+    pub(super) fn new(text: &str) -> Result<Self, UsageError> {
+        let rates: Vec<&str> = text.split(',').map(str::trim).collect();
+        match rates[..] {
+            [within] => Ok(Self {
+                within_node: Rate::new(within)?,
+                between_nodes: None,
+            }),
+            [within, between] => Ok(Self {
+                within_node: Rate::new(within)?,
+                between_nodes: Some(Rate::new(between)?),
+            }),
+            _ => Err(UsageError::new(format!(
+                "--bandwidth {}: {} rates; give one within a node, and one between nodes behind a comma",
+                shown(text),
+                rates.len()
+            ))),
+        }
+    }
+
+    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once.
+    pub(super) fn seconds(&self, rank: Links, bytes: u128) -> f64 {
+        let time = |rate: &Rate, arrives: u128| match arrives {
+            0 => 0.0,
+            arrives => arrives as f64 / (rate.at(bytes) * 1e9),
+        };
+        let between = self.between_nodes.as_ref();
+        let between = between.map_or(0.0, |rate| time(rate, rank.between_nodes));
+        between.max(time(&self.within_node, rank.within_node))
+    }
+
+    /// What to know of the rates where the smallest and the largest gather are of these bytes.
+    pub(super) fn notes(&self, [smallest, largest]: [u128; 2]) -> Vec<String> {
+        let rates = [Some(&self.within_node), self.between_nodes.as_ref()];
+        let note = |rate: &Rate| {
+            let Rate::Measured { source, rates } = rate else {
+                return None;
+            };
+            let ((first, _), (last, _)) = (rates.first()?, rates.last()?);
+            let outside = smallest < u128::from(*first) || largest > u128::from(*last);
+            outside.then(|| {
+                format!(
+                    "gathers are of {smallest} to {largest} bytes, and {source} measured {first} to {last}: outside of \
+                     them the rate of the nearest size is taken, which is too high for smaller gathers"
+                )
+            })
+        };
+        rates.into_iter().flatten().filter_map(note).collect()
+    }
+}
+
+impl Rate {
+    fn new(text: &str) -> Result<Self, UsageError> {
+        match text.parse::<f64>() {
+            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(Self::Given(rate)),
+            Ok(rate) => Err(UsageError::new(format!(
+                "--bandwidth {rate}: expected a positive number of GB/s, or a file of `lowp bench --ranks`"
+            ))),
+            Err(_) if !Path::new(text).exists() => Err(UsageError::new(format!(
+                "--bandwidth {}: no number, and there is no such file; give GB/s, or a file of `lowp bench --ranks`",
+                shown(text)
+            ))),
+            Err(_) => Self::measured(text, &read_json("--bandwidth", text)?),
+        }
+    }
+
+    /// The plain all-gathers of a report of `lowp bench --ranks`.
+    fn measured(file: &str, report: &Value) -> Result<Self, UsageError> {
+        let remedy = "write it with `lowp bench --device cuda --ranks N --json FILE`";
+        let error =
+            |what: &str| UsageError::new(format!("--bandwidth {} {what}; {remedy}", shown(file)));
+        let (Some(ranks), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
+        else {
+            return Err(error("is no report of several ranks"));
+        };
+        let mut found: Vec<(u64, f64)> = Vec::new();
+        for row in rows.iter().filter(|row| row["operation"] == PLAIN) {
+            let (bytes, rate) = (row["bytes"].as_u64(), row["gb_per_s"].as_f64());
+            match (bytes, rate) {
+                (Some(bytes), Some(rate)) if bytes > 0 && rate.is_finite() && rate > 0.0 => {
+                    found.push((bytes, rate));
+                }
+                _ => {
+                    return Err(error(&format!(
+                        "has a row '{PLAIN}' whose bytes or gb_per_s are no positive number"
+                    )));
+                }
+            }
+        }
+        if found.is_empty() {
+            return Err(error(&format!("has no row '{PLAIN}'")));
+        }
+        found.sort_by_key(|(bytes, _)| *bytes);
+        let mean = |same: &[(u64, f64)]| {
+            let sum: f64 = same.iter().map(|(_, rate)| rate).sum();
+            (same[0].0, sum / same.len() as f64)
+        };
+        let rates = found.chunk_by(|a, b| a.0 == b.0).map(mean).collect();
+        let device = report["device"].as_str().unwrap_or("an unnamed device");
+        Ok(Self::Measured {
+            source: format!("{} ({ranks} x {})", shown(file), shown(device)),
+            rates,
+        })
+    }
+
+    /// The rate of a gather of `bytes`: between two sizes that were measured in proportion to the logarithm of the size, outside of
+    /// them that of the nearest.
+    fn at(&self, bytes: u128) -> f64 {
+        let rates = match self {
+            Self::Given(rate) => return *rate,
+            Self::Measured { rates, .. } => rates,
+        };
+        let above = rates.partition_point(|(size, _)| u128::from(*size) < bytes);
+        match (rates.get(above.wrapping_sub(1)), rates.get(above)) {
+            (Some((_, rate)), None) | (None, Some((_, rate))) => *rate,
+            (Some((small, low)), Some((large, high))) => {
+                let part =
+                    (bytes as f64 / *small as f64).ln() / (*large as f64 / *small as f64).ln();
+                low + part * (high - low)
+            }
+            (None, None) => f64::INFINITY,
+        }
+    }
+
+    /// Where it comes from.
+    pub(super) fn source(&self) -> String {
+        match self {
+            Self::Given(rate) => format!("{rate} GB/s"),
+            Self::Measured { source, .. } => source.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report(rates: &[(u64, f64)]) -> Value {
+        let row = |(bytes, rate): &(u64, f64)| json!({"operation": PLAIN, "bytes": bytes, "gb_per_s": rate});
+        let mut rows: Vec<Value> = rates.iter().map(row).collect();
+        rows.push(json!({"operation": "gather of all weights", "bytes": 5, "gb_per_s": 1.0}));
+        json!({"device": "a device", "ranks": 2, "rows": rows})
+    }
+
+    #[test]
+    fn rates_follow_the_size_and_stop_at_the_ends() {
+        let report = report(&[(4000, 300.0), (1000, 100.0), (1000, 200.0)]);
+        let rate = Rate::measured("a file", &report).expect("rates");
+        for (bytes, expected) in [
+            (1, 150.0),
+            (1000, 150.0),
+            (2000, 225.0),
+            (4000, 300.0),
+            (1 << 40, 300.0),
+        ] {
+            assert!((rate.at(bytes) - expected).abs() < 1e-9, "{bytes}");
+        }
+        let bandwidth = Bandwidth {
+            within_node: rate,
+            between_nodes: None,
+        };
+        assert_eq!(bandwidth.notes([1000, 4000]), [""; 0]);
+        let notes = bandwidth.notes([999, 4000]);
+        assert!(notes[0].contains("measured 1000 to 4000"), "{notes:?}");
+    }
+
+    /// The slower kind of link decides.
+    #[test]
+    fn time_is_that_of_the_slower_links() {
+        let bandwidth = Bandwidth::new("200,50").expect("rates");
+        let links = |within_node, between_nodes| Links {
+            within_node,
+            between_nodes,
+        };
+        assert_eq!(bandwidth.seconds(links(400_000_000_000, 0), 1), 2.0);
+        assert_eq!(
+            bandwidth.seconds(links(400_000_000_000, 50_000_000_000), 1),
+            2.0
+        );
+        assert_eq!(bandwidth.seconds(links(0, 200_000_000_000), 1), 4.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! [`Cost`]: what one weight costs each rank, from its recipe's specs and gather plans.
+
+use super::Setup;
+use lowp_candle::Sharding;
+use lowp_format::{
+    Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
+    ReshardAfterForward, Role, RowCuts, Shape, Transport, Usage,
+};
+use lowp_shard::{FlatShard, ShardError};
+
+/// What a weight is gathered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Forward,
+    /// Forward once more, in backward.
+    Again,
+    Backward,
+    /// Full weights, after the step.
+    Whole,
+}
+
+/// One gather of a weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gather {
+    pub(super) of: Use,
+    /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
+    pub(super) pieces: Vec<u64>,
+}
+
+/// One weight over the ranks of a replica.
+#[derive(Clone, Debug)]
+pub(super) struct Cost {
+    /// Bytes that each rank stores.
+    pub(super) stored: Vec<u64>,
+    /// Elements of which each rank has masters, moments and gradients.
+    pub(super) elements: Vec<u64>,
+    /// In a step, of each micro-batch unless they are of whole weights.
+    pub(super) gathers: Vec<Gather>,
+    /// Where it is gathered: weights with equal plans take turns in one memory.
+    pub(super) plans: Option<PhasePlans>,
+    /// Bytes of that memory.
+    pub(super) gathered: u64,
+    /// Bytes of its own that each rank keeps from forward to backward.
+    pub(super) parts: Vec<u64>,
+    /// Bytes beside a full weight.
+    pub(super) staged: u64,
+}
+
+impl Cost {
+    /// A weight of `shape` in `recipe`.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take.
+    pub(super) fn new(
+        recipe: &impl Recipe,
+        shape: Shape,
+        setup: &Setup,
+    ) -> Result<Self, ShardError> {
+        recipe.check(shape)?;
+        match setup.sharding {
+            Sharding::Fsdp => Ok(Self::in_rows(recipe, shape, setup)?),
+            Sharding::Zero1 => Self::whole(recipe, shape, setup.mesh.shard),
+        }
+    }
+
+    /// Rows of everything (`ShardedTensor`, `GatherGroup`).
+    fn in_rows(recipe: &impl Recipe, shape: Shape, setup: &Setup) -> Result<Self, FormatError> {
+        let ranks = setup.mesh.shard;
+        let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH))?;
+        let plans = PhasePlans::new(recipe, shape, &cuts, setup.reshard)?;
+        let stored = recipe.stored(Usage::BOTH);
+        let rows = || cuts.ranges().map(|range| range.len());
+        let forward = pieces(&plans.forward);
+        let mut gathers = Vec::new();
+        gathers.push(Gather {
+            of: Use::Forward,
+            pieces: forward.clone(),
+        });
+        if setup.recompute && setup.reshard != ReshardAfterForward::No {
+            gathers.push(Gather {
+                of: Use::Again,
+                pieces: forward,
+            });
+        }
+        let parts = plans.parts.as_ref().map(pieces);
+        let backward = match (setup.reshard, &parts) {
+            (ReshardAfterForward::Group(group), Some(parts)) => parts[..group].to_vec(),
+            _ => pieces(&plans.backward),
+        };
+        gathers.push(Gather {
+            of: Use::Backward,
+            pieces: backward,
+        });
+        Ok(Self {
+            stored: rows()
+                .map(|rows| {
+                    let specs = stored.iter();
+                    specs.map(|s| s.bytes(shape.with_rows(rows)) as u64).sum()
+                })
+                .collect(),
+            elements: rows().map(|rows| (rows * shape.cols) as u64).collect(),
+            gathers,
+            gathered: gathered(&plans),
+            plans: Some(plans),
+            parts: parts.unwrap_or_else(|| vec![0; ranks]),
+            staged: 0,
+        })
+    }
+
+    /// The full weight on every rank, with slices of the masters (`FlatParam`, `FlatGather`).
+    fn whole(recipe: &impl Recipe, shape: Shape, ranks: usize) -> Result<Self, ShardError> {
+        // Cut where the narrowest codes may be, as the layers' builder does.
+        let codes = recipe.quantizers(Role::Weight).kernels();
+        let codes = codes.map(|key| key.element);
+        let [row, col] = codes;
+        let code = if col.bits() < row.bits() { col } else { row };
+        let slices = FlatShard::split(shape, code, ranks)?;
+        let kept = recipe.buffers(Usage::BOTH);
+        let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(Usage::BOTH))?;
+        let plan = GatherPlan::with_cuts(recipe, shape, &cuts, Usage::BOTH, Usage::BOTH, &[])?;
+        let (mut sent, mut staged) = (vec![0; ranks], 0);
+        for step in &plan.steps {
+            let mut spec = *step.spec();
+            if !kept.iter().any(|kept| kept.key == spec.key) {
+                staged += spec.bytes(shape) as u64;
+            }
+            if !matches!(step, GatherStep::Concat { .. }) || spec.key.part != Part::Data {
+                continue;
+            }
+            if spec.axes[0] == Axis::Cols {
+                spec.axes = [Axis::Rows, Axis::Cols];
+                staged += spec.bytes(shape) as u64;
+            }
+            let stored: Vec<FlatShard> = slices.iter().map(|s| s.stored_as(spec.code)).collect();
+            let ranges = FlatShard::gather_ranges(&stored)?;
+            for (sent, range) in sent.iter_mut().zip(ranges) {
+                *sent += range.len() as u64;
+            }
+        }
+        let bytes = kept.iter().map(|spec| spec.bytes(shape) as u64).sum();
+        Ok(Self {
+            stored: vec![bytes; ranks],
+            elements: slices.iter().map(|slice| slice.len() as u64).collect(),
+            gathers: vec![Gather {
+                of: Use::Whole,
+                pieces: sent,
+            }],
+            plans: None,
+            gathered: 0,
+            parts: vec![0; ranks],
+            staged,
+        })
+    }
+}
+
+/// Bytes that each rank sends.
+fn pieces(plan: &GatherPlan) -> Vec<u64> {
+    let of = |rank| -> u64 {
+        let pieces = plan.steps.iter().filter_map(|step| step.piece(rank));
+        pieces.map(|bytes| bytes as u64).sum()
+    };
+    (0..plan.cuts.world()).map(of).collect()
+}
+
+/// Bytes of one set of destination buffers (`GatherPool`): each buffer of all plans once, and once more where pieces have to be
+/// interleaved.
+fn gathered(plans: &PhasePlans) -> u64 {
+    let (mut made, mut bytes): (Vec<(BufferKey, bool)>, usize) = (Vec::new(), 0);
+    let mut take = |key: BufferKey, arrivals: bool, len: usize| {
+        if !made.contains(&(key, arrivals)) {
+            made.push((key, arrivals));
+            bytes += len;
+        }
+    };
+    let all = [
+        Some(&plans.forward),
+        Some(&plans.backward),
+        plans.parts.as_ref(),
+    ];
+    for plan in all.into_iter().flatten() {
+        for step in &plan.steps {
+            let spec = step.spec();
+            match step {
+                GatherStep::Replicated { .. } => continue,
+                GatherStep::Concat {
+                    transport: Transport::Interleave,
+                    pieces,
+                    ..
+                } if pieces.iter().filter(|&&piece| piece > 0).count() > 1 => {
+                    take(spec.key, true, step.wire_bytes());
+                }
+                GatherStep::Concat { .. } | GatherStep::Derive { .. } => {}
+            }
+            take(spec.key, false, spec.bytes(plan.full));
+        }
+    }
+    bytes as u64
+}

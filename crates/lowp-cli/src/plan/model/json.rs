@@ -1,0 +1,209 @@
+//! The JSON form of a model's plan.
+
+use super::links::{Links, Moved};
+use super::memory::Memory;
+use super::{Costs, Plan};
+use crate::reshard;
+use anyhow::Result;
+use lowp_candle::Sharding;
+use lowp_shard::GradWire;
+use serde::Serialize;
+use serde_json::Value;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    model: Model<'a>,
+    config: Config<'a>,
+    resident_weight_bytes: u128,
+    master_weight_bytes: u128,
+    wire_bytes_per_step: u128,
+    parameter_bytes_per_rank: u128,
+    memory: Memory,
+    left_out: Vec<LeftOut>,
+    operations: Vec<Operation<'a>>,
+    total: Total,
+    bf16: Reference,
+    ratio: Ratio,
+    bandwidth: Option<Rates>,
+    notes: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    name: &'a str,
+    linear_layers: usize,
+    linear_parameters: u128,
+    variables: usize,
+    variable_parameters: u128,
+}
+
+#[derive(Serialize)]
+struct Config<'a> {
+    recipe: &'a str,
+    mesh: [usize; 2],
+    ranks: usize,
+    ranks_per_node: usize,
+    nodes: usize,
+    sharding: &'static str,
+    reshard_after_forward: Value,
+    grad_wire: &'static str,
+    accumulate: usize,
+    recompute: bool,
+    kept_in_bf16: &'a [&'a str],
+}
+
+#[derive(Serialize)]
+struct LeftOut {
+    what: &'static str,
+    bytes: Option<u128>,
+}
+
+#[derive(Serialize)]
+struct Operation<'a> {
+    what: &'static str,
+    code: &'a str,
+    passes: usize,
+    sent_bytes: u128,
+    rank: Links,
+    world: Links,
+    seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Total {
+    rank: Links,
+    world: Links,
+    seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Reference {
+    memory_total: u128,
+    wire_bytes_per_step: u128,
+    rank: Links,
+    world: Links,
+    seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Ratio {
+    memory: Option<f64>,
+    wire: Option<f64>,
+    within_node: Option<f64>,
+    between_nodes: Option<f64>,
+    seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Rates {
+    within_node: String,
+    between_nodes: Option<String>,
+}
+
+/// The whole document as text.
+///
+/// # Errors
+/// None that a plan has.
+pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
+    let Plan {
+        model,
+        setup,
+        costs,
+        bf16,
+        ..
+    } = plan;
+    let [linear_parameters, variable_parameters] = model.parameters();
+    let Moved { rank, world } = costs.step.moved();
+    let reference = reference(bf16);
+    let total = Total {
+        rank,
+        world,
+        seconds: costs.step.seconds(),
+    };
+    let document = Document {
+        model: Model {
+            name: &model.name,
+            linear_layers: model.layers.len(),
+            linear_parameters,
+            variables: model.vars.len(),
+            variable_parameters,
+        },
+        config: Config {
+            recipe: plan.recipe,
+            mesh: [setup.mesh.replicate, setup.mesh.shard],
+            ranks: setup.mesh.world(),
+            ranks_per_node: setup.per_node,
+            nodes: plan.nodes(),
+            sharding: match setup.sharding {
+                Sharding::Fsdp => "fsdp",
+                Sharding::Zero1 => "zero1",
+            },
+            reshard_after_forward: reshard::value(setup.reshard),
+            grad_wire: match setup.grad_wire {
+                GradWire::F32 => "f32",
+                GradWire::Bf16 => "bf16",
+            },
+            accumulate: setup.accumulate,
+            recompute: setup.recompute,
+            kept_in_bf16: &plan.kept_in_bf16,
+        },
+        resident_weight_bytes: costs.resident,
+        master_weight_bytes: costs.masters,
+        wire_bytes_per_step: costs.step.wire_bytes(),
+        parameter_bytes_per_rank: costs.memory.total,
+        memory: costs.memory,
+        left_out: plan
+            .left_out()
+            .map(|(what, bytes)| LeftOut { what, bytes })
+            .into(),
+        operations: costs.step.operations.iter().map(operation).collect(),
+        ratio: Ratio {
+            memory: ratio(reference.memory_total, costs.memory.total),
+            wire: ratio(reference.wire_bytes_per_step, costs.step.wire_bytes()),
+            within_node: ratio(reference.world.within_node, world.within_node),
+            between_nodes: ratio(reference.world.between_nodes, world.between_nodes),
+            seconds: reference
+                .seconds
+                .zip(total.seconds)
+                .and_then(|(bf16, here)| (here > 0.0).then(|| bf16 / here)),
+        },
+        total,
+        bf16: reference,
+        bandwidth: plan.bandwidth.map(|bandwidth| Rates {
+            within_node: bandwidth.within_node.source(),
+            between_nodes: bandwidth
+                .between_nodes
+                .as_ref()
+                .map(super::bandwidth::Rate::source),
+        }),
+        notes: &plan.notes,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+fn operation(operation: &super::traffic::Operation) -> Operation<'_> {
+    Operation {
+        what: operation.key,
+        code: &operation.code,
+        passes: operation.passes,
+        sent_bytes: operation.sent,
+        rank: operation.moved.rank,
+        world: operation.moved.world,
+        seconds: operation.seconds,
+    }
+}
+
+fn reference(costs: &Costs) -> Reference {
+    let Moved { rank, world } = costs.step.moved();
+    Reference {
+        memory_total: costs.memory.total,
+        wire_bytes_per_step: costs.step.wire_bytes(),
+        rank,
+        world,
+        seconds: costs.step.seconds(),
+    }
+}
+
+fn ratio(bf16: u128, here: u128) -> Option<f64> {
+    (here > 0).then(|| bf16 as f64 / here as f64)
+}

@@ -1,0 +1,230 @@
+//! [`Links`]: the bytes of a collective on the links within nodes and between them.
+
+use lowp_shard::Mesh;
+use serde::Serialize;
+use std::ops::{AddAssign, Mul};
+
+/// Bytes that arrive over each kind of link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Links {
+    pub(super) within_node: u128,
+    pub(super) between_nodes: u128,
+}
+
+/// What a collective of all its groups moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// A rank's part on the busiest node.
+    pub(super) rank: Links,
+    /// All ranks together.
+    pub(super) world: Links,
+}
+
+/// How pieces reach the ranks of another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// A piece enters a node once and goes on within it (rings and trees; sums take the same way back).
+    Shared,
+    /// Each rank sends its part to the rank that wants it.
+    Direct,
+}
+
+impl Links {
+    fn new(within_node: u128, between_nodes: u128) -> Self {
+        Self {
+            within_node,
+            between_nodes,
+        }
+    }
+
+    /// A part of `ranks` equal ones, rounded up.
+    fn share(self, ranks: u128) -> Self {
+        let Self {
+            within_node,
+            between_nodes,
+        } = self;
+        Self::new(within_node.div_ceil(ranks), between_nodes.div_ceil(ranks))
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self::new(
+            self.within_node.max(other.within_node),
+            self.between_nodes.max(other.between_nodes),
+        )
+    }
+}
+
+impl AddAssign for Links {
+    fn add_assign(&mut self, other: Self) {
+        self.within_node += other.within_node;
+        self.between_nodes += other.between_nodes;
+    }
+}
+
+impl Mul<u128> for Links {
+    type Output = Self;
+
+    fn mul(self, times: u128) -> Self {
+        Self::new(self.within_node * times, self.between_nodes * times)
+    }
+}
+
+impl AddAssign for Moved {
+    fn add_assign(&mut self, other: Self) {
+        self.rank += other.rank;
+        self.world += other.world;
+    }
+}
+
+impl Mul<u128> for Moved {
+    type Output = Self;
+
+    fn mul(self, times: u128) -> Self {
+        Self {
+            rank: self.rank * times,
+            world: self.world * times,
+        }
+    }
+}
+
+/// An all-gather of `pieces`, or a reduce-scatter into them, in each of `groups` groups of neighbouring ranks, the first of
+/// which begins with rank 0. Every rank gets all pieces of its group but its own.
+pub(super) fn neighbours(pieces: &[u64], groups: usize, per_node: usize, route: Route) -> Moved {
+    let ranks = pieces.len();
+    let mut ends = vec![0u128];
+    for &piece in pieces {
+        ends.push(ends[ends.len() - 1] + u128::from(piece));
+    }
+    let total = ends[ranks];
+    let mut moved = Moved::default();
+    if ranks == 0 || total == 0 {
+        return moved;
+    }
+    // Groups that begin at the same place of a node are alike.
+    let alike = per_node / gcd(ranks, per_node);
+    for group in 0..alike.min(groups) {
+        let times = (groups - group).div_ceil(alike) as u128;
+        let place = group * ranks % per_node;
+        let (mut start, mut end) = (0, ranks.min(per_node - place));
+        while start < ranks {
+            let (here, own) = ((end - start) as u128, ends[end] - ends[start]);
+            let node = match route {
+                Route::Shared => Links::new((here - 1) * total, total - own),
+                Route::Direct => Links::new((here - 1) * own, (ranks as u128 - here) * own),
+            };
+            moved.world += node * times;
+            moved.rank = moved.rank.max(node.share(here));
+            (start, end) = (end, ranks.min(end.saturating_add(per_node)));
+        }
+    }
+    moved
+}
+
+/// An all-reduce between replicas: rank `s` of each has `values[s]` bytes, which meet those of the same shard of the others. It
+/// is a reduce-scatter and an all-gather, in equal parts.
+pub(super) fn replicas(values: &[u64], mesh: Mesh, per_node: usize) -> Moved {
+    let Mesh { replicate, shard } = mesh;
+    let mut moved = Moved::default();
+    for (s, &bytes) in values.iter().enumerate() {
+        let bytes = u128::from(bytes);
+        let node = |replica: usize| (replica * shard + s) / per_node;
+        let (mut nodes, mut start) = (0u128, 0);
+        while start < replicate {
+            let mut end = start + 1;
+            while end < replicate && node(end) == node(start) {
+                end += 1;
+            }
+            let (here, all) = ((end - start) as u128, replicate as u128);
+            let part = Links::new(
+                2 * (here - 1) * bytes,
+                (2 * (all - here) * bytes).div_ceil(all),
+            );
+            moved.rank = moved.rank.max(part.share(here));
+            nodes += 1;
+            start = end;
+        }
+        let all = replicate as u128;
+        moved.world += Links::new(2 * (all - nodes) * bytes, 2 * (nodes - 1) * bytes);
+    }
+    moved
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces of uneven lengths, some empty.
+    fn pieces(ranks: usize) -> Vec<u64> {
+        (0..ranks as u64)
+            .map(|rank| (rank * 7919 + 13) % 101)
+            .collect()
+    }
+
+    /// What arrives is what everybody lacks, however ranks are placed.
+    #[test]
+    fn links_add_up_to_what_arrives() {
+        for (ranks, groups, per_node) in (1..14)
+            .flat_map(|ranks| (1..6).map(move |groups| (ranks, groups)))
+            .flat_map(|(ranks, groups)| (1..12).map(move |per_node| (ranks, groups, per_node)))
+        {
+            let what = format!("{groups} groups of {ranks}, {per_node} a node");
+            let pieces = pieces(ranks);
+            let total: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
+            let arrives = (ranks - 1) as u128 * total * groups as u128;
+            for route in [Route::Shared, Route::Direct] {
+                let Moved { rank, world } = neighbours(&pieces, groups, per_node, route);
+                assert_eq!(world.within_node + world.between_nodes, arrives, "{what}");
+                let all = (ranks * groups) as u128;
+                assert!(rank.within_node * all >= world.within_node, "{what}");
+                assert!(rank.between_nodes * all >= world.between_nodes, "{what}");
+                if ranks * groups <= per_node {
+                    assert_eq!(world.between_nodes, 0, "{what}");
+                }
+                if per_node == 1 {
+                    assert_eq!(world.within_node, 0, "{what}");
+                }
+            }
+            let mesh = Mesh {
+                replicate: groups,
+                shard: ranks,
+            };
+            let Moved { world, .. } = replicas(&pieces, mesh, per_node);
+            let arrives = 2 * (groups - 1) as u128 * total;
+            assert_eq!(world.within_node + world.between_nodes, arrives, "{what}");
+        }
+    }
+
+    /// Counted rank by rank: who gets which piece from which node.
+    #[test]
+    fn links_are_those_of_each_piece() {
+        for (ranks, groups, per_node) in [(8, 1, 4), (6, 4, 4), (5, 3, 8), (12, 2, 5)] {
+            let pieces = pieces(ranks);
+            let node = |group: usize, rank: usize| (group * ranks + rank) / per_node;
+            let [mut shared, mut direct] = [0, 0];
+            for (group, owner) in (0..groups).flat_map(|g| (0..ranks).map(move |r| (g, r))) {
+                let others = (0..ranks).map(|rank| node(group, rank));
+                let mut others: Vec<usize> = others.filter(|n| *n != node(group, owner)).collect();
+                direct += others.len() as u128 * u128::from(pieces[owner]);
+                others.dedup();
+                shared += others.len() as u128 * u128::from(pieces[owner]);
+            }
+            for (route, expected) in [(Route::Shared, shared), (Route::Direct, direct)] {
+                let Moved { world, .. } = neighbours(&pieces, groups, per_node, route);
+                assert_eq!(world.between_nodes, expected, "{ranks} {groups} {per_node}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_ranks_on_large_nodes() {
+        let even = vec![3; 1 << 17];
+        let moved = neighbours(&even, 1, 8, Route::Shared);
+        assert_eq!(moved.world.between_nodes, 3 * ((1 << 17) - 8) * (1 << 14));
+        let alone = neighbours(&[5; 2], 1 << 16, usize::MAX, Route::Shared);
+        assert_eq!(alone.world, Links::new(10 << 16, 0));
+    }
+}

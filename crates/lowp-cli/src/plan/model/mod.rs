@@ -1,0 +1,314 @@
+//! `lowp plan --model`: what a whole model costs, as `lowp train` accounts for it, before anything is allocated.
+
+mod bandwidth;
+mod cost;
+mod hugging_face;
+mod json;
+mod keys;
+mod layers;
+mod links;
+mod memory;
+mod table;
+mod traffic;
+mod weights;
+
+use super::Args;
+use crate::output::shown;
+use crate::train::{self, Preset, Run, Variant, plain_recipe};
+use crate::usage::UsageError;
+use anyhow::Result;
+use bandwidth::Bandwidth;
+use clap::ValueEnum;
+use keys::{Keys, read_json};
+use layers::Model;
+use lowp_candle::Sharding;
+use lowp_format::{Code, FormatError, ReshardAfterForward};
+use lowp_shard::{GradWire, Mesh, ShardError};
+use memory::Memory;
+use std::path::Path;
+use traffic::Step;
+use weights::Weights;
+
+/// Most ranks that a plan is made for.
+const MAX_RANKS: usize = 1 << 17;
+
+/// How a model is trained.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    mesh: Mesh,
+    /// Ranks of a node.
+    per_node: usize,
+    sharding: Sharding,
+    /// Among the ranks of a replica.
+    reshard: ReshardAfterForward,
+    grad_wire: GradWire,
+    accumulate: usize,
+    recompute: bool,
+}
+
+/// What a model costs in one recipe.
+#[derive(Debug)]
+struct Costs {
+    memory: Memory,
+    /// Bytes of all ranks of a replica.
+    resident: u128,
+    masters: u128,
+    /// Ranks of a replica that have no elements of linear layers.
+    idle: usize,
+    /// Of variables, beside what the memory has: shards, and what they are gathered in.
+    outside: u128,
+    step: Step,
+}
+
+/// A plan.
+#[derive(Debug)]
+struct Plan<'a> {
+    recipe: &'a str,
+    model: &'a Model,
+    setup: Setup,
+    kept_in_bf16: Vec<&'a str>,
+    costs: Costs,
+    bf16: Costs,
+    bandwidth: Option<&'a Bandwidth>,
+    notes: Vec<String>,
+}
+
+/// The plan of the model that `args` name, in `recipe`, as text.
+///
+/// # Errors
+/// A [`UsageError`]: options that do not go together, a file that describes no model, or a layer that the recipe cannot take.
+pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
+    let setup = setup(args)?;
+    let model = model(args)?;
+    train::check_sharding(&Run::new(args.recipe.clone(), recipe)?, setup.sharding)?;
+    let kept = model.matching(&args.keep_bf16)?;
+    let variant = |(at, &kept): (usize, &bool)| match kept {
+        true => recipe.in_bf16(),
+        false => recipe.of_block(model.layers[at].block, model.blocks),
+    };
+    let variants: Vec<Variant> = kept.iter().enumerate().map(variant).collect();
+    let bandwidth = args.bandwidth.as_deref().map(Bandwidth::new).transpose()?;
+    let bandwidth = bandwidth.as_ref();
+    let of =
+        |variants: &[Variant], recipe: &str| costs(&model, variants, recipe, &setup, bandwidth);
+    let in_bf16 = plain_recipe(Code::Bf16).map_or(recipe, Variant::from);
+    let bf16 = of(&vec![in_bf16; variants.len()], "bf16")?;
+    let costs = of(&variants, &args.recipe)?;
+    let mut notes = model.notes.clone();
+    notes.extend(uneven(&costs, &setup));
+    notes.extend(direct(&costs, &setup));
+    if let Some(bandwidth) = bandwidth {
+        if bandwidth.between_nodes.is_none() && costs.step.gathers_between_nodes() {
+            let Mesh { shard, .. } = setup.mesh;
+            return Err(UsageError::new(format!(
+                "--bandwidth has the rate within a node, and groups of {shard} ranks span nodes of {} ranks; give the rate between \
+                 nodes, too: --bandwidth {},GB/S",
+                setup.per_node,
+                shown(args.bandwidth.as_deref().unwrap_or_default())
+            ))
+            .into());
+        }
+        if let Some(sizes) = costs.step.sizes {
+            notes.extend(bandwidth.notes(sizes));
+        }
+    }
+    let kept_in_bf16 = model.layers.iter().zip(&kept).filter(|(_, kept)| **kept);
+    let plan = Plan {
+        recipe: &args.recipe,
+        model: &model,
+        setup,
+        kept_in_bf16: kept_in_bf16.map(|(layer, _)| layer.name.as_str()).collect(),
+        costs,
+        bf16,
+        bandwidth,
+        notes,
+    };
+    match args.json {
+        true => json::render(&plan),
+        false => Ok(table::render(&plan)),
+    }
+}
+
+/// What the options say of ranks and steps.
+fn setup(args: &Args) -> Result<Setup, UsageError> {
+    let mesh = match (args.mesh, args.world_size) {
+        (Some(mesh), Some(world)) if mesh.world() != world => {
+            return Err(UsageError::new(format!(
+                "--mesh {mesh} is {} ranks and --world-size {world}; leave one of them out",
+                mesh.world()
+            )));
+        }
+        (Some(mesh), _) => mesh,
+        (None, world) => Mesh::sharded(world.unwrap_or(0)),
+    };
+    let ranks = match args.mesh {
+        Some(_) => "--mesh: its number of ranks",
+        None => "--world-size",
+    };
+    train::check_ranges(&[
+        (ranks, mesh.world(), MAX_RANKS),
+        ("--ranks-per-node", args.ranks_per_node, MAX_RANKS),
+        ("--accumulate", args.accumulate, 1 << 16),
+    ])?;
+    let sharding = Sharding::from(args.sharding);
+    let reshard = train::reshard(args.reshard_after_forward, sharding, mesh.shard)?;
+    Ok(Setup {
+        mesh,
+        per_node: args.ranks_per_node,
+        sharding,
+        reshard: reshard.among(mesh.shard)?,
+        grad_wire: train::grad_wire(&args.grad_wire),
+        accumulate: args.accumulate,
+        recompute: args.recompute,
+    })
+}
+
+/// The model of a preset or of a file.
+fn model(args: &Args) -> Result<Model, UsageError> {
+    let source = args.model.as_deref().unwrap_or_default();
+    if let Ok(preset) = Preset::from_str(source, false) {
+        args.sizes.check()?;
+        let sizes = args.sizes.of(preset.config());
+        train::check_model(sizes)?;
+        train::check_heads(sizes)?;
+        return Ok(Model::of_sizes(source, sizes));
+    }
+    if !Path::new(source).exists() {
+        let presets = Preset::value_variants().iter();
+        let presets =
+            presets.filter_map(|preset| Some(preset.to_possible_value()?.get_name().to_owned()));
+        return Err(UsageError::new(format!(
+            "--model {}: there is no such file, and the presets are {}",
+            shown(source),
+            presets.collect::<Vec<_>>().join(", ")
+        )));
+    }
+    if let Some(option) = args.sizes.given().next() {
+        return Err(UsageError::new(format!(
+            "{option} is a size of a preset, and {} has its own; leave it out",
+            shown(source)
+        )));
+    }
+    let keys = Keys::new(source, read_json("--model", source)?)?;
+    hugging_face::model(source, &keys)
+}
+
+/// What the layers of `model` cost in these variants of `recipe`.
+fn costs(
+    model: &Model,
+    variants: &[Variant],
+    recipe: &str,
+    setup: &Setup,
+    bandwidth: Option<&Bandwidth>,
+) -> Result<Costs, UsageError> {
+    let shapes = model.layers.iter().map(|layer| layer.shape);
+    let weights = Weights::new(variants.iter().copied().zip(shapes), setup);
+    let weights = weights.map_err(|(number, error)| {
+        let layer = &model.layers[number];
+        let cause = match error {
+            ShardError::Format(FormatError::Columns { multiple, .. }) => format!(
+                "layer {} is {}, and {recipe} needs columns at a multiple of {multiple}",
+                layer.name, layer.shape
+            ),
+            other => format!("layer {}: {other}", layer.name),
+        };
+        let (_, last) = layer.name.rsplit_once('.').unwrap_or(("", &layer.name));
+        UsageError::new(format!(
+            "{cause}; keep it in bf16 (--keep-bf16 '*.{last}'), or choose another recipe"
+        ))
+    })?;
+    // Variables are rows of f32, whatever the weights are, and gathered once per step.
+    let of_vars = Setup {
+        sharding: Sharding::Fsdp,
+        reshard: ReshardAfterForward::Yes,
+        recompute: false,
+        ..*setup
+    };
+    let plain = plain_recipe(Code::F32).map(Variant::from);
+    let vars = model.vars.iter().filter_map(|&shape| Some((plain?, shape)));
+    let vars = Weights::new(vars, &of_vars)
+        .map_err(|(_, error)| UsageError::new(format!("the variables: {error}")))?;
+    let memory = Memory::new(model, &weights, &vars, setup);
+    let step = Step::new([&weights, &vars], recipe, setup, bandwidth);
+    let all = |of: fn(&cost::Cost) -> &[u64]| {
+        weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
+    };
+    let elements = weights.by_rank(setup.mesh.shard, |cost| &cost.elements);
+    Ok(Costs {
+        idle: elements.iter().filter(|&&elements| elements == 0).count(),
+        resident: all(|cost| &cost.stored),
+        masters: 4 * all(|cost| &cost.elements),
+        outside: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
+        memory,
+        step,
+    })
+}
+
+/// What to know where rows that are cut at whole blocks leave some ranks with much more than others.
+fn uneven(costs: &Costs, setup: &Setup) -> Option<String> {
+    let Costs {
+        memory,
+        masters,
+        idle,
+        ..
+    } = costs;
+    let shards = setup.mesh.shard;
+    let mean = masters / shards as u128;
+    let none = match idle {
+        0 => String::new(),
+        idle => format!(", and {idle} of {shards} ranks of a replica have none"),
+    };
+    (10 * memory.masters > 11 * mean.max(1)).then(|| {
+        format!(
+            "rows are cut at whole blocks: rank {} has {} bytes of masters where the mean is {mean}{none}; fewer shards in more \
+             replicas (--mesh), or --sharding zero1, are more even",
+            memory.rank, memory.masters
+        )
+    })
+}
+
+/// What to know where gradients load the links between nodes more than sums within nodes would.
+fn direct(costs: &Costs, setup: &Setup) -> Option<String> {
+    let [here, shared] = [costs.step.gradients_moved(), costs.step.gradients_shared]
+        .map(|moved| moved.rank.between_nodes);
+    let which = match setup.grad_wire {
+        GradWire::Bf16 => "gradients on a bf16 wire",
+        GradWire::F32 => "gradients of micro-batches behind the first",
+    };
+    // Of several micro-batches, f32 would go the same way.
+    let remedy = match setup.accumulate {
+        1 => "--grad-wire f32",
+        _ => "fewer micro-batches",
+    };
+    (here > shared).then(|| {
+        format!(
+            "{which} are added by the rank that receives them, not within a node before they leave it: {here} bytes between nodes per \
+             rank, and {shared} if f32 sums of all micro-batches were; choose {remedy}, or --mesh with replicas of fewer nodes"
+        )
+    })
+}
+
+impl Plan<'_> {
+    /// What the memory leaves out, with its bytes where they are known.
+    fn left_out(&self) -> [(&'static str, Option<u128>); 7] {
+        [
+            (
+                "f32 shards of the variables, and what they are gathered in",
+                Some(self.costs.outside),
+            ),
+            ("activations", None),
+            (
+                "casts of operands, and f32 gradients of a layer before they are in a bucket",
+                None,
+            ),
+            ("scale histories and what ranks agree on", None),
+            ("staging of collectives", None),
+            ("the CUDA context, and workspaces of libraries", None),
+            ("slack of allocators", None),
+        ]
+    }
+
+    fn nodes(&self) -> usize {
+        self.setup.mesh.world().div_ceil(self.setup.per_node)
+    }
+}

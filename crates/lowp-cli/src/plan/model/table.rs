@@ -1,0 +1,245 @@
+//! The tables of a model's plan.
+
+use super::traffic::Operation;
+use super::{Costs, Plan};
+use crate::columns::Columns;
+use crate::output::shown;
+use lowp_candle::Sharding;
+use lowp_shard::GradWire;
+
+/// The whole plan as text.
+pub(super) fn render(plan: &Plan<'_>) -> String {
+    let mut text = head(plan);
+    text += &memory(plan);
+    text += &step(plan);
+    for note in &plan.notes {
+        text += &wrapped(&format!("Note: {note}."));
+    }
+    text
+}
+
+/// What the plan is of.
+fn head(plan: &Plan<'_>) -> String {
+    let Plan {
+        recipe,
+        model,
+        setup,
+        ..
+    } = plan;
+    let [linears, variables] = model.parameters();
+    let mut options = vec![format!("{recipe}, {} (replicate x shard)", setup.mesh)];
+    options.push(match setup.sharding {
+        Sharding::Fsdp => format!("fsdp, reshard after forward {}", setup.reshard),
+        Sharding::Zero1 => "zero1".to_owned(),
+    });
+    options.push(match setup.accumulate {
+        1 => "1 micro-batch".to_owned(),
+        n => format!("{n} micro-batches"),
+    });
+    if setup.recompute {
+        options.push("blocks recomputed".to_owned());
+    }
+    if setup.grad_wire == GradWire::Bf16 {
+        options.push("gradients on a bf16 wire".to_owned());
+    }
+    if !plan.kept_in_bf16.is_empty() {
+        options.push(format!("{} layers in bf16", plan.kept_in_bf16.len()));
+    }
+    let nodes = match plan.nodes() {
+        1 => "1 node".to_owned(),
+        nodes => format!("{nodes} nodes of {} ranks", setup.per_node),
+    };
+    format!(
+        "{}: {} parameters, {linears} of them in {} linear layers and {variables} in {} f32 variables\n{}\n{} ranks on {nodes}\n\n",
+        shown(&model.name),
+        linears + variables,
+        model.layers.len(),
+        model.vars.len(),
+        options.join(", "),
+        setup.mesh.world()
+    )
+}
+
+fn memory(plan: &Plan<'_>) -> String {
+    let Costs { memory, .. } = &plan.costs;
+    let (here, there) = (memory.rows(), plan.bf16.memory.rows());
+    let title = format!("memory of rank {}", memory.rank);
+    let mut table = Columns::new(&[&title, "bytes", "", "in bf16"], &[0]);
+    for ((what, bytes), (_, bf16)) in here.into_iter().zip(there) {
+        if bytes > 0 || bf16 > 0 {
+            table.row([
+                what.to_owned(),
+                bytes.to_string(),
+                scaled(bytes),
+                scaled(bf16),
+            ]);
+        }
+    }
+    let (total, bf16) = (memory.total, plan.bf16.memory.total);
+    table.row([
+        "total".to_owned(),
+        total.to_string(),
+        scaled(total),
+        scaled(bf16),
+    ]);
+    let left_out = plan.left_out().map(|(what, bytes)| match bytes {
+        Some(bytes) => format!("{what} ({})", scaled(bytes)),
+        None => what.to_owned(),
+    });
+    format!(
+        "{}{}\n",
+        table.render(),
+        wrapped(&format!(
+            "No other rank holds more. Left out: {}.",
+            left_out.join("; ")
+        ))
+    )
+}
+
+fn step(plan: &Plan<'_>) -> String {
+    let mut header = vec!["in one step", "code", "passes", "sent"];
+    header.extend([
+        "node / rank",
+        "between / rank",
+        "node / world",
+        "between / world",
+    ]);
+    if plan.bandwidth.is_some() {
+        header.push("ms");
+    }
+    let mut table = Columns::new(&header, &[0, 1]);
+    let row = |what: &str, code: &str, passes: String, sent: u128, of: &dyn Fn() -> Vec<String>| {
+        let mut cells = vec![what.to_owned(), code.to_owned(), passes, scaled(sent)];
+        cells.extend(of());
+        cells
+    };
+    let milliseconds = |seconds: Option<f64>| {
+        let cell = seconds.map_or_else(|| "-".to_owned(), |s| format!("{:.3}", s * 1e3));
+        plan.bandwidth.map(|_| cell)
+    };
+    let links = |moved: super::links::Moved, seconds: Option<f64>| {
+        let mut cells = vec![
+            scaled(moved.rank.within_node),
+            scaled(moved.rank.between_nodes),
+            scaled(moved.world.within_node),
+            scaled(moved.world.between_nodes),
+        ];
+        cells.extend(milliseconds(seconds));
+        cells
+    };
+    for operation in &plan.costs.step.operations {
+        let Operation {
+            what,
+            code,
+            passes,
+            sent,
+            moved,
+            seconds,
+            ..
+        } = operation;
+        table.row(row(what, code, passes.to_string(), *sent, &|| {
+            links(*moved, *seconds)
+        }));
+    }
+    for (what, costs) in [
+        ("total", &plan.costs),
+        ("total, weights in bf16", &plan.bf16),
+    ] {
+        let step = &costs.step;
+        let sent = step.operations.iter().map(|op| op.sent).sum();
+        table.row(row(what, "", String::new(), sent, &|| {
+            links(step.moved(), step.seconds())
+        }));
+    }
+    format!("{}{}", table.render(), summary(plan))
+}
+
+/// What it comes to, in sentences.
+fn summary(plan: &Plan<'_>) -> String {
+    let (here, bf16) = (&plan.costs.step, &plan.bf16.step);
+    let ratio = |bf16: u128, here: u128| match here {
+        0 => "-".to_owned(),
+        here => format!("{:.2}", bf16 as f64 / here as f64),
+    };
+    let mut text = format!(
+        "Weights: {} bytes sent by a replica, in bf16 {} ({} times as many).\n",
+        here.wire_bytes(),
+        bf16.wire_bytes(),
+        ratio(bf16.wire_bytes(), here.wire_bytes())
+    );
+    match (plan.bandwidth, here.seconds(), bf16.seconds()) {
+        (Some(bandwidth), Some(seconds), Some(reference)) => {
+            let between = bandwidth.between_nodes.as_ref();
+            let between = between.map_or_else(String::new, |rate| {
+                format!(", {} between nodes", rate.source())
+            });
+            text += &wrapped(&format!(
+                "Gathers: {:.3} ms, in bf16 {:.3} ms, one layer after the other and nothing beside them, at {} within a node{between}.",
+                seconds * 1e3,
+                reference * 1e3,
+                bandwidth.within_node.source()
+            ));
+        }
+        _ => {
+            text += &wrapped(
+                "The time of gathers: add --bandwidth with GB/s within a node and between nodes, or with the JSON of \
+                 `lowp bench --device cuda --ranks N --json FILE`.",
+            );
+        }
+    }
+    text
+}
+
+/// Lines of at most 100 characters, where words allow it.
+fn wrapped(text: &str) -> String {
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split(' ') {
+        let len = word.chars().count();
+        match column {
+            0 => column = len,
+            column_before if column_before + 1 + len > 100 => {
+                out.push('\n');
+                column = len;
+            }
+            _ => {
+                out.push(' ');
+                column += 1 + len;
+            }
+        }
+        out += word;
+    }
+    out + "\n"
+}
+
+/// Bytes with a unit, in powers of 1000.
+fn scaled(bytes: u128) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let (mut value, mut unit) = (bytes as f64 / 1e3, 0);
+    while value >= 999.9995 && unit + 1 < UNITS.len() {
+        (value, unit) = (value / 1e3, unit + 1);
+    }
+    format!("{value:.3} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::scaled;
+
+    #[test]
+    fn units_of_bytes() {
+        for (bytes, expected) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.000 kB"),
+            (999_999, "999.999 kB"),
+            (999_999_999, "1.000 GB"),
+            (1_234_567_890_123, "1.235 TB"),
+            (1 << 70, "1180.592 EB"),
+        ] {
+            assert_eq!(scaled(bytes), expected);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! [`Operation`]: the collectives of one step, with their bytes and the time of gathers.
+
+use super::Setup;
+use super::bandwidth::Bandwidth;
+use super::cost::{Gather, Use};
+use super::links::{Links, Moved, Route, neighbours, replicas};
+use super::weights::Weights;
+use lowp_shard::GradWire;
+use std::ops::AddAssign;
+
+/// All collectives of one kind in a step.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    /// The name in JSON.
+    pub(super) key: &'static str,
+    pub(super) what: &'static str,
+    /// The recipe or the dtype of what travels.
+    pub(super) code: String,
+    /// How often in a step.
+    pub(super) passes: usize,
+    /// Bytes that the ranks of a replica send, each counted once.
+    pub(super) sent: u128,
+    pub(super) moved: Moved,
+    /// Of gathers, at given rates.
+    pub(super) seconds: Option<f64>,
+}
+
+/// The collectives of one step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Step {
+    pub(super) operations: Vec<Operation>,
+    /// Bytes of the smallest and of the largest gather.
+    pub(super) sizes: Option<[u128; 2]>,
+    /// What gradients would move in f32 if all sums were made on the way.
+    pub(super) gradients_shared: Moved,
+}
+
+/// What gathers of weights are called, in the order of a step.
+const USES: [(Use, &str, &str); 4] = [
+    (Use::Forward, "forward", "gather weights for forward"),
+    (
+        Use::Again,
+        "forward_again",
+        "gather weights for forward again",
+    ),
+    (Use::Backward, "backward", "gather weights for backward"),
+    (Use::Whole, "full_weights", "gather full weights"),
+];
+
+impl Step {
+    /// The step of a model whose weights live in `recipe`.
+    pub(super) fn new(
+        [weights, vars]: [&Weights; 2],
+        recipe: &str,
+        setup: &Setup,
+        bandwidth: Option<&Bandwidth>,
+    ) -> Self {
+        let mut step = Self::default();
+        for (of, key, what) in USES {
+            let passes = match of {
+                Use::Whole => 1,
+                Use::Forward | Use::Again | Use::Backward => setup.accumulate,
+            };
+            let mut sum = Operation {
+                key,
+                what,
+                code: recipe.to_owned(),
+                passes,
+                sent: 0,
+                moved: Moved::default(),
+                seconds: bandwidth.map(|_| 0.0),
+            };
+            for kind in &weights.kinds {
+                let mut gathers = kind.cost.gathers.iter();
+                if let Some(gather) = gathers.find(|gather| gather.of == of) {
+                    let times = kind.count * passes as u128;
+                    step.gather(&mut sum, gather, times, setup, bandwidth);
+                }
+            }
+            step.operations.push(sum);
+        }
+        step.gradients([weights, vars], setup);
+        let ranks = setup.mesh.shard;
+        let of_var = |cost: &super::cost::Cost| {
+            let mut gathers = cost.gathers.iter();
+            let forward = gathers.find(|gather| gather.of == Use::Forward);
+            forward.map(|gather| gather.pieces.clone())
+        };
+        // All together, in one batch.
+        let mut pieces = vec![0; ranks];
+        for kind in &vars.kinds {
+            for (sum, piece) in pieces
+                .iter_mut()
+                .zip(of_var(&kind.cost).unwrap_or_default())
+            {
+                *sum += u64::try_from(kind.count).unwrap_or(u64::MAX) * piece;
+            }
+        }
+        let mut sum = Operation {
+            key: "variables",
+            what: "gather variables",
+            code: "f32".to_owned(),
+            passes: 1,
+            sent: 0,
+            moved: Moved::default(),
+            seconds: bandwidth.map(|_| 0.0),
+        };
+        let gather = Gather {
+            of: Use::Forward,
+            pieces,
+        };
+        step.gather(&mut sum, &gather, 1, setup, bandwidth);
+        step.operations.push(sum);
+        step.operations.retain(|operation| operation.sent > 0);
+        step
+    }
+
+    /// Adds a gather that happens `times`.
+    fn gather(
+        &mut self,
+        sum: &mut Operation,
+        gather: &Gather,
+        times: u128,
+        setup: &Setup,
+        bandwidth: Option<&Bandwidth>,
+    ) {
+        let Gather { pieces, .. } = gather;
+        let bytes: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
+        let groups = setup.mesh.world() / pieces.len();
+        let moved = neighbours(pieces, groups, setup.per_node, Route::Shared);
+        sum.sent += bytes * (setup.mesh.shard / pieces.len()) as u128 * times;
+        sum.moved += moved * times;
+        if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
+            *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes);
+        }
+        if moved.world != Links::default() {
+            let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);
+            self.sizes = Some([smallest.min(bytes), largest.max(bytes)]);
+        }
+    }
+
+    /// Adds what becomes of gradients.
+    fn gradients(&mut self, all: [&Weights; 2], setup: &Setup) {
+        let ranks = setup.mesh.shard;
+        let [weights, vars] = all.map(|all| all.by_rank(ranks, |cost| &cost.elements));
+        let of_bytes = |bytes: u64| -> Vec<u64> {
+            let each = weights.iter().zip(&vars);
+            each.map(|(weight, var)| bytes * (weight + var)).collect()
+        };
+        let (bytes, code) = match setup.grad_wire {
+            GradWire::F32 => (4, "f32"),
+            GradWire::Bf16 => (2, "bf16"),
+        };
+        let (passes, replicate) = (setup.accumulate, setup.mesh.replicate);
+        let sent = |pieces: &[u64]| pieces.iter().map(|&piece| u128::from(piece)).sum::<u128>();
+        let pieces = of_bytes(bytes);
+        let moves = |pieces: &[u64], route| neighbours(pieces, replicate, setup.per_node, route);
+        // NCCL makes sums that replace what was there; whoever adds them to earlier ones, or adds bf16, gets all parts.
+        let shared = match setup.grad_wire {
+            GradWire::F32 => 1,
+            GradWire::Bf16 => 0,
+        };
+        let mut moved = moves(&pieces, Route::Shared) * shared;
+        moved += moves(&pieces, Route::Direct) * (passes as u128 - shared);
+        self.gradients_shared = moves(&of_bytes(4), Route::Shared) * passes as u128;
+        self.operations.push(Operation {
+            key: "gradients",
+            what: "reduce-scatter gradients",
+            code: code.to_owned(),
+            passes,
+            sent: sent(&pieces) * passes as u128,
+            moved,
+            seconds: None,
+        });
+        if replicate > 1 {
+            let sums = of_bytes(4);
+            self.operations.push(Operation {
+                key: "replicas",
+                what: "all-reduce between replicas",
+                code: "f32".to_owned(),
+                passes: 1,
+                sent: sent(&sums),
+                moved: replicas(&sums, setup.mesh, setup.per_node),
+                seconds: None,
+            });
+        }
+    }
+
+    /// Bytes of linear weights that a replica sends, as `lowp train` reports them.
+    pub(super) fn wire_bytes(&self) -> u128 {
+        let keys = USES.map(|(_, key, _)| key);
+        let weights = self.operations.iter().filter(|op| keys.contains(&op.key));
+        weights.map(|operation| operation.sent).sum()
+    }
+
+    /// All operations together.
+    pub(super) fn moved(&self) -> Moved {
+        let mut sum = Moved::default();
+        for operation in &self.operations {
+            sum.add_assign(operation.moved);
+        }
+        sum
+    }
+
+    /// The reduce-scatters of gradients.
+    pub(super) fn gradients_moved(&self) -> Moved {
+        let mut all = self.operations.iter();
+        let found = all.find(|operation| operation.key == "gradients");
+        found.map_or_else(Moved::default, |operation| operation.moved)
+    }
+
+    /// The time of all gathers.
+    pub(super) fn seconds(&self) -> Option<f64> {
+        let times = self.operations.iter().filter_map(|op| op.seconds);
+        times.reduce(|a, b| a + b)
+    }
+
+    /// Whether gathers go from one node to another.
+    pub(super) fn gathers_between_nodes(&self) -> bool {
+        let mut gathers = self.operations.iter().filter(|op| op.is_gather());
+        gathers.any(|op| op.moved.world.between_nodes > 0)
+    }
+}
+
+impl Operation {
+    fn is_gather(&self) -> bool {
+        !matches!(self.key, "gradients" | "replicas")
+    }
+}

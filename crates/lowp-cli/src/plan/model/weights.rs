@@ -1,0 +1,78 @@
+//! [`Weights`]: the costs of many weights, made once for each shape and recipe.
+
+use super::Setup;
+use super::cost::Cost;
+use crate::train::Variant;
+use lowp_format::Shape;
+use lowp_shard::ShardError;
+
+/// Weights that cost the same.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    recipe: Variant,
+    shape: Shape,
+    pub(super) count: u128,
+    pub(super) cost: Cost,
+}
+
+/// All weights, or all variables.
+#[derive(Clone, Debug)]
+pub(super) struct Weights {
+    pub(super) kinds: Vec<Kind>,
+}
+
+impl Weights {
+    /// The costs of weights of these recipes and shapes.
+    ///
+    /// # Errors
+    /// A shape that its recipe cannot take, with the number of the weight.
+    pub(super) fn new(
+        all: impl Iterator<Item = (Variant, Shape)>,
+        setup: &Setup,
+    ) -> Result<Self, (usize, ShardError)> {
+        let mut kinds: Vec<Kind> = Vec::new();
+        for (number, (recipe, shape)) in all.enumerate() {
+            let same = |kind: &&mut Kind| kind.shape == shape && kind.recipe == recipe;
+            if let Some(known) = kinds.iter_mut().find(same) {
+                known.count += 1;
+                continue;
+            }
+            let cost = Cost::new(&recipe, shape, setup).map_err(|error| (number, error))?;
+            kinds.push(Kind {
+                recipe,
+                shape,
+                count: 1,
+                cost,
+            });
+        }
+        Ok(Self { kinds })
+    }
+
+    /// The shapes that there are.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
+        self.kinds.iter().map(|kind| kind.shape)
+    }
+
+    /// One cost of each kind.
+    pub(super) fn costs(&self) -> impl Iterator<Item = &Cost> {
+        self.kinds.iter().map(|kind| &kind.cost)
+    }
+
+    /// A number of all weights together.
+    pub(super) fn sum(&self, of: impl Fn(&Cost) -> u128) -> u128 {
+        let each = self.kinds.iter();
+        each.map(|kind| kind.count * of(&kind.cost)).sum()
+    }
+
+    /// Numbers by rank of all weights together.
+    pub(super) fn by_rank(&self, ranks: usize, of: impl Fn(&Cost) -> &[u64]) -> Vec<u64> {
+        let mut sums = vec![0u64; ranks];
+        for Kind { count, cost, .. } in &self.kinds {
+            for (sum, each) in sums.iter_mut().zip(of(cost)) {
+                // At most the bytes of all parameters.
+                *sum += u64::try_from(*count).unwrap_or(u64::MAX) * each;
+            }
+        }
+        sums
+    }
+}

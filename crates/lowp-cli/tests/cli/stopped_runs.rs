@@ -1,0 +1,156 @@
+//! Runs that are killed, or have no room to save, leave the latest checkpoint that was whole.
+
+use super::{command, path, tiny, train_json};
+use lowp_checkpoint::{Checkpoint, latest};
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ENDLESS: [&str; 5] = [
+    "--steps",
+    "1000000",
+    "--recipe",
+    "nvfp4-2d",
+    "--no-baseline",
+];
+
+/// A run without end that saves to `folder` after every step.
+fn endless(folder: &Path, resume: bool) -> Child {
+    let folder = path(folder);
+    let mut args = ENDLESS.to_vec();
+    args.extend(["--save", &folder, "--save-every", "1", "--keep", "2"]);
+    if resume {
+        args.extend(["--resume", &folder]);
+    }
+    let mut command = command();
+    command
+        .args(tiny(&args))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.spawn().expect("lowp starts")
+}
+
+/// The step of the latest checkpoint of `run`, or 0.
+fn latest_step(run: &Path) -> u64 {
+    let found = latest(run).ok();
+    let name = found.and_then(|found| Some(found.file_name()?.to_str()?.to_owned()));
+    let step = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
+    step.unwrap_or(0)
+}
+
+/// Killed at any moment of its saves, a run leaves a latest checkpoint that is whole, and what it left unfinished does not keep
+/// the next one from going on.
+#[test]
+fn killed_runs_leave_a_whole_checkpoint() {
+    let exhaustive = std::env::var_os("LOWP_EXHAUSTIVE").is_some();
+    let kills = if exhaustive { 200 } else { 12 };
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("nvfp4-2d-seed0");
+    let mut step = 0;
+    for kill in 0..kills {
+        let mut child = endless(folder.path(), kill > 0);
+        let begun = Instant::now();
+        while latest_step(&run) <= step {
+            let waited = begun.elapsed() < Duration::from_secs(60);
+            assert!(waited, "nothing was saved behind step {step}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Microseconds that have nothing to do with the length of a step.
+        std::thread::sleep(Duration::from_micros(1 + (kill * 7919) % 40_000));
+        child.kill().expect("a run");
+        child.wait().expect("an end");
+        let checkpoint = Checkpoint::latest(&run).and_then(|checkpoint| {
+            checkpoint.verify()?;
+            Ok(checkpoint)
+        });
+        let checkpoint = checkpoint.unwrap_or_else(|error| panic!("kill {kill}: {error}"));
+        assert!(checkpoint.step() > step, "kill {kill}");
+        step = checkpoint.step();
+    }
+    let (saved, last) = (path(folder.path()), (step + 2).to_string());
+    let stop = ["--stop-after", &last, "--resume", &saved, "--save", &saved];
+    let document = train_json(&[&ENDLESS[..], &stop].concat());
+    assert_eq!(document["runs"][0]["resumed_at"], step);
+    assert_eq!(latest_step(&run), step + 2);
+}
+
+/// A run that begins anew does not save among the checkpoints of another.
+#[test]
+fn an_earlier_run_is_not_overwritten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let args = tiny(&[
+        "--steps",
+        "2",
+        "--no-baseline",
+        "--save",
+        &path(folder.path()),
+    ]);
+    let run = || command().args(&args).output().expect("lowp starts");
+    assert_eq!(run().status.code(), Some(0));
+    let again = run();
+    let text = String::from_utf8_lossy(&again.stderr);
+    assert_eq!(again.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("of an earlier run; go on behind it with --resume"),
+        "{text}"
+    );
+}
+
+/// Without room on the disk the run ends with the file and the cause, and its last whole checkpoint stays.
+#[test]
+fn a_full_disk_ends_the_run_with_its_cause() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = path(folder.path());
+    let args = [
+        "--recipe",
+        "mxfp8",
+        "--no-baseline",
+        "--save",
+        &saved,
+        "--save-every",
+        "2",
+    ];
+    train_json(&[&args[..], &["--steps", "6", "--stop-after", "2"]].concat());
+    // No file of more than 16 KiB, which is an error of the write and not a signal.
+    let mut limited = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    limited.args(["-c", script, env!("CARGO_BIN_EXE_lowp")]);
+    let more = ["--steps", "6", "--resume", &saved];
+    let output = limited
+        .args(tiny(&[&args[..], &more].concat()))
+        .output()
+        .expect("sh starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for part in [
+        "the checkpoint of step 4 was not saved",
+        "rank-0000",
+        "cannot write",
+        "checkpoints before it are as they were",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let run = folder.path().join("mxfp8-seed0");
+    let checkpoint = Checkpoint::latest(&run).expect("the one before");
+    assert_eq!(checkpoint.step(), 2);
+    checkpoint.verify().expect("it is whole");
+}
+
+/// Where nothing can be created the run does not begin.
+#[test]
+fn a_folder_that_cannot_be_is_told_before_training() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("a file");
+    let output = command()
+        .args(tiny(&["--save", &path(&file.join("below"))]))
+        .output();
+    let output = output.expect("lowp starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("cannot create") && !text.contains(" step "),
+        "{text}"
+    );
+}
