@@ -146,11 +146,18 @@ fn inputs_that_are_something_else() {
         "import hub -o hub/model.safetensors",
         "it is the input; give another name",
     );
-    says(
-        "import hub -o out --max-shard-size 5TB",
-        "give a whole number above 0 and B, KB, MB, GB",
-    );
-    says("export q.safetensors -o out --to gguf", "gguf");
+    for (args, expected) in [
+        (
+            "import hub -o out --max-shard-size 5TB",
+            "give a whole number above 0 and B, KB, MB, GB",
+        ),
+        ("export q.safetensors -o out --to gguf", "'gguf'"),
+    ] {
+        let output = bench.lowp(args);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
     fs::create_dir(bench.path("empty")).expect("a folder");
     says("import empty -o out", "it holds no .safetensors file");
     fs::create_dir(bench.path("several")).expect("a folder");

@@ -394,12 +394,12 @@ pub(in crate::file) static FORMS: &[Form] = &[
 /// Weights of 16 or 32 bits, which every target stores as they are. Only files that say so have them: others hold all
 /// that was not quantized in the same way.
 static PLAIN: &[Form] = &[
-    plain(Code::Bf16, &[PLAIN_BF16]),
-    plain(Code::F32, &[PLAIN_F32]),
+    plain(Code::Bf16, &[BF16_VALUES]),
+    plain(Code::F32, &[F32_VALUES]),
 ];
 
-const PLAIN_BF16: Stored = stored("weight", Dtype::BF16, Content::Codes, Axes::Matrix);
-const PLAIN_F32: Stored = stored("weight", Dtype::F32, Content::Codes, Axes::Matrix);
+const BF16_VALUES: Stored = stored("weight", Dtype::BF16, Content::Codes, Axes::Matrix);
+const F32_VALUES: Stored = stored("weight", Dtype::F32, Content::Codes, Axes::Matrix);
 
 /// A row of [`PLAIN`]; what its target is does not matter.
 const fn plain(element: Code, tensors: &'static [Stored]) -> Form {
@@ -507,7 +507,7 @@ mod tests {
         for recipe in AnyRecipe::all() {
             let mut lines = table.lines();
             let line = lines.find(|line| line.split_whitespace().next() == Some(recipe.name()));
-            let forms = line.expect(recipe.name()).matches(" -").count();
+            let forms = line.expect("a line").matches(" -").count();
             assert_eq!(targets(&recipe).len(), 6 - forms, "{line:?}");
         }
     }
