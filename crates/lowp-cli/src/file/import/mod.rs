@@ -97,6 +97,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
             "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
         ));
     }
+    let kept = if args.to.is_some() { 0 } else { own.len() };
     let weights = weights(&hub, found, own, args.to.map(Into::into))?;
     let overflows = Overflows::default();
     let written = weights.write(args, &hub, &overflows)?;
@@ -113,7 +114,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
             "note: {foreign} weights do not say how they were made; their recipe is the first that decodes them, with its default options"
         ));
     }
-    let count = weights.weights.len();
+    let count = weights.weights.len() + kept;
     summary.done(&format!("imported {count} weights"), model.bytes(), written);
     Ok(())
 }
