@@ -1,5 +1,5 @@
-//! What is tested from Python: the file commands, with the safetensors package that other programs use, against numpy; and the
-//! table that sets peers beside the bench of a GPU.
+//! What is tested from Python: the file commands, with the safetensors package that other programs use, against numpy; what
+//! transformers and compressed-tensors make of exported models; and the table that sets peers beside the bench of a GPU.
 //!
 //! The packages are installed once, below the target folder, and again when the list of them or the interpreter changes.
 
@@ -13,6 +13,8 @@ use crate::command::{run, succeeds, target_dir, workspace_root};
 
 /// The tests of the file commands, from the workspace root.
 const TESTS: &str = "crates/lowp-cli/tests/python";
+/// Those of exported models, which need torch.
+const INTERCHANGE: &str = "crates/lowp-cli/tests/python_peers";
 /// The tests of the peers' table, which need no packages.
 const PEERS: &str = "benches/peers/tests";
 /// What every remedy ends with.
@@ -22,7 +24,6 @@ const OLDEST: &str = "(3, 11)";
 
 /// Runs the tests with the `lowp` that the test stage built.
 pub(crate) fn test() -> Result<()> {
-    let tests = workspace_root()?.join(TESTS);
     let folder = target_dir()?;
     let lowp = folder.join(format!("debug/lowp{}", std::env::consts::EXE_SUFFIX));
     ensure!(
@@ -30,15 +31,13 @@ pub(crate) fn test() -> Result<()> {
         "{} is missing; the test stage builds it",
         lowp.display()
     );
-    let python = environment(
-        &folder.join("python-tests"),
-        &tests.join("requirements.txt"),
-    )?;
-    for folder in [tests, workspace_root()?.join(PEERS)] {
-        let mut command = Command::new(&python);
+    let plain = environment(&folder.join("python-tests"), TESTS)?;
+    let torch = environment(&folder.join("python-interchange"), INTERCHANGE)?;
+    for (python, tests) in [(&plain, TESTS), (&plain, PEERS), (&torch, INTERCHANGE)] {
+        let mut command = Command::new(python);
         command
             .args(["-m", "unittest", "discover", "--start-directory"])
-            .arg(folder)
+            .arg(workspace_root()?.join(tests))
             // The source tree stays clean.
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("LOWP", lowp.canonicalize()?);
@@ -47,8 +46,9 @@ pub(crate) fn test() -> Result<()> {
     Ok(())
 }
 
-/// The interpreter of an environment at `venv` that has `requirements` installed.
-fn environment(venv: &Path, requirements: &Path) -> Result<PathBuf> {
+/// The interpreter of an environment at `venv` that has what `tests` require installed.
+fn environment(venv: &Path, tests: &str) -> Result<PathBuf> {
+    let requirements = &workspace_root()?.join(tests).join("requirements.txt");
     let (system, python) = if cfg!(windows) {
         ("python", venv.join("Scripts/python.exe"))
     } else {
@@ -87,11 +87,13 @@ fn environment(venv: &Path, requirements: &Path) -> Result<PathBuf> {
             "--quiet",
             "--disable-pip-version-check",
         ])
+        // Each package is looked for in every index, also in one that cannot be reached: 1 s each with 2, 8 s with pip's 5.
+        .args(["--retries", "2"])
         // Compiling numpy would take longer than every test together.
         .args(["--only-binary", ":all:", "--requirement"])
         .arg(requirements);
     run(install).with_context(|| {
-        format!("the packages of {TESTS}/requirements.txt cannot be installed; connect to a package index, {OR_LEAVE_OUT}")
+        format!("the packages of {tests}/requirements.txt cannot be installed; connect to a package index, {OR_LEAVE_OUT}")
     })?;
     fs::write(stamp(venv), needed)?;
     Ok(python)
@@ -124,15 +126,18 @@ mod tests {
 
     #[test]
     fn every_package_has_a_fixed_version() {
-        let path = workspace_root()
-            .unwrap()
-            .join(TESTS)
-            .join("requirements.txt");
-        let text = fs::read_to_string(path).unwrap();
-        let packages: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-        assert!(packages.len() >= 3, "{text}");
-        for package in packages {
-            assert!(package.contains("=="), "{package} has no fixed version");
+        for tests in [TESTS, INTERCHANGE] {
+            let path = workspace_root()
+                .unwrap()
+                .join(tests)
+                .join("requirements.txt");
+            let text = fs::read_to_string(path).unwrap();
+            let is_package = |line: &&str| !line.starts_with(['#', '-']);
+            let packages: Vec<&str> = text.lines().filter(is_package).collect();
+            assert!(packages.len() >= 3, "{text}");
+            for package in packages {
+                assert!(package.contains("=="), "{package} has no fixed version");
+            }
         }
     }
 }

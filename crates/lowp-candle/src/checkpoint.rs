@@ -263,8 +263,9 @@ fn bytes_piece(name: String, bytes: Vec<u8>) -> Piece {
     }
 }
 
-/// What the bytes of weights in `recipe` follow from.
-pub(crate) fn about_recipe(recipe: &impl Recipe, shape: Shape) -> Value {
+/// What the bytes of weights of `shape` in `recipe` follow from, as the index of a checkpoint says it of each weight
+/// ([`ShardedModel::about`]).
+pub fn about_recipe(recipe: &impl Recipe, shape: Shape) -> Value {
     let options = recipe.options();
     let options: serde_json::Map<String, Value> = options
         .iter()

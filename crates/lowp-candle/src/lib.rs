@@ -40,6 +40,7 @@ mod sharded_weight;
 mod spec;
 mod switch;
 
+pub use checkpoint::about_recipe;
 pub use error::ModelError;
 pub use formats::{FormatMismatch, check_formats};
 pub use gemm::{MatMut, MatRef, matmul, product};

@@ -482,6 +482,8 @@ fn help_has_examples() {
         "unshard",
         "inspect",
         "verify",
+        "export",
+        "import",
     ] {
         let help = bench.done(&format!("{command} --help"));
         assert!(help.contains("Examples:"), "{command}");

@@ -129,7 +129,7 @@ impl OnDevice for &Args {
         progress.begin(outputs.work());
         let written = target.fill(|draft| outputs.write(draft, &progress))?;
         progress.finish();
-        overflows.warn(self.dtype);
+        overflows.warn(self.dtype, "--dtype f32");
         let (made, all) = (tensors.len(), outputs.items.len());
         let what = format!("dequantized {made} of {all} tensors");
         summary.done(&what, model.bytes(), written);
@@ -141,12 +141,12 @@ impl OnDevice for &Args {
 const CHUNK: usize = 1 << 18;
 
 /// The values of a tensor, its only part.
-struct Decoded<'a, B: Backend> {
-    backend: B,
-    values: B::Buffer<f32>,
-    float: FloatName,
-    name: &'a str,
-    overflows: &'a Overflows,
+pub(super) struct Decoded<'a, B: Backend> {
+    pub(super) backend: B,
+    pub(super) values: B::Buffer<f32>,
+    pub(super) float: FloatName,
+    pub(super) name: &'a str,
+    pub(super) overflows: &'a Overflows,
 }
 
 impl<B: Backend> Parts for Decoded<'_, B> {
@@ -167,7 +167,7 @@ impl<B: Backend> Parts for Decoded<'_, B> {
 
 /// Finite values that became infinite.
 #[derive(Debug, Default)]
-struct Overflows {
+pub(super) struct Overflows {
     count: Cell<usize>,
     /// The first tensor that has one.
     first: RefCell<Option<String>>,
@@ -175,7 +175,7 @@ struct Overflows {
 
 impl Overflows {
     /// Counts `count` values of tensor `name`.
-    fn add(&self, name: &str, count: usize) {
+    pub(super) fn add(&self, name: &str, count: usize) {
         if count > 0 {
             self.count.set(self.count.get() + count);
             self.first
@@ -185,10 +185,10 @@ impl Overflows {
     }
 
     /// Says so, where there are any.
-    fn warn(&self, float: FloatName) {
+    pub(super) fn warn(&self, float: FloatName, keep: &str) {
         if let Some(name) = self.first.borrow().as_deref() {
             note(&format!(
-                "warning: {} values are beyond the range of {} and became infinite, the first in '{}'; --dtype f32 \
+                "warning: {} values are beyond the range of {} and became infinite, the first in '{}'; {keep} \
                  keeps them",
                 self.count.get(),
                 Dtype::from(float),
@@ -199,7 +199,7 @@ impl Overflows {
 }
 
 /// The dimensions of what this file holds of the tensor.
-fn dims(tensor: &Quantized) -> Vec<usize> {
+pub(super) fn dims(tensor: &Quantized) -> Vec<usize> {
     match tensor.shard {
         None => tensor.text.shape.clone(),
         Some(_) => vec![tensor.shape.rows, tensor.shape.cols],

@@ -159,7 +159,15 @@ pub(super) struct Quantized {
 
 impl Quantized {
     fn read(name: &str, json: &str) -> Result<Self, String> {
-        let mut text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        let text: Text = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        Self::from_text(name, text)
+    }
+
+    /// What `text` says of tensor `name`.
+    ///
+    /// # Errors
+    /// It says nothing sensible.
+    pub(super) fn from_text(name: &str, mut text: Text) -> Result<Self, String> {
         let named = |what: &str, name: &str| format!("it has no {what} '{name}'");
         let usage = |name: &str| Usage::named(name).ok_or_else(|| named("usage", name));
         let form = |name: &str| Form::named(name).ok_or_else(|| named("scales", name));

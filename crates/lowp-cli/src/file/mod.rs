@@ -4,14 +4,17 @@ mod args;
 mod cast;
 mod dequantize;
 mod difference;
+mod export;
 mod fields;
 mod flat;
 mod foreign;
 mod header;
 #[cfg(test)]
 mod hostile;
+mod import;
 mod input_error;
 mod inspect;
+mod interchange;
 mod map;
 mod meta;
 mod model;
@@ -49,6 +52,8 @@ pub(crate) enum Command {
     Unshard(unshard::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
+    Export(export::Args),
+    Import(import::Args),
 }
 
 /// Runs one file command.
@@ -63,5 +68,7 @@ pub(crate) fn main(command: &Command) -> Result<()> {
         Command::Unshard(args) => unshard::main(args),
         Command::Inspect(args) => inspect::main(args),
         Command::Verify(args) => verify::main(args),
+        Command::Export(args) => export::main(args),
+        Command::Import(args) => import::main(args),
     }
 }

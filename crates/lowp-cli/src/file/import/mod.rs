@@ -1,0 +1,256 @@
+//! `lowp import`: quantized weights of other programs as lowp's own files, or decoded.
+
+mod find;
+mod weight;
+
+use super::dequantize::Overflows;
+use super::input_error::{file_error, input_error};
+use super::interchange::config::{self, Modules};
+use super::interchange::forms::Target;
+use super::interchange::hub::Hub;
+use super::interchange::record;
+use super::interchange::shards::{Group, Weights, write_json};
+use super::interchange::size::Size;
+use super::meta;
+use super::names::FloatName;
+use super::progress::Progress;
+use super::quantize::{copied_metadata, made_items};
+use super::summary::{Summary, Verbosity};
+use super::target::{FileTarget, FolderTarget};
+use super::write::{Item, ItemSource};
+use crate::output::note;
+use anyhow::Result;
+use clap::ValueEnum;
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use weight::Weight;
+
+/// Read a quantized model of another program
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  lowp import hub -o q.safetensors
+  lowp import hub -o folder --max-shard-size 2GB
+  lowp import DeepSeek-V3 -o decoded --to bf16
+
+IN is a folder as Hugging Face keeps models, a safetensors file or the index of a sharded model, in
+a form of compressed-tensors, ModelOpt or DeepSeek, or with the names of TransformerEngine. Where
+`lowp export` wrote it, the result is what was exported, byte for byte; elsewhere the recipe is the
+first whose codes and scales these are, with its default options, and the amax of a tensor is the
+nearest of which the stored scale follows (docs/decisions/0017-interchange.md).
+
+OUT is one file where it ends in .safetensors. Else it is a folder like that of `lowp export`, in
+which config.json says nothing of quantization any more.")]
+pub(crate) struct Args {
+    /// A quantized model
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+
+    /// The .safetensors file to write, or the folder: absent, or empty
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+
+    /// Decode the weights instead
+    #[arg(long, value_name = "FLOAT")]
+    to: Option<Float>,
+
+    /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    max_shard_size: Size,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
+}
+
+/// What weights are decoded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Float {
+    /// F32
+    Fp32,
+    /// BF16, rounded to nearest even
+    Bf16,
+}
+
+impl From<Float> for FloatName {
+    fn from(float: Float) -> Self {
+        match float {
+            Float::Fp32 => FloatName::F32,
+            Float::Bf16 => FloatName::Bf16,
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Input that cannot be read or has none of the forms, or an output that cannot be written.
+pub(super) fn main(args: &Args) -> Result<()> {
+    let summary = Summary::begin(args.verbosity);
+    let hub = Hub::open(&args.input)?;
+    config::check(&hub)?;
+    let model = &hub.model;
+    let found = find::weights(&hub)?;
+    let own = meta::quantized(model)?;
+    if found.is_empty() && own.is_empty() {
+        return Err(file_error(
+            model.path(),
+            "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
+        ));
+    }
+    let kept = if args.to.is_some() { 0 } else { own.len() };
+    let weights = weights(&hub, found, own, args.to.map(Into::into))?;
+    let overflows = Overflows::default();
+    let written = weights.write(args, &hub, &overflows)?;
+    if let Some(float) = args.to {
+        overflows.warn(float.into(), "--to fp32");
+    }
+    let foreign = weights
+        .weights
+        .iter()
+        .filter(|weight| !weight.is_recorded())
+        .count();
+    if summary.is_told() && foreign > 0 && args.to.is_none() {
+        note(&format!(
+            "note: {foreign} weights do not say how they were made; their recipe is the first that decodes them, with its default options"
+        ));
+    }
+    let count = weights.weights.len() + kept;
+    summary.done(&format!("imported {count} weights"), model.bytes(), written);
+    Ok(())
+}
+
+/// What is written.
+struct Imported<'a> {
+    weights: Vec<Weight<'a>>,
+    groups: Vec<Group<'a>>,
+    metadata: BTreeMap<String, String>,
+    float: Option<FloatName>,
+}
+
+/// The weights of `hub` and everything else in it.
+fn weights<'a>(
+    hub: &'a Hub,
+    found: Vec<Weight<'a>>,
+    own: BTreeMap<String, meta::Quantized>,
+    float: Option<FloatName>,
+) -> Result<Imported<'a>> {
+    let model = &hub.model;
+    let mut weights = found;
+    let mut taken: BTreeSet<String> = weights.iter().flat_map(Weight::names).collect();
+    let mut groups: Vec<(String, Group<'a>)> = Vec::new();
+    for (name, tensor) in own {
+        let names: Vec<String> = tensor
+            .fields
+            .iter()
+            .map(|field| field.name(&name))
+            .collect();
+        if float.is_some() {
+            taken.extend(names);
+            weights.push(Weight::own(model, tensor)?);
+            continue;
+        }
+        let items = names
+            .iter()
+            .filter_map(|name| model.get(name))
+            .map(Item::input);
+        let mut group = Group {
+            items: items.collect(),
+            metadata: BTreeMap::new(),
+        };
+        let key = meta::key(&name);
+        let text = model.metadata().get(&key).cloned();
+        group.metadata.extend(text.map(|text| (key, text)));
+        taken.extend(names);
+        groups.push((name, group));
+    }
+    for (job, weight) in weights.iter().enumerate() {
+        let (name, tensor) = (weight.name().to_owned(), weight.tensor());
+        let mut group = Group::default();
+        match float {
+            None => {
+                group.items = made_items(job, &name, &tensor.fields);
+                group
+                    .metadata
+                    .insert(meta::key(&name), serde_json::to_string(&tensor.text)?);
+            }
+            Some(float) => group.items.push(Item {
+                name: name.clone(),
+                dtype: float.into(),
+                shape: tensor.text.shape.clone(),
+                bytes: tensor.full.elements() * Dtype::from(float).bitsize() / 8,
+                source: ItemSource::Made {
+                    job,
+                    part: 0,
+                    number: false,
+                },
+            }),
+        }
+        groups.push((name, group));
+    }
+    let passed = model
+        .tensors()
+        .filter(|tensor| !taken.contains(tensor.name));
+    groups.extend(passed.map(|tensor| (tensor.name.to_owned(), Group::of(Item::input(tensor)))));
+    groups.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut metadata = copied_metadata(model);
+    metadata.retain(|key, _| !record::is_record(key));
+    if float.is_some() {
+        metadata.remove(meta::FORMAT_KEY);
+    }
+    let groups = groups.into_iter().map(|(_, group)| group).collect();
+    Ok(Imported {
+        weights,
+        groups,
+        metadata,
+        float,
+    })
+}
+
+impl<'a> Imported<'a> {
+    /// Writes a file or a folder. Returns the bytes.
+    fn write(&self, args: &Args, hub: &Hub, overflows: &Overflows) -> Result<u64> {
+        let weights = Weights {
+            groups: self
+                .groups
+                .iter()
+                .map(|group| Group {
+                    items: group.items.clone(),
+                    metadata: group.metadata.clone(),
+                })
+                .collect(),
+            metadata: self.metadata.clone(),
+            make: Box::new(|job, pass| match self.weights.get(job) {
+                Some(weight) => weight.parts(pass, self.float, overflows),
+                None => Err(input_error("there is no such weight")),
+            }),
+        };
+        weights.check()?;
+        let progress = Progress::new("import");
+        let work = usize::try_from(weights.bytes()).unwrap_or(usize::MAX);
+        let written = if is_file(&args.output) {
+            let outputs = weights.whole();
+            let target = FileTarget::new(&args.output, hub.model.files())?;
+            progress.begin(work);
+            target.fill(|draft| outputs.write(draft, &progress))?
+        } else {
+            let target = FolderTarget::new(&args.output)?;
+            progress.begin(work);
+            let mut written = weights.write(&target, args.max_shard_size.0, &progress)?;
+            for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
+                written += write_json(&target, name, &document)?;
+            }
+            written += hub.copy_others(&target)?;
+            target.publish()?;
+            written
+        };
+        progress.finish();
+        Ok(written)
+    }
+}
+
+/// Whether an output is one file.
+fn is_file(output: &Path) -> bool {
+    output
+        .extension()
+        .is_some_and(|extension| extension == "safetensors")
+}

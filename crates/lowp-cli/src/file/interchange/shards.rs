@@ -1,0 +1,143 @@
+//! Weights in one file, or in several of limited size with an index, as Hugging Face keeps them.
+
+use super::hub::{INDEX, WEIGHTS};
+use crate::file::progress::Progress;
+use crate::file::target::FolderTarget;
+use crate::file::write::{Item, Make, Outputs, check_names};
+use anyhow::Result;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Tensors that lie in one file, with what its metadata say of them.
+#[derive(Debug, Default)]
+pub(in crate::file) struct Group<'a> {
+    pub(in crate::file) items: Vec<Item<'a>>,
+    pub(in crate::file) metadata: BTreeMap<String, String>,
+}
+
+impl<'a> Group<'a> {
+    /// One tensor.
+    pub(in crate::file) fn of(item: Item<'a>) -> Self {
+        Self {
+            items: vec![item],
+            metadata: BTreeMap::new(),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.items.iter().map(|item| item.bytes as u64).sum()
+    }
+}
+
+/// Everything that is written, and how it is made.
+pub(in crate::file) struct Weights<'a> {
+    pub(in crate::file) groups: Vec<Group<'a>>,
+    /// What the metadata of every file say.
+    pub(in crate::file) metadata: BTreeMap<String, String>,
+    pub(in crate::file) make: Make<'a>,
+}
+
+impl Weights<'_> {
+    /// Rejects names that are there twice.
+    ///
+    /// # Errors
+    /// Names the first such tensor.
+    pub(in crate::file) fn check(&self) -> Result<()> {
+        let items: Vec<Item<'_>> = self
+            .groups
+            .iter()
+            .flat_map(|group| group.items.clone())
+            .collect();
+        check_names(&items)
+    }
+
+    /// Bytes of all tensors.
+    pub(in crate::file) fn bytes(&self) -> u64 {
+        self.groups.iter().map(Group::bytes).sum()
+    }
+
+    /// All of them as the content of one file.
+    fn outputs<'s>(&'s self, groups: &[&'s Group<'s>]) -> Outputs<'s> {
+        let mut metadata = self.metadata.clone();
+        for group in groups {
+            metadata.extend(group.metadata.clone());
+        }
+        Outputs {
+            items: groups
+                .iter()
+                .flat_map(|group| group.items.clone())
+                .collect(),
+            metadata,
+            make: Box::new(|job, pass| (self.make)(job, pass)),
+            sources: Vec::new(),
+        }
+    }
+
+    /// As one file.
+    pub(in crate::file) fn whole(&self) -> Outputs<'_> {
+        self.outputs(&self.groups.iter().collect::<Vec<_>>())
+    }
+
+    /// Writes the files into `target`, each of at most `most` bytes of tensors unless one group has more. Returns the bytes.
+    ///
+    /// # Errors
+    /// A tensor cannot be made, or a file cannot be written.
+    pub(in crate::file) fn write(
+        &self,
+        target: &FolderTarget,
+        most: u64,
+        progress: &Progress,
+    ) -> Result<u64> {
+        let files = self.files(most);
+        let mut written = 0;
+        let mut places = Map::new();
+        for (number, groups) in files.iter().enumerate() {
+            let name = match files.len() {
+                1 => WEIGHTS.to_owned(),
+                count => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+            };
+            let outputs = self.outputs(groups);
+            let mut draft = target.create(&name)?;
+            outputs.write(&mut draft, progress)?;
+            written += draft.finish()?;
+            for item in &outputs.items {
+                places.insert(item.name.clone(), Value::String(name.clone()));
+            }
+        }
+        if files.len() > 1 {
+            let index = json!({ "metadata": { "total_size": self.bytes() }, "weight_map": places });
+            written += write_json(target, INDEX, &index)?;
+        }
+        Ok(written)
+    }
+
+    /// The groups of each file, in order. There is a file even where there is no group.
+    fn files(&self, most: u64) -> Vec<Vec<&Group<'_>>> {
+        let (mut files, mut room) = (vec![Vec::new()], most);
+        for group in &self.groups {
+            let bytes = group.bytes();
+            let full = bytes > room && files.last().is_some_and(|file| !file.is_empty());
+            if full {
+                files.push(Vec::new());
+                room = most;
+            }
+            room = room.saturating_sub(bytes);
+            if let Some(file) = files.last_mut() {
+                file.push(group);
+            }
+        }
+        files
+    }
+}
+
+/// Writes a JSON document into `target`. Returns the bytes.
+///
+/// # Errors
+/// It cannot be written.
+pub(in crate::file) fn write_json(target: &FolderTarget, name: &str, value: &Value) -> Result<u64> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    let mut draft = target.create(name)?;
+    draft.write(text.as_bytes())?;
+    draft.finish()
+}
