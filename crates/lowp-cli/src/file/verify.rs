@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
     after_help = "Examples:
   lowp verify q.safetensors gathered.safetensors
   lowp verify ranks other-ranks
-  lowp verify runs/mxfp8-seed0 other-runs/mxfp8-seed0
+  lowp verify runs/RECIPE-seed0 other-runs/RECIPE-seed0
   lowp verify q.safetensors --source model.safetensors --device cuda
 
 With --source, every quantized tensor of A is made again from the tensor of MODEL as A's metadata

@@ -18,7 +18,7 @@ use std::path::PathBuf;
   lowp inspect q.safetensors
   lowp inspect q.safetensors --reference model.safetensors
   lowp inspect ranks
-  lowp inspect runs/nvfp4-2d-seed0
+  lowp inspect runs/RECIPE-seed0
 
 Columns: `scales` is the number of scales, `min` and `max` are the stored values of block scales
 (of the tensor's scale where there are none). `zeros` and `saturated` count elements that are 0,
