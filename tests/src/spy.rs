@@ -107,7 +107,7 @@ impl Communicator<Cpu> for Spy {
         self.inner.is_enqueued()
     }
 
-    fn enqueue(&self, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
+    fn enqueue(&self, label: &str, batch: Collective<'_, Cpu>) -> Result<(), ShardError> {
         self.note(match batch {
             Collective::AllGather(items) => {
                 let pieces = items.iter().map(|item| Cpu.download(item.source));
@@ -117,7 +117,7 @@ impl Communicator<Cpu> for Spy {
             Collective::Max(values) => Call::AllReduceMax(values.len()),
             Collective::Sum(values) => Call::AllReduceSum(values.len()),
         });
-        self.inner.enqueue(batch)
+        self.inner.enqueue(label, batch)
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cpu>>, ShardError> {
