@@ -259,6 +259,30 @@ class Interchange(unittest.TestCase):
         up = "model.layers.0.mlp.up_proj.weight"
         self.assertLess(((values[up] - masters[up]).abs().max() / masters[up].abs().max()).item(), 1 / 16)
 
+    def test_trained_models_have_their_loss(self):
+        """The masters in transformers give the loss that training measured: of f32 and bf16 weights."""
+        folder = folder_of(self)
+        sizes = "--arch llama --kv-heads 2 --dim 64 --layers 2 --heads 4 --seq 32 --batch 4 --steps 20 --eval-batches 2"
+        words = ["alpha", "beta", "gamma", "delta", "loss", "rank", "scale", "code"]
+        text = " ".join(words[i * i * 7 // 5 % len(words)] for i in range(3000)).encode()
+        (folder / "text").write_bytes(text)
+        # What `--eval-batches` takes: sequences spread evenly over the last tenth.
+        length, total = 32, 8
+        split = len(text) - len(text) // 10
+        last = len(text) - split - length - 1
+        starts = [split + last * i // total for i in range(total)]
+        read = lambda shift: torch.tensor([list(text[s + shift : s + shift + length]) for s in starts])
+        for recipe in ["fp32", "bf16"]:
+            train = ["train", *sizes.split(), "--no-baseline", "--recipe", recipe, "--data", folder / "text"]
+            lowp(*train, "--save", folder / "runs", "--json", folder / "run.json")
+            lowp("export", folder / "runs" / f"{recipe}-seed0", "-o", folder / recipe, "--to", "fp32")
+            llama = AutoModelForCausalLM.from_pretrained(folder / recipe, dtype=torch.float32)
+            with torch.no_grad():
+                logits = llama(read(0)).logits
+            found = torch.nn.functional.cross_entropy(logits.flatten(0, 1), read(1).flatten()).item()
+            expected = json.loads((folder / "run.json").read_text())["runs"][0]["val_loss"]
+            self.assertLess(abs(found / expected - 1), 1e-3, recipe)
+
     def test_what_compressed_tensors_writes_is_read(self):
         """A model that compressed-tensors quantized, imported and decoded."""
         weight = load_file(self.source / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].float()
