@@ -155,12 +155,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
                 let block = Block::of_row(elements.start, elements.len());
                 checkpoint.read_f32(&format!("{name}.{what}"), [1, len], block)
             };
-            let [master, first, second] = STATE;
-            let state = ParamState {
-                master: read(master)?,
-                moments: [read(first)?, read(second)?],
-            };
-            self.adamw.set_state(id, &state)?;
+            // The masters are those that it was built with.
+            let [_, first, second] = STATE;
+            self.adamw.set_moments(id, &[read(first)?, read(second)?])?;
         }
         let counts = checkpoint.read(COUNTS, Dtype::U8, [1, 16], Block::whole([1, 16]))?;
         let counts: [u8; 16] = counts.try_into().unwrap_or_default();

@@ -73,7 +73,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut model = builder.build(recipe, linears, vars, values)?;
         let ids = model.weights.iter().map(|(id, _)| id).chain(&model.var_ids);
         for (id, state) in ids.zip(&states) {
-            model.adamw.set_state(*id, state)?;
+            model.adamw.set_moments(*id, &state.moments)?;
         }
         model.adamw.set_counts(counts)?;
         for (operands, states) in model.operands.iter().zip(delayed) {

@@ -8,6 +8,7 @@ mod counted;
 mod device;
 mod file;
 mod files;
+mod globs;
 mod output;
 mod plan;
 mod recipes;

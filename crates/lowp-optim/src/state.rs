@@ -29,30 +29,29 @@ impl<B: Backend> AdamW<B> {
     }
 
     /// Replaces the state of this rank's rows, or of its flat slice. Weights are not cast: [`AdamW::calibrate`] does that once all
-    /// parameters have their state. Moments that are kept in bf16 are rounded to nearest even, which changes none that came from
-    /// bf16.
+    /// parameters have their state.
+    ///
+    /// # Errors
+    /// A master of another length, or as [`AdamW::set_moments`]. Nothing is replaced then.
+    pub fn set_state(&mut self, id: ParamId, state: &ParamState) -> Result<(), OptimError> {
+        let param = &self.params[self.index(id)?];
+        check_length(param, "the master", &state.master)?;
+        self.set_moments(id, &state.moments)?;
+        let param = &self.params[self.index(id)?];
+        Ok(self.backend.write(&param.master, 0, &state.master)?)
+    }
+
+    /// Replaces the moments of this rank's rows, or of its flat slice. Those that are kept in bf16 are rounded to nearest even, which
+    /// changes none that came from bf16.
     ///
     /// # Errors
     /// An id of another optimizer, values of another length, a second moment below zero or not finite, or the backend failed. Nothing is
-    /// replaced then.
-    pub fn set_state(&mut self, id: ParamId, state: &ParamState) -> Result<(), OptimError> {
+    /// replaced then, unless the backend failed.
+    pub fn set_moments(&mut self, id: ParamId, moments: &[Vec<f32>; 2]) -> Result<(), OptimError> {
         let param = &self.params[self.index(id)?];
-        let [first, second] = &state.moments;
-        let parts = [
-            ("the master", state.master.len()),
-            ("the first moment", first.len()),
-            ("the second moment", second.len()),
-        ];
-        for (what, found) in parts {
-            if found != param.len {
-                return Err(OptimError::Length {
-                    name: param.name.clone(),
-                    what,
-                    found,
-                    needed: param.len,
-                });
-            }
-        }
+        let [first, second] = moments;
+        check_length(param, "the first moment", first)?;
+        check_length(param, "the second moment", second)?;
         let fits = |x: &f32| *x >= 0.0 && x.is_finite();
         if let Some(index) = second.iter().position(|x| !fits(x)) {
             return Err(OptimError::SecondMoment {
@@ -62,7 +61,6 @@ impl<B: Backend> AdamW<B> {
             });
         }
         let backend = &self.backend;
-        backend.write(&param.master, 0, &state.master)?;
         let narrow = |values: &[f32]| -> Vec<bf16> {
             let values = values.iter();
             values.map(|&x| bf16::from_f32(x)).collect()
@@ -119,4 +117,20 @@ impl<B: Backend> AdamW<B> {
         };
         self.params.iter().map(each).sum()
     }
+}
+
+fn check_length<B: Backend>(
+    param: &Param<B>,
+    what: &'static str,
+    values: &[f32],
+) -> Result<(), OptimError> {
+    if values.len() == param.len {
+        return Ok(());
+    }
+    Err(OptimError::Length {
+        name: param.name.clone(),
+        what,
+        found: values.len(),
+        needed: param.len,
+    })
 }

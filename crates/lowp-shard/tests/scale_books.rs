@@ -4,7 +4,9 @@
 mod common;
 
 use common::{Comm, failing, ranks, values};
-use lowp_format::{AnyRecipe, Code, QuantizedTensor, Recipe, Role, ScaleRule, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Code, QuantizedTensor, Recipe, RecipeOptions, Role, ScaleRule, Shape, Usage,
+};
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
     CastItem, FlatShard, LocalComm, Requantize, ScaleBook, ScaleBookBuilder, ShardError,
@@ -218,4 +220,51 @@ fn an_operand_of_no_usage_registers_nothing() {
             assert_eq!(book.slots().len(), 0, "{recipe:?} {role:?}");
         }
     }
+}
+
+/// A delayed scale and its history in and out; what fits no entry is told and replaces nothing.
+#[test]
+fn states_of_delayed_scales() -> Result<(), ShardError> {
+    let options = RecipeOptions::default();
+    let [delayed, other] =
+        ["fp8-delayed", "mxfp8"].map(|name| AnyRecipe::from_name(name, &options));
+    let mut builder = ScaleBookBuilder::default();
+    let shape = Shape::new(32, 32);
+    let slot = builder.register(&delayed?, shape, Usage::BOTH)[0].expect("a delayed scale");
+    assert_eq!(builder.register(&other?, shape, Usage::BOTH), [None; 2]);
+    let book = builder.build(&Cpu)?;
+    let mut state = book.delayed_state(slot)?.expect("a state");
+    state.scale = 4.0;
+    state.history[1] = 2.5;
+    // That of an infinite value.
+    state.history[2] = f32::INFINITY;
+    book.set_delayed_state(slot, &state)?;
+    assert_eq!(book.delayed_state(slot)?.as_ref(), Some(&state));
+    assert_eq!(book.scale(slot)?, 4.0);
+    let mut wrong = vec![state.clone(); 5];
+    wrong[0].history.pop();
+    wrong[1].scale = 0.0;
+    wrong[2].scale = f32::NAN;
+    wrong[3].history[0] = -1.0;
+    wrong[4].history[0] = f32::NAN;
+    let texts = [
+        "amaxes where",
+        "the scale is 0",
+        "the scale is NaN",
+        "amax 0 of the history is -1",
+        "amax 0 of the history is NaN",
+    ];
+    for (wrong, text) in wrong.iter().zip(texts) {
+        let error = book
+            .set_delayed_state(slot, wrong)
+            .expect_err(text)
+            .to_string();
+        assert!(error.contains(text), "{error}");
+        assert_eq!(book.delayed_state(slot)?.as_ref(), Some(&state));
+    }
+    let stranger = ScaleBookBuilder::default().build(&Cpu)?;
+    assert!(
+        stranger.delayed_state(slot).is_err() && stranger.set_delayed_state(slot, &state).is_err()
+    );
+    Ok(())
 }

@@ -5,9 +5,8 @@ use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
 use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run};
-use crate::output::shown;
+use crate::globs;
 use crate::usage::UsageError;
-use globset::Glob;
 use lowp_candle::{LinearSpec, Passes, Sharding};
 use lowp_format::{FormatError, Recipe, ReshardAfterForward, Role, Shape, Usage, lcm};
 use lowp_optim::{Group, Schedule};
@@ -358,46 +357,23 @@ fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
     Ok((fraction * steps as f64).round() as usize)
 }
 
-/// The patterns of `text`, which commas outside of braces separate.
-pub(crate) fn split_globs(text: &str) -> impl Iterator<Item = &str> {
-    let mut depth = 0usize;
-    text.split(move |c: char| {
-        match c {
-            '{' => depth += 1,
-            '}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        c == ',' && depth == 0
-    })
-}
-
 /// The linear layers of `model` whose names match one of the patterns.
 fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, UsageError> {
-    let mut kept = vec![false; model.linears().len()];
-    for text in patterns.iter().flat_map(|text| split_globs(text)) {
-        let glob = Glob::new(text).map_err(|e| UsageError::new(format!("--keep-bf16: {e}")))?;
-        let glob = glob.compile_matcher();
-        let mut any = false;
-        for (kept, linear) in kept.iter_mut().zip(model.linears()) {
-            if glob.is_match(&linear.name) {
-                (*kept, any) = (true, true);
-            }
-        }
-        if !any {
-            let names = model.linears().into_iter().filter(|l| l.block == 0);
-            let names: Vec<String> = names.map(|linear| linear.name).collect();
-            let last = model.layers - 1;
-            return Err(UsageError::new(format!(
-                "--keep-bf16 '{}' matches no linear layer; they are {}, in blocks 0 to {last}",
-                shown(text),
-                names.join(", ")
-            )));
-        }
-    }
-    let names = model.linears().into_iter().zip(kept);
+    let linears = model.linears();
+    let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
+    let kept = globs::matching("--keep-bf16", patterns, &names, || {
+        let first = linears.iter().filter(|linear| linear.block == 0);
+        let first: Vec<&str> = first.map(|linear| linear.name.as_str()).collect();
+        format!(
+            "no linear layer; they are {}, in blocks 0 to {}",
+            first.join(", "),
+            model.layers - 1
+        )
+    })?;
+    let names = names.into_iter().zip(kept);
     Ok(names
         .filter(|(_, kept)| *kept)
-        .map(|(linear, _)| linear.name)
+        .map(|(name, _)| name.to_owned())
         .collect())
 }
 

@@ -22,7 +22,7 @@ mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName, SizeArgs};
 pub(crate) use config::{
-    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard, split_globs,
+    check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
 };
 pub(crate) use model::{GptConfig, Preset};
 pub(crate) use modifier::{Known, modifiers, options_of_files, problem};

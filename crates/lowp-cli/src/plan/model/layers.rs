@@ -1,9 +1,9 @@
 //! [`Model`]: the parameters of a model that is planned.
 
+use crate::globs;
 use crate::output::shown;
-use crate::train::{GptConfig, split_globs};
+use crate::train::GptConfig;
 use crate::usage::UsageError;
-use globset::Glob;
 use lowp_format::Shape;
 
 /// Most parameters of a model: what follows from them fits into the numbers of a plan.
@@ -99,27 +99,19 @@ impl Model {
     /// # Errors
     /// A pattern that is none, or that matches no layer.
     pub(super) fn matching(&self, patterns: &[String]) -> Result<Vec<bool>, UsageError> {
-        let mut kept = vec![false; self.layers.len()];
-        for text in patterns.iter().flat_map(|text| split_globs(text)) {
-            let glob = Glob::new(text).map_err(|e| UsageError::new(format!("--keep-bf16: {e}")))?;
-            let glob = glob.compile_matcher();
-            let mut any = false;
-            for (kept, layer) in kept.iter_mut().zip(&self.layers) {
-                if glob.is_match(&layer.name) {
-                    (*kept, any) = (true, true);
-                }
-            }
-            if !any {
-                let first = self.layers.iter().filter(|layer| layer.block == 0).take(8);
-                let names: Vec<&str> = first.map(|layer| layer.name.as_str()).collect();
-                return Err(UsageError::new(format!(
-                    "--keep-bf16 '{}' matches no linear layer of {}; the first are {}",
-                    shown(text),
-                    shown(&self.name),
-                    names.join(", ")
-                )));
-            }
-        }
-        Ok(kept)
+        let names: Vec<&str> = self
+            .layers
+            .iter()
+            .map(|layer| layer.name.as_str())
+            .collect();
+        globs::matching("--keep-bf16", patterns, &names, || {
+            let first = self.layers.iter().filter(|layer| layer.block == 0).take(8);
+            let first: Vec<&str> = first.map(|layer| layer.name.as_str()).collect();
+            format!(
+                "no linear layer of {}; the first are {}",
+                shown(&self.name),
+                first.join(", ")
+            )
+        })
     }
 }

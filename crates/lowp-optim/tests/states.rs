@@ -1,0 +1,100 @@
+//! State in and out of the optimizer: what goes on behind a state is what went on without it, and what fits no parameter is told.
+
+use lowp_format::{AnyRecipe, RecipeOptions, Shape};
+use lowp_kernels::{Backend, Cpu};
+use lowp_optim::{
+    AdamW, AdamWBuilder, FloatDtype, Group, OptimError, ParamId, ParamSpec, StepOptions,
+};
+use lowp_shard::{LocalComm, ShardSpec, ShardedTensor};
+
+const SHAPE: Shape = Shape::new(32, 32);
+
+/// One parameter, with moments of `dtype`, which begins with `master`.
+fn optimizer(
+    dtype: FloatDtype,
+    master: Vec<f32>,
+) -> Result<(AdamW<Cpu>, ParamId, ShardedTensor<Cpu>), OptimError> {
+    let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu)).on(&Cpu);
+    let group = builder.group(Group::default());
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+    let shard = ShardedTensor::new(&Cpu, recipe, ShardSpec::new(&recipe, SHAPE, 1, 0)?)?;
+    let spec = ParamSpec {
+        moments: dtype,
+        ..ParamSpec::new("w", group, master)
+    };
+    let id = builder.param(shard.local(), spec)?;
+    Ok((builder.build()?, id, shard))
+}
+
+fn values(seed: u32) -> Vec<f32> {
+    let value = |i: u32| ((i * 97 + seed * 31) % 251) as f32 / 125.0 - 1.0;
+    (0..SHAPE.elements() as u32).map(value).collect()
+}
+
+fn step(adamw: &mut AdamW<Cpu>, id: ParamId, seed: u32) -> Result<(), OptimError> {
+    adamw.set_grad(id, &values(seed))?;
+    let report = adamw.step(&StepOptions::default())?.wait()?;
+    assert!(report.applied);
+    Ok(())
+}
+
+fn bytes(shard: &ShardedTensor<Cpu>) -> Vec<Vec<u8>> {
+    let buffers = shard.local().buffers().iter();
+    let read = |buffer: &lowp_format::Buffer<_>| Cpu.download(&buffer.storage).expect("bytes");
+    buffers.map(read).collect()
+}
+
+#[test]
+fn a_state_goes_on_as_it_would_have() -> Result<(), OptimError> {
+    for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+        let (mut whole, id, shard) = optimizer(dtype, values(0))?;
+        (1..=2).try_for_each(|seed| step(&mut whole, id, seed))?;
+        let (state, counts) = (whole.state(id)?, whole.counts()?);
+        // Another beginning, which the state replaces.
+        let (mut other, other_id, other_shard) = optimizer(dtype, values(9))?;
+        other.set_state(other_id, &state)?;
+        other.set_counts(counts)?;
+        other.calibrate()?;
+        assert_eq!(bytes(&shard), bytes(&other_shard));
+        (3..=4).try_for_each(|seed| step(&mut whole, id, seed))?;
+        (3..=4).try_for_each(|seed| step(&mut other, other_id, seed))?;
+        assert_eq!(whole.state(id)?, other.state(other_id)?);
+        assert_eq!(whole.counts()?, other.counts()?);
+        assert_eq!(bytes(&shard), bytes(&other_shard));
+    }
+    Ok(())
+}
+
+#[test]
+fn states_that_do_not_fit_are_told_and_replace_nothing() -> Result<(), OptimError> {
+    let (mut adamw, id, _) = optimizer(FloatDtype::F32, values(0))?;
+    step(&mut adamw, id, 1)?;
+    let state = adamw.state(id)?;
+    let mut wrong = vec![state.clone(); 6];
+    wrong[0].master.pop();
+    wrong[1].moments[0].push(0.0);
+    wrong[2].moments[1].clear();
+    for (wrong, value) in wrong[3..].iter_mut().zip([-1e-9, f32::NAN, f32::INFINITY]) {
+        wrong.moments[1][7] = value;
+        wrong.master[0] += 1.0;
+    }
+    let texts = [
+        "the master has 1023 values where this rank's shard has 1024",
+        "the first moment has 1025 values",
+        "the second moment has 0 values",
+        "second moment 7 is -0.000000001",
+        "second moment 7 is NaN",
+        "second moment 7 is inf",
+    ];
+    for (wrong, text) in wrong.iter().zip(texts) {
+        let error = adamw.set_state(id, wrong).expect_err(text).to_string();
+        assert!(
+            error.contains("parameter 'w'") && error.contains(text),
+            "{error}"
+        );
+        assert_eq!(adamw.state(id)?, state);
+    }
+    let (other, foreign, _) = optimizer(FloatDtype::F32, values(0))?;
+    assert!(other.state(id).is_err() && adamw.set_state(foreign, &state).is_err());
+    Ok(())
+}
