@@ -43,6 +43,7 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError>
         seed: 1,
         group: Group::default(),
         threads: 1,
+        vars: lowp_candle::VarPlace::Candle,
     };
     ShardedModel::new(backend, &mesh, |_| recipe, &linears, &vars, options)
 }

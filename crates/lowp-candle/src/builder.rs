@@ -185,7 +185,8 @@ impl<B: Backend> Builder<'_, B> {
             .collect();
         // Variables are gathered once per step, all together: nothing could be shared with layers.
         let pool = GatherPool::new(backend);
-        let mut vars = PlainVars::new(backend, mesh, &pool, vars, shards, weights.len())?;
+        let own = (shards, weights.len());
+        let mut vars = PlainVars::new(backend, mesh, &pool, vars, own, options.vars)?;
         vars.refresh()?;
         let sent_before = adamw.flat_sent_bytes();
         Ok(ShardedModel {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, Source};
 use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, MeshComm, ShardError};
 
 /// The gradients of all parameters of a rank, which travel to the owners of their elements in buckets while backward goes on
@@ -40,6 +40,16 @@ impl<B: Backend> Gradients<B> {
         let grad = buckets.grad(param)?;
         grad.write(&self.backend, 0, values)?;
         buckets.push(param)
+    }
+
+    /// Memory for the full gradient of a parameter.
+    pub(crate) fn memory(&self, param: usize) -> Result<Source<B>, ShardError> {
+        self.lock().grad(param)
+    }
+
+    /// Says that the work that writes the gradient of a parameter is given.
+    pub(crate) fn push(&self, param: usize) -> Result<(), ShardError> {
+        self.lock().push(param)
     }
 
     /// Ends a micro-batch. Collective.

@@ -22,6 +22,14 @@ impl<B: Backend, R: Recipe> Held<B, R> {
         }
     }
 
+    /// Starts what [`Held::unshard`] waits for.
+    pub(crate) fn prefetch(&mut self, phase: Phase) -> Result<(), ShardError> {
+        match self {
+            Self::Rows(group) => group.prefetch(phase),
+            Self::Whole(_) => Ok(()),
+        }
+    }
+
     /// The full weight, which is ready.
     pub(crate) fn tensor(&self) -> Result<&QuantizedTensor<B::Buffer<u8>, R>, ShardError> {
         match self {

@@ -15,6 +15,10 @@ use lowp_kernels::{
 };
 use lowp_shard::{Communicator, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, or_abort};
 
+mod encode;
+
+pub use encode::OperandEncode;
+
 use crate::linear::{OperandCast, OperandRole};
 use crate::memory::{CastBuffers, LayerMemory};
 

@@ -1,5 +1,5 @@
 //! [`PlainVars`]: the parameters that stay in f32, sharded like the others and gathered once per
-//! step into candle variables.
+//! step into candle variables, or into buffers of the backend.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,20 +7,44 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
-use lowp_kernels::Backend;
-use lowp_shard::{GatherGroup, GatherPool, MeshComm, ShardedTensor, dequantize, or_abort};
+use lowp_kernels::{Backend, DecodeJob, StepScalars, Work};
+use lowp_shard::{
+    GatherGroup, GatherPool, MeshComm, ShardError, ShardedTensor, dequantize, or_abort,
+};
 use serde_json::{Value, json};
 
 use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::spec::VarSpec;
 
+/// Where the full values of variables are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VarPlace {
+    /// In candle variables, on the host.
+    #[default]
+    Candle,
+    /// In buffers of the backend.
+    Backend,
+}
+
+/// The full values.
+#[derive(Debug)]
+enum Values<B: Backend> {
+    Candle(Vec<Var>),
+    Backend {
+        buffers: Vec<B::Buffer<f32>>,
+        /// What fills them, by the number of the memory that they are gathered in.
+        decodes: Vec<(Option<u64>, B::Plan)>,
+    },
+}
+
 /// One rank's f32 parameters.
 #[derive(Debug)]
 pub(crate) struct PlainVars<B: Backend> {
     backend: B,
     names: Vec<String>,
-    vars: Vec<Var>,
+    shapes: Vec<Vec<usize>>,
+    values: Values<B>,
     group: GatherGroup<B, PlainF32>,
     /// The parameter that the first variable is among the gradients.
     first_grad: usize,
@@ -34,16 +58,28 @@ impl<B: Backend> PlainVars<B> {
         mesh: &MeshComm<B>,
         pool: &Arc<GatherPool<B>>,
         specs: &[VarSpec],
-        shards: Vec<ShardedTensor<B, PlainF32>>,
-        first_grad: usize,
+        (shards, first_grad): (Vec<ShardedTensor<B, PlainF32>>, usize),
+        place: VarPlace,
     ) -> Result<Self, ModelError> {
-        let vars = specs.iter().map(variable).collect::<Result<_, _>>();
-        let vars = or_abort(&*mesh.world, vars)?;
+        let values = match place {
+            VarPlace::Candle => {
+                let vars = specs.iter().map(variable).collect::<Result<_, _>>();
+                vars.map(Values::Candle)
+            }
+            VarPlace::Backend => {
+                let buffer = |spec: &VarSpec| Ok(backend.alloc(shape_of(spec)?.elements())?);
+                let buffers: Result<_, ModelError> = specs.iter().map(buffer).collect();
+                let decodes = Vec::new();
+                buffers.map(|buffers| Values::Backend { buffers, decodes })
+            }
+        };
+        let values = or_abort(&*mesh.world, values)?;
         let group = GatherGroup::new(backend, mesh.shard.clone(), pool, shards, true)?;
         Ok(Self {
             backend: backend.clone(),
             names: specs.iter().map(|spec| spec.name.clone()).collect(),
-            vars,
+            shapes: specs.iter().map(|spec| spec.shape.clone()).collect(),
+            values,
             group,
             first_grad,
         })
@@ -56,9 +92,9 @@ impl<B: Backend> PlainVars<B> {
 
     /// Name, recipe and shape of each.
     pub(crate) fn about(&self) -> impl Iterator<Item = (String, Value)> + '_ {
-        let vars = self.names.iter().zip(&self.vars).zip(self.group.params());
-        vars.map(|((name, var), shard)| {
-            let about = json!({ "recipe": shard.recipe().name(), "shape": var.dims() });
+        let vars = self.names.iter().zip(&self.shapes);
+        vars.zip(self.group.params()).map(|((name, shape), shard)| {
+            let about = json!({ "recipe": shard.recipe().name(), "shape": shape });
             (name.clone(), about)
         })
     }
@@ -69,9 +105,31 @@ impl<B: Backend> PlainVars<B> {
         shards.map(|shard| (shard.spec().elements(), shard.spec().full().elements()))
     }
 
-    /// The variables.
+    /// The variables, where candle has them.
     pub(crate) fn vars(&self) -> &[Var] {
-        &self.vars
+        match &self.values {
+            Values::Candle(vars) => vars,
+            Values::Backend { .. } => &[],
+        }
+    }
+
+    /// The buffers, where the backend has them.
+    pub(crate) fn buffers(&self) -> &[B::Buffer<f32>] {
+        match &self.values {
+            Values::Candle(_) => &[],
+            Values::Backend { buffers, .. } => buffers,
+        }
+    }
+
+    /// Bytes of the full values.
+    pub(crate) fn bytes(&self) -> usize {
+        let elements = |shape: &Vec<usize>| shape.iter().product::<usize>();
+        size_of::<f32>() * self.shapes.iter().map(elements).sum::<usize>()
+    }
+
+    /// The parameter that variable `index` is among the gradients.
+    pub(crate) fn grad(&self, index: usize) -> usize {
+        self.first_grad + index
     }
 
     /// Adds the gradients that a backward pass left in `store`.
@@ -83,17 +141,17 @@ impl<B: Backend> PlainVars<B> {
         gradients: &Gradients<B>,
         store: &GradStore,
     ) -> Result<(), ModelError> {
-        for (index, (var, name)) in self.vars.iter().zip(&self.names).enumerate() {
+        for (index, (var, name)) in self.vars().iter().zip(&self.names).enumerate() {
             let Some(grad) = store.get(var) else {
                 return Err(ModelError::NoGradient { name: name.clone() });
             };
             let values = grad.flatten_all()?.to_vec1::<f32>()?;
-            gradients.add(self.first_grad + index, &values)?;
+            gradients.add(self.grad(index), &values)?;
         }
         Ok(())
     }
 
-    /// Gathers the f32 shards and sets the candle variables. Collective.
+    /// Gathers the f32 shards and sets the full values. Collective.
     pub(crate) fn refresh(&mut self) -> Result<(), ModelError> {
         let set = self.try_refresh();
         or_abort(&**self.group.comm(), set)
@@ -101,14 +159,49 @@ impl<B: Backend> PlainVars<B> {
 
     fn try_refresh(&mut self) -> Result<(), ModelError> {
         self.group.unshard(Phase::Forward)?;
-        for (index, var) in self.vars.iter().enumerate() {
-            let tensor = self.group.tensor(index)?;
-            let values = dequantize(&self.backend, tensor, Orientation::Rowwise)?;
-            var.set(&Tensor::from_vec(values, var.shape(), var.device())?)?;
+        match &mut self.values {
+            Values::Candle(vars) => {
+                for (index, var) in vars.iter().enumerate() {
+                    let tensor = self.group.tensor(index)?;
+                    let values = dequantize(&self.backend, tensor, Orientation::Rowwise)?;
+                    var.set(&Tensor::from_vec(values, var.shape(), var.device())?)?;
+                }
+            }
+            Values::Backend { buffers, decodes } => {
+                fill(&self.backend, &self.group, buffers, decodes)?;
+            }
         }
         self.group.release();
         Ok(())
     }
+}
+
+/// Copies the gathered values of `group` into `buffers`.
+fn fill<B: Backend>(
+    backend: &B,
+    group: &GatherGroup<B, PlainF32>,
+    buffers: &[B::Buffer<f32>],
+    decodes: &mut Vec<(Option<u64>, B::Plan)>,
+) -> Result<(), ShardError> {
+    let set = group.set();
+    let known = decodes.iter().position(|(known, _)| *known == set);
+    let index = match known {
+        Some(index) => index,
+        None => {
+            let jobs = buffers.iter().enumerate().map(|(index, buffer)| {
+                let tensor = group.tensor(index)?;
+                Ok(DecodeJob::new(
+                    tensor,
+                    Orientation::Rowwise,
+                    buffer.clone(),
+                )?)
+            });
+            let jobs = jobs.collect::<Result<Vec<_>, ShardError>>()?;
+            decodes.push((set, backend.plan(Work::Decode(jobs))?));
+            decodes.len() - 1
+        }
+    };
+    Ok(backend.run(&decodes[index].1, &StepScalars::default())?)
 }
 
 /// A variable of zeros.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
 use lowp_shard::{
     Divergence, FlatGather, GatherItem, GradBucketOptions, MeshComm, ScaleBook, or_abort, ordered,
@@ -20,7 +20,7 @@ use crate::gradients::Gradients;
 use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
 use crate::operand::{PassState, RecipeOperands};
-use crate::plain_vars::PlainVars;
+use crate::plain_vars::{PlainVars, VarPlace};
 use crate::sharded_weight::ShardedWeight;
 use crate::spec::{LinearSpec, VarSpec};
 
@@ -50,6 +50,8 @@ pub struct ModelOptions {
     pub group: Group,
     /// Threads of each product.
     pub threads: usize,
+    /// Where the full values of variables are.
+    pub vars: VarPlace,
 }
 
 /// How often the layers run in one step.
@@ -166,6 +168,34 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.vars.vars()
     }
 
+    /// The full values of the parameters that stay in f32, where the backend has them ([`VarPlace::Backend`]): row-major, in the order
+    /// of their specs. Their content changes with each step, their memory does not.
+    pub fn var_buffers(&self) -> &[B::Buffer<f32>] {
+        self.vars.buffers()
+    }
+
+    /// Memory for the full gradient of variable `index`, which work of the backend writes whole before
+    /// [`ShardedModel::push_var_gradient`].
+    ///
+    /// # Errors
+    /// No such variable, no room, or a rank that failed.
+    pub fn var_gradient(&self, index: usize) -> Result<Source<B>, ModelError> {
+        Ok(self.gradients.memory(self.vars.grad(index))?)
+    }
+
+    /// Says that the backend was given the work that writes the gradient of variable `index`. Collective.
+    ///
+    /// # Errors
+    /// No such variable, no memory was taken for it, or a rank that failed.
+    pub fn push_var_gradient(&self, index: usize) -> Result<(), ModelError> {
+        Ok(self.gradients.push(self.vars.grad(index))?)
+    }
+
+    /// How the operands of each layer's products are quantized.
+    pub fn operands(&self) -> &[Arc<RecipeOperands<B>>] {
+        &self.operands
+    }
+
     /// Begins a pass: its step and the index of this rank's first token in the global batch;
     /// `training` observes amaxes for delayed scales.
     ///
@@ -188,6 +218,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     pub fn add_gradients(&mut self, store: &GradStore) -> Result<(), ModelError> {
         let sent = self.vars.add_gradients(&self.gradients, store);
         or_abort(&*self.mesh.world, sent)?;
+        self.finish_micro_batch()
+    }
+
+    /// Finishes a micro-batch whose gradients are all on their way: those of weights ([`ShardedWeight::push_gradient`]) and of
+    /// variables ([`ShardedModel::push_var_gradient`]). Collective.
+    ///
+    /// # Errors
+    /// A rank that failed. The micro-batch stays unfinished.
+    pub fn finish_micro_batch(&mut self) -> Result<(), ModelError> {
         self.gradients.flush()?;
         for (_, weight) in &self.weights {
             weight.finish_micro_batch()?;
@@ -337,8 +376,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// A thread failed while it used a weight.
     pub fn parameter_bytes(&self) -> Result<u64, ModelError> {
         let weights = self.weight_bytes(Passes::default())?;
-        let vars = self.vars.vars().iter();
-        let vars: usize = vars.map(|var| size_of::<f32>() * var.elem_count()).sum();
+        let vars = self.vars.bytes();
         let state = self.adamw.state_bytes() as u64;
         Ok(weights.peak - weights.masters + state + vars as u64)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use candle_core::{Error, Result, bail};
 use lowp_checkpoint::{Checkpoint, Piece};
 use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
-use lowp_kernels::{Backend, DecodeJob, KernelError, StepScalars, Work};
+use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
     Divergence, GatherAccount, GatherGroup, MeshComm, Reshard, ShardError, ShardedTensor, audit,
     or_abort,
@@ -163,6 +163,16 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         Ok(())
     }
 
+    /// The recipe that it lives in.
+    pub fn recipe(&self) -> R {
+        self.recipe
+    }
+
+    /// The shape of the full weight.
+    pub fn full_shape(&self) -> Shape {
+        self.shape
+    }
+
     /// Elements of the full weight.
     pub(crate) fn elements(&self) -> usize {
         self.shape.elements()
@@ -313,6 +323,14 @@ impl<B: Backend, R: Recipe> State<B, R> {
     }
 }
 
+impl<B: Backend, R: Recipe> State<B, R> {
+    /// Where the gradient goes.
+    fn connected(&self) -> std::result::Result<(Arc<Gradients<B>>, usize), ShardError> {
+        let none = || ShardError::NoSuchGrad { param: 0, len: 0 };
+        self.gradients.clone().ok_or_else(none)
+    }
+}
+
 /// The operand that a phase multiplies by.
 fn orientation(phase: Phase) -> Orientation {
     match phase {
@@ -353,6 +371,64 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
+    /// Starts the gather for `phase`, beside the work that the backend's stream has. Collective over the shard group.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub fn prefetch(&self, phase: Phase) -> std::result::Result<(), ShardError> {
+        self.locked()?.held.prefetch(phase)
+    }
+
+    /// Gathers the weight for `phase`, lends it to `enqueue`, which gives the backend's stream what reads it, and ends the phase. The
+    /// number tells apart the memory that it may be in: work over it can be planned once for each. Collective over the shard group.
+    ///
+    /// # Errors
+    /// What `enqueue` reports, or a rank failed.
+    pub fn with_gathered<T, E: From<ShardError>>(
+        &self,
+        phase: Phase,
+        enqueue: impl FnOnce(
+            &QuantizedTensor<B::Buffer<u8>, R>,
+            Option<u64>,
+        ) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let mut state = self.locked()?;
+        let begun = Instant::now();
+        state.held.unshard(phase)?;
+        state.gathering += begun.elapsed();
+        let used = enqueue(state.held.tensor()?, state.held.set());
+        match &used {
+            Ok(_) => state.held.reshard(),
+            Err(_) => state.held.release(),
+        }
+        used
+    }
+
+    /// Memory for the full gradient, row-major, which work of the backend writes whole before [`ShardedWeight::push_gradient`].
+    ///
+    /// # Errors
+    /// No optimizer is connected, no room, or a rank failed.
+    pub fn gradient(&self) -> std::result::Result<Source<B>, ShardError> {
+        let mut state = self.locked()?;
+        let (gradients, param) = state.connected()?;
+        state.open = true;
+        gradients.memory(param)
+    }
+
+    /// Says that the backend was given the work that writes the gradient, which goes to the owners of its elements. Collective over
+    /// the shard group.
+    ///
+    /// # Errors
+    /// No memory was taken for it, or a rank failed.
+    pub fn push_gradient(&self) -> std::result::Result<(), ShardError> {
+        let (gradients, param) = self.locked()?.connected()?;
+        gradients.push(param)
+    }
+
+    fn locked(&self) -> std::result::Result<MutexGuard<'_, State<B, R>>, ShardError> {
+        self.state.lock().map_err(|_| KernelError::Poisoned.into())
+    }
+
     /// Sends `gradient` to the owners of its elements.
     fn reduce(&self, gradient: &[f32]) -> Result<()> {
         let mut state = self.lock()?;

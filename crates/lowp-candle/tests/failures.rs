@@ -30,6 +30,7 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
         seed: 1,
         group: Group::default(),
         threads: 1,
+        vars: lowp_candle::VarPlace::Candle,
     };
     let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default())?;
     ShardedModel::new(&Cpu, &mesh, |_| recipe, &[], &vars, options)

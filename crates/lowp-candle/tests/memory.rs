@@ -86,6 +86,7 @@ fn bytes(
             seed: 7,
             group: Group::default(),
             threads: 1,
+            vars: lowp_candle::VarPlace::Candle,
         };
         let (linears, vars) = (linears(blocks), vars());
         let of = |_: &LinearSpec| recipe;

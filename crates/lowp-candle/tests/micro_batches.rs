@@ -92,6 +92,7 @@ impl Model {
             seed: 7,
             group: Group::default(),
             threads: 1,
+            vars: lowp_candle::VarPlace::Candle,
         };
         let sharded = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars, options)?;
         Ok(Self {

@@ -255,6 +255,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
             seed: SEED,
             group: Group::default(),
             threads: 1,
+            vars: lowp_candle::VarPlace::Candle,
         };
         let comm: Arc<dyn Communicator<Cpu>> = comm;
         let mesh = MeshComm::new(Mesh::sharded(world), comm)?;

@@ -31,6 +31,7 @@ fn options() -> ModelOptions {
             ..Group::default()
         },
         threads: 1,
+        vars: lowp_candle::VarPlace::Candle,
     }
 }
 

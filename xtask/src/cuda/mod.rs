@@ -17,8 +17,10 @@ use resources::Resources;
 #[path = "../../../crates/lowp-kernels/build/kernels.rs"]
 mod kernels;
 
-/// The sources, from the workspace root.
+/// The sources of lowp-kernels, from the workspace root.
 const SOURCES: &str = "crates/lowp-kernels/cuda";
+/// Those of lowp-transformer, and the folder of what is made of them below that of the others.
+const TRANSFORMER: [&str; 2] = ["crates/lowp-transformer/cuda", "transformer"];
 
 /// What to compile.
 #[derive(Debug, Default, Args)]
@@ -74,8 +76,12 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     kernels::write_headers(&sources).map_err(|why| anyhow!("{why}"))?;
     let folder = target_dir()?.join("cuda-kernels");
     let start = std::time::Instant::now();
-    let compiled =
+    let mut compiled =
         kernels::compile(&nvcc, &sources, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
+    let [others, below] = TRANSFORMER;
+    let (others, below) = (workspace_root()?.join(others), folder.join(below));
+    let those = kernels::compile(&nvcc, &others, &archs, &below);
+    compiled.extend(those.map_err(|why| anyhow!("{why}"))?);
     let names: Vec<_> = archs.iter().map(|arch| arch.name).collect();
     if compiled.is_empty() {
         eprintln!("the kernels are up to date for {}", names.join(", "));

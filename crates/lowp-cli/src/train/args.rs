@@ -1,6 +1,7 @@
 //! The options of `lowp train`.
 
 use super::model::{Arch, ArchName, GptConfig, Preset};
+use crate::device::Device;
 use crate::recipes::{self, RecipeName};
 use crate::usage::UsageError;
 use clap::ValueEnum;
@@ -185,6 +186,10 @@ pub(crate) struct Args {
     /// The same as `lowp recipes`
     #[arg(long, exclusive = true, hide = true)]
     pub(crate) list: bool,
+
+    /// Where the model runs: `cpu`, or `cuda`, with a GPU for each rank; `cuda:N` begins at GPU N
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    pub(crate) device: Device,
 
     /// Number of ranks that the weights are sharded over [default: 2, or as many as a launcher started]
     #[arg(long, value_name = "N", alias = "ranks", conflicts_with = "mesh")]

@@ -5,6 +5,7 @@ use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
 use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run};
+use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
 use lowp_candle::{LinearSpec, Passes, Sharding};
@@ -29,6 +30,8 @@ const MAX_VOCABULARY: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) model: GptConfig,
+    /// Where it runs; ranks that are threads have this GPU and those that follow.
+    pub(crate) device: Device,
     pub(crate) mesh: Mesh,
     pub(crate) sharding: Sharding,
     pub(crate) reshard_after_forward: ReshardAfterForward,
@@ -117,7 +120,7 @@ impl Config {
                 args.seed, args.seeds
             )));
         }
-        if let Some(machine) = memory::machine() {
+        if let (Some(machine), Device::Cpu) = (memory::machine(), args.device) {
             let at_once = args.batch.div_ceil(args.accumulate);
             Needed::new(model, at_once, mesh.replicate, args.recompute).check(machine)?;
         }
@@ -128,8 +131,9 @@ impl Config {
             check_shapes(run, model)?;
             check_sharding(run, sharding)?;
         }
-        Ok(Self {
+        let config = Self {
             model,
+            device: args.device,
             mesh,
             sharding,
             reshard_after_forward,
@@ -156,7 +160,12 @@ impl Config {
             clip: positive("--clip", args.clip, false)?,
             checkpoints: Checkpoints::new(args, steps)?,
             runs,
-        })
+        };
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(_) = config.device {
+            super::gpu::check(&config)?;
+        }
+        Ok(config)
     }
 
     /// The configuration of each seed, in order.

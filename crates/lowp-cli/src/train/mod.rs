@@ -4,10 +4,13 @@ mod args;
 mod checkpoints;
 mod config;
 mod corpus;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod json;
 mod memory;
 mod model;
 mod modifier;
+mod network;
 mod progress;
 mod rank;
 mod recipes;

@@ -3,15 +3,15 @@
 use super::checkpoints::{LOSSES, Resumed};
 use super::config::Config;
 use super::corpus::{Corpus, share};
-use super::model::Gpt;
+use super::network::{Network, Place};
 use super::progress::Progress;
 use super::recipes::Run;
 use super::variant::Variant;
 use crate::output;
 use anyhow::{Result, bail};
-use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, VarSpec};
+use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, VarPlace, VarSpec};
 use lowp_checkpoint::{Block, Dtype, Piece, Saver};
-use lowp_kernels::Cpu;
+use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, Control, GradBucketOptions, MeshComm};
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use std::time::Instant;
 /// Bytes of small gradients that travel together: on a CPU nothing overlaps, so memory counts.
 pub(crate) const GRAD_BUCKET: usize = 1 << 16;
 
-type Comm = Arc<dyn Communicator<Cpu>>;
+type Comm<B> = Arc<dyn Communicator<B>>;
 
 /// What training left on one rank.
 #[derive(Serialize, Deserialize)]
@@ -66,7 +66,7 @@ impl Outcome {
 
 impl Outcome {
     /// Adds what `trained` did.
-    fn add(&mut self, trained: &Trained, config: &Config) -> Result<()> {
+    fn add<B: Backend, N>(&mut self, trained: &Trained<B, N>, config: &Config) -> Result<()> {
         let Trained {
             sharded,
             tail,
@@ -90,7 +90,8 @@ impl Outcome {
 }
 
 /// One rank of a run.
-pub(super) struct Rank<'a> {
+pub(super) struct Rank<'a, B: Backend> {
+    pub(super) backend: &'a B,
     pub(super) rank: usize,
     pub(super) config: &'a Config,
     pub(super) corpus: &'a Corpus,
@@ -100,17 +101,17 @@ pub(super) struct Rank<'a> {
 }
 
 /// The model in the recipe of its steps.
-struct Trained {
-    sharded: ShardedModel<Cpu, Variant>,
-    model: Gpt,
+struct Trained<B: Backend, N> {
+    sharded: ShardedModel<B, Variant>,
+    network: N,
     tail: bool,
     /// Steps since it was made.
     steps: usize,
 }
 
-impl Rank<'_> {
+impl<B: Backend> Rank<'_, B> {
     /// Trains, and saves what is to be saved. Collective.
-    pub(super) fn train(&self, run: &Run, comm: Comm) -> Result<Outcome> {
+    pub(super) fn train<N: Network<B>>(&self, run: &Run, comm: Comm<B>) -> Result<Outcome> {
         let config = self.config;
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let specs = (config.model.linears(), config.model.vars());
@@ -129,7 +130,8 @@ impl Rank<'_> {
             None => Vec::new(),
         };
         let in_tail = config.tail_steps > 0 && first_step > tail_step;
-        let mut trained = self.make(run.recipe, in_tail, (&mesh, &specs), resumed.as_ref())?;
+        let mut trained: Trained<B, N> =
+            self.make(run.recipe, in_tail, (&mesh, &specs), resumed.as_ref())?;
         drop(resumed);
         let recast = trained.sharded.recast();
         if recast > 0 && self.progress.is_some() {
@@ -178,7 +180,9 @@ impl Rank<'_> {
         }
         outcome.seconds = start.elapsed().as_secs_f64();
         outcome.add(&trained, config)?;
-        let Trained { sharded, model, .. } = &trained;
+        let Trained {
+            sharded, network, ..
+        } = &mut trained;
         if let Some((layer, phase, divergence)) = sharded.audit()?.first() {
             let (name, phase) = (&specs.0[*layer].name, phase.name());
             bail!(
@@ -187,7 +191,7 @@ impl Rank<'_> {
         }
         let mine = share(config.batch, config.mesh.world(), self.rank);
         sharded.begin(last_step as u64, self.first_token(&mine), false)?;
-        outcome.val_loss = self.validate(model, &comm)?;
+        outcome.val_loss = self.validate(network, &comm)?;
         sharded.release()?;
         outcome.skipped = sharded.optimizer().counts()?.skipped;
         outcome.train_loss = train_loss;
@@ -198,62 +202,74 @@ impl Rank<'_> {
     }
 
     /// The model of the first step.
-    fn make(
+    fn make<N: Network<B>>(
         &self,
         recipe: Variant,
         tail: bool,
-        (mesh, (linears, vars)): (&MeshComm<Cpu>, &(Vec<LinearSpec>, Vec<VarSpec>)),
+        (mesh, (linears, vars)): (&MeshComm<B>, &(Vec<LinearSpec>, Vec<VarSpec>)),
         resumed: Option<&Resumed>,
-    ) -> Result<Trained> {
+    ) -> Result<Trained<B, N>> {
         let config = self.config;
         let options = ModelOptions {
             sharding: config.sharding,
             reshard_after_forward: config.reshard_after_forward,
             grads: GradBucketOptions {
                 wire: config.grad_wire,
-                bytes: GRAD_BUCKET,
+                bytes: match N::VARS {
+                    VarPlace::Candle => GRAD_BUCKET,
+                    VarPlace::Backend => GradBucketOptions::default().bytes,
+                },
                 ..GradBucketOptions::default()
             },
             seed: config.seed,
             group: config.group,
             threads: self.threads,
+            vars: N::VARS,
         };
         let of = |linear: &LinearSpec| match tail {
             true => self.recipe_of(recipe, linear).with_bf16_forward(),
             false => self.recipe_of(recipe, linear),
         };
         let sharded = match resumed {
-            None => ShardedModel::new(&Cpu, mesh, of, linears, vars, options)?,
+            None => ShardedModel::new(self.backend, mesh, of, linears, vars, options)?,
             Some(resumed) => {
                 let saved = (resumed.checkpoint(), resumed.formats());
-                ShardedModel::load((&Cpu, mesh), of, linears, vars, options, saved)?
+                ShardedModel::load((self.backend, mesh), of, linears, vars, options, saved)?
             }
         };
         self.over(sharded, tail)
     }
 
     /// The same model with the recipe of the tail.
-    fn switch(
+    fn switch<N: Network<B>>(
         &self,
         recipe: Variant,
-        trained: Trained,
+        trained: Trained<B, N>,
         (linears, vars): &(Vec<LinearSpec>, Vec<VarSpec>),
-    ) -> Result<Trained> {
-        let Trained { sharded, model, .. } = trained;
+    ) -> Result<Trained<B, N>> {
+        let Trained {
+            sharded, network, ..
+        } = trained;
         // Its layers hold weights.
-        drop(model);
+        drop(network);
         let of = |linear: &LinearSpec| self.recipe_of(recipe, linear).with_bf16_forward();
         self.over(sharded.in_recipes(of, linears, vars)?, true)
     }
 
-    fn over(&self, sharded: ShardedModel<Cpu, Variant>, tail: bool) -> Result<Trained> {
-        let config = self.config;
-        let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
-        let passes = (self.threads, config.recompute);
-        let model = Gpt::new(config.model, layers, vars, passes)?;
+    fn over<N: Network<B>>(
+        &self,
+        sharded: ShardedModel<B, Variant>,
+        tail: bool,
+    ) -> Result<Trained<B, N>> {
+        let place = Place {
+            config: self.config,
+            rank: self.rank,
+            threads: self.threads,
+        };
+        let network = N::new(self.backend, &sharded, place)?;
         Ok(Trained {
             sharded,
-            model,
+            network,
             tail,
             steps: 0,
         })
@@ -267,20 +283,20 @@ impl Rank<'_> {
     }
 
     /// One step; returns this rank's share of the loss.
-    fn step(&self, step: usize, trained: &mut Trained) -> Result<f64> {
+    fn step<N: Network<B>>(&self, step: usize, trained: &mut Trained<B, N>) -> Result<f64> {
         let config = self.config;
-        let Trained { sharded, model, .. } = trained;
+        let Trained {
+            sharded, network, ..
+        } = trained;
         let mine = share(config.batch, config.mesh.world(), self.rank);
         let tokens = config.batch * config.model.seq;
-        let mut loss = 0.0;
         for micro in 0..config.accumulate {
             let part = share(mine.len(), config.accumulate, micro);
             let part = mine.start + part.start..mine.start + part.end;
-            sharded.begin(step as u64, self.first_token(&part), true)?;
+            let random_step = N::random_step(step, micro, config.accumulate);
+            sharded.begin(random_step, self.first_token(&part), true)?;
             let batch = self.corpus.train(config.seed, step, part);
-            let own = model.loss(&batch, tokens)?;
-            sharded.add_gradients(&own.backward()?)?;
-            loss += f64::from(own.value()?);
+            network.train(sharded, &batch, tokens)?;
         }
         sharded.finish_step(&StepOptions {
             lr_factor: config.schedule.factor(step as u64 + 1),
@@ -288,7 +304,7 @@ impl Rank<'_> {
             ..StepOptions::default()
         })?;
         trained.steps += 1;
-        Ok(loss)
+        trained.network.take_loss()
     }
 
     /// The number of the first token of `sequences` in the batch.
@@ -297,7 +313,7 @@ impl Rank<'_> {
     }
 
     /// Where checkpoints of this run go. Collective.
-    fn saver(&self, run: &Run, comm: &Comm) -> Result<Option<Saver>> {
+    fn saver(&self, run: &Run, comm: &Comm<B>) -> Result<Option<Saver>> {
         let checkpoints = &self.config.checkpoints;
         let Some(folder) = checkpoints.folder_of(run, self.config.seed) else {
             return Ok(None);
@@ -311,7 +327,7 @@ impl Rank<'_> {
         &self,
         saver: &mut Saver,
         run: &Run,
-        (step, sharded, train_loss): (usize, &ShardedModel<Cpu, Variant>, &[f32]),
+        (step, sharded, train_loss): (usize, &ShardedModel<B, Variant>, &[f32]),
     ) -> Result<()> {
         saver.finish()?;
         let pieces = self.pieces(sharded, train_loss)?;
@@ -321,11 +337,7 @@ impl Rank<'_> {
     }
 
     /// This rank's pieces of a checkpoint.
-    fn pieces(
-        &self,
-        sharded: &ShardedModel<Cpu, Variant>,
-        train_loss: &[f32],
-    ) -> Result<Vec<Piece>> {
+    fn pieces(&self, sharded: &ShardedModel<B, Variant>, train_loss: &[f32]) -> Result<Vec<Piece>> {
         let mut pieces = sharded.pieces()?;
         if self.rank == 0 {
             let full = [1, train_loss.len()];
@@ -340,24 +352,22 @@ impl Rank<'_> {
         Ok(pieces)
     }
 
-    fn validate(&self, model: &Gpt, comm: &Comm) -> Result<f64> {
+    fn validate<N: Network<B>>(&self, network: &mut N, comm: &Comm<B>) -> Result<f64> {
         let config = self.config;
         let mine = share(config.batch, config.mesh.world(), self.rank);
         let tokens = config.batch * config.model.seq;
         let total = config.eval_batches * config.batch;
-        let mut loss_sum = 0.0;
         for index in 0..config.eval_batches {
             let first = index * config.batch;
             let range = first + mine.start..first + mine.end;
-            let loss = model.loss(&self.corpus.validation(total, range), tokens)?;
-            loss_sum += f64::from(loss.value()?);
+            network.evaluate(&self.corpus.validation(total, range), tokens)?;
         }
-        Ok(sum(comm, loss_sum)? / config.eval_batches as f64)
+        Ok(sum(comm, network.take_loss()?)? / config.eval_batches as f64)
     }
 }
 
 /// Sum of one number over the ranks, the same on each.
-fn sum(comm: &Comm, value: f64) -> Result<f64> {
+fn sum<B: Backend>(comm: &Comm<B>, value: f64) -> Result<f64> {
     let mut values = [value];
     comm.control().sum(&mut values)?;
     Ok(values[0])

@@ -2,14 +2,16 @@
 
 use super::config::Config;
 use super::corpus::Corpus;
+use super::network::{Candle, Network};
 use super::progress::Progress;
 use super::rank::{Outcome, Part, Rank};
 use super::recipes::Run;
 use super::result::RunResult;
 use super::world::World;
+use crate::device::Device;
 use anyhow::{Context, Result, anyhow, bail};
-use lowp_kernels::Cpu;
-use lowp_shard::run_ranks;
+use lowp_kernels::{Backend, Cpu};
+use lowp_shard::{Communicator, HostComm, LocalComm, run_comms};
 use std::sync::Arc;
 use std::thread;
 
@@ -24,25 +26,35 @@ pub(crate) fn run(
     (world, progress): (&World, Option<&Progress>),
 ) -> Result<RunResult> {
     let ranks = config.mesh.world();
-    let threads = threads_per_rank(world.ranks_here(ranks));
-    let train = |rank, comm| {
-        Rank {
-            rank,
-            config,
-            corpus,
-            progress: progress.filter(|_| rank == 0),
-            threads,
-        }
-        .train(run, comm)
+    let work = Work {
+        run,
+        config,
+        corpus,
+        progress,
+        threads: threads_per_rank(world.ranks_here(ranks)),
     };
-    let outcomes = match world.rank()? {
-        Some((rank, comm)) => {
-            let own = train(rank, Arc::clone(&comm)).with_context(|| run.name.clone())?;
-            Outcome::of_all(&own, comm.control())?
-        }
-        None => run_ranks(&Cpu, ranks, world.limit, train).map_err(|e| {
-            anyhow!("{:#}", e.cause).context(format!("{}, rank {} of {ranks}", run.name, e.rank))
+    let outcomes = match (config.device, world.rank()?) {
+        (Device::Cpu, Some((control, _))) => work.process::<_, Candle>(&Cpu, {
+            let comm: Arc<dyn Communicator<Cpu>> = HostComm::new(control, &Cpu).into();
+            comm
         })?,
+        (Device::Cpu, None) => {
+            let backends = vec![Cpu; ranks];
+            let comms = LocalComm::world_on(&backends, world.limit);
+            work.threads::<_, Candle>(&backends, comms.into_iter().map(Into::into).collect())?
+        }
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(first), Some((control, local))) => {
+            let (cuda, comm) = super::gpu::process(control, (first, local), world.limit)?;
+            work.process::<_, super::gpu::Gpu>(&cuda, comm)?
+        }
+        #[cfg(feature = "cuda")]
+        (Device::Cuda(first), None) => {
+            let (devices, comms) = super::gpu::world(first, ranks, world.limit)?;
+            work.threads::<_, super::gpu::Gpu>(&devices, comms)?
+        }
+        #[cfg(not(feature = "cuda"))]
+        (Device::Cuda(_), _) => crate::device::without_cuda()?,
     };
     let first = outcomes.first().context("a world of no ranks")?;
     // Every replica sends and stores the same.
@@ -108,6 +120,61 @@ pub(crate) fn run(
         gather_seconds_exposed: per_step(first.gathering),
         gather_seconds_hidden: 0.0,
     })
+}
+
+/// What every rank does.
+struct Work<'a> {
+    run: &'a Run,
+    config: &'a Config,
+    corpus: &'a Corpus,
+    progress: Option<&'a Progress>,
+    threads: usize,
+}
+
+impl Work<'_> {
+    /// One rank of it.
+    fn rank<B: Backend, N: Network<B>>(
+        &self,
+        backend: &B,
+        rank: usize,
+        comm: Arc<dyn Communicator<B>>,
+    ) -> Result<Outcome> {
+        let rank = Rank {
+            backend,
+            rank,
+            config: self.config,
+            corpus: self.corpus,
+            progress: self.progress.filter(|_| rank == 0),
+            threads: self.threads,
+        };
+        rank.train::<N>(self.run, comm)
+    }
+
+    /// This process is a rank; what all did.
+    fn process<B: Backend, N: Network<B>>(
+        &self,
+        backend: &B,
+        comm: Arc<dyn Communicator<B>>,
+    ) -> Result<Vec<Outcome>> {
+        let own = self.rank::<B, N>(backend, comm.rank(), Arc::clone(&comm));
+        Outcome::of_all(&own.with_context(|| self.run.name.clone())?, comm.control())
+    }
+
+    /// Threads of this process are the ranks.
+    fn threads<B: Backend, N: Network<B>>(
+        &self,
+        backends: &[B],
+        comms: Vec<Arc<dyn Communicator<B>>>,
+    ) -> Result<Vec<Outcome>> {
+        let ranks = backends.len();
+        run_comms(comms, |rank, comm| {
+            self.rank::<B, N>(&backends[rank], rank, comm)
+        })
+        .map_err(|e| {
+            let place = format!("{}, rank {} of {ranks}", self.run.name, e.rank);
+            anyhow!("{:#}", e.cause).context(place)
+        })
+    }
 }
 
 /// Threads that the products of one rank may use, so that all ranks together use the machine once.

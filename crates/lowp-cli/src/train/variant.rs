@@ -400,6 +400,7 @@ mod tests {
             seed: 1,
             group: Group::default(),
             threads: 1,
+            vars: lowp_candle::VarPlace::Candle,
         };
         let model = ShardedModel::new(&cpu, &mesh, |_| variant, &[spec], &[], options);
         let model = model.expect("a model");

@@ -4,14 +4,10 @@ use super::config::{Config, MAX_RANKS};
 use super::corpus::Corpus;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use lowp_kernels::Cpu;
-use lowp_shard::{Communicator, Control, HostComm, Launch, join};
+use lowp_shard::{Control, Launch, join};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What moves the data of a rank.
-type Comm = Arc<dyn Communicator<Cpu>>;
 
 /// The ranks of one command.
 #[derive(Debug)]
@@ -85,18 +81,18 @@ impl World {
         Ok(control.agree("the text to train on", corpus.digest())?)
     }
 
-    /// This process as the only rank of it, for one run: its number and its communicator. `None` where ranks are threads.
+    /// This process as the only rank of it, for one run: its control, and its number among the ranks of this machine. `None` where ranks
+    /// are threads.
     ///
     /// # Errors
     /// A rank failed.
-    pub(crate) fn rank(&self) -> Result<Option<(usize, Comm)>> {
-        let Some(Process { control, .. }) = &self.process else {
+    pub(crate) fn rank(&self) -> Result<Option<(Arc<dyn Control>, usize)>> {
+        let Some(Process { control, launch }) = &self.process else {
             return Ok(None);
         };
         // A group of its own, whose bytes are counted from zero.
         let control = control.split(0, control.rank())?;
-        let rank = control.rank();
-        Ok(Some((rank, HostComm::new(control, &Cpu).into())))
+        Ok(Some((control, launch.local_rank)))
     }
 
     /// How the command ends on this rank: an error ends it on all.

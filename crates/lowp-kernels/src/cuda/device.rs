@@ -194,6 +194,15 @@ impl Cuda {
         name.map_err(failed("cuDeviceGetName"))
     }
 
+    /// The compute capability, major and minor.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub fn capability(&self) -> Result<(i32, i32), KernelError> {
+        let capability = self.device().context.compute_capability();
+        capability.map_err(failed("cuDeviceGetAttribute"))
+    }
+
     /// The device's number.
     pub fn ordinal(&self) -> usize {
         self.device().context.ordinal()

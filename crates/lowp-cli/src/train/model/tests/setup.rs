@@ -91,6 +91,7 @@ impl Setup {
                     ..Group::default()
                 },
                 threads: 1,
+                vars: lowp_candle::VarPlace::Candle,
             };
             let mesh = Mesh {
                 replicate: replicas,

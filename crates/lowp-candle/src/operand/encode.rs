@@ -1,0 +1,197 @@
+//! [`OperandEncode`]: an operand that stays where it is made: its codes, for the products of one layer.
+
+use lowp_format::{Code, Operand, Orientation, Part, Quantizers, Role, Rounding, Shape, Usage};
+use lowp_kernels::{
+    AmaxJob, Backend, EncodeJob, Source, StepScalars, StochasticKey, Target, TensorInput, Work,
+};
+use lowp_shard::{ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
+use std::sync::atomic::Ordering;
+
+use super::{Kind, RecipeOperands, is_plain};
+
+/// A planned cast of values at one place into the codes that products read.
+///
+/// Both orientations are cast at once. Scales and amaxes of the tensor that do not come from earlier steps are those of this rank's part
+/// of the batch.
+#[derive(Debug)]
+pub struct OperandEncode<B: Backend> {
+    quantizers: Quantizers,
+    usage: Usage,
+    targets: Vec<Target<B>>,
+    /// Amaxes for the scales of later steps.
+    observe: Option<B::Plan>,
+    /// Amaxes for this cast.
+    amax: Option<B::Plan>,
+    encode: Option<B::Plan>,
+    /// Scales of this tensor alone.
+    _local: ScaleBook<B>,
+}
+
+impl<B: Backend> OperandEncode<B> {
+    /// The orientations that are cast; in others products read the values themselves.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// How each orientation is quantized.
+    pub fn quantizers(&self) -> &Quantizers {
+        &self.quantizers
+    }
+
+    /// The buffer that holds `part` for `orientation`.
+    pub fn target(&self, orientation: Orientation, part: Part) -> Option<&Target<B>> {
+        let mut targets = self.targets.iter();
+        targets.find(|target| target.spec.key.serves(orientation, part))
+    }
+
+    /// Bytes of the codes and scales.
+    pub fn bytes(&self, backend: &B) -> usize {
+        let bytes = |target: &Target<B>| backend.len(&target.bytes);
+        self.targets.iter().map(bytes).sum()
+    }
+}
+
+impl<B: Backend> RecipeOperands<B> {
+    /// How operands in `role` are quantized; nothing for a weight that is multiplied as it is gathered.
+    pub fn operand(&self, role: Role) -> Option<&Operand> {
+        self.of_role(role).map(|kind| &kind.operand)
+    }
+
+    fn of_role(&self, role: Role) -> Option<&Kind> {
+        match role {
+            Role::Activation => Some(&self.plan.activation),
+            Role::Gradient => Some(&self.plan.gradient),
+            Role::Weight => self.plan.weight.as_ref(),
+        }
+    }
+
+    /// Plans the cast of `source`, a matrix of `shape` whose first row is token `first_token` of the batch, in the orientations of
+    /// `usage` in which products read codes. Buffers that `lend` gives are used instead of new ones.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or no room.
+    pub fn plan_encode(
+        &self,
+        role: Role,
+        (shape, usage, first_token): (Shape, Usage, u64),
+        source: &Source<B>,
+        lend: impl Fn(&lowp_format::BufferSpec) -> Option<B::Buffer<u8>>,
+    ) -> Result<OperandEncode<B>, ShardError> {
+        let backend = &self.backend;
+        let exact = Operand {
+            quantized: Usage::empty(),
+            ..self.plan.activation.operand
+        };
+        let (operand, slots) = match self.of_role(role) {
+            Some(kind) => (kind.operand, kind.slots),
+            None => (exact, [None; 2]),
+        };
+        let quantizers = operand.quantizers;
+        let cast = |o: &Orientation| !is_plain(&quantizers.of(*o).kernel);
+        let cast = Orientation::ALL.into_iter().filter(cast);
+        let usage = cast.fold(Usage::empty(), |all, o| all | o.usage()) & usage & operand.quantized;
+        let mut planned = OperandEncode {
+            quantizers,
+            usage,
+            targets: Vec::new(),
+            observe: None,
+            amax: None,
+            encode: None,
+            _local: ScaleBookBuilder::default().build(backend)?,
+        };
+        if usage.is_empty() {
+            return Ok(planned);
+        }
+        for spec in &quantizers.buffers(usage) {
+            let bytes = match lend(spec) {
+                Some(bytes) => bytes,
+                None => backend.alloc::<u8>(spec.bytes(shape))?,
+            };
+            planned.targets.push(Target::new(*spec, bytes));
+        }
+        let mut local = ScaleBookBuilder::default();
+        let delayed = Orientation::ALL
+            .into_iter()
+            .filter(|o| slots[*o as usize].is_some())
+            .fold(Usage::empty(), |all, o| all | o.usage());
+        let own = local.register_operand(&quantizers, shape, usage - delayed);
+        planned._local = local.build(backend)?;
+        let of_slots =
+            |book: &ScaleBook<B>, slots: [Option<ScaleSlot>; 2]| book.tensor_inputs(slots);
+        let used = Orientation::ALL.map(|o| usage.contains(o.usage()).then_some(o as usize));
+        let earlier = used.map(|at| at.and_then(|at| slots[at]));
+        let [mut row, mut col] = of_slots(&planned._local, own)?;
+        let [row_of_book, col_of_book] = of_slots(&self.book, earlier)?;
+        row = row_of_book.or(row);
+        col = col_of_book.or(col);
+        let random = operand.rounding == Rounding::Stochastic
+            && quantizers
+                .kernels()
+                .iter()
+                .any(|kernel| kernel.element == Code::E2M1);
+        let stochastic = random.then(|| StochasticKey {
+            seed: self.plan.seed,
+            stream: self.plan.stream + role as u64,
+            first: first_token * shape.cols as u64,
+        });
+        let encode = EncodeJob {
+            shape,
+            kernels: quantizers.kernels(),
+            source: source.clone(),
+            source_rounding: operand.source_rounding,
+            tensor: [row, col],
+            targets: planned.targets.clone(),
+            stochastic,
+        };
+        let plan = |jobs: Vec<AmaxJob<B>>| -> Result<Option<B::Plan>, ShardError> {
+            let some = !jobs.is_empty();
+            Ok(some.then(|| backend.plan(Work::Amax(jobs))).transpose()?)
+        };
+        planned.amax = plan(AmaxJob::before(backend, &encode))?;
+        let mut seen = Vec::new();
+        let mut observe = Vec::new();
+        for orientation in Orientation::ALL {
+            let at = orientation as usize;
+            if let (Some(slot), Some(TensorInput::Known(_))) = (earlier[at], &encode.tensor[at]) {
+                let entry = self.book.index(slot)?;
+                if seen.contains(&entry) {
+                    continue;
+                }
+                seen.push(entry);
+                observe.push(AmaxJob {
+                    shape,
+                    start: 0,
+                    source: source.clone(),
+                    source_rounding: operand.source_rounding,
+                    out: self.book.observed().clone(),
+                    tensor: Some(entry),
+                    blocks: Vec::new(),
+                    hadamard: quantizers.of(orientation).kernel.hadamard,
+                });
+            }
+        }
+        planned.observe = plan(observe)?;
+        planned.encode = Some(backend.plan(Work::Encode(vec![encode]))?);
+        Ok(planned)
+    }
+
+    /// Gives the backend's stream a planned cast.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn run_encode(&self, planned: &OperandEncode<B>) -> Result<(), ShardError> {
+        let scalars = StepScalars {
+            random_step: self.pass.step.load(Ordering::Relaxed),
+            ..StepScalars::default()
+        };
+        if let (Some(observe), true) =
+            (&planned.observe, self.pass.training.load(Ordering::Relaxed))
+        {
+            self.backend.run(observe, &scalars)?;
+        }
+        for plan in [&planned.amax, &planned.encode].into_iter().flatten() {
+            self.backend.run(plan, &scalars)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! [`Gpu`]: the model on one GPU for each rank.
+
+use super::config::Config;
+use super::model::{Arch, Batch, GptConfig};
+use super::network::{Network, Place};
+use super::variant::Variant;
+use crate::usage::UsageError;
+use anyhow::{Context, Result, anyhow};
+use lowp_candle::{ShardedModel, VarPlace};
+use lowp_kernels::{Backend, Cuda};
+use lowp_nccl::{NcclComm, NcclOptions};
+use lowp_shard::{Communicator, Control, LocalComm, ShardError, threads};
+use lowp_transformer::{Block, Sizes, Tokens, Transformer};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+type Comm = Arc<dyn Communicator<Cuda>>;
+
+/// The model as the GPU of this rank runs it.
+#[derive(Debug)]
+pub(super) struct Gpu {
+    transformer: Transformer<Variant>,
+}
+
+impl Network<Cuda> for Gpu {
+    const VARS: VarPlace = VarPlace::Backend;
+
+    fn new(cuda: &Cuda, sharded: &ShardedModel<Cuda, Variant>, place: Place<'_>) -> Result<Self> {
+        let Place { config, rank, .. } = place;
+        let sequences = config.batch / config.mesh.world() / config.accumulate;
+        let first = (rank * sequences * config.model.seq) as u64;
+        let transformer =
+            Transformer::new(cuda, sharded, &sizes(config.model), (sequences, first))?;
+        Ok(Self { transformer })
+    }
+
+    /// The place of a rank's tokens in a micro-batch is the same in all of them.
+    fn random_step(step: usize, micro: usize, accumulate: usize) -> u64 {
+        (step * accumulate + micro) as u64
+    }
+
+    fn train(
+        &mut self,
+        sharded: &mut ShardedModel<Cuda, Variant>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> Result<()> {
+        let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
+        let tokens = Tokens {
+            inputs: &inputs,
+            targets: &targets,
+        };
+        self.transformer.train(sharded, tokens, divisor)?;
+        Ok(sharded.finish_micro_batch()?)
+    }
+
+    fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()> {
+        let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
+        let at_once = self.transformer.tokens();
+        for (inputs, targets) in inputs.chunks(at_once).zip(targets.chunks(at_once)) {
+            self.transformer
+                .evaluate(Tokens { inputs, targets }, divisor)?;
+        }
+        Ok(())
+    }
+
+    fn take_loss(&mut self) -> Result<f64> {
+        Ok(self.transformer.take_loss()?)
+    }
+}
+
+fn ids(bytes: &[u8]) -> Vec<u32> {
+    bytes.iter().map(|&byte| u32::from(byte)).collect()
+}
+
+fn sizes(model: GptConfig) -> Sizes {
+    let GptConfig {
+        dim,
+        layers,
+        heads,
+        seq,
+        vocab,
+        arch,
+    } = model;
+    Sizes {
+        dim,
+        layers,
+        heads,
+        seq,
+        vocab,
+        block: match arch {
+            Arch::Gpt => Block::Gpt,
+            Arch::Llama { kv_heads } => Block::Llama {
+                kv_heads,
+                gated: model.gated(),
+                theta: 10_000.0,
+            },
+        },
+    }
+}
+
+/// Checks what a GPU takes of a configuration.
+///
+/// # Errors
+/// A [`UsageError`] with the option.
+pub(super) fn check(config: &Config) -> Result<(), UsageError> {
+    let parts = config.mesh.world() * config.accumulate;
+    if !config.batch.is_multiple_of(parts) {
+        let next = config.batch.next_multiple_of(parts);
+        return Err(UsageError::new(format!(
+            "--batch {} does not divide into {parts} equal micro-batches, as GPUs take them: {} ranks x --accumulate {}; take {next}",
+            config.batch,
+            config.mesh.world(),
+            config.accumulate
+        )));
+    }
+    if config.recompute {
+        return Err(UsageError::new(
+            "--recompute is not there on a GPU yet; leave it out, or take a smaller --batch or --accumulate N",
+        ));
+    }
+    let tokens = config.batch / parts * config.model.seq;
+    if !tokens.is_multiple_of(128) {
+        return Err(UsageError::new(format!(
+            "{tokens} tokens at a time on each GPU: their number is a multiple of 128; change --batch or --seq"
+        )));
+    }
+    sizes(config.model).check().map_err(UsageError::new)
+}
+
+/// The GPU and the communicator of a rank that is a process.
+///
+/// # Errors
+/// No such GPU, no NCCL, or a rank that failed.
+pub(super) fn process(
+    control: Arc<dyn Control>,
+    (first, local): (usize, usize),
+    limit: Duration,
+) -> Result<(Cuda, Comm)> {
+    let cuda = crate::device::open(first + local)?;
+    let options = NcclOptions {
+        limit,
+        ..NcclOptions::default()
+    };
+    let comm = NcclComm::new(control, &cuda.fork()?, options)?;
+    Ok((cuda, Arc::new(comm)))
+}
+
+/// The GPUs and communicators of ranks that are threads.
+///
+/// # Errors
+/// Too few GPUs, no NCCL, or a rank that failed.
+pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<Cuda>, Vec<Comm>)> {
+    let found = Cuda::count()?;
+    if first + ranks > found && found > 0 {
+        return Err(UsageError::new(format!(
+            "--world-size {ranks} from cuda:{first} on: this machine has {found} GPUs; give --world-size {} or less",
+            found.saturating_sub(first)
+        ))
+        .into());
+    }
+    let devices: Vec<Cuda> = (first..first + ranks)
+        .map(crate::device::open)
+        .collect::<Result<_>>()?;
+    let [device] = devices.as_slice() else {
+        let options = NcclOptions {
+            limit,
+            ..NcclOptions::default()
+        };
+        let controls = threads(ranks, limit);
+        let join = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
+            NcclComm::new(control, &cuda.fork()?, options)
+        };
+        let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
+            let start = |rank| scope.spawn(move || join(rank));
+            let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
+            let joined = joining.into_iter().map(|rank| rank.join());
+            let lost = |_| ShardError::Failed {
+                rank: 0,
+                message: "a thread that joins NCCL panicked".to_owned(),
+            };
+            joined.map(|rank| rank.map_err(lost)?).collect()
+        });
+        let comms = comms.map_err(|error| anyhow!("{error}"))?;
+        return Ok((
+            devices,
+            comms
+                .into_iter()
+                .map(|comm| Arc::new(comm) as Comm)
+                .collect(),
+        ));
+    };
+    let alone = LocalComm::world_on(&[device.fork()?], limit);
+    let alone = alone.into_iter().next().context("no rank")?;
+    Ok((devices, vec![alone.into()]))
+}

@@ -1,0 +1,89 @@
+//! [`Network`]: what runs a model's passes: candle on the CPU ([`Candle`]), kernels on a GPU ([`super::gpu::Gpu`]).
+
+use super::config::Config;
+use super::model::{Batch, Gpt};
+use super::variant::Variant;
+use anyhow::Result;
+use lowp_candle::{ShardedModel, VarPlace};
+use lowp_kernels::{Backend, Cpu};
+
+/// What a network is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) config: &'a Config,
+    pub(super) rank: usize,
+    /// Threads that its products may use.
+    pub(super) threads: usize,
+}
+
+/// The passes of a model whose parameters are those of a [`ShardedModel`].
+pub(super) trait Network<B: Backend>: Sized {
+    /// Where it reads variables.
+    const VARS: VarPlace;
+
+    /// The network over `sharded`.
+    fn new(backend: &B, sharded: &ShardedModel<B, Variant>, place: Place<'_>) -> Result<Self>;
+
+    /// The number that tells apart the random numbers of micro-batch `micro` of a step.
+    fn random_step(step: usize, micro: usize, accumulate: usize) -> u64;
+
+    /// Trains on a micro-batch whose loss is the sum over its tokens divided by `divisor`, and finishes it.
+    fn train(
+        &mut self,
+        sharded: &mut ShardedModel<B, Variant>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> Result<()>;
+
+    /// Adds the loss of a batch.
+    fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()>;
+
+    /// The sum of losses since the last call.
+    fn take_loss(&mut self) -> Result<f64>;
+}
+
+/// The model as candle runs it.
+#[derive(Debug)]
+pub(super) struct Candle {
+    model: Gpt,
+    loss: f64,
+}
+
+impl Network<Cpu> for Candle {
+    const VARS: VarPlace = VarPlace::Candle;
+
+    fn new(_: &Cpu, sharded: &ShardedModel<Cpu, Variant>, place: Place<'_>) -> Result<Self> {
+        let Place {
+            config, threads, ..
+        } = place;
+        let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
+        let model = Gpt::new(config.model, layers, vars, (threads, config.recompute))?;
+        Ok(Self { model, loss: 0.0 })
+    }
+
+    /// Micro-batches have tokens of their own.
+    fn random_step(step: usize, _: usize, _: usize) -> u64 {
+        step as u64
+    }
+
+    fn train(
+        &mut self,
+        sharded: &mut ShardedModel<Cpu, Variant>,
+        batch: &Batch,
+        divisor: usize,
+    ) -> Result<()> {
+        let own = self.model.loss(batch, divisor)?;
+        sharded.add_gradients(&own.backward()?)?;
+        self.loss += f64::from(own.value()?);
+        Ok(())
+    }
+
+    fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()> {
+        self.loss += f64::from(self.model.loss(batch, divisor)?.value()?);
+        Ok(())
+    }
+
+    fn take_loss(&mut self) -> Result<f64> {
+        Ok(std::mem::take(&mut self.loss))
+    }
+}

@@ -1,0 +1,70 @@
+// Both ends of a language model: the embedding of tokens, and the cross entropy of logits.
+#include "octet.cuh"
+
+// Row `t` of `x` is the row of `table` of its token, and with `positions` that of its position. A thread has eight columns.
+extern "C" __global__ void embedding_forward(const int* ids, const float* table, const float* positions, bf16* x, int seq,
+                                             int dim, size_t threads) {
+    const size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= threads) return;
+    const int octets = dim / 8, col = 8 * (at % octets);
+    const size_t token = at / octets;
+    Octet v = load8(table + size_t(ids[token]) * dim + col);
+    if (positions != nullptr) {
+        const Octet p = load8(positions + (token % seq) * dim + col);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v.v[i] += p.v[i];
+    }
+    store8(x + token * dim + col, v);
+}
+
+// Sums rows of `dx` in the order of `order`: row `r` of `out` gets rows `order[starts[r]]` to `order[starts[r + 1] - 1]`. One
+// warp per row and 256 columns.
+extern "C" __global__ void sum_rows(const bf16* dx, const int* starts, const int* order, float* out, int dim) {
+    const int col = 8 * (32 * blockIdx.y + threadIdx.x);
+    if (col >= dim) return;
+    Octet sum = {};
+    const int last = starts[blockIdx.x + 1];
+#pragma unroll 4
+    for (int at = starts[blockIdx.x]; at < last; ++at) {
+        const Octet v = load8(dx + size_t(order[at]) * dim + col);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum.v[i] += v.v[i];
+    }
+    store8(out + size_t(blockIdx.x) * dim + col, sum);
+}
+
+// The loss of each row of logits, and its gradient: `(softmax - one at the target) * scale`. One block per row. Without
+// `gradients` only losses.
+extern "C" __global__ void cross_entropy(const float* logits, const int* targets, float* losses, bf16* gradients, int vocab,
+                                         float scale) {
+    __shared__ float scratch[64];
+    const size_t row = blockIdx.x;
+    logits += row * vocab;
+    float most = -INFINITY;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) most = fmaxf(most, logits[i]);
+    most = block_max(most, scratch);
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) sum += __expf(logits[i] - most);
+    sum = block_sum(sum, scratch + 32);
+    const int target = targets[row];
+    if (threadIdx.x == 0) losses[row] = logf(sum) - (logits[target] - most);
+    if (gradients == nullptr) return;
+    const float factor = scale / sum;
+    gradients += row * vocab;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
+        const float g = __expf(logits[i] - most) * factor - (i == target ? scale : 0.0f);
+        gradients[i] = __float2bfloat16_rn(g);
+    }
+}
+
+// `total[0] += scale * sum(losses)`, in a fixed order. One block.
+extern "C" __global__ void add_losses(const float* losses, int tokens, float scale, float* total) {
+    __shared__ double sums[256];
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < tokens; i += 256) sum += losses[i];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int i = 1; i < 256; ++i) sum += sums[i];
+    total[0] += float(sum * scale);
+}

@@ -1,0 +1,405 @@
+//! [`Layer`]: one transformer block, forward and backward.
+
+use std::sync::Arc;
+
+use half::bf16;
+use lowp_candle::ShardedModel;
+use lowp_format::{Phase, Recipe};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
+
+use super::TransformerError;
+use super::attention::{Attention, Rows};
+use super::linear::{Linear, Shared};
+use super::ops::{Heads, NormParams, Ops};
+use super::place::at;
+use crate::product::Product;
+use crate::sizes::{Block, Sizes};
+
+type Values = CudaBuffer<bf16>;
+type Done<T = ()> = Result<T, TransformerError>;
+
+/// The tokens of a batch and where they begin in the batch of all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) tokens: usize,
+    pub(super) first: u64,
+}
+
+/// A norm with what backward needs of it.
+#[derive(Debug)]
+pub(super) struct Norm {
+    pub(super) params: NormParams,
+    /// The variables that gamma and beta are.
+    vars: [usize; 2],
+    pub(super) x: Values,
+    stats: CudaBuffer<f32>,
+}
+
+impl Norm {
+    /// The norm whose gamma is variable `var`, and its beta, if it has one, the next.
+    pub(super) fn new<R: Recipe>(
+        shared: &Shared,
+        model: &ShardedModel<Cuda, R>,
+        (var, beta): (usize, bool),
+        [tokens, dim]: [usize; 2],
+    ) -> Done<Self> {
+        let vars = model.var_buffers();
+        let missing = || TransformerError::Unsupported(format!("the model has no variable {var}"));
+        let gamma = vars.get(var).cloned().ok_or_else(missing)?;
+        let beta = if beta {
+            vars.get(var + 1).cloned()
+        } else {
+            None
+        };
+        Ok(Self {
+            params: NormParams { gamma, beta },
+            vars: [var, var + 1],
+            x: shared.cuda.alloc(tokens * dim)?,
+            stats: shared.cuda.alloc(2 * tokens)?,
+        })
+    }
+
+    /// Keeps `x + branch` and writes its norm; without a branch, `x` is what is kept already.
+    pub(super) fn forward(
+        &self,
+        ops: &Ops,
+        size: [usize; 2],
+        input: Option<(&Values, &Values)>,
+        h: &Values,
+    ) -> Done {
+        match input {
+            Some((x, branch)) => ops.norm(
+                size,
+                (x, Some((branch, &self.x))),
+                &self.params,
+                h,
+                &self.stats,
+            ),
+            None => ops.norm(size, (&self.x, None), &self.params, h, &self.stats),
+        }
+    }
+
+    /// `dx = residual + the gradient for x`; those of gamma and beta go to their owners.
+    pub(super) fn backward<R: Recipe>(
+        &self,
+        shared: &Shared,
+        model: &ShardedModel<Cuda, R>,
+        size: [usize; 2],
+        dh: &Values,
+        (residual, dx): (Option<&Values>, &Values),
+    ) -> Done {
+        let partial = shared
+            .arena
+            .sums("norm gradients", Ops::norm_partial(size[0], size[1]))?;
+        let [gamma, beta] = self.vars;
+        let dgamma = f32_gradient(model, gamma)?;
+        let dbeta = match self.params.beta {
+            Some(_) => Some(f32_gradient(model, beta)?),
+            None => None,
+        };
+        let input = (dh, &self.x, &self.stats);
+        let sums = (&partial, &dgamma, dbeta.as_ref());
+        shared
+            .ops
+            .norm_backward(size, input, &self.params, (residual, dx), sums)?;
+        model.push_var_gradient(gamma)?;
+        if dbeta.is_some() {
+            model.push_var_gradient(beta)?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory for the gradient of variable `index`.
+pub(super) fn f32_gradient<R: Recipe>(
+    model: &ShardedModel<Cuda, R>,
+    index: usize,
+) -> Done<CudaBuffer<f32>> {
+    match model.var_gradient(index)? {
+        Source::F32(buffer) => Ok(buffer),
+        Source::Bf16(_) => Err(TransformerError::Unsupported(
+            "gradients of variables are f32: choose f32 gradients".to_owned(),
+        )),
+    }
+}
+
+/// The products of a block.
+#[derive(Debug)]
+enum Linears<R: Recipe> {
+    Gpt {
+        qkv: Linear<R>,
+        proj: Linear<R>,
+        fc: Linear<R>,
+        out: Linear<R>,
+        a: Values,
+    },
+    Llama {
+        attention: [Linear<R>; 4],
+        mlp: [Linear<R>; 3],
+        gate: Values,
+        up: Values,
+    },
+}
+
+/// A block of a model.
+#[derive(Debug)]
+pub(super) struct Layer<R: Recipe> {
+    shared: Arc<Shared>,
+    size: [usize; 2],
+    pub(super) norms: [Norm; 2],
+    attention: Attention,
+    linears: Linears<R>,
+}
+
+impl<R: Recipe> Layer<R> {
+    /// Block `index` of `model`. `dx` is where the gradient of the residual stream is in backward.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        model: &ShardedModel<Cuda, R>,
+        sizes: &Sizes,
+        (index, span): (usize, Span),
+        (dx, angles): (&Values, Option<&CudaBuffer<f32>>),
+    ) -> Done<Self> {
+        let Sizes {
+            dim, heads, seq, ..
+        } = *sizes;
+        let Span { tokens, first } = span;
+        let arena = &shared.arena;
+        let span = (tokens, first);
+        let value = |what, width: usize| arena.values(what, tokens * width);
+        let head = |count: usize, groups: usize, stride: usize, first: usize, turned: bool| Heads {
+            count,
+            groups,
+            dim: sizes.head_dim(),
+            seq,
+            stride,
+            first,
+            angles: angles.filter(|_| turned).cloned(),
+        };
+        let output = head(heads, 1, dim, 0, false);
+        let linear = |at: usize, gradient: &Values, input| {
+            Linear::new(shared, model, at, span, gradient, input)
+        };
+        let (norms, inputs, linears) = match sizes.block {
+            Block::Gpt => {
+                let first = 4 * index;
+                let (dqkv, da) = (value("dqkv", 3 * dim)?, value("da", 4 * dim)?);
+                let linears = Linears::Gpt {
+                    qkv: linear(first, &dqkv, "h")?,
+                    proj: linear(first + 1, dx, "seen")?,
+                    fc: linear(first + 2, &da, "h")?,
+                    out: linear(first + 3, dx, "g")?,
+                    a: shared.cuda.alloc(tokens * 4 * dim)?,
+                };
+                let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
+                let var = 2 + 4 * index;
+                ([(var, true), (var + 2, true)], inputs, linears)
+            }
+            Block::Llama {
+                kv_heads, gated, ..
+            } => {
+                let first = 7 * index;
+                let kv = kv_heads * sizes.head_dim();
+                let (dq, dk, dv) = (value("dq", dim)?, value("dk", kv)?, value("dv", kv)?);
+                let (dgate, dup) = (value("dgate", gated)?, value("dup", gated)?);
+                let linears = Linears::Llama {
+                    attention: [
+                        linear(first, &dq, "h")?,
+                        linear(first + 1, &dk, "h")?,
+                        linear(first + 2, &dv, "h")?,
+                        linear(first + 3, dx, "seen")?,
+                    ],
+                    mlp: [
+                        linear(first + 4, &dgate, "h")?,
+                        linear(first + 5, &dup, "h")?,
+                        linear(first + 6, dx, "g")?,
+                    ],
+                    gate: shared.cuda.alloc(tokens * gated)?,
+                    up: shared.cuda.alloc(tokens * gated)?,
+                };
+                let groups = heads / kv_heads.max(1);
+                let inputs = [
+                    head(heads, 1, dim, 0, true),
+                    head(kv_heads, groups, kv, 0, true),
+                    head(kv_heads, groups, kv, 0, false),
+                ];
+                let var = 1 + 2 * index;
+                ([(var, false), (var + 1, false)], inputs, linears)
+            }
+        };
+        let size = [tokens, dim];
+        let [first, second] = norms.map(|var| Norm::new(shared, model, var, size));
+        Ok(Self {
+            shared: Arc::clone(shared),
+            size,
+            norms: [first?, second?],
+            attention: Attention::new(shared, tokens, inputs, output)?,
+            linears,
+        })
+    }
+
+    /// Its linear layers, in the order of forward.
+    pub(super) fn linears(&self) -> Vec<&Linear<R>> {
+        match &self.linears {
+            Linears::Gpt {
+                qkv, proj, fc, out, ..
+            } => vec![qkv, proj, fc, out],
+            Linears::Llama { attention, mlp, .. } => attention.iter().chain(mlp).collect(),
+        }
+    }
+
+    /// Which products run in each layer.
+    pub(super) fn products(&self) -> Vec<[Product; 3]> {
+        self.linears().into_iter().map(Linear::products).collect()
+    }
+
+    /// Runs on `input`, the residual stream and what is added to it, or on what its first norm keeps; what it adds to the residual
+    /// stream that its second norm keeps is `branch`. `next` starts the gathers of what runs next.
+    pub(super) fn forward(
+        &self,
+        input: Option<(&Values, &Values)>,
+        branch: &Values,
+        next: impl Fn() -> Done,
+    ) -> Done {
+        let Shared { ops, arena, .. } = &*self.shared;
+        let [tokens, dim] = self.size;
+        let [first, second] = &self.norms;
+        let value = |what, width: usize| arena.values(what, tokens * width);
+        match &self.linears {
+            Linears::Gpt {
+                qkv,
+                proj,
+                fc,
+                out,
+                a,
+            } => {
+                first.forward(ops, self.size, input, &qkv.input)?;
+                next()?;
+                let rows = value("dqkv", 3 * dim)?;
+                qkv.forward(&rows)?;
+                self.attention.forward(
+                    [Rows { values: &rows }; 3],
+                    Rows {
+                        values: &proj.input,
+                    },
+                )?;
+                proj.forward(branch)?;
+                second.forward(ops, self.size, Some((&first.x, branch)), &fc.input)?;
+                fc.forward(a)?;
+                ops.gelu(a, &out.input, tokens * 4 * dim)?;
+                out.forward(branch)
+            }
+            Linears::Llama {
+                attention: [q, k, v, o],
+                mlp: [gate_proj, up_proj, down],
+                gate,
+                up,
+            } => {
+                first.forward(ops, self.size, input, &q.input)?;
+                self.same_input(&q.input, [k, v])?;
+                next()?;
+                let kv = k.gradient.len() / tokens;
+                let rows = [value("dq", dim)?, value("dk", kv)?, value("dv", kv)?];
+                for (linear, rows) in [q, k, v].into_iter().zip(&rows) {
+                    linear.forward(rows)?;
+                }
+                let rows = rows.each_ref().map(|values| Rows { values });
+                self.attention.forward(rows, Rows { values: &o.input })?;
+                o.forward(branch)?;
+                second.forward(ops, self.size, Some((&first.x, branch)), &gate_proj.input)?;
+                self.same_input(&gate_proj.input, [up_proj, up_proj])?;
+                gate_proj.forward(gate)?;
+                up_proj.forward(up)?;
+                ops.swiglu([gate, up], &down.input, gate.len())?;
+                down.forward(branch)
+            }
+        }
+    }
+
+    /// Copies the input that layers share to those that keep one of their own.
+    fn same_input(&self, input: &Values, others: [&Linear<R>; 2]) -> Done {
+        let mut done = input.pointer();
+        for other in others {
+            if other.input.pointer() != input.pointer() && other.input.pointer() != done {
+                self.shared
+                    .cuda
+                    .copy(input, 0..input.len(), &other.input, 0)?;
+                done = other.input.pointer();
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns `dx`, the gradient of what the block made of the residual stream, into that of the stream before it.
+    pub(super) fn backward(
+        &self,
+        model: &ShardedModel<Cuda, R>,
+        dx: &Values,
+        next: impl Fn() -> Done,
+    ) -> Done {
+        let Shared { ops, arena, .. } = &*self.shared;
+        let [tokens, dim] = self.size;
+        at(dx, tokens * dim)?;
+        let [first, second] = &self.norms;
+        let dh = arena.values("dh", tokens * dim)?;
+        match &self.linears {
+            Linears::Gpt {
+                qkv,
+                proj,
+                fc,
+                out,
+                a,
+            } => {
+                let da = &fc.gradient;
+                out.backward(da, false)?;
+                next()?;
+                ops.gelu_backward(a, da, da, tokens * 4 * dim)?;
+                fc.backward(&dh, false)?;
+                second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
+                proj.backward(&dh, false)?;
+                self.attention.backward(
+                    Rows { values: &dh },
+                    [Rows {
+                        values: &qkv.gradient,
+                    }; 3],
+                )?;
+                qkv.backward(&dh, false)?;
+            }
+            Linears::Llama {
+                attention: [q, k, v, o],
+                mlp: [gate_proj, up_proj, down],
+                gate,
+                up,
+            } => {
+                let dg = arena.values("dg", gate.len())?;
+                down.backward(&dg, false)?;
+                next()?;
+                let gradients = [&gate_proj.gradient, &up_proj.gradient];
+                ops.swiglu_backward([gate, up], &dg, gradients, gate.len())?;
+                up_proj.backward(&dh, false)?;
+                gate_proj.backward(&dh, true)?;
+                second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
+                o.backward(&dh, false)?;
+                let rows = [q, k, v].map(|linear| Rows {
+                    values: &linear.gradient,
+                });
+                self.attention.backward(Rows { values: &dh }, rows)?;
+                v.backward(&dh, false)?;
+                k.backward(&dh, true)?;
+                q.backward(&dh, true)?;
+            }
+        }
+        first.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))
+    }
+
+    /// Starts the gathers of its weights for `phase`.
+    pub(super) fn prefetch(&self, phase: Phase) -> Done {
+        let mut linears = self.linears();
+        if phase == Phase::Backward {
+            linears.reverse();
+        }
+        linears
+            .into_iter()
+            .try_for_each(|linear| linear.prefetch(phase))
+    }
+}

@@ -1,0 +1,513 @@
+//! [`Linear`]: a linear layer over a weight that lives in a recipe. It multiplies codes where the device does, and decoded values elsewhere.
+
+#![expect(
+    unsafe_code,
+    reason = "gives cuBLASLt addresses of operands whose shapes were planned"
+)]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use half::bf16;
+use lowp_candle::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
+use lowp_format::{
+    Axis, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
+    ScaleLayout, Shape, Usage,
+};
+use lowp_kernels::{
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, RepackJob, Source, StepScalars, Work,
+};
+
+use super::TransformerError;
+use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
+use super::ops::Ops;
+use super::place::Arena;
+use crate::product::{Codes, Pass, Product, is_codes};
+
+/// What the layers of a model share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) cuda: Cuda,
+    pub(super) ops: Ops,
+    pub(super) matmuls: Matmuls,
+    pub(super) arena: Arena,
+    pub(super) capability: (i32, i32),
+}
+
+type Done<T = ()> = Result<T, TransformerError>;
+
+/// A linear layer over `tokens` tokens.
+#[derive(Debug)]
+pub(super) struct Linear<R: Recipe> {
+    shared: Arc<Shared>,
+    weight: Arc<ShardedWeight<Cuda, R>>,
+    operands: Arc<RecipeOperands<Cuda>>,
+    recipe: R,
+    /// Of the weight: outputs x inputs.
+    shape: Shape,
+    tokens: usize,
+    /// What forward multiplies.
+    pub(super) input: CudaBuffer<bf16>,
+    /// The gradient of what forward makes, when backward runs.
+    pub(super) gradient: CudaBuffer<bf16>,
+    x: OperandEncode<Cuda>,
+    dy: OperandEncode<Cuda>,
+    products: [Product; 3],
+    /// Planned decodes of this layer's operands.
+    decodes: Vec<((Role, Orientation), CudaPlan)>,
+    /// What is planned over the memory that the weight is gathered in.
+    weights: Mutex<Vec<((Option<u64>, Phase), WeightPlan)>>,
+}
+
+/// What becomes of a gathered weight before it is multiplied.
+#[derive(Clone, Debug)]
+enum WeightPlan {
+    AsItIs,
+    Decode(CudaPlan),
+    /// Its block scales are padded.
+    Repack(CudaPlan, CudaBuffer<u8>),
+}
+
+/// An operand of a product, ready.
+struct Ready {
+    side: Side,
+    place: Place,
+}
+
+impl<R: Recipe> Linear<R> {
+    /// Layer `index` of `model`, over `tokens` tokens the first of which is `first_token` of the batch. `gradient` is where its output's
+    /// gradient will be. `input` is lent where codes of the input outlive it.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        model: &ShardedModel<Cuda, R>,
+        index: usize,
+        (tokens, first_token): (usize, u64),
+        gradient: &CudaBuffer<bf16>,
+        input: &'static str,
+    ) -> Done<Self> {
+        let missing =
+            || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
+        let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
+        let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
+        let (recipe, shape) = (weight.recipe(), weight.full_shape());
+        let Shared { cuda, arena, .. } = &**shared;
+        let codes_of = |role: Role, orientation: Orientation| -> Codes {
+            let operand = recipe.operand(role);
+            let kernel = operand.quantizers.of(orientation).kernel;
+            let read = operand.quantized.contains(orientation.usage());
+            (read && is_codes(&kernel)).then_some(kernel)
+        };
+        for role in [Role::Activation, Role::Gradient] {
+            let operand = recipe.operand(role);
+            for orientation in Orientation::ALL {
+                if operand.quantizers.of(orientation).kernel.hadamard
+                    && codes_of(role, orientation).is_none()
+                {
+                    return Err(TransformerError::Unsupported(
+                        "a recipe whose other operand passes a Hadamard transform while this one stays exact runs on the CPU only"
+                            .to_owned(),
+                    ));
+                }
+            }
+        }
+        let weight_operand = recipe.operand(Role::Weight);
+        if operands.operand(Role::Weight).is_some() && !weight_operand.quantized.is_empty() {
+            return Err(TransformerError::Unsupported(
+                "a recipe whose weights live in another code than products read runs on the CPU only".to_owned(),
+            ));
+        }
+        let products = Pass::ALL.map(|pass| {
+            let [a, b] = pass
+                .operands()
+                .map(|(role, orientation)| codes_of(role, orientation));
+            Product::of(a, b, shared.capability)
+        });
+        // What the weight's gradient reads stays until backward.
+        let len = tokens * shape.cols;
+        let input = match codes_of(Role::Activation, Orientation::Columnwise) {
+            Some(_) => arena.values(input, len)?,
+            None => cuda.alloc(len)?,
+        };
+        let rows = Shape::new(tokens, shape.cols);
+        let x = operands.plan_encode(
+            Role::Activation,
+            (rows, Usage::BOTH, first_token),
+            &Source::Bf16(input.clone()),
+            |spec| match spec.key.usage == Usage::ROWWISE {
+                true => arena.codes("x", spec, spec.bytes(rows)).ok(),
+                false => None,
+            },
+        )?;
+        let outputs = Shape::new(tokens, shape.rows);
+        let dy = operands.plan_encode(
+            Role::Gradient,
+            (outputs, Usage::BOTH, first_token),
+            &Source::Bf16(gradient.clone()),
+            |spec| arena.codes("dy", spec, spec.bytes(outputs)).ok(),
+        )?;
+        let mut layer = Self {
+            shared: Arc::clone(shared),
+            weight,
+            operands,
+            recipe,
+            shape,
+            tokens,
+            input,
+            gradient: gradient.clone(),
+            x,
+            dy,
+            products,
+            decodes: Vec::new(),
+            weights: Mutex::default(),
+        };
+        layer.plan_decodes()?;
+        Ok(layer)
+    }
+
+    /// Plans the decodes of operands that hold codes for products of values.
+    fn plan_decodes(&mut self) -> Done {
+        for (pass, product) in Pass::ALL.into_iter().zip(self.products) {
+            for (role, orientation) in pass.operands() {
+                let (encode, cols) = match role {
+                    Role::Weight => continue,
+                    Role::Activation => (&self.x, self.shape.cols),
+                    Role::Gradient => (&self.dy, self.shape.rows),
+                };
+                if product != Product::Bf16 || !encode.usage().contains(orientation.usage()) {
+                    continue;
+                }
+                // Transposed codes hold the same values, and row-major ones are decoded faster.
+                let from = match encode.quantizers().relation {
+                    Columnwise::Quantized => orientation,
+                    Columnwise::Transposed | Columnwise::Shared => Orientation::Rowwise,
+                };
+                // Rowwise codes of inputs are gone by then.
+                let kept = role == Role::Gradient || pass == Pass::Forward;
+                let from = if kept { from } else { orientation };
+                let shape = Shape::new(self.tokens, cols);
+                let kernel = encode.quantizers().of(from).kernel;
+                let find = |part| encode.target(from, part).cloned();
+                let data = find(Part::Data).ok_or_else(|| lowp_kernels::KernelError::Missing {
+                    what: format!("the {} codes of an operand", from.usage()),
+                })?;
+                let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
+                let job = DecodeJob {
+                    shape,
+                    kernel,
+                    data,
+                    block_scale: find(Part::BlockScale),
+                    tensor_scale: outer.map(|target| target.bytes),
+                    out: self.shared.arena.sums("decoded", shape.elements())?,
+                };
+                let plan = self.shared.cuda.plan(Work::Decode(vec![job]))?;
+                self.decodes.push(((role, orientation), plan));
+            }
+        }
+        Ok(())
+    }
+
+    /// Which product runs in each pass.
+    pub(super) fn products(&self) -> [Product; 3] {
+        self.products
+    }
+
+    /// Starts the gather of the weight for `phase`.
+    pub(super) fn prefetch(&self, phase: Phase) -> Done {
+        Ok(self.weight.prefetch(phase)?)
+    }
+
+    /// `out = input W^T`, `[tokens, outputs]`.
+    pub(super) fn forward(&self, out: &CudaBuffer<bf16>) -> Done {
+        self.operands.run_encode(&self.x)?;
+        let x = self.operand(Pass::Forward, Role::Activation)?;
+        let Shape { rows, cols } = self.shape;
+        self.with_weight(Phase::Forward, |w| {
+            let product = self.planned(
+                [self.tokens, rows, cols],
+                (x.side, w.side),
+                Dtype::Bf16,
+                true,
+            );
+            super::place::at(out, self.tokens * rows)?;
+            // SAFETY: operands and result have the shapes that the layer was made for.
+            unsafe {
+                self.shared
+                    .matmuls
+                    .run(&product, [x.place, w.place], out.pointer(), (1.0, false))
+            }
+        })
+    }
+
+    /// From the gradient of what forward made: `dx = dy W`, `[tokens, inputs]`, added to what is there with `accumulate`, and the
+    /// weight's gradient, which goes to its owners.
+    pub(super) fn backward(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
+        let Shape { rows, cols } = self.shape;
+        let tokens = self.tokens;
+        self.operands.run_encode(&self.dy)?;
+        let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
+        self.with_weight(Phase::Backward, |w| {
+            let product = self.planned([tokens, cols, rows], (dy.side, w.side), Dtype::Bf16, false);
+            super::place::at(dx, tokens * cols)?;
+            // SAFETY: as in `forward`.
+            unsafe {
+                self.shared.matmuls.run(
+                    &product,
+                    [dy.place, w.place],
+                    dx.pointer(),
+                    (1.0, accumulate),
+                )
+            }
+        })?;
+        let dy = self.operand(Pass::WeightGrad, Role::Gradient)?;
+        let x = self.operand(Pass::WeightGrad, Role::Activation)?;
+        let (out, dtype) = match self.weight.gradient()? {
+            Source::F32(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::F32),
+            Source::Bf16(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::Bf16),
+        };
+        let product = self.planned([rows, cols, tokens], (dy.side, x.side), dtype, false);
+        // SAFETY: as in `forward`.
+        unsafe {
+            self.shared
+                .matmuls
+                .run(&product, [dy.place, x.place], out, (1.0, false))
+        }?;
+        Ok(self.weight.push_gradient()?)
+    }
+
+    fn planned(
+        &self,
+        [rows, cols, k]: [usize; 3],
+        (left, right): (Side, Side),
+        out: Dtype,
+        fast: bool,
+    ) -> Planned {
+        // cuBLASLt has scales by block only for sums in f32.
+        let fast = fast && left.scale == Scale::Tensor;
+        Planned {
+            rows,
+            cols,
+            k,
+            left,
+            right,
+            out,
+            out_stride: 0,
+            batch: 1,
+            fast,
+        }
+    }
+
+    /// An input or gradient as `pass` reads it.
+    fn operand(&self, pass: Pass, role: Role) -> Done<Ready> {
+        let product = self.products[pass as usize];
+        let orientation = pass
+            .operands()
+            .into_iter()
+            .find(|(r, _)| *r == role)
+            .map_or(Orientation::Rowwise, |(_, o)| o);
+        let (encode, values, cols) = match role {
+            Role::Gradient => (&self.dy, &self.gradient, self.shape.rows),
+            _ => (&self.x, &self.input, self.shape.cols),
+        };
+        if product != Product::Bf16 {
+            let find = |part| {
+                encode
+                    .target(orientation, part)
+                    .map(|target| (&target.spec, &target.bytes))
+            };
+            return codes(product, orientation, find);
+        }
+        let k_inner = orientation == Orientation::Rowwise;
+        let planned = self
+            .decodes
+            .iter()
+            .find(|(key, _)| *key == (role, orientation));
+        let Some((_, decode)) = planned else {
+            return Ok(Ready::values(values.pointer(), k_inner));
+        };
+        let len = self.tokens * cols;
+        let arena = &self.shared.arena;
+        let what = if role == Role::Gradient {
+            "decoded gradient"
+        } else {
+            "decoded input"
+        };
+        let (decoded, values) = (arena.sums("decoded", len)?, arena.values(what, len)?);
+        self.shared.cuda.run(decode, &StepScalars::default())?;
+        self.shared.ops.narrow(&decoded, &values, len)?;
+        Ok(Ready::values(values.pointer(), k_inner))
+    }
+
+    /// Gathers the weight for `phase` and gives it to `multiply`.
+    fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Ready) -> Done) -> Done {
+        self.weight.with_gathered(phase, |tensor, set| {
+            let ready = self.weight_operand(phase, tensor, set)?;
+            multiply(ready)
+        })
+    }
+
+    fn weight_operand(
+        &self,
+        phase: Phase,
+        tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
+        set: Option<u64>,
+    ) -> Done<Ready> {
+        let (orientation, product) = match phase {
+            Phase::Forward => (Orientation::Rowwise, self.products[Pass::Forward as usize]),
+            Phase::Backward => (
+                Orientation::Columnwise,
+                self.products[Pass::InputGrad as usize],
+            ),
+        };
+        let Shared {
+            cuda, arena, ops, ..
+        } = &*self.shared;
+        let plan = self.weight_plan((set, phase), tensor, orientation, product)?;
+        let find = |part| {
+            tensor
+                .part(orientation, part)
+                .map(|buffer| (&buffer.spec, &buffer.storage))
+        };
+        if product != Product::Bf16 {
+            let mut ready = codes(product, orientation, find)?;
+            if let WeightPlan::Repack(repack, padded) = &plan {
+                cuda.run(repack, &StepScalars::default())?;
+                ready.place.scale = padded.pointer();
+            }
+            return Ok(ready);
+        }
+        let k_inner = orientation == Orientation::Rowwise;
+        let WeightPlan::Decode(decode) = plan else {
+            // bf16, row-major for both phases.
+            return Ok(Ready::values(
+                tensor
+                    .data(orientation)
+                    .map_err(lowp_kernels::KernelError::from)?
+                    .storage
+                    .pointer(),
+                k_inner,
+            ));
+        };
+        let len = self.shape.elements();
+        let (decoded, values) = (
+            arena.sums("decoded", len)?,
+            arena.values("decoded weight", len)?,
+        );
+        cuda.run(&decode, &StepScalars::default())?;
+        ops.narrow(&decoded, &values, len)?;
+        Ok(Ready::values(values.pointer(), k_inner))
+    }
+
+    fn weight_plan(
+        &self,
+        key: (Option<u64>, Phase),
+        tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
+        orientation: Orientation,
+        product: Product,
+    ) -> Done<WeightPlan> {
+        let mut known = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, plan)) = known.iter().find(|(other, _)| *other == key) {
+            return Ok(plan.clone());
+        }
+        let Shared { cuda, arena, .. } = &*self.shared;
+        let kernel = self.recipe.kernel(orientation);
+        let plan = if product == Product::Bf16 {
+            if kernel.element == Code::Bf16 && !is_codes(&kernel) {
+                WeightPlan::AsItIs
+            } else {
+                let out = arena.sums("decoded", self.shape.elements())?;
+                let job = DecodeJob::new(tensor, orientation, out)
+                    .map_err(lowp_kernels::KernelError::from)?;
+                WeightPlan::Decode(cuda.plan(Work::Decode(vec![job]))?)
+            }
+        } else {
+            match tensor.part(orientation, Part::BlockScale) {
+                Some(buffer) => {
+                    let layout = |form| {
+                        let layout = ScaleLayout::new(&buffer.spec, self.shape, orientation, form);
+                        layout.map_err(lowp_kernels::KernelError::from)
+                    };
+                    let (from_layout, to_layout) = (layout(Form::Compact)?, layout(Form::Padded)?);
+                    if from_layout.padded() == to_layout.padded() {
+                        WeightPlan::AsItIs
+                    } else {
+                        let to = cuda.alloc(to_layout.bytes())?;
+                        let from = buffer.storage.clone();
+                        let job = RepackJob {
+                            from_layout,
+                            to_layout,
+                            from,
+                            to: to.clone(),
+                        };
+                        WeightPlan::Repack(cuda.plan(Work::Repack(vec![job]))?, to)
+                    }
+                }
+                None => WeightPlan::AsItIs,
+            }
+        };
+        known.push((key, plan.clone()));
+        Ok(plan)
+    }
+}
+
+impl Ready {
+    fn values(data: u64, k_inner: bool) -> Self {
+        let side = Side {
+            dtype: Dtype::Bf16,
+            scale: Scale::None,
+            k_inner,
+            stride: 0,
+        };
+        Self {
+            side,
+            place: Place { data, scale: 0 },
+        }
+    }
+}
+
+/// Codes as a product of codes reads them: the contracted axis innermost.
+fn codes<'a>(
+    product: Product,
+    orientation: Orientation,
+    find: impl Fn(Part) -> Option<(&'a lowp_format::BufferSpec, &'a CudaBuffer<u8>)>,
+) -> Done<Ready> {
+    let missing = |what: &str| lowp_kernels::KernelError::Missing {
+        what: what.to_owned(),
+    };
+    let (spec, data) = find(Part::Data).ok_or_else(|| missing("the codes of an operand"))?;
+    let inner = match orientation {
+        Orientation::Rowwise => [Axis::Rows, Axis::Cols],
+        Orientation::Columnwise => [Axis::Cols, Axis::Rows],
+    };
+    if spec.axes != inner {
+        return Err(TransformerError::Unsupported(format!(
+            "{} codes that do not lie along the contracted axis",
+            orientation.usage()
+        )));
+    }
+    let dtype = match spec.code {
+        Code::E5M2 => Dtype::E5M2,
+        _ => Dtype::E4M3,
+    };
+    let part = match product {
+        Product::Fp8Blocks => Part::BlockScale,
+        _ => Part::DecodeScale,
+    };
+    let (scale_spec, scale) = find(part).ok_or_else(|| missing("the scales of an operand"))?;
+    let scale_kind = match product {
+        Product::Fp8Tensor => Scale::Tensor,
+        Product::Fp8Rows => Scale::Rows,
+        Product::Fp8Blocks if scale_spec.tile == [128, 128] => Scale::Square128,
+        _ => Scale::Vec128,
+    };
+    Ok(Ready {
+        side: Side {
+            dtype,
+            scale: scale_kind,
+            k_inner: true,
+            stride: 0,
+        },
+        place: Place {
+            data: data.pointer(),
+            scale: scale.pointer(),
+        },
+    })
+}

@@ -1,0 +1,24 @@
+//! The model on a GPU.
+
+mod attention;
+mod block;
+mod error;
+mod linear;
+mod matmul;
+mod model;
+mod module;
+mod ops;
+mod place;
+
+pub use error::TransformerError;
+pub use model::{Tokens, Transformer};
+
+use lowp_kernels::{Cuda, KernelError};
+
+/// The compute capability of a device, as `(major, minor)`.
+///
+/// # Errors
+/// The driver failed.
+pub fn capability(cuda: &Cuda) -> Result<(i32, i32), KernelError> {
+    cuda.capability()
+}

@@ -1,0 +1,450 @@
+//! [`Transformer`]: a whole model over a batch of whole sequences.
+
+#![expect(
+    unsafe_code,
+    reason = "gives cuBLASLt addresses of buffers that were made for the product"
+)]
+
+use std::sync::Arc;
+
+use half::bf16;
+use lowp_candle::ShardedModel;
+use lowp_format::{Phase, Recipe};
+use lowp_kernels::{Backend, Cuda, CudaBuffer};
+
+use super::TransformerError;
+use super::block::{Layer, Norm, Span, f32_gradient};
+use super::linear::Shared;
+use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
+use super::ops::Ops;
+use super::place::{Arena, at};
+use crate::product::Product;
+use crate::sizes::{Block, Sizes};
+
+type Values = CudaBuffer<bf16>;
+type Done<T = ()> = Result<T, TransformerError>;
+
+/// A batch: whole sequences of tokens, and the token that follows each.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// Tokens.
+    pub inputs: &'a [u32],
+    /// The token behind each.
+    pub targets: &'a [u32],
+}
+
+/// The batch on the device.
+#[derive(Debug)]
+struct Batch {
+    ids: CudaBuffer<u8>,
+    targets: CudaBuffer<u8>,
+    /// Where the tokens of each id begin in `order`, and their places in the batch.
+    starts: CudaBuffer<u8>,
+    order: CudaBuffer<u8>,
+    /// The same by position.
+    by_position: [CudaBuffer<u8>; 2],
+}
+
+/// A model that trains on one GPU's part of each micro-batch. Its weights and variables are those of a [`ShardedModel`].
+#[derive(Debug)]
+pub struct Transformer<R: Recipe> {
+    shared: Arc<Shared>,
+    sizes: Sizes,
+    tokens: usize,
+    batch: Batch,
+    layers: Vec<Layer<R>>,
+    norm: Norm,
+    /// The embedding, positions, and the head, with the variables that they are.
+    table: (usize, CudaBuffer<f32>),
+    positions: Option<(usize, CudaBuffer<f32>)>,
+    head: (usize, CudaBuffer<f32>),
+    /// The head in bf16.
+    head_values: Values,
+    /// The gradient of the residual stream.
+    dx: Values,
+    branch: Values,
+    losses: CudaBuffer<f32>,
+    total: CudaBuffer<f32>,
+}
+
+impl<R: Recipe> Transformer<R> {
+    /// The model of these sizes over `model`'s weights and variables, for micro-batches of `sequences` sequences, of which the first token
+    /// is `first_token` of the micro-batch of all ranks.
+    ///
+    /// # Errors
+    /// Sizes or a recipe that it cannot take, no cuBLASLt, or no room.
+    pub fn new(
+        cuda: &Cuda,
+        model: &ShardedModel<Cuda, R>,
+        sizes: &Sizes,
+        (sequences, first_token): (usize, u64),
+    ) -> Done<Self> {
+        sizes.check().map_err(TransformerError::Unsupported)?;
+        let Sizes {
+            dim,
+            layers,
+            seq,
+            vocab,
+            block,
+            ..
+        } = *sizes;
+        let tokens = sequences * seq;
+        if tokens == 0 || !tokens.is_multiple_of(128) {
+            return Err(TransformerError::Unsupported(format!(
+                "micro-batches of {sequences} sequences of {seq} tokens: a GPU takes a multiple of 128 tokens at a time"
+            )));
+        }
+        let shared = Arc::new(Shared {
+            cuda: cuda.clone(),
+            ops: Ops::new(cuda)?,
+            matmuls: Matmuls::new(cuda)?,
+            arena: Arena::new(cuda),
+            capability: cuda.capability()?,
+        });
+        let vars = model.var_buffers();
+        let var = |index: usize| -> Done<(usize, CudaBuffer<f32>)> {
+            let missing =
+                || TransformerError::Unsupported(format!("the model has no variable {index}"));
+            Ok((index, vars.get(index).cloned().ok_or_else(missing)?))
+        };
+        let positions = match block {
+            Block::Gpt => Some(var(1)?),
+            Block::Llama { .. } => None,
+        };
+        let angles = match block {
+            Block::Gpt => None,
+            Block::Llama { theta, .. } => Some(cuda.upload(&angles(sizes, theta))?),
+        };
+        let last = vars.len().saturating_sub(1);
+        let norm_at = match block {
+            Block::Gpt => last.saturating_sub(2),
+            Block::Llama { .. } => last.saturating_sub(1),
+        };
+        let dx = cuda.alloc(tokens * dim)?;
+        let span = Span {
+            tokens,
+            first: first_token,
+        };
+        let layer =
+            |index| Layer::new(&shared, model, sizes, (index, span), (&dx, angles.as_ref()));
+        let by_position = positions_of(sequences, seq);
+        Ok(Self {
+            sizes: *sizes,
+            tokens,
+            batch: Batch {
+                ids: cuda.alloc(4 * tokens)?,
+                targets: cuda.alloc(4 * tokens)?,
+                starts: cuda.alloc(4 * (vocab + 1))?,
+                order: cuda.alloc(4 * tokens)?,
+                by_position: [
+                    cuda.upload(&bytes(&by_position[0]))?,
+                    cuda.upload(&bytes(&by_position[1]))?,
+                ],
+            },
+            layers: (0..layers).map(layer).collect::<Result<_, _>>()?,
+            norm: Norm::new(
+                &shared,
+                model,
+                (norm_at, matches!(block, Block::Gpt)),
+                [tokens, dim],
+            )?,
+            table: var(0)?,
+            positions,
+            head: var(last)?,
+            head_values: cuda.alloc(vocab * dim)?,
+            branch: cuda.alloc(tokens * dim)?,
+            losses: cuda.alloc(tokens)?,
+            total: cuda.alloc(1)?,
+            dx,
+            shared,
+        })
+    }
+
+    /// Tokens of a micro-batch.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Which products run in each linear layer: forward, input gradient, weight gradient.
+    pub fn products(&self) -> Vec<[Product; 3]> {
+        self.layers.iter().flat_map(Layer::products).collect()
+    }
+
+    /// Runs forward and backward on a micro-batch: adds its token losses divided by `divisor` to the loss, and sends all gradients of the
+    /// same to their owners. [`ShardedModel::finish_micro_batch`] follows.
+    ///
+    /// # Errors
+    /// A batch of another size or with tokens outside of the vocabulary, or a rank that failed.
+    pub fn train(
+        &mut self,
+        model: &ShardedModel<Cuda, R>,
+        batch: Tokens<'_>,
+        divisor: usize,
+    ) -> Done {
+        self.upload(batch)?;
+        self.forward()?;
+        let scale = 1.0 / divisor as f32;
+        let dlogits = self
+            .shared
+            .arena
+            .values("logit gradients", self.tokens * self.sizes.vocab)?;
+        self.loss(Some(&dlogits), scale)?;
+        self.backward(model, &dlogits)
+    }
+
+    /// Adds the token losses of a micro-batch divided by `divisor` to the loss.
+    ///
+    /// # Errors
+    /// As [`Transformer::train`].
+    pub fn evaluate(&mut self, batch: Tokens<'_>, divisor: usize) -> Done {
+        self.upload(batch)?;
+        self.forward()?;
+        self.loss(None, 1.0 / divisor as f32)
+    }
+
+    /// The loss since the last call, behind all work of the stream: waits for the device.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn take_loss(&mut self) -> Done<f64> {
+        let cuda = &self.shared.cuda;
+        let loss = cuda.download(&self.total)?;
+        cuda.clear(&self.total)?;
+        Ok(loss.first().copied().map_or(f64::NAN, f64::from))
+    }
+
+    fn upload(&self, Tokens { inputs, targets }: Tokens<'_>) -> Done {
+        let vocab = self.sizes.vocab;
+        for tokens in [inputs, targets] {
+            if tokens.len() != self.tokens {
+                return Err(TransformerError::Batch {
+                    found: tokens.len(),
+                    expected: self.tokens,
+                });
+            }
+            if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+                return Err(TransformerError::Unsupported(format!(
+                    "token {id} in a vocabulary of {vocab}"
+                )));
+            }
+        }
+        let mut starts = vec![0u32; vocab + 1];
+        for &id in inputs {
+            starts[id as usize + 1] += 1;
+        }
+        for id in 0..vocab {
+            starts[id + 1] += starts[id];
+        }
+        let mut next = starts.clone();
+        let mut order = vec![0u32; inputs.len()];
+        for (place, &id) in (0u32..).zip(inputs) {
+            let at = &mut next[id as usize];
+            order[*at as usize] = place;
+            *at += 1;
+        }
+        let cuda = &self.shared.cuda;
+        let lists = [
+            (&self.batch.ids, inputs),
+            (&self.batch.targets, targets),
+            (&self.batch.starts, &starts),
+            (&self.batch.order, &order),
+        ];
+        for (buffer, list) in lists {
+            cuda.write(buffer, 0, &bytes(list))?;
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> [usize; 2] {
+        [self.tokens, self.sizes.dim]
+    }
+
+    fn forward(&self) -> Done {
+        let Sizes {
+            dim, seq, vocab, ..
+        } = self.sizes;
+        let ops = &self.shared.ops;
+        let first = self
+            .layers
+            .first()
+            .map_or(&self.norm, |layer| &layer.norms[0]);
+        let positions = self.positions.as_ref().map(|(_, positions)| positions);
+        ops.embedding(
+            [self.tokens, dim, seq],
+            &self.batch.ids,
+            (&self.table.1, positions),
+            &first.x,
+        )?;
+        let mut x: Option<&Values> = None;
+        for (index, layer) in self.layers.iter().enumerate() {
+            if index == 0 {
+                layer.prefetch(Phase::Forward)?;
+            }
+            let next = || match self.layers.get(index + 1) {
+                Some(next) => next.prefetch(Phase::Forward),
+                None => Ok(()),
+            };
+            layer.forward(x.map(|x| (x, &self.branch)), &self.branch, next)?;
+            x = Some(&layer.norms[1].x);
+        }
+        let h = self.shared.arena.values("last", self.tokens * dim)?;
+        self.norm
+            .forward(ops, self.size(), x.map(|x| (x, &self.branch)), &h)?;
+        ops.narrow(&self.head.1, &self.head_values, vocab * dim)?;
+        let logits = self.logits()?;
+        let product = dense([self.tokens, vocab, dim], [true, true], Dtype::F32);
+        // SAFETY: `[tokens, dim]` by the head, `[vocab, dim]`.
+        unsafe {
+            self.shared.matmuls.run(
+                &product,
+                [place(&h), place(&self.head_values)],
+                logits.pointer(),
+                (1.0, false),
+            )
+        }
+    }
+
+    fn logits(&self) -> Done<CudaBuffer<f32>> {
+        Ok(self
+            .shared
+            .arena
+            .sums("logits", self.tokens * self.sizes.vocab)?)
+    }
+
+    fn loss(&self, gradients: Option<&Values>, scale: f32) -> Done {
+        let ops = &self.shared.ops;
+        let logits = self.logits()?;
+        let size = [self.tokens, self.sizes.vocab];
+        ops.cross_entropy(
+            size,
+            (&logits, &self.batch.targets),
+            &self.losses,
+            gradients,
+            scale,
+        )?;
+        ops.add_losses(&self.losses, self.tokens, scale, &self.total)
+    }
+
+    fn backward(&self, model: &ShardedModel<Cuda, R>, dlogits: &Values) -> Done {
+        let Sizes {
+            dim, seq, vocab, ..
+        } = self.sizes;
+        let Shared {
+            ops,
+            arena,
+            matmuls,
+            ..
+        } = &*self.shared;
+        let (tokens, dx) = (self.tokens, &self.dx);
+        if let Some(last) = self.layers.last() {
+            last.prefetch(Phase::Backward)?;
+        }
+        let (h, dh) = (
+            arena.values("last", tokens * dim)?,
+            arena.values("dh", tokens * dim)?,
+        );
+        let grad = f32_gradient(model, self.head.0)?;
+        at(&grad, vocab * dim)?;
+        let product = dense([vocab, dim, tokens], [false, false], Dtype::F32);
+        // SAFETY: the transpose of `[tokens, vocab]` by `[tokens, dim]`.
+        unsafe {
+            matmuls.run(
+                &product,
+                [place(dlogits), place(&h)],
+                grad.pointer(),
+                (1.0, false),
+            )
+        }?;
+        model.push_var_gradient(self.head.0)?;
+        let product = dense([tokens, dim, vocab], [true, false], Dtype::Bf16);
+        // SAFETY: `[tokens, vocab]` by `[vocab, dim]`.
+        unsafe {
+            matmuls.run(
+                &product,
+                [place(dlogits), place(&self.head_values)],
+                dh.pointer(),
+                (1.0, false),
+            )
+        }?;
+        self.norm
+            .backward(&self.shared, model, self.size(), &dh, (None, dx))?;
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let next = || match index
+                .checked_sub(1)
+                .and_then(|before| self.layers.get(before))
+            {
+                Some(before) => before.prefetch(Phase::Backward),
+                None => Ok(()),
+            };
+            layer.backward(model, dx, next)?;
+        }
+        let grad = f32_gradient(model, self.table.0)?;
+        ops.sum_rows(
+            dx,
+            (&self.batch.starts, &self.batch.order),
+            &grad,
+            [vocab, dim],
+        )?;
+        model.push_var_gradient(self.table.0)?;
+        if let Some((index, _)) = self.positions {
+            let grad = f32_gradient(model, index)?;
+            let [starts, order] = &self.batch.by_position;
+            ops.sum_rows(dx, (starts, order), &grad, [seq, dim])?;
+            model.push_var_gradient(index)?;
+        }
+        Ok(())
+    }
+}
+
+/// A product of plain matrices.
+fn dense([rows, cols, k]: [usize; 3], [left, right]: [bool; 2], out: Dtype) -> Planned {
+    let side = |k_inner| Side {
+        dtype: Dtype::Bf16,
+        scale: Scale::None,
+        k_inner,
+        stride: 0,
+    };
+    Planned {
+        rows,
+        cols,
+        k,
+        left: side(left),
+        right: side(right),
+        out,
+        out_stride: 0,
+        batch: 1,
+        fast: false,
+    }
+}
+
+fn place(buffer: &Values) -> Place {
+    Place {
+        data: buffer.pointer(),
+        scale: 0,
+    }
+}
+
+/// Cosine and sine of the angle of each position and pair of a head.
+fn angles(sizes: &Sizes, theta: f32) -> Vec<f32> {
+    let (dim, half) = (sizes.head_dim(), sizes.head_dim() / 2);
+    let frequency = |i: usize| f64::from(theta).powf(-2.0 * i as f64 / dim as f64);
+    let position = |p: usize| (0..half).map(move |i| p as f64 * frequency(i));
+    let angles = (0..sizes.seq).flat_map(position);
+    angles
+        .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
+        .collect()
+}
+
+/// The tokens of each position in the order of sequences: where they begin, and their places.
+fn positions_of(sequences: usize, seq: usize) -> [Vec<u32>; 2] {
+    let starts = (0..=seq).map(|p| (p * sequences) as u32).collect();
+    let order = (0..seq).flat_map(|p| (0..sequences).map(move |s| (s * seq + p) as u32));
+    [starts, order.collect()]
+}
+
+fn bytes(values: &[u32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}

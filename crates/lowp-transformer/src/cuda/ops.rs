@@ -1,0 +1,404 @@
+//! [`Ops`]: the operations of a transformer between its products, each one launch.
+
+#![expect(
+    unsafe_code,
+    reason = "launches kernels over addresses of buffers whose lengths were checked"
+)]
+
+use half::bf16;
+use lowp_kernels::{Cuda, CudaBuffer, KernelError};
+
+use super::TransformerError;
+use super::module::{Arg, Kernels};
+use super::place::at;
+
+type Values = CudaBuffer<bf16>;
+type Sums = CudaBuffer<f32>;
+type Done = Result<(), TransformerError>;
+
+/// Rows whose gradients of gamma and beta one block adds up.
+const NORM_ROWS: usize = 32;
+
+/// Added to variances.
+const EPSILON: f32 = 1e-5;
+
+/// Threads of blocks that take eight values each.
+const THREADS: usize = 256;
+
+/// The kernels of this crate on one stream.
+#[derive(Debug)]
+pub(super) struct Ops(Kernels);
+
+/// Gamma and, in layer norms, beta.
+#[derive(Clone, Debug)]
+pub(super) struct NormParams {
+    pub(super) gamma: Sums,
+    pub(super) beta: Option<Sums>,
+}
+
+/// How heads lie in rows of tokens.
+#[derive(Clone, Debug)]
+pub(super) struct Heads {
+    /// Heads in the rows.
+    pub(super) count: usize,
+    /// Heads that each of them serves.
+    pub(super) groups: usize,
+    pub(super) dim: usize,
+    pub(super) seq: usize,
+    /// Values of a row.
+    pub(super) stride: usize,
+    /// First value of the heads in a row.
+    pub(super) first: usize,
+    /// Cosine and sine by position and half a head, where pairs are turned.
+    pub(super) angles: Option<Sums>,
+}
+
+fn null_or<T: lowp_kernels::Element>(
+    buffer: Option<&CudaBuffer<T>>,
+    len: usize,
+) -> Result<Arg, TransformerError> {
+    Ok(Arg::Pointer(match buffer {
+        Some(buffer) => at(buffer, len)?,
+        None => 0,
+    }))
+}
+
+impl Ops {
+    pub(super) fn new(cuda: &Cuda) -> Result<Self, KernelError> {
+        Ok(Self(Kernels::load(cuda)?))
+    }
+
+    /// `out = x + branch` where there is a branch, and `h` its norm. `x` is `[tokens, dim]`; `stats` two values per row.
+    pub(super) fn norm(
+        &self,
+        [tokens, dim]: [usize; 2],
+        (x, branch): (&Values, Option<(&Values, &Values)>),
+        params: &NormParams,
+        h: &Values,
+        stats: &Sums,
+    ) -> Done {
+        let len = tokens * dim;
+        let args = [
+            Arg::Pointer(at(x, len)?),
+            null_or(branch.map(|(branch, _)| branch), len)?,
+            null_or(branch.map(|(_, out)| out), len)?,
+            Arg::Pointer(at(h, len)?),
+            Arg::Pointer(at(&params.gamma, dim)?),
+            null_or(params.beta.as_ref(), dim)?,
+            Arg::Pointer(at(stats, 2 * tokens)?),
+            Arg::Int(dim),
+            Arg::Float(EPSILON),
+        ];
+        // SAFETY: the parameters of the kernel, over buffers as long as it takes them to be.
+        Ok(unsafe {
+            self.0
+                .launch("norm_forward", [tokens, 1], [row_threads(dim), 1], &args)
+        }?)
+    }
+
+    /// Length of the memory in which [`Ops::norm_backward`] adds up.
+    pub(super) fn norm_partial(tokens: usize, dim: usize) -> usize {
+        tokens.div_ceil(NORM_ROWS) * 2 * dim
+    }
+
+    /// `dx = residual + the gradient for x`, and those of gamma and beta.
+    pub(super) fn norm_backward(
+        &self,
+        [tokens, dim]: [usize; 2],
+        (dh, x, stats): (&Values, &Values, &Sums),
+        params: &NormParams,
+        (residual, dx): (Option<&Values>, &Values),
+        (partial, dgamma, dbeta): (&Sums, &Sums, Option<&Sums>),
+    ) -> Done {
+        let len = tokens * dim;
+        let blocks = tokens.div_ceil(NORM_ROWS);
+        let args = [
+            Arg::Pointer(at(dh, len)?),
+            Arg::Pointer(at(x, len)?),
+            Arg::Pointer(at(stats, 2 * tokens)?),
+            Arg::Pointer(at(&params.gamma, dim)?),
+            null_or(residual, len)?,
+            Arg::Pointer(at(dx, len)?),
+            Arg::Pointer(at(partial, Self::norm_partial(tokens, dim))?),
+            Arg::Int(tokens),
+            Arg::Int(dim),
+            Arg::Int(NORM_ROWS),
+            Arg::Int(usize::from(params.beta.is_some())),
+        ];
+        // SAFETY: as in `norm`.
+        unsafe {
+            self.0
+                .launch("norm_backward", [blocks, 1], [row_threads(dim), 1], &args)
+        }?;
+        let args = [
+            Arg::Pointer(partial.pointer()),
+            Arg::Int(blocks),
+            Arg::Int(dim),
+            Arg::Pointer(at(dgamma, dim)?),
+            null_or(dbeta, dim)?,
+        ];
+        // SAFETY: as above.
+        Ok(unsafe {
+            self.0
+                .launch("column_sums", [(2 * dim).div_ceil(32), 1], [32, 8], &args)
+        }?)
+    }
+
+    pub(super) fn gelu(&self, x: &Values, y: &Values, len: usize) -> Done {
+        self.octets("gelu_forward", &[at(x, len)?, at(y, len)?], len)
+    }
+
+    pub(super) fn gelu_backward(&self, x: &Values, dy: &Values, dx: &Values, len: usize) -> Done {
+        self.octets(
+            "gelu_backward",
+            &[at(x, len)?, at(dy, len)?, at(dx, len)?],
+            len,
+        )
+    }
+
+    pub(super) fn swiglu(&self, [gate, up]: [&Values; 2], y: &Values, len: usize) -> Done {
+        self.octets(
+            "swiglu_forward",
+            &[at(gate, len)?, at(up, len)?, at(y, len)?],
+            len,
+        )
+    }
+
+    pub(super) fn swiglu_backward(
+        &self,
+        [gate, up]: [&Values; 2],
+        dy: &Values,
+        [dgate, dup]: [&Values; 2],
+        len: usize,
+    ) -> Done {
+        let addresses = [
+            at(gate, len)?,
+            at(up, len)?,
+            at(dy, len)?,
+            at(dgate, len)?,
+            at(dup, len)?,
+        ];
+        self.octets("swiglu_backward", &addresses, len)
+    }
+
+    /// f32 values, to nearest even.
+    pub(super) fn narrow(&self, from: &Sums, to: &Values, len: usize) -> Done {
+        self.octets("narrow", &[at(from, len)?, at(to, len)?], len)
+    }
+
+    fn octets(&self, name: &'static str, addresses: &[u64], len: usize) -> Done {
+        let mut args: Vec<Arg> = addresses
+            .iter()
+            .map(|&address| Arg::Pointer(address))
+            .collect();
+        args.push(Arg::Size(octets(len)?));
+        let blocks = octets(len)?.div_ceil(THREADS);
+        // SAFETY: the callers checked that each buffer has `len` values.
+        Ok(unsafe { self.0.launch(name, [blocks, 1], [THREADS, 1], &args) }?)
+    }
+
+    /// Copies heads out of rows of tokens.
+    pub(super) fn split(&self, heads: &Heads, tokens: usize, from: &Values, to: &Values) -> Done {
+        self.heads("split_heads", heads, tokens, (from, to), |from, to| {
+            [from, to]
+        })
+    }
+
+    /// Copies heads into rows of tokens, or the sums of those that share one.
+    pub(super) fn merge(&self, heads: &Heads, tokens: usize, from: &Values, to: &Values) -> Done {
+        self.heads("merge_heads", heads, tokens, (to, from), |rows, heads| {
+            [heads, rows]
+        })
+    }
+
+    fn heads(
+        &self,
+        name: &'static str,
+        Heads {
+            count,
+            groups,
+            dim,
+            seq,
+            stride,
+            first,
+            angles,
+        }: &Heads,
+        tokens: usize,
+        (rows, split): (&Values, &Values),
+        order: impl Fn(u64, u64) -> [u64; 2],
+    ) -> Done {
+        if first + count * dim > *stride || !dim.is_multiple_of(16) || !tokens.is_multiple_of(*seq)
+        {
+            let text = format!(
+                "{count} heads of {dim} from {first} on in rows of {stride}, {tokens} tokens in sequences of {seq}"
+            );
+            return Err(TransformerError::Unsupported(text));
+        }
+        let rows = at(rows, tokens * stride)? + (size_of::<bf16>() * first) as u64;
+        let [from, to] = order(rows, at(split, tokens * count * groups * dim)?);
+        let threads = tokens * count * dim / 16;
+        let args = [
+            Arg::Pointer(from),
+            Arg::Pointer(to),
+            null_or(angles.as_ref(), seq * dim)?,
+            Arg::Int(*stride),
+            Arg::Int(*count),
+            Arg::Int(*groups),
+            Arg::Int(*seq),
+            Arg::Int(*dim),
+            Arg::Size(threads),
+        ];
+        // SAFETY: as in `norm`.
+        Ok(unsafe {
+            self.0
+                .launch(name, [threads.div_ceil(THREADS), 1], [THREADS, 1], &args)
+        }?)
+    }
+
+    /// Causal softmax of `matrices` of `[seq, seq]` scores.
+    pub(super) fn softmax(&self, scores: &Sums, p: &Values, matrices: usize, seq: usize) -> Done {
+        let len = matrices * seq * seq;
+        let args = [
+            Arg::Pointer(at(scores, len)?),
+            Arg::Pointer(at(p, len)?),
+            Arg::Int(seq),
+        ];
+        // SAFETY: as in `norm`.
+        Ok(unsafe {
+            self.0
+                .launch("softmax_forward", [matrices * seq, 1], [128, 1], &args)
+        }?)
+    }
+
+    /// The gradient of scores that were multiplied by `scale`.
+    pub(super) fn softmax_backward(
+        &self,
+        (p, dp, ds): (&Values, &Sums, &Values),
+        matrices: usize,
+        seq: usize,
+        scale: f32,
+    ) -> Done {
+        let len = matrices * seq * seq;
+        let args = [
+            Arg::Pointer(at(p, len)?),
+            Arg::Pointer(at(dp, len)?),
+            Arg::Pointer(at(ds, len)?),
+            Arg::Int(seq),
+            Arg::Float(scale),
+        ];
+        // SAFETY: as in `norm`.
+        Ok(unsafe {
+            self.0
+                .launch("softmax_backward", [matrices * seq, 1], [128, 1], &args)
+        }?)
+    }
+
+    /// Rows of `table` by token, and of `positions`. `ids` are below the rows of the table.
+    pub(super) fn embedding(
+        &self,
+        [tokens, dim, seq]: [usize; 3],
+        ids: &CudaBuffer<u8>,
+        (table, positions): (&Sums, Option<&Sums>),
+        x: &Values,
+    ) -> Done {
+        let threads = octets(tokens * dim)?;
+        let args = [
+            Arg::Pointer(at(ids, 4 * tokens)?),
+            Arg::Pointer(table.pointer()),
+            null_or(positions, seq * dim)?,
+            Arg::Pointer(at(x, tokens * dim)?),
+            Arg::Int(seq),
+            Arg::Int(dim),
+            Arg::Size(threads),
+        ];
+        // SAFETY: as in `norm`; the ids of a batch are checked where it is made.
+        Ok(unsafe {
+            self.0.launch(
+                "embedding_forward",
+                [threads.div_ceil(THREADS), 1],
+                [THREADS, 1],
+                &args,
+            )
+        }?)
+    }
+
+    /// Row `r` of `out` is the sum of the rows of `dx` that `order` has from `starts[r]` to `starts[r + 1]`.
+    pub(super) fn sum_rows(
+        &self,
+        dx: &Values,
+        (starts, order): (&CudaBuffer<u8>, &CudaBuffer<u8>),
+        out: &Sums,
+        [rows, dim]: [usize; 2],
+    ) -> Done {
+        let args = [
+            Arg::Pointer(dx.pointer()),
+            Arg::Pointer(at(starts, 4 * (rows + 1))?),
+            Arg::Pointer(order.pointer()),
+            Arg::Pointer(at(out, rows * dim)?),
+            Arg::Int(dim),
+        ];
+        // SAFETY: as in `norm`; the rows of a batch are checked where it is made.
+        Ok(unsafe {
+            self.0
+                .launch("sum_rows", [rows, dim.div_ceil(256)], [32, 1], &args)
+        }?)
+    }
+
+    /// The losses of rows of logits and, with `gradients`, `scale` times their gradients.
+    pub(super) fn cross_entropy(
+        &self,
+        [tokens, vocab]: [usize; 2],
+        (logits, targets): (&Sums, &CudaBuffer<u8>),
+        losses: &Sums,
+        gradients: Option<&Values>,
+        scale: f32,
+    ) -> Done {
+        let args = [
+            Arg::Pointer(at(logits, tokens * vocab)?),
+            Arg::Pointer(at(targets, 4 * tokens)?),
+            Arg::Pointer(at(losses, tokens)?),
+            null_or(gradients, tokens * vocab)?,
+            Arg::Int(vocab),
+            Arg::Float(scale),
+        ];
+        let threads = if vocab < 1024 { 128 } else { 512 };
+        // SAFETY: as in `norm`; targets of a batch are checked where it is made.
+        Ok(unsafe {
+            self.0
+                .launch("cross_entropy", [tokens, 1], [threads, 1], &args)
+        }?)
+    }
+
+    /// Adds `scale` times the sum of `losses` to `total`.
+    pub(super) fn add_losses(
+        &self,
+        losses: &Sums,
+        tokens: usize,
+        scale: f32,
+        total: &Sums,
+    ) -> Done {
+        let args = [
+            Arg::Pointer(at(losses, tokens)?),
+            Arg::Int(tokens),
+            Arg::Float(scale),
+            Arg::Pointer(at(total, 1)?),
+        ];
+        // SAFETY: as in `norm`.
+        Ok(unsafe { self.0.launch("add_losses", [1, 1], [THREADS, 1], &args) }?)
+    }
+}
+
+/// A thread for eight columns, in whole warps.
+fn row_threads(dim: usize) -> usize {
+    dim.div_ceil(8).next_multiple_of(32)
+}
+
+/// Groups of eight of `len` values.
+fn octets(len: usize) -> Result<usize, TransformerError> {
+    if len.is_multiple_of(8) {
+        return Ok(len / 8);
+    }
+    Err(TransformerError::Unsupported(format!(
+        "{len} values, which are no multiple of 8"
+    )))
+}

@@ -1,0 +1,15 @@
+//! Transformers that train on GPUs: weights live in a recipe's codes, sharded as a [`lowp_candle::ShardedModel`] has them, and
+//! activations and gradients in bf16; none of them leaves the device.
+//!
+//! A linear layer multiplies what it holds. Where the hardware multiplies codes, it gets them ([`product`] is the table of that);
+//! elsewhere operands are decoded to bf16 first. Norms, softmax and the loss are f32 arithmetic.
+
+pub mod product;
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod sizes;
+
+#[cfg(feature = "cuda")]
+pub use cuda::{Tokens, Transformer, TransformerError, capability};
+pub use sizes::{Block, Sizes};

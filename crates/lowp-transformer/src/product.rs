@@ -1,0 +1,137 @@
+//! Which product multiplies which operands: the table of a layer's three products.
+
+use lowp_format::{Code, Extent, KernelKey, Orientation, Recipe, Role, ScaleRule};
+
+/// How two operands are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// FP8 codes, one scale per tensor.
+    Fp8Tensor,
+    /// FP8 codes, one scale per row of each operand.
+    Fp8Rows,
+    /// FP8 codes, f32 scales per 1x128 of both operands, or 128x128 of one.
+    Fp8Blocks,
+    /// bf16 values: those of operands that hold codes are decoded first.
+    Bf16,
+}
+
+/// What a product reads of an operand: codes under scales, or nothing but the values.
+pub type Codes = Option<KernelKey>;
+
+/// The three products of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// `y = x W^T`.
+    Forward,
+    /// `dx = dy W`.
+    InputGrad,
+    /// `dW = dy^T x`.
+    WeightGrad,
+}
+
+impl Pass {
+    /// Every product.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::InputGrad, Self::WeightGrad];
+
+    /// The roles of both operands, with the orientation in which the product reads them.
+    pub const fn operands(self) -> [(Role, Orientation); 2] {
+        use Orientation::{Columnwise, Rowwise};
+        match self {
+            Self::Forward => [(Role::Weight, Rowwise), (Role::Activation, Rowwise)],
+            Self::InputGrad => [(Role::Weight, Columnwise), (Role::Gradient, Rowwise)],
+            Self::WeightGrad => [(Role::Activation, Columnwise), (Role::Gradient, Columnwise)],
+        }
+    }
+
+    /// The formula.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "y = x W^T",
+            Self::InputGrad => "dx = dy W",
+            Self::WeightGrad => "dW = dy^T x",
+        }
+    }
+}
+
+impl Product {
+    /// What runs for operands `a` and `b` on a device of this compute capability.
+    pub fn of(a: Codes, b: Codes, (major, minor): (i32, i32)) -> Self {
+        let (Some(a), Some(b)) = (a, b) else {
+            return Self::Bf16;
+        };
+        let fp8 = |k: &KernelKey| matches!(k.element, Code::E4M3 | Code::E5M2);
+        // cuBLASLt takes E5M2 for one operand only.
+        if !fp8(&a) || !fp8(&b) || (a.element == Code::E5M2 && b.element == Code::E5M2) {
+            return Self::Bf16;
+        }
+        let hopper = (major, minor) == (9, 0);
+        let fp8_units = major >= 9 || (major, minor) == (8, 9);
+        match (scales(&a), scales(&b)) {
+            (Scales::Tensor, Scales::Tensor) if fp8_units => Self::Fp8Tensor,
+            (Scales::Line, Scales::Line) if hopper => Self::Fp8Rows,
+            (Scales::Blocks { square: false }, Scales::Blocks { .. })
+            | (Scales::Blocks { .. }, Scales::Blocks { square: false })
+                if hopper =>
+            {
+                Self::Fp8Blocks
+            }
+            _ => Self::Bf16,
+        }
+    }
+
+    /// What runs in `pass` of a layer whose weight lives in `recipe`.
+    pub fn of_recipe(recipe: &impl Recipe, pass: Pass, capability: (i32, i32)) -> Self {
+        let codes = pass.operands().map(|(role, orientation)| {
+            let operand = recipe.operand(role);
+            let quantized = operand.quantized.contains(orientation.usage());
+            let kernel = operand.quantizers.of(orientation).kernel;
+            (quantized && is_codes(&kernel)).then_some(kernel)
+        });
+        Self::of(codes[0], codes[1], capability)
+    }
+
+    /// In words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Fp8Tensor => "FP8 codes, a scale per tensor",
+            Self::Fp8Rows => "FP8 codes, a scale per row",
+            Self::Fp8Blocks => "FP8 codes, scales per 128",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Whether products can read it as codes: not plain f32 or bf16.
+pub fn is_codes(kernel: &KernelKey) -> bool {
+    kernel.scale != ScaleRule::None
+}
+
+enum Scales {
+    Tensor,
+    Line,
+    Blocks { square: bool },
+    Other,
+}
+
+fn scales(kernel: &KernelKey) -> Scales {
+    match (kernel.scale, kernel.block) {
+        (ScaleRule::Delayed { .. }, None) => Scales::Tensor,
+        (
+            ScaleRule::Current {
+                extent: Extent::Tensor,
+                ..
+            },
+            None,
+        ) => Scales::Tensor,
+        (
+            ScaleRule::Current {
+                extent: Extent::Line,
+                ..
+            },
+            None,
+        ) => Scales::Line,
+        (ScaleRule::BlockF32 { .. }, Some([128, 128])) => Scales::Blocks { square: true },
+        (ScaleRule::BlockF32 { .. }, Some([1, 128] | [128, 1])) => Scales::Blocks { square: false },
+        _ => Scales::Other,
+    }
+}
