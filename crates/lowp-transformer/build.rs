@@ -14,8 +14,12 @@ use kernels::{ARCHITECTURES, Manifest, Nvcc, Result, Unit};
 /// Where `cargo xtask cuda` puts them, below the folder of those of lowp-kernels.
 const FOLDER: &str = "cuda-kernels/transformer";
 
+/// Where it puts what calls cuDNN.
+const CUDNN: &str = "cudnn";
+
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(lowp_cudnn)");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -40,6 +44,7 @@ fn embed() -> Result<()> {
     let cuda = Path::new(&root).join("cuda");
     let mut rows = String::new();
     if env::var("LOWP_CUDA_KERNELS").as_deref() != Ok("none") {
+        link_cudnn(&out);
         let folder = compiled(&out, &cuda)?;
         for unit in Unit::all(&cuda)? {
             let path = folder.join(unit.file());
@@ -48,6 +53,21 @@ fn embed() -> Result<()> {
     }
     let path = out.join("kernels.rs");
     fs::write(&path, format!("&[{rows}]")).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Links what calls cuDNN, where `cargo xtask cuda --cudnn` compiled it. cuDNN itself is found when the program runs.
+fn link_cudnn(out: &Path) {
+    let mut folders = out.ancestors().map(|folder| folder.join(CUDNN));
+    if let Some(folder) = folders.find(|folder| folder.join("libsdpa.a").is_file()) {
+        println!(
+            "cargo::rerun-if-changed={}",
+            folder.join("libsdpa.a").display()
+        );
+        println!("cargo::rustc-link-search=native={}", folder.display());
+        println!("cargo::rustc-link-lib=static=sdpa");
+        println!("cargo::rustc-link-lib=dylib=stdc++");
+        println!("cargo::rustc-cfg=lowp_cudnn");
+    }
 }
 
 /// The folder with up-to-date kernels.

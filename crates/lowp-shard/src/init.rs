@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use lowp_format::Philox;
+use rayon::prelude::*;
 
 /// A distribution of initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +26,8 @@ impl Init {
             Init::Constant(value) => vec![value; elements.len()],
             Init::Normal(std) => {
                 let random = Philox::new(seed, parameter);
-                elements.map(|i| random.normal(i as u64) * std).collect()
+                let value = |i: usize| random.normal(i as u64) * std;
+                elements.into_par_iter().map(value).collect()
             }
         }
     }

@@ -95,3 +95,19 @@ extern "C" __global__ void softmax_backward(const bf16* p, const float* dp, bf16
         ds[i] = __float2bfloat16_rn(i < seen ? scale * __bfloat162float(p[i]) * (dp[i] - sum) : 0.0f);
     }
 }
+
+// Turns the heads of rows in place, or with `sign` -1 back. A thread has two octets, half a head apart.
+extern "C" __global__ void rotate(bf16* tokens, const float2* angles, int count, int seq, int dim, float sign, size_t threads) {
+    size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= threads) return;
+    const int half = dim / 2, octets = half / 8;
+    const int col = 8 * (at % octets);
+    at /= octets;
+    const int head = at % count;
+    const size_t token = at / count;
+    bf16* x = tokens + (token * count + head) * dim + col;
+    Octet low = load8(x), high = load8(x + half);
+    turn(low, high, angles + (token % seq) * half + col, sign);
+    store8(x, low);
+    store8(x + half, high);
+}

@@ -1,6 +1,9 @@
 //! [`OperandEncode`]: an operand that stays where it is made: its codes, for the products of one layer.
 
-use lowp_format::{Code, Operand, Orientation, Part, Quantizers, Role, Rounding, Shape, Usage};
+use lowp_format::{
+    Code, KernelKey, Operand, Orientation, Part, Quantizers, Role, Rounding, ScaleRule, Shape,
+    Usage,
+};
 use lowp_kernels::{
     AmaxJob, Backend, EncodeJob, Source, StepScalars, StochasticKey, Target, TensorInput, Work,
 };
@@ -87,7 +90,15 @@ impl<B: Backend> RecipeOperands<B> {
             None => (exact, [None; 2]),
         };
         let quantizers = operand.quantizers;
-        let cast = |o: &Orientation| !is_plain(&quantizers.of(*o).kernel);
+        let stored = match source {
+            Source::F32(_) => Code::F32,
+            Source::Bf16(_) => Code::Bf16,
+        };
+        let as_it_is = |kernel: &KernelKey| {
+            is_plain(kernel)
+                || (kernel.element == stored && kernel.scale == ScaleRule::None && !kernel.hadamard)
+        };
+        let cast = |o: &Orientation| !as_it_is(&quantizers.of(*o).kernel);
         let cast = Orientation::ALL.into_iter().filter(cast);
         let usage = cast.fold(Usage::empty(), |all, o| all | o.usage()) & usage & operand.quantized;
         let mut planned = OperandEncode {

@@ -319,6 +319,14 @@ pub(crate) struct Args {
     )]
     pub(crate) clip: f64,
 
+    /// Leave out the check at the end, which compares every weight, as it is gathered, with a cast of its masters
+    #[arg(long)]
+    pub(crate) no_audit: bool,
+
+    /// Print what the GPU spent the time of the last step on
+    #[arg(long)]
+    pub(crate) profile: bool,
+
     /// Train without the fp32 baseline beside it
     #[arg(long)]
     pub(crate) no_baseline: bool,

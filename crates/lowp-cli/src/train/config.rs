@@ -40,6 +40,10 @@ pub(crate) struct Config {
     pub(crate) accumulate: usize,
     /// Whether blocks run forward again in backward.
     pub(crate) recompute: bool,
+    /// Whether every gathered weight is compared with its masters at the end.
+    pub(crate) audit: bool,
+    /// Whether the last step is measured.
+    pub(crate) profile: bool,
     /// Steps at the end whose forward products run in bf16.
     pub(crate) tail_steps: usize,
     /// Names of the linear layers that stay in bf16, whatever the recipe.
@@ -140,6 +144,8 @@ impl Config {
             steps,
             accumulate: args.accumulate,
             recompute: args.recompute,
+            audit: !args.no_audit,
+            profile: args.profile,
             tail_steps: tail_steps(args.precision_tail, steps)?,
             kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
             seed: args.seed,
@@ -161,6 +167,11 @@ impl Config {
             checkpoints: Checkpoints::new(args, steps)?,
             runs,
         };
+        if config.profile && config.device == Device::Cpu {
+            return Err(UsageError::new(
+                "--profile measures a GPU: add --device cuda, or leave it out",
+            ));
+        }
         #[cfg(feature = "cuda")]
         if let Device::Cuda(_) = config.device {
             super::gpu::check(&config)?;

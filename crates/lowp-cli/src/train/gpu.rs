@@ -4,13 +4,15 @@ use super::config::Config;
 use super::model::{Arch, Batch, GptConfig};
 use super::network::{Network, Place};
 use super::variant::Variant;
+use crate::columns::Columns;
+use crate::output;
 use crate::usage::UsageError;
 use anyhow::{Context, Result, anyhow};
 use lowp_candle::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_shard::{Communicator, Control, LocalComm, ShardError, threads};
-use lowp_transformer::{Block, Sizes, Tokens, Transformer};
+use lowp_transformer::{Block, Sizes, Spent, Tokens, Transformer};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -32,6 +34,9 @@ impl Network<Cuda> for Gpu {
         let first = (rank * sequences * config.model.seq) as u64;
         let transformer =
             Transformer::new(cuda, sharded, &sizes(config.model), (sequences, first))?;
+        if let (Some(why), 0) = (transformer.plain_attention(), rank) {
+            output::note(&format!("attention runs as plain products: {why}"));
+        }
         Ok(Self { transformer })
     }
 
@@ -67,6 +72,37 @@ impl Network<Cuda> for Gpu {
 
     fn take_loss(&mut self) -> Result<f64> {
         Ok(self.transformer.take_loss()?)
+    }
+
+    fn start_profile(&self) -> Result<()> {
+        Ok(self.transformer.start_profile()?)
+    }
+
+    fn take_profile(&self) -> Result<String> {
+        let spent = self.transformer.take_profile()?;
+        let all: f64 = spent.iter().map(|spent| spent.milliseconds).sum();
+        let mut table = Columns::new(&["work", "times", "ms", "%"], &[0]);
+        for Spent {
+            what,
+            count,
+            milliseconds,
+        } in spent
+        {
+            let share = 100.0 * milliseconds / all;
+            table.row([
+                what,
+                count.to_string(),
+                format!("{milliseconds:.3}"),
+                format!("{share:.1}"),
+            ]);
+        }
+        table.row([
+            "all".to_owned(),
+            String::new(),
+            format!("{all:.3}"),
+            String::new(),
+        ]);
+        Ok(table.render())
     }
 }
 

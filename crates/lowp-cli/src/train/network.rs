@@ -40,6 +40,12 @@ pub(super) trait Network<B: Backend>: Sized {
 
     /// The sum of losses since the last call.
     fn take_loss(&mut self) -> Result<f64>;
+
+    /// Begins to measure a step.
+    fn start_profile(&self) -> Result<()>;
+
+    /// Ends it: what took how long.
+    fn take_profile(&self) -> Result<String>;
 }
 
 /// The model as candle runs it.
@@ -85,5 +91,14 @@ impl Network<Cpu> for Candle {
 
     fn take_loss(&mut self) -> Result<f64> {
         Ok(std::mem::take(&mut self.loss))
+    }
+
+    /// `--profile` is an error before it comes to this.
+    fn start_profile(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_profile(&self) -> Result<String> {
+        Ok(String::new())
     }
 }

@@ -22,6 +22,9 @@ use std::time::Instant;
 /// Bytes of small gradients that travel together: on a CPU nothing overlaps, so memory counts.
 pub(crate) const GRAD_BUCKET: usize = 1 << 16;
 
+/// Steps that are not measured where there are more than twice as many others.
+const WARM_UP: usize = 4;
+
 type Comm<B> = Arc<dyn Communicator<B>>;
 
 /// What training left on one rank.
@@ -152,17 +155,30 @@ impl<B: Backend> Rank<'_, B> {
             gathering: 0.0,
             memory: 0,
         };
-        let start = Instant::now();
+        let mut start = Instant::now();
+        let mut begun_at = first_step;
         for step in first_step..last_step {
+            if step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP {
+                // Plans are made and memory is found in the first steps.
+                (start, begun_at) = (Instant::now(), step);
+            }
             if config.tail_steps > 0 && step == tail_step {
                 outcome.add(&trained, config)?;
                 trained = self.switch(run.recipe, trained, &specs)?;
             }
-            let loss = sum(&comm, self.step(step, &mut trained)?)?;
+            let measured = config.profile && self.progress.is_some() && step + 1 == last_step;
+            if measured {
+                trained.network.start_profile()?;
+            }
+            let loss = self.step(step, &mut trained)?;
+            if measured {
+                output::print(&trained.network.take_profile()?)?;
+            }
+            let loss = sum(&comm, loss)?;
             // Recorded with the precision it was computed in.
             train_loss.push(loss as f32);
             if let Some(progress) = self.progress {
-                let tokens = (step + 1 - first_step) * config.batch * config.model.seq;
+                let tokens = (step + 1 - begun_at) * config.batch * config.model.seq;
                 let rate = tokens as f64 / start.elapsed().as_secs_f64();
                 progress.step(step, loss, rate, config.model.flops_per_token());
             }
@@ -178,12 +194,19 @@ impl<B: Backend> Rank<'_, B> {
             // Of a run that is done: where it is to be saved it may not be yet.
             self.save(saver, run, (last_step, &trained.sharded, &train_loss))?;
         }
-        outcome.seconds = start.elapsed().as_secs_f64();
+        // As if all steps had taken what those behind the first ones took.
+        let measured = (last_step - begun_at).max(1) as f64;
+        outcome.seconds =
+            start.elapsed().as_secs_f64() * (last_step - first_step) as f64 / measured;
         outcome.add(&trained, config)?;
         let Trained {
             sharded, network, ..
         } = &mut trained;
-        if let Some((layer, phase, divergence)) = sharded.audit()?.first() {
+        let found = match config.audit {
+            true => sharded.audit()?,
+            false => Vec::new(),
+        };
+        if let Some((layer, phase, divergence)) = found.first() {
             let (name, phase) = (&specs.0[*layer].name, phase.name());
             bail!(
                 "{name}, as {phase} gathers it: {divergence}; this is a defect in lowp: please report it"

@@ -14,6 +14,8 @@ use super::TransformerError;
 use super::linear::Shared;
 use super::matmul::{Dtype, Place, Product, Scale, Side};
 use super::ops::Heads;
+use super::place::at;
+use super::sdpa::{Sdpa, SdpaSizes};
 
 /// Rows of tokens with heads in them.
 #[derive(Clone, Copy, Debug)]
@@ -29,10 +31,25 @@ pub(super) struct Attention {
     /// Queries, keys and values in their rows.
     inputs: [Heads; 3],
     output: Heads,
-    /// `[sequence, head, position, dim]`, kept for backward.
-    split: [CudaBuffer<bf16>; 3],
-    /// `[sequence, head, position, position]`, kept for backward.
-    p: CudaBuffer<bf16>,
+    way: Way,
+}
+
+/// How it is computed, and what is kept for backward.
+#[derive(Debug)]
+enum Way {
+    Cudnn {
+        sdpa: Arc<Sdpa>,
+        /// Rows of tokens.
+        output: CudaBuffer<bf16>,
+        /// The logarithms of the sums that the softmax divides by.
+        stats: CudaBuffer<f32>,
+    },
+    Products {
+        /// `[sequence, head, position, dim]`.
+        split: [CudaBuffer<bf16>; 3],
+        /// `[sequence, head, position, position]`.
+        p: CudaBuffer<bf16>,
+    },
 }
 
 /// A matrix of a batch, row-major, in which the contracted axis is the inner one or not.
@@ -63,15 +80,33 @@ impl Attention {
         let Heads {
             count, dim, seq, ..
         } = output;
-        let split = || cuda.alloc::<bf16>(tokens * count * dim);
+        let values = |len: usize| cuda.alloc::<bf16>(len);
+        let way = match shared.sdpa(&sdpa_sizes(tokens, &inputs, &output))? {
+            Some(sdpa) => Way::Cudnn {
+                sdpa,
+                output: values(tokens * count * dim)?,
+                stats: cuda.alloc(tokens * count)?,
+            },
+            None => Way::Products {
+                split: {
+                    let one = || values(tokens * count * dim);
+                    [one()?, one()?, one()?]
+                },
+                p: values(tokens * count * seq)?,
+            },
+        };
         Ok(Self {
             shared: Arc::clone(shared),
             tokens,
             inputs,
-            split: [split()?, split()?, split()?],
-            p: cuda.alloc(tokens * count * seq)?,
             output,
+            way,
         })
+    }
+
+    /// Whether the rows that forward reads must stay as they are until backward.
+    pub(super) fn keeps_rows(&self) -> bool {
+        matches!(self.way, Way::Cudnn { .. })
     }
 
     /// Matrices in a batch, positions, and values of a head.
@@ -92,6 +127,52 @@ impl Attention {
         inputs: [Rows<'_>; 3],
         out: Rows<'_>,
     ) -> Result<(), TransformerError> {
+        match &self.way {
+            Way::Cudnn {
+                sdpa,
+                output,
+                stats,
+            } => {
+                self.turn(inputs, 1.0)?;
+                let [q, k, v] = self.places(inputs)?;
+                let len = self.tokens * self.output.stride;
+                let places = [q, k, v, at(output, len)?, stats.pointer()];
+                // SAFETY: rows of the sizes that it was planned for.
+                unsafe { sdpa.forward(places) }?;
+                self.shared.trace.mark(|| "attention".to_owned())?;
+                Ok(self.shared.cuda.copy(output, 0..len, out.values, 0)?)
+            }
+            Way::Products { split, p } => self.forward_products(inputs, out, (split, p)),
+        }
+    }
+
+    /// The addresses of the first head of each input.
+    fn places(&self, rows: [Rows<'_>; 3]) -> Result<[u64; 3], TransformerError> {
+        let place = |which: usize| {
+            let heads = &self.inputs[which];
+            let rows = at(rows[which].values, self.tokens * heads.stride)?;
+            Ok::<_, TransformerError>(rows + (size_of::<bf16>() * heads.first) as u64)
+        };
+        Ok([place(0)?, place(1)?, place(2)?])
+    }
+
+    /// Turns the heads that have positions so, or back.
+    fn turn(&self, rows: [Rows<'_>; 3], sign: f32) -> Result<(), TransformerError> {
+        let turned = self.inputs.iter().zip(rows);
+        for (heads, rows) in turned.filter(|(heads, _)| heads.angles.is_some()) {
+            self.shared
+                .ops
+                .rotate(heads, self.tokens, rows.values, sign)?;
+        }
+        Ok(())
+    }
+
+    fn forward_products(
+        &self,
+        inputs: [Rows<'_>; 3],
+        out: Rows<'_>,
+        (split, p): (&[CudaBuffer<bf16>; 3], &CudaBuffer<bf16>),
+    ) -> Result<(), TransformerError> {
         let Shared {
             ops,
             matmuls,
@@ -99,10 +180,10 @@ impl Attention {
             ..
         } = &*self.shared;
         let [matrices, seq, dim] = self.sizes();
-        for ((heads, rows), to) in self.inputs.iter().zip(inputs).zip(&self.split) {
+        for ((heads, rows), to) in self.inputs.iter().zip(inputs).zip(split) {
             ops.split(heads, self.tokens, rows.values, to)?;
         }
-        let [q, k, v] = &self.split;
+        let [q, k, v] = split;
         let scores = arena.sums("scores", matrices * seq * seq)?;
         let (of_heads, of_scores) = (seq * dim, seq * seq);
         let product = Product {
@@ -125,13 +206,13 @@ impl Attention {
                 (self.scale(), false),
             )
         }?;
-        ops.softmax(&scores, &self.p, matrices, seq)?;
+        ops.softmax(&scores, p, matrices, seq)?;
         let seen = arena.values("heads", matrices * seq * dim)?;
         // SAFETY: as above.
         unsafe {
             matmuls.run(
                 &self.mix([true, false]),
-                [place(&self.p), place(v)],
+                [place(p), place(v)],
                 seen.pointer(),
                 (1.0, false),
             )
@@ -155,11 +236,46 @@ impl Attention {
         }
     }
 
-    /// From the gradient of `forward`'s result to those of its inputs.
+    /// From the gradient of `forward`'s result to those of its inputs. `kept` are the rows that forward read, where they must stay.
     pub(super) fn backward(
         &self,
         gradient: Rows<'_>,
+        kept: [Rows<'_>; 3],
         inputs: [Rows<'_>; 3],
+    ) -> Result<(), TransformerError> {
+        match &self.way {
+            Way::Cudnn {
+                sdpa,
+                output,
+                stats,
+            } => {
+                let ([q, k, v], [dq, dk, dv]) = (self.places(kept)?, self.places(inputs)?);
+                let gradient = at(gradient.values, self.tokens * self.output.stride)?;
+                let places = [
+                    q,
+                    k,
+                    v,
+                    output.pointer(),
+                    stats.pointer(),
+                    gradient,
+                    dq,
+                    dk,
+                    dv,
+                ];
+                // SAFETY: rows of the sizes that it was planned for.
+                unsafe { sdpa.backward(places) }?;
+                self.shared.trace.mark(|| "attention backward".to_owned())?;
+                self.turn(inputs, -1.0)
+            }
+            Way::Products { split, p } => self.backward_products(gradient, inputs, (split, p)),
+        }
+    }
+
+    fn backward_products(
+        &self,
+        gradient: Rows<'_>,
+        inputs: [Rows<'_>; 3],
+        (split, p): (&[CudaBuffer<bf16>; 3], &CudaBuffer<bf16>),
     ) -> Result<(), TransformerError> {
         let Shared {
             ops,
@@ -168,7 +284,7 @@ impl Attention {
             ..
         } = &*self.shared;
         let [matrices, seq, dim] = self.sizes();
-        let [q, k, v] = &self.split;
+        let [q, k, v] = split;
         let len = matrices * seq * dim;
         let dout = arena.values("heads", len)?;
         ops.split(&self.output, self.tokens, gradient.values, &dout)?;
@@ -180,7 +296,7 @@ impl Attention {
         unsafe {
             matmuls.run(
                 &self.mix([false, false]),
-                [place(&self.p), place(&dout)],
+                [place(p), place(&dout)],
                 dhead.pointer(),
                 (1.0, false),
             )
@@ -208,7 +324,7 @@ impl Attention {
             )
         }?;
         let ds = arena.values("score gradients", matrices * seq * seq)?;
-        ops.softmax_backward((&self.p, &dp, &ds), matrices, seq, self.scale())?;
+        ops.softmax_backward((p, &dp, &ds), matrices, seq, self.scale())?;
         for (at, left, right) in [(0, true, k), (1, false, q)] {
             // SAFETY: as in `forward`.
             unsafe {
@@ -222,5 +338,31 @@ impl Attention {
             ops.merge(&self.inputs[at], self.tokens, &dhead, to(at).values)?;
         }
         Ok(())
+    }
+}
+
+/// What cuDNN plans attention by.
+fn sdpa_sizes(tokens: usize, inputs: &[Heads; 3], output: &Heads) -> SdpaSizes {
+    let strides = |heads: &Heads| {
+        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        [
+            number(heads.seq * heads.stride),
+            number(heads.dim),
+            number(heads.stride),
+        ]
+    };
+    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let [q, k, v] = inputs;
+    SdpaSizes {
+        sequences: number(tokens / output.seq),
+        heads: number(output.count),
+        kv_heads: number(k.count),
+        seq: number(output.seq),
+        dim: number(output.dim),
+        q: strides(q),
+        k: strides(k),
+        v: strides(v),
+        o: strides(output),
+        scale: 1.0 / (output.dim as f32).sqrt(),
     }
 }

@@ -148,6 +148,8 @@ pub(super) struct Layer<R: Recipe> {
     size: [usize; 2],
     pub(super) norms: [Norm; 2],
     attention: Attention,
+    /// Queries, keys and values in their rows.
+    rows: Vec<Values>,
     linears: Linears<R>,
 }
 
@@ -227,14 +229,41 @@ impl<R: Recipe> Layer<R> {
                 ([(var, false), (var + 1, false)], inputs, linears)
             }
         };
+        let attention = Attention::new(shared, tokens, inputs, output)?;
+        let (what, widths) = match sizes.block {
+            Block::Gpt => (["dqkv"; 3], vec![3 * dim]),
+            Block::Llama { kv_heads, .. } => {
+                let kv = kv_heads * sizes.head_dim();
+                (["dq", "dk", "dv"], vec![dim, kv, kv])
+            }
+        };
+        // Where they are not kept, they are where their gradients will be.
+        let rows = what
+            .into_iter()
+            .zip(widths)
+            .map(|(what, width)| match attention.keeps_rows() {
+                true => shared.cuda.alloc(tokens * width),
+                false => value(what, width),
+            });
+        let rows = rows.collect::<Result<_, _>>()?;
         let size = [tokens, dim];
         let [first, second] = norms.map(|var| Norm::new(shared, model, var, size));
         Ok(Self {
             shared: Arc::clone(shared),
             size,
             norms: [first?, second?],
-            attention: Attention::new(shared, tokens, inputs, output)?,
+            attention,
+            rows,
             linears,
+        })
+    }
+
+    /// Queries, keys and values.
+    fn rows(&self) -> [Rows<'_>; 3] {
+        // One buffer, or three.
+        let last = self.rows.len() - 1;
+        [0, 1, 2].map(|at| Rows {
+            values: &self.rows[at.min(last)],
         })
     }
 
@@ -298,13 +327,11 @@ impl<R: Recipe> Layer<R> {
                 first.forward(ops, self.size, input, &q.input)?;
                 self.same_input(&q.input, [k, v])?;
                 next()?;
-                let kv = k.gradient.len() / tokens;
-                let rows = [value("dq", dim)?, value("dk", kv)?, value("dv", kv)?];
-                for (linear, rows) in [q, k, v].into_iter().zip(&rows) {
+                for (linear, rows) in [q, k, v].into_iter().zip(&self.rows) {
                     linear.forward(rows)?;
                 }
-                let rows = rows.each_ref().map(|values| Rows { values });
-                self.attention.forward(rows, Rows { values: &o.input })?;
+                let seen = Rows { values: &o.input };
+                self.attention.forward(self.rows(), seen)?;
                 o.forward(branch)?;
                 second.forward(ops, self.size, Some((&first.x, branch)), &gate_proj.input)?;
                 self.same_input(&gate_proj.input, [up_proj, up_proj])?;
@@ -357,12 +384,11 @@ impl<R: Recipe> Layer<R> {
                 fc.backward(&dh, false)?;
                 second.backward(&self.shared, model, self.size, &dh, (Some(dx), dx))?;
                 proj.backward(&dh, false)?;
-                self.attention.backward(
-                    Rows { values: &dh },
-                    [Rows {
-                        values: &qkv.gradient,
-                    }; 3],
-                )?;
+                let gradients = [Rows {
+                    values: &qkv.gradient,
+                }; 3];
+                self.attention
+                    .backward(Rows { values: &dh }, self.rows(), gradients)?;
                 qkv.backward(&dh, false)?;
             }
             Linears::Llama {
@@ -383,7 +409,8 @@ impl<R: Recipe> Layer<R> {
                 let rows = [q, k, v].map(|linear| Rows {
                     values: &linear.gradient,
                 });
-                self.attention.backward(Rows { values: &dh }, rows)?;
+                self.attention
+                    .backward(Rows { values: &dh }, self.rows(), rows)?;
                 v.backward(&dh, false)?;
                 k.backward(&dh, true)?;
                 q.backward(&dh, true)?;

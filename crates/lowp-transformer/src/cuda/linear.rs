@@ -5,7 +5,7 @@
     reason = "gives cuBLASLt addresses of operands whose shapes were planned"
 )]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use half::bf16;
 use lowp_candle::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
@@ -21,6 +21,8 @@ use super::TransformerError;
 use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
 use super::ops::Ops;
 use super::place::Arena;
+use super::sdpa::{Sdpa, SdpaSizes};
+use super::trace::Trace;
 use crate::product::{Codes, Pass, Product, is_codes};
 
 /// What the layers of a model share.
@@ -30,7 +32,26 @@ pub(super) struct Shared {
     pub(super) ops: Ops,
     pub(super) matmuls: Matmuls,
     pub(super) arena: Arena,
+    pub(super) trace: Arc<Trace>,
     pub(super) capability: (i32, i32),
+    /// Planned attention, or why cuDNN does not run it; all blocks have one.
+    pub(super) sdpa: OnceLock<Result<Arc<Sdpa>, String>>,
+}
+
+impl Shared {
+    /// Attention by cuDNN, where it runs it.
+    pub(super) fn sdpa(&self, sizes: &SdpaSizes) -> Done<Option<Arc<Sdpa>>> {
+        if self.sdpa.get().is_none() {
+            let made = Sdpa::new(&self.cuda, sizes)?;
+            // Another thread's is the same.
+            let _ = self.sdpa.set(made.map(Arc::new));
+        }
+        Ok(self
+            .sdpa
+            .get()
+            .and_then(|made| made.as_ref().ok())
+            .map(Arc::clone))
+    }
 }
 
 type Done<T = ()> = Result<T, TransformerError>;
@@ -218,6 +239,7 @@ impl<R: Recipe> Linear<R> {
     /// `out = input W^T`, `[tokens, outputs]`.
     pub(super) fn forward(&self, out: &CudaBuffer<bf16>) -> Done {
         self.operands.run_encode(&self.x)?;
+        self.mark("cast of inputs")?;
         let x = self.operand(Pass::Forward, Role::Activation)?;
         let Shape { rows, cols } = self.shape;
         self.with_weight(Phase::Forward, |w| {
@@ -243,6 +265,7 @@ impl<R: Recipe> Linear<R> {
         let Shape { rows, cols } = self.shape;
         let tokens = self.tokens;
         self.operands.run_encode(&self.dy)?;
+        self.mark("cast of gradients")?;
         let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
         self.with_weight(Phase::Backward, |w| {
             let product = self.planned([tokens, cols, rows], (dy.side, w.side), Dtype::Bf16, false);
@@ -270,7 +293,12 @@ impl<R: Recipe> Linear<R> {
                 .matmuls
                 .run(&product, [dy.place, x.place], out, (1.0, false))
         }?;
-        Ok(self.weight.push_gradient()?)
+        self.weight.push_gradient()?;
+        self.mark("gradients to their owners")
+    }
+
+    fn mark(&self, what: &str) -> Done {
+        Ok(self.shared.trace.mark(|| what.to_owned())?)
     }
 
     fn planned(
@@ -332,6 +360,7 @@ impl<R: Recipe> Linear<R> {
         };
         let (decoded, values) = (arena.sums("decoded", len)?, arena.values(what, len)?);
         self.shared.cuda.run(decode, &StepScalars::default())?;
+        self.mark("decode of operands")?;
         self.shared.ops.narrow(&decoded, &values, len)?;
         Ok(Ready::values(values.pointer(), k_inner))
     }
@@ -339,6 +368,7 @@ impl<R: Recipe> Linear<R> {
     /// Gathers the weight for `phase` and gives it to `multiply`.
     fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Ready) -> Done) -> Done {
         self.weight.with_gathered(phase, |tensor, set| {
+            self.mark("gather of weights")?;
             let ready = self.weight_operand(phase, tensor, set)?;
             multiply(ready)
         })
@@ -392,6 +422,7 @@ impl<R: Recipe> Linear<R> {
             arena.values("decoded weight", len)?,
         );
         cuda.run(&decode, &StepScalars::default())?;
+        self.mark("decode of weights")?;
         ops.narrow(&decoded, &values, len)?;
         Ok(Ready::values(values.pointer(), k_inner))
     }

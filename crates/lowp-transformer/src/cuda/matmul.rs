@@ -5,13 +5,14 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::{from_ref, null};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
+use super::trace::Trace;
 
 /// Bytes that products may work in.
 const WORKSPACE: usize = 64 << 20;
@@ -85,6 +86,31 @@ pub(super) struct Product {
     pub(super) fast: bool,
 }
 
+impl Product {
+    /// Operands, result and sizes.
+    fn describe(&self) -> String {
+        let Self {
+            rows,
+            cols,
+            k,
+            left,
+            right,
+            out,
+            batch,
+            ..
+        } = self;
+        let times = if *batch > 1 {
+            format!(", {batch} times")
+        } else {
+            String::new()
+        };
+        format!(
+            "{:?} x {:?} to {out:?}, {rows}x{cols}x{k}{times}",
+            left.dtype, right.dtype
+        )
+    }
+}
+
 /// Where an operand is: its entries, and its scales where it has such.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
@@ -98,6 +124,7 @@ pub(super) struct Matmuls {
     cuda: Cuda,
     handle: sys::cublasLtHandle_t,
     workspace: CudaBuffer<u8>,
+    trace: Arc<Trace>,
     planned: Mutex<HashMap<Product, Planned>>,
 }
 
@@ -130,7 +157,7 @@ impl Drop for Planned {
 }
 
 impl Matmuls {
-    pub(super) fn new(cuda: &Cuda) -> Result<Self, TransformerError> {
+    pub(super) fn new(cuda: &Cuda, trace: &Arc<Trace>) -> Result<Self, TransformerError> {
         // SAFETY: loads the library, which has no precondition. Without this question cudarc would panic.
         if !unsafe { sys::is_culib_present() } {
             return Err(TransformerError::NoCublas);
@@ -144,6 +171,7 @@ impl Matmuls {
             cuda: cuda.clone(),
             handle,
             workspace,
+            trace: Arc::clone(trace),
             planned: Mutex::default(),
         })
     }
@@ -162,7 +190,7 @@ impl Matmuls {
     ) -> Result<(), TransformerError> {
         let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
         let beta = if accumulate { 1.0f32 } else { 0.0 };
-        self.cuda.foreign_work(
+        self.cuda.foreign_work::<_, _, TransformerError>(
             || (),
             |stream| {
                 let planned = match planned.entry(*product) {
@@ -198,10 +226,10 @@ impl Matmuls {
                         stream as sys::cudaStream_t,
                     )
                 };
-                done.map_err(failed("cublasLtMatmul"))
-                    .map_err(TransformerError::from)
+                Ok(done.map_err(failed("cublasLtMatmul"))?)
             },
-        )
+        )?;
+        Ok(self.trace.mark(|| product.describe())?)
     }
 }
 

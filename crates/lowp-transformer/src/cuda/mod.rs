@@ -9,9 +9,12 @@ mod model;
 mod module;
 mod ops;
 mod place;
+mod sdpa;
+mod trace;
 
 pub use error::TransformerError;
 pub use model::{Tokens, Transformer};
+pub use trace::Spent;
 
 use lowp_kernels::{Cuda, KernelError};
 

@@ -5,7 +5,7 @@
     reason = "gives cuBLASLt addresses of buffers that were made for the product"
 )]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use half::bf16;
 use lowp_candle::ShardedModel;
@@ -18,6 +18,7 @@ use super::linear::Shared;
 use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
 use super::ops::Ops;
 use super::place::{Arena, at};
+use super::trace::{Spent, Trace};
 use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
@@ -94,12 +95,15 @@ impl<R: Recipe> Transformer<R> {
                 "micro-batches of {sequences} sequences of {seq} tokens: a GPU takes a multiple of 128 tokens at a time"
             )));
         }
+        let trace = Arc::new(Trace::new(cuda));
         let shared = Arc::new(Shared {
             cuda: cuda.clone(),
-            ops: Ops::new(cuda)?,
-            matmuls: Matmuls::new(cuda)?,
+            ops: Ops::new(cuda, &trace)?,
+            matmuls: Matmuls::new(cuda, &trace)?,
+            trace,
             arena: Arena::new(cuda),
             capability: cuda.capability()?,
+            sdpa: OnceLock::new(),
         });
         let vars = model.var_buffers();
         let var = |index: usize| -> Done<(usize, CudaBuffer<f32>)> {
@@ -165,6 +169,11 @@ impl<R: Recipe> Transformer<R> {
         self.tokens
     }
 
+    /// Why attention does not run by cuDNN but as plain products, where it does.
+    pub fn plain_attention(&self) -> Option<&str> {
+        self.shared.sdpa.get()?.as_ref().err().map(String::as_str)
+    }
+
     /// Which products run in each linear layer: forward, input gradient, weight gradient.
     pub fn products(&self) -> Vec<[Product; 3]> {
         self.layers.iter().flat_map(Layer::products).collect()
@@ -213,6 +222,24 @@ impl<R: Recipe> Transformer<R> {
         Ok(loss.first().copied().map_or(f64::NAN, f64::from))
     }
 
+    /// Begins to measure what the device spends its time on.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn start_profile(&self) -> Done {
+        Ok(self.shared.trace.start()?)
+    }
+
+    /// Ends it, with the optimizer's step as the last work: what each kind of work took, the most first.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn take_profile(&self) -> Done<Vec<Spent>> {
+        let trace = &self.shared.trace;
+        trace.mark(|| "optimizer".to_owned())?;
+        Ok(trace.take()?)
+    }
+
     fn upload(&self, Tokens { inputs, targets }: Tokens<'_>) -> Done {
         let vocab = self.sizes.vocab;
         for tokens in [inputs, targets] {
@@ -252,7 +279,10 @@ impl<R: Recipe> Transformer<R> {
         for (buffer, list) in lists {
             cuda.write(buffer, 0, &bytes(list))?;
         }
-        Ok(())
+        Ok(self
+            .shared
+            .trace
+            .mark(|| "tokens to the device".to_owned())?)
     }
 
     fn size(&self) -> [usize; 2] {

@@ -34,6 +34,7 @@ const NAMES: [(&str, &[&str]); 4] = [
         &[
             "split_heads",
             "merge_heads",
+            "rotate",
             "softmax_forward",
             "softmax_backward",
         ],

@@ -5,12 +5,15 @@
     reason = "launches kernels over addresses of buffers whose lengths were checked"
 )]
 
+use std::sync::Arc;
+
 use half::bf16;
 use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
 use super::module::{Arg, Kernels};
 use super::place::at;
+use super::trace::Trace;
 
 type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;
@@ -27,7 +30,7 @@ const THREADS: usize = 256;
 
 /// The kernels of this crate on one stream.
 #[derive(Debug)]
-pub(super) struct Ops(Kernels);
+pub(super) struct Ops(Kernels, Arc<Trace>);
 
 /// Gamma and, in layer norms, beta.
 #[derive(Clone, Debug)]
@@ -64,8 +67,24 @@ fn null_or<T: lowp_kernels::Element>(
 }
 
 impl Ops {
-    pub(super) fn new(cuda: &Cuda) -> Result<Self, KernelError> {
-        Ok(Self(Kernels::load(cuda)?))
+    pub(super) fn new(cuda: &Cuda, trace: &Arc<Trace>) -> Result<Self, KernelError> {
+        Ok(Self(Kernels::load(cuda)?, Arc::clone(trace)))
+    }
+
+    /// Gives the stream a launch.
+    ///
+    /// # Safety
+    /// As [`Kernels::launch`].
+    unsafe fn launch(
+        &self,
+        name: &'static str,
+        blocks: [usize; 2],
+        threads: [usize; 2],
+        args: &[Arg],
+    ) -> Done {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.launch(name, blocks, threads, args) }?;
+        Ok(self.1.mark(|| name.to_owned())?)
     }
 
     /// `out = x + branch` where there is a branch, and `h` its norm. `x` is `[tokens, dim]`; `stats` two values per row.
@@ -90,10 +109,7 @@ impl Ops {
             Arg::Float(EPSILON),
         ];
         // SAFETY: the parameters of the kernel, over buffers as long as it takes them to be.
-        Ok(unsafe {
-            self.0
-                .launch("norm_forward", [tokens, 1], [row_threads(dim), 1], &args)
-        }?)
+        unsafe { self.launch("norm_forward", [tokens, 1], [row_threads(dim), 1], &args) }
     }
 
     /// Length of the memory in which [`Ops::norm_backward`] adds up.
@@ -126,10 +142,7 @@ impl Ops {
             Arg::Int(usize::from(params.beta.is_some())),
         ];
         // SAFETY: as in `norm`.
-        unsafe {
-            self.0
-                .launch("norm_backward", [blocks, 1], [row_threads(dim), 1], &args)
-        }?;
+        unsafe { self.launch("norm_backward", [blocks, 1], [row_threads(dim), 1], &args) }?;
         let args = [
             Arg::Pointer(partial.pointer()),
             Arg::Int(blocks),
@@ -138,10 +151,7 @@ impl Ops {
             null_or(dbeta, dim)?,
         ];
         // SAFETY: as above.
-        Ok(unsafe {
-            self.0
-                .launch("column_sums", [(2 * dim).div_ceil(32), 1], [32, 8], &args)
-        }?)
+        unsafe { self.launch("column_sums", [(2 * dim).div_ceil(32), 1], [32, 8], &args) }
     }
 
     pub(super) fn gelu(&self, x: &Values, y: &Values, len: usize) -> Done {
@@ -194,7 +204,7 @@ impl Ops {
         args.push(Arg::Size(octets(len)?));
         let blocks = octets(len)?.div_ceil(THREADS);
         // SAFETY: the callers checked that each buffer has `len` values.
-        Ok(unsafe { self.0.launch(name, [blocks, 1], [THREADS, 1], &args) }?)
+        unsafe { self.launch(name, [blocks, 1], [THREADS, 1], &args) }
     }
 
     /// Copies heads out of rows of tokens.
@@ -249,10 +259,41 @@ impl Ops {
             Arg::Size(threads),
         ];
         // SAFETY: as in `norm`.
-        Ok(unsafe {
-            self.0
-                .launch(name, [threads.div_ceil(THREADS), 1], [THREADS, 1], &args)
-        }?)
+        unsafe { self.launch(name, [threads.div_ceil(THREADS), 1], [THREADS, 1], &args) }
+    }
+
+    /// Turns heads, which fill their rows, by their positions in place, or with -1 back.
+    pub(super) fn rotate(&self, heads: &Heads, tokens: usize, rows: &Values, sign: f32) -> Done {
+        let Heads {
+            count,
+            dim,
+            seq,
+            stride,
+            ..
+        } = heads;
+        if count * dim != *stride || !dim.is_multiple_of(16) {
+            let text = format!("{count} heads of {dim} in rows of {stride}");
+            return Err(TransformerError::Unsupported(text));
+        }
+        let threads = tokens * count * dim / 16;
+        let args = [
+            Arg::Pointer(at(rows, tokens * stride)?),
+            null_or(heads.angles.as_ref(), seq * dim)?,
+            Arg::Int(*count),
+            Arg::Int(*seq),
+            Arg::Int(*dim),
+            Arg::Float(sign),
+            Arg::Size(threads),
+        ];
+        // SAFETY: as in `norm`.
+        unsafe {
+            self.launch(
+                "rotate",
+                [threads.div_ceil(THREADS), 1],
+                [THREADS, 1],
+                &args,
+            )
+        }
     }
 
     /// Causal softmax of `matrices` of `[seq, seq]` scores.
@@ -264,10 +305,7 @@ impl Ops {
             Arg::Int(seq),
         ];
         // SAFETY: as in `norm`.
-        Ok(unsafe {
-            self.0
-                .launch("softmax_forward", [matrices * seq, 1], [128, 1], &args)
-        }?)
+        unsafe { self.launch("softmax_forward", [matrices * seq, 1], [128, 1], &args) }
     }
 
     /// The gradient of scores that were multiplied by `scale`.
@@ -287,10 +325,7 @@ impl Ops {
             Arg::Float(scale),
         ];
         // SAFETY: as in `norm`.
-        Ok(unsafe {
-            self.0
-                .launch("softmax_backward", [matrices * seq, 1], [128, 1], &args)
-        }?)
+        unsafe { self.launch("softmax_backward", [matrices * seq, 1], [128, 1], &args) }
     }
 
     /// Rows of `table` by token, and of `positions`. `ids` are below the rows of the table.
@@ -312,14 +347,14 @@ impl Ops {
             Arg::Size(threads),
         ];
         // SAFETY: as in `norm`; the ids of a batch are checked where it is made.
-        Ok(unsafe {
-            self.0.launch(
+        unsafe {
+            self.launch(
                 "embedding_forward",
                 [threads.div_ceil(THREADS), 1],
                 [THREADS, 1],
                 &args,
             )
-        }?)
+        }
     }
 
     /// Row `r` of `out` is the sum of the rows of `dx` that `order` has from `starts[r]` to `starts[r + 1]`.
@@ -338,10 +373,7 @@ impl Ops {
             Arg::Int(dim),
         ];
         // SAFETY: as in `norm`; the rows of a batch are checked where it is made.
-        Ok(unsafe {
-            self.0
-                .launch("sum_rows", [rows, dim.div_ceil(256)], [32, 1], &args)
-        }?)
+        unsafe { self.launch("sum_rows", [rows, dim.div_ceil(256)], [32, 1], &args) }
     }
 
     /// The losses of rows of logits and, with `gradients`, `scale` times their gradients.
@@ -363,10 +395,7 @@ impl Ops {
         ];
         let threads = if vocab < 1024 { 128 } else { 512 };
         // SAFETY: as in `norm`; targets of a batch are checked where it is made.
-        Ok(unsafe {
-            self.0
-                .launch("cross_entropy", [tokens, 1], [threads, 1], &args)
-        }?)
+        unsafe { self.launch("cross_entropy", [tokens, 1], [threads, 1], &args) }
     }
 
     /// Adds `scale` times the sum of `losses` to `total`.
@@ -384,7 +413,7 @@ impl Ops {
             Arg::Pointer(at(total, 1)?),
         ];
         // SAFETY: as in `norm`.
-        Ok(unsafe { self.0.launch("add_losses", [1, 1], [THREADS, 1], &args) }?)
+        unsafe { self.launch("add_losses", [1, 1], [THREADS, 1], &args) }
     }
 }
 

@@ -1,0 +1,210 @@
+// Causal attention by cuDNN, behind a C interface: cuDNN is found when it is first asked for, by the dynamic loader.
+#include <cudnn_frontend.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;
+}
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+namespace {
+
+enum Id : int64_t { Q = 1, K, V, O, STATS, DO, DQ, DK, DV };
+
+void say(char* text, size_t room, const std::string& what) {
+    if (room == 0) return;
+    std::strncpy(text, what.c_str(), room - 1);
+    text[room - 1] = 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Sizes; strides in values by sequence, head and position of queries, keys, values and the result, and of their gradients.
+struct LowpSdpaSizes {
+    int64_t sequences, heads, kv_heads, seq, dim;
+    int64_t q[3], k[3], v[3], o[3];
+    float scale;
+};
+
+struct LowpSdpa {
+    cudnnHandle_t handle = nullptr;
+    fe::graph::Graph forward, backward;
+    int64_t workspace = 0;
+    ~LowpSdpa() {
+        if (handle != nullptr) fe::detail::destroy_handle(handle);
+    }
+};
+
+// The version of cuDNN, or 0 where it is not found.
+size_t lowp_sdpa_version() {
+    if (fe::cudnn_dlhandle == nullptr) {
+        for (const char* name : {"libcudnn.so.9", "libcudnn.so"}) {
+            fe::cudnn_dlhandle = dlopen(name, RTLD_NOW);
+            if (fe::cudnn_dlhandle != nullptr) break;
+        }
+    }
+    if (fe::cudnn_dlhandle == nullptr) return 0;
+    try {
+        return fe::detail::get_backend_version();
+    } catch (const std::exception&) {
+        return 0;
+    }
+}
+
+static bool build(LowpSdpa& sdpa, fe::graph::Graph& graph, std::string& why) {
+    const auto plans = std::vector<fe::HeurMode_t>{fe::HeurMode_t::A};
+    for (auto step : {0, 1, 2, 3, 4}) {
+        fe::error_t status;
+        if (step == 0) status = graph.validate();
+        if (step == 1) status = graph.build_operation_graph(sdpa.handle);
+        if (step == 2) status = graph.create_execution_plans(plans);
+        if (step == 3) status = graph.check_support();
+        if (step == 4) status = graph.build_plans();
+        if (status.is_bad()) {
+            why = status.get_message();
+            return false;
+        }
+    }
+    int64_t bytes = 0;
+    if (graph.get_workspace_size(bytes).is_bad()) {
+        why = "cuDNN does not say what memory it works in";
+        return false;
+    }
+    sdpa.workspace = std::max(sdpa.workspace, bytes);
+    return true;
+}
+
+// Plans both passes on the current device; null with the reason in `text` where cuDNN cannot.
+LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
+    std::string why;
+    try {
+        auto sdpa = std::make_unique<LowpSdpa>();
+        if (lowp_sdpa_version() == 0) {
+            say(text, room, "libcudnn.so.9 was not found");
+            return nullptr;
+        }
+        if (fe::detail::create_handle(&sdpa->handle) != CUDNN_STATUS_SUCCESS) {
+            say(text, room, "cudnnCreate failed");
+            return nullptr;
+        }
+        const auto& s = *sizes;
+        const auto tensor = [&](fe::graph::Graph& graph, const char* name, int64_t id, int64_t heads, const int64_t* stride) {
+            return graph.tensor(fe::graph::Tensor_attributes()
+                                    .set_name(name)
+                                    .set_uid(id)
+                                    .set_dim({s.sequences, heads, s.seq, s.dim})
+                                    .set_stride({stride[0], stride[1], stride[2], 1}));
+        };
+        const auto result = [&](Tensor tensor, int64_t id, int64_t heads, const int64_t* stride) {
+            tensor->set_output(true)
+                .set_uid(id)
+                .set_dim({s.sequences, heads, s.seq, s.dim})
+                .set_stride({stride[0], stride[1], stride[2], 1});
+        };
+        const std::vector<int64_t> stats_dim = {s.sequences, s.heads, s.seq, 1};
+        const std::vector<int64_t> stats_stride = {s.heads * s.seq, s.seq, 1, 1};
+        for (fe::graph::Graph* graph : {&sdpa->forward, &sdpa->backward}) {
+            graph->set_io_data_type(fe::DataType_t::BFLOAT16)
+                .set_intermediate_data_type(fe::DataType_t::FLOAT)
+                .set_compute_data_type(fe::DataType_t::FLOAT);
+        }
+        {
+            auto& graph = sdpa->forward;
+            auto q = tensor(graph, "q", Q, s.heads, s.q);
+            auto k = tensor(graph, "k", K, s.kv_heads, s.k);
+            auto v = tensor(graph, "v", V, s.kv_heads, s.v);
+            auto options = fe::graph::SDPA_attributes()
+                               .set_name("sdpa")
+                               .set_generate_stats(true)
+                               .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                               .set_diagonal_band_right_bound(0)
+                               .set_attn_scale(s.scale);
+            auto [o, stats] = graph.sdpa(q, k, v, options);
+            result(o, O, s.heads, s.o);
+            stats->set_output(true).set_uid(STATS).set_dim(stats_dim).set_stride(stats_stride).set_data_type(
+                fe::DataType_t::FLOAT);
+            if (!build(*sdpa, graph, why)) {
+                say(text, room, why);
+                return nullptr;
+            }
+        }
+        {
+            auto& graph = sdpa->backward;
+            auto q = tensor(graph, "q", Q, s.heads, s.q);
+            auto k = tensor(graph, "k", K, s.kv_heads, s.k);
+            auto v = tensor(graph, "v", V, s.kv_heads, s.v);
+            auto o = tensor(graph, "o", O, s.heads, s.o);
+            auto gradient = tensor(graph, "do", DO, s.heads, s.o);
+            auto stats = graph.tensor(fe::graph::Tensor_attributes()
+                                          .set_name("stats")
+                                          .set_uid(STATS)
+                                          .set_dim(stats_dim)
+                                          .set_stride(stats_stride)
+                                          .set_data_type(fe::DataType_t::FLOAT));
+            auto options = fe::graph::SDPA_backward_attributes()
+                               .set_name("sdpa_backward")
+                               .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                               .set_diagonal_band_right_bound(0)
+                               .set_deterministic_algorithm(true)
+                               .set_attn_scale(s.scale);
+            auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, gradient, stats, options);
+            result(dq, DQ, s.heads, s.q);
+            result(dk, DK, s.kv_heads, s.k);
+            result(dv, DV, s.kv_heads, s.v);
+            if (!build(*sdpa, graph, why)) {
+                say(text, room, why);
+                return nullptr;
+            }
+        }
+        return sdpa.release();
+    } catch (const std::exception& error) {
+        say(text, room, error.what());
+        return nullptr;
+    }
+}
+
+// Bytes that both passes work in.
+int64_t lowp_sdpa_workspace(const LowpSdpa* sdpa) { return sdpa->workspace; }
+
+void lowp_sdpa_free(LowpSdpa* sdpa) { delete sdpa; }
+
+static int run(LowpSdpa* sdpa, fe::graph::Graph& graph, void* stream, std::unordered_map<int64_t, void*>& places,
+               void* workspace, char* text, size_t room) {
+    try {
+        if (fe::detail::set_stream(sdpa->handle, static_cast<cudaStream_t>(stream)) != CUDNN_STATUS_SUCCESS) {
+            say(text, room, "cudnnSetStream failed");
+            return 1;
+        }
+        auto status = graph.execute(sdpa->handle, places, workspace);
+        if (status.is_good()) return 0;
+        say(text, room, status.get_message());
+    } catch (const std::exception& error) {
+        say(text, room, error.what());
+    }
+    return 1;
+}
+
+// `places`: q, k, v, o, stats.
+int lowp_sdpa_forward(LowpSdpa* sdpa, void* stream, void* const* places, void* workspace, char* text, size_t room) {
+    std::unordered_map<int64_t, void*> map = {
+        {Q, places[0]}, {K, places[1]}, {V, places[2]}, {O, places[3]}, {STATS, places[4]}};
+    return run(sdpa, sdpa->forward, stream, map, workspace, text, room);
+}
+
+// `places`: q, k, v, o, stats, the gradient of o, then those of q, k and v.
+int lowp_sdpa_backward(LowpSdpa* sdpa, void* stream, void* const* places, void* workspace, char* text, size_t room) {
+    std::unordered_map<int64_t, void*> map = {{Q, places[0]},     {K, places[1]},  {V, places[2]},
+                                              {O, places[3]},     {STATS, places[4]}, {DO, places[5]},
+                                              {DQ, places[6]}, {DK, places[7]}, {DV, places[8]}};
+    return run(sdpa, sdpa->backward, stream, map, workspace, text, room);
+}
+
+}  // extern "C"
