@@ -11,5 +11,5 @@ mod cuda;
 mod sizes;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{Spent, Tokens, Transformer, TransformerError, capability};
+pub use cuda::{MicroBatch, Spent, Tokens, Transformer, TransformerError, capability};
 pub use sizes::{Block, Sizes};

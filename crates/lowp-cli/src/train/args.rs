@@ -323,6 +323,10 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) no_audit: bool,
 
+    /// Have attention on a GPU run as plain products, also where cuDNN is found
+    #[arg(long)]
+    pub(crate) no_cudnn: bool,
+
     /// Print what the GPU spent the time of the last step on
     #[arg(long)]
     pub(crate) profile: bool,

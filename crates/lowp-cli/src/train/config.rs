@@ -44,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) audit: bool,
     /// Whether the last step is measured.
     pub(crate) profile: bool,
+    /// Whether attention on a GPU runs by cuDNN where that is found.
+    pub(crate) cudnn: bool,
     /// Steps at the end whose forward products run in bf16.
     pub(crate) tail_steps: usize,
     /// Names of the linear layers that stay in bf16, whatever the recipe.
@@ -146,6 +148,7 @@ impl Config {
             recompute: args.recompute,
             audit: !args.no_audit,
             profile: args.profile,
+            cudnn: !args.no_cudnn,
             tail_steps: tail_steps(args.precision_tail, steps)?,
             kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
             seed: args.seed,

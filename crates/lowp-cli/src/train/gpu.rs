@@ -12,7 +12,7 @@ use lowp_candle::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_shard::{Communicator, Control, LocalComm, ShardError, threads};
-use lowp_transformer::{Block, Sizes, Spent, Tokens, Transformer};
+use lowp_transformer::{Block, MicroBatch, Sizes, Spent, Tokens, Transformer};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -32,8 +32,12 @@ impl Network<Cuda> for Gpu {
         let Place { config, rank, .. } = place;
         let sequences = config.batch / config.mesh.world() / config.accumulate;
         let first = (rank * sequences * config.model.seq) as u64;
-        let transformer =
-            Transformer::new(cuda, sharded, &sizes(config.model), (sequences, first))?;
+        let part = MicroBatch {
+            sequences,
+            first_token: first,
+            cudnn: config.cudnn,
+        };
+        let transformer = Transformer::new(cuda, sharded, &sizes(config.model), part)?;
         if let (Some(why), 0) = (transformer.plain_attention(), rank) {
             output::note(&format!("attention runs as plain products: {why}"));
         }

@@ -34,6 +34,8 @@ pub(super) struct Shared {
     pub(super) arena: Arena,
     pub(super) trace: Arc<Trace>,
     pub(super) capability: (i32, i32),
+    /// Whether attention may run by cuDNN.
+    pub(super) cudnn: bool,
     /// Planned attention, or why cuDNN does not run it; all blocks have one.
     pub(super) sdpa: OnceLock<Result<Arc<Sdpa>, String>>,
 }
@@ -41,6 +43,9 @@ pub(super) struct Shared {
 impl Shared {
     /// Attention by cuDNN, where it runs it.
     pub(super) fn sdpa(&self, sizes: &SdpaSizes) -> Done<Option<Arc<Sdpa>>> {
+        if !self.cudnn {
+            return Ok(None);
+        }
         if self.sdpa.get().is_none() {
             let made = Sdpa::new(&self.cuda, sizes)?;
             // Another thread's is the same.

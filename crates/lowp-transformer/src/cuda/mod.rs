@@ -13,7 +13,7 @@ mod sdpa;
 mod trace;
 
 pub use error::TransformerError;
-pub use model::{Tokens, Transformer};
+pub use model::{MicroBatch, Tokens, Transformer};
 pub use trace::Spent;
 
 use lowp_kernels::{Cuda, KernelError};

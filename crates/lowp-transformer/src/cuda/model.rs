@@ -34,6 +34,17 @@ pub struct Tokens<'a> {
     pub targets: &'a [u32],
 }
 
+/// What a model is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Sequences on this GPU.
+    pub sequences: usize,
+    /// The number of their first token in the micro-batch of all ranks.
+    pub first_token: u64,
+    /// Whether attention runs by cuDNN where that is found.
+    pub cudnn: bool,
+}
+
 /// The batch on the device.
 #[derive(Debug)]
 struct Batch {
@@ -69,8 +80,7 @@ pub struct Transformer<R: Recipe> {
 }
 
 impl<R: Recipe> Transformer<R> {
-    /// The model of these sizes over `model`'s weights and variables, for micro-batches of `sequences` sequences, of which the first token
-    /// is `first_token` of the micro-batch of all ranks.
+    /// The model of these sizes over `model`'s weights and variables.
     ///
     /// # Errors
     /// Sizes or a recipe that it cannot take, no cuBLASLt, or no room.
@@ -78,9 +88,14 @@ impl<R: Recipe> Transformer<R> {
         cuda: &Cuda,
         model: &ShardedModel<Cuda, R>,
         sizes: &Sizes,
-        (sequences, first_token): (usize, u64),
+        span: MicroBatch,
     ) -> Done<Self> {
         sizes.check().map_err(TransformerError::Unsupported)?;
+        let MicroBatch {
+            sequences,
+            first_token,
+            ..
+        } = span;
         let Sizes {
             dim,
             layers,
@@ -103,6 +118,7 @@ impl<R: Recipe> Transformer<R> {
             trace,
             arena: Arena::new(cuda),
             capability: cuda.capability()?,
+            cudnn: span.cudnn,
             sdpa: OnceLock::new(),
         });
         let vars = model.var_buffers();
@@ -125,12 +141,12 @@ impl<R: Recipe> Transformer<R> {
             Block::Llama { .. } => last.saturating_sub(1),
         };
         let dx = cuda.alloc(tokens * dim)?;
-        let span = Span {
+        let part = Span {
             tokens,
             first: first_token,
         };
         let layer =
-            |index| Layer::new(&shared, model, sizes, (index, span), (&dx, angles.as_ref()));
+            |index| Layer::new(&shared, model, sizes, (index, part), (&dx, angles.as_ref()));
         let by_position = positions_of(sequences, seq);
         Ok(Self {
             sizes: *sizes,
