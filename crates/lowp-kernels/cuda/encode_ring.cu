@@ -88,7 +88,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E8m0Fp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  const Encode& job = jobs[tile.job];
+  if (!begin(job, tile.index)) return;
+  const RingTile part(job, tile.index);
+  job.pass[0].block_rows == 1 ? ring_e8m0_rows(part, step, memory<2>()) : ring_e8m0_columns<false>(part, step, memory<2>());
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
@@ -97,5 +100,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_e8m0<TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_e8m0_columns<true>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }

@@ -117,7 +117,8 @@ enum Path : uint8_t {
   // ones, too.
   PATH_WIDE = 0,
   // Row-major and transposed outputs: FP8 with a tensor scale; E2M1 with two-level scales of 1 x 16,
-  // 16 x 1 and 16 x 16 blocks or E8M0 scales of blocks of 32, each order of data filled by one pass.
+  // 16 x 1 and 16 x 16 blocks or, of binary32, with Compact E8M0 scales of 1 x 32, 32 x 1 and 32 x 32
+  // blocks. Each order of data is filled by one pass.
   PATH_TRANSPOSED = 1,
   // AdamW without an encode: runs of FLAT_TILE elements, whatever the shape.
   PATH_FLAT = 2,
