@@ -29,6 +29,9 @@ constants! {
     RING_BYTES: u32 = 48128;
     LONG_RING_BYTES: u32 = 64512;
     RING_COLS: u32 = 256;
+    /// lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
+    WIDE_RING_BYTES: u32 = 51712;
+    WIDE_RING_COLS: u32 = 1024;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
     FLAT_COLS: u64 = 256;
@@ -45,6 +48,9 @@ constants! {
     DECODE_SIDE: u32 = 64;
     /// DECODE_WIDE: columns of a tile.
     DECODE_WIDE_COLS: u32 = 128;
+    /// DECODE_NIBBLES: rows and columns of a tile.
+    DECODE_NIBBLES_ROWS: u32 = 32;
+    DECODE_NIBBLES_COLS: u32 = 256;
     /// DECODE_TRANSPOSED: sides of a tile.
     DECODE_LINES: u32 = 128;
     /// Transpose: sides of a tile, in entries.
@@ -134,7 +140,8 @@ values! {
         /// STREAM_RUN consecutive elements; not in launches with jobs of other paths.
         STREAM = 6,
         /// Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
-        /// lowp_encode_ring_*; not in launches with jobs of other paths.
+        /// lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 with blocks of columns or squares has tiles of
+        /// WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time.
         RING = 7,
     }
 
@@ -196,6 +203,8 @@ values! {
         WIDE = 1,
         /// The same of transposed codes, blocks of at least sixteen rows.
         TRANSPOSED = 2,
+        /// As WIDE, of 4 bits with block scales of at least four columns, none of lines; whole words of eight codes.
+        NIBBLES = 3,
     }
 
     /// How a repack walks its result.
