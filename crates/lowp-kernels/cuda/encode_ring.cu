@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (begin(jobs[tile.job], tile.index)) ring_fp4<E8m0Fp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
-// MXFP8 with scales of blocks of 32 of a row and of a column, of a column, or of 32 x 32.
+// MXFP8 with scales of blocks of 32 of a row, of a column, or both, or of 32 x 32.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_e8m0_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {

@@ -1,5 +1,4 @@
-// MXFP8 of bfloat16 through a ring of tiles of 32 x 256, in which whole blocks of rows, of columns and of squares lie: both
-// orientations, columns alone, or squares. A row of a tile is read as 512 bytes in a run and written as 256.
+// MXFP8 of bfloat16 through a ring of tiles of 32 x 256, in which whole blocks of rows, of columns and of squares lie. A row of a tile is read as 512 bytes in a run and written as 256.
 #pragma once
 #include <lowp/ring.cuh>
 
@@ -31,8 +30,8 @@ __device__ __forceinline__ uint32_t largest_pairs(const uint32_t (&x)[N]) {
 // Of what largest_pairs gives; 0 where there are nothing but NaNs.
 __device__ __forceinline__ float largest_of(uint32_t pair) { return fmaxf(fmaxf(widen_low(pair), widen_high(pair)), 0.0f); }
 
-// Blocks of rows and of columns, of columns, or of rows and columns.
-enum class Sides { BOTH, COLUMNS, SQUARES };
+// Whose blocks have scales: rows and columns, each with codes of their own, one of them, or squares.
+enum class Sides { BOTH, ROWS, COLUMNS, SQUARES };
 
 template <Sides SIDES, typename E>
 __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, WideRing& shared) {
@@ -73,7 +72,7 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
     __syncthreads();
     fetch(s + WIDE_RING_STAGES - 1, slot == 0 ? WIDE_RING_STAGES - 1 : slot - 1);
     const uint8_t* tile = shared.bytes[slot];
-    {
+    if constexpr (SIDES != Sides::ROWS) {
       uint32_t x[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) x[i] = *reinterpret_cast<const uint32_t*>(tile + pair_at + i * WIDE_RING_PITCH);
@@ -101,7 +100,7 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
       const uint4 low = *reinterpret_cast<const uint4*>(here + (run_at ^ k * 64));
       const uint4 high = *reinterpret_cast<const uint4*>(here + (run_at ^ k * 64 ^ 16));
       v[k] = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
-      if constexpr (SIDES == Sides::BOTH) {
+      if constexpr (SIDES == Sides::BOTH || SIDES == Sides::ROWS) {
         uint32_t a = largest_pairs(v[k].x);
         a = max_pair(a, __shfl_xor_sync(FULL_WARP, a, 1));
         const Scaled block = rule.block(largest_of(a), 0, 0);
@@ -111,6 +110,8 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
         store16_part(pointer<uint8_t>(to_rows + k * 16 * pitch + s * WIDE_COLS), codes_by_powers<E>(v[k], [&](int) { return m; }));
       }
     }
+    slot = slot == WIDE_RING_STAGES - 1 ? 0 : slot + 1;
+    if constexpr (SIDES == Sides::ROWS) continue;
     // The multipliers of all columns are there.
     __syncthreads();
     uint32_t m[8];
@@ -126,7 +127,6 @@ __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, Wid
     for (int k = 0; k < 2; ++k) {
       store16_part(pointer<uint8_t>(to_columns + k * 16 * pitch + s * WIDE_COLS), codes_by_powers<E>(v[k], [&](int i) { return m[i]; }));
     }
-    slot = slot == WIDE_RING_STAGES - 1 ? 0 : slot + 1;
   }
   __syncthreads();
   const View view{job.rows, job.cols, 0};
@@ -140,6 +140,8 @@ template <typename E>
 __device__ __forceinline__ void ring_wide(const Encode& job, uint32_t index, WideRing& shared) {
   if (job.passes == 2) {
     ring_wide<Sides::BOTH, E>(job, index, shared);
+  } else if (job.pass[0].block_rows == 1) {
+    ring_wide<Sides::ROWS, E>(job, index, shared);
   } else if (job.pass[0].block_cols == 1) {
     ring_wide<Sides::COLUMNS, E>(job, index, shared);
   } else {

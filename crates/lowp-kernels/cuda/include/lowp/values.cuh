@@ -141,7 +141,7 @@ enum Path : uint8_t {
   // STREAM_RUN consecutive elements; not in launches with jobs of other paths.
   PATH_STREAM = 6,
   // Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
-  // lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 with blocks of columns or squares has tiles of
+  // lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 has tiles of
   // WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time.
   PATH_RING = 7,
 };

@@ -314,10 +314,13 @@ impl Job for Encode {
         let streams = jobs
             .iter()
             .all(|job| job.streams() && job.source_code == first.source_code);
+        // One scale and rows alone are faster in the order of memory.
+        let known = |job: &Self| job.pass[0].ingredients.rule == rule::TENSOR;
+        if !(streams && jobs.iter().all(known)) && Self::through_ring(jobs) {
+            return;
+        }
         if streams {
             jobs.iter_mut().for_each(|job| job.path = path::STREAM);
-        } else if Self::through_ring(jobs) {
-            // Laid out.
         } else if Self::kernel(jobs) == Kernel::EncodeWideBf16 && tiles >= MANY_TILES {
             jobs.iter_mut().for_each(Encode::enlarge);
         }

@@ -109,8 +109,7 @@ fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
         }
         [E8m0Fp4(_)] => Kernel::EncodeRingE8m0Fp4,
         [E8m0Fp4(first), E8m0Fp4(second)] if first == second => Kernel::EncodeRingE8m0Fp4,
-        // Rows alone are faster in the order of memory (PATH_STREAM).
-        [E8m0Fp8Columns(..) | E8m0Fp8Square] => Kernel::EncodeRingE8m0Fp8,
+        [E8m0Fp8Rows(..) | E8m0Fp8Columns(..) | E8m0Fp8Square] => Kernel::EncodeRingE8m0Fp8,
         [E8m0Fp8Rows(one, first), E8m0Fp8Columns(other, second)]
             if (one, first) == (other, second) =>
         {

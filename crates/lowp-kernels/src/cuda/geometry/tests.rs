@@ -81,6 +81,14 @@ fn whole_tiles_of_bf16_go_through_a_ring() {
             Kernel::EncodeWideBf16
         );
     }
+    // Rows alone go on in the order of memory where their tiles are not whole.
+    for (cols, expected) in [(768, ring), (800, Kernel::EncodeStreamBf16)] {
+        let mut rows = job(160, cols);
+        [rows.pass[0].block_rows, rows.pass[0].block_cols] = [1, 32];
+        rows.pass[0].scale[0] = 1024;
+        rows.lay_out();
+        assert_eq!(together(vec![rows]).0, expected);
+    }
     let mut even = job(160, 768);
     for pass in &mut even.pass {
         pass.ingredients.rule = rule::E8M0_EVEN;
