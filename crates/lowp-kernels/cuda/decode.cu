@@ -176,6 +176,50 @@ __device__ __forceinline__ void decode_rows(const Decode& job, uint32_t index) {
   }
 }
 
+// Row-major codes of four bits, blocks of at least four columns: a warp does four rows of 256 columns, 128 bytes of codes and
+// 1024 of values each. A lane reads eight codes, and stores four of those of two other lanes.
+constexpr uint32_t NIBBLE_ROWS = DECODE_NIBBLES_ROWS / WARPS;
+static_assert(DECODE_NIBBLES_COLS == 256, "eight columns per lane");
+
+// TALL says that the rows of a warp lie in one block.
+template <uint8_t RULE, bool TALL>
+__device__ __forceinline__ void decode_nibbles(const Decode& job, uint32_t index) {
+  constexpr uint32_t ENTRIES = TALL ? 1 : NIBBLE_ROWS;
+  uint32_t across = uint32_t(job.tiles_across), lane = threadIdx.x % 32;
+  uint64_t row = uint64_t(index / across) * DECODE_NIBBLES_ROWS + threadIdx.x / 32 * NIBBLE_ROWS;
+  uint64_t first = uint64_t(index % across) * DECODE_NIBBLES_COLS, cols = job.cols, pitch = job.data_pitch;
+  if (row >= job.rows) return;
+  uint32_t rows = uint32_t(min(uint64_t(NIBBLE_ROWS), job.rows - row));
+  const uint8_t* data = pointer<const uint8_t>(job.data) + row * pitch + (first + lane * 8) / 2;
+  bool inside = first + lane * 8 < cols;
+  uint32_t codes[NIBBLE_ROWS], entries[ENTRIES][2];
+#pragma unroll
+  for (uint32_t i = 0; i < NIBBLE_ROWS; ++i) {
+    codes[i] = inside && i < rows ? __ldcs(reinterpret_cast<const uint32_t*>(data + i * pitch)) : 0;
+  }
+  const Blocks blocks = Blocks::of(job);
+#pragma unroll
+  for (uint32_t i = 0; i < ENTRIES; ++i) {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      uint64_t col = first + half * 128 + lane * 4;
+      entries[i][half] = col < cols && i < rows ? entry_at<RULE>(blocks.at(row + i, col)) : 0;
+    }
+  }
+  float tensor = outer(job, row, first), reciprocal = largest_reciprocal(job.ingredients.largest);
+  float* out = pointer<float>(job.out) + row * cols + first + lane * 4;
+#pragma unroll
+  for (uint32_t i = 0; i < NIBBLE_ROWS; ++i) {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      uint32_t eight = __shfl_sync(FULL_WARP, codes[i], half * 16 + lane / 2);
+      uint32_t four = lane % 2 ? eight >> 16 : eight & 0xFFFFu;
+      float f = entry_factor<RULE>(entries[TALL ? 0 : i][half], tensor, reciprocal);
+      if (i < rows && first + half * 128 + lane * 4 < cols) store_four<E2m1>(out + i * cols + half * 128, four, f, f, f, f);
+    }
+  }
+}
+
 // Transposed codes: 128 x 128 elements. A warp does sixteen rows, which lie in one block, a lane four columns of them.
 constexpr uint32_t LINES = DECODE_LINES, HEIGHT = LINES / WARPS;
 struct Columns {
@@ -264,6 +308,11 @@ __device__ __forceinline__ void decode_columns(const Decode& job, uint32_t index
 template <typename E, uint8_t RULE>
 __device__ __forceinline__ void decode_tile(const Decode& job, uint32_t index, Columns& shared) {
   if (job.path == DECODE_TRANSPOSED) return decode_columns<E, RULE>(job, index, shared);
+  if constexpr (Four<E>::BITS == 4 && RULE != RULE_TENSOR) {
+    if (job.path == DECODE_NIBBLES) {
+      return job.block_rows >= NIBBLE_ROWS ? decode_nibbles<RULE, true>(job, index) : decode_nibbles<RULE, false>(job, index);
+    }
+  }
   bool lined = job.ingredients.extent != EXTENT_TENSOR;
   if constexpr (RULE == RULE_TENSOR) {
     lined ? decode_rows<E, RULE, Factors::TENSOR, true>(job, index) : decode_rows<E, RULE, Factors::TENSOR, false>(job, index);

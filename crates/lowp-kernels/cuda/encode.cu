@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   encode_whole<4, true, Known::E8M0>(Place<true, false>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
-// Other jobs of PATH_TRANSPOSED, from bf16.
+// Jobs of PATH_TRANSPOSED from bf16.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_transposed_bf16(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
                                 const Step* __restrict__ step, uint32_t flags) {
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   encode_whole<8, true, Known::NO_E8M0>(Place<true, true>::begin(jobs[tile.job], tile.index, stage), stage);
 }
 
-// The same from binary32.
+// Other jobs of PATH_TRANSPOSED, from binary32.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_transposed_f32(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs,
                                const Step* __restrict__ step, uint32_t flags) {

@@ -1,9 +1,10 @@
-// Encode of large matrices of bfloat16, of whole tiles of 128 x 64: several of them side by side, of which the next are on their
-// way. Memory answers long streams of reads better than as many loads that the same thread waits for.
+// Encode of large matrices of bfloat16, of whole tiles of 128 x 64 or 32 x 256: several of them side by side, of which the next
+// are on their way. Memory answers long streams of reads better than as many loads that the same thread waits for.
 #include <lowp/begin.cuh>
 #include <lowp/ring_e8m0.cuh>
 #include <lowp/ring_fp4.cuh>
 #include <lowp/ring_fp8.cuh>
+#include <lowp/ring_wide.cuh>
 
 using namespace lowp;
 
@@ -82,13 +83,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (begin(jobs[tile.job], tile.index)) ring_fp4<E8m0Fp4, false, false>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }
 
-// MXFP8 with scales of blocks of 32 of a row, or of a column.
+// MXFP8 with scales of blocks of 32 of a row, of a column, or both, or of 32 x 32.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     lowp_encode_ring_e8m0_fp8(const Tile* __restrict__ tiles, const Encode* __restrict__ jobs, const Step* __restrict__ step,
                            uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_e8m0<E8m0Fp8>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  const Encode& job = jobs[tile.job];
+  if (!begin(job, tile.index)) return;
+  WideRing& shared = *reinterpret_cast<WideRing*>(ring_memory);
+  job.pass[0].ingredients.element == E4M3 ? ring_wide<E4m3>(job, tile.index, shared) : ring_wide<E5m2>(job, tile.index, shared);
 }
 
 // NVFP4 of blocks of a row and MXFP8 of blocks of a column.
@@ -97,5 +101,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                  uint32_t flags) {
   if ((flags & FLAG_HONOR_SKIP) && step->skip) return;
   const Tile tile = tiles[blockIdx.x];
-  if (begin(jobs[tile.job], tile.index)) ring_e8m0<TwoLevelFp4>(RingTile(jobs[tile.job], tile.index), step, memory<2>());
+  if (begin(jobs[tile.job], tile.index)) ring_two_level_e8m0(RingTile(jobs[tile.job], tile.index), step, memory<2>());
 }

@@ -1,4 +1,4 @@
-//! Matrices of bfloat16 whose sides are multiples of 128 and 64, which a device encodes in tiles without edges.
+//! Matrices of bfloat16 whose sides are multiples of 128 and 64, or of 32 and 256, which a device encodes in tiles without edges.
 
 use super::*;
 use crate::StochasticKey;
@@ -10,10 +10,16 @@ const SHAPE: Shape = Shape {
     cols: 640,
 };
 
+/// Five tiles of 256 columns: of 1024, the last is not full.
+const WIDE: Shape = Shape {
+    rows: 32,
+    cols: 1280,
+};
+
 /// Values, of which those of the first rows may be anything.
-fn some(special_rows: usize, seed: u64) -> Vec<f32> {
-    let mut given = values(SHAPE.elements(), seed, false);
-    let special = values(special_rows * SHAPE.cols, seed, true);
+fn some(shape: Shape, special_rows: usize, seed: u64) -> Vec<f32> {
+    let mut given = values(shape.elements(), seed, false);
+    let special = values(special_rows * shape.cols, seed, true);
     given[..special.len()].copy_from_slice(&special);
     given
 }
@@ -28,24 +34,36 @@ fn usages(case: &Case) -> [Vec<BufferSpec>; 3] {
 /// Under known entries and, where scales are made of amaxes, under observed ones.
 pub(super) fn every_ingredient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
     for (n, case) in cases().into_iter().enumerate() {
-        for special_rows in [0, 1, SHAPE.rows] {
-            let given = some(special_rows, n as u64);
-            let (source, widened) = source(rig, &given, true);
-            let outer = case.outer(SHAPE, 3.75);
-            for specs in usages(&case) {
-                let job = encode_job(rig, &case, &specs, SHAPE, source.clone(), &outer);
-                rig.run(Work::Encode(vec![job.clone()]));
-                let oracle = Oracle::new(&case, SHAPE, &widened, outer.clone());
-                oracle.assert(rig, &job.targets, &"known");
-                if case.waits() && special_rows == 0 {
-                    let tensor = inputs(rig, &case, &outer, observed);
-                    rig.run(Work::Encode(vec![EncodeJob {
-                        tensor,
-                        ..job.clone()
-                    }]));
-                    oracle.under(&outer).assert(rig, &job.targets, &"observed");
-                }
+        for shape in [SHAPE, WIDE] {
+            for special_rows in [0, 1, shape.rows] {
+                equals_the_reference(rig, &case, shape, special_rows, n as u64);
             }
+        }
+    }
+}
+
+fn equals_the_reference<B: Backend>(
+    rig: &Rig<B>,
+    case: &Case,
+    shape: Shape,
+    special_rows: usize,
+    seed: u64,
+) {
+    let given = some(shape, special_rows, seed);
+    let (source, widened) = source(rig, &given, true);
+    let outer = case.outer(shape, 3.75);
+    for specs in usages(case) {
+        let job = encode_job(rig, case, &specs, shape, source.clone(), &outer);
+        rig.run(Work::Encode(vec![job.clone()]));
+        let oracle = Oracle::new(case, shape, &widened, outer.clone());
+        oracle.assert(rig, &job.targets, &"known");
+        if case.waits() && special_rows == 0 {
+            let tensor = inputs(rig, case, &outer, observed);
+            rig.run(Work::Encode(vec![EncodeJob {
+                tensor,
+                ..job.clone()
+            }]));
+            oracle.under(&outer).assert(rig, &job.targets, &"observed");
         }
     }
 }
@@ -55,7 +73,7 @@ pub(super) fn stochastic_rounding_is_keyed_by_element<B: Backend>(rig: &Rig<B>) 
     for case in cases().into_iter().filter(stochastic) {
         // Elements that begin a block of the generator, and others.
         for (first, special_rows) in [(0, 0), (0, 1), (1 << 40, 0), (24, 0)] {
-            let (source, widened) = source(rig, &some(special_rows, first), true);
+            let (source, widened) = source(rig, &some(SHAPE, special_rows, first), true);
             let outer = case.outer(SHAPE, 4.0);
             for specs in usages(&case) {
                 let job = encode_job(rig, &case, &specs, SHAPE, source.clone(), &outer);

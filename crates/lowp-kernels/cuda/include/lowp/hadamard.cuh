@@ -13,22 +13,28 @@ __device__ __forceinline__ float signed_quarter(float x, uint32_t i) {
   return __fmul_rn(x, (HADAMARD_SIGNS >> i & 1) != 0 ? -0.25f : 0.25f);
 }
 
+// Butterflies of distance FROM and its doubles below N.
+template <uint32_t FROM = 1, uint32_t N>
+__device__ __forceinline__ void butterflies(float (&x)[N]) {
+#pragma unroll
+  for (uint32_t half = FROM; half < N; half *= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) {
+      if (i & half) continue;
+      float a = x[i], b = x[i + half];
+      x[i] = __fadd_rn(a, b);
+      x[i + half] = __fsub_rn(a, b);
+    }
+  }
+}
+
 // Row `row` of a transformed group, rounded; `at` gives its 16 values.
 template <typename At>
 __device__ __forceinline__ float transformed(At at, uint32_t row) {
   float v[16];
 #pragma unroll
   for (uint32_t i = 0; i < 16; ++i) v[i] = signed_quarter(at(i), i);
-#pragma unroll
-  for (uint32_t half = 1; half < 16; half *= 2) {
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-      if (i & half) continue;
-      float a = v[i], b = v[i + half];
-      v[i] = __fadd_rn(a, b);
-      v[i + half] = __fsub_rn(a, b);
-    }
-  }
+  butterflies(v);
   float y = v[0];
 #pragma unroll
   for (uint32_t i = 1; i < 16; ++i) y = i == row ? v[i] : y;
@@ -48,16 +54,7 @@ __device__ __forceinline__ void transform(Values<W>& v, uint32_t lane, uint64_t 
     float x[N];
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) x[i] = signed_quarter(v.at(i, j), (group_row + i) % 16);
-#pragma unroll
-    for (uint32_t half = 1; half < N; half *= 2) {
-#pragma unroll
-      for (uint32_t i = 0; i < N; ++i) {
-        if (i & half) continue;
-        float a = x[i], b = x[i + half];
-        x[i] = __fadd_rn(a, b);
-        x[i + half] = __fsub_rn(a, b);
-      }
-    }
+    butterflies(x);
 #pragma unroll
     for (uint32_t half = N; half < 16; half *= 2) {
       // Rows that are `half` apart lie `half` lanes apart: N lanes hold N rows.

@@ -253,7 +253,7 @@ __device__ __forceinline__ void stage8(const Place& place, uint32_t lane, Values
     float tensor = made.observed ? place.held().tensor : *pointer<const float>(made.tensor);
     stage_codes8<W, false, false, E>(v, lane, true, false, stage.codes[0], nullptr, [&](int, int) { return tensor; });
   } else {
-    PowerOfTwo rule = PowerOfTwo::of(job.pass[0].ingredients);
+    const auto rule = PowerOfTwo<false>::of(job.pass[0].ingredients);
 #pragma unroll 1
     for (uint32_t p = 0; p < place.held().passes; ++p) {
       v.stay_in_loop();
@@ -335,7 +335,7 @@ __device__ __forceinline__ void quantize4(const Place& place, uint32_t lane, Val
   if (KNOWN == Known::NO_E8M0 || (KNOWN == Known::NOTHING && made.rule == RULE_TWO_LEVEL)) {
     stage4<W, 16>(place, TwoLevel::of(place.held().tensor), lane, v, stage);
   } else {
-    stage4<W, 32>(place, PowerOfTwo::of(made), lane, v, stage);
+    stage4<W, 32>(place, PowerOfTwo<true>::of(made), lane, v, stage);
   }
   __syncthreads();
 #pragma unroll 1

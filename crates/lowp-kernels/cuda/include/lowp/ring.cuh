@@ -59,6 +59,26 @@ __device__ __forceinline__ uint32_t kept(uint32_t x) {
   return x;
 }
 
+// Starts a copy of 16 bytes to an address in shared memory, which reads 256 at a time.
+__device__ __forceinline__ void copy16_ring(uint32_t to, uint64_t from) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+// FP8 codes of a run times pairs of powers of two. A product is exact in bfloat16 unless it is subnormal, where every code is 0;
+// adding -0 keeps the sign of a zero.
+template <typename E, typename At>
+__device__ __forceinline__ uint4 codes_by_powers(const Run& v, At m) {
+  uint32_t out[4], y[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y[k]) : "r"(v.x[k]), "r"(m(k)), "r"(0x80008000u));
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint32_t a = y[2 * k], b = y[2 * k + 1];
+    out[k] = __byte_perm(E::pair(widen_low(a), widen_high(a)), E::pair(widen_low(b), widen_high(b)), 0x5410);
+  }
+  return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
 // Where a row has its chunk of 16 bytes. Chunks are exchanged within a row, which keeps those that a quarter of a warp reads
 // at a time off each other's banks: of neighbouring rows, and of rows that are 16 apart.
 __device__ __forceinline__ uint32_t ring_place(uint32_t row, uint32_t chunk) {
@@ -89,7 +109,7 @@ struct RingCopies {
     for (uint32_t k = 0; k < TRANSPOSED_ROWS / 32; ++k) {
       // Of row 32 k: two more of what row / 16 exchanges chunks by.
       uint32_t there = (to ^ k * 32) + k * 32 * 128 + slot * RING_TILE;
-      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(there), "l"(at));
+      copy16_ring(there, at);
       at += rows_apart;
     }
   }

@@ -41,11 +41,11 @@ struct E8m0Fp4 {
   bool ceil;
   uint32_t half;  // as in PowerOfTwo, of which the rest is known here
   static __device__ __forceinline__ E8m0Fp4 of(const Ingredients& made, float*) {
-    const PowerOfTwo rule = PowerOfTwo::of(made);
+    const auto rule = PowerOfTwo<true>::of(made);
     return {rule.ceil, rule.half};
   }
   __device__ __forceinline__ Scaled block(float amax, uint32_t& worst, bool& large) const {
-    uint32_t entry = PowerOfTwo{max_reciprocal(E2M1), max_exponent(E2M1), ceil, half}.entry(amax);
+    uint32_t entry = PowerOfTwo<true>{max_reciprocal(E2M1), max_exponent(E2M1), ceil, half}.entry(amax);
     // Twice the multiplier of entry 0 is infinite: of a block of zeros, it is 1.
     bool least = entry == 0;
     worst = max(worst, least && amax != 0.0f ? 0x7F800000u : __float_as_uint(amax));

@@ -16,16 +16,7 @@ __device__ __forceinline__ Run transformed_run(const TwoColumns& v, bool second)
     x[i] = fmaf(b, quarter, a);
     x[i + 1] = fmaf(b, -quarter, a);
   }
-#pragma unroll
-  for (uint32_t half = 2; half < 16; half *= 2) {
-#pragma unroll
-    for (uint32_t i = 0; i < 16; ++i) {
-      if (i & half) continue;
-      float a = x[i], b = x[i + half];
-      x[i] = __fadd_rn(a, b);
-      x[i + half] = __fsub_rn(a, b);
-    }
-  }
+  butterflies<2>(x);
   Run run;
 #pragma unroll
   for (int k = 0; k < 8; ++k) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(run.x[k]) : "f"(x[2 * k + 1]), "f"(x[2 * k]));

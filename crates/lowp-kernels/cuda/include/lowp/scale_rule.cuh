@@ -199,18 +199,20 @@ __device__ __forceinline__ void store_all_outers(const Outer (&outers)[2], uint6
   }
 }
 
-// The rules of the tiled paths, each alone: what a lane needs for its blocks.
+// The rules of the tiled paths, each alone: what a lane needs for its blocks. EVEN says that the rule may be
+// RULE_E8M0_EVEN; otherwise nothing of it is compiled.
+template <bool EVEN>
 struct PowerOfTwo {
   float factor;  // fl(1 / max)
   int emax;
   bool ceil;
-  uint32_t half;  // of a step at the end of the fraction, where an exponent is rounded
+  uint32_t half;  // of a step at the end of the fraction, where an exponent is rounded; 0 without EVEN
   static __device__ __forceinline__ PowerOfTwo of(const Ingredients& made) {
     return {max_reciprocal(made.element), max_exponent(made.element), made.rule == RULE_E8M0_TE,
-            made.rule == RULE_E8M0_EVEN ? half_step(made.element) : 0};
+            EVEN && made.rule == RULE_E8M0_EVEN ? half_step(made.element) : 0};
   }
   __device__ __forceinline__ uint32_t entry(float amax) const {
-    return ceil ? E8m0::ceil(__fmul_rn(amax, factor)) : e8m0_exponent(amax, half, emax);
+    return ceil ? E8m0::ceil(__fmul_rn(amax, factor)) : e8m0_exponent(amax, EVEN ? half : 0, emax);
   }
   __device__ __forceinline__ Scaled block(float amax, uint32_t, uint32_t) const {
     uint32_t e = entry(amax);

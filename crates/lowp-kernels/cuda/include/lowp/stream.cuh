@@ -79,7 +79,7 @@ __device__ __forceinline__ void encode_run(const Encode& job, uint64_t begin) {
   constexpr int AT_A_TIME = THREADS * 16, ROUNDS = HALF ? 4 : 2;
   const Pass& pass = job.pass[0];
   const uint64_t elements = job.rows * job.cols, end = WHOLE ? begin + STREAM_RUN : min(begin + STREAM_RUN, elements);
-  const PowerOfTwo rule = PowerOfTwo::of(pass.ingredients);
+  const auto rule = PowerOfTwo<false>::of(pass.ingredients);
   const float tensor = BLOCKS ? 1.0f : tensor_value(pass.ingredients, 0);
 #pragma unroll 1
   for (uint32_t turn = 0; turn < STREAM_RUN / (ROUNDS * AT_A_TIME); ++turn) {

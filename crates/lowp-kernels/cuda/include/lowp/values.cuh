@@ -32,6 +32,9 @@ constexpr uint64_t STREAM_RUN = 16384;
 constexpr uint32_t RING_BYTES = 48128;
 constexpr uint32_t LONG_RING_BYTES = 64512;
 constexpr uint32_t RING_COLS = 256;
+// lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
+constexpr uint32_t WIDE_RING_BYTES = 51712;
+constexpr uint32_t WIDE_RING_COLS = 1024;
 // PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
 constexpr uint64_t FLAT_TILE = 8192;
 constexpr uint64_t FLAT_COLS = 256;
@@ -48,6 +51,9 @@ constexpr uint32_t FLAT_SCALES_DOWN = 32;
 constexpr uint32_t DECODE_SIDE = 64;
 // DECODE_WIDE: columns of a tile.
 constexpr uint32_t DECODE_WIDE_COLS = 128;
+// DECODE_NIBBLES: rows and columns of a tile.
+constexpr uint32_t DECODE_NIBBLES_ROWS = 32;
+constexpr uint32_t DECODE_NIBBLES_COLS = 256;
 // DECODE_TRANSPOSED: sides of a tile.
 constexpr uint32_t DECODE_LINES = 128;
 // Transpose: sides of a tile, in entries.
@@ -117,7 +123,8 @@ enum Path : uint8_t {
   // ones, too.
   PATH_WIDE = 0,
   // Row-major and transposed outputs: FP8 with a tensor scale; E2M1 with two-level scales of 1 x 16,
-  // 16 x 1 and 16 x 16 blocks or E8M0 scales of blocks of 32, each order of data filled by one pass.
+  // 16 x 1 and 16 x 16 blocks or, of binary32, with Compact E8M0 scales of 1 x 32, 32 x 1 and 32 x 32
+  // blocks. Each order of data is filled by one pass.
   PATH_TRANSPOSED = 1,
   // AdamW without an encode: runs of FLAT_TILE elements, whatever the shape.
   PATH_FLAT = 2,
@@ -134,7 +141,8 @@ enum Path : uint8_t {
   // STREAM_RUN consecutive elements; not in launches with jobs of other paths.
   PATH_STREAM = 6,
   // Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
-  // lowp_encode_ring_*; not in launches with jobs of other paths.
+  // lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 has tiles of
+  // WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time.
   PATH_RING = 7,
 };
 
@@ -196,6 +204,8 @@ enum DecodePath : uint8_t {
   DECODE_WIDE = 1,
   // The same of transposed codes, blocks of at least sixteen rows.
   DECODE_TRANSPOSED = 2,
+  // As WIDE, of 4 bits with block scales of at least four columns, none of lines; whole words of eight codes.
+  DECODE_NIBBLES = 3,
 };
 
 // How a repack walks its result.

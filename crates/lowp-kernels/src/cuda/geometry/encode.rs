@@ -272,30 +272,33 @@ impl Encode {
     }
 }
 
-/// The kind of all `jobs`, if they are of one.
-fn of_one_kind<J>(jobs: &[J], kind: impl Fn(&J) -> Kernel) -> Option<Kernel> {
+/// The kernel of all `jobs`, if they are of one kind that has a kernel of its own.
+fn of_one_kind<J>(jobs: &[J], kind: impl Fn(&J) -> Option<Kernel>) -> Option<Kernel> {
     let (first, rest) = jobs.split_first()?;
-    let first = kind(first);
-    rest.iter().all(|job| kind(job) == first).then_some(first)
+    let first = kind(first)?;
+    let same = rest.iter().all(|job| kind(job) == Some(first));
+    same.then_some(first)
 }
 
 impl Job for Encode {
     const KERNEL: Kernel = Kernel::Encode;
 
     fn kernel(jobs: &[Self]) -> Kernel {
-        let kind = |job: &Self| match (job.path, job.source_code) {
-            (path::RING, _) => job.ring().unwrap_or(Kernel::Encode),
-            (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
-            (path::TRANSPOSED, _) if job.is_e8m0_fp4() => Kernel::EncodeE8m0Fp4F32,
-            (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
-            (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
-            (path::MIXED, _) => Kernel::EncodeMixedF32,
-            (path::BLOCKS, code::BF16) => Kernel::EncodeBlocksBf16,
-            (path::BLOCKS, _) => Kernel::EncodeBlocksF32,
-            (path::STREAM, code::BF16) => Kernel::EncodeStreamBf16,
-            (path::STREAM, _) => Kernel::EncodeStreamF32,
-            (path::WIDE, code::BF16) if job.pass[0].is_known_fp8() => Kernel::EncodeWideBf16,
-            _ => Kernel::Encode,
+        let kind = |job: &Self| {
+            Some(match (job.path, job.source_code) {
+                (path::RING, _) => return job.ring(),
+                (path::TRANSPOSED, code::BF16) => Kernel::EncodeTransposedBf16,
+                (path::TRANSPOSED, _) if job.is_e8m0_fp4() => Kernel::EncodeE8m0Fp4F32,
+                (path::TRANSPOSED, _) => Kernel::EncodeTransposedF32,
+                (path::MIXED, code::BF16) => Kernel::EncodeMixedBf16,
+                (path::MIXED, _) => Kernel::EncodeMixedF32,
+                (path::BLOCKS, code::BF16) => Kernel::EncodeBlocksBf16,
+                (path::BLOCKS, _) => Kernel::EncodeBlocksF32,
+                (path::STREAM, code::BF16) => Kernel::EncodeStreamBf16,
+                (path::STREAM, _) => Kernel::EncodeStreamF32,
+                (path::WIDE, code::BF16) if job.pass[0].is_known_fp8() => Kernel::EncodeWideBf16,
+                _ => return None,
+            })
         };
         of_one_kind(jobs, kind).unwrap_or(Kernel::Encode)
     }
@@ -345,12 +348,14 @@ impl Job for Adamw {
     const BACKWARDS: bool = true;
 
     fn kernel(jobs: &[Self]) -> Kernel {
-        let kind = |job: &Self| match job.encode.path {
-            path::WIDE | path::FLAT | path::TRANSPOSED if job.lines != [0; 2] => Kernel::Adamw,
-            path::WIDE | path::FLAT => Kernel::AdamwWide,
-            path::TRANSPOSED if job.encode.is_e8m0_fp4() => Kernel::AdamwE8m0Fp4,
-            path::TRANSPOSED => Kernel::AdamwTransposed,
-            _ => Kernel::AdamwOther,
+        let kind = |job: &Self| {
+            Some(match job.encode.path {
+                path::WIDE | path::FLAT | path::TRANSPOSED if job.lines != [0; 2] => return None,
+                path::WIDE | path::FLAT => Kernel::AdamwWide,
+                path::TRANSPOSED if job.encode.is_e8m0_fp4() => Kernel::AdamwE8m0Fp4,
+                path::TRANSPOSED => Kernel::AdamwTransposed,
+                _ => Kernel::AdamwOther,
+            })
         };
         of_one_kind(jobs, kind).unwrap_or(Kernel::Adamw)
     }

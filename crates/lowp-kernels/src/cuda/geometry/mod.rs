@@ -12,10 +12,11 @@ pub(super) mod ring;
 mod tests;
 
 use super::table::{
-    DECODE_LINES, DECODE_SIDE, DECODE_WIDE_COLS, Decode, History, INTERLEAVE_TILE, Ingredients,
-    Interleave, Kernel, REPACK_RUN, REPACK_SIDE, REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS,
-    SUM_TILE, StepScalars, Sum, SumSquares, TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE,
-    Tile, Transpose, code, decode_path, extent, repack_path, rule,
+    DECODE_LINES, DECODE_NIBBLES_COLS, DECODE_NIBBLES_ROWS, DECODE_SIDE, DECODE_WIDE_COLS, Decode,
+    History, INTERLEAVE_TILE, Ingredients, Interleave, Kernel, REPACK_RUN, REPACK_SIDE,
+    REPACK_SPREAD_COLS, Repack, SUM_RUN, SUM_RUNS, SUM_TILE, StepScalars, Sum, SumSquares,
+    TRANSPOSE_ROW_BYTES, TRANSPOSE_ROWS, TRANSPOSE_SIDE, Tile, Transpose, code, decode_path,
+    extent, repack_path, rule,
 };
 
 /// A job of the device table.
@@ -110,6 +111,13 @@ impl Decode {
             if aligned(16) && (whole || height >= 16) && extent != extent::ROWS {
                 return decode_path::TRANSPOSED;
             }
+        } else if element == code::E2M1
+            && extent == extent::TENSOR
+            && width >= 4
+            && aligned(4)
+            && self.cols.is_multiple_of(8)
+        {
+            return decode_path::NIBBLES;
         } else if aligned(bits(element) / 2) && (whole || width >= 4 || height >= 8) {
             return decode_path::WIDE;
         }
@@ -120,6 +128,7 @@ impl Decode {
     fn tile(&self) -> [u64; 2] {
         let sides = match self.path {
             decode_path::WIDE => [DECODE_SIDE, DECODE_WIDE_COLS],
+            decode_path::NIBBLES => [DECODE_NIBBLES_ROWS, DECODE_NIBBLES_COLS],
             decode_path::TRANSPOSED => [DECODE_LINES; 2],
             _ => [DECODE_SIDE; 2],
         };

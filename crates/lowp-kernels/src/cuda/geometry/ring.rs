@@ -1,8 +1,8 @@
 //! Which encodes go through a ring of tiles in shared memory: matrices of bfloat16, of whole tiles.
 
 use super::super::table::{
-    Encode, Kernel, Pass, RING_COLS, TRANSPOSED_COLS, TRANSPOSED_ROWS, code, extent, forms, path,
-    rule, vector,
+    Encode, Kernel, Pass, RING_COLS, TRANSPOSED_COLS, TRANSPOSED_ROWS, WIDE_COLS, WIDE_RING_COLS,
+    WIDE_ROWS, code, extent, forms, path, rule, vector,
 };
 use super::cdiv;
 use super::encode::has_side;
@@ -30,9 +30,14 @@ enum Part {
     Fp8(u8),
     TwoLevelSquare,
     TwoLevelRows,
-    TwoLevelColumns { transformed: bool },
+    TwoLevelColumns {
+        transformed: bool,
+    },
     E8m0Fp4(u8),
-    E8m0Fp8,
+    /// Element and rule.
+    E8m0Fp8Rows(u8, u8),
+    E8m0Fp8Columns(u8, u8),
+    E8m0Fp8Square,
 }
 
 impl Part {
@@ -66,10 +71,14 @@ impl Part {
             {
                 Some(Self::E8m0Fp4(made.rule))
             }
-            (rule::E8M0_TE | rule::E8M0_FLOOR, code::E4M3)
+            (rule::E8M0_TE | rule::E8M0_FLOOR, code::E4M3 | code::E5M2)
                 if has_side(pass, 32) && !transformed && rows && !columns =>
             {
-                (pass.block_rows != pass.block_cols).then_some(Self::E8m0Fp8)
+                Some(match [pass.block_rows, pass.block_cols] {
+                    [1, _] => Self::E8m0Fp8Rows(made.element, made.rule),
+                    [_, 1] => Self::E8m0Fp8Columns(made.element, made.rule),
+                    _ => Self::E8m0Fp8Square,
+                })
             }
             _ => None,
         }
@@ -78,7 +87,10 @@ impl Part {
 
 /// The kernel of passes of these parts.
 fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
-    use Part::{E8m0Fp4, E8m0Fp8, Fp8, TwoLevelColumns, TwoLevelRows, TwoLevelSquare};
+    use Part::{
+        E8m0Fp4, E8m0Fp8Columns, E8m0Fp8Rows, E8m0Fp8Square, Fp8, TwoLevelColumns, TwoLevelRows,
+        TwoLevelSquare,
+    };
     let kernel = match *parts {
         [TwoLevelRows | TwoLevelColumns { .. }] | [TwoLevelRows, TwoLevelColumns { .. }]
             if stochastic =>
@@ -97,14 +109,28 @@ fn kernel(parts: &[Part], stochastic: bool) -> Option<Kernel> {
         }
         [E8m0Fp4(_)] => Kernel::EncodeRingE8m0Fp4,
         [E8m0Fp4(first), E8m0Fp4(second)] if first == second => Kernel::EncodeRingE8m0Fp4,
-        // Both orientations together are faster in tiles of whole sectors of scales (PATH_WIDE).
-        [E8m0Fp8] => Kernel::EncodeRingE8m0Fp8,
-        [TwoLevelRows, E8m0Fp8] => Kernel::EncodeRingTwoLevelE8m0,
+        [E8m0Fp8Rows(..) | E8m0Fp8Columns(..) | E8m0Fp8Square] => Kernel::EncodeRingE8m0Fp8,
+        [E8m0Fp8Rows(one, first), E8m0Fp8Columns(other, second)]
+            if (one, first) == (other, second) =>
+        {
+            Kernel::EncodeRingE8m0Fp8
+        }
+        [TwoLevelRows, E8m0Fp8Columns(code::E4M3, _)] => Kernel::EncodeRingTwoLevelE8m0,
         _ => return None,
     };
     // Only E2M1 is rounded stochastically.
     let ignored = matches!(kernel, Kernel::EncodeRingFp8 | Kernel::EncodeRingE8m0Fp8);
     (!stochastic || ignored).then_some(kernel)
+}
+
+/// Rows and columns of a tile, the least or where there are `many`.
+fn tile(kernel: Kernel, many: bool) -> [u32; 2] {
+    match (kernel, many) {
+        (Kernel::EncodeRingE8m0Fp8, false) => [WIDE_ROWS, WIDE_COLS],
+        (Kernel::EncodeRingE8m0Fp8, true) => [WIDE_ROWS, WIDE_RING_COLS],
+        (_, false) => [TRANSPOSED_ROWS, TRANSPOSED_COLS],
+        (_, true) => [TRANSPOSED_ROWS, RING_COLS],
+    }
 }
 
 /// Whether two passes are of blocks of rows and then of columns, or of the lines of either order of data; and whether what they
@@ -126,8 +152,6 @@ impl Encode {
     /// The kernel that encodes this matrix through a ring, if one does.
     pub(super) fn ring(&self) -> Option<Kernel> {
         let passes = &self.pass[..usize::from(self.passes).min(2)];
-        let whole = self.rows.is_multiple_of(TRANSPOSED_ROWS.into())
-            && self.cols.is_multiple_of(TRANSPOSED_COLS.into());
         let outputs = passes.iter().zip([
             [vector::ROWS_0, vector::COLUMNS_0],
             [vector::ROWS_1, vector::COLUMNS_1],
@@ -139,11 +163,14 @@ impl Encode {
         let known = self.source_code == code::BF16 && self.forms == forms::NONE;
         // A run of 16 elements has a counter block of its own.
         let counters = self.stochastic == 0 || self.first.is_multiple_of(16);
-        if !(whole && aligned && known && counters && agree(passes)) {
+        if !(aligned && known && counters && agree(passes)) {
             return None;
         }
         let parts = passes.iter().map(Part::of).collect::<Option<Vec<_>>>()?;
-        kernel(&parts, self.stochastic != 0)
+        let kernel = kernel(&parts, self.stochastic != 0)?;
+        let [rows, cols] = tile(kernel, false);
+        let whole = self.rows.is_multiple_of(rows.into()) && self.cols.is_multiple_of(cols.into());
+        whole.then_some(kernel)
     }
 
     /// Makes the tiles of `jobs` those of a ring where one kernel knows all of them.
@@ -159,10 +186,10 @@ impl Encode {
         if jobs.iter().any(|job| job.ring() != Some(kernel)) {
             return false;
         }
-        let width = if many { RING_COLS } else { TRANSPOSED_COLS };
+        let [height, width] = tile(kernel, many);
         for job in jobs {
             job.path = path::RING;
-            [job.tile_rows, job.tile_cols] = [TRANSPOSED_ROWS, width];
+            [job.tile_rows, job.tile_cols] = [height, width];
             job.tiles_across = cdiv(job.cols, width.into());
         }
         true
@@ -173,7 +200,7 @@ impl Encode {
 mod tests {
     use super::*;
 
-    const PARTS: [Part; 11] = [
+    const PARTS: [Part; 13] = [
         Part::Fp8(code::E4M3),
         Part::Fp8(code::E5M2),
         Part::TwoLevelSquare,
@@ -183,18 +210,23 @@ mod tests {
         Part::E8m0Fp4(rule::E8M0_TE),
         Part::E8m0Fp4(rule::E8M0_FLOOR),
         Part::E8m0Fp4(rule::E8M0_EVEN),
-        Part::E8m0Fp8,
-        Part::TwoLevelRows,
+        Part::E8m0Fp8Rows(code::E4M3, rule::E8M0_TE),
+        Part::E8m0Fp8Columns(code::E4M3, rule::E8M0_TE),
+        Part::E8m0Fp8Columns(code::E5M2, rule::E8M0_FLOOR),
+        Part::E8m0Fp8Square,
     ];
 
     #[test]
     fn pairs_of_passes_have_a_kernel_only_where_it_knows_both() {
-        use Part::{E8m0Fp4, E8m0Fp8, Fp8, TwoLevelColumns, TwoLevelRows};
+        use Part::{E8m0Fp4, E8m0Fp8Columns, E8m0Fp8Rows, Fp8, TwoLevelColumns, TwoLevelRows};
         for first in PARTS {
             for second in PARTS {
                 let known = match (first, second) {
                     (Fp8(one), Fp8(other)) | (E8m0Fp4(one), E8m0Fp4(other)) => one == other,
-                    (TwoLevelRows, TwoLevelColumns { .. } | E8m0Fp8) => true,
+                    (E8m0Fp8Rows(one, rule), E8m0Fp8Columns(other, second)) => {
+                        (one, rule) == (other, second)
+                    }
+                    (TwoLevelRows, TwoLevelColumns { .. } | E8m0Fp8Columns(code::E4M3, _)) => true,
                     _ => false,
                 };
                 assert_eq!(
@@ -203,7 +235,11 @@ mod tests {
                     "{first:?} {second:?}"
                 );
                 let random = matches!((first, second), (TwoLevelRows, TwoLevelColumns { .. }));
-                let fp8 = matches!((first, second), (Fp8(one), Fp8(other)) if one == other);
+                let fp8 = match (first, second) {
+                    (Fp8(one), Fp8(other)) => one == other,
+                    (E8m0Fp8Rows(..), E8m0Fp8Columns(..)) => known,
+                    _ => false,
+                };
                 assert_eq!(kernel(&[first, second], true).is_some(), random || fp8);
             }
         }

@@ -58,7 +58,7 @@ fn whole_tiles_of_bf16_go_through_a_ring() {
     let job = |rows, cols| {
         let mut job = Encode {
             source_code: code::BF16,
-            ..encode(rows, cols, &[[1, 32]])
+            ..encode(rows, cols, &[[32, 1]])
         };
         job.lay_out();
         job
@@ -71,17 +71,25 @@ fn whole_tiles_of_bf16_go_through_a_ring() {
         )
     };
     let ring = Kernel::EncodeRingE8m0Fp8;
-    assert_eq!(together(vec![job(256, 192)]), (ring, 6));
-    // 4096 tiles of 64 columns are as many of 256, four times fewer.
+    assert_eq!(together(vec![job(160, 768)]), (ring, 15));
+    // Where there are many, four tiles of 256 columns are one.
     assert_eq!(together(vec![job(8192, 4096)]), (ring, 1024));
-    assert_eq!(together(vec![job(8192, 4160)]), (ring, 64 * 17));
-    for [rows, cols] in [[255, 192], [256, 160]] {
+    assert_eq!(together(vec![job(8192, 4352)]), (ring, 256 * 5));
+    for [rows, cols] in [[255, 768], [160, 800]] {
         assert_eq!(
-            together(vec![job(rows, cols), job(256, 192)]).0,
+            together(vec![job(rows, cols), job(160, 768)]).0,
             Kernel::EncodeWideBf16
         );
     }
-    let mut even = job(256, 192);
+    // Rows alone go on in the order of memory where their tiles are not whole.
+    for (cols, expected) in [(768, ring), (800, Kernel::EncodeStreamBf16)] {
+        let mut rows = job(160, cols);
+        [rows.pass[0].block_rows, rows.pass[0].block_cols] = [1, 32];
+        rows.pass[0].scale[0] = 1024;
+        rows.lay_out();
+        assert_eq!(together(vec![rows]).0, expected);
+    }
+    let mut even = job(160, 768);
     for pass in &mut even.pass {
         pass.ingredients.rule = rule::E8M0_EVEN;
     }
@@ -204,7 +212,9 @@ fn decodes_of_known_ingredients_are_tiled() {
             assert_eq!(path(element, rule::BLOCK_F32, [128, 128], order), expected);
             assert_eq!(path(element, rule::TWO_LEVEL, [16, 16], order), generic);
         }
-        assert_eq!(path(code::E2M1, rule::TWO_LEVEL, [16, 16], order), expected);
+        let nibbles = [(decode_path::NIBBLES, 16), transposed][usize::from(order)];
+        assert_eq!(path(code::E2M1, rule::TWO_LEVEL, [16, 16], order), nibbles);
+        assert_eq!(path(code::E2M1, rule::TENSOR, [0, 0], order), expected);
         assert_eq!(path(code::E2M1, rule::BLOCK_F32, [16, 16], order), generic);
         assert_eq!(path(code::BF16, rule::NONE, [0, 0], order), generic);
     }

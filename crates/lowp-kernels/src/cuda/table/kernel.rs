@@ -1,6 +1,6 @@
 //! The entry points of the compiled kernels.
 
-use super::{HISTORY_THREADS, LONG_RING_BYTES, RING_BYTES, THREADS};
+use super::{HISTORY_THREADS, LONG_RING_BYTES, RING_BYTES, THREADS, WIDE_RING_BYTES};
 
 /// One operation of the device: the name of its kernel and the threads of a block. Every kernel
 /// takes `(tiles: *const Tile, jobs: *const Job, step: *const Step, flags: u32)`, runs one block per
@@ -141,8 +141,8 @@ impl Kernel {
             | Kernel::EncodeRingTwoLevelSquare
             | Kernel::EncodeRingTwoLevelTransformed
             | Kernel::EncodeRingE8m0Fp4
-            | Kernel::EncodeRingE8m0Fp8
             | Kernel::EncodeRingTwoLevelE8m0 => RING_BYTES,
+            Kernel::EncodeRingE8m0Fp8 => WIDE_RING_BYTES,
             _ => 0,
         }
     }

@@ -29,6 +29,9 @@ constants! {
     RING_BYTES: u32 = 48128;
     LONG_RING_BYTES: u32 = 64512;
     RING_COLS: u32 = 256;
+    /// lowp_encode_ring_e8m0_fp8: the same of tiles of WIDE_ROWS x WIDE_COLS, of which three are on their way.
+    WIDE_RING_BYTES: u32 = 51712;
+    WIDE_RING_COLS: u32 = 1024;
     /// PATH_FLAT: elements of a tile, and columns of its rows when it is seen as a matrix.
     FLAT_TILE: u64 = 8192;
     FLAT_COLS: u64 = 256;
@@ -45,6 +48,9 @@ constants! {
     DECODE_SIDE: u32 = 64;
     /// DECODE_WIDE: columns of a tile.
     DECODE_WIDE_COLS: u32 = 128;
+    /// DECODE_NIBBLES: rows and columns of a tile.
+    DECODE_NIBBLES_ROWS: u32 = 32;
+    DECODE_NIBBLES_COLS: u32 = 256;
     /// DECODE_TRANSPOSED: sides of a tile.
     DECODE_LINES: u32 = 128;
     /// Transpose: sides of a tile, in entries.
@@ -116,7 +122,8 @@ values! {
         /// ones, too.
         WIDE = 0,
         /// Row-major and transposed outputs: FP8 with a tensor scale; E2M1 with two-level scales of 1 x 16,
-        /// 16 x 1 and 16 x 16 blocks or E8M0 scales of blocks of 32, each order of data filled by one pass.
+        /// 16 x 1 and 16 x 16 blocks or, of binary32, with Compact E8M0 scales of 1 x 32, 32 x 1 and 32 x 32
+        /// blocks. Each order of data is filled by one pass.
         TRANSPOSED = 1,
         /// AdamW without an encode: runs of FLAT_TILE elements, whatever the shape.
         FLAT = 2,
@@ -133,7 +140,8 @@ values! {
         /// STREAM_RUN consecutive elements; not in launches with jobs of other paths.
         STREAM = 6,
         /// Matrices of bfloat16 of whole tiles of TRANSPOSED_ROWS x TRANSPOSED_COLS, RING_COLS at a time where there are many:
-        /// lowp_encode_ring_*; not in launches with jobs of other paths.
+        /// lowp_encode_ring_*; not in launches with jobs of other paths. MXFP8 has tiles of
+        /// WIDE_ROWS x WIDE_COLS, WIDE_RING_COLS at a time.
         RING = 7,
     }
 
@@ -195,6 +203,8 @@ values! {
         WIDE = 1,
         /// The same of transposed codes, blocks of at least sixteen rows.
         TRANSPOSED = 2,
+        /// As WIDE, of 4 bits with block scales of at least four columns, none of lines; whole words of eight codes.
+        NIBBLES = 3,
     }
 
     /// How a repack walks its result.
