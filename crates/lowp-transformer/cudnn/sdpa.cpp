@@ -15,7 +15,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 namespace {
 
-enum Id : int64_t { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, SCALE };
+enum Id : int64_t { Q = 1, K, V, O, STATS, DO, DQ, DK, DV };
 
 void say(char* text, size_t room, const std::string& what) {
     if (room == 0) return;
@@ -38,7 +38,6 @@ struct LowpSdpa {
     cudnnHandle_t handle = nullptr;
     fe::graph::Graph forward, backward;
     int64_t workspace = 0;
-    float scale = 1.0f;
     ~LowpSdpa() {
         if (handle != nullptr) fe::detail::destroy_handle(handle);
     }
@@ -97,7 +96,6 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
             return nullptr;
         }
         const auto& s = *sizes;
-        sdpa->scale = s.scale;
         const auto tensor = [&](fe::graph::Graph& graph, const char* name, int64_t id, int64_t heads, const int64_t* stride) {
             return graph.tensor(fe::graph::Tensor_attributes()
                                     .set_name(name)
@@ -110,16 +108,6 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                 .set_uid(id)
                 .set_dim({s.sequences, heads, s.seq, s.dim})
                 .set_stride({stride[0], stride[1], stride[2], 1});
-        };
-        // As a number in the options it is not read by every kernel of cuDNN 9.19: scores were 0.
-        const auto scale = [](fe::graph::Graph& graph) {
-            return graph.tensor(fe::graph::Tensor_attributes()
-                                    .set_name("scale")
-                                    .set_uid(SCALE)
-                                    .set_dim({1, 1, 1, 1})
-                                    .set_stride({1, 1, 1, 1})
-                                    .set_is_pass_by_value(true)
-                                    .set_data_type(fe::DataType_t::FLOAT));
         };
         const std::vector<int64_t> stats_dim = {s.sequences, s.heads, s.seq, 1};
         const std::vector<int64_t> stats_stride = {s.heads * s.seq, s.seq, 1, 1};
@@ -138,7 +126,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                                .set_generate_stats(true)
                                .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                                .set_diagonal_band_right_bound(0)
-                               .set_attn_scale(scale(graph));
+                               .set_attn_scale(s.scale);
             auto [o, stats] = graph.sdpa(q, k, v, options);
             result(o, O, s.heads, s.o);
             stats->set_output(true).set_uid(STATS).set_dim(stats_dim).set_stride(stats_stride).set_data_type(
@@ -166,7 +154,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
                                .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                                .set_diagonal_band_right_bound(0)
                                .set_deterministic_algorithm(true)
-                               .set_attn_scale(scale(graph));
+                               .set_attn_scale(s.scale);
             auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, gradient, stats, options);
             result(dq, DQ, s.heads, s.q);
             result(dk, DK, s.kv_heads, s.k);
@@ -207,7 +195,7 @@ static int run(LowpSdpa* sdpa, fe::graph::Graph& graph, void* stream, std::unord
 // `places`: q, k, v, o, stats.
 int lowp_sdpa_forward(LowpSdpa* sdpa, void* stream, void* const* places, void* workspace, char* text, size_t room) {
     std::unordered_map<int64_t, void*> map = {
-        {Q, places[0]}, {K, places[1]}, {V, places[2]}, {O, places[3]}, {STATS, places[4]}, {SCALE, &sdpa->scale}};
+        {Q, places[0]}, {K, places[1]}, {V, places[2]}, {O, places[3]}, {STATS, places[4]}};
     return run(sdpa, sdpa->forward, stream, map, workspace, text, room);
 }
 
@@ -215,7 +203,7 @@ int lowp_sdpa_forward(LowpSdpa* sdpa, void* stream, void* const* places, void* w
 int lowp_sdpa_backward(LowpSdpa* sdpa, void* stream, void* const* places, void* workspace, char* text, size_t room) {
     std::unordered_map<int64_t, void*> map = {{Q, places[0]},     {K, places[1]},  {V, places[2]},
                                               {O, places[3]},     {STATS, places[4]}, {DO, places[5]},
-                                              {DQ, places[6]}, {DK, places[7]}, {DV, places[8]}, {SCALE, &sdpa->scale}};
+                                              {DQ, places[6]}, {DK, places[7]}, {DV, places[8]}};
     return run(sdpa, sdpa->backward, stream, map, workspace, text, room);
 }
 

@@ -235,3 +235,6 @@ pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<
     let alone = alone.into_iter().next().context("no rank")?;
     Ok((devices, vec![alone.into()]))
 }
+
+#[cfg(test)]
+mod tests;

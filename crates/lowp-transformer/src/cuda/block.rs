@@ -293,7 +293,6 @@ impl<R: Recipe> Layer<R> {
         let Shared { ops, arena, .. } = &*self.shared;
         let [tokens, dim] = self.size;
         let [first, second] = &self.norms;
-        let value = |what, width: usize| arena.values(what, tokens * width);
         match &self.linears {
             Linears::Gpt {
                 qkv,
@@ -304,14 +303,11 @@ impl<R: Recipe> Layer<R> {
             } => {
                 first.forward(ops, self.size, input, &qkv.input)?;
                 next()?;
-                let rows = value("dqkv", 3 * dim)?;
-                qkv.forward(&rows)?;
-                self.attention.forward(
-                    [Rows { values: &rows }; 3],
-                    Rows {
-                        values: &proj.input,
-                    },
-                )?;
+                qkv.forward(&self.rows[0])?;
+                let seen = Rows {
+                    values: &proj.input,
+                };
+                self.attention.forward(self.rows(), seen)?;
                 proj.forward(branch)?;
                 second.forward(ops, self.size, Some((&first.x, branch)), &fc.input)?;
                 fc.forward(a)?;

@@ -1,0 +1,185 @@
+//! A step on a GPU beside the same step on the CPU. Without a GPU the tests pass, unless `LOWP_REQUIRE_GPU` is set.
+
+use super::{Gpu, sizes};
+use crate::train::config::Config;
+use crate::train::corpus::Corpus;
+use crate::train::network::{Candle, Network, Place};
+use crate::train::variant::Variant;
+use crate::{Cli, Command};
+use clap::Parser;
+use lowp_candle::{ModelOptions, ShardedModel, Sharding};
+use lowp_kernels::{Backend, Cpu, Cuda};
+use lowp_optim::StepOptions;
+use lowp_shard::{GradBucketOptions, LocalComm, Mesh, MeshComm};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn gpu() -> Option<Cuda> {
+    match Cuda::new(0) {
+        Ok(cuda) => Some(cuda),
+        Err(error) if std::env::var_os("LOWP_REQUIRE_GPU").is_some() => {
+            panic!("LOWP_REQUIRE_GPU is set, but {error}")
+        }
+        Err(_) => None,
+    }
+}
+
+fn config(words: &str) -> Config {
+    let words = format!("lowp train --world-size 1 --no-baseline --lr 3e-4 {words}");
+    let cli = Cli::try_parse_from(words.split(' ')).expect("a command line");
+    let Command::Train(args) = cli.command else {
+        panic!("another command")
+    };
+    Config::new(&args, None).expect("a configuration")
+}
+
+/// Losses of some steps, and by parameter the first moments behind the first one: a tenth of the clipped gradients.
+struct Trained {
+    losses: Vec<f64>,
+    gradients: BTreeMap<String, Vec<f32>>,
+}
+
+fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
+    let alone = LocalComm::world_on(&[backend.clone()], Duration::from_secs(60));
+    let alone: Arc<dyn lowp_shard::Communicator<B>> =
+        alone.into_iter().next().expect("a rank").into();
+    let mesh = MeshComm::new(Mesh::sharded(1), alone).expect("a mesh");
+    let recipe: Variant = config.runs[0].recipe;
+    let options = ModelOptions {
+        sharding: Sharding::Fsdp,
+        reshard_after_forward: config.reshard_after_forward,
+        grads: GradBucketOptions::default(),
+        seed: config.seed,
+        group: config.group,
+        threads: 2,
+        vars: N::VARS,
+    };
+    let (linears, vars) = (config.model.linears(), config.model.vars());
+    let mut sharded =
+        ShardedModel::new(backend, &mesh, |_| recipe, &linears, &vars, options).expect("a model");
+    let place = Place {
+        config,
+        rank: 0,
+        threads: 2,
+    };
+    let mut network = N::new(backend, &sharded, place).expect("a network");
+    let corpus = Corpus::load(None, config.model.seq).expect("the text");
+    let mut trained = Trained {
+        losses: Vec::new(),
+        gradients: BTreeMap::new(),
+    };
+    for step in 0..steps {
+        let tokens = config.batch * config.model.seq;
+        let part = config.batch / config.accumulate;
+        for micro in 0..config.accumulate {
+            let sequences = micro * part..(micro + 1) * part;
+            let first = (sequences.start * config.model.seq) as u64;
+            let random = N::random_step(step, micro, config.accumulate);
+            sharded.begin(random, first, true).expect("a pass");
+            let batch = corpus.train(config.seed, step, sequences);
+            network
+                .train(&mut sharded, &batch, tokens)
+                .expect("a micro-batch");
+        }
+        let options = StepOptions {
+            max_norm: Some(config.clip),
+            ..StepOptions::default()
+        };
+        sharded.finish_step(&options).expect("a step");
+        trained.losses.push(network.take_loss().expect("a loss"));
+        if step == 0 {
+            for piece in sharded.pieces().expect("a state") {
+                if let Some(name) = piece.name.strip_suffix(".exp_avg") {
+                    let (words, _) = piece.bytes.as_chunks::<4>();
+                    let values = words.iter().map(|&word| f32::from_le_bytes(word));
+                    trained.gradients.insert(name.to_owned(), values.collect());
+                }
+            }
+        }
+    }
+    trained
+}
+
+/// The distance of `y` from `x` in parts of `x`.
+fn distance(x: &[f32], y: &[f32]) -> f64 {
+    assert_eq!(x.len(), y.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let apart = norm(&mut x.iter().zip(y).map(|(&x, &y)| f64::from(x) - f64::from(y)));
+    apart / norm(&mut x.iter().map(|&x| f64::from(x)))
+}
+
+/// Every gradient of a step on the GPU is that of the CPU, up to the rounding of activations to bf16 and what it does to codes.
+fn check(words: &str, most: f64) {
+    let Some(cuda) = gpu() else { return };
+    let on_cpu = train::<_, Candle>(&Cpu, &config(words), 1);
+    for more in ["", " --no-cudnn"] {
+        let config = config(&format!("{words}{more} --device cuda"));
+        let on_gpu = train::<_, Gpu>(&cuda, &config, 1);
+        let apart = (on_gpu.losses[0] - on_cpu.losses[0]).abs() / on_cpu.losses[0];
+        assert!(apart < 2e-3, "{words}{more}: losses {apart:.1e} apart");
+        assert_eq!(on_cpu.gradients.len(), on_gpu.gradients.len());
+        for (name, gradient) in &on_cpu.gradients {
+            let apart = distance(gradient, &on_gpu.gradients[name]);
+            assert!(apart < most, "{words}{more}: {name} is {apart:.2e} apart");
+        }
+    }
+}
+
+const SMALL: &str = "--dim 256 --heads 4 --layers 2 --seq 128 --batch 4";
+
+#[test]
+fn gradients_in_bf16() {
+    check(&format!("{SMALL} --recipe bf16"), 0.03);
+    check(&format!("{SMALL} --recipe fp32 --accumulate 2"), 0.03);
+    check(
+        &format!("{SMALL} --recipe bf16 --vocab 512 --heads 2"),
+        0.03,
+    );
+    let llama = format!("{SMALL} --arch llama --recipe bf16");
+    check(&llama, 0.03);
+    check(&format!("{llama} --kv-heads 2"), 0.03);
+}
+
+#[test]
+fn gradients_of_codes() {
+    for recipe in lowp_format::AnyRecipe::low_precision() {
+        use lowp_format::Recipe as _;
+        let narrow =
+            recipe.kernel(lowp_format::Orientation::Rowwise).element == lowp_format::Code::E2M1;
+        check(
+            &format!("{SMALL} --recipe {}", recipe.name()),
+            if narrow { 0.7 } else { 0.2 },
+        );
+    }
+}
+
+#[test]
+fn layers_kept_in_bf16_and_forward_in_bf16() {
+    check(
+        &format!("{SMALL} --recipe fp8-current --keep-bf16 *.qkv"),
+        0.2,
+    );
+    check(&format!("{SMALL} --recipe mxfp8+bf16-forward"), 0.2);
+}
+
+#[test]
+fn steps_are_the_same_bits_again() {
+    let Some(cuda) = gpu() else { return };
+    for recipe in ["bf16", "fp8-delayed", "nvfp4-1d"] {
+        let config = config(&format!("{SMALL} --recipe {recipe} --device cuda"));
+        let [a, b] = [(); 2].map(|()| train::<_, Gpu>(&cuda, &config, 4).losses);
+        assert_eq!(a, b, "{recipe}");
+        assert!(a[3] < a[0], "{recipe}: {a:?}");
+    }
+}
+
+#[test]
+fn sizes_that_a_gpu_cannot_take_are_told() {
+    let model = |words: &str| sizes(config(words).model);
+    assert!(model(SMALL).check().is_ok());
+    let error = model("--dim 96 --heads 4").check().unwrap_err();
+    assert!(error.contains("heads of 24 values"), "{error}");
+    let error = model("--vocab 257").check().unwrap_err();
+    assert!(error.contains("take 264"), "{error}");
+}
