@@ -40,6 +40,16 @@ pub(super) fn is_ours(key: &str) -> bool {
 /// # Errors
 /// Keys of ours without the version or of another one, and keys that the version does not have.
 pub(super) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
+    if let Some(rank) = lowp_checkpoint::rank_of_file(metadata) {
+        return Err(file_error(
+            path,
+            format!(
+                "the part that rank {} has of a checkpoint of `lowp train`; `lowp export FOLDER -o DIR --to bf16` makes a model of \
+                 the checkpoint, whose folder this file is in, and `lowp inspect` and `lowp verify` take that folder, too",
+                shown(rank)
+            ),
+        ));
+    }
     let ours = || metadata.keys().filter(|key| is_ours(key));
     let Some(first) = ours().min() else {
         return Ok(());

@@ -77,6 +77,9 @@ fn train(args: &Args, world: &World) -> Result<()> {
         check_writable(option, path)?;
     }
     config.checkpoints.check(&config)?;
+    if world.reports() {
+        config.checkpoints.check_writable(&config)?;
+    }
     for config in config.each_seed() {
         for run in &config.runs {
             let found = Resumed::find(&config, run, &corpus)?;

@@ -170,6 +170,30 @@ pub(crate) fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), Usag
     Ok((name, options))
 }
 
+/// The shortest modifiers that set the options of `recipe` which are not its defaults, in the order in which it declares them.
+pub(crate) fn spelled(recipe: &AnyRecipe) -> Vec<String> {
+    let (name, options) = (recipe.name(), recipe.options());
+    let mut modifiers = Vec::new();
+    for spec in specs_of(name) {
+        let Some(value) = options.get(spec.name) else {
+            continue;
+        };
+        if default_of(name, spec.name).as_deref() == Some(value) {
+            continue;
+        }
+        let long = flag_name(spec.name);
+        let short = match value {
+            "true" => long.clone(),
+            "false" => format!("no-{long}"),
+            value => value.to_owned(),
+        };
+        let sets = |text: &String| matches!(Modifier::of(name, text), Some(Modifier::Option { option, .. }) if option == spec.name);
+        let named = format!("{long}={value}");
+        modifiers.push(Some(short).filter(sets).unwrap_or(named));
+    }
+    modifiers
+}
+
 /// The text of `option` of recipe `name` by itself.
 fn default_of(name: &str, option: &str) -> Option<String> {
     let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).ok()?;

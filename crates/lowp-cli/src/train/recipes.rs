@@ -68,10 +68,11 @@ pub(crate) fn select(
     }
     let mut runs: Vec<Run> = Vec::new();
     for name in names {
-        if runs.iter().any(|run| run.name == name) {
+        let recipe = name.parse()?;
+        // However it is spelled.
+        if runs.iter().any(|run| run.recipe == recipe) {
             continue;
         }
-        let recipe = name.parse()?;
         runs.push(Run::new(name, recipe)?);
     }
     Ok(runs)
@@ -91,6 +92,10 @@ mod tests {
         let all = names(select("", &["all".to_owned()], true).expect("runs"));
         assert_eq!(all[0], BASELINE);
         assert_eq!(all.len(), 1 + AnyRecipe::low_precision().len());
+        let spellings = ["mxfp8+hybrid", "mxfp8+format=hybrid", "mxfp8+ hybrid"];
+        let spellings = spellings.map(str::to_owned);
+        let runs = names(select("", &spellings, false).expect("runs"));
+        assert_eq!(runs, ["mxfp8+hybrid"]);
         let error = select("fp3", &[], true).unwrap_err();
         assert!(error.to_string().contains("fp3"));
     }

@@ -2,6 +2,7 @@
 //!
 //! It is a recipe that `lowp-format` does not list: `NAME+MODIFIER+MODIFIER`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use super::modifier::{self, Control, Modifier};
@@ -57,6 +58,23 @@ impl FromStr for Variant {
             }
         }
         Ok(variant)
+    }
+}
+
+/// One text for all spellings: the recipe's name, the options that are not its defaults, and the controls, each in their order.
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.recipe.name())?;
+        for modifier in modifier::spelled(&self.recipe) {
+            write!(f, "+{modifier}")?;
+        }
+        for control in Control::ALL {
+            let mut with = *self;
+            if with.apply(self.recipe.name(), *control).is_ok() && with == *self {
+                write!(f, "+{}", control.name())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -541,6 +559,51 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    /// Every option and control, by every spelling, and all pairs of them in either order.
+    #[test]
+    fn spellings_of_one_variant_have_one_text() {
+        for recipe in AnyRecipe::all() {
+            let name = recipe.name();
+            let mut modifiers: Vec<String> =
+                Control::ALL.iter().map(|c| c.name().to_owned()).collect();
+            for spec in AnyRecipe::options_of(name).expect("a recipe") {
+                for value in (spec.names)() {
+                    let long = spec.name.replace('_', "-");
+                    modifiers.extend([format!("{long}={value}"), format!("{}={value}", spec.name)]);
+                    modifiers.push(match *value {
+                        "true" => long,
+                        "false" => format!("no-{long}"),
+                        value => value.to_owned(),
+                    });
+                }
+                if (spec.names)().is_empty() {
+                    modifiers.extend(["1", "3"].map(|value| format!("{}={value}", spec.name)));
+                }
+            }
+            let mut texts: Vec<(Variant, String)> = Vec::new();
+            for a in &modifiers {
+                for b in &modifiers {
+                    for text in [format!("{name}+{a}"), format!("{name}+{a}+ {b}")] {
+                        let Ok(variant) = text.parse::<Variant>() else {
+                            continue;
+                        };
+                        let said = variant.to_string();
+                        let read: Variant = said
+                            .parse()
+                            .unwrap_or_else(|e| panic!("{text}: {said}: {e}"));
+                        assert_eq!(read, variant, "{text}: {said}");
+                        match texts.iter().find(|(known, _)| *known == variant) {
+                            Some((_, known)) => assert_eq!(*known, said, "{text}"),
+                            None => texts.push((variant, said)),
+                        }
+                    }
+                }
+            }
+        }
+        let plain: Variant = "mxfp8+e4m3".parse().expect("the default");
+        assert_eq!(plain.to_string(), "mxfp8");
     }
 
     #[test]
