@@ -20,6 +20,7 @@ mod meta;
 mod model;
 mod names;
 mod options;
+mod out;
 mod pack;
 mod progress;
 mod quantize;

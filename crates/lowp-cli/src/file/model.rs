@@ -138,8 +138,7 @@ impl Model {
         if path.is_dir() {
             return Err(file_error(
                 path,
-                "a folder; give a .safetensors file or a sharded model's .safetensors.index.json \
-                 (`lowp unshard` and `lowp inspect` take a folder of rank files)",
+                "a folder where a .safetensors file is looked for",
             ));
         }
         let mut model = Self {

@@ -4,6 +4,7 @@ use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
 use super::input_error::input_error;
+use super::interchange::hub::Hub;
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
@@ -38,9 +39,9 @@ Every rank quantizes its own rows. Scales that depend on more than those are agr
 ranks, so that `lowp unshard` gives what `lowp quantize` with the same options gives, byte for
 byte. Rank files hold scales in the compact form, and no buffer that follows from another;
 --usage and --scales say what unshard writes. Tensors that pass through are in the file of
-rank 0.", recipe = example()))]
+rank 0; what lies beside the weights of a folder is carried along.", recipe = example()))]
 pub(crate) struct Args {
-    /// A .safetensors file, or the .safetensors.index.json of a sharded model
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder as Hugging Face keeps models
     input: PathBuf,
 
     /// The folder to write: absent, or empty
@@ -72,7 +73,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
             "--world-size {world}: give a number from 1 to {MAX_WORLD}"
         )));
     }
-    let model = Model::open(&args.input)?;
+    let Hub { model, beside, .. } = Hub::open(&args.input)?;
     let choices = select.choose(&model, &setup)?;
     let plan = Plan::new(&model, &choices.all, setup, world)?;
     let target = FolderTarget::new(&args.output)?;
@@ -101,9 +102,13 @@ pub(super) fn main(args: &Args) -> Result<()> {
         draft.finish()
     });
     let written = ranks.map_err(|failed| failed.cause)?;
+    let written = written.iter().sum::<u64>() + beside.copy_all(&target)?;
     target.publish()?;
     progress.finish();
-    choices.tell("sharded", &summary, model.bytes(), written.iter().sum());
+    if summary.is_told() {
+        beside.tell();
+    }
+    choices.tell("sharded", &summary, model.bytes(), written);
     Ok(())
 }
 

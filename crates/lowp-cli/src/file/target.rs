@@ -16,17 +16,8 @@ impl FileTarget {
     /// Takes `path` as the output of a command that reads `inputs`.
     ///
     /// # Errors
-    /// It cannot be written, is an input, or has the name of an index.
+    /// It cannot be written, or is an input.
     pub(super) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            return Err(output_error(
-                path,
-                "it ends as the index of a sharded model does, and would be read as one; give a name that ends in .safetensors",
-            ));
-        }
         let file = NewFile::at(path).map_err(|e| output_error(path, e))?;
         let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
         if inputs.into_iter().any(same) {
@@ -133,6 +124,7 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-fn output_error(path: &Path, why: impl Display) -> anyhow::Error {
+/// The error of an output that cannot be.
+pub(super) fn output_error(path: &Path, why: impl Display) -> anyhow::Error {
     input_error(format!("-o: {}: {why}", cannot_write(path)))
 }

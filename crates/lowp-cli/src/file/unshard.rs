@@ -4,15 +4,17 @@ use super::args::example;
 use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding, worked};
 use super::input_error::{file_error, input_error};
+use super::interchange::hub::Beside;
+use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
+use super::out::OutArgs;
 use super::pack::{Packed, buffers_of, numbers_stand_alone};
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
 use super::summary::{Summary, Verbosity};
-use super::target::FileTarget;
-use super::write::{Item, Outputs, Parts, Pass};
+use super::write::{Item, Parts, Pass};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
@@ -36,9 +38,8 @@ pub(crate) struct Args {
     /// The folder that `lowp shard` wrote
     input: PathBuf,
 
-    /// The file to write
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[command(flatten)]
+    out: OutArgs,
 
     #[command(flatten)]
     verbosity: Verbosity,
@@ -69,13 +70,17 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let (world, metadata) = World::open(&args.input)?;
     let files = world.ranks.iter().flat_map(|rank| rank.model.files());
-    let target = FileTarget::new(&args.output, files)?;
-    let outputs = outputs(&world, metadata)?;
-    outputs.check()?;
+    let out = args.out.open(files)?;
+    let own = ranks::paths(&args.input)?;
+    let beside = Beside::in_folder(&args.input, &own)?;
+    let weights = weights(&world, metadata)?;
+    weights.check()?;
     let progress = Progress::new("unshard");
-    progress.begin(outputs.work());
-    let written = target.fill(|draft| outputs.write(draft, &progress))?;
+    let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
     progress.finish();
+    if summary.is_told() {
+        beside.tell();
+    }
     let (count, read) = (
         world.tensors.len(),
         world.ranks.iter().map(|rank| rank.bytes),
@@ -345,23 +350,30 @@ fn common(text: &Text) -> Text {
     whole
 }
 
-/// The tensors of the output file, whose metadata begin with `metadata`.
-fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outputs<'_>> {
-    let mut items = Vec::new();
+/// What is written, in files whose metadata begin with `metadata`.
+fn weights(world: &World, metadata: BTreeMap<String, String>) -> Result<Weights<'_>> {
+    let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
     for rank in &world.ranks {
-        items.extend(rank.model.tensors().map(Item::input));
+        groups.extend(
+            rank.model
+                .tensors()
+                .map(|tensor| Group::of(Item::input(tensor))),
+        );
     }
     for (name, (tensor, _)) in &world.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
-        items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;
-        metadata.insert(meta::key(name), text);
+        groups.push(Group {
+            items: made_items(jobs.len(), name, &fields),
+            metadata: BTreeMap::from([(meta::key(name), text)]),
+        });
         jobs.push((tensor, fields));
     }
+    groups.sort_by(|a, b| a.name().cmp(b.name()));
     let make = Box::new(move |job: usize, pass: Pass| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
@@ -379,8 +391,8 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
             fields,
         }) as Box<dyn Parts>)
     });
-    Ok(Outputs {
-        items,
+    Ok(Weights {
+        groups,
         metadata,
         make,
         sources: Vec::new(),

@@ -3,6 +3,7 @@
 use super::args::Setup;
 use super::difference::{Byte, Pair};
 use super::input_error::file_error;
+use super::interchange::hub::Hub;
 use super::meta::{self, Quantized};
 use super::model::{Model, Tensor};
 use super::names::Named;
@@ -31,7 +32,7 @@ impl OnDevice for SourceCheck<'_> {
 
     /// Stops at the first difference, in the order of names.
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
-        let file = open(self.quantized)?;
+        let file = Hub::open(self.quantized)?.model;
         let tensors = meta::quantized(&file)?;
         if let Some(name) = tensors
             .values()
@@ -46,11 +47,12 @@ impl OnDevice for SourceCheck<'_> {
                 ),
             ));
         }
-        let model = Model::open(self.source)?;
+        let model = Hub::open(self.source)?.model;
         reject_quantized(&model)?;
         let choices = choices(&file, &tensors, &model)?;
         let progress = Progress::new("verify");
-        let outputs = quantize::outputs(backend, &model, &choices, None, &progress)?;
+        let weights = quantize::weights(backend, &model, &choices, None, &progress)?;
+        let outputs = weights.into_outputs();
         outputs.check()?;
 
         let items: BTreeMap<&str, &Item<'_>> = outputs
@@ -99,16 +101,6 @@ impl OnDevice for SourceCheck<'_> {
             tensors.len()
         ))
     }
-}
-
-fn open(path: &Path) -> Result<Model> {
-    if path.is_dir() {
-        return Err(file_error(
-            path,
-            "--source checks a file and not a folder of rank files; gather the folder with `lowp unshard` first",
-        ));
-    }
-    Model::open(path)
 }
 
 fn names_of(file: &Model, model: &Model) -> (String, String) {

@@ -182,18 +182,19 @@ impl<'a> Input<'a> {
                 Some(weight) => weight.parts(pass, &overflows),
                 None => self.plain_parts(job, args.to, &overflows),
             }),
+            sources: Vec::new(),
         };
         weights.check()?;
         let documents = modules.documents(args.to, self.config.as_ref())?;
         let target = FolderTarget::new(&args.output)?;
         let progress = Progress::new("export");
-        progress.begin(usize::try_from(weights.bytes()).unwrap_or(usize::MAX));
+        progress.begin(weights.work(args.max_shard_size.0));
         let mut written = weights.write(&target, args.max_shard_size.0, &progress)?;
         for (name, document) in &documents {
             written += write_json(&target, name, document)?;
         }
         if let Some(hub) = hub {
-            written += hub.copy_others(&target)?;
+            written += hub.beside.copy_others(&target)?;
         }
         target.publish()?;
         progress.finish();
@@ -216,18 +217,8 @@ impl<'a> Input<'a> {
                 args.to.name()
             ));
         }
-        if let Some(hub) = hub.filter(|hub| summary.is_told() && !hub.left_out().is_empty()) {
-            let names: Vec<String> = hub
-                .left_out()
-                .iter()
-                .take(8)
-                .map(|name| format!("'{}'", shown(name)))
-                .collect();
-            note(&format!(
-                "note: {} files or folders are left out: {}",
-                hub.left_out().len(),
-                names.join(", ")
-            ));
+        if let Some(hub) = hub.filter(|_| summary.is_told()) {
+            hub.beside.tell();
         }
         let all = self.weights.len() + self.plain.len();
         let stored = self
