@@ -119,7 +119,7 @@ fn a_call_that_failed_holds_no_weight() {
     let fetch = |weight: &Weight, phase| weight.with_weight(phase, &mut |_| Ok(()));
     let compare = |weight: &Weight, backend: &Queued| -> Result<(), ModelError> {
         let master = backend.upload(&[0.0; DIM * DIM])?;
-        Ok(weight.audit(&master).map(drop)?)
+        Ok(weight.audit(&master, None).map(drop)?)
     };
     for phase in Phase::ALL {
         for audited in [false, true] {

@@ -1,6 +1,6 @@
 //! `--flat-cuts`: the cast of a matrix by ranks that each own a slice of its flattened elements (ZeRO-1).
 
-use super::cast::{Tensor, delayed_slot, empty};
+use super::cast::{Tensor, begin, delayed_slot, empty};
 use super::fields::keeps_amax;
 use super::input_error::{file_error, input_error};
 use super::meta::MAX_WORLD;
@@ -118,6 +118,8 @@ pub(super) struct Flat<'a> {
     pub(super) shape: Shape,
     pub(super) specs: &'a [BufferSpec],
     pub(super) delayed_scale: Option<f32>,
+    /// The amax of other tensors that it has one amax with.
+    pub(super) shared: Option<f32>,
     pub(super) pass: Pass,
 }
 
@@ -136,10 +138,11 @@ impl Flat<'_> {
         let book = book.build(backend)?;
         let flat = FlatWeights::new(backend, comm, &book, &[param])?;
         let item = &flat.items()[0];
+        begin(&book, item, self.shared)?;
         // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
         let amax = match item.amax_job(&book)? {
             Some(job) if self.pass == Pass::Numbers && keeps_amax(&self.recipe) => {
-                let out = backend.alloc::<f32>(1)?;
+                let out = backend.upload(&[self.shared.unwrap_or(0.0)])?;
                 backend.once(Work::Amax(vec![AmaxJob {
                     out: out.clone(),
                     tensor: Some(0),

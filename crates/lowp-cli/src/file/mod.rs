@@ -8,6 +8,7 @@ mod export;
 mod fields;
 mod flat;
 mod foreign;
+mod groups;
 mod header;
 #[cfg(test)]
 mod hostile;

@@ -4,6 +4,7 @@ use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
 use super::flat::{Flat, FlatCuts};
+use super::groups::{Amaxes, Groups};
 use super::input_error::file_error;
 use super::interchange::hub::Hub;
 use super::interchange::shards::{Group, Weights};
@@ -114,8 +115,14 @@ pub(super) fn weights<'a, B: Backend>(
     progress: &'a Progress,
 ) -> Result<Weights<'a>> {
     let (mut groups, mut sources) = (Vec::new(), Vec::new());
-    let mut jobs: Vec<(Tensor<'a>, Matrix, Vec<Field>)> = Vec::new();
-    for &Choice { tensor, matrix } in choices {
+    let members = Groups::of(choices);
+    let mut jobs: Vec<(Choice<'a>, Matrix, Vec<Field>)> = Vec::new();
+    for &choice in choices {
+        let Choice {
+            tensor,
+            matrix,
+            group,
+        } = choice;
         let Some(matrix) = matrix else {
             groups.push(Group::of(Item::input(tensor)));
             continue;
@@ -125,26 +132,30 @@ pub(super) fn weights<'a, B: Backend>(
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
             .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
         sources.push(tensor.len());
-        let text = text(&setup, tensor, setup.usage);
+        let mut text = text(&setup, tensor, setup.usage);
+        text.amax_group = members.names(group);
         let text = (meta::key(tensor.name), serde_json::to_string(&text)?);
         groups.push(Group {
             items: made_items(jobs.len(), tensor.name, &fields),
             metadata: BTreeMap::from([text]),
         });
-        jobs.push((tensor, matrix, fields));
+        jobs.push((choice, matrix, fields));
     }
+    let amaxes = Amaxes::default();
     let make = Box::new(move |job: usize, pass: Pass| {
-        let (tensor, Matrix { shape, setup }, fields) = &jobs[job];
+        let (Choice { tensor, group, .. }, Matrix { shape, setup }, fields) = &jobs[job];
         let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
         let (recipe, delayed_scale) = (setup.recipe, setup.delayed_scale);
         let load = |range| load(backend, tensor, range, progress);
         let worked = worked([*shape; 2], &specs);
+        let whole = |tensor: &Tensor<'_>| Ok(0..tensor.shape.iter().product());
+        let shared = amaxes.of(backend, &recipe, (&members, *group), whole)?;
         let (full, amax) = match &cuts {
             None => {
                 let source = load(0..shape.elements())?;
                 let full = empty(backend, recipe, worked, &specs)?;
                 let solo = LocalComm::solo(backend);
-                let amax = cast(backend, &solo, &full, source, delayed_scale, pass)?;
+                let amax = cast(backend, &solo, &full, source, (delayed_scale, shared), pass)?;
                 (full, amax)
             }
             Some(cuts) => {
@@ -153,6 +164,7 @@ pub(super) fn weights<'a, B: Backend>(
                     shape: worked,
                     specs: &specs,
                     delayed_scale,
+                    shared,
                     pass,
                 };
                 cuts.cast(backend, &flat, load)?
@@ -213,6 +225,7 @@ pub(super) fn text(setup: &Setup, tensor: Tensor<'_>, usage: Usage) -> Text {
         usage: usage.label().to_owned(),
         scales: Named::label(setup.form).to_owned(),
         delayed_scale: setup.delayed_scale,
+        amax_group: None,
         shard: None,
     }
 }

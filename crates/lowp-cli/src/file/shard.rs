@@ -3,6 +3,7 @@
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
+use super::groups::{Amaxes, Groups};
 use super::input_error::input_error;
 use super::interchange::hub::Hub;
 use super::meta::{self, MAX_WORLD, ShardText};
@@ -22,6 +23,7 @@ use anyhow::{Context, Result};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
 use lowp_shard::{Communicator, ShardSpec, run_ranks};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -117,8 +119,10 @@ struct Plan<'a> {
     model: &'a Model,
     /// Those that pass through.
     passed: Vec<Tensor<'a>>,
-    /// Those that are quantized, each a job.
+    /// Those that are quantized, each a job, and the groups that have one amax.
     jobs: Vec<(Tensor<'a>, Shape)>,
+    groups: Groups<'a>,
+    group_of: Vec<Option<usize>>,
     setup: Setup,
     world: usize,
     /// The buffers that ranks store, and what their data serve.
@@ -143,13 +147,20 @@ impl<'a> Plan<'a> {
             model,
             passed: Vec::new(),
             jobs: Vec::new(),
+            groups: Groups::of(choices),
+            group_of: Vec::new(),
             setup,
             world,
             stored,
             held,
         };
         let specs = setup.recipe.buffers(setup.usage);
-        for &Choice { tensor, matrix } in choices {
+        for &Choice {
+            tensor,
+            matrix,
+            group,
+        } in choices
+        {
             let Some(Matrix { shape, .. }) = matrix else {
                 plan.passed.push(tensor);
                 continue;
@@ -158,6 +169,7 @@ impl<'a> Plan<'a> {
             fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
                 .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
             plan.jobs.push((tensor, shape));
+            plan.group_of.push(group);
         }
         Ok(plan)
     }
@@ -189,6 +201,7 @@ impl<'a> Plan<'a> {
             items.extend(made_items(job, tensor.name, &fields));
             let rows = spec.rows();
             let mut text = text(&compact, *tensor, self.held);
+            text.amax_group = self.groups.names(self.group_of[job]);
             text.shard = Some(ShardText {
                 rank,
                 world: self.world,
@@ -215,6 +228,16 @@ impl<'a> Plan<'a> {
         comm: &Arc<dyn Communicator<Cpu>>,
         progress: &Progress,
     ) -> Result<()> {
+        let amaxes = Amaxes::default();
+        // Ranks agree on the amaxes of their rows.
+        let own = |tensor: &Tensor<'_>| -> Result<Range<usize>> {
+            // In the order of names.
+            let job = self
+                .jobs
+                .binary_search_by(|(job, _)| job.name.cmp(tensor.name));
+            let part = self.part(job.ok().context("it is quantized")?, rank)?;
+            Ok(part.spec.elements())
+        };
         let make: Make<'_> = Box::new(|job, pass| {
             let Part { spec, fields } = self.part(job, rank)?;
             let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
@@ -226,7 +249,9 @@ impl<'a> Plan<'a> {
             let specs = buffers_of(&self.stored, pass);
             let shape = worked([spec.local_shape(), self.jobs[job].1], &specs);
             let local = empty(&Cpu, recipe, shape, &specs)?;
-            let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, pass)?;
+            let group = (&self.groups, self.group_of[job]);
+            let shared = amaxes.of(&Cpu, &recipe, group, own)?;
+            let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared), pass)?;
             Ok(Box::new(Packed {
                 backend: Cpu,
                 tensor: local,

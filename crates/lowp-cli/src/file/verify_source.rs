@@ -134,8 +134,10 @@ fn choices<'a>(
             );
         }
     }
+    let groups = groups(file, tensors, model)?;
     let choice = |tensor: Tensor<'a>| Choice {
         tensor,
+        group: groups.get(tensor.name).copied(),
         matrix: tensors.get(tensor.name).map(|quantized| Matrix {
             shape: quantized.full,
             setup: Setup {
@@ -147,6 +149,39 @@ fn choices<'a>(
         }),
     };
     Ok(model.tensors().map(choice).collect())
+}
+
+/// The numbers of the groups that have one amax, by name.
+fn groups<'t>(
+    file: &Model,
+    tensors: &'t BTreeMap<String, Quantized>,
+    model: &Model,
+) -> Result<BTreeMap<&'t str, usize>> {
+    let (mut numbers, mut groups) = (BTreeMap::new(), BTreeMap::new());
+    for (name, tensor) in tensors {
+        let Some(group) = &tensor.text.amax_group else {
+            continue;
+        };
+        // All of its members say the same.
+        let other = group.iter().find(|member| {
+            let of_member = tensors.get(*member).map(|other| &other.text.amax_group);
+            of_member != Some(&tensor.text.amax_group)
+        });
+        if let Some(other) = other {
+            return Err(file_error(
+                file.path(),
+                format!(
+                    "'{}' has one amax with '{}', which is not there or says otherwise; quantize {} again",
+                    shown(name),
+                    shown(other),
+                    model.path().display()
+                ),
+            ));
+        }
+        let next = numbers.len();
+        groups.insert(name.as_str(), *numbers.entry(group).or_insert(next));
+    }
+    Ok(groups)
 }
 
 /// The first byte of `tensor` that is not that of `item`, which has its length.

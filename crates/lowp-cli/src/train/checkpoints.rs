@@ -25,7 +25,7 @@ const OF_THE_MODEL: [(&str, &str); 7] = [
     ("seq", "--seq"),
     ("vocab", "--vocab"),
 ];
-const OF_THE_RUN: [(&str, &str); 12] = [
+const OF_THE_RUN: [(&str, &str); 13] = [
     ("accumulate", "--accumulate"),
     ("grad_wire", "--grad-wire"),
     ("seed", "--seed"),
@@ -38,6 +38,7 @@ const OF_THE_RUN: [(&str, &str); 12] = [
     ("clip", "--clip"),
     ("tail_steps", "--precision-tail of steps"),
     ("kept_in_bf16", "--keep-bf16"),
+    ("amax_groups", "--amax-group"),
 ];
 
 /// What the options say of checkpoints.

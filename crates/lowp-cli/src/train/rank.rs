@@ -113,7 +113,7 @@ impl Rank<'_> {
     pub(super) fn train(&self, run: &Run, comm: Comm) -> Result<Outcome> {
         let config = self.config;
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
-        let specs = (config.model.linears(), config.model.vars());
+        let specs = (config.linears(), config.model.vars());
         let resumed = Resumed::find(config, run, self.corpus)?;
         // Where ranks are processes, each looks for itself.
         let behind = resumed

@@ -16,6 +16,7 @@ use crate::file::quantize::made_items;
 use crate::file::unpack::{decode, unpack};
 use crate::file::write::{Item, ItemSource, Parts, Pass, Sink};
 use crate::output::shown;
+use crate::train::has_tensor_scale;
 use anyhow::{Context, Result};
 use lowp_format::{
     FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage, two_level_encode_scale,
@@ -277,8 +278,16 @@ impl<'a> Weight<'a> {
             .map(|bytes| f32::from_le_bytes(*bytes).abs()))
     }
 
+    /// Whether a scale of what is written follows from the amax of the tensor.
+    pub(super) fn has_tensor_scale(&self) -> bool {
+        has_tensor_scale(&self.tensor.recipe) && !matches!(self.work, Work::Decoded(_))
+    }
+
     /// The numbers of the whole tensor.
-    fn numbers(&self) -> Result<Numbers> {
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub(super) fn numbers(&self) -> Result<Numbers> {
         let mut specs = self.tensor.specs.iter();
         let scale = specs.find(|spec| {
             spec.key.serves(Orientation::Rowwise, Part::DecodeScale) && spec.is_scalar()
