@@ -12,6 +12,8 @@ mod groups;
 mod header;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod hostile_models;
 mod import;
 mod input_error;
 mod inspect;

@@ -112,6 +112,13 @@ pub(super) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// How many weights a model has in forms of other programs.
+#[cfg(test)]
+pub(super) fn count(hub: &Hub) -> Result<usize> {
+    config::check(hub)?;
+    Ok(find::weights(hub)?.len())
+}
+
 /// What is written.
 struct Imported<'a> {
     weights: Vec<Weight<'a>>,
