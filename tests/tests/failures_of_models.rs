@@ -29,6 +29,7 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError>
         rows: DIM,
         cols: DIM,
         init: Init::Normal(0.1),
+        amax_group: None,
     }];
     let vars = [VarSpec {
         name: "gain".to_owned(),
