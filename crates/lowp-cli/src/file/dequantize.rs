@@ -11,6 +11,7 @@ use super::out::OutArgs;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::round;
+use super::spare::Spare;
 use super::summary::{Summary, Verbosity};
 use super::unpack::{decode, served, unpack};
 use super::write::{Item, ItemSource, Parts, Sink};
@@ -108,11 +109,11 @@ impl OnDevice for &Args {
             jobs.push((tensor, orientation));
         }
         groups.sort_by(|a, b| a.name().cmp(b.name()));
-        let overflows = Overflows::default();
+        let (overflows, spare) = (Overflows::default(), Spare::default());
         let make = Box::new(|job: usize, _| {
             let (tensor, orientation) = jobs[job];
             let codes = unpack(backend, &model, tensor, Some(orientation))?;
-            let values = decode(backend, &codes, orientation)?;
+            let values = decode(backend, &codes, orientation, &spare)?;
             Ok(Box::new(Decoded {
                 backend: backend.clone(),
                 values,

@@ -1,6 +1,7 @@
 //! The file commands: quantize, shard, inspect and compare safetensors files (docs/decisions/0005-files.md).
 
 mod args;
+mod behind;
 mod cast;
 mod dequantize;
 mod difference;
@@ -33,6 +34,7 @@ mod saved;
 mod select;
 mod shard;
 mod source;
+mod spare;
 mod stats;
 mod summary;
 mod target;

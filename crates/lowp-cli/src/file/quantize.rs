@@ -16,7 +16,7 @@ use super::out::OutArgs;
 use super::pack::{Packed, buffers_of};
 use super::progress::Progress;
 use super::select::{Choice, Matrix};
-use super::source::load;
+use super::source::{Room, load, load_in};
 use super::summary::{Summary, Verbosity};
 use super::write::{Item, ItemSource, Parts, Pass};
 use crate::device::{Device, OnDevice};
@@ -141,7 +141,7 @@ pub(super) fn weights<'a, B: Backend>(
         });
         jobs.push((choice, matrix, fields));
     }
-    let amaxes = Amaxes::default();
+    let (amaxes, room) = (Amaxes::default(), Room::default());
     let make = Box::new(move |job: usize, pass: Pass| {
         let (Choice { tensor, group, .. }, Matrix { shape, setup }, fields) = &jobs[job];
         let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
@@ -152,7 +152,8 @@ pub(super) fn weights<'a, B: Backend>(
         let shared = amaxes.of(backend, &recipe, (&members, *group), whole)?;
         let (full, amax) = match &cuts {
             None => {
-                let source = load(0..shape.elements())?;
+                let elements = 0..shape.elements();
+                let source = load_in(backend, &room, tensor, elements, progress)?;
                 let full = empty(backend, recipe, worked, &specs)?;
                 let solo = LocalComm::solo(backend);
                 let amax = cast(backend, &solo, &full, source, (delayed_scale, shared), pass)?;

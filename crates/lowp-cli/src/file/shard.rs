@@ -214,7 +214,7 @@ impl<'a> Plan<'a> {
         if rank == 0 {
             check_names(&items)?;
         }
-        let mut draft = target.create(&file_name(rank, self.world))?;
+        let mut draft = target.create_small(&file_name(rank, self.world))?;
         draft.write(&header(&sorted(&items), &metadata)?)?;
         Ok((draft, items))
     }

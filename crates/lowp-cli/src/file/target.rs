@@ -1,11 +1,12 @@
 //! Output paths: known to be writable before work begins, and whole or absent after it.
 
+use super::behind::Behind;
 use super::input_error::input_error;
 use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A file that will appear under its name when it is complete.
@@ -33,7 +34,7 @@ impl FileTarget {
     pub(super) fn fill(self, write: impl FnOnce(&mut Draft) -> Result<()>) -> Result<u64> {
         let Self(file) = self;
         let path = file.path().to_owned();
-        let mut draft = Draft::new(file.create(), &path)?;
+        let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
         write(&mut draft)?;
         let written = draft.finish()?;
         file.publish().with_context(|| cannot_write(&path))?;
@@ -61,10 +62,17 @@ impl FolderTarget {
     /// # Errors
     /// The system returns an error.
     pub(super) fn create(&self, name: &str) -> Result<Draft> {
-        Draft::new(
-            File::create(self.0.draft().join(name)),
-            &self.0.path().join(name),
-        )
+        let file = File::create(self.0.draft().join(name));
+        Draft::new(file.map(Behind::new), &self.0.path().join(name))
+    }
+
+    /// The same for one of many files that are written at a time.
+    ///
+    /// # Errors
+    /// The system returns an error.
+    pub(super) fn create_small(&self, name: &str) -> Result<Draft> {
+        let file = File::create(self.0.draft().join(name));
+        Draft::new(file.map(Behind::small), &self.0.path().join(name))
     }
 
     /// Gives the folder its name.
@@ -80,7 +88,7 @@ impl FolderTarget {
 /// A file that is being written.
 #[derive(Debug)]
 pub(super) struct Draft {
-    out: BufWriter<File>,
+    out: Behind,
     /// What it will be called.
     name: PathBuf,
     written: u64,
@@ -88,9 +96,9 @@ pub(super) struct Draft {
 
 impl Draft {
     /// The file that was made for what will be called `name`.
-    fn new(file: io::Result<File>, name: &Path) -> Result<Self> {
+    fn new(out: io::Result<Behind>, name: &Path) -> Result<Self> {
         Ok(Self {
-            out: BufWriter::new(file.with_context(|| cannot_write(name))?),
+            out: out.with_context(|| cannot_write(name))?,
             name: name.to_owned(),
             written: 0,
         })
@@ -100,10 +108,9 @@ impl Draft {
     ///
     /// # Errors
     /// The system returns an error.
-    pub(super) fn finish(mut self) -> Result<u64> {
+    pub(super) fn finish(self) -> Result<u64> {
         self.out
-            .flush()
-            .and_then(|()| self.out.get_ref().sync_all())
+            .finish()
             .with_context(|| cannot_write(&self.name))?;
         Ok(self.written)
     }
@@ -115,7 +122,7 @@ impl Draft {
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
         self.out
-            .write_all(bytes)
+            .write(bytes)
             .with_context(|| cannot_write(&self.name))
     }
 }

@@ -13,6 +13,7 @@ use crate::file::model::Model;
 use crate::file::names::{FloatName, Named};
 use crate::file::pack::{Packed, buffers_of};
 use crate::file::quantize::made_items;
+use crate::file::spare::Spare;
 use crate::file::unpack::{decode, unpack};
 use crate::file::write::{Item, ItemSource, Parts, Pass, Sink};
 use crate::output::shown;
@@ -214,7 +215,7 @@ impl<'a> Weight<'a> {
             (Work::Decoded(float), Place::File(model)) => {
                 let orientation = orientation(model, &self.tensor, None)?;
                 let codes = unpack(&Cpu, model, &self.tensor, Some(orientation))?;
-                let values = decode(&Cpu, &codes, orientation)?;
+                let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
                 Ok(Box::new(Decoded {
                     backend: Cpu,
                     values,

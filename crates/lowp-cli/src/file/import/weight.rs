@@ -11,6 +11,7 @@ use crate::file::meta::Quantized;
 use crate::file::model::{Model, Tensor};
 use crate::file::names::FloatName;
 use crate::file::pack::{Packed, buffers_of};
+use crate::file::spare::Spare;
 use crate::file::unpack::{decode, unpack};
 use crate::file::write::{Parts, Pass};
 use crate::output::shown;
@@ -138,7 +139,7 @@ impl<'a> Weight<'a> {
                     )
                 }
             };
-            let values = decode(&Cpu, &codes, orientation)?;
+            let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
             return Ok(Box::new(Decoded {
                 backend: Cpu,
                 values,
