@@ -1,7 +1,6 @@
 //! The cast of one matrix, or of one rank's rows of it.
 
 use super::fields::keeps_amax;
-use super::write::Pass;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferSpec, Orientation, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
@@ -13,8 +12,7 @@ use lowp_shard::{
 pub(super) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 
 /// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows. `shared` is the amax of
-/// other tensors that it has one amax with. Returns that amax, else that of the whole source, in the pass of numbers, where the recipe
-/// observes it.
+/// other tensors that it has one amax with. Returns that amax, else that of the whole source, where the recipe observes it.
 ///
 /// # Errors
 /// A source of another length, or the failure of another rank.
@@ -24,7 +22,6 @@ pub(super) fn cast<B: Backend>(
     tensor: &Tensor<B>,
     source: Source<B>,
     (delayed_scale, shared): (Option<f32>, Option<f32>),
-    pass: Pass,
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
@@ -33,7 +30,7 @@ pub(super) fn cast<B: Backend>(
     begin(&book, &item, shared)?;
     // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book)? {
-        Some(job) if pass == Pass::Numbers && keeps_amax(&tensor.recipe()) => {
+        Some(job) if keeps_amax(&tensor.recipe()) => {
             let out = backend.upload(&[shared.unwrap_or(0.0)])?;
             backend.once(Work::Amax(vec![AmaxJob {
                 out: out.clone(),

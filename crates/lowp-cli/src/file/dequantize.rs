@@ -103,14 +103,13 @@ impl OnDevice for &Args {
                 source: ItemSource::Made {
                     job: jobs.len(),
                     part: 0,
-                    number: false,
                 },
             }));
             jobs.push((tensor, orientation));
         }
         groups.sort_by(|a, b| a.name().cmp(b.name()));
         let (overflows, spare) = (Overflows::default(), Spare::default());
-        let make = Box::new(|job: usize, _| {
+        let make = Box::new(|job: usize| {
             let (tensor, orientation) = jobs[job];
             let codes = unpack(backend, &model, tensor, Some(orientation))?;
             let values = decode(backend, &codes, orientation, &spare)?;

@@ -6,7 +6,6 @@ use super::input_error::{file_error, input_error};
 use super::meta::MAX_WORLD;
 use super::model::Model;
 use super::select::{Choice, Matrix};
-use super::write::Pass;
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{AnyRecipe, BufferSpec, Shape};
@@ -90,7 +89,7 @@ impl FlatCuts {
     }
 
     /// Makes a tensor of `specs` whose elements `load` gives, each rank a range of them. Returns it as every rank
-    /// has it, with the amax of the whole source in the pass of numbers, where the recipe observes it.
+    /// has it, with the amax of the whole source, where the recipe observes it.
     ///
     /// # Errors
     /// What `load` returns, or a shape that the recipe cannot take.
@@ -120,7 +119,6 @@ pub(super) struct Flat<'a> {
     pub(super) delayed_scale: Option<f32>,
     /// The amax of other tensors that it has one amax with.
     pub(super) shared: Option<f32>,
-    pub(super) pass: Pass,
 }
 
 impl Flat<'_> {
@@ -141,7 +139,7 @@ impl Flat<'_> {
         begin(&book, item, self.shared)?;
         // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
         let amax = match item.amax_job(&book)? {
-            Some(job) if self.pass == Pass::Numbers && keeps_amax(&self.recipe) => {
+            Some(job) if keeps_amax(&self.recipe) => {
                 let out = backend.upload(&[self.shared.unwrap_or(0.0)])?;
                 backend.once(Work::Amax(vec![AmaxJob {
                     out: out.clone(),

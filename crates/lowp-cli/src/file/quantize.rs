@@ -13,12 +13,12 @@ use super::model::{Model, Tensor};
 use super::names::Named;
 use super::options::Options;
 use super::out::OutArgs;
-use super::pack::{Packed, buffers_of};
+use super::pack::Packed;
 use super::progress::Progress;
 use super::select::{Choice, Matrix};
 use super::source::{Room, load, load_in};
 use super::summary::{Summary, Verbosity};
-use super::write::{Item, ItemSource, Parts, Pass};
+use super::write::{Item, ItemSource, Parts};
 use crate::device::{Device, OnDevice};
 use crate::output::shown;
 use anyhow::Result;
@@ -142,9 +142,9 @@ pub(super) fn weights<'a, B: Backend>(
         jobs.push((choice, matrix, fields));
     }
     let (amaxes, room) = (Amaxes::default(), Room::default());
-    let make = Box::new(move |job: usize, pass: Pass| {
+    let make = Box::new(move |job: usize| {
         let (Choice { tensor, group, .. }, Matrix { shape, setup }, fields) = &jobs[job];
-        let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
+        let specs = setup.recipe.buffers(setup.usage);
         let (recipe, delayed_scale) = (setup.recipe, setup.delayed_scale);
         let load = |range| load(backend, tensor, range, progress);
         let worked = worked([*shape; 2], &specs);
@@ -156,7 +156,7 @@ pub(super) fn weights<'a, B: Backend>(
                 let source = load_in(backend, &room, tensor, elements, progress)?;
                 let full = empty(backend, recipe, worked, &specs)?;
                 let solo = LocalComm::solo(backend);
-                let amax = cast(backend, &solo, &full, source, (delayed_scale, shared), pass)?;
+                let amax = cast(backend, &solo, &full, source, (delayed_scale, shared))?;
                 (full, amax)
             }
             Some(cuts) => {
@@ -166,7 +166,6 @@ pub(super) fn weights<'a, B: Backend>(
                     specs: &specs,
                     delayed_scale,
                     shared,
-                    pass,
                 };
                 cuts.cast(backend, &flat, load)?
             }
@@ -194,11 +193,7 @@ pub(super) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<It
         dtype: field.dtype,
         shape: field.shape.clone(),
         bytes: field.bytes(),
-        source: ItemSource::Made {
-            job,
-            part,
-            number: field.layout.is_none(),
-        },
+        source: ItemSource::Made { job, part },
     };
     fields.iter().enumerate().map(item).collect()
 }

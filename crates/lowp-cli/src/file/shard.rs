@@ -9,7 +9,7 @@ use super::interchange::hub::Hub;
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{Packed, buffers_of};
+use super::pack::Packed;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items, text};
 use super::ranks::file_name;
@@ -17,7 +17,7 @@ use super::select::{Choice, Matrix};
 use super::source::load;
 use super::summary::{Summary, Verbosity};
 use super::target::{Draft, FolderTarget};
-use super::write::{Item, ItemSource, Make, Maker, Parts, check_names, header, reads, sorted};
+use super::write::{Item, ItemSource, Make, Parts, check_names, fill, header, sorted};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
@@ -93,7 +93,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let items = sorted(&items);
     // The rows of all ranks are the tensors.
     let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, _)| tensor.len()).collect();
-    progress.begin(work + reads(&items, &sources));
+    progress.begin(work + sources.iter().sum::<usize>());
     let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
         let draft = drafts[rank]
             .lock()
@@ -215,7 +215,7 @@ impl<'a> Plan<'a> {
             check_names(&items)?;
         }
         let mut draft = target.create_small(&file_name(rank, self.world))?;
-        draft.write(&header(&sorted(&items), &metadata)?)?;
+        draft.write_at(0, &header(&sorted(&items), &metadata)?)?;
         Ok((draft, items))
     }
 
@@ -238,7 +238,7 @@ impl<'a> Plan<'a> {
             let part = self.part(job.ok().context("it is quantized")?, rank)?;
             Ok(part.spec.elements())
         };
-        let make: Make<'_> = Box::new(|job, pass| {
+        let make: Make<'_> = Box::new(|job| {
             let Part { spec, fields } = self.part(job, rank)?;
             let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
             let Setup {
@@ -246,12 +246,11 @@ impl<'a> Plan<'a> {
                 delayed_scale,
                 ..
             } = self.setup;
-            let specs = buffers_of(&self.stored, pass);
-            let shape = worked([spec.local_shape(), self.jobs[job].1], &specs);
-            let local = empty(&Cpu, recipe, shape, &specs)?;
+            let shape = worked([spec.local_shape(), self.jobs[job].1], &self.stored);
+            let local = empty(&Cpu, recipe, shape, &self.stored)?;
             let group = (&self.groups, self.group_of[job]);
             let shared = amaxes.of(&Cpu, &recipe, group, own)?;
-            let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared), pass)?;
+            let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
             Ok(Box::new(Packed {
                 backend: Cpu,
                 tensor: local,
@@ -259,23 +258,14 @@ impl<'a> Plan<'a> {
                 fields,
             }) as Box<dyn Parts>)
         });
-        let mut maker = Maker::new(&make);
-        for item in items {
-            let bytes = match item.source {
-                ItemSource::Input(_) if rank > 0 => continue,
-                ItemSource::Input(_) => item.bytes,
-                ItemSource::Made { job, part, .. } => self.part(job, rank)?.fields[part].bytes(),
-            };
-            let item = Item {
-                bytes,
-                ..(*item).clone()
-            };
-            maker.write(&item, &mut |bytes| {
-                draft.write(bytes)?;
-                progress.add(bytes.len());
-                Ok(())
-            })?;
-        }
-        Ok(())
+        let bytes = |item: &Item<'_>| -> Result<Option<usize>> {
+            Ok(match item.source {
+                ItemSource::Input(_) if rank > 0 => None,
+                ItemSource::Input(_) => Some(item.bytes),
+                ItemSource::Made { job, part } => Some(self.part(job, rank)?.fields[part].bytes()),
+            })
+        };
+        let begin = draft.len();
+        fill(draft, begin, items, &make, progress, bytes)
     }
 }

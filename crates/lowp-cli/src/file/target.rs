@@ -115,15 +115,28 @@ impl Draft {
         Ok(self.written)
     }
 
-    /// Appends `bytes`.
+    /// Writes `bytes` to the place that begins at byte `at`. Every place is written once, in any order.
     ///
     /// # Errors
-    /// It cannot be written, for lack of space most often.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// These or earlier ones cannot be written, for lack of space most often.
+    pub(super) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
         self.out
-            .write(bytes)
+            .write_at(at, bytes)
             .with_context(|| cannot_write(&self.name))
+    }
+
+    /// Writes `bytes` behind as many as were written.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_at(self.written, bytes)
+    }
+
+    /// Bytes that were written.
+    pub(super) fn len(&self) -> u64 {
+        self.written
     }
 }
 

@@ -9,17 +9,17 @@ use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
 use super::out::OutArgs;
-use super::pack::{Packed, buffers_of, numbers_stand_alone};
+use super::pack::Packed;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
 use super::summary::{Summary, Verbosity};
-use super::write::{Item, Parts, Pass};
+use super::write::{Item, Parts};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
-    BufferKey, BufferSpec, Form, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe,
-    RowCuts, ScaleLayout,
+    BufferKey, BufferSpec, Form, GatherPlan, Orientation, QuantizedTensor, Recipe, RowCuts,
+    ScaleLayout,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
 use lowp_shard::{GatherTarget, run_steps};
@@ -265,7 +265,7 @@ impl World {
     }
 
     /// Runs the gather plan of one tensor.
-    fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
+    fn gather(&self, name: &str) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
         let recipe = tensor.recipe;
@@ -275,18 +275,13 @@ impl World {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
-        let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        if pass == Pass::Numbers && numbers_stand_alone(specs.iter().copied()) {
-            plan.steps
-                .retain(|step| matches!(step, GatherStep::Replicated { .. }));
-        }
+        let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
         let mut gathered = Gathered {
             world: self,
             name,
             buffers: Vec::new(),
         };
         run_steps(&plan, &mut gathered)?;
-        let specs = buffers_of(&specs, pass);
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
@@ -374,16 +369,16 @@ fn weights(world: &World, metadata: BTreeMap<String, String>) -> Result<Weights<
         jobs.push((tensor, fields));
     }
     groups.sort_by(|a, b| a.name().cmp(b.name()));
-    let make = Box::new(move |job: usize, pass: Pass| {
+    let make = Box::new(move |job: usize| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            Some(_) if pass == Pass::Numbers => {
+            Some(_) => {
                 let bytes = world.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
-            _ => None,
+            None => None,
         };
-        let (tensor, fields) = (world.gather(&tensor.name, pass)?, fields.clone());
+        let (tensor, fields) = (world.gather(&tensor.name)?, fields.clone());
         Ok(Box::new(Packed {
             backend: Cpu,
             tensor,

@@ -184,7 +184,6 @@ impl Trained {
             source: ItemSource::Made {
                 job: self.weights.len() + number,
                 part: 0,
-                number: false,
             },
         };
         Ok(items.map(item).collect())

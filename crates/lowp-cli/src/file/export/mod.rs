@@ -186,8 +186,8 @@ impl<'a> Input<'a> {
         let weights = Weights {
             groups: groups.into_iter().map(|(_, group)| group).collect(),
             metadata: std::mem::take(&mut self.metadata),
-            make: Box::new(|job, pass| match self.weights.get(job) {
-                Some(weight) => weight.parts(pass, &overflows),
+            make: Box::new(|job| match self.weights.get(job) {
+                Some(weight) => weight.parts(&overflows),
                 None => self.plain_parts(job, args.to, &overflows),
             }),
             sources: Vec::new(),

@@ -11,11 +11,11 @@ use crate::file::interchange::shards::Group;
 use crate::file::meta::{self, Quantized, Text};
 use crate::file::model::Model;
 use crate::file::names::{FloatName, Named};
-use crate::file::pack::{Packed, buffers_of};
+use crate::file::pack::Packed;
 use crate::file::quantize::made_items;
 use crate::file::spare::Spare;
 use crate::file::unpack::{decode, unpack};
-use crate::file::write::{Item, ItemSource, Parts, Pass, Sink};
+use crate::file::write::{Item, ItemSource, Parts, Sink};
 use crate::output::shown;
 use crate::train::has_tensor_scale;
 use anyhow::{Context, Result};
@@ -149,11 +149,7 @@ impl<'a> Weight<'a> {
                 dtype,
                 bytes: elements * dtype.bitsize() / 8,
                 shape,
-                source: ItemSource::Made {
-                    job,
-                    part,
-                    number: false,
-                },
+                source: ItemSource::Made { job, part },
             }
         };
         let mut group = Group::default();
@@ -205,11 +201,7 @@ impl<'a> Weight<'a> {
     ///
     /// # Errors
     /// The source cannot be read.
-    pub(super) fn parts<'p>(
-        &'p self,
-        pass: Pass,
-        overflows: &'p Overflows,
-    ) -> Result<Box<dyn Parts + 'p>> {
+    pub(super) fn parts<'p>(&'p self, overflows: &'p Overflows) -> Result<Box<dyn Parts + 'p>> {
         match (self.work, self.place) {
             (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
             (Work::Decoded(float), Place::File(model)) => {
@@ -228,7 +220,7 @@ impl<'a> Weight<'a> {
                 Err(input_error("a checkpoint is decoded from its masters"))
             }
             (Work::Fields, place) => {
-                let specs = buffers_of(&self.tensor.recipe.buffers(self.tensor.usage), pass);
+                let specs = self.tensor.recipe.buffers(self.tensor.usage);
                 let tensor = match place {
                     Place::File(model) => unpack(
                         &Cpu,
@@ -241,10 +233,7 @@ impl<'a> Weight<'a> {
                     )?,
                     Place::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
                 };
-                let amax = match pass {
-                    Pass::Numbers => self.amax()?,
-                    Pass::Arrays => None,
-                };
+                let amax = self.amax()?;
                 Ok(Box::new(Packed {
                     backend: Cpu,
                     tensor,

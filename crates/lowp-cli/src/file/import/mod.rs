@@ -178,11 +178,7 @@ fn weights<'a>(
                 dtype: float.into(),
                 shape: tensor.text.shape.clone(),
                 bytes: tensor.full.elements() * Dtype::from(float).bitsize() / 8,
-                source: ItemSource::Made {
-                    job,
-                    part: 0,
-                    number: false,
-                },
+                source: ItemSource::Made { job, part: 0 },
             }),
         }
         groups.push((name, group));
@@ -219,8 +215,8 @@ impl<'a> Imported<'a> {
                 })
                 .collect(),
             metadata: self.metadata.clone(),
-            make: Box::new(|job, pass| match self.weights.get(job) {
-                Some(weight) => weight.parts(pass, self.float, overflows),
+            make: Box::new(|job| match self.weights.get(job) {
+                Some(weight) => weight.parts(self.float, overflows),
                 None => Err(input_error("there is no such weight")),
             }),
             sources: Vec::new(),

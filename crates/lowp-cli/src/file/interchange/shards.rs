@@ -90,7 +90,7 @@ impl<'a> Weights<'a> {
                 .flat_map(|group| group.items.clone())
                 .collect(),
             metadata,
-            make: Box::new(|job, pass| (self.make)(job, pass)),
+            make: Box::new(|job| (self.make)(job)),
             sources: self.sources.clone(),
         }
     }
