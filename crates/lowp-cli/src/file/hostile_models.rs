@@ -146,7 +146,7 @@ fn damaged_checkpoints() {
     let dir = tempfile::tempdir().expect("a folder");
     let dir = dir.path();
     let mut indexes = Vec::new();
-    for recipe in ["nvfp4-2d", "fp8-delayed", "fp8-current", "mxfp8"] {
+    for recipe in recipes() {
         let saved = dir.join("runs");
         let words = [
             "lowp",

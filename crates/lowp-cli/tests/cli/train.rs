@@ -191,27 +191,6 @@ fn checkpoints_are_inspected_and_compared() {
     );
 }
 
-/// A run goes on however its recipe is spelled.
-#[test]
-fn spellings_of_one_recipe_have_one_folder() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let saved = path(dir.path());
-    let save = ["--steps", "3", "--no-baseline", "--save", &saved];
-    let first = [
-        &save[..],
-        &["--recipe", "mxfp8+format=hybrid", "--stop-after", "1"],
-    ]
-    .concat();
-    train_json(&first);
-    let then = ["--recipe", "mxfp8+ hybrid", "--resume", &saved];
-    let document = train_json(&[&save[..], &then].concat());
-    assert_eq!(document["runs"][0]["resumed_at"], 1);
-    let mut names = fs::read_dir(dir.path()).expect("a folder");
-    let name = names.next().and_then(|entry| Some(entry.ok()?.file_name()));
-    assert_eq!(name.as_deref(), Some("mxfp8+hybrid-seed0".as_ref()));
-    assert!(names.next().is_none());
-}
-
 /// What a run cannot go on behind is told before it begins.
 #[test]
 fn checkpoints_of_other_runs_are_told() {
