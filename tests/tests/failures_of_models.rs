@@ -29,6 +29,7 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError>
         rows: DIM,
         cols: DIM,
         init: Init::Normal(0.1),
+        amax_group: None,
     }];
     let vars = [VarSpec {
         name: "gain".to_owned(),
@@ -120,7 +121,7 @@ fn a_call_that_failed_holds_no_weight() {
     let fetch = |weight: &Weight, phase| weight.with_weight(phase, &mut |_| Ok(()));
     let compare = |weight: &Weight, backend: &Queued| -> Result<(), ModelError> {
         let master = backend.upload(&[0.0; DIM * DIM])?;
-        Ok(weight.audit(&master).map(drop)?)
+        Ok(weight.audit(&master, None).map(drop)?)
     };
     for phase in Phase::ALL {
         for audited in [false, true] {

@@ -101,6 +101,7 @@ impl<B: Backend> Builder<'_, B> {
                 name: spec.name.clone(),
                 source: Box::new(source),
             };
+            adamw.scales().group(spec.amax_group);
             let (id, weight) = match options.sharding {
                 Sharding::Fsdp => {
                     let made = self.param(recipe, shape, &mut adamw, |s| init(s.elements()));
@@ -124,6 +125,7 @@ impl<B: Backend> Builder<'_, B> {
                 number as u64,
             ));
         }
+        adamw.scales().group(None);
         let mut var_ids = Vec::new();
         let mut shards = Vec::new();
         for (number, spec) in (linears.len()..).zip(vars) {

@@ -1,6 +1,7 @@
 //! [`ShardedModel`]: one rank's parameters, optimizer and communication. Linear layers live in a
 //! recipe, sharded as [`Sharding`] says; everything else lives in f32, sharded by rows.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
 use lowp_shard::{
-    Divergence, FlatGather, GatherItem, GradBucketOptions, MeshComm, ScaleBook, or_abort, ordered,
+    Divergence, FlatGather, GatherItem, GradBucketOptions, MeshComm, ScaleBook, ScaleSlot,
+    or_abort, ordered,
 };
 
 use crate::builder::{Begun, Builder};
@@ -392,13 +394,38 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
 
     fn try_audit(&self) -> Result<Vec<(usize, Phase, Divergence)>, ModelError> {
         let mut found = Vec::new();
+        let amaxes = self.shared_amaxes()?;
         for (layer, (id, weight)) in self.weights.iter().enumerate() {
-            let master = self.adamw.master(*id)?;
-            let full = self.gather_f32(weight.element_ranges(), &master)?;
-            let divergences = weight.audit(&self.backend.upload(&full)?)?;
+            let full = self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
+            let mut slots = self.adamw.slots(*id)?.into_iter().flatten();
+            let amax = slots.find_map(|slot| amaxes.get(&slot).copied());
+            let divergences = weight.audit(&self.backend.upload(&full)?, amax)?;
             found.extend(divergences.into_iter().map(|(phase, d)| (layer, phase, d)));
         }
         Ok(found)
+    }
+
+    /// The amaxes of masters by the entries of the scale book that several weights have in common.
+    fn shared_amaxes(&self) -> Result<BTreeMap<ScaleSlot, f32>, ModelError> {
+        let mut weights: BTreeMap<ScaleSlot, BTreeSet<usize>> = BTreeMap::new();
+        for (layer, (id, _)) in self.weights.iter().enumerate() {
+            for slot in self.adamw.slots(*id)?.into_iter().flatten() {
+                weights.entry(slot).or_default().insert(layer);
+            }
+        }
+        weights.retain(|_, layers| layers.len() > 1);
+        let mut amaxes = BTreeMap::new();
+        for (slot, layers) in weights {
+            let mut amax = 0f32;
+            for (id, weight) in layers.into_iter().map(|layer| &self.weights[layer]) {
+                let full = self.gather_f32(weight.element_ranges(), &self.adamw.master(*id)?)?;
+                let rounding = weight.source_rounding();
+                let magnitudes = full.into_iter().map(|value| rounding.apply(value).abs());
+                amax = magnitudes.fold(amax, f32::max);
+            }
+            amaxes.insert(slot, amax);
+        }
+        Ok(amaxes)
     }
 
     /// The values of all ranks, of which this one has those of its range of `ranges`. Collective over the shard group.

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Error, Result, bail};
 use lowp_checkpoint::{Checkpoint, Piece};
-use lowp_format::{Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, Usage};
+use lowp_format::{
+    Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
+};
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, MeshComm, Reshard, ShardError, ShardedTensor, audit,
-    or_abort,
+    Divergence, GatherAccount, GatherGroup, MeshComm, Reshard, ShardError, ShardedTensor,
+    audit_in_group, or_abort,
 };
 use serde_json::Value;
 
@@ -178,6 +180,11 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         self.shape.elements()
     }
 
+    /// How the weight's values are rounded before they are cast.
+    pub(crate) fn source_rounding(&self) -> SourceRounding {
+        self.recipe.source_rounding()
+    }
+
     /// What the bytes of the weight follow from.
     pub(crate) fn about(&self) -> Value {
         about_recipe(&self.recipe, self.shape)
@@ -249,18 +256,19 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     }
 
     /// Gathers the weight for each phase and compares it with a full cast of `master`, the f32
-    /// values of the whole matrix. Collective over the shard group.
+    /// values of the whole matrix, whose amax is `amax` where it has one with others. Collective over the shard group.
     ///
     /// # Errors
     /// A rank failed.
     pub fn audit(
         &self,
         master: &B::Buffer<f32>,
+        amax: Option<f32>,
     ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
         let Ok(mut state) = self.state.lock() else {
             return Err(KernelError::Poisoned.into());
         };
-        let found = state.audit(&self.backend, master);
+        let found = state.audit(&self.backend, master, amax);
         // Also after an error: what this rank alone holds, it would not gather with the others.
         state.held.release();
         or_abort(&*self.mesh.world, found)
@@ -280,11 +288,13 @@ impl<B: Backend, R: Recipe> State<B, R> {
         &mut self,
         backend: &B,
         master: &B::Buffer<f32>,
+        amax: Option<f32>,
     ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
         let mut found = Vec::new();
         for phase in Phase::ALL {
             self.held.unshard(phase)?;
-            let divergence = audit(backend, self.held.tensor()?, orientation(phase), master)?;
+            let (tensor, orientation) = (self.held.tensor()?, orientation(phase));
+            let divergence = audit_in_group(backend, tensor, orientation, master, amax)?;
             found.extend(divergence.map(|d| (phase, d)));
         }
         Ok(found)

@@ -15,6 +15,9 @@ pub struct LinearSpec {
     pub cols: usize,
     /// Initial values.
     pub init: Init,
+    /// The number of the layers that its scale is made together with, where their scales follow from amaxes of tensors: layers that
+    /// serve as one, such as those of query, key and value.
+    pub amax_group: Option<usize>,
 }
 
 /// A parameter of a [`ShardedModel`](crate::ShardedModel) that stays in f32, as a candle variable.

@@ -40,6 +40,7 @@ fn linears(blocks: usize) -> Vec<LinearSpec> {
             rows,
             cols,
             init: Init::Normal(0.05),
+            amax_group: None,
         })
     };
     (0..blocks).flat_map(of_block).collect()

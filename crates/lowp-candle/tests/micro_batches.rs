@@ -78,6 +78,7 @@ impl Model {
             rows: DIM,
             cols: DIM,
             init: Init::Normal(0.1),
+            amax_group: None,
         });
         let vars = [VarSpec {
             name: "gain".to_owned(),

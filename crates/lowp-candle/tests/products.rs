@@ -245,6 +245,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
         rows,
         cols,
         init: Init::Normal(0.1),
+        amax_group: None,
     });
     let ranks = run_ranks(&Cpu, world, TIMEOUT, |rank, comm| {
         let cpu = Cpu;

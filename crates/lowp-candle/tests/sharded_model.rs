@@ -42,6 +42,7 @@ fn layer(rows: usize, cols: usize) -> Vec<LinearSpec> {
         rows,
         cols,
         init: Init::Normal(0.1),
+        amax_group: None,
     }]
 }
 

@@ -1,6 +1,7 @@
 //! Folders of checkpoints: their names, which is the latest, and which are kept.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::CheckpointError;
@@ -8,6 +9,8 @@ use crate::index::INDEX;
 
 /// The file that names the latest checkpoint of a folder.
 const LATEST: &str = "latest";
+/// The file that the run which saves to a folder has locked.
+const LOCK: &str = ".lock";
 
 /// The folder of the checkpoint of `step` in `folder`.
 pub fn folder_of(folder: &Path, step: u64) -> PathBuf {
@@ -81,6 +84,58 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
     let places = [folder_of(folder, step), replaced(folder, step)];
     let found = places.into_iter().find(|place| is_checkpoint(place));
     found.ok_or_else(|| none(&format!("its latest checkpoint {name} is not there")))
+}
+
+/// Whether a run could save to `folder` now, as far as one process can tell: of its path what is there is a folder that takes files,
+/// and no other run has locked it. Nothing is left behind.
+///
+/// # Errors
+/// Why not.
+pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
+    if let Ok(lock) = File::open(folder.join(LOCK))
+        && matches!(lock.try_lock(), Err(TryLockError::WouldBlock))
+    {
+        let folder = folder.to_owned();
+        return Err(CheckpointError::InUse { folder });
+    }
+    let here = Path::new(".");
+    let there = folder
+        .ancestors()
+        .map(|path| match path.as_os_str().is_empty() {
+            true => here,
+            false => path,
+        })
+        .find(|path| match fs::symlink_metadata(path) {
+            Err(error) => error.kind() != ErrorKind::NotFound,
+            Ok(_) => true,
+        });
+    let there = there.unwrap_or(here);
+    match fs::metadata(there) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => {
+            let why = Error::from(ErrorKind::NotADirectory);
+            return Err(CheckpointError::io(there, "create a folder in")(why));
+        }
+        Err(error) => return Err(CheckpointError::io(there, "create")(error)),
+    }
+    let probe = there.join(format!(".probe-{}", std::process::id()));
+    File::create(&probe).map_err(CheckpointError::io(&probe, "create"))?;
+    fs::remove_file(&probe).map_err(CheckpointError::io(&probe, "remove"))
+}
+
+/// Creates `folder`, and locks it for the run that holds the file.
+pub(crate) fn lock(folder: &Path) -> Result<File, CheckpointError> {
+    fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
+    let path = folder.join(LOCK);
+    let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
+    match lock.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            let folder = folder.to_owned();
+            Err(CheckpointError::InUse { folder })
+        }
+        // The error is that of a file system without locks.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(lock),
+    }
 }
 
 /// The step in the name of a checkpoint's folder.

@@ -44,7 +44,8 @@ mod writer;
 
 pub use block::{Block, Dtype, Piece};
 pub use error::CheckpointError;
-pub use folder::{folder_of, is_checkpoint, latest, steps};
+pub use folder::{check_writable, folder_of, is_checkpoint, latest, steps};
 pub use index::checksum;
 pub use reader::{Checkpoint, TensorInfo};
 pub use saver::Saver;
+pub use writer::rank_of_file;

@@ -1,6 +1,6 @@
 //! [`Saver`]: checkpoints are written while training goes on.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lowp_shard::Control;
 use serde_json::Value;
 
-use crate::folder::{publish, remove, sync, thin_out, tidy, unfinished};
+use crate::folder::{lock, publish, remove, sync, thin_out, tidy, unfinished};
 use crate::index::{INDEX, Index, Written, checksum};
 use crate::writer;
 use crate::{CheckpointError, Piece};
@@ -84,21 +84,8 @@ impl Saver {
 
     /// Creates the folder, locks it, and puts away what a run that was stopped left.
     fn take_folder(&mut self) -> Result<(), CheckpointError> {
-        let folder = &self.folder;
-        fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
-        let path = folder.join(".lock");
-        let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let folder = folder.clone();
-                return Err(CheckpointError::InUse { folder });
-            }
-            // A file system without locks.
-            Err(TryLockError::Error(_)) => {}
-        }
-        self.lock = Some(lock);
-        tidy(folder)
+        self.lock = Some(lock(&self.folder)?);
+        tidy(&self.folder)
     }
 
     /// The step that is being written.

@@ -16,6 +16,12 @@ pub(crate) const ID: &str = "lowp.checkpoint";
 /// The key of a file's metadata that names its rank.
 pub(crate) const RANK: &str = "lowp.rank";
 
+/// The rank whose file of a checkpoint has these `metadata`; `None` of any other safetensors file.
+pub fn rank_of_file(metadata: &HashMap<String, String>) -> Option<&str> {
+    metadata.get(ID)?;
+    metadata.get(RANK).map(String::as_str)
+}
+
 /// The dtype in the file.
 pub(crate) fn stored(dtype: Dtype) -> Stored {
     match dtype {

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use lowp_checkpoint::{Block, Checkpoint, CheckpointError, Dtype, Piece, Saver, folder_of, latest};
+use lowp_checkpoint::{
+    Block, Checkpoint, CheckpointError, Dtype, Piece, Saver, check_writable, folder_of, latest,
+};
 use lowp_shard::threads;
 use proptest::prelude::*;
 use serde_json::json;
@@ -444,6 +446,29 @@ fn a_folder_is_of_one_run_at_a_time() {
     let first = Saver::new(control(), folder.path(), None).expect("a folder");
     let error = Saver::new(control(), folder.path(), None).unwrap_err();
     assert!(error.to_string().contains("another run saves"), "{error}");
+    let error = check_writable(folder.path()).expect_err("a locked folder");
+    assert!(matches!(error, CheckpointError::InUse { .. }), "{error}");
     drop(first);
     Saver::new(control(), folder.path(), None).expect("it is free");
+}
+
+/// Whether a run can save to a folder is known before it is made, and nothing is left of the question.
+#[test]
+fn a_folder_is_asked_before_it_is_made() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    check_writable(folder.path()).expect("a folder");
+    check_writable(&at("a/b/c")).expect("folders that can be made");
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    fs::write(at("file"), "").expect("a file");
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("nowhere", at("link")).expect("a link");
+    for name in ["file", "file/a", "file/a/b", "link/a"] {
+        let made = fs::create_dir_all(at(name));
+        let found = check_writable(&at(name)).expect_err(name).to_string();
+        assert!(
+            made.is_err() && found.contains("cannot create"),
+            "{name}: {found}"
+        );
+    }
 }

@@ -3,6 +3,7 @@
 use crate::output::shown;
 use crate::usage::UsageError;
 use globset::Glob;
+use std::collections::BTreeMap;
 
 /// For each of `names`, whether one of the `patterns` that `option` gave matches it.
 ///
@@ -33,6 +34,95 @@ pub(crate) fn matching(
         }
     }
     Ok(matched)
+}
+
+/// The groups that the `patterns` which `option` gave make of `names`, as numbers of these: names that one pattern matches and that
+/// differ only in what its braces hold. `*` matches any characters, the same ones in all names of a group.
+///
+/// # Errors
+/// Patterns with other signs, of which no two names are a group, or that put a name into two groups; `names_are` says what there is.
+pub(crate) fn groups(
+    option: &str,
+    patterns: &[String],
+    names: &[&str],
+    names_are: impl Fn() -> String,
+) -> Result<Vec<Vec<usize>>, UsageError> {
+    let mut all: Vec<Vec<usize>> = Vec::new();
+    let mut taken: BTreeMap<usize, &str> = BTreeMap::new();
+    for text in patterns.iter().flat_map(|text| split(text)) {
+        let wrong = |why: String| UsageError::new(format!("{option} '{}' {why}", shown(text)));
+        let alternatives = expand(text).ok_or_else(|| {
+            wrong("is no such pattern: it has names, * and {a,b}, not one in another".to_owned())
+        })?;
+        let mut found: BTreeMap<Vec<&str>, Vec<usize>> = BTreeMap::new();
+        for (number, name) in names.iter().enumerate() {
+            let of = alternatives
+                .iter()
+                .find_map(|alternative| starred(alternative, name));
+            if let Some(stars) = of {
+                found.entry(stars).or_default().push(number);
+            }
+        }
+        found.retain(|_, group| group.len() > 1);
+        if found.is_empty() {
+            return Err(wrong(format!(
+                "matches no two names that differ in its braces alone, such as those of '*.{{q,k,v}}_proj.weight' in one layer: {}",
+                names_are()
+            )));
+        }
+        for group in found.into_values() {
+            for &number in &group {
+                if let Some(other) = taken.insert(number, text) {
+                    return Err(wrong(format!(
+                        "puts '{}' into a second group, beside that of '{}'; a name is in one group",
+                        shown(names[number]),
+                        shown(other)
+                    )));
+                }
+            }
+            all.push(group);
+        }
+    }
+    Ok(all)
+}
+
+/// The patterns without braces that `text` stands for; `None` where braces lie in each other or do not close, or for other signs of
+/// patterns.
+fn expand(text: &str) -> Option<Vec<String>> {
+    if text.contains(['?', '[', ']', '\\']) {
+        return None;
+    }
+    let Some((before, rest)) = text.split_once('{') else {
+        return (!text.contains('}')).then(|| vec![text.to_owned()]);
+    };
+    let (inside, behind) = rest.split_once('}')?;
+    if before.contains('}') || inside.contains('{') {
+        return None;
+    }
+    let behind = expand(behind)?;
+    let each = inside.split(',').flat_map(|choice| {
+        let with = move |behind: &String| format!("{before}{choice}{behind}");
+        behind.iter().map(with).collect::<Vec<_>>()
+    });
+    Some(each.collect())
+}
+
+/// What the stars of `pattern`, which has no other signs, stand for in `name`, each for as little as it can but the last.
+fn starred<'n>(pattern: &str, name: &'n str) -> Option<Vec<&'n str>> {
+    let mut parts = pattern.split('*');
+    let mut rest = name.strip_prefix(parts.next()?)?;
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else {
+        return rest.is_empty().then(Vec::new);
+    };
+    let mut stars = Vec::new();
+    for part in parts {
+        let (star, behind) = rest.split_once(part)?;
+        stars.push(star);
+        rest = behind;
+    }
+    stars.push(rest.strip_suffix(last)?);
+    Some(stars)
 }
 
 /// The patterns of `text`, which commas outside of braces separate.
@@ -74,5 +164,62 @@ mod tests {
             Err("--keep 'y*' matches nothing".to_owned())
         );
         assert!(matched("{a").is_err_and(|error| error.starts_with("--keep: ")));
+    }
+
+    #[test]
+    fn groups_differ_in_braces_alone() {
+        let layer = |n: usize| {
+            ["q", "k", "v", "o"].map(|kind| format!("layers.{n}.attn.{kind}_proj.weight"))
+        };
+        let names: Vec<String> = (0..3).flat_map(layer).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let made = |text: &str| {
+            let found = groups("--group", &[text.to_owned()], &names, || "none".to_owned());
+            found.map_err(|error| error.to_string())
+        };
+        let expected = vec![vec![0, 1, 2], vec![4, 5, 6], vec![8, 9, 10]];
+        assert_eq!(made("*.{q,k,v}_proj.weight"), Ok(expected.clone()));
+        assert_eq!(made("layers.*.attn.{q,k,v,x}_proj.*"), Ok(expected));
+        assert_eq!(
+            made("layers.{0,2}.attn.{q,o}_proj.weight"),
+            Ok(vec![vec![0, 3, 8, 11]])
+        );
+        assert_eq!(
+            made("*0.*.{q,k}_proj.weight,*1.*.{v,o}_proj.weight"),
+            Ok(vec![vec![0, 1], vec![6, 7]])
+        );
+        for (text, expected) in [
+            ("*.q_proj.weight", "matches no two names"),
+            ("*.{q,k,x", "is no such pattern"),
+            ("*.{q,{k,v}}*", "is no such pattern"),
+            ("*.[qk]_proj.weight", "is no such pattern"),
+            (
+                "*.{q,k}_proj.weight,*.{k,v}_proj.weight",
+                "puts 'layers.0.attn.k_proj.weight' into a second group",
+            ),
+        ] {
+            assert!(
+                made(text).is_err_and(|error| error.contains(expected)),
+                "{text}"
+            );
+        }
+    }
+
+    proptest::proptest! {
+        /// What the stars stand for, put back into the pattern, is the name.
+        #[test]
+        fn stars_stand_for_parts_of_the_name(pattern in "[ab*]{0,6}", name in "[ab]{0,8}") {
+            let glob = Glob::new(&pattern).expect("a pattern").compile_matcher();
+            let found = starred(&pattern, &name);
+            proptest::prop_assert_eq!(found.is_some(), glob.is_match(&name));
+            if let Some(stars) = found {
+                let mut stars = stars.into_iter();
+                let put = |c: char| match c {
+                    '*' => stars.next().unwrap_or("?").to_owned(),
+                    c => c.to_string(),
+                };
+                proptest::prop_assert_eq!(pattern.chars().map(put).collect::<String>(), name);
+            }
+        }
     }
 }

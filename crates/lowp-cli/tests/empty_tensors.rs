@@ -89,6 +89,6 @@ fn lines_without_elements_have_their_scales() {
         );
         assert!(message.contains("--ignore this one"), "{message}");
     }
-    bench.done("quantize in.safetensors -o out --recipe fp8-rowwise --usage rowwise");
-    bench.done("quantize in.safetensors -o out --recipe mxfp8");
+    bench.done("quantize in.safetensors -o out.safetensors --recipe fp8-rowwise --usage rowwise");
+    bench.done("quantize in.safetensors -o out.safetensors --recipe mxfp8");
 }

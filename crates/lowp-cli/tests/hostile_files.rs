@@ -268,16 +268,29 @@ fn any_name_is_only_a_name() {
     let tensors = names.map(|name| f32s(name, &[33, 32], &values(33 * 32, 1)));
     bench.write("in.safetensors", &tensors);
     let before = bench.listing();
-    let quantize = ["quantize", "in.safetensors", "-o", "q", "--recipe", "mxfp8"];
+    let quantize = [
+        "quantize",
+        "in.safetensors",
+        "-o",
+        "q.safetensors",
+        "--recipe",
+        "mxfp8",
+    ];
     bench.done(&quantize);
     bench.done("shard in.safetensors -o ranks --world-size 2 --recipe mxfp8");
     bench.done("unshard ranks -o u");
-    bench.done("verify q u");
+    bench.done("verify q.safetensors u");
     bench.done("dequantize u -o d");
     let mut expected = names;
     expected.sort_unstable();
-    assert_eq!(bench.read("d").names(), expected);
-    let mut after = [before, ["d", "q", "ranks", "u"].map(str::to_owned).to_vec()].concat();
+    assert_eq!(bench.read("d/model.safetensors").names(), expected);
+    let mut after = [
+        before,
+        ["d", "q.safetensors", "ranks", "u"]
+            .map(str::to_owned)
+            .to_vec(),
+    ]
+    .concat();
     after.sort();
     assert_eq!(bench.listing(), after);
 }

@@ -40,8 +40,9 @@ fn rows_without_elements_cost_nothing() {
         for recipe in RECIPES {
             // The lines of this one have a scale each, which a file of that many would have to hold.
             if recipe == "fp8-rowwise" {
-                for command in ["quantize", "shard --world-size 3"] {
-                    let line = format!("{command} in.safetensors -o q --recipe {recipe}");
+                for (command, out) in [("quantize", "q.safetensors"), ("shard --world-size 3", "q")]
+                {
+                    let line = format!("{command} in.safetensors -o {out} --recipe {recipe}");
                     let output = limited(&bench, &line);
                     let stderr = String::from_utf8_lossy(&output.stderr);
                     assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
@@ -49,25 +50,25 @@ fn rows_without_elements_cost_nothing() {
                     let kept = limited(&bench, &format!("{line} --keep-unfit"));
                     assert!(kept.status.success(), "{line} --keep-unfit");
                     if command == "quantize" {
-                        fs::remove_file(bench.path("q")).expect("a file");
+                        fs::remove_file(bench.path(out)).expect("a file");
                     } else {
-                        fs::remove_dir_all(bench.path("q")).expect("a folder");
+                        fs::remove_dir_all(bench.path(out)).expect("a folder");
                     }
                 }
                 continue;
             }
             for (form, line) in [
-                ("padded", "quantize in.safetensors -o q"),
-                ("compact", "quantize in.safetensors -o q"),
-                ("padded", "verify q --source in.safetensors"),
-                ("padded", "inspect q --reference in.safetensors"),
-                ("padded", "dequantize q -o d"),
+                ("padded", "quantize in.safetensors -o q.safetensors"),
+                ("compact", "quantize in.safetensors -o q.safetensors"),
+                ("padded", "verify q.safetensors --source in.safetensors"),
+                ("padded", "inspect q.safetensors --reference in.safetensors"),
+                ("padded", "dequantize q.safetensors -o d.safetensors"),
                 ("padded", "shard in.safetensors -o ranks --world-size 3"),
-                ("padded", "unshard ranks -o u"),
+                ("padded", "unshard ranks -o u.safetensors"),
                 ("padded", "inspect ranks"),
                 (
                     "padded",
-                    "dequantize ranks/rank-00001-of-00003.safetensors -o d",
+                    "dequantize ranks/rank-00001-of-00003.safetensors -o d.safetensors",
                 ),
             ] {
                 let quantizes = line.starts_with("quantize") || line.starts_with("shard");
@@ -82,7 +83,7 @@ fn rows_without_elements_cost_nothing() {
                 );
             }
             fs::remove_dir_all(bench.path("ranks")).expect("a folder");
-            let (q, d) = (bench.read("q"), bench.read("d"));
+            let (q, d) = (bench.read("q.safetensors"), bench.read("d.safetensors"));
             assert!(
                 q.tensors.values().all(|(_, _, bytes)| bytes.len() <= 4),
                 "{recipe}"
@@ -391,15 +392,21 @@ fn success_is_told_to_people_only() {
     );
     for (line, expected) in [
         (
-            "quantize in.safetensors -o q --recipe mxfp8",
+            "quantize in.safetensors -o q.safetensors --recipe mxfp8",
             "quantized 1 of 2 tensors",
         ),
         (
             "shard in.safetensors -o ranks --recipe mxfp8 --world-size 2",
             "sharded 1 of 2 tensors",
         ),
-        ("unshard ranks -o u", "gathered 1 tensors of 2 ranks"),
-        ("dequantize q -o d", "dequantized 1 of 2 tensors"),
+        (
+            "unshard ranks -o u.safetensors",
+            "gathered 1 tensors of 2 ranks",
+        ),
+        (
+            "dequantize q.safetensors -o d.safetensors",
+            "dequantized 1 of 2 tensors",
+        ),
     ] {
         let quiet = bench.lowp(line);
         assert!(quiet.status.success() && quiet.stderr.is_empty(), "{line}");

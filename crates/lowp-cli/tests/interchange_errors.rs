@@ -182,7 +182,7 @@ fn inputs_that_are_something_else() {
     bench.done("shard in.safetensors -o ranks --world-size 1 --recipe mxfp8 --tensors a.weight");
     says(
         "export ranks -o out --to te",
-        "is a part of a tensor; gather the folder of rank files first",
+        "a folder of rank files; gather the folder with `lowp unshard` first",
     );
 }
 

@@ -26,7 +26,16 @@ fn an_existing_output_is_replaced_and_an_input_is_not() {
         2,
         "quantize in.safetensors -o no/such/folder --recipe mxfp8",
     );
-    for (output, expected) in [(".", "no regular file"), ("new/", "name of a file")] {
+    std::fs::write(bench.path("file"), "").expect("a file");
+    for (output, expected) in [
+        (".", "the folder is not empty"),
+        ("x.safetensors/y", "there is no folder"),
+        ("in.safetensors/", "is no folder"),
+        (
+            "file",
+            "a name that does not end in .safetensors is that of a folder",
+        ),
+    ] {
         let message = bench.rejected(
             2,
             &format!("quantize in.safetensors -o {output} --recipe mxfp8"),
@@ -53,7 +62,8 @@ fn the_same_command_writes_the_same_file() {
         bench.done(&format!(
             "quantize in.safetensors -o {name} --recipe nvfp4-1d"
         ));
-        files.push(std::fs::read(bench.path(name)).expect("a file"));
+        let name = format!("{name}/model.safetensors");
+        files.push(std::fs::read(bench.path(&name)).expect("a file"));
     }
     assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
     // Tensors begin at a multiple of their dtype's size, as readers that map files expect.
@@ -155,5 +165,5 @@ fn names_that_would_be_read_as_something_else() {
     let message = bench.rejected(2, line);
     assert!(message.contains("standard output"), "{message}");
     bench.done("quantize in.safetensors -o ./- --recipe mxfp8");
-    assert!(bench.path("-").is_file());
+    assert!(bench.path("-").is_dir());
 }

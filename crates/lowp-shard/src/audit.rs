@@ -5,7 +5,8 @@ use std::fmt;
 use lowp_format::{BufferKey, Orientation, Part, QuantizedTensor, Recipe};
 use lowp_kernels::{Backend, Source};
 
-use crate::{ShardError, quantize};
+use crate::ShardError;
+use crate::whole::quantize_in_group;
 
 /// The first byte in which a tensor differs from a full cast of its masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +53,28 @@ pub fn audit<B: Backend, R: Recipe>(
     orientation: Orientation,
     master: &B::Buffer<f32>,
 ) -> Result<Option<Divergence>, ShardError> {
+    audit_in_group(backend, tensor, orientation, master, None)
+}
+
+/// [`audit`] of a tensor that has one amax with others, that of them all
+/// ([`ScaleBookBuilder::group`](crate::ScaleBookBuilder::group)).
+///
+/// # Errors
+/// As [`audit`].
+pub fn audit_in_group<B: Backend, R: Recipe>(
+    backend: &B,
+    tensor: &QuantizedTensor<B::Buffer<u8>, R>,
+    orientation: Orientation,
+    master: &B::Buffer<f32>,
+    amax: Option<f32>,
+) -> Result<Option<Divergence>, ShardError> {
     tensor.data(orientation)?;
     let mut first = None;
     for scale in encode_scales(backend, tensor, orientation)? {
         let (recipe, shape) = (tensor.recipe(), tensor.shape());
         let source = Source::F32(master.clone());
-        let cast = quantize(backend, recipe, shape, orientation.usage(), source, scale)?;
+        let (what, scales) = ((shape, orientation.usage()), (scale, amax));
+        let cast = quantize_in_group(backend, recipe, what, source, scales)?;
         let Some(divergence) = compare(backend, tensor, &cast, orientation)? else {
             return Ok(None);
         };

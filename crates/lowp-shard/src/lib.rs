@@ -62,7 +62,7 @@ mod shard;
 mod version;
 mod whole;
 
-pub use audit::{Divergence, audit};
+pub use audit::{Divergence, audit, audit_in_group};
 pub use bucket::{BUCKET_ALIGN, bucket_bytes, move_into};
 pub use comm::{
     Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LocalComm, RanksFailed,

@@ -75,6 +75,10 @@ pub struct ScaleBookBuilder {
     id: u64,
     entries: Vec<Entry>,
     blocks: usize,
+    /// The group of weights that are registered now.
+    group: Option<usize>,
+    /// Entries that weights of a group have in common, with its number.
+    shared: Vec<(usize, usize)>,
 }
 
 impl Default for ScaleBookBuilder {
@@ -85,6 +89,8 @@ impl Default for ScaleBookBuilder {
             id: BUILDERS.fetch_add(1, Ordering::Relaxed),
             entries: Vec::new(),
             blocks: 0,
+            group: None,
+            shared: Vec::new(),
         }
     }
 }
@@ -96,6 +102,13 @@ impl ScaleBookBuilder {
         self.id
     }
 
+    /// The group of the weights that are registered from here on; `None`, as a new builder has it, for those that are in none. Weights of
+    /// one group whose scales follow from the amax of the tensor by the same rule have one entry, so that their amax is that of
+    /// them all, and their delayed scale has one history. Entries of lines and blocks are each weight's own.
+    pub fn group(&mut self, group: Option<usize>) {
+        self.group = group;
+    }
+
     /// Registers a tensor of `recipe`, all of whose rows are of this rank: a whole tensor or a row shard of `shape`. The
     /// rest as [`ScaleBookBuilder::register_operand`].
     pub fn register(
@@ -105,7 +118,12 @@ impl ScaleBookBuilder {
         usage: Usage,
     ) -> [Option<ScaleSlot>; 2] {
         // Also of a tensor that holds nothing but what stands above its blocks, which serves no product.
-        self.add(&recipe.quantizers(Role::Weight), shape, usage, true)
+        self.add(
+            &recipe.quantizers(Role::Weight),
+            shape,
+            usage,
+            (true, self.group),
+        )
     }
 
     /// Registers rows of `shape` that `quantizers` cast for `usage`. Returns their entries by orientation: `None`
@@ -119,7 +137,7 @@ impl ScaleBookBuilder {
         if usage.is_empty() {
             return [None; 2];
         }
-        self.add(quantizers, shape, usage, true)
+        self.add(quantizers, shape, usage, (true, None))
     }
 
     /// Registers a slice of the flattened matrix of `shape`, whose rows several ranks may share.
@@ -129,7 +147,7 @@ impl ScaleBookBuilder {
         shape: Shape,
         usage: Usage,
     ) -> [Option<ScaleSlot>; 2] {
-        self.add(quantizers, shape, usage, false)
+        self.add(quantizers, shape, usage, (false, self.group))
     }
 
     fn add(
@@ -137,7 +155,7 @@ impl ScaleBookBuilder {
         quantizers: &Quantizers,
         shape: Shape,
         usage: Usage,
-        whole_rows: bool,
+        (whole_rows, group): (bool, Option<usize>),
     ) -> [Option<ScaleSlot>; 2] {
         let mut slots: [Option<ScaleSlot>; 2] = [None; 2];
         for served in quantizers.outer_usages(usage) {
@@ -158,7 +176,7 @@ impl ScaleBookBuilder {
                     && self.entries[slot.index].is_tensor()
             });
             let slot = same.unwrap_or_else(|| {
-                self.entries.push(Entry {
+                let entry = Entry {
                     rule: key.scale,
                     element: key.element,
                     orientation,
@@ -166,10 +184,10 @@ impl ScaleBookBuilder {
                     own: whole_rows
                         && extent == Extent::Line
                         && orientation == Orientation::Rowwise,
-                });
+                };
                 ScaleSlot {
                     book: self.id,
-                    index: self.entries.len() - 1,
+                    index: self.place(entry, group),
                 }
             });
             for orientation in served.orientations() {
@@ -177,6 +195,22 @@ impl ScaleBookBuilder {
             }
         }
         slots
+    }
+
+    /// Where `entry` is: among those of its group, if it is there, else behind all.
+    fn place(&mut self, entry: Entry, group: Option<usize>) -> usize {
+        let group = group.filter(|_| entry.is_tensor());
+        let known = self
+            .shared
+            .iter()
+            .find(|(number, index)| Some(*number) == group && self.entries[*index] == entry);
+        if let Some((_, index)) = known {
+            return *index;
+        }
+        let index = self.entries.len();
+        self.entries.push(entry);
+        self.shared.extend(group.map(|group| (group, index)));
+        index
     }
 
     /// Reserves the amaxes of the blocks of a matrix of `shape` (flat shards only).
@@ -199,6 +233,7 @@ impl ScaleBookBuilder {
             id,
             entries,
             blocks,
+            ..
         } = self;
         // Tensors, then lines, then blocks, all of which ranks agree on; then lines of this rank alone.
         let mut starts = vec![0; entries.len()];
@@ -433,6 +468,19 @@ impl<B: Backend> ScaleBook<B> {
     pub fn set_scale(&self, slot: ScaleSlot, value: f32) -> Result<(), ShardError> {
         let index = self.index(slot)?;
         Ok(self.backend.write(&self.scales, index, &[value])?)
+    }
+
+    /// Sets the observed amax of `slot`, of a tensor, to that of other values, which observations then raise: its cast has the amax of
+    /// both. Entries of lines stay as they are.
+    ///
+    /// # Errors
+    /// The entry belongs to another book, or the backend failed.
+    pub fn begin_observation(&self, slot: ScaleSlot, amax: f32) -> Result<(), ShardError> {
+        let index = self.index(slot)?;
+        match self.entries[slot.index].is_tensor() {
+            true => Ok(self.backend.write(&self.observed, index, &[amax])?),
+            false => Ok(()),
+        }
     }
 
     /// The amax history of `slot` (delayed scaling), its slot 0 first.

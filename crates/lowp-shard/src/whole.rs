@@ -22,6 +22,23 @@ pub fn quantize<B: Backend, R: Recipe>(
     source: Source<B>,
     encode_scale: Option<f32>,
 ) -> Result<QuantizedTensor<B::Buffer<u8>, R>, ShardError> {
+    quantize_in_group(
+        backend,
+        recipe,
+        (shape, usage),
+        source,
+        (encode_scale, None),
+    )
+}
+
+/// [`quantize`] of a matrix whose amax is that of several, `amax` ([`ScaleBookBuilder::group`]).
+pub(crate) fn quantize_in_group<B: Backend, R: Recipe>(
+    backend: &B,
+    recipe: R,
+    (shape, usage): (Shape, Usage),
+    source: Source<B>,
+    (encode_scale, amax): (Option<f32>, Option<f32>),
+) -> Result<QuantizedTensor<B::Buffer<u8>, R>, ShardError> {
     let tensor = QuantizedTensor::new(recipe, shape, usage, |_, bytes| {
         Ok::<_, ShardError>(backend.alloc::<u8>(bytes)?)
     })?;
@@ -33,6 +50,11 @@ pub fn quantize<B: Backend, R: Recipe>(
         .filter(|(key, _)| delayed(key))
         .find_map(|(_, slot)| slot);
     let book = book.build(backend)?;
+    for slot in item.slots.into_iter().flatten() {
+        if let Some(amax) = amax {
+            book.begin_observation(slot, amax)?;
+        }
+    }
     let cast = Requantize::new(backend, &book, &[item])?;
     let comm = LocalComm::solo(backend);
     match (encode_scale, slot) {

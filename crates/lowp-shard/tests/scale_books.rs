@@ -268,3 +268,30 @@ fn states_of_delayed_scales() -> Result<(), ShardError> {
     );
     Ok(())
 }
+
+/// Weights of a group have one entry where their scale is that of the tensor, made by the same rule.
+#[test]
+fn entries_of_a_group_are_one() {
+    for recipe in AnyRecipe::low_precision() {
+        let mut book = ScaleBookBuilder::default();
+        let mut register = |group, recipe: AnyRecipe| {
+            book.group(group);
+            book.register(&recipe, SHAPE, Usage::BOTH)
+        };
+        let alone = register(None, recipe);
+        let [first, second] = [(); 2].map(|()| register(Some(1), recipe));
+        let other = register(Some(2), recipe);
+        let plain = register(Some(1), AnyRecipe::all()[0]);
+        let kernels = recipe.quantizers(Role::Weight).kernels();
+        for (at, key) in kernels.iter().enumerate() {
+            let of_tensor = matches!(key.scale.outer(), Some((lowp_format::Extent::Tensor, _)));
+            assert_eq!(first[at].is_some(), key.scale.outer().is_some());
+            let Some(slot) = first[at] else { continue };
+            assert_eq!(second[at] == Some(slot), of_tensor, "{}", recipe.name());
+            for apart in [alone, other] {
+                assert!(apart[at].is_some() && apart[at] != Some(slot));
+            }
+            assert_ne!(plain[at], Some(slot));
+        }
+    }
+}

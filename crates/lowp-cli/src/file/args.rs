@@ -38,6 +38,11 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "GLOB")]
     ignore: Vec<String>,
 
+    /// Tensors that a pattern matches and that differ in its braces alone have one amax, that of them all, as engines want of layers
+    /// which they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
+    #[arg(long, value_name = "GLOB,..")]
+    amax_group: Vec<String>,
+
     /// Pass through what the recipe cannot take, instead of stopping; such tensors are named at the end
     #[arg(long)]
     keep_unfit: bool,
@@ -114,6 +119,7 @@ impl RecipeArgs {
         Ok(Select {
             tensors: patterns("--tensors", &self.tensors)?,
             ignored: patterns("--ignore", &self.ignore)?,
+            amax_groups: self.amax_group.clone(),
             keep_unfit: self.keep_unfit,
         })
     }

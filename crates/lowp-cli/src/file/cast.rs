@@ -1,17 +1,18 @@
 //! The cast of one matrix, or of one rank's rows of it.
 
 use super::fields::keeps_amax;
-use super::write::Pass;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferSpec, Orientation, QuantizedTensor, Recipe, Shape};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
-use lowp_shard::{CastItem, Communicator, Requantize, ScaleBookBuilder, ScaleSlot, ShardError};
+use lowp_shard::{
+    CastItem, Communicator, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError,
+};
 
 /// A quantized tensor in memory.
 pub(super) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 
-/// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows.
-/// Returns the amax of the whole source in the pass of numbers, where the recipe observes it.
+/// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows. `shared` is the amax of
+/// other tensors that it has one amax with. Returns that amax, else that of the whole source, where the recipe observes it.
 ///
 /// # Errors
 /// A source of another length, or the failure of another rank.
@@ -20,17 +21,17 @@ pub(super) fn cast<B: Backend>(
     comm: &dyn Communicator<B>,
     tensor: &Tensor<B>,
     source: Source<B>,
-    delayed_scale: Option<f32>,
-    pass: Pass,
+    (delayed_scale, shared): (Option<f32>, Option<f32>),
 ) -> Result<Option<f32>, ShardError> {
     let mut book = ScaleBookBuilder::default();
     let item = CastItem::rows(tensor, source, &mut book);
     let slot = delayed_slot(&item);
     let book = book.build(backend)?;
+    begin(&book, &item, shared)?;
     // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
     let amax = match item.amax_job(&book)? {
-        Some(job) if pass == Pass::Numbers && keeps_amax(&tensor.recipe()) => {
-            let out = backend.alloc::<f32>(1)?;
+        Some(job) if keeps_amax(&tensor.recipe()) => {
+            let out = backend.upload(&[shared.unwrap_or(0.0)])?;
             backend.once(Work::Amax(vec![AmaxJob {
                 out: out.clone(),
                 tensor: Some(0),
@@ -51,6 +52,41 @@ pub(super) fn cast<B: Backend>(
         _ => cast.calibrate(&book, comm)?,
     }
     Ok(amax)
+}
+
+/// Begins the observation of `item` with the amax of other tensors.
+pub(super) fn begin<B: Backend>(
+    book: &ScaleBook<B>,
+    item: &CastItem<B>,
+    shared: Option<f32>,
+) -> Result<(), ShardError> {
+    let Some(amax) = shared else {
+        return Ok(());
+    };
+    let mut slots = item.slots.into_iter().flatten();
+    slots.try_for_each(|slot| book.begin_observation(slot, amax))
+}
+
+/// Raises `amax`, one number, to that of `source`, which is rows of a tensor of `recipe`.
+///
+/// # Errors
+/// The backend failed.
+pub(super) fn observe<B: Backend>(
+    backend: &B,
+    recipe: &impl Recipe,
+    source: Source<B>,
+    amax: &B::Buffer<f32>,
+) -> Result<(), ShardError> {
+    Ok(backend.once(Work::Amax(vec![AmaxJob {
+        shape: Shape::new(1, source.len(backend)),
+        start: 0,
+        source,
+        source_rounding: recipe.source_rounding(),
+        out: amax.clone(),
+        tensor: Some(0),
+        blocks: Vec::new(),
+        hadamard: false,
+    }]))?)
 }
 
 /// Where the delayed scale of `item` is, if it has one.

@@ -2,16 +2,19 @@
 
 use super::fields::holding;
 use super::input_error::file_error;
+use super::interchange::hub::Hub;
+use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Quantized};
 use super::model::Model;
 use super::names::{FloatName, OrientationName};
+use super::out::OutArgs;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::round;
+use super::spare::Spare;
 use super::summary::{Summary, Verbosity};
-use super::target::FileTarget;
 use super::unpack::{decode, served, unpack};
-use super::write::{Item, ItemSource, Outputs, Parts, Sink};
+use super::write::{Item, ItemSource, Parts, Sink};
 use crate::device::{Device, OnDevice};
 use crate::output::{note, shown};
 use anyhow::Result;
@@ -33,12 +36,12 @@ Every quantized tensor T is written under its own name with its own shape, as f3
 from f32 to nearest, ties to even. Values beyond the range of a narrower float become infinite, and
 a warning counts them. Tensors that passed through stay as they are.")]
 pub(crate) struct Args {
-    /// A file that `lowp quantize`, `lowp unshard` or `lowp shard` wrote
+    /// What `lowp quantize` or `lowp unshard` wrote, or a file of `lowp shard`: a .safetensors file, the .safetensors.index.json of
+    /// a sharded model, or a folder
     input: PathBuf,
 
-    /// The file to write
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[command(flatten)]
+    out: OutArgs,
 
     /// Orientation to decode [default: rowwise where it is there]
     #[arg(long, value_name = "USAGE")]
@@ -69,7 +72,7 @@ impl OnDevice for &Args {
 
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
         let summary = Summary::begin(self.verbosity);
-        let model = Model::open(&self.input)?;
+        let Hub { model, beside, .. } = Hub::open(&self.input)?;
         let tensors = meta::quantized(&model)?;
         if tensors.is_empty() {
             return Err(file_error(
@@ -77,7 +80,7 @@ impl OnDevice for &Args {
                 "it holds no quantized tensor; give a file that `lowp quantize` wrote",
             ));
         }
-        let target = FileTarget::new(&self.output, model.files())?;
+        let out = self.out.open(model.files())?;
         let requested = self.usage.map(Into::into);
         let fields: BTreeSet<String> = tensors
             .values()
@@ -86,11 +89,13 @@ impl OnDevice for &Args {
         let passed = model
             .tensors()
             .filter(|tensor| !fields.contains(tensor.name));
-        let mut items: Vec<Item<'_>> = passed.map(Item::input).collect();
+        let mut groups: Vec<Group<'_>> = passed
+            .map(|tensor| Group::of(Item::input(tensor)))
+            .collect();
         let mut jobs: Vec<(&Quantized, Orientation)> = Vec::new();
         for tensor in tensors.values() {
             let orientation = orientation(&model, tensor, requested)?;
-            items.push(Item {
+            groups.push(Group::of(Item {
                 name: tensor.name.clone(),
                 dtype: self.dtype.into(),
                 shape: dims(tensor),
@@ -98,16 +103,16 @@ impl OnDevice for &Args {
                 source: ItemSource::Made {
                     job: jobs.len(),
                     part: 0,
-                    number: false,
                 },
-            });
+            }));
             jobs.push((tensor, orientation));
         }
-        let overflows = Overflows::default();
-        let make = Box::new(|job: usize, _| {
+        groups.sort_by(|a, b| a.name().cmp(b.name()));
+        let (overflows, spare) = (Overflows::default(), Spare::default());
+        let make = Box::new(|job: usize| {
             let (tensor, orientation) = jobs[job];
             let codes = unpack(backend, &model, tensor, Some(orientation))?;
-            let values = decode(backend, &codes, orientation)?;
+            let values = decode(backend, &codes, orientation, &spare)?;
             Ok(Box::new(Decoded {
                 backend: backend.clone(),
                 values,
@@ -118,19 +123,21 @@ impl OnDevice for &Args {
         });
         let mut metadata = copied_metadata(&model);
         metadata.remove(meta::FORMAT_KEY);
-        let outputs = Outputs {
-            items,
+        let weights = Weights {
+            groups,
             metadata,
             make,
             sources: Vec::new(),
         };
-        outputs.check()?;
+        weights.check()?;
         let progress = Progress::new("dequantize");
-        progress.begin(outputs.work());
-        let written = target.fill(|draft| outputs.write(draft, &progress))?;
+        let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
         progress.finish();
+        if summary.is_told() {
+            beside.tell();
+        }
         overflows.warn(self.dtype, "--dtype f32");
-        let (made, all) = (tensors.len(), outputs.items.len());
+        let (made, all) = (tensors.len(), weights.groups.len());
         let what = format!("dequantized {made} of {all} tensors");
         summary.done(&what, model.bytes(), written);
         Ok(())

@@ -1,12 +1,11 @@
 //! `--flat-cuts`: the cast of a matrix by ranks that each own a slice of its flattened elements (ZeRO-1).
 
-use super::cast::{Tensor, delayed_slot, empty};
+use super::cast::{Tensor, begin, delayed_slot, empty};
 use super::fields::keeps_amax;
 use super::input_error::{file_error, input_error};
 use super::meta::MAX_WORLD;
 use super::model::Model;
 use super::select::{Choice, Matrix};
-use super::write::Pass;
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{AnyRecipe, BufferSpec, Shape};
@@ -90,7 +89,7 @@ impl FlatCuts {
     }
 
     /// Makes a tensor of `specs` whose elements `load` gives, each rank a range of them. Returns it as every rank
-    /// has it, with the amax of the whole source in the pass of numbers, where the recipe observes it.
+    /// has it, with the amax of the whole source, where the recipe observes it.
     ///
     /// # Errors
     /// What `load` returns, or a shape that the recipe cannot take.
@@ -118,7 +117,8 @@ pub(super) struct Flat<'a> {
     pub(super) shape: Shape,
     pub(super) specs: &'a [BufferSpec],
     pub(super) delayed_scale: Option<f32>,
-    pub(super) pass: Pass,
+    /// The amax of other tensors that it has one amax with.
+    pub(super) shared: Option<f32>,
 }
 
 impl Flat<'_> {
@@ -136,10 +136,11 @@ impl Flat<'_> {
         let book = book.build(backend)?;
         let flat = FlatWeights::new(backend, comm, &book, &[param])?;
         let item = &flat.items()[0];
+        begin(&book, item, self.shared)?;
         // A history takes its observation away when it rolls, so the file's amax has a vector of its own.
         let amax = match item.amax_job(&book)? {
-            Some(job) if self.pass == Pass::Numbers && keeps_amax(&self.recipe) => {
-                let out = backend.alloc::<f32>(1)?;
+            Some(job) if keeps_amax(&self.recipe) => {
+                let out = backend.upload(&[self.shared.unwrap_or(0.0)])?;
                 backend.once(Work::Amax(vec![AmaxJob {
                     out: out.clone(),
                     tensor: Some(0),

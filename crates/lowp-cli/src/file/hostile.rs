@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const MEMORY: usize = 24 << 20;
 
 /// Numbers at the edges of what types, limits and files hold.
-const NUMBERS: [&str; 16] = [
+pub(super) const NUMBERS: [&str; 16] = [
     "0",
     "1",
     "2",
@@ -52,7 +52,7 @@ const WORDS: [&str; 18] = [
 ];
 
 /// The low-precision recipes, by name.
-fn recipes() -> Vec<&'static str> {
+pub(super) fn recipes() -> Vec<&'static str> {
     let all = AnyRecipe::low_precision();
     all.iter().map(Recipe::name).collect()
 }
@@ -62,23 +62,23 @@ fn words_of_headers() -> Vec<&'static str> {
 }
 
 /// Random numbers that are the same in every run.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 >> 16).unwrap_or(0) % n.max(1)
     }
 
-    fn one_of<'a>(&mut self, of: &[&'a str]) -> &'a str {
+    pub(super) fn one_of<'a>(&mut self, of: &[&'a str]) -> &'a str {
         of[self.below(of.len())]
     }
 }
 
 /// Runs a command. Whether it succeeds is another test's question.
-fn run(words: &[&str]) -> bool {
+pub(super) fn run(words: &[&str]) -> bool {
     let cli = crate::Cli::try_parse_from([&["lowp"], words].concat()).expect("a command line");
     let crate::Command::File(command) = cli.command else {
         panic!("no file command: {words:?}");
@@ -97,7 +97,7 @@ fn run(words: &[&str]) -> bool {
     result.is_ok()
 }
 
-fn text(path: &Path) -> &str {
+pub(super) fn text(path: &Path) -> &str {
     path.to_str().expect("a UTF-8 path")
 }
 
@@ -107,7 +107,7 @@ fn file(header: &[u8], data: &[u8]) -> Vec<u8> {
 }
 
 /// The places of the runs of characters that `is` takes, in `bytes`.
-fn runs(bytes: &[u8], is: impl Fn(u8) -> bool) -> Vec<(usize, usize)> {
+pub(super) fn runs(bytes: &[u8], is: impl Fn(u8) -> bool) -> Vec<(usize, usize)> {
     let (mut found, mut start) = (Vec::new(), None);
     for (i, &byte) in bytes.iter().chain(b"\n").enumerate() {
         match (is(byte), start) {
@@ -123,7 +123,7 @@ fn runs(bytes: &[u8], is: impl Fn(u8) -> bool) -> Vec<(usize, usize)> {
 }
 
 /// A damaged copy of `good`, most often one that is still JSON and fits its data.
-fn damaged(good: &[u8], random: &mut Random) -> Vec<u8> {
+pub(super) fn damaged(good: &[u8], random: &mut Random) -> Vec<u8> {
     let length = usize::try_from(u64::from_le_bytes(*good.first_chunk().expect("a length")))
         .expect("a length");
     let (mut header, mut data) = (good[8..8 + length].to_vec(), good[8 + length..].to_vec());
@@ -174,7 +174,7 @@ fn damaged(good: &[u8], random: &mut Random) -> Vec<u8> {
 }
 
 /// Undamaged files: a model, what the commands make of it, and the rank files.
-fn good(dir: &Path) -> Vec<PathBuf> {
+pub(super) fn good(dir: &Path) -> Vec<PathBuf> {
     let model = dir.join("model.safetensors");
     let header = br#"{"__metadata__":{"format":"pt"},"a.weight":{"dtype":"F32","shape":[33,32],"data_offsets":[0,4224]},"b":{"dtype":"BF16","shape":[2,4,64],"data_offsets":[4224,5248]},"e":{"dtype":"F16","shape":[4,0],"data_offsets":[5248,5248]},"n":{"dtype":"F32","shape":[8],"data_offsets":[5248,5280]}}"#;
     let data: Vec<u8> = (0..5280u32).map(|i| (i * 37 % 120) as u8).collect();
@@ -216,7 +216,7 @@ fn damaged_files_are_rejected_or_taken_and_nothing_else() {
         .join("rank-00000-of-00002.safetensors");
     let (bad, out, ranks) = (
         dir.join("bad.safetensors"),
-        dir.join("out"),
+        dir.join("out.safetensors"),
         dir.join("ranks"),
     );
     fs::create_dir(&ranks).expect("a folder");

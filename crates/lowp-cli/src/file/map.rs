@@ -47,6 +47,48 @@ impl Bytes {
     }
 }
 
+/// Reads parts of a file one after the other into one buffer, whose pages the system gives once and not for every part.
+#[derive(Debug)]
+pub(super) struct Reader<'f> {
+    file: &'f File,
+    buffer: Vec<u8>,
+}
+
+impl<'f> Reader<'f> {
+    /// A reader of parts of `file`.
+    pub(super) fn new(file: &'f File) -> Self {
+        Self {
+            file,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// The bytes of `place`.
+    ///
+    /// # Errors
+    /// The file ends before the place does, or the system cannot read it.
+    #[cfg(unix)]
+    pub(super) fn bytes(&mut self, place: &Range<usize>) -> io::Result<&[u8]> {
+        use std::os::unix::fs::FileExt;
+        if self.buffer.len() < place.len() {
+            self.buffer.resize(place.len(), 0);
+        }
+        let buffer = &mut self.buffer[..place.len()];
+        self.file.read_exact_at(buffer, place.start as u64)?;
+        Ok(buffer)
+    }
+
+    /// The bytes of `place`.
+    ///
+    /// # Errors
+    /// The file ends before the place does, or the system cannot map it.
+    #[cfg(not(unix))]
+    pub(super) fn bytes(&mut self, place: &Range<usize>) -> io::Result<&[u8]> {
+        self.buffer = Bytes::of(self.file, place)?.to_vec();
+        Ok(&self.buffer)
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 

@@ -7,6 +7,7 @@ use super::model::Model;
 use super::names::Named;
 use super::options::Options;
 use crate::output::{message, shown};
+use crate::train::has_tensor_scale;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, BufferList, Form, FormatError, Recipe, RowCuts, Shape, Usage};
 use safetensors::Dtype;
@@ -40,6 +41,16 @@ pub(super) fn is_ours(key: &str) -> bool {
 /// # Errors
 /// Keys of ours without the version or of another one, and keys that the version does not have.
 pub(super) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
+    if let Some(rank) = lowp_checkpoint::rank_of_file(metadata) {
+        return Err(file_error(
+            path,
+            format!(
+                "the part that rank {} has of a checkpoint of `lowp train`; `lowp export FOLDER -o DIR --to bf16` makes a model of \
+                 the checkpoint, whose folder this file is in, and `lowp inspect` and `lowp verify` take that folder, too",
+                shown(rank)
+            ),
+        ));
+    }
     let ours = || metadata.keys().filter(|key| is_ours(key));
     let Some(first) = ours().min() else {
         return Ok(());
@@ -109,6 +120,9 @@ pub(super) struct Text {
         skip_serializing_if = "Option::is_none"
     )]
     pub(super) delayed_scale: Option<f32>,
+    /// The names of all tensors that it has one amax with, its own among them, sorted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) amax_group: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) shard: Option<ShardText>,
 }
@@ -179,6 +193,15 @@ impl Quantized {
             && !(has_delayed_scale(&recipe) && is_scale(scale))
         {
             return Err(format!("{} has no delayed scale {scale}", text.recipe));
+        }
+        if let Some(group) = &text.amax_group {
+            let sorted = group.windows(2).all(|pair| pair[0] < pair[1]);
+            if !sorted || group.len() < 2 || !group.iter().any(|member| member == name) {
+                return Err("its amax_group is not a sorted list of names with its own".to_owned());
+            }
+            if !has_tensor_scale(&recipe) {
+                return Err(format!("{} has no amax of a whole tensor", text.recipe));
+            }
         }
         let full = fields::matrix(&text.shape).map_err(problem)?;
         recipe.check(full).map_err(problem)?;

@@ -1,6 +1,7 @@
 //! The file commands: quantize, shard, inspect and compare safetensors files (docs/decisions/0005-files.md).
 
 mod args;
+mod behind;
 mod cast;
 mod dequantize;
 mod difference;
@@ -8,9 +9,12 @@ mod export;
 mod fields;
 mod flat;
 mod foreign;
+mod groups;
 mod header;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod hostile_models;
 mod import;
 mod input_error;
 mod inspect;
@@ -20,6 +24,7 @@ mod meta;
 mod model;
 mod names;
 mod options;
+mod out;
 mod pack;
 mod progress;
 mod quantize;
@@ -29,6 +34,7 @@ mod saved;
 mod select;
 mod shard;
 mod source;
+mod spare;
 mod stats;
 mod summary;
 mod target;

@@ -3,7 +3,7 @@
 use super::foreign;
 use super::header::{self, MAX_HEADER, Unique};
 use super::input_error::{file_error, input_error};
-use super::map::Bytes;
+use super::map::{Bytes, Reader};
 use super::meta;
 use crate::files::{open_regular, read_regular};
 use crate::output::{dims, shown};
@@ -16,6 +16,9 @@ use std::path::{Component, Path, PathBuf};
 
 /// Bytes that are mapped at a time; a multiple of every element's size.
 pub(super) const PIECE: usize = 4 << 20;
+
+/// Bytes that are read at a time, which stay in a core's cache; a multiple of every element's size.
+const READ: usize = 1 << 20;
 
 /// One open file.
 #[derive(Debug)]
@@ -54,23 +57,26 @@ impl Stretch<'_> {
         .map_err(|e| cannot_read(&self.file.path, &e))
     }
 
-    /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
+    /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
     ///
     /// # Errors
-    /// The system cannot map them, or whatever `take` returns.
+    /// The system cannot read them, or whatever `take` returns.
     fn pieces_of(
         &self,
         range: Range<usize>,
         mut take: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        for start in range.clone().step_by(PIECE) {
-            let bytes = self.bytes_at(start..range.end.min(start + PIECE))?;
-            take(start - range.start, &bytes)?;
+        let mut reader = Reader::new(&self.file.file);
+        for start in range.clone().step_by(READ) {
+            let place = self.start + start..self.start + range.end.min(start + READ);
+            let bytes = reader.bytes(&place);
+            let bytes = bytes.map_err(|e| cannot_read(&self.file.path, &e))?;
+            take(start - range.start, bytes)?;
         }
         Ok(())
     }
 
-    /// Hands all bytes to `take` in pieces of [`PIECE`], each with its distance from the start.
+    /// Hands all bytes to `take` in pieces of [`READ`], each with its distance from the start.
     ///
     /// # Errors
     /// The system cannot map them, or whatever `take` returns.
@@ -107,7 +113,7 @@ impl Tensor<'_> {
         self.place.bytes_at(range)
     }
 
-    /// Hands bytes `range` to `take` in pieces of [`PIECE`], each with its distance from the start of the range.
+    /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
     ///
     /// # Errors
     /// The system cannot map them, or whatever `take` returns.
@@ -138,8 +144,7 @@ impl Model {
         if path.is_dir() {
             return Err(file_error(
                 path,
-                "a folder; give a .safetensors file or a sharded model's .safetensors.index.json \
-                 (`lowp unshard` and `lowp inspect` take a folder of rank files)",
+                "a folder where a .safetensors file is looked for",
             ));
         }
         let mut model = Self {

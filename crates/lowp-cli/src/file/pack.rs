@@ -2,26 +2,11 @@
 
 use super::cast::Tensor;
 use super::fields::{Content, Field};
-use super::write::{Parts, Pass, Sink};
+use super::write::{Parts, Sink};
 use anyhow::{Context, Result};
-use lowp_format::{BufferList, BufferSpec, Form, Part, Usage};
+use lowp_format::{Form, Part};
 use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
-
-/// The buffers among `specs` that the fields of a pass are made of.
-pub(super) fn buffers_of(specs: &[BufferSpec], pass: Pass) -> BufferList {
-    let specs = specs.iter().copied();
-    if pass == Pass::Numbers && numbers_stand_alone(specs.clone()) {
-        return specs.filter(|spec| spec.key.part.is_outer()).collect();
-    }
-    specs.collect()
-}
-
-/// Whether the numbers of a tensor can be made without its arrays: each is of the tensor, whatever orientations it has.
-pub(super) fn numbers_stand_alone(specs: impl Iterator<Item = BufferSpec>) -> bool {
-    let mut outer = specs.filter(|spec| spec.key.part.is_outer());
-    outer.all(|spec| spec.is_scalar() && spec.key.usage == Usage::BOTH)
-}
 
 /// Bytes that are copied from the device at a time.
 const CHUNK: usize = 1 << 20;
@@ -30,19 +15,12 @@ const CHUNK: usize = 1 << 20;
 pub(super) struct Packed<B: Backend> {
     pub(super) backend: B,
     pub(super) tensor: Tensor<B>,
-    /// The amax of the source, where it is in no buffer and this is the pass of numbers.
+    /// The amax of the source, where it is in no buffer.
     pub(super) amax: Option<f32>,
     pub(super) fields: Vec<Field>,
 }
 
 impl<B: Backend> Parts for Packed<B> {
-    fn numbers(&self) -> usize {
-        self.fields
-            .iter()
-            .filter(|field| field.layout.is_none())
-            .count()
-    }
-
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
         let field = self.fields.get(part).context("there is no such field")?;
         let Content::Buffer { key, orientation } = field.content else {

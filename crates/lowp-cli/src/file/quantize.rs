@@ -4,18 +4,21 @@ use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
 use super::flat::{Flat, FlatCuts};
+use super::groups::{Amaxes, Groups};
 use super::input_error::file_error;
+use super::interchange::hub::Hub;
+use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::options::Options;
-use super::pack::{Packed, buffers_of};
+use super::out::OutArgs;
+use super::pack::Packed;
 use super::progress::Progress;
 use super::select::{Choice, Matrix};
-use super::source::load;
+use super::source::{Room, load, load_in};
 use super::summary::{Summary, Verbosity};
-use super::target::FileTarget;
-use super::write::{Item, ItemSource, Outputs, Parts, Pass};
+use super::write::{Item, ItemSource, Parts};
 use crate::device::{Device, OnDevice};
 use crate::output::shown;
 use anyhow::Result;
@@ -29,7 +32,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("Examples:
   lowp quantize model.safetensors -o q.safetensors --recipe {recipe}
-  lowp quantize model.safetensors.index.json -o q.safetensors --recipe {recipe} --keep-unfit
+  lowp quantize model-folder -o quantized --recipe {recipe} --keep-unfit --max-shard-size 2GB
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --tensors '*.weight'
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --ignore 'lm_head*'
   lowp quantize in.safetensors -o q.safetensors --recipe {recipe} --flat-cuts 1000,5001
@@ -42,12 +45,11 @@ among them. The file's metadata say under lowp.tensor.T what T was and how it wa
 
 A file that is replaced keeps its permissions; its owner is who runs the command.", recipe = example()))]
 pub(crate) struct Args {
-    /// A .safetensors file, or the .safetensors.index.json of a sharded model
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder as Hugging Face keeps models
     input: PathBuf,
 
-    /// The file to write
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[command(flatten)]
+    out: OutArgs,
 
     /// Where the cast runs: `cpu`, `cuda` or `cuda:N`. The bytes are the same
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -81,41 +83,48 @@ impl OnDevice for &Args {
         let select = self.recipe.select()?;
         let cuts = FlatCuts::new(&self.flat_cuts)?;
         let summary = Summary::begin(self.verbosity);
-        let model = Model::open(&self.input)?;
+        let Hub { model, beside, .. } = Hub::open(&self.input)?;
         let choices = select.choose(&model, &setup)?;
         if let Some(cuts) = &cuts {
             cuts.check(&model, &choices.all)?;
         }
-        let target = FileTarget::new(&self.output, model.files())?;
+        let out = self.out.open(model.files())?;
         let progress = Progress::new("quantize");
-        let outputs = outputs(backend, &model, &choices.all, cuts, &progress)?;
-        outputs.check()?;
-        progress.begin(outputs.work());
-        let written = target.fill(|draft| outputs.write(draft, &progress))?;
-        drop(outputs);
+        let weights = weights(backend, &model, &choices.all, cuts, &progress)?;
+        weights.check()?;
+        let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
+        drop(weights);
         progress.finish();
+        if summary.is_told() {
+            beside.tell();
+        }
         choices.tell("quantized", &summary, model.bytes(), written);
         Ok(())
     }
 }
 
-/// The tensors of the file that `choices` of `model` make, cast through flat slices where there are `cuts`.
+/// What `choices` of `model` become, cast through flat slices where there are `cuts`.
 ///
 /// # Errors
 /// Block scales that do not have the form that is asked for.
-pub(super) fn outputs<'a, B: Backend>(
+pub(super) fn weights<'a, B: Backend>(
     backend: &'a B,
     model: &Model,
     choices: &[Choice<'a>],
     cuts: Option<FlatCuts>,
     progress: &'a Progress,
-) -> Result<Outputs<'a>> {
-    let (mut metadata, mut sources) = (copied_metadata(model), Vec::new());
-    let mut items = Vec::new();
-    let mut jobs: Vec<(Tensor<'a>, Matrix, Vec<Field>)> = Vec::new();
-    for &Choice { tensor, matrix } in choices {
+) -> Result<Weights<'a>> {
+    let (mut groups, mut sources) = (Vec::new(), Vec::new());
+    let members = Groups::of(choices);
+    let mut jobs: Vec<(Choice<'a>, Matrix, Vec<Field>)> = Vec::new();
+    for &choice in choices {
+        let Choice {
+            tensor,
+            matrix,
+            group,
+        } = choice;
         let Some(matrix) = matrix else {
-            items.push(Item::input(tensor));
+            groups.push(Group::of(Item::input(tensor)));
             continue;
         };
         let Matrix { shape, setup } = matrix;
@@ -123,23 +132,31 @@ pub(super) fn outputs<'a, B: Backend>(
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
             .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
         sources.push(tensor.len());
-        items.extend(made_items(jobs.len(), tensor.name, &fields));
-        let text = text(&setup, tensor, setup.usage);
-        metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
-        jobs.push((tensor, matrix, fields));
+        let mut text = text(&setup, tensor, setup.usage);
+        text.amax_group = members.names(group);
+        let text = (meta::key(tensor.name), serde_json::to_string(&text)?);
+        groups.push(Group {
+            items: made_items(jobs.len(), tensor.name, &fields),
+            metadata: BTreeMap::from([text]),
+        });
+        jobs.push((choice, matrix, fields));
     }
-    let make = Box::new(move |job: usize, pass: Pass| {
-        let (tensor, Matrix { shape, setup }, fields) = &jobs[job];
-        let specs = buffers_of(&setup.recipe.buffers(setup.usage), pass);
+    let (amaxes, room) = (Amaxes::default(), Room::default());
+    let make = Box::new(move |job: usize| {
+        let (Choice { tensor, group, .. }, Matrix { shape, setup }, fields) = &jobs[job];
+        let specs = setup.recipe.buffers(setup.usage);
         let (recipe, delayed_scale) = (setup.recipe, setup.delayed_scale);
         let load = |range| load(backend, tensor, range, progress);
         let worked = worked([*shape; 2], &specs);
+        let whole = |tensor: &Tensor<'_>| Ok(0..tensor.shape.iter().product());
+        let shared = amaxes.of(backend, &recipe, (&members, *group), whole)?;
         let (full, amax) = match &cuts {
             None => {
-                let source = load(0..shape.elements())?;
+                let elements = 0..shape.elements();
+                let source = load_in(backend, &room, tensor, elements, progress)?;
                 let full = empty(backend, recipe, worked, &specs)?;
                 let solo = LocalComm::solo(backend);
-                let amax = cast(backend, &solo, &full, source, delayed_scale, pass)?;
+                let amax = cast(backend, &solo, &full, source, (delayed_scale, shared))?;
                 (full, amax)
             }
             Some(cuts) => {
@@ -148,7 +165,7 @@ pub(super) fn outputs<'a, B: Backend>(
                     shape: worked,
                     specs: &specs,
                     delayed_scale,
-                    pass,
+                    shared,
                 };
                 cuts.cast(backend, &flat, load)?
             }
@@ -161,9 +178,9 @@ pub(super) fn outputs<'a, B: Backend>(
             fields,
         }) as Box<dyn Parts>)
     });
-    Ok(Outputs {
-        items,
-        metadata,
+    Ok(Weights {
+        groups,
+        metadata: copied_metadata(model),
         make,
         sources,
     })
@@ -176,11 +193,7 @@ pub(super) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<It
         dtype: field.dtype,
         shape: field.shape.clone(),
         bytes: field.bytes(),
-        source: ItemSource::Made {
-            job,
-            part,
-            number: field.layout.is_none(),
-        },
+        source: ItemSource::Made { job, part },
     };
     fields.iter().enumerate().map(item).collect()
 }
@@ -208,6 +221,7 @@ pub(super) fn text(setup: &Setup, tensor: Tensor<'_>, usage: Usage) -> Text {
         usage: usage.label().to_owned(),
         scales: Named::label(setup.form).to_owned(),
         delayed_scale: setup.delayed_scale,
+        amax_group: None,
         shard: None,
     }
 }

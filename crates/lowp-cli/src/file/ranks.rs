@@ -2,6 +2,7 @@
 
 use super::input_error::file_error;
 use super::meta::MAX_WORLD;
+use super::saved::is_saved;
 use crate::output::dims;
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -27,6 +28,18 @@ fn parse(name: &str) -> Option<(usize, usize)> {
     Some((number(rank)?, number(world)?))
 }
 
+/// Whether a folder with these `names` is one of rank files.
+pub(super) fn are_in(names: &[String]) -> bool {
+    names.iter().any(|name| parse(name).is_some())
+}
+
+/// Whether `path` is a folder that has rank files.
+pub(super) fn is_folder(path: &Path) -> bool {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.any(|name| parse(&name).is_some())
+}
+
 /// The files of all ranks, in rank order. Each is to be opened only when it is read: what one says of its tensors is as
 /// much as the whole model says.
 ///
@@ -49,6 +62,12 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     worlds.sort_unstable();
     worlds.dedup();
     let world = match worlds[..] {
+        [] if is_saved(folder) => {
+            return Err(file_error(
+                folder,
+                "a checkpoint of `lowp train` and no folder of rank files; `lowp export FOLDER -o DIR --to bf16` makes a model of it",
+            ));
+        }
         [] => {
             return Err(file_error(
                 folder,

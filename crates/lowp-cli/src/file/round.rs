@@ -10,7 +10,7 @@ use half::{bf16, f16};
 pub(super) fn append(float: FloatName, values: &[f32], bytes: &mut Vec<u8>) -> usize {
     match float {
         FloatName::F32 => {
-            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            each(values, bytes, f32::to_le_bytes);
             0
         }
         FloatName::Bf16 => narrow(values, bytes, |value| {
@@ -26,12 +26,22 @@ pub(super) fn append(float: FloatName, values: &[f32], bytes: &mut Vec<u8>) -> u
 
 fn narrow(values: &[f32], bytes: &mut Vec<u8>, round: impl Fn(f32) -> ([u8; 2], bool)) -> usize {
     let mut overflowed = 0;
-    for &value in values {
+    each(values, bytes, |value| {
         let (rounded, infinite) = round(value);
         overflowed += usize::from(infinite && value.is_finite());
-        bytes.extend(rounded);
-    }
+        rounded
+    });
     overflowed
+}
+
+/// Appends what `to` makes of each of `values`.
+fn each<const N: usize>(values: &[f32], bytes: &mut Vec<u8>, mut to: impl FnMut(f32) -> [u8; N]) {
+    let start = bytes.len();
+    bytes.resize(start + values.len() * N, 0);
+    let (out, _) = bytes[start..].as_chunks_mut::<N>();
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = to(*value);
+    }
 }
 
 #[cfg(test)]

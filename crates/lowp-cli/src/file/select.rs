@@ -7,7 +7,9 @@ use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::summary::{Kept, Summary};
+use crate::globs;
 use crate::output::{message, note, shown};
+use crate::train::has_tensor_scale;
 use anyhow::Result;
 use globset::GlobMatcher;
 use lowp_format::{Recipe, Shape};
@@ -20,6 +22,8 @@ pub(super) struct Select {
     pub(super) tensors: Vec<Pattern>,
     /// What is not, whatever else matches it.
     pub(super) ignored: Vec<Pattern>,
+    /// Patterns of tensors that have one amax.
+    pub(super) amax_groups: Vec<String>,
     pub(super) keep_unfit: bool,
 }
 
@@ -51,6 +55,8 @@ pub(super) struct Choice<'a> {
     pub(super) tensor: Tensor<'a>,
     /// The matrix to quantize; `None` passes the tensor through.
     pub(super) matrix: Option<Matrix>,
+    /// The number of those that it has one amax with.
+    pub(super) group: Option<usize>,
 }
 
 /// What becomes of the tensors of a model.
@@ -161,9 +167,39 @@ impl Select {
                     .integers
                     .push((tensor.name, tensor.dtype.to_string()));
             }
-            chosen.all.push(Choice { tensor, matrix });
+            chosen.all.push(Choice {
+                tensor,
+                matrix,
+                group: None,
+            });
         }
+        self.group(&mut chosen.all, setup)?;
         Ok(chosen)
+    }
+
+    /// Notes the groups that have one amax.
+    fn group(&self, choices: &mut [Choice<'_>], setup: &Setup) -> Result<()> {
+        if self.amax_groups.is_empty() {
+            return Ok(());
+        }
+        shares_amax(&setup.recipe)?;
+        let mut quantized: Vec<&mut Choice<'_>> = choices
+            .iter_mut()
+            .filter(|choice| choice.matrix.is_some())
+            .collect();
+        let names: Vec<&str> = quantized.iter().map(|choice| choice.tensor.name).collect();
+        let groups = globs::groups(AMAX_GROUP, &self.amax_groups, &names, || {
+            format!(
+                "{} tensors are quantized; `lowp inspect` lists them",
+                names.len()
+            )
+        })?;
+        for (number, group) in groups.into_iter().enumerate() {
+            for member in group {
+                quantized[member].group = Some(number);
+            }
+        }
+        Ok(())
     }
 
     fn selects(&self, tensor: &Tensor<'_>) -> bool {
@@ -173,6 +209,23 @@ impl Select {
 
     fn ignores(&self, tensor: &Tensor<'_>) -> bool {
         self.ignored.iter().any(|pattern| pattern.matches(tensor))
+    }
+}
+
+/// The option of groups that have one amax.
+pub(super) const AMAX_GROUP: &str = "--amax-group";
+
+/// Checks that a scale of `recipe` follows from the amax of the tensor, so that tensors can have one together.
+///
+/// # Errors
+/// Its scales are all of blocks or lines.
+pub(super) fn shares_amax(recipe: &impl Recipe) -> Result<()> {
+    match has_tensor_scale(recipe) {
+        true => Ok(()),
+        false => Err(input_error(format!(
+            "{AMAX_GROUP}: no scale of {} follows from the amax of a whole tensor; leave it out",
+            recipe.name()
+        ))),
     }
 }
 

@@ -3,11 +3,13 @@
 use super::args::{RecipeArgs, Setup, example};
 use super::cast::{cast, empty};
 use super::fields::{self, Field, worked};
+use super::groups::{Amaxes, Groups};
 use super::input_error::input_error;
+use super::interchange::hub::Hub;
 use super::meta::{self, MAX_WORLD, ShardText};
 use super::model::{Model, Tensor};
 use super::names::Named;
-use super::pack::{Packed, buffers_of};
+use super::pack::Packed;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items, text};
 use super::ranks::file_name;
@@ -15,12 +17,13 @@ use super::select::{Choice, Matrix};
 use super::source::load;
 use super::summary::{Summary, Verbosity};
 use super::target::{Draft, FolderTarget};
-use super::write::{Item, ItemSource, Make, Maker, Parts, check_names, header, reads, sorted};
+use super::write::{Item, ItemSource, Make, Parts, check_names, fill, header, sorted};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
 use lowp_kernels::Cpu;
 use lowp_shard::{Communicator, ShardSpec, run_ranks};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,9 +41,9 @@ Every rank quantizes its own rows. Scales that depend on more than those are agr
 ranks, so that `lowp unshard` gives what `lowp quantize` with the same options gives, byte for
 byte. Rank files hold scales in the compact form, and no buffer that follows from another;
 --usage and --scales say what unshard writes. Tensors that pass through are in the file of
-rank 0.", recipe = example()))]
+rank 0; what lies beside the weights of a folder is carried along.", recipe = example()))]
 pub(crate) struct Args {
-    /// A .safetensors file, or the .safetensors.index.json of a sharded model
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, or a folder as Hugging Face keeps models
     input: PathBuf,
 
     /// The folder to write: absent, or empty
@@ -72,7 +75,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
             "--world-size {world}: give a number from 1 to {MAX_WORLD}"
         )));
     }
-    let model = Model::open(&args.input)?;
+    let Hub { model, beside, .. } = Hub::open(&args.input)?;
     let choices = select.choose(&model, &setup)?;
     let plan = Plan::new(&model, &choices.all, setup, world)?;
     let target = FolderTarget::new(&args.output)?;
@@ -90,7 +93,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let items = sorted(&items);
     // The rows of all ranks are the tensors.
     let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, _)| tensor.len()).collect();
-    progress.begin(work + reads(&items, &sources));
+    progress.begin(work + sources.iter().sum::<usize>());
     let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
         let draft = drafts[rank]
             .lock()
@@ -101,9 +104,13 @@ pub(super) fn main(args: &Args) -> Result<()> {
         draft.finish()
     });
     let written = ranks.map_err(|failed| failed.cause)?;
+    let written = written.iter().sum::<u64>() + beside.copy_all(&target)?;
     target.publish()?;
     progress.finish();
-    choices.tell("sharded", &summary, model.bytes(), written.iter().sum());
+    if summary.is_told() {
+        beside.tell();
+    }
+    choices.tell("sharded", &summary, model.bytes(), written);
     Ok(())
 }
 
@@ -112,8 +119,10 @@ struct Plan<'a> {
     model: &'a Model,
     /// Those that pass through.
     passed: Vec<Tensor<'a>>,
-    /// Those that are quantized, each a job.
+    /// Those that are quantized, each a job, and the groups that have one amax.
     jobs: Vec<(Tensor<'a>, Shape)>,
+    groups: Groups<'a>,
+    group_of: Vec<Option<usize>>,
     setup: Setup,
     world: usize,
     /// The buffers that ranks store, and what their data serve.
@@ -138,13 +147,20 @@ impl<'a> Plan<'a> {
             model,
             passed: Vec::new(),
             jobs: Vec::new(),
+            groups: Groups::of(choices),
+            group_of: Vec::new(),
             setup,
             world,
             stored,
             held,
         };
         let specs = setup.recipe.buffers(setup.usage);
-        for &Choice { tensor, matrix } in choices {
+        for &Choice {
+            tensor,
+            matrix,
+            group,
+        } in choices
+        {
             let Some(Matrix { shape, .. }) = matrix else {
                 plan.passed.push(tensor);
                 continue;
@@ -153,6 +169,7 @@ impl<'a> Plan<'a> {
             fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
                 .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
             plan.jobs.push((tensor, shape));
+            plan.group_of.push(group);
         }
         Ok(plan)
     }
@@ -184,6 +201,7 @@ impl<'a> Plan<'a> {
             items.extend(made_items(job, tensor.name, &fields));
             let rows = spec.rows();
             let mut text = text(&compact, *tensor, self.held);
+            text.amax_group = self.groups.names(self.group_of[job]);
             text.shard = Some(ShardText {
                 rank,
                 world: self.world,
@@ -196,8 +214,8 @@ impl<'a> Plan<'a> {
         if rank == 0 {
             check_names(&items)?;
         }
-        let mut draft = target.create(&file_name(rank, self.world))?;
-        draft.write(&header(&sorted(&items), &metadata)?)?;
+        let mut draft = target.create_small(&file_name(rank, self.world))?;
+        draft.write_at(0, &header(&sorted(&items), &metadata)?)?;
         Ok((draft, items))
     }
 
@@ -210,7 +228,17 @@ impl<'a> Plan<'a> {
         comm: &Arc<dyn Communicator<Cpu>>,
         progress: &Progress,
     ) -> Result<()> {
-        let make: Make<'_> = Box::new(|job, pass| {
+        let amaxes = Amaxes::default();
+        // Ranks agree on the amaxes of their rows.
+        let own = |tensor: &Tensor<'_>| -> Result<Range<usize>> {
+            // In the order of names.
+            let job = self
+                .jobs
+                .binary_search_by(|(job, _)| job.name.cmp(tensor.name));
+            let part = self.part(job.ok().context("it is quantized")?, rank)?;
+            Ok(part.spec.elements())
+        };
+        let make: Make<'_> = Box::new(|job| {
             let Part { spec, fields } = self.part(job, rank)?;
             let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
             let Setup {
@@ -218,10 +246,11 @@ impl<'a> Plan<'a> {
                 delayed_scale,
                 ..
             } = self.setup;
-            let specs = buffers_of(&self.stored, pass);
-            let shape = worked([spec.local_shape(), self.jobs[job].1], &specs);
-            let local = empty(&Cpu, recipe, shape, &specs)?;
-            let amax = cast(&Cpu, &**comm, &local, source, delayed_scale, pass)?;
+            let shape = worked([spec.local_shape(), self.jobs[job].1], &self.stored);
+            let local = empty(&Cpu, recipe, shape, &self.stored)?;
+            let group = (&self.groups, self.group_of[job]);
+            let shared = amaxes.of(&Cpu, &recipe, group, own)?;
+            let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
             Ok(Box::new(Packed {
                 backend: Cpu,
                 tensor: local,
@@ -229,23 +258,14 @@ impl<'a> Plan<'a> {
                 fields,
             }) as Box<dyn Parts>)
         });
-        let mut maker = Maker::new(&make);
-        for item in items {
-            let bytes = match item.source {
-                ItemSource::Input(_) if rank > 0 => continue,
-                ItemSource::Input(_) => item.bytes,
-                ItemSource::Made { job, part, .. } => self.part(job, rank)?.fields[part].bytes(),
-            };
-            let item = Item {
-                bytes,
-                ..(*item).clone()
-            };
-            maker.write(&item, &mut |bytes| {
-                draft.write(bytes)?;
-                progress.add(bytes.len());
-                Ok(())
-            })?;
-        }
-        Ok(())
+        let bytes = |item: &Item<'_>| -> Result<Option<usize>> {
+            Ok(match item.source {
+                ItemSource::Input(_) if rank > 0 => None,
+                ItemSource::Input(_) => Some(item.bytes),
+                ItemSource::Made { job, part } => Some(self.part(job, rank)?.fields[part].bytes()),
+            })
+        };
+        let begin = draft.len();
+        fill(draft, begin, items, &make, progress, bytes)
     }
 }

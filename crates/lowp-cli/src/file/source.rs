@@ -3,15 +3,37 @@
 use super::input_error::input_error;
 use super::model::Tensor;
 use super::progress::Progress;
+use super::spare::Spare;
 use crate::output::shown;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use half::{bf16, f16};
 use lowp_kernels::{Backend, Element, Source};
 use safetensors::Dtype;
 use std::ops::Range;
+use std::thread;
 
 /// Values that are converted at a time.
 const CHUNK: usize = 1 << 16;
+
+/// Bytes from which several threads read.
+const LARGE: usize = 8 << 20;
+/// Most of them.
+const MOST_THREADS: usize = 4;
+
+/// Where sources lie one after the other.
+pub(super) struct Room<B: Backend> {
+    f32: Spare<B::Buffer<f32>>,
+    bf16: Spare<B::Buffer<bf16>>,
+}
+
+impl<B: Backend> Default for Room<B> {
+    fn default() -> Self {
+        Self {
+            f32: Spare::default(),
+            bf16: Spare::default(),
+        }
+    }
+}
 
 /// Elements `range` of `tensor`, read under the eyes of `progress`. F16 is widened to F32, which is exact.
 ///
@@ -23,25 +45,80 @@ pub(super) fn load<B: Backend>(
     range: Range<usize>,
     progress: &Progress,
 ) -> Result<Source<B>> {
+    load_in(backend, &Room::default(), tensor, range, progress)
+}
+
+/// [`load`] into `room`, where the source before it is done.
+///
+/// # Errors
+/// As [`load`].
+pub(super) fn load_in<B: Backend>(
+    backend: &B,
+    room: &Room<B>,
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    progress: &Progress,
+) -> Result<Source<B>> {
     let from = (tensor, range, progress);
+    let Room {
+        f32: wide,
+        bf16: narrow,
+    } = room;
     Ok(match tensor.dtype {
-        Dtype::F32 => Source::F32(convert::<4, _, _>(backend, from, f32_of)?),
-        Dtype::F16 => Source::F32(convert::<2, _, _>(backend, from, |b| f16_of(b).to_f32())?),
-        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(backend, from, bf16_of)?),
+        Dtype::F32 => Source::F32(convert::<4, _, _>(
+            (backend, wide),
+            from,
+            f32::from_le_bytes,
+        )?),
+        Dtype::F16 => Source::F32(convert::<2, _, _>((backend, wide), from, f32_of_f16)?),
+        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(
+            (backend, narrow),
+            from,
+            bf16::from_le_bytes,
+        )?),
         _ => return Err(no_values(tensor)),
     })
 }
 
 /// Reads values of `N` bytes each.
 fn convert<const N: usize, T: Element, B: Backend>(
-    backend: &B,
+    (backend, spare): (&B, &Spare<B::Buffer<T>>),
     (tensor, range, progress): (&Tensor<'_>, Range<usize>, &Progress),
-    value: impl Fn(&[u8]) -> T,
+    value: impl Fn([u8; N]) -> T + Sync,
 ) -> Result<B::Buffer<T>> {
-    let buffer = backend.alloc::<T>(range.len())?;
-    each_chunk::<N, T>(tensor, range, value, |start, values| {
-        progress.add(values.len() * N);
-        Ok(backend.write(&buffer, start, values)?)
+    let buffer = spare.take(
+        |buffer| backend.len::<T>(buffer) == range.len(),
+        || backend.alloc::<T>(range.len()),
+    )?;
+    let fill = |part: Range<usize>| {
+        let from = range.start + part.start..range.start + part.end;
+        each_chunk::<N, T>(tensor, from, &value, |start, values| {
+            progress.add(values.len() * N);
+            Ok(backend.write(&buffer, part.start + start, values)?)
+        })
+    };
+    // Most of the time is the system's, which copies for several threads at once.
+    let parts = match range.len() * N {
+        0..LARGE => 1,
+        _ => thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(MOST_THREADS),
+    };
+    let each = range.len().div_ceil(parts).max(1);
+    let parts = (0..parts).map(|part| {
+        let end = |part: usize| (part * each).min(range.len());
+        end(part)..end(part + 1)
+    });
+    thread::scope(|scope| -> Result<()> {
+        let mut parts = parts;
+        let own = parts.next().unwrap_or(0..0);
+        let others: Vec<_> = parts.map(|part| scope.spawn(|| fill(part))).collect();
+        let mut filled = fill(own);
+        for other in others {
+            let other = other.join().map_err(|_| anyhow!("a reader panicked"));
+            filled = filled.and(other.and_then(|result| result));
+        }
+        filled
     })?;
     Ok(buffer)
 }
@@ -50,14 +127,15 @@ fn convert<const N: usize, T: Element, B: Backend>(
 fn each_chunk<const N: usize, T>(
     tensor: &Tensor<'_>,
     range: Range<usize>,
-    value: impl Fn(&[u8]) -> T,
+    value: impl Fn([u8; N]) -> T,
     mut take: impl FnMut(usize, &[T]) -> Result<()>,
 ) -> Result<()> {
     let mut values = Vec::with_capacity(CHUNK.min(range.len()));
     tensor.pieces(range.start * N..range.end * N, |start, bytes| {
         for (chunk, bytes) in bytes.chunks(CHUNK * N).enumerate() {
             values.clear();
-            values.extend(bytes.chunks_exact(N).map(&value));
+            let (all, _) = bytes.as_chunks::<N>();
+            values.extend(all.iter().map(|bytes| value(*bytes)));
             take(start / N + chunk * CHUNK, &values)?;
         }
         Ok(())
@@ -74,23 +152,19 @@ pub(super) fn each_value(
     take: impl FnMut(usize, &[f32]) -> Result<()>,
 ) -> Result<()> {
     match tensor.dtype {
-        Dtype::F32 => each_chunk::<4, _>(tensor, range, f32_of, take),
-        Dtype::F16 => each_chunk::<2, _>(tensor, range, |b| f16_of(b).to_f32(), take),
-        Dtype::BF16 => each_chunk::<2, _>(tensor, range, |b| bf16_of(b).to_f32(), take),
+        Dtype::F32 => each_chunk::<4, _>(tensor, range, f32::from_le_bytes, take),
+        Dtype::F16 => each_chunk::<2, _>(tensor, range, f32_of_f16, take),
+        Dtype::BF16 => each_chunk::<2, _>(tensor, range, f32_of_bf16, take),
         _ => Err(no_values(tensor)),
     }
 }
 
-fn f32_of(bytes: &[u8]) -> f32 {
-    f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+fn f32_of_f16(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
 }
 
-fn f16_of(bytes: &[u8]) -> f16 {
-    f16::from_le_bytes([bytes[0], bytes[1]])
-}
-
-fn bf16_of(bytes: &[u8]) -> bf16 {
-    bf16::from_le_bytes([bytes[0], bytes[1]])
+fn f32_of_bf16(bytes: [u8; 2]) -> f32 {
+    bf16::from_le_bytes(bytes).to_f32()
 }
 
 fn no_values(tensor: &Tensor<'_>) -> anyhow::Error {
@@ -99,4 +173,58 @@ fn no_values(tensor: &Tensor<'_>) -> anyhow::Error {
         shown(tensor.name),
         tensor.dtype
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::model::Model;
+    use lowp_kernels::Cpu;
+    use std::fs;
+
+    /// A source that several threads read is the one that one thread reads, and a second one takes its place.
+    #[test]
+    fn large_sources_are_read_in_parts() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("in.safetensors");
+        for (dtype, width) in [("F32", 4), ("BF16", 2), ("F16", 2)] {
+            let len = LARGE / width + 12_345;
+            let bytes = len * width;
+            let entry = |name: &str, at: usize| {
+                format!(
+                    "\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":[{len}],\"data_offsets\":[{},{}]}}",
+                    at * bytes,
+                    (at + 1) * bytes
+                )
+            };
+            let header = format!("{{{},{}}}", entry("a", 0), entry("b", 1));
+            let mut file = (header.len() as u64).to_le_bytes().to_vec();
+            file.extend(header.bytes());
+            // Finite numbers, and no two parts alike.
+            file.extend(
+                (0..2 * bytes as u64)
+                    .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8 & 0x3b),
+            );
+            fs::write(&path, file)?;
+            let model = Model::open(&path)?;
+            let (room, progress) = (Room::default(), Progress::new("test"));
+            for tensor in model.tensors() {
+                let whole = 0..len - 7;
+                let mut expected = Vec::new();
+                each_value(&tensor, whole.clone(), |start, values| {
+                    assert_eq!(start, expected.len());
+                    expected.extend_from_slice(values);
+                    Ok(())
+                })?;
+                let found: Vec<f32> = match load_in(&Cpu, &room, &tensor, whole, &progress)? {
+                    Source::F32(values) => Cpu.download(&values)?,
+                    Source::Bf16(values) => {
+                        Cpu.download(&values)?.iter().map(|x| x.to_f32()).collect()
+                    }
+                };
+                assert!(found == expected, "{dtype}");
+            }
+        }
+        Ok(())
+    }
 }

@@ -3,6 +3,7 @@
 use super::cast::Tensor;
 use super::model::Tensor as Source;
 use super::source::each_value;
+use super::spare::Spare;
 use super::unpack::decode;
 use anyhow::Result;
 use lowp_format::{BufferSpec, Code, Orientation, Part, Shape, codec};
@@ -129,7 +130,7 @@ impl Distance {
         reference: &Source<'_>,
         from: usize,
     ) -> Result<Self> {
-        let decoded = decode(&Cpu, tensor, orientation)?;
+        let decoded = decode(&Cpu, tensor, orientation, &Spare::default())?;
         let decoded = decoded.read()?;
         let (mut error, mut total, mut largest) = (0.0f64, 0.0f64, 0.0f64);
         let mut non_finite = 0;

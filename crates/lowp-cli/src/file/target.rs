@@ -1,11 +1,12 @@
 //! Output paths: known to be writable before work begins, and whole or absent after it.
 
+use super::behind::Behind;
 use super::input_error::input_error;
 use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A file that will appear under its name when it is complete.
@@ -16,17 +17,8 @@ impl FileTarget {
     /// Takes `path` as the output of a command that reads `inputs`.
     ///
     /// # Errors
-    /// It cannot be written, is an input, or has the name of an index.
+    /// It cannot be written, or is an input.
     pub(super) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            return Err(output_error(
-                path,
-                "it ends as the index of a sharded model does, and would be read as one; give a name that ends in .safetensors",
-            ));
-        }
         let file = NewFile::at(path).map_err(|e| output_error(path, e))?;
         let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
         if inputs.into_iter().any(same) {
@@ -42,7 +34,7 @@ impl FileTarget {
     pub(super) fn fill(self, write: impl FnOnce(&mut Draft) -> Result<()>) -> Result<u64> {
         let Self(file) = self;
         let path = file.path().to_owned();
-        let mut draft = Draft::new(file.create(), &path)?;
+        let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
         write(&mut draft)?;
         let written = draft.finish()?;
         file.publish().with_context(|| cannot_write(&path))?;
@@ -70,10 +62,17 @@ impl FolderTarget {
     /// # Errors
     /// The system returns an error.
     pub(super) fn create(&self, name: &str) -> Result<Draft> {
-        Draft::new(
-            File::create(self.0.draft().join(name)),
-            &self.0.path().join(name),
-        )
+        let file = File::create(self.0.draft().join(name));
+        Draft::new(file.map(Behind::new), &self.0.path().join(name))
+    }
+
+    /// The same for one of many files that are written at a time.
+    ///
+    /// # Errors
+    /// The system returns an error.
+    pub(super) fn create_small(&self, name: &str) -> Result<Draft> {
+        let file = File::create(self.0.draft().join(name));
+        Draft::new(file.map(Behind::small), &self.0.path().join(name))
     }
 
     /// Gives the folder its name.
@@ -89,7 +88,7 @@ impl FolderTarget {
 /// A file that is being written.
 #[derive(Debug)]
 pub(super) struct Draft {
-    out: BufWriter<File>,
+    out: Behind,
     /// What it will be called.
     name: PathBuf,
     written: u64,
@@ -97,9 +96,9 @@ pub(super) struct Draft {
 
 impl Draft {
     /// The file that was made for what will be called `name`.
-    fn new(file: io::Result<File>, name: &Path) -> Result<Self> {
+    fn new(out: io::Result<Behind>, name: &Path) -> Result<Self> {
         Ok(Self {
-            out: BufWriter::new(file.with_context(|| cannot_write(name))?),
+            out: out.with_context(|| cannot_write(name))?,
             name: name.to_owned(),
             written: 0,
         })
@@ -109,23 +108,35 @@ impl Draft {
     ///
     /// # Errors
     /// The system returns an error.
-    pub(super) fn finish(mut self) -> Result<u64> {
+    pub(super) fn finish(self) -> Result<u64> {
         self.out
-            .flush()
-            .and_then(|()| self.out.get_ref().sync_all())
+            .finish()
             .with_context(|| cannot_write(&self.name))?;
         Ok(self.written)
     }
 
-    /// Appends `bytes`.
+    /// Writes `bytes` to the place that begins at byte `at`. Every place is written once, in any order.
     ///
     /// # Errors
-    /// It cannot be written, for lack of space most often.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// These or earlier ones cannot be written, for lack of space most often.
+    pub(super) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
         self.out
-            .write_all(bytes)
+            .write_at(at, bytes)
             .with_context(|| cannot_write(&self.name))
+    }
+
+    /// Writes `bytes` behind as many as were written.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_at(self.written, bytes)
+    }
+
+    /// Bytes that were written.
+    pub(super) fn len(&self) -> u64 {
+        self.written
     }
 }
 
@@ -133,6 +144,7 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-fn output_error(path: &Path, why: impl Display) -> anyhow::Error {
+/// The error of an output that cannot be.
+pub(super) fn output_error(path: &Path, why: impl Display) -> anyhow::Error {
     input_error(format!("-o: {}: {why}", cannot_write(path)))
 }

@@ -4,6 +4,7 @@ use super::cast::Tensor;
 use super::fields::{holding, worked};
 use super::meta::Quantized;
 use super::model::Model;
+use super::spare::Spare;
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
@@ -39,7 +40,7 @@ pub(super) fn unpack<B: Backend>(
     })
 }
 
-/// The values of `tensor` as `orientation` serves them.
+/// The values of `tensor` as `orientation` serves them, in the buffer of `spare`.
 ///
 /// # Errors
 /// The tensor cannot serve it.
@@ -47,8 +48,13 @@ pub(super) fn decode<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
     orientation: Orientation,
+    spare: &Spare<B::Buffer<f32>>,
 ) -> Result<B::Buffer<f32>> {
-    let out = backend.alloc::<f32>(tensor.shape().elements())?;
+    let len = tensor.shape().elements();
+    let out = spare.take(
+        |out| backend.len::<f32>(out) == len,
+        || backend.alloc::<f32>(len),
+    )?;
     let job = DecodeJob::new(tensor, orientation, out.clone())?;
     backend.once(Work::Decode(vec![job]))?;
     Ok(out)

@@ -4,20 +4,22 @@ use super::args::example;
 use super::cast::Tensor;
 use super::fields::{self, Content, Field, holding, worked};
 use super::input_error::{file_error, input_error};
+use super::interchange::hub::Beside;
+use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
-use super::pack::{Packed, buffers_of, numbers_stand_alone};
+use super::out::OutArgs;
+use super::pack::Packed;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::ranks;
 use super::summary::{Summary, Verbosity};
-use super::target::FileTarget;
-use super::write::{Item, Outputs, Parts, Pass};
+use super::write::{Item, Parts};
 use crate::output::shown;
 use anyhow::{Context, Result};
 use lowp_format::{
-    BufferKey, BufferSpec, Form, GatherPlan, GatherStep, Orientation, QuantizedTensor, Recipe,
-    RowCuts, ScaleLayout,
+    BufferKey, BufferSpec, Form, GatherPlan, Orientation, QuantizedTensor, Recipe, RowCuts,
+    ScaleLayout,
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
 use lowp_shard::{GatherTarget, run_steps};
@@ -36,9 +38,8 @@ pub(crate) struct Args {
     /// The folder that `lowp shard` wrote
     input: PathBuf,
 
-    /// The file to write
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[command(flatten)]
+    out: OutArgs,
 
     #[command(flatten)]
     verbosity: Verbosity,
@@ -69,13 +70,17 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let summary = Summary::begin(args.verbosity);
     let (world, metadata) = World::open(&args.input)?;
     let files = world.ranks.iter().flat_map(|rank| rank.model.files());
-    let target = FileTarget::new(&args.output, files)?;
-    let outputs = outputs(&world, metadata)?;
-    outputs.check()?;
+    let out = args.out.open(files)?;
+    let own = ranks::paths(&args.input)?;
+    let beside = Beside::in_folder(&args.input, &own)?;
+    let weights = weights(&world, metadata)?;
+    weights.check()?;
     let progress = Progress::new("unshard");
-    progress.begin(outputs.work());
-    let written = target.fill(|draft| outputs.write(draft, &progress))?;
+    let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
     progress.finish();
+    if summary.is_told() {
+        beside.tell();
+    }
     let (count, read) = (
         world.tensors.len(),
         world.ranks.iter().map(|rank| rank.bytes),
@@ -260,7 +265,7 @@ impl World {
     }
 
     /// Runs the gather plan of one tensor.
-    fn gather(&self, name: &str, pass: Pass) -> Result<Tensor> {
+    fn gather(&self, name: &str) -> Result<Tensor> {
         let (tensor, _) = &self.tensors[name];
         let Shard { cuts, usage, .. } = shard(tensor)?;
         let recipe = tensor.recipe;
@@ -270,18 +275,13 @@ impl World {
             0 => &RowCuts::new(0, cuts.world(), 1)?,
             _ => cuts,
         };
-        let mut plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
-        if pass == Pass::Numbers && numbers_stand_alone(specs.iter().copied()) {
-            plan.steps
-                .retain(|step| matches!(step, GatherStep::Replicated { .. }));
-        }
+        let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
         let mut gathered = Gathered {
             world: self,
             name,
             buffers: Vec::new(),
         };
         run_steps(&plan, &mut gathered)?;
-        let specs = buffers_of(&specs, pass);
         QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
     }
 }
@@ -345,33 +345,40 @@ fn common(text: &Text) -> Text {
     whole
 }
 
-/// The tensors of the output file, whose metadata begin with `metadata`.
-fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outputs<'_>> {
-    let mut items = Vec::new();
+/// What is written, in files whose metadata begin with `metadata`.
+fn weights(world: &World, metadata: BTreeMap<String, String>) -> Result<Weights<'_>> {
+    let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
     for rank in &world.ranks {
-        items.extend(rank.model.tensors().map(Item::input));
+        groups.extend(
+            rank.model
+                .tensors()
+                .map(|tensor| Group::of(Item::input(tensor))),
+        );
     }
     for (name, (tensor, _)) in &world.tensors {
         let Shard { usage, form, .. } = *shard(tensor)?;
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
-        items.extend(made_items(jobs.len(), name, &fields));
         let text = serde_json::to_string(&common(&tensor.text))?;
-        metadata.insert(meta::key(name), text);
+        groups.push(Group {
+            items: made_items(jobs.len(), name, &fields),
+            metadata: BTreeMap::from([(meta::key(name), text)]),
+        });
         jobs.push((tensor, fields));
     }
-    let make = Box::new(move |job: usize, pass: Pass| {
+    groups.sort_by(|a, b| a.name().cmp(b.name()));
+    let make = Box::new(move |job: usize| {
         let (tensor, fields) = &jobs[job];
         let amax = match amax_field(tensor) {
-            Some(_) if pass == Pass::Numbers => {
+            Some(_) => {
                 let bytes = world.agreed(&tensor.name, None)?;
                 bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
             }
-            _ => None,
+            None => None,
         };
-        let (tensor, fields) = (world.gather(&tensor.name, pass)?, fields.clone());
+        let (tensor, fields) = (world.gather(&tensor.name)?, fields.clone());
         Ok(Box::new(Packed {
             backend: Cpu,
             tensor,
@@ -379,8 +386,8 @@ fn outputs(world: &World, mut metadata: BTreeMap<String, String>) -> Result<Outp
             fields,
         }) as Box<dyn Parts>)
     });
-    Ok(Outputs {
-        items,
+    Ok(Weights {
+        groups,
         metadata,
         make,
         sources: Vec::new(),

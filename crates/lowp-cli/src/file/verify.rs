@@ -2,6 +2,7 @@
 
 use super::difference::{Byte, Pair};
 use super::input_error::input_error;
+use super::interchange::hub::Hub;
 use super::meta::{self, Quantized};
 use super::model::{Model, PIECE, Tensor};
 use super::progress::Progress;
@@ -32,8 +33,8 @@ first difference, which is named with its tensor, block and byte; 2 where an inp
 read."
 )]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder of rank files, or a checkpoint, which is
-    /// compared whatever ranks saved it
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder as Hugging Face keeps models or of rank files,
+    /// or a checkpoint, which is compared whatever ranks saved it
     a: PathBuf,
 
     /// The other
@@ -78,7 +79,8 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
             ));
         }
     }
-    if path_a.is_dir() != path_b.is_dir() {
+    let of_ranks = ranks::is_folder(path_a);
+    if of_ranks != ranks::is_folder(path_b) {
         return Err(input_error(
             "one is a folder of rank files and the other is not; gather the folder with `lowp unshard` first",
         ));
@@ -95,9 +97,9 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
     }
     let (mut tensors, mut bytes) = (0, 0);
     for (rank, (a, b)) in a.iter().zip(&b).enumerate() {
-        let (x, y) = (Model::open(a)?, Model::open(b)?);
+        let (x, y) = (Hub::open(a)?.model, Hub::open(b)?.model);
         let label = format!("verify rank {rank}");
-        let progress = Progress::new(if path_a.is_dir() { &label } else { "verify" });
+        let progress = Progress::new(if of_ranks { &label } else { "verify" });
         let size: usize = x.tensors().map(|tensor| tensor.len()).sum();
         progress.begin(size);
         compare(&x, &y, &progress)?;
@@ -109,7 +111,7 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
 
 /// The files to compare, each with that of the other side.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
-    if path.is_dir() {
+    if ranks::is_folder(path) {
         ranks::paths(path)
     } else {
         Ok(vec![path.to_owned()])

@@ -3,6 +3,7 @@
 use super::args::Setup;
 use super::difference::{Byte, Pair};
 use super::input_error::file_error;
+use super::interchange::hub::Hub;
 use super::meta::{self, Quantized};
 use super::model::{Model, Tensor};
 use super::names::Named;
@@ -31,7 +32,7 @@ impl OnDevice for SourceCheck<'_> {
 
     /// Stops at the first difference, in the order of names.
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
-        let file = open(self.quantized)?;
+        let file = Hub::open(self.quantized)?.model;
         let tensors = meta::quantized(&file)?;
         if let Some(name) = tensors
             .values()
@@ -46,11 +47,12 @@ impl OnDevice for SourceCheck<'_> {
                 ),
             ));
         }
-        let model = Model::open(self.source)?;
+        let model = Hub::open(self.source)?.model;
         reject_quantized(&model)?;
         let choices = choices(&file, &tensors, &model)?;
         let progress = Progress::new("verify");
-        let outputs = quantize::outputs(backend, &model, &choices, None, &progress)?;
+        let weights = quantize::weights(backend, &model, &choices, None, &progress)?;
+        let outputs = weights.into_outputs();
         outputs.check()?;
 
         let items: BTreeMap<&str, &Item<'_>> = outputs
@@ -101,16 +103,6 @@ impl OnDevice for SourceCheck<'_> {
     }
 }
 
-fn open(path: &Path) -> Result<Model> {
-    if path.is_dir() {
-        return Err(file_error(
-            path,
-            "--source checks a file and not a folder of rank files; gather the folder with `lowp unshard` first",
-        ));
-    }
-    Model::open(path)
-}
-
 fn names_of(file: &Model, model: &Model) -> (String, String) {
     let name = |model: &Model| model.path().display().to_string();
     (name(file), name(model))
@@ -142,8 +134,10 @@ fn choices<'a>(
             );
         }
     }
+    let groups = groups(file, tensors, model)?;
     let choice = |tensor: Tensor<'a>| Choice {
         tensor,
+        group: groups.get(tensor.name).copied(),
         matrix: tensors.get(tensor.name).map(|quantized| Matrix {
             shape: quantized.full,
             setup: Setup {
@@ -155,6 +149,39 @@ fn choices<'a>(
         }),
     };
     Ok(model.tensors().map(choice).collect())
+}
+
+/// The numbers of the groups that have one amax, by name.
+fn groups<'t>(
+    file: &Model,
+    tensors: &'t BTreeMap<String, Quantized>,
+    model: &Model,
+) -> Result<BTreeMap<&'t str, usize>> {
+    let (mut numbers, mut groups) = (BTreeMap::new(), BTreeMap::new());
+    for (name, tensor) in tensors {
+        let Some(group) = &tensor.text.amax_group else {
+            continue;
+        };
+        // All of its members say the same.
+        let other = group.iter().find(|member| {
+            let of_member = tensors.get(*member).map(|other| &other.text.amax_group);
+            of_member != Some(&tensor.text.amax_group)
+        });
+        if let Some(other) = other {
+            return Err(file_error(
+                file.path(),
+                format!(
+                    "'{}' has one amax with '{}', which is not there or says otherwise; quantize {} again",
+                    shown(name),
+                    shown(other),
+                    model.path().display()
+                ),
+            ));
+        }
+        let next = numbers.len();
+        groups.insert(name.as_str(), *numbers.entry(group).or_insert(next));
+    }
+    Ok(groups)
 }
 
 /// The first byte of `tensor` that is not that of `item`, which has its length.

@@ -18,11 +18,7 @@ pub(super) enum ItemSource<'a> {
     /// A tensor of the input, unchanged.
     Input(Tensor<'a>),
     /// Part `part` of what [`Outputs::make`] returns for `job`.
-    Made {
-        job: usize,
-        part: usize,
-        number: bool,
-    },
+    Made { job: usize, part: usize },
 }
 
 /// One output tensor.
@@ -48,35 +44,20 @@ impl<'a> Item<'a> {
     }
 }
 
-/// A pass over the jobs of a file, by the parts that it makes. The format sorts tensors by dtype, so that the numbers of all jobs come before the
-/// arrays of any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
-    /// Parts of one number.
-    Numbers,
-    /// All others.
-    Arrays,
-}
-
 /// Takes bytes, piece by piece.
 pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// What a job made; its parts become bytes one at a time.
 pub(super) trait Parts {
-    /// How many of its parts are numbers.
-    fn numbers(&self) -> usize {
-        0
-    }
-
-    /// Hands the bytes of one part that was made to `sink`.
+    /// Hands the bytes of one part to `sink`.
     ///
     /// # Errors
     /// There is no such part, or whatever `sink` returns.
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
 }
 
-/// Makes the parts of a job that belong to a pass.
-pub(super) type Make<'a> = Box<dyn Fn(usize, Pass) -> Result<Box<dyn Parts + 'a>> + 'a>;
+/// Makes the parts of a job.
+pub(super) type Make<'a> = Box<dyn Fn(usize) -> Result<Box<dyn Parts + 'a>> + 'a>;
 
 /// Everything that goes into one file.
 pub(super) struct Outputs<'a> {
@@ -94,9 +75,15 @@ impl<'a> Outputs<'a> {
         self.items.iter().map(|item| item.bytes).sum()
     }
 
-    /// What the progress of writing everything adds up to.
+    /// What the progress of writing everything adds up to: each job that has a tensor here is made once.
     pub(super) fn work(&self) -> usize {
-        self.bytes() + reads(&sorted(&self.items), &self.sources)
+        let job = |item: &Item<'_>| match item.source {
+            ItemSource::Made { job, .. } => Some(job),
+            ItemSource::Input(_) => None,
+        };
+        let jobs: BTreeSet<usize> = self.items.iter().filter_map(job).collect();
+        let read = |job: usize| self.sources.get(job).copied().unwrap_or(0);
+        self.bytes() + jobs.into_iter().map(read).sum::<usize>()
     }
 
     /// Rejects names that are there twice.
@@ -113,16 +100,12 @@ impl<'a> Outputs<'a> {
     /// A tensor cannot be made, or the file cannot be written.
     pub(super) fn write(&self, draft: &mut Draft, progress: &Progress) -> Result<()> {
         let items = sorted(&self.items);
-        draft.write(&header(&items, &self.metadata)?)?;
-        let mut maker = self.maker();
-        for item in items {
-            maker.write(item, &mut |bytes| {
-                draft.write(bytes)?;
-                progress.add(bytes.len());
-                Ok(())
-            })?;
-        }
-        Ok(())
+        let header = header(&items, &self.metadata)?;
+        draft.write_at(0, &header)?;
+        let begin = header.len() as u64;
+        fill(draft, begin, &items, &self.make, progress, |item| {
+            Ok(Some(item.bytes))
+        })
     }
 
     /// Makes the bytes of items, one at a time.
@@ -154,23 +137,96 @@ pub(super) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
     items
 }
 
-/// Bytes of `sources` that are read when a [`Maker`] writes all items in this order: those of a job once for its numbers
-/// and once each time that its arrays begin, which may be again after those of another job.
+/// Bytes of `sources` that are read when a [`Maker`] writes all items in this order: those of a job each time that its items begin, which
+/// may be again after those of another job.
 pub(super) fn reads(items: &[&Item<'_>], sources: &[usize]) -> usize {
-    let (mut last, mut numbers, mut total) = (None, BTreeSet::new(), 0);
+    let (mut last, mut total) = (None, 0);
     for item in items {
-        if let ItemSource::Made { job, number, .. } = item.source {
-            let made = if number {
-                numbers.insert(job)
-            } else {
-                last.replace(job) != Some(job)
-            };
-            if made {
-                total += sources.get(job).copied().unwrap_or(0);
-            }
+        if let ItemSource::Made { job, .. } = item.source
+            && last.replace(job) != Some(job)
+        {
+            total += sources.get(job).copied().unwrap_or(0);
         }
     }
     total
+}
+
+/// Writes `items`, which are [`sorted`] and follow each other from byte `begin` on; `bytes` says how many each has in this file, or that
+/// it is in another one. Each job is made once, and its parts are written to their places.
+///
+/// # Errors
+/// A tensor cannot be made, or the file cannot be written.
+pub(super) fn fill(
+    draft: &mut Draft,
+    begin: u64,
+    items: &[&Item<'_>],
+    make: &Make<'_>,
+    progress: &Progress,
+    bytes: impl Fn(&Item<'_>) -> Result<Option<usize>>,
+) -> Result<()> {
+    let (mut at, mut places) = (begin, Vec::with_capacity(items.len()));
+    let mut of_job: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (number, item) in items.iter().enumerate() {
+        let bytes = bytes(item)?;
+        places.push((at, bytes));
+        at += bytes.unwrap_or(0) as u64;
+        if let ItemSource::Made { job, .. } = item.source {
+            of_job.entry(job).or_default().push(number);
+        }
+    }
+    let mut put = |number: usize, parts: Option<&dyn Parts>| -> Result<()> {
+        let (item, (at, Some(bytes))) = (items[number], places[number]) else {
+            return Ok(());
+        };
+        let mut sink = |written: usize, bytes: &[u8]| {
+            draft.write_at(at + written as u64, bytes)?;
+            progress.add(bytes.len());
+            Ok(())
+        };
+        hand(item, bytes, parts, &mut sink)
+    };
+    for (number, item) in items.iter().enumerate() {
+        match item.source {
+            ItemSource::Input(_) => put(number, None)?,
+            ItemSource::Made { job, .. } => {
+                let Some(numbers) = of_job.remove(&job) else {
+                    continue;
+                };
+                let parts = make(job).with_context(|| format!("'{}'", shown(&item.name)))?;
+                for number in numbers {
+                    put(number, Some(&*parts))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Hands the `bytes` bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it.
+fn hand(
+    item: &Item<'_>,
+    bytes: usize,
+    parts: Option<&dyn Parts>,
+    sink: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut written = 0;
+    let mut counted = |piece: &[u8]| {
+        sink(written, piece)?;
+        written += piece.len();
+        Ok(())
+    };
+    let handed = match (item.source, parts) {
+        (ItemSource::Input(tensor), _) => tensor.pieces(0..tensor.len(), |_, piece| counted(piece)),
+        (ItemSource::Made { part, .. }, Some(parts)) => parts.write(part, &mut counted),
+        (ItemSource::Made { .. }, None) => Err(input_error("nothing was made")),
+    };
+    handed.with_context(|| format!("'{}'", shown(&item.name)))?;
+    ensure!(
+        written == bytes,
+        "'{}': {written} bytes were made where {bytes} were announced",
+        shown(&item.name)
+    );
+    Ok(())
 }
 
 /// The name that the format keeps for the metadata.
@@ -222,24 +278,17 @@ pub(super) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
     Ok(text)
 }
 
-/// What one file's tensors share while they are made.
+/// Makes items one at a time, in any order.
 pub(super) struct Maker<'m, 'a> {
     make: &'m Make<'a>,
-    /// The job whose arrays were made last.
+    /// The job that was made last.
     made: Option<(usize, Box<dyn Parts + 'a>)>,
-    /// The numbers of jobs that have made theirs, and how many are still to be written: only those of tensors whose
-    /// names come between each other's.
-    numbers: BTreeMap<usize, (usize, Box<dyn Parts + 'a>)>,
 }
 
 impl<'m, 'a> Maker<'m, 'a> {
-    /// One for the items whose jobs `make` makes, each of which is written once.
-    pub(super) fn new(make: &'m Make<'a>) -> Self {
-        Self {
-            make,
-            made: None,
-            numbers: BTreeMap::new(),
-        }
+    /// One for the items whose jobs `make` makes.
+    fn new(make: &'m Make<'a>) -> Self {
+        Self { make, made: None }
     }
 
     /// Hands the bytes of `item` to `sink`. Items of one job that follow each other share its work.
@@ -247,52 +296,15 @@ impl<'m, 'a> Maker<'m, 'a> {
     /// # Errors
     /// It cannot be made, or whatever `sink` returns.
     pub(super) fn write(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        let mut written = 0;
-        let mut counted = |bytes: &[u8]| {
-            written += bytes.len();
-            sink(bytes)
-        };
-        self.make(item, &mut counted)
-            .with_context(|| format!("'{}'", shown(&item.name)))?;
-        ensure!(
-            written == item.bytes,
-            "'{}': {written} bytes were made where {} were announced",
-            shown(&item.name),
-            item.bytes
-        );
-        Ok(())
-    }
-
-    fn make(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        match item.source {
-            ItemSource::Input(tensor) => tensor.pieces(0..tensor.len(), |_, bytes| sink(bytes)),
-            ItemSource::Made {
-                job,
-                part,
-                number: true,
-            } => {
-                let (left, made) = match self.numbers.remove(&job) {
-                    Some(numbers) => numbers,
-                    None => {
-                        let made = (self.make)(job, Pass::Numbers)?;
-                        (made.numbers(), made)
-                    }
-                };
-                made.write(part, sink)?;
-                if left > 1 {
-                    self.numbers.insert(job, (left - 1, made));
-                }
-                Ok(())
-            }
-            ItemSource::Made { job, part, .. } => {
-                if self.made.as_ref().is_none_or(|(last, _)| *last != job) {
-                    // Room for the next job first.
-                    self.made = None;
-                    self.made = Some((job, (self.make)(job, Pass::Arrays)?));
-                }
-                let (_, made) = self.made.as_ref().context("nothing was made")?;
-                made.write(part, sink)
-            }
+        if let ItemSource::Made { job, .. } = item.source
+            && self.made.as_ref().is_none_or(|(last, _)| *last != job)
+        {
+            // Room for the next job first.
+            self.made = None;
+            let made = (self.make)(job).with_context(|| format!("'{}'", shown(&item.name)))?;
+            self.made = Some((job, made));
         }
+        let made = self.made.as_ref().map(|(_, made)| &**made as &dyn Parts);
+        hand(item, item.bytes, made, &mut |_, bytes| sink(bytes))
     }
 }

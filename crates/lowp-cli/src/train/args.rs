@@ -260,6 +260,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
     pub(crate) keep_bf16: Vec<String>,
 
+    /// Layers that a pattern matches and that differ in its braces alone have one amax, where a scale follows from that of the tensor, as
+    /// engines want of layers which they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
+    #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
+    pub(crate) amax_group: Vec<String>,
+
     /// Run the forward products in bf16 for this last part of the steps, from 0 to 1; weights are cast again from their masters where
     /// it begins
     #[arg(

@@ -7,8 +7,8 @@ use super::recipes::Run;
 use super::variant::Variant;
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_checkpoint::{Block, Checkpoint, is_checkpoint, steps};
-use serde_json::{Value, json};
+use lowp_checkpoint::{Block, Checkpoint, check_writable, is_checkpoint, steps};
+use serde_json::{Map, Value, json};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ const OF_THE_MODEL: [(&str, &str); 7] = [
     ("seq", "--seq"),
     ("vocab", "--vocab"),
 ];
-const OF_THE_RUN: [(&str, &str); 12] = [
+const OF_THE_RUN: [(&str, &str); 13] = [
     ("accumulate", "--accumulate"),
     ("grad_wire", "--grad-wire"),
     ("seed", "--seed"),
@@ -38,6 +38,7 @@ const OF_THE_RUN: [(&str, &str); 12] = [
     ("clip", "--clip"),
     ("tail_steps", "--precision-tail of steps"),
     ("kept_in_bf16", "--keep-bf16"),
+    ("amax_groups", "--amax-group"),
 ];
 
 /// What the options say of checkpoints.
@@ -142,6 +143,24 @@ impl Checkpoints {
         )))
     }
 
+    /// Checks that the runs of `config` can save.
+    ///
+    /// # Errors
+    /// A [`UsageError`] with the folder that cannot be written.
+    pub(super) fn check_writable(&self, config: &Config) -> Result<(), UsageError> {
+        let Some(save) = &self.save else {
+            return Ok(());
+        };
+        for config in config.each_seed() {
+            for run in &config.runs {
+                check_writable(&save.join(label(run, config.seed))).map_err(|error| {
+                    UsageError::new(format!("--save {}: {error}", save.display()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that a run which goes on from `source` does not save among the checkpoints of another one.
     fn check_save(&self, run: &Run, seed: u64, source: Option<&Path>) -> Result<(), UsageError> {
         let Some(folder) = self.folder_of(run, seed) else {
@@ -172,9 +191,9 @@ impl Checkpoints {
     }
 }
 
-/// The name of a run's folder.
+/// The name of a run's folder, the same for every spelling of its recipe.
 fn label(run: &Run, seed: u64) -> String {
-    format!("{}-seed{seed}", run.name)
+    format!("{}-seed{seed}", run.recipe)
 }
 
 /// The checkpoint that a run goes on behind.
@@ -274,6 +293,46 @@ fn differs(folder: &Path, option: &str, saved: &Value, given: &Value) -> UsageEr
 }
 
 impl Config {
+    /// What ranks must have been started with alike: options, and their values as text.
+    ///
+    /// # Errors
+    /// A value that has no JSON form.
+    pub(super) fn options(&self) -> Result<Vec<(String, String)>, UsageError> {
+        let text = serde_json::to_string(&self.record()).map_err(told)?;
+        let record: Map<String, Value> = serde_json::from_str(&text).map_err(told)?;
+        let known = || OF_THE_MODEL.iter().chain(&OF_THE_RUN);
+        let option = |key: &str| match known().find(|(known, _)| *known == key) {
+            Some((_, option)) => (*option).to_owned(),
+            None if key == "mesh" => "--world-size or --mesh".to_owned(),
+            None => format!("--{}", key.replace('_', "-")),
+        };
+        let mut options: Vec<(String, String)> = record
+            .iter()
+            .map(|(key, value)| (option(key), value.to_string()))
+            .collect();
+        let runs: Vec<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let number = |number: Option<usize>| number.map(|number| number.to_string());
+        let Checkpoints {
+            save,
+            every,
+            keep,
+            resume,
+            stop_after,
+        } = &self.checkpoints;
+        let others = [
+            ("--recipe or --compare", Some(runs.join(","))),
+            ("--save", path(save)),
+            ("--save-every", number(*every)),
+            ("--keep", number(*keep)),
+            ("--resume", path(resume)),
+            ("--stop-after", number(*stop_after)),
+        ];
+        let text = |text: Option<String>| text.unwrap_or_else(|| "left out".to_owned());
+        options.extend(others.map(|(option, value)| (option.to_owned(), text(value))));
+        Ok(options)
+    }
+
     /// What a checkpoint of `run` says of it, with what the model says of its weights.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::args::Args;
 use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
 use super::model::{Arch, BYTES, GptConfig};
-use super::recipes::{self, Run};
+use super::recipes::{self, Run, has_tensor_scale};
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) tail_steps: usize,
     /// Names of the linear layers that stay in bf16, whatever the recipe.
     pub(crate) kept_in_bf16: Vec<String>,
+    /// Names of linear layers that have one amax.
+    pub(crate) amax_groups: Vec<Vec<String>>,
     pub(crate) seed: u64,
     /// Number of seeds, from `seed` up.
     pub(crate) seeds: usize,
@@ -79,6 +81,7 @@ pub(crate) struct ConfigRecord {
     accumulate: usize,
     recompute: bool,
     kept_in_bf16: Vec<String>,
+    amax_groups: Vec<Vec<String>>,
     tail_steps: usize,
     steps: usize,
     seed: u64,
@@ -151,6 +154,7 @@ impl Config {
             cudnn: !args.no_cudnn,
             tail_steps: tail_steps(args.precision_tail, steps)?,
             kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
+            amax_groups: amax_groups(&args.amax_group, model, &runs)?,
             seed: args.seed,
             seeds: args.seeds,
             batch: args.batch,
@@ -216,6 +220,16 @@ impl Config {
         }
     }
 
+    /// The linear layers, with the groups that have one amax.
+    pub(crate) fn linears(&self) -> Vec<LinearSpec> {
+        let mut linears = self.model.linears();
+        for linear in &mut linears {
+            let mut groups = self.amax_groups.iter();
+            linear.amax_group = groups.position(|group| group.contains(&linear.name));
+        }
+        linears
+    }
+
     /// The part of it that goes into result files.
     pub(crate) fn record(&self) -> ConfigRecord {
         ConfigRecord {
@@ -230,6 +244,7 @@ impl Config {
             accumulate: self.accumulate,
             recompute: self.recompute,
             kept_in_bf16: self.kept_in_bf16.clone(),
+            amax_groups: self.amax_groups.clone(),
             tail_steps: self.tail_steps,
             steps: self.steps,
             seed: self.seed,
@@ -385,19 +400,51 @@ fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, Us
     let linears = model.linears();
     let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
     let kept = globs::matching("--keep-bf16", patterns, &names, || {
-        let first = linears.iter().filter(|linear| linear.block == 0);
-        let first: Vec<&str> = first.map(|linear| linear.name.as_str()).collect();
-        format!(
-            "no linear layer; they are {}, in blocks 0 to {}",
-            first.join(", "),
-            model.layers - 1
-        )
+        format!("no linear layer; {}", layers_are(&linears, model))
     })?;
     let names = names.into_iter().zip(kept);
     Ok(names
         .filter(|(_, kept)| *kept)
         .map(|(name, _)| name.to_owned())
         .collect())
+}
+
+/// The names of the linear layers, for who gave others.
+fn layers_are(linears: &[LinearSpec], model: GptConfig) -> String {
+    let first = linears.iter().filter(|linear| linear.block == 0);
+    let first: Vec<&str> = first.map(|linear| linear.name.as_str()).collect();
+    let last = model.layers - 1;
+    format!("they are {}, in blocks 0 to {last}", first.join(", "))
+}
+
+/// The linear layers of `model` that have one amax, by name.
+fn amax_groups(
+    patterns: &[String],
+    model: GptConfig,
+    runs: &[Run],
+) -> Result<Vec<Vec<String>>, UsageError> {
+    if patterns.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !runs.iter().any(|run| has_tensor_scale(&run.recipe)) {
+        let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
+        return Err(UsageError::new(format!(
+            "--amax-group: no scale of {} follows from the amax of a whole tensor; leave it out",
+            names.join(" or ")
+        )));
+    }
+    let linears = model.linears();
+    let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
+    let groups = globs::groups("--amax-group", patterns, &names, || {
+        layers_are(&linears, model)
+    })?;
+    let named = |group: Vec<usize>| {
+        group
+            .iter()
+            .map(|&member| names[member].to_owned())
+            .collect()
+    };
+    Ok(groups.into_iter().map(named).collect())
 }
 
 /// The sizes of model and batch against each other.

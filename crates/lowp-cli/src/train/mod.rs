@@ -30,7 +30,7 @@ pub(crate) use config::{
 pub(crate) use model::{GptConfig, Preset};
 pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
 pub(crate) use rank::GRAD_BUCKET;
-pub(crate) use recipes::Run;
+pub(crate) use recipes::{Run, has_tensor_scale};
 pub(crate) use reference::plain_recipe;
 pub(crate) use variant::Variant;
 
@@ -80,6 +80,9 @@ fn train(args: &Args, world: &World) -> Result<()> {
         check_writable(option, path)?;
     }
     config.checkpoints.check(&config)?;
+    if world.reports() {
+        config.checkpoints.check_writable(&config)?;
+    }
     for config in config.each_seed() {
         for run in &config.runs {
             let found = Resumed::find(&config, run, &corpus)?;

@@ -170,6 +170,30 @@ pub(crate) fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), Usag
     Ok((name, options))
 }
 
+/// The shortest modifiers that set the options of `recipe` which are not its defaults, in the order in which it declares them.
+pub(crate) fn spelled(recipe: &AnyRecipe) -> Vec<String> {
+    let (name, options) = (recipe.name(), recipe.options());
+    let mut modifiers = Vec::new();
+    for spec in specs_of(name) {
+        let Some(value) = options.get(spec.name) else {
+            continue;
+        };
+        if default_of(name, spec.name).as_deref() == Some(value) {
+            continue;
+        }
+        let long = flag_name(spec.name);
+        let short = match value {
+            "true" => long.clone(),
+            "false" => format!("no-{long}"),
+            value => value.to_owned(),
+        };
+        let sets = |text: &String| matches!(Modifier::of(name, text), Some(Modifier::Option { option, .. }) if option == spec.name);
+        let named = format!("{long}={value}");
+        modifiers.push(Some(short).filter(sets).unwrap_or(named));
+    }
+    modifiers
+}
+
 /// The text of `option` of recipe `name` by itself.
 fn default_of(name: &str, option: &str) -> Option<String> {
     let recipe = AnyRecipe::from_name(name, &RecipeOptions::default()).ok()?;
@@ -252,4 +276,55 @@ pub(crate) fn modifiers() -> Vec<Known> {
         what: control.what().to_owned(),
     }));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::Variant;
+
+    /// Every option and control, by every spelling, and all pairs of them in either order.
+    #[test]
+    fn spellings_of_one_variant_have_one_text() {
+        for recipe in AnyRecipe::all() {
+            let name = recipe.name();
+            let mut modifiers: Vec<String> =
+                Control::ALL.iter().map(|c| c.name().to_owned()).collect();
+            for spec in AnyRecipe::options_of(name).expect("a recipe") {
+                for value in (spec.names)() {
+                    let long = spec.name.replace('_', "-");
+                    modifiers.extend([format!("{long}={value}"), format!("{}={value}", spec.name)]);
+                    modifiers.push(match *value {
+                        "true" => long,
+                        "false" => format!("no-{long}"),
+                        value => value.to_owned(),
+                    });
+                }
+                if (spec.names)().is_empty() {
+                    modifiers.extend(["1", "3"].map(|value| format!("{}={value}", spec.name)));
+                }
+            }
+            let mut texts: Vec<(Variant, String)> = Vec::new();
+            for a in &modifiers {
+                for b in &modifiers {
+                    for text in [format!("{name}+{a}"), format!("{name}+{a}+ {b}")] {
+                        let Ok(variant) = text.parse::<Variant>() else {
+                            continue;
+                        };
+                        let said = variant.to_string();
+                        let read: Variant = said
+                            .parse()
+                            .unwrap_or_else(|e| panic!("{text}: {said}: {e}"));
+                        assert_eq!(read, variant, "{text}: {said}");
+                        match texts.iter().find(|(known, _)| *known == variant) {
+                            Some((_, known)) => assert_eq!(*known, said, "{text}"),
+                            None => texts.push((variant, said)),
+                        }
+                    }
+                }
+            }
+        }
+        let plain: Variant = "mxfp8+e4m3".parse().expect("the default");
+        assert_eq!(plain.to_string(), "mxfp8");
+    }
 }

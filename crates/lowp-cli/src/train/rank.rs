@@ -117,7 +117,7 @@ impl<B: Backend> Rank<'_, B> {
     pub(super) fn train<N: Network<B>>(&self, run: &Run, comm: Comm<B>) -> Result<Outcome> {
         let config = self.config;
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
-        let specs = (config.model.linears(), config.model.vars());
+        let specs = (config.linears(), config.model.vars());
         let resumed = Resumed::find(config, run, self.corpus)?;
         // Where ranks are processes, each looks for itself.
         let behind = resumed

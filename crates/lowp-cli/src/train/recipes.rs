@@ -2,7 +2,7 @@
 
 use super::variant::Variant;
 use crate::usage::UsageError;
-use lowp_format::{AnyRecipe, KernelKey, PlainF32, Recipe, Role, ScaleRule};
+use lowp_format::{AnyRecipe, Extent, KernelKey, PlainF32, Recipe, Role, ScaleRule};
 
 /// The name of the run that every gap is measured against.
 pub(crate) const BASELINE: &str = PlainF32::NAME;
@@ -43,6 +43,13 @@ impl Run {
     }
 }
 
+/// Whether a scale of weights in `recipe` follows from the amax of the whole tensor.
+pub(crate) fn has_tensor_scale(recipe: &impl Recipe) -> bool {
+    let kernels = recipe.quantizers(Role::Weight).kernels();
+    let of_tensor = |key: &KernelKey| matches!(key.scale.outer(), Some((Extent::Tensor, _)));
+    kernels.iter().any(of_tensor)
+}
+
 /// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.
 ///
 /// # Errors
@@ -68,10 +75,11 @@ pub(crate) fn select(
     }
     let mut runs: Vec<Run> = Vec::new();
     for name in names {
-        if runs.iter().any(|run| run.name == name) {
+        let recipe = name.parse()?;
+        // However it is spelled.
+        if runs.iter().any(|run| run.recipe == recipe) {
             continue;
         }
-        let recipe = name.parse()?;
         runs.push(Run::new(name, recipe)?);
     }
     Ok(runs)
@@ -91,6 +99,10 @@ mod tests {
         let all = names(select("", &["all".to_owned()], true).expect("runs"));
         assert_eq!(all[0], BASELINE);
         assert_eq!(all.len(), 1 + AnyRecipe::low_precision().len());
+        let spellings = ["mxfp8+hybrid", "mxfp8+format=hybrid", "mxfp8+ hybrid"];
+        let spellings = spellings.map(str::to_owned);
+        let runs = names(select("", &spellings, false).expect("runs"));
+        assert_eq!(runs, ["mxfp8+hybrid"]);
         let error = select("fp3", &[], true).unwrap_err();
         assert!(error.to_string().contains("fp3"));
     }

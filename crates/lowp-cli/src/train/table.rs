@@ -121,6 +121,14 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
         let (kept, all) = (config.kept_in_bf16.len(), config.model.linears().len());
         let _ = writeln!(out, "{kept} of {all} linear layers stayed in bf16");
     }
+    if !config.amax_groups.is_empty() {
+        let (groups, layers) = (&config.amax_groups, config.amax_groups.concat().len());
+        let _ = writeln!(
+            out,
+            "{layers} linear layers have one amax in each of {} groups",
+            groups.len()
+        );
+    }
     if let Some(bf16) = reference::bf16(config) {
         let [resident, wire] = [bf16.resident, bf16.wire_per_step].map(|b| run.per_weight(b));
         let _ = write!(

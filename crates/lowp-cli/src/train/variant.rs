@@ -2,6 +2,7 @@
 //!
 //! It is a recipe that `lowp-format` does not list: `NAME+MODIFIER+MODIFIER`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use super::modifier::{self, Control, Modifier};
@@ -57,6 +58,23 @@ impl FromStr for Variant {
             }
         }
         Ok(variant)
+    }
+}
+
+/// One text for all spellings: the recipe's name, the options that are not its defaults, and the controls, each in their order.
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.recipe.name())?;
+        for modifier in modifier::spelled(&self.recipe) {
+            write!(f, "+{modifier}")?;
+        }
+        for control in Control::ALL {
+            let mut with = *self;
+            if with.apply(self.recipe.name(), *control).is_ok() && with == *self {
+                write!(f, "+{}", control.name())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -392,6 +410,7 @@ mod tests {
             rows,
             cols,
             init: Init::Normal(0.1),
+            amax_group: None,
         };
         let options = ModelOptions {
             sharding: Sharding::Fsdp,

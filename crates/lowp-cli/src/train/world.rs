@@ -77,7 +77,9 @@ impl World {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
         };
-        control.agree("the arguments of lowp train", &format!("{config:?}"))?;
+        for (option, text) in config.options()? {
+            control.agree(&format!("{option} of lowp train"), &text)?;
+        }
         Ok(control.agree("the text to train on", corpus.digest())?)
     }
 

@@ -5,6 +5,7 @@ mod fidelity;
 mod help;
 mod plan;
 mod report;
+mod spellings;
 #[cfg(unix)]
 mod stopped_runs;
 #[cfg(unix)]

@@ -148,9 +148,10 @@ fn a_folder_that_cannot_be_is_told_before_training() {
         .output();
     let output = output.expect("lowp starts");
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(
-        text.contains("cannot create") && !text.contains("  step "),
+        text.contains("--save") && text.contains("cannot create") && !text.contains("  step "),
         "{text}"
     );
+    assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
 }

@@ -191,7 +191,9 @@ fn ranks_that_were_started_for_other_work_are_named() {
     fail(
         ranks,
         1,
-        &["the ranks disagree on the arguments of lowp train: ranks [0, 2]: "],
+        &[
+            "the ranks disagree on --recipe or --compare of lowp train: ranks [0, 2]: fp32,mxfp8; ranks [1]: fp32,fp8-current; ",
+        ],
     );
     let ranks = start(Launcher::Torchrun, 2, |_| train(&["--world-size", "3"]));
     fail(

@@ -290,7 +290,7 @@ impl<R: Recipe> Layer<R> {
         branch: &Values,
         next: impl Fn() -> Done,
     ) -> Done {
-        let Shared { ops, arena, .. } = &*self.shared;
+        let Shared { ops, .. } = &*self.shared;
         let [tokens, dim] = self.size;
         let [first, second] = &self.norms;
         match &self.linears {

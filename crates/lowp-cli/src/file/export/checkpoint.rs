@@ -10,6 +10,7 @@ use crate::file::options::Options;
 use crate::file::round;
 use crate::file::write::{Item, ItemSource, Parts, Sink};
 use crate::output::{message, shown};
+use crate::train::has_tensor_scale;
 use anyhow::{Context, Result};
 use lowp_candle::about_recipe;
 use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind};
@@ -89,6 +90,7 @@ impl Trained {
                 tensor,
             });
         }
+        group(&mut weights, &about["config"]["amax_groups"]);
         let mut masters = Vec::new();
         for tensor in checkpoint
             .tensors()
@@ -182,7 +184,6 @@ impl Trained {
             source: ItemSource::Made {
                 job: self.weights.len() + number,
                 part: 0,
-                number: false,
             },
         };
         Ok(items.map(item).collect())
@@ -265,12 +266,7 @@ impl Trained {
     /// # Errors
     /// The checkpoint is damaged.
     pub(super) fn amax(&self, weight: &TrainedWeight) -> Result<Option<f32>> {
-        let Quantized {
-            recipe,
-            specs,
-            full,
-            ..
-        } = &weight.tensor;
+        let Quantized { recipe, specs, .. } = &weight.tensor;
         let kept = specs
             .iter()
             .find(|spec| spec.key.serves(Orientation::Rowwise, Part::Amax) && spec.is_scalar());
@@ -281,12 +277,23 @@ impl Trained {
         if !keeps_amax(recipe) {
             return Ok(None);
         }
-        let (name, shape) = (format!("{}{MASTER}", weight.saved), [1, full.elements()]);
-        let values = self.checkpoint.read_f32(&name, shape, Block::whole(shape));
-        let values = values.map_err(|e| input_error(e.to_string()))?;
-        let rounding = recipe.source_rounding();
-        let magnitudes = values.into_iter().map(|value| rounding.apply(value).abs());
-        Ok(Some(magnitudes.fold(0.0, f32::max)))
+        let group = weight.tensor.text.amax_group.as_deref().unwrap_or_default();
+        let in_group = |other: &&TrainedWeight| group.contains(&other.tensor.name);
+        let others = self.weights.iter().filter(in_group);
+        let mut amax = 0f32;
+        for member in others
+            .filter(|other| other.saved != weight.saved)
+            .chain([weight])
+        {
+            let name = format!("{}{MASTER}", member.saved);
+            let shape = [1, member.tensor.full.elements()];
+            let values = self.checkpoint.read_f32(&name, shape, Block::whole(shape));
+            let values = values.map_err(|e| input_error(e.to_string()))?;
+            let rounding = recipe.source_rounding();
+            let magnitudes = values.into_iter().map(|value| rounding.apply(value).abs());
+            amax = magnitudes.fold(amax, f32::max);
+        }
+        Ok(Some(amax))
     }
 
     /// The encode scale that a weight's codes were made with, where it is not that of its amax.
@@ -363,6 +370,7 @@ fn weight(saved: &str, about: &Value) -> Result<Quantized, String> {
         usage: Usage::BOTH.label().to_owned(),
         scales: Named::label(Form::Padded).to_owned(),
         delayed_scale: None,
+        amax_group: None,
         shard: None,
     };
     let name = match saved.ends_with(".weight") {
@@ -376,6 +384,35 @@ fn weight(saved: &str, about: &Value) -> Result<Quantized, String> {
         ));
     }
     Ok(tensor)
+}
+
+/// Notes which weights had one amax while they were trained, by the names of the `groups` that the index has.
+fn group(weights: &mut [TrainedWeight], groups: &Value) {
+    for group in groups.as_array().into_iter().flatten() {
+        let saved: Vec<&str> = group
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let member = |weight: &TrainedWeight| {
+            saved.contains(&&*weight.saved) && has_tensor_scale(&weight.tensor.recipe)
+        };
+        let members: Vec<(AnyRecipe, String)> = weights
+            .iter()
+            .filter(|weight| member(weight))
+            .map(|weight| (weight.tensor.recipe, weight.tensor.name.clone()))
+            .collect();
+        for weight in weights.iter_mut().filter(|weight| member(weight)) {
+            // Those in other recipes have other scales.
+            let same = members
+                .iter()
+                .filter(|(recipe, _)| *recipe == weight.tensor.recipe);
+            let mut names: Vec<String> = same.map(|(_, name)| name.clone()).collect();
+            names.sort();
+            weight.tensor.text.amax_group = Some(names).filter(|names| names.len() > 1);
+        }
+    }
 }
 
 /// The values of a parameter, its only part.

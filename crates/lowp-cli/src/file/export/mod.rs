@@ -16,9 +16,11 @@ use super::names::FloatName;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::saved;
+use super::select::AMAX_GROUP;
 use super::summary::{Summary, Verbosity};
 use super::target::FolderTarget;
 use super::write::{Item, Parts};
+use crate::globs;
 use crate::output::{note, shown};
 use anyhow::Result;
 use checkpoint::Trained;
@@ -62,6 +64,11 @@ pub(crate) struct Args {
     /// What reads it
     #[arg(long, value_name = "TARGET")]
     to: Target,
+
+    /// Weights that a pattern matches and that differ in its braces alone must have one amax, as TARGET's readers want of layers which
+    /// they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
+    #[arg(long, value_name = "GLOB,..")]
+    amax_group: Vec<String>,
 
     /// Most bytes of tensors in a file; a tensor and its scales stay together
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
@@ -147,6 +154,7 @@ impl<'a> Input<'a> {
 
     fn export(mut self, args: &Args, hub: Option<&Hub>, read: u64) -> Result<()> {
         let summary = Summary::begin(args.verbosity);
+        self.check_amaxes(&args.amax_group)?;
         let (mut modules, mut groups, mut lost) = (Modules::default(), Vec::new(), 0);
         if !self.metadata.contains_key("format") {
             // What transformers look for.
@@ -178,22 +186,23 @@ impl<'a> Input<'a> {
         let weights = Weights {
             groups: groups.into_iter().map(|(_, group)| group).collect(),
             metadata: std::mem::take(&mut self.metadata),
-            make: Box::new(|job, pass| match self.weights.get(job) {
-                Some(weight) => weight.parts(pass, &overflows),
+            make: Box::new(|job| match self.weights.get(job) {
+                Some(weight) => weight.parts(&overflows),
                 None => self.plain_parts(job, args.to, &overflows),
             }),
+            sources: Vec::new(),
         };
         weights.check()?;
         let documents = modules.documents(args.to, self.config.as_ref())?;
         let target = FolderTarget::new(&args.output)?;
         let progress = Progress::new("export");
-        progress.begin(usize::try_from(weights.bytes()).unwrap_or(usize::MAX));
+        progress.begin(weights.work(args.max_shard_size.0));
         let mut written = weights.write(&target, args.max_shard_size.0, &progress)?;
         for (name, document) in &documents {
             written += write_json(&target, name, document)?;
         }
         if let Some(hub) = hub {
-            written += hub.copy_others(&target)?;
+            written += hub.beside.copy_others(&target)?;
         }
         target.publish()?;
         progress.finish();
@@ -216,18 +225,8 @@ impl<'a> Input<'a> {
                 args.to.name()
             ));
         }
-        if let Some(hub) = hub.filter(|hub| summary.is_told() && !hub.left_out().is_empty()) {
-            let names: Vec<String> = hub
-                .left_out()
-                .iter()
-                .take(8)
-                .map(|name| format!("'{}'", shown(name)))
-                .collect();
-            note(&format!(
-                "note: {} files or folders are left out: {}",
-                hub.left_out().len(),
-                names.join(", ")
-            ));
+        if let Some(hub) = hub.filter(|_| summary.is_told()) {
+            hub.beside.tell();
         }
         let all = self.weights.len() + self.plain.len();
         let stored = self
@@ -239,6 +238,39 @@ impl<'a> Input<'a> {
             stored.count()
         );
         summary.done(&what, read, written);
+        Ok(())
+    }
+
+    /// Checks that weights of the groups that `patterns` make have one amax and one scale.
+    fn check_amaxes(&self, patterns: &[String]) -> Result<()> {
+        if patterns.is_empty() {
+            return Ok(());
+        }
+        let weights: Vec<&Weight<'_>> = self
+            .weights
+            .iter()
+            .filter(|weight| weight.has_tensor_scale())
+            .collect();
+        let names: Vec<&str> = weights.iter().map(|weight| weight.name()).collect();
+        let groups = globs::groups(AMAX_GROUP, patterns, &names, || {
+            format!(
+                "{} weights are written with a scale that follows from the amax of the tensor",
+                names.len()
+            )
+        })?;
+        for group in groups {
+            let first = weights[group[0]];
+            let numbers = first.numbers()?;
+            for other in group[1..].iter().map(|&member| weights[member]) {
+                if other.numbers()? != numbers {
+                    return Err(input_error(format!(
+                        "{AMAX_GROUP}: '{}' and '{}' have amaxes of their own; quantize or train them with {AMAX_GROUP}, or leave it out",
+                        shown(first.name()),
+                        shown(other.name())
+                    )));
+                }
+            }
+        }
         Ok(())
     }
 

@@ -11,11 +11,13 @@ use crate::file::interchange::shards::Group;
 use crate::file::meta::{self, Quantized, Text};
 use crate::file::model::Model;
 use crate::file::names::{FloatName, Named};
-use crate::file::pack::{Packed, buffers_of};
+use crate::file::pack::Packed;
 use crate::file::quantize::made_items;
+use crate::file::spare::Spare;
 use crate::file::unpack::{decode, unpack};
-use crate::file::write::{Item, ItemSource, Parts, Pass, Sink};
+use crate::file::write::{Item, ItemSource, Parts, Sink};
 use crate::output::shown;
+use crate::train::has_tensor_scale;
 use anyhow::{Context, Result};
 use lowp_format::{
     FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage, two_level_encode_scale,
@@ -147,11 +149,7 @@ impl<'a> Weight<'a> {
                 dtype,
                 bytes: elements * dtype.bitsize() / 8,
                 shape,
-                source: ItemSource::Made {
-                    job,
-                    part,
-                    number: false,
-                },
+                source: ItemSource::Made { job, part },
             }
         };
         let mut group = Group::default();
@@ -203,17 +201,13 @@ impl<'a> Weight<'a> {
     ///
     /// # Errors
     /// The source cannot be read.
-    pub(super) fn parts<'p>(
-        &'p self,
-        pass: Pass,
-        overflows: &'p Overflows,
-    ) -> Result<Box<dyn Parts + 'p>> {
+    pub(super) fn parts<'p>(&'p self, overflows: &'p Overflows) -> Result<Box<dyn Parts + 'p>> {
         match (self.work, self.place) {
             (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
             (Work::Decoded(float), Place::File(model)) => {
                 let orientation = orientation(model, &self.tensor, None)?;
                 let codes = unpack(&Cpu, model, &self.tensor, Some(orientation))?;
-                let values = decode(&Cpu, &codes, orientation)?;
+                let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
                 Ok(Box::new(Decoded {
                     backend: Cpu,
                     values,
@@ -226,7 +220,7 @@ impl<'a> Weight<'a> {
                 Err(input_error("a checkpoint is decoded from its masters"))
             }
             (Work::Fields, place) => {
-                let specs = buffers_of(&self.tensor.recipe.buffers(self.tensor.usage), pass);
+                let specs = self.tensor.recipe.buffers(self.tensor.usage);
                 let tensor = match place {
                     Place::File(model) => unpack(
                         &Cpu,
@@ -239,10 +233,7 @@ impl<'a> Weight<'a> {
                     )?,
                     Place::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
                 };
-                let amax = match pass {
-                    Pass::Numbers => self.amax()?,
-                    Pass::Arrays => None,
-                };
+                let amax = self.amax()?;
                 Ok(Box::new(Packed {
                     backend: Cpu,
                     tensor,
@@ -277,8 +268,16 @@ impl<'a> Weight<'a> {
             .map(|bytes| f32::from_le_bytes(*bytes).abs()))
     }
 
+    /// Whether a scale of what is written follows from the amax of the tensor.
+    pub(super) fn has_tensor_scale(&self) -> bool {
+        has_tensor_scale(&self.tensor.recipe) && !matches!(self.work, Work::Decoded(_))
+    }
+
     /// The numbers of the whole tensor.
-    fn numbers(&self) -> Result<Numbers> {
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub(super) fn numbers(&self) -> Result<Numbers> {
         let mut specs = self.tensor.specs.iter();
         let scale = specs.find(|spec| {
             spec.key.serves(Orientation::Rowwise, Part::DecodeScale) && spec.is_scalar()

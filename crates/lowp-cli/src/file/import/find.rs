@@ -159,6 +159,7 @@ fn foreign_weight<'a>(
         usage: Usage::ROWWISE.label().to_owned(),
         scales: Named::label(lowp_format::Form::Padded).to_owned(),
         delayed_scale: None,
+        amax_group: None,
         shard: None,
     };
     let tensor = Quantized::from_text(&name, text).map_err(wrong)?;

@@ -10,20 +10,19 @@ use super::interchange::forms::Target;
 use super::interchange::hub::Hub;
 use super::interchange::record;
 use super::interchange::shards::{Group, Weights, write_json};
-use super::interchange::size::Size;
 use super::meta;
 use super::names::FloatName;
+use super::out::OutArgs;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
 use super::summary::{Summary, Verbosity};
-use super::target::{FileTarget, FolderTarget};
 use super::write::{Item, ItemSource};
 use crate::output::note;
 use anyhow::Result;
 use clap::ValueEnum;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use weight::Weight;
 
 /// Read a quantized model of another program
@@ -39,24 +38,18 @@ a form of compressed-tensors, ModelOpt or DeepSeek, or with the names of Transfo
 first whose codes and scales these are, with its default options, and the amax of a tensor is the
 nearest of which the stored scale follows (docs/decisions/0017-interchange.md).
 
-OUT is one file where it ends in .safetensors. Else it is a folder like that of `lowp export`, in
-which config.json says nothing of quantization any more.")]
+Of a folder, config.json says nothing of quantization any more.")]
 pub(crate) struct Args {
     /// A quantized model
     #[arg(value_name = "IN")]
     input: PathBuf,
 
-    /// The .safetensors file to write, or the folder: absent, or empty
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[command(flatten)]
+    out: OutArgs,
 
     /// Decode the weights instead
     #[arg(long, value_name = "FLOAT")]
     to: Option<Float>,
-
-    /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together
-    #[arg(long, value_name = "SIZE", default_value = "5GB")]
-    max_shard_size: Size,
 
     #[command(flatten)]
     verbosity: Verbosity,
@@ -119,6 +112,13 @@ pub(super) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// How many weights a model has in forms of other programs.
+#[cfg(test)]
+pub(super) fn count(hub: &Hub) -> Result<usize> {
+    config::check(hub)?;
+    Ok(find::weights(hub)?.len())
+}
+
 /// What is written.
 struct Imported<'a> {
     weights: Vec<Weight<'a>>,
@@ -178,11 +178,7 @@ fn weights<'a>(
                 dtype: float.into(),
                 shape: tensor.text.shape.clone(),
                 bytes: tensor.full.elements() * Dtype::from(float).bitsize() / 8,
-                source: ItemSource::Made {
-                    job,
-                    part: 0,
-                    number: false,
-                },
+                source: ItemSource::Made { job, part: 0 },
             }),
         }
         groups.push((name, group));
@@ -219,38 +215,23 @@ impl<'a> Imported<'a> {
                 })
                 .collect(),
             metadata: self.metadata.clone(),
-            make: Box::new(|job, pass| match self.weights.get(job) {
-                Some(weight) => weight.parts(pass, self.float, overflows),
+            make: Box::new(|job| match self.weights.get(job) {
+                Some(weight) => weight.parts(self.float, overflows),
                 None => Err(input_error("there is no such weight")),
             }),
+            sources: Vec::new(),
         };
         weights.check()?;
         let progress = Progress::new("import");
-        let work = usize::try_from(weights.bytes()).unwrap_or(usize::MAX);
-        let written = if is_file(&args.output) {
-            let outputs = weights.whole();
-            let target = FileTarget::new(&args.output, hub.model.files())?;
-            progress.begin(work);
-            target.fill(|draft| outputs.write(draft, &progress))?
-        } else {
-            let target = FolderTarget::new(&args.output)?;
-            progress.begin(work);
-            let mut written = weights.write(&target, args.max_shard_size.0, &progress)?;
+        let out = args.out.open(hub.model.files())?;
+        let written = out.write(&weights, &progress, |target| {
+            let mut written = 0;
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
-                written += write_json(&target, name, &document)?;
+                written += write_json(target, name, &document)?;
             }
-            written += hub.copy_others(&target)?;
-            target.publish()?;
-            written
-        };
+            Ok(written + hub.beside.copy_others(target)?)
+        })?;
         progress.finish();
         Ok(written)
     }
-}
-
-/// Whether an output is one file.
-fn is_file(output: &Path) -> bool {
-    output
-        .extension()
-        .is_some_and(|extension| extension == "safetensors")
 }

@@ -10,9 +10,10 @@ use crate::file::interchange::record::Numbers;
 use crate::file::meta::Quantized;
 use crate::file::model::{Model, Tensor};
 use crate::file::names::FloatName;
-use crate::file::pack::{Packed, buffers_of};
+use crate::file::pack::Packed;
+use crate::file::spare::Spare;
 use crate::file::unpack::{decode, unpack};
-use crate::file::write::{Parts, Pass};
+use crate::file::write::Parts;
 use crate::output::shown;
 use anyhow::{Context, Result};
 use half::{bf16, f16};
@@ -120,7 +121,6 @@ impl<'a> Weight<'a> {
     /// The file cannot be read, or its tensors do not fit each other.
     pub(super) fn parts<'p>(
         &'p self,
-        pass: Pass,
         float: Option<FloatName>,
         overflows: &'p Overflows,
     ) -> Result<Box<dyn Parts + 'p>> {
@@ -138,7 +138,7 @@ impl<'a> Weight<'a> {
                     )
                 }
             };
-            let values = decode(&Cpu, &codes, orientation)?;
+            let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
             return Ok(Box::new(Decoded {
                 backend: Cpu,
                 values,
@@ -147,12 +147,11 @@ impl<'a> Weight<'a> {
                 overflows,
             }));
         }
-        let specs = buffers_of(&self.tensor.specs, pass);
-        let amax = match pass {
-            Pass::Numbers if keeps_amax(&self.tensor.recipe) => Some(self.amax()?),
-            _ => None,
+        let amax = match keeps_amax(&self.tensor.recipe) {
+            true => Some(self.amax()?),
+            false => None,
         };
-        let tensor = self.quantized(&specs)?;
+        let tensor = self.quantized(&self.tensor.specs)?;
         Ok(Box::new(Packed {
             backend: Cpu,
             tensor,

@@ -4,7 +4,7 @@ mod report;
 mod table;
 
 use super::input_error::input_error;
-use super::model::Model;
+use super::interchange::hub::Hub;
 use super::{ranks, saved};
 use crate::output;
 use anyhow::Result;
@@ -33,7 +33,8 @@ JSON: {\"files\": [..]}, one entry per file with its `path`, `bytes`, `elements`
 Numbers that are absent or not finite are null. A checkpoint is one object: `path`, `step`, `ranks`,
 `recipe`, `config`, `bytes`, and `tensors` with `name`, `dtype`, `shape`, `bytes` and `pieces`.")]
 pub(crate) struct Args {
-    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder of rank files, or a checkpoint
+    /// A .safetensors file, the .safetensors.index.json of a sharded model, a folder as Hugging Face keeps models or of rank files,
+    /// or a checkpoint
     input: PathBuf,
 
     /// The model before it was quantized: shows errors
@@ -65,7 +66,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
         }
         return output::print(&saved::inspect(&args.input, args.json)?);
     }
-    let files = if args.input.is_dir() {
+    let files = if ranks::is_folder(&args.input) {
         ranks::paths(&args.input)?
     } else {
         vec![args.input.clone()]
@@ -73,11 +74,14 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let reference = args
         .reference
         .as_ref()
-        .map(|path| Model::open(path))
+        .map(|path| Hub::open(path))
         .transpose()?;
     let mut document = Document { files: Vec::new() };
     for (i, file) in files.iter().enumerate() {
-        let report = report(&Model::open(file)?, reference.as_ref())?;
+        let report = report(
+            &Hub::open(file)?.model,
+            reference.as_ref().map(|hub| &hub.model),
+        )?;
         if args.json {
             document.files.push(report);
             continue;

@@ -4,8 +4,9 @@
 use crate::file::input_error::file_error;
 use crate::file::model::Model;
 use crate::file::target::FolderTarget;
+use crate::file::{ranks, saved};
 use crate::files::{open_regular, read_regular};
-use crate::output::shown;
+use crate::output::{note, shown};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 use std::fs;
@@ -42,7 +43,16 @@ pub(in crate::file) struct Hub {
     pub(in crate::file) model: Model,
     /// `config.json`, where there is one.
     pub(in crate::file) config: Option<Map<String, Value>>,
-    /// Files that are carried along, and their names.
+    /// What lies beside the weights; nothing, where a file is given.
+    pub(in crate::file) beside: Beside,
+}
+
+/// What lies beside the weights of a folder.
+#[derive(Debug, Default)]
+pub(in crate::file) struct Beside {
+    /// Files that say how the weights are stored, and their names.
+    configs: Vec<(String, PathBuf)>,
+    /// Others that are carried along.
     others: Vec<(String, PathBuf)>,
     /// What is left out.
     left_out: Vec<String>,
@@ -58,63 +68,112 @@ impl Hub {
             return Ok(Self {
                 model: Model::open(path)?,
                 config: None,
-                others: Vec::new(),
-                left_out: Vec::new(),
+                beside: Beside::default(),
             });
         }
+        if saved::is_saved(path) {
+            return Err(file_error(
+                path,
+                "a checkpoint of `lowp train`; `lowp export FOLDER -o DIR --to bf16` makes a model of it",
+            ));
+        }
         let names = names(path)?;
+        if ranks::are_in(&names) {
+            return Err(file_error(
+                path,
+                "a folder of rank files; gather the folder with `lowp unshard` first",
+            ));
+        }
         let model = Model::open(&path.join(weights(path, &names)?))?;
-        let mut hub = Self {
-            model,
+        let own: Vec<PathBuf> = model.files().map(Path::to_owned).collect();
+        Ok(Self {
             config: object(path, &names, CONFIG)?,
-            others: Vec::new(),
-            left_out: Vec::new(),
-        };
-        let own: Vec<PathBuf> = hub.model.files().map(Path::to_owned).collect();
+            beside: Beside::of(path, names, &own),
+            model,
+        })
+    }
+}
+
+impl Beside {
+    /// What lies in `folder` beside its `weights`.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    pub(in crate::file) fn in_folder(folder: &Path, weights: &[PathBuf]) -> Result<Self> {
+        Ok(Self::of(folder, names(folder)?, weights))
+    }
+
+    fn of(folder: &Path, names: Vec<String>, weights: &[PathBuf]) -> Self {
+        let mut beside = Self::default();
         for name in names {
-            let full = path.join(&name);
-            if own.contains(&full) || [CONFIG, MODELOPT_CONFIG].contains(&&*name) {
+            let full = folder.join(&name);
+            if weights.contains(&full) {
                 continue;
             }
             let carried = full.is_file()
                 && !name.starts_with('.')
                 && !OTHER_WEIGHTS.iter().any(|end| name.ends_with(end));
-            if carried {
-                hub.others.push((name, full));
-            } else {
-                hub.left_out.push(name);
+            match (carried, [CONFIG, MODELOPT_CONFIG].contains(&&*name)) {
+                (true, true) => beside.configs.push((name, full)),
+                (true, false) => beside.others.push((name, full)),
+                (false, _) => beside.left_out.push(name),
             }
         }
-        Ok(hub)
+        beside
     }
 
-    /// Names of what lies in the folder and is not carried along.
-    pub(in crate::file) fn left_out(&self) -> &[String] {
-        &self.left_out
+    /// Tells the user what is left out, if anything is.
+    pub(in crate::file) fn tell(&self) {
+        let names: Vec<String> = self
+            .left_out
+            .iter()
+            .take(8)
+            .map(|name| format!("'{}'", shown(name)))
+            .collect();
+        if !names.is_empty() {
+            note(&format!(
+                "note: {} files or folders are left out: {}",
+                self.left_out.len(),
+                names.join(", ")
+            ));
+        }
     }
 
-    /// Copies what is carried along. Returns the bytes.
+    /// Copies what is carried along but for what says how weights are stored. Returns the bytes.
     ///
     /// # Errors
     /// A file cannot be read or written.
     pub(in crate::file) fn copy_others(&self, target: &FolderTarget) -> Result<u64> {
-        let mut written = 0;
-        let mut buffer = vec![0; 1 << 20];
-        for (name, path) in &self.others {
-            let cannot = || format!("cannot read {}", path.display());
-            let (mut file, _) = open_regular(path).with_context(cannot)?;
-            let mut draft = target.create(name)?;
-            loop {
-                let count = file.read(&mut buffer).with_context(cannot)?;
-                if count == 0 {
-                    break;
-                }
-                draft.write(&buffer[..count])?;
-            }
-            written += draft.finish()?;
-        }
-        Ok(written)
+        copy(&self.others, target)
     }
+
+    /// Copies all that is carried along. Returns the bytes.
+    ///
+    /// # Errors
+    /// As [`Beside::copy_others`].
+    pub(in crate::file) fn copy_all(&self, target: &FolderTarget) -> Result<u64> {
+        Ok(copy(&self.configs, target)? + copy(&self.others, target)?)
+    }
+}
+
+/// Copies `files` under their names. Returns the bytes.
+fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
+    let mut written = 0;
+    let mut buffer = vec![0; 1 << 20];
+    for (name, path) in files {
+        let cannot = || format!("cannot read {}", path.display());
+        let (mut file, _) = open_regular(path).with_context(cannot)?;
+        let mut draft = target.create(name)?;
+        loop {
+            let count = file.read(&mut buffer).with_context(cannot)?;
+            if count == 0 {
+                break;
+            }
+            draft.write(&buffer[..count])?;
+        }
+        written += draft.finish()?;
+    }
+    Ok(written)
 }
 
 /// The names in a folder, sorted.

@@ -24,6 +24,11 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// The name of its first tensor.
+    pub(in crate::file) fn name(&self) -> &str {
+        self.items.first().map_or("", |item| item.name.as_str())
+    }
+
     fn bytes(&self) -> u64 {
         self.items.iter().map(|item| item.bytes as u64).sum()
     }
@@ -35,9 +40,26 @@ pub(in crate::file) struct Weights<'a> {
     /// What the metadata of every file say.
     pub(in crate::file) metadata: BTreeMap<String, String>,
     pub(in crate::file) make: Make<'a>,
+    /// Bytes of the input that each job reads, where its progress tells of them.
+    pub(in crate::file) sources: Vec<usize>,
 }
 
-impl Weights<'_> {
+impl<'a> Weights<'a> {
+    /// What goes into one file, on its own.
+    pub(in crate::file) fn into_outputs(self) -> Outputs<'a> {
+        let mut outputs = Outputs {
+            items: Vec::new(),
+            metadata: self.metadata,
+            make: self.make,
+            sources: self.sources,
+        };
+        for group in self.groups {
+            outputs.items.extend(group.items);
+            outputs.metadata.extend(group.metadata);
+        }
+        outputs
+    }
+
     /// Rejects names that are there twice.
     ///
     /// # Errors
@@ -68,9 +90,15 @@ impl Weights<'_> {
                 .flat_map(|group| group.items.clone())
                 .collect(),
             metadata,
-            make: Box::new(|job, pass| (self.make)(job, pass)),
-            sources: Vec::new(),
+            make: Box::new(|job| (self.make)(job)),
+            sources: self.sources.clone(),
         }
+    }
+
+    /// What the progress of writing everything adds up to, in files of at most `most` bytes of tensors.
+    pub(in crate::file) fn work(&self, most: u64) -> usize {
+        let files = self.files(most);
+        files.iter().map(|groups| self.outputs(groups).work()).sum()
     }
 
     /// As one file.

@@ -166,6 +166,7 @@ impl GptConfig {
                 rows,
                 cols,
                 init,
+                amax_group: None,
             };
             kinds.iter().map(spec).collect::<Vec<_>>()
         };

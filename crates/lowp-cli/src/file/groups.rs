@@ -1,0 +1,79 @@
+//! [`Groups`]: tensors that have one amax, that of them all.
+
+use super::cast::observe;
+use super::model::Tensor;
+use super::progress::Progress;
+use super::select::Choice;
+use super::source::load;
+use anyhow::Result;
+use lowp_format::Recipe;
+use lowp_kernels::Backend;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The members of each group, by number.
+#[derive(Debug, Default)]
+pub(super) struct Groups<'a> {
+    members: BTreeMap<usize, Vec<Tensor<'a>>>,
+}
+
+impl<'a> Groups<'a> {
+    /// Those that `choices` are in.
+    pub(super) fn of(choices: &[Choice<'a>]) -> Self {
+        let mut groups = Self::default();
+        for choice in choices {
+            if let Some(group) = choice.group {
+                let members = groups.members.entry(group).or_default();
+                members.push(choice.tensor);
+            }
+        }
+        groups
+    }
+
+    /// What the metadata of a tensor in `group` say: the names of all that are in it.
+    pub(super) fn names(&self, group: Option<usize>) -> Option<Vec<String>> {
+        let members = self.members.get(&group?)?;
+        Some(
+            members
+                .iter()
+                .map(|tensor| tensor.name.to_owned())
+                .collect(),
+        )
+    }
+}
+
+/// The amaxes of groups, each of which is found once: of whole tensors, or of a rank's part of each.
+#[derive(Debug, Default)]
+pub(super) struct Amaxes(RefCell<BTreeMap<usize, f32>>);
+
+impl Amaxes {
+    /// That of `group`, of whose tensors `part` says which elements count.
+    ///
+    /// # Errors
+    /// The files cannot be read.
+    pub(super) fn of<B: Backend>(
+        &self,
+        backend: &B,
+        recipe: &impl Recipe,
+        (groups, group): (&Groups<'_>, Option<usize>),
+        part: impl Fn(&Tensor<'_>) -> Result<Range<usize>>,
+    ) -> Result<Option<f32>> {
+        let Some(group) = group else {
+            return Ok(None);
+        };
+        if let Some(amax) = self.0.borrow().get(&group) {
+            return Ok(Some(*amax));
+        }
+        let amax = backend.alloc::<f32>(1)?;
+        // Reads of their own, beside those that the work is made of.
+        let unseen = Progress::new("amax");
+        for tensor in groups.members.get(&group).into_iter().flatten() {
+            let source = load(backend, tensor, part(tensor)?, &unseen)?;
+            observe(backend, recipe, source, &amax)?;
+        }
+        let amax = backend.download::<f32>(&amax)?[0];
+        self.0.borrow_mut().insert(group, amax);
+        Ok(Some(amax))
+    }
+}

@@ -1,0 +1,35 @@
+//! [`Spare`]: a buffer that is used again.
+
+use std::cell::RefCell;
+
+/// A buffer that tensors of one size fill one after the other: memory that is new costs as much as what is done with it.
+#[derive(Debug)]
+pub(super) struct Spare<T>(RefCell<Option<T>>);
+
+impl<T> Default for Spare<T> {
+    fn default() -> Self {
+        Self(RefCell::new(None))
+    }
+}
+
+impl<T: Clone> Spare<T> {
+    /// The buffer, if it is one that `fits`, else the one that `make` makes. Whoever had it before is done.
+    ///
+    /// # Errors
+    /// Whatever `make` returns.
+    pub(super) fn take<E>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut kept = self.0.borrow_mut();
+        if let Some(kept) = kept.as_ref().filter(|kept| fits(kept)) {
+            return Ok(kept.clone());
+        }
+        // Room for the next one first.
+        *kept = None;
+        let made = make()?;
+        *kept = Some(made.clone());
+        Ok(made)
+    }
+}
