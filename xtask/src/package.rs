@@ -77,7 +77,7 @@ mod tests {
     fn a_kernel_source_that_is_left_out_is_found() {
         let tree = Tree::of(&[
             ("crates/lowp-kernels/build.rs", ""),
-            ("crates/lowp-kernels/build/kernels.rs", ""),
+            ("crates/lowp-kernels/build/headers.rs", ""),
             ("crates/lowp-kernels/cuda/amax.cu", ""),
             ("crates/lowp-kernels/resources.txt", ""),
             ("crates/lowp-shard/build.rs", ""),
@@ -85,7 +85,7 @@ mod tests {
         let listed = BTreeSet::from(["build.rs", "src/lib.rs"].map(str::to_owned));
         assert_eq!(
             missing(&tree, &listed),
-            ["build/kernels.rs", "cuda/amax.cu"]
+            ["build/headers.rs", "cuda/amax.cu"]
         );
     }
 }

@@ -2,6 +2,7 @@
 
 mod name;
 mod options;
+mod products;
 
 pub(crate) use name::RecipeName;
 pub(crate) use options::{
@@ -30,6 +31,7 @@ const WORLD: usize = 8;
 #[command(after_help = "Examples:
   lowp recipes
   lowp recipes --json
+  lowp recipes --device sm_90
 
 JSON: {\"recipes\": [..], \"modifiers\": [..], \"shape\": [rows, columns], \"world_size\": n}. One entry of
 `recipes` has its `name`, a `description`, its `options` with their defaults, and the bytes of each
@@ -40,6 +42,11 @@ pub(crate) struct Args {
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
+
+    /// Print which products the layers of `lowp train` run on a device: `cpu`, `cuda`, `cuda:N`, or `sm_90` and the like for a GPU that
+    /// is not here
+    #[arg(long, value_name = "NAME", conflicts_with = "json")]
+    device: Option<products::On>,
 }
 
 /// Runs the command.
@@ -47,7 +54,11 @@ pub(crate) struct Args {
 /// # Errors
 /// A recipe that cannot take the example shape, or standard output that cannot be written.
 pub(crate) fn main(args: &Args) -> Result<()> {
-    output::print(&if args.json { json()? } else { table()? })
+    output::print(&match &args.device {
+        Some(device) => products::table(device)?,
+        None if args.json => json()?,
+        None => table()?,
+    })
 }
 
 /// A table of recipes, their options, then the modifiers.

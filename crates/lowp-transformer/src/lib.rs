@@ -3,6 +3,21 @@
 //!
 //! A linear layer multiplies what it holds. Where the hardware multiplies codes, it gets them ([`product`] is the table of that);
 //! elsewhere operands are decoded to bf16 first. Norms, softmax and the loss are f32 arithmetic.
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, Recipe};
+//! use lowp_transformer::product::{Pass, Product};
+//!
+//! let hopper = (9, 0);
+//! for recipe in AnyRecipe::all() {
+//!     for pass in Pass::ALL {
+//!         let product = Product::of_recipe(&recipe, pass, hopper);
+//!         println!("{}: {} in {}", recipe.name(), pass.name(), product.describe());
+//!         // Ampere multiplies no codes.
+//!         assert_eq!(Product::of_recipe(&recipe, pass, (8, 0)), Product::Bf16);
+//!     }
+//! }
+//! ```
 
 pub mod product;
 

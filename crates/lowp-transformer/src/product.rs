@@ -9,8 +9,8 @@ pub enum Product {
     Fp8Tensor,
     /// FP8 codes, one scale per row of each operand.
     Fp8Rows,
-    /// FP8 codes, f32 scales per 1x128 of both operands, or 128x128 of one.
-    Fp8Blocks,
+    /// FP8 codes, f32 scales per 128 along the contracted axis: of each row, or of 128 rows of one operand.
+    Fp8Groups128,
     /// bf16 values: those of operands that hold codes are decoded first.
     Bf16,
 }
@@ -73,7 +73,7 @@ impl Product {
             | (Scales::Blocks { .. }, Scales::Blocks { square: false })
                 if hopper =>
             {
-                Self::Fp8Blocks
+                Self::Fp8Groups128
             }
             _ => Self::Bf16,
         }
@@ -95,7 +95,7 @@ impl Product {
         match self {
             Self::Fp8Tensor => "FP8 codes, a scale per tensor",
             Self::Fp8Rows => "FP8 codes, a scale per row",
-            Self::Fp8Blocks => "FP8 codes, scales per 128",
+            Self::Fp8Groups128 => "FP8 codes, scales per 128",
             Self::Bf16 => "bf16",
         }
     }

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::kernels::Nvcc;
 use crate::command::{cargo, run, workspace_root};
+use lowp_nvcc::Nvcc;
 
 /// The program of that crate.
 const PROGRAM: &str = r#"

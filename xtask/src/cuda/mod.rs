@@ -1,6 +1,7 @@
 //! `cargo xtask cuda`: compiles the CUDA kernels for every architecture, where lowp-kernels finds
 //! them, and reports what each kernel needs of a multiprocessor.
 
+mod cudnn;
 mod external;
 mod resources;
 mod toolkit;
@@ -11,11 +12,11 @@ use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 
 use crate::command::{target_dir, workspace_root};
-use kernels::{ARCHITECTURES, Arch};
+use lowp_nvcc::{ARCHITECTURES, Arch};
 use resources::Resources;
 
-#[path = "../../../crates/lowp-kernels/build/kernels.rs"]
-mod kernels;
+#[path = "../../../crates/lowp-kernels/build/headers.rs"]
+mod headers;
 
 /// The sources of lowp-kernels, from the workspace root.
 const SOURCES: &str = "crates/lowp-kernels/cuda";
@@ -33,6 +34,10 @@ pub(crate) struct Options {
     /// crates/lowp-kernels/resources.txt, and fail if a kernel spills.
     #[arg(long)]
     stats: bool,
+
+    /// Also compile what calls cuDNN, for attention in `lowp train --device cuda`. Fetches its headers the first time.
+    #[arg(long)]
+    cudnn: bool,
 
     /// Also check that a crate elsewhere builds with the last commit of lowp-kernels by git, where
     /// it finds nothing but nvcc. Takes minutes.
@@ -73,14 +78,14 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     let nvcc = toolkit::nvcc()?;
     eprintln!("nvcc {} ({})", nvcc.version, nvcc.program.display());
     let sources = workspace_root()?.join(SOURCES);
-    kernels::write_headers(&sources).map_err(|why| anyhow!("{why}"))?;
+    headers::write_headers(&sources).map_err(|why| anyhow!("{why}"))?;
     let folder = target_dir()?.join("cuda-kernels");
     let start = std::time::Instant::now();
     let mut compiled =
-        kernels::compile(&nvcc, &sources, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
+        lowp_nvcc::compile(&nvcc, &sources, &archs, &folder).map_err(|why| anyhow!("{why}"))?;
     let [others, below] = TRANSFORMER;
     let (others, below) = (workspace_root()?.join(others), folder.join(below));
-    let those = kernels::compile(&nvcc, &others, &archs, &below);
+    let those = lowp_nvcc::compile(&nvcc, &others, &archs, &below);
     compiled.extend(those.map_err(|why| anyhow!("{why}"))?);
     let names: Vec<_> = archs.iter().map(|arch| arch.name).collect();
     if compiled.is_empty() {
@@ -95,6 +100,9 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     }
     if options.stats {
         stats(&sources, &folder, archs.len() == ARCHITECTURES.len())?;
+    }
+    if options.cudnn {
+        cudnn::build(&toolkit::headers(&nvcc))?;
     }
     if options.check_external {
         external::check(&nvcc)?;
@@ -120,7 +128,7 @@ pub(crate) fn without_kernels(command: &mut Command) {
 
 fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Result<()> {
     let mut table = Resources::default();
-    for unit in kernels::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
+    for unit in lowp_nvcc::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
         let log = std::fs::read_to_string(folder.join(unit.log()))?;
         table.add(&unit.name, &log);
     }
@@ -154,16 +162,16 @@ mod tests {
     #[test]
     fn the_header_of_the_kernels_is_what_the_table_says() {
         let sources = workspace_root().unwrap().join(SOURCES);
-        assert_eq!(kernels::check_headers(&sources), Ok(()));
+        assert_eq!(headers::check_headers(&sources), Ok(()));
     }
 
     #[test]
     fn another_header_is_caught() {
         let folder = std::env::temp_dir().join(format!("lowp-header-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("include/lowp")).unwrap();
-        let checked = || kernels::check_headers(&folder);
+        let checked = || headers::check_headers(&folder);
         assert!(checked().is_err_and(|why| why.contains("run `cargo xtask cuda`")));
-        kernels::write_headers(&folder).unwrap();
+        headers::write_headers(&folder).unwrap();
         assert_eq!(checked(), Ok(()));
         let header = folder.join("include/lowp/jobs.cuh");
         let text = std::fs::read_to_string(&header).unwrap();

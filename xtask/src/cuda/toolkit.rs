@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::kernels::Nvcc;
 use crate::command::{run, target_dir};
+use lowp_nvcc::Nvcc;
 
 /// The compiler and its headers as Python packages, all of CUDA 13.0.
 const WHEELS: &[&str] = &[
@@ -37,6 +37,12 @@ pub(super) fn nvcc() -> Result<Nvcc> {
         install(&folder)?;
     }
     Nvcc::at(&program).map_err(|why| anyhow!("{why}; delete {} and try again", folder.display()))
+}
+
+/// CUDA's headers beside a compiler.
+pub(super) fn headers(nvcc: &Nvcc) -> PathBuf {
+    let bin = nvcc.program.parent().unwrap_or(Path::new("."));
+    bin.join("../include")
 }
 
 fn folder() -> Result<PathBuf> {

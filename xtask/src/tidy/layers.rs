@@ -7,12 +7,14 @@ use crate::tree::Tree;
 /// From the meaning of bytes up to the command. A crate may use those before it.
 const ORDER: &[&str] = &[
     "lowp-format",
+    "lowp-nvcc",
     "lowp-kernels",
     "lowp-shard",
     "lowp-checkpoint",
     "lowp-nccl",
     "lowp-optim",
     "lowp-candle",
+    "lowp-transformer",
     "lowp-cli",
 ];
 

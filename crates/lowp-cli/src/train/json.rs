@@ -1,6 +1,7 @@
 //! The result file of `--json`; `lowp train --help` describes it.
 
-use super::config::{Config, ConfigRecord};
+use super::config::Config;
+use super::record::ConfigRecord;
 use super::result::{RunResult, baseline};
 use anyhow::Result;
 use serde::Serialize;

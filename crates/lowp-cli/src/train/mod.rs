@@ -14,6 +14,7 @@ mod network;
 mod progress;
 mod rank;
 mod recipes;
+mod record;
 mod reference;
 mod report;
 mod result;

@@ -11,6 +11,7 @@ use lowp_kernels::{Backend, Cpu};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) config: &'a Config,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs read it"))]
     pub(super) rank: usize,
     /// Threads that its products may use.
     pub(super) threads: usize,

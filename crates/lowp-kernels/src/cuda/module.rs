@@ -11,18 +11,13 @@ use super::failed;
 use super::table::Kernel;
 use crate::KernelError;
 
-/// The kernels of one `.cu` file, for every architecture.
-struct Unit {
-    name: &'static str,
-    image: &'static Aligned<[u8]>,
-}
-
 /// Bytes where the driver may read words.
 #[repr(C, align(16))]
 struct Aligned<B: ?Sized>(B);
 
-/// Written by build.rs. Empty in a program that was built with `LOWP_CUDA_KERNELS=none`.
-const UNITS: &[Unit] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+/// The kernels of each `.cu` file, for every architecture. Written by build.rs. Empty in a program that was built with
+/// `LOWP_CUDA_KERNELS=none`.
+const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The kernels of a device.
 pub(super) struct Modules {
@@ -60,14 +55,14 @@ impl Modules {
             modules: Vec::new(),
             functions: Vec::new(),
         };
-        for unit in UNITS {
+        for (name, image) in UNITS {
             // SAFETY: the image is a whole fat binary, made by nvcc and checked by build.rs.
-            let module = unsafe { result::module::load_data(unit.image.0.as_ptr().cast()) };
+            let module = unsafe { result::module::load_data(image.0.as_ptr().cast()) };
             let module = module.map_err(|error| {
                 let device = context.compute_capability().unwrap_or((0, 0));
                 no(format!(
                     "its kernels `{}` cannot be loaded on compute capability {}.{}: {}",
-                    unit.name,
+                    name,
                     device.0,
                     device.1,
                     failed("cuModuleLoadData")(error)
@@ -88,8 +83,8 @@ impl Modules {
         let stem = kernel.name().trim_start_matches("lowp_");
         let units = self.modules.iter().zip(UNITS);
         let (&module, _) = units
-            .filter(|(_, unit)| stem.starts_with(unit.name))
-            .max_by_key(|(_, unit)| unit.name.len())
+            .filter(|(_, (name, _))| stem.starts_with(name))
+            .max_by_key(|(_, (name, _))| name.len())
             .ok_or_else(missing)?;
         let name = CString::new(kernel.name()).map_err(|_| missing())?;
         // SAFETY: the module is loaded and stays so as long as `self`.

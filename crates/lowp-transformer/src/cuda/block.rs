@@ -127,15 +127,16 @@ pub(super) fn f32_gradient<R: Recipe>(
 #[derive(Debug)]
 enum Linears<R: Recipe> {
     Gpt {
-        qkv: Linear<R>,
-        proj: Linear<R>,
-        fc: Linear<R>,
-        out: Linear<R>,
+        /// `qkv`, `proj`, `fc` and `out`.
+        linears: Box<[Linear<R>; 4]>,
+        /// What `fc` makes.
         a: Values,
     },
     Llama {
-        attention: [Linear<R>; 4],
-        mlp: [Linear<R>; 3],
+        /// Query, key, value and output.
+        attention: Box<[Linear<R>; 4]>,
+        /// Gate, up and down.
+        mlp: Box<[Linear<R>; 3]>,
         gate: Values,
         up: Values,
     },
@@ -187,10 +188,12 @@ impl<R: Recipe> Layer<R> {
                 let first = 4 * index;
                 let (dqkv, da) = (value("dqkv", 3 * dim)?, value("da", 4 * dim)?);
                 let linears = Linears::Gpt {
-                    qkv: linear(first, &dqkv, "h")?,
-                    proj: linear(first + 1, dx, "seen")?,
-                    fc: linear(first + 2, &da, "h")?,
-                    out: linear(first + 3, dx, "g")?,
+                    linears: Box::new([
+                        linear(first, &dqkv, "h")?,
+                        linear(first + 1, dx, "seen")?,
+                        linear(first + 2, &da, "h")?,
+                        linear(first + 3, dx, "g")?,
+                    ]),
                     a: shared.cuda.alloc(tokens * 4 * dim)?,
                 };
                 let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
@@ -205,17 +208,17 @@ impl<R: Recipe> Layer<R> {
                 let (dq, dk, dv) = (value("dq", dim)?, value("dk", kv)?, value("dv", kv)?);
                 let (dgate, dup) = (value("dgate", gated)?, value("dup", gated)?);
                 let linears = Linears::Llama {
-                    attention: [
+                    attention: Box::new([
                         linear(first, &dq, "h")?,
                         linear(first + 1, &dk, "h")?,
                         linear(first + 2, &dv, "h")?,
                         linear(first + 3, dx, "seen")?,
-                    ],
-                    mlp: [
+                    ]),
+                    mlp: Box::new([
                         linear(first + 4, &dgate, "h")?,
                         linear(first + 5, &dup, "h")?,
                         linear(first + 6, dx, "g")?,
-                    ],
+                    ]),
                     gate: shared.cuda.alloc(tokens * gated)?,
                     up: shared.cuda.alloc(tokens * gated)?,
                 };
@@ -270,10 +273,8 @@ impl<R: Recipe> Layer<R> {
     /// Its linear layers, in the order of forward.
     pub(super) fn linears(&self) -> Vec<&Linear<R>> {
         match &self.linears {
-            Linears::Gpt {
-                qkv, proj, fc, out, ..
-            } => vec![qkv, proj, fc, out],
-            Linears::Llama { attention, mlp, .. } => attention.iter().chain(mlp).collect(),
+            Linears::Gpt { linears, .. } => linears.iter().collect(),
+            Linears::Llama { attention, mlp, .. } => attention.iter().chain(&**mlp).collect(),
         }
     }
 
@@ -294,13 +295,8 @@ impl<R: Recipe> Layer<R> {
         let [tokens, dim] = self.size;
         let [first, second] = &self.norms;
         match &self.linears {
-            Linears::Gpt {
-                qkv,
-                proj,
-                fc,
-                out,
-                a,
-            } => {
+            Linears::Gpt { linears, a } => {
+                let [qkv, proj, fc, out] = &**linears;
                 first.forward(ops, self.size, input, &qkv.input)?;
                 next()?;
                 qkv.forward(&self.rows[0])?;
@@ -315,11 +311,12 @@ impl<R: Recipe> Layer<R> {
                 out.forward(branch)
             }
             Linears::Llama {
-                attention: [q, k, v, o],
-                mlp: [gate_proj, up_proj, down],
+                attention,
+                mlp,
                 gate,
                 up,
             } => {
+                let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 first.forward(ops, self.size, input, &q.input)?;
                 self.same_input(&q.input, [k, v])?;
                 next()?;
@@ -366,13 +363,8 @@ impl<R: Recipe> Layer<R> {
         let [first, second] = &self.norms;
         let dh = arena.values("dh", tokens * dim)?;
         match &self.linears {
-            Linears::Gpt {
-                qkv,
-                proj,
-                fc,
-                out,
-                a,
-            } => {
+            Linears::Gpt { linears, a } => {
+                let [qkv, proj, fc, out] = &**linears;
                 let da = &fc.gradient;
                 out.backward(da, false)?;
                 next()?;
@@ -388,11 +380,12 @@ impl<R: Recipe> Layer<R> {
                 qkv.backward(&dh, false)?;
             }
             Linears::Llama {
-                attention: [q, k, v, o],
-                mlp: [gate_proj, up_proj, down],
+                attention,
+                mlp,
                 gate,
                 up,
             } => {
+                let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 let dg = arena.values("dg", gate.len())?;
                 down.backward(&dg, false)?;
                 next()?;

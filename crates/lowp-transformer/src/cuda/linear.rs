@@ -81,8 +81,11 @@ pub(super) struct Linear<R: Recipe> {
     /// Planned decodes of this layer's operands.
     decodes: Vec<((Role, Orientation), CudaPlan)>,
     /// What is planned over the memory that the weight is gathered in.
-    weights: Mutex<Vec<((Option<u64>, Phase), WeightPlan)>>,
+    weights: Mutex<Vec<(Gathered, WeightPlan)>>,
 }
+
+/// The memory that a weight is gathered in, and the phase that it is gathered for.
+type Gathered = (Option<u64>, Phase);
 
 /// What becomes of a gathered weight before it is multiplied.
 #[derive(Clone, Debug)]
@@ -434,7 +437,7 @@ impl<R: Recipe> Linear<R> {
 
     fn weight_plan(
         &self,
-        key: (Option<u64>, Phase),
+        key: Gathered,
         tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
         orientation: Orientation,
         product: Product,
@@ -524,14 +527,14 @@ fn codes<'a>(
         _ => Dtype::E4M3,
     };
     let part = match product {
-        Product::Fp8Blocks => Part::BlockScale,
+        Product::Fp8Groups128 => Part::BlockScale,
         _ => Part::DecodeScale,
     };
     let (scale_spec, scale) = find(part).ok_or_else(|| missing("the scales of an operand"))?;
     let scale_kind = match product {
         Product::Fp8Tensor => Scale::Tensor,
         Product::Fp8Rows => Scale::Rows,
-        Product::Fp8Blocks if scale_spec.tile == [128, 128] => Scale::Square128,
+        Product::Fp8Groups128 if scale_spec.tile == [128, 128] => Scale::Square128,
         _ => Scale::Vec128,
     };
     Ok(Ready {

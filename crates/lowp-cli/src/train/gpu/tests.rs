@@ -41,7 +41,7 @@ struct Trained {
 }
 
 fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
-    let alone = LocalComm::world_on(&[backend.clone()], Duration::from_secs(60));
+    let alone = LocalComm::world_on(std::slice::from_ref(backend), Duration::from_secs(60));
     let alone: Arc<dyn lowp_shard::Communicator<B>> =
         alone.into_iter().next().expect("a rank").into();
     let mesh = MeshComm::new(Mesh::sharded(1), alone).expect("a mesh");

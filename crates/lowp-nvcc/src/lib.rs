@@ -1,25 +1,33 @@
-//! Compiling the CUDA kernels, for the build script of lowp-kernels and for `cargo xtask cuda`: both
-//! include this file, so that they agree on flags, architectures and on what is up to date.
+//! Compiling CUDA kernels with nvcc and embedding them: for the build scripts of lowp-kernels and lowp-transformer, and for
+//! `cargo xtask cuda`, so that they agree on flags, architectures and on what is up to date.
 //!
-//! Each `cuda/*.cu` is a unit: it is compiled for every architecture into one fat binary, which
+//! Each `.cu` file of a folder is a unit: it is compiled for every architecture into one fat binary, which
 //! becomes one driver module. Units share no device code, so nothing is linked across them.
 //! Beside the fat binaries lies a manifest: what each was made of.
+//!
+//! A build script:
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! lowp_nvcc::rerun_if_changed();
+//! let out = std::env::var("OUT_DIR").map_err(|error| error.to_string())?;
+//! lowp_nvcc::embed(Path::new(&out), Path::new("cuda"), "cuda-kernels/mine")?;
+//! # Ok::<(), String>(())
+//! ```
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::{env, fmt, fs, io, thread};
 
-#[path = "../src/cuda/table/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "the backend uses the rest")]
-mod table;
-
 /// An architecture that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arch {
+pub struct Arch {
     /// What users call it.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The arguments of `-gencode`. The oldest and the newest add PTX, which drivers compile for
     /// devices that none of the others fit.
     gencode: &'static [&'static str],
@@ -27,7 +35,7 @@ pub(crate) struct Arch {
 
 /// Ampere, Hopper, Blackwell (data centre) and Blackwell (workstation). The `f` targets have the
 /// conversion instructions of their family; devices of the family run them.
-pub(crate) const ARCHITECTURES: &[Arch] = &[
+pub const ARCHITECTURES: &[Arch] = &[
     Arch {
         name: "sm_80",
         gencode: &[
@@ -54,7 +62,7 @@ pub(crate) const ARCHITECTURES: &[Arch] = &[
 
 /// Flags of every unit. The first four keep the bits of the scalar definition: no contraction,
 /// division and square root rounded to nearest, subnormals kept.
-pub(crate) const FLAGS: &[&str] = &[
+pub const FLAGS: &[&str] = &[
     "-fmad=false",
     "--prec-div=true",
     "--prec-sqrt=true",
@@ -68,17 +76,16 @@ pub(crate) const FLAGS: &[&str] = &[
 /// First line of a manifest.
 const FORMAT: &str = "lowp CUDA kernels 1";
 
-/// Where the headers are that are written from `src/cuda/table`, below the folder of the kernels.
-const HEADERS: &str = "include/lowp";
-
 /// A failure, in words.
-pub(crate) type Result<T> = std::result::Result<T, String>;
+pub type Result<T> = std::result::Result<T, String>;
 
 /// A CUDA compiler.
 #[derive(Clone, Debug)]
-pub(crate) struct Nvcc {
-    pub(crate) program: PathBuf,
-    pub(crate) version: String,
+pub struct Nvcc {
+    /// The program.
+    pub program: PathBuf,
+    /// Its release.
+    pub version: String,
 }
 
 impl Nvcc {
@@ -86,7 +93,7 @@ impl Nvcc {
     ///
     /// # Errors
     /// `CUDA_HOME` is set but has no compiler that runs.
-    pub(crate) fn find() -> Result<Option<Self>> {
+    pub fn find() -> Result<Option<Self>> {
         if let Some(home) = env::var_os("CUDA_HOME").filter(|home| !home.is_empty()) {
             return Self::at(&Path::new(&home).join("bin/nvcc"))
                 .map(Some)
@@ -103,7 +110,7 @@ impl Nvcc {
     ///
     /// # Errors
     /// It does not run.
-    pub(crate) fn at(program: &Path) -> Result<Self> {
+    pub fn at(program: &Path) -> Result<Self> {
         let output = output(Command::new(program).arg("--version"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         // "Cuda compilation tools, release 13.0, V13.0.88"
@@ -137,9 +144,9 @@ impl Nvcc {
 
 /// One `.cu` file.
 #[derive(Clone, Debug)]
-pub(crate) struct Unit {
+pub struct Unit {
     /// The file's stem.
-    pub(crate) name: String,
+    pub name: String,
     source: PathBuf,
     /// Of the file, the project's headers that it includes, the flags and the architectures' targets.
     digest: String,
@@ -150,7 +157,7 @@ impl Unit {
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(crate) fn all(cuda: &Path) -> Result<Vec<Self>> {
+    pub fn all(cuda: &Path) -> Result<Vec<Self>> {
         let entries = fs::read_dir(cuda).map_err(|e| format!("{}: {e}", cuda.display()))?;
         let mut units = Vec::new();
         for entry in entries {
@@ -176,27 +183,29 @@ impl Unit {
     }
 
     /// Name of its fat binary.
-    pub(crate) fn file(&self) -> String {
+    pub fn file(&self) -> String {
         format!("{}.fatbin", self.name)
     }
 
     /// Name of the compiler's report on it: registers, spills, shared memory.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         format!("{}.log", self.name)
     }
 }
 
 /// What a folder of fat binaries was made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Manifest {
-    pub(crate) compiler: String,
-    pub(crate) archs: Vec<String>,
+pub struct Manifest {
+    /// The compiler's release.
+    pub compiler: String,
+    /// The names of the architectures.
+    pub archs: Vec<String>,
     units: Vec<(String, String)>,
 }
 
 impl Manifest {
     /// The manifest of `folder`, if there is one that can be read.
-    pub(crate) fn load(folder: &Path) -> Option<Self> {
+    pub fn load(folder: &Path) -> Option<Self> {
         Self::parse(&fs::read_to_string(folder.join("manifest.txt")).ok()?)
     }
 
@@ -224,7 +233,7 @@ impl Manifest {
     }
 
     /// Whether `unit` was made of what it is now.
-    pub(crate) fn has(&self, unit: &Unit) -> bool {
+    pub fn has(&self, unit: &Unit) -> bool {
         self.units
             .iter()
             .any(|(name, digest)| *name == unit.name && *digest == unit.digest)
@@ -244,53 +253,12 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Writes the headers of the table below `cuda` that are not up to date.
-///
-/// # Errors
-/// They cannot be written.
-#[allow(dead_code, reason = "the build script writes nothing into the sources")]
-pub(crate) fn write_headers(cuda: &Path) -> Result<()> {
-    stale_headers(cuda).try_for_each(|(path, text)| write(&path, text.as_bytes()))
-}
-
-/// Whether the headers of the table below `cuda` say what the table says.
-///
-/// # Errors
-/// They do not.
-#[allow(
-    dead_code,
-    reason = "xtask writes them, and checks them in tests alone"
-)]
-pub(crate) fn check_headers(cuda: &Path) -> Result<()> {
-    match stale_headers(cuda).next() {
-        None => Ok(()),
-        Some((path, _)) => Err(format!(
-            "{} is not what src/cuda/table says; run `cargo xtask cuda`, which writes it",
-            path.display()
-        )),
-    }
-}
-
-/// Headers that say something else, and what they should say.
-fn stale_headers(cuda: &Path) -> impl Iterator<Item = (PathBuf, String)> + use<> {
-    let folder = cuda.join(HEADERS);
-    table::headers()
-        .into_iter()
-        .map(move |(name, text)| (folder.join(name), text))
-        .filter(|(path, text)| !fs::read_to_string(path).is_ok_and(|found| found == *text))
-}
-
 /// Compiles the units below `cuda` into `folder`, several at a time, and writes the manifest.
 /// Units that are up to date are left. Returns the names of those that were compiled.
 ///
 /// # Errors
 /// The compiler's messages, or a file that cannot be read or written.
-pub(crate) fn compile(
-    nvcc: &Nvcc,
-    cuda: &Path,
-    archs: &[Arch],
-    folder: &Path,
-) -> Result<Vec<String>> {
+pub fn compile(nvcc: &Nvcc, cuda: &Path, archs: &[Arch], folder: &Path) -> Result<Vec<String>> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let units = Unit::all(cuda)?;
     let names: Vec<String> = archs.iter().map(|arch| arch.name.to_owned()).collect();
@@ -341,6 +309,82 @@ pub(crate) fn compile(
         manifest.to_string().as_bytes(),
     )?;
     Ok(stale.iter().map(|unit| unit.name.clone()).collect())
+}
+
+/// The folder with the compiled kernels of the sources below `cuda`, for a build script whose `OUT_DIR` is `out`: `shared`, below the
+/// target folder, where `cargo xtask cuda` has put them and they are up to date, else one below `out` that is filled here. Tells cargo
+/// when to ask again.
+///
+/// # Errors
+/// There is no compiler, with what to do, or the compiler's messages.
+pub fn compiled(out: &Path, cuda: &Path, shared: &str) -> Result<PathBuf> {
+    let units = Unit::all(cuda)?;
+    // Of the workspace's target folder, where there is one: crates elsewhere have none.
+    let folders = out.ancestors().map(|folder| folder.join(shared));
+    let mut found =
+        folders.filter_map(|folder| Manifest::load(&folder).map(|manifest| (folder, manifest)));
+    if let Some((folder, manifest)) = found.next() {
+        let path = folder.join("manifest.txt");
+        println!("cargo::rerun-if-changed={}", path.display());
+        if units.iter().all(|unit| manifest.has(unit)) {
+            if manifest.archs.len() < ARCHITECTURES.len() {
+                let archs = manifest.archs.join(" and ");
+                println!("cargo::warning=the CUDA kernels are compiled for {archs} only");
+            }
+            return Ok(folder);
+        }
+    }
+    let Some(nvcc) = Nvcc::find()? else {
+        return Err(
+            "the CUDA kernels are not compiled, or older than their sources, and there is no nvcc in \
+             CUDA_HOME or PATH\nin the workspace of lowp run `cargo xtask cuda`: it installs NVIDIA's \
+             compiler below target/ and compiles them\nelsewhere install nvcc of CUDA 13 and have it in \
+             PATH, or set CUDA_HOME to its folder"
+                .to_owned(),
+        );
+    };
+    let folder = out.join("cuda-kernels");
+    compile(&nvcc, cuda, ARCHITECTURES, &folder)?;
+    Ok(folder)
+}
+
+/// Writes `kernels.rs` below `out`: a Rust expression, the table of `(name, &Aligned(image))` of the fat binaries that [`compiled`] finds,
+/// which the crate includes. It is empty with `LOWP_CUDA_KERNELS=none`.
+///
+/// # Errors
+/// As [`compiled`]; another value of the variable.
+pub fn embed(out: &Path, cuda: &Path, shared: &str) -> Result<()> {
+    let mut rows = String::new();
+    match env::var("LOWP_CUDA_KERNELS").as_deref() {
+        Ok("none") => {}
+        Ok("") | Err(_) => {
+            let folder = compiled(out, cuda, shared)?;
+            for unit in Unit::all(cuda)? {
+                let (name, path) = (&unit.name, folder.join(unit.file()));
+                if !path.is_file() {
+                    let path = path.display();
+                    return Err(format!("{path} is missing; run `cargo xtask cuda`"));
+                }
+                let row = writeln!(rows, "    ({name:?}, &Aligned(*include_bytes!({path:?}))),");
+                row.map_err(|e| e.to_string())?;
+            }
+        }
+        Ok(other) => {
+            return Err(format!(
+                "LOWP_CUDA_KERNELS={other} has no meaning; unset it, or set it to `none`"
+            ));
+        }
+    }
+    write(&out.join("kernels.rs"), format!("&[{rows}]").as_bytes())
+}
+
+/// Tells cargo what a build script that embeds kernels depends on.
+pub fn rerun_if_changed() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=cuda");
+    for name in ["LOWP_CUDA_KERNELS", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
 }
 
 /// Digest of `source`, of the project's headers that it includes, directly or not, of the flags and
@@ -422,6 +466,10 @@ fn output(command: &mut Command) -> Result<Output> {
     ))
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a file; errors have its path.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))
 }

@@ -1,0 +1,82 @@
+//! `lowp recipes --device`: which products run for which recipe.
+
+use crate::columns::Columns;
+use crate::device::Device;
+use anyhow::Result;
+use lowp_format::{AnyRecipe, Recipe};
+use lowp_transformer::product::{Pass, Product};
+use std::str::FromStr;
+
+/// A device that is here, or a GPU by its architecture.
+#[derive(Clone, Debug)]
+pub(crate) enum On {
+    Device(Device),
+    Architecture(i32, i32),
+}
+
+impl FromStr for On {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(number) = text.strip_prefix("sm_") else {
+            return text.parse().map(Self::Device);
+        };
+        match number.parse::<i32>() {
+            Ok(number) if (50..1000).contains(&number) => {
+                Ok(Self::Architecture(number / 10, number % 10))
+            }
+            _ => Err(format!("sm_{number} is no architecture; Hopper is sm_90")),
+        }
+    }
+}
+
+/// A row per recipe: the products of its layers.
+///
+/// # Errors
+/// No such device.
+pub(super) fn table(on: &On) -> Result<String> {
+    let capability = match on {
+        On::Device(Device::Cpu) => None,
+        On::Device(Device::Cuda(ordinal)) => Some(capability(*ordinal)?),
+        On::Architecture(major, minor) => Some((*major, *minor)),
+    };
+    let mut table = Columns::new(
+        &[
+            "recipe",
+            Pass::ALL[0].name(),
+            Pass::ALL[1].name(),
+            Pass::ALL[2].name(),
+        ],
+        &[0, 1, 2, 3],
+    );
+    for recipe in AnyRecipe::all() {
+        let products = Pass::ALL.map(|pass| match capability {
+            None => "f32".to_owned(),
+            Some(capability) => {
+                let product = Product::of_recipe(&recipe, pass, capability);
+                product.describe().to_owned()
+            }
+        });
+        table.own_words([recipe.name().to_owned()].into_iter().chain(products));
+    }
+    let note = match capability {
+        None => "The CPU multiplies decoded values.".to_owned(),
+        Some((major, minor)) => format!(
+            "Compute capability {major}.{minor}. Codes are multiplied by cuBLASLt; operands of bf16 products that hold codes are decoded\n\
+             first. The products of Blackwell over blocks of 32 and 16 are not there yet."
+        ),
+    };
+    Ok(format!("{}{note}\n", table.render()))
+}
+
+#[cfg(feature = "cuda")]
+fn capability(ordinal: usize) -> Result<(i32, i32)> {
+    Ok(lowp_transformer::capability(&crate::device::open(
+        ordinal,
+    )?)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn capability(_: usize) -> Result<(i32, i32)> {
+    crate::device::without_cuda()
+}
