@@ -1,9 +1,9 @@
 //! Embeds the compiled kernels of this crate (feature `cuda`), as lowp-kernels embeds its own, and links what calls cuDNN where
 //! `cargo xtask cuda --cudnn` compiled it.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{env, fs};
 
 use lowp_nvcc::Result;
 
@@ -34,26 +34,36 @@ fn main() -> ExitCode {
 fn embed() -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     let root = env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set")?;
+    let root = Path::new(&root);
     if env::var("LOWP_CUDA_KERNELS").as_deref() != Ok("none") {
-        link_cudnn(&out);
+        link_cudnn(&out, root);
     }
-    lowp_nvcc::embed(&out, &Path::new(&root).join("cuda"), KERNELS)
+    lowp_nvcc::embed(&out, &root.join("cuda"), KERNELS)
 }
 
-/// Links `libsdpa.a`. cuDNN itself is found when the program runs.
-fn link_cudnn(out: &Path) {
-    // The target folder is the one that has the kernels.
-    let folders = out
+/// Links `libsdpa.a`, if it was made of what `cudnn/sdpa.cpp` is now. cuDNN itself is found when the program runs.
+fn link_cudnn(out: &Path, root: &Path) {
+    let source = root.join("cudnn/sdpa.cpp");
+    println!("cargo::rerun-if-changed={}", source.display());
+    // The target folder is the one that has the kernels, whose manifest `cargo xtask cuda` writes again when it has made the library.
+    let mut targets = out
         .ancestors()
         .filter(|folder| folder.join(KERNELS).is_dir());
-    for folder in folders.map(|folder| folder.join(CUDNN)) {
-        let library = folder.join("libsdpa.a");
-        println!("cargo::rerun-if-changed={}", library.display());
-        if library.is_file() {
-            println!("cargo::rustc-link-search=native={}", folder.display());
-            println!("cargo::rustc-link-lib=static=sdpa");
-            println!("cargo::rustc-link-lib=dylib=stdc++");
-            println!("cargo::rustc-cfg=lowp_cudnn");
-        }
+    let Some(folder) = targets.next().map(|target| target.join(CUDNN)) else {
+        return;
+    };
+    if !folder.join("libsdpa.a").is_file() {
+        return;
     }
+    let [now, then] = [&source, &folder.join("sdpa.cpp")].map(|path| fs::read(path).ok());
+    if now.is_none() || now != then {
+        println!(
+            "cargo::warning=what calls cuDNN is older than its source and is left out; run `cargo xtask cuda --cudnn`"
+        );
+        return;
+    }
+    println!("cargo::rustc-link-search=native={}", folder.display());
+    println!("cargo::rustc-link-lib=static=sdpa");
+    println!("cargo::rustc-link-lib=dylib=stdc++");
+    println!("cargo::rustc-cfg=lowp_cudnn");
 }

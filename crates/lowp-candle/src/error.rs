@@ -34,6 +34,12 @@ pub enum ModelError {
         /// Its name.
         name: String,
     },
+    /// Gradients of candle variables for a model that has none.
+    #[error(
+        "the variables of this model are buffers of its backend: give their gradients by `push_var_gradient` and end with \
+         `finish_micro_batch`, or build it with `VarPlace::Candle`"
+    )]
+    VarsOnBackend,
     /// A micro-batch failed, or was left, after its backward pass reduced gradients.
     #[error(
         "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `add_gradients`; \

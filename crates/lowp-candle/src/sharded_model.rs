@@ -218,7 +218,10 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// A variable without a gradient, or a rank that failed. The micro-batch stays unfinished.
     pub fn add_gradients(&mut self, store: &GradStore) -> Result<(), ModelError> {
-        let sent = self.vars.add_gradients(&self.gradients, store);
+        let sent = match self.options.vars {
+            VarPlace::Candle => self.vars.add_gradients(&self.gradients, store),
+            VarPlace::Backend => Err(ModelError::VarsOnBackend),
+        };
         or_abort(&*self.mesh.world, sent)?;
         self.finish_micro_batch()
     }

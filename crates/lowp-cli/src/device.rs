@@ -14,6 +14,16 @@ pub(crate) enum Device {
     Cuda(usize),
 }
 
+impl Device {
+    /// What it is, without its number.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda(_) => "cuda",
+        }
+    }
+}
+
 impl FromStr for Device {
     type Err = String;
 

@@ -54,17 +54,6 @@ extern "C" __global__ void swiglu_backward(const bf16* gate, const bf16* up, con
     store8(dup + 8 * at, u);
 }
 
-// `to[i] += from[i]`.
-extern "C" __global__ void add(const bf16* from, bf16* to, size_t octets) {
-    const size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at >= octets) return;
-    const Octet a = load8(from + 8 * at);
-    Octet b = load8(to + 8 * at);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) b.v[i] += a.v[i];
-    store8(to + 8 * at, b);
-}
-
 // f32 to bf16, to nearest even.
 extern "C" __global__ void narrow(const float* from, bf16* to, size_t octets) {
     const size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;

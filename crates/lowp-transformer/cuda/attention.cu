@@ -61,8 +61,8 @@ extern "C" __global__ void merge_heads(const bf16* heads, bf16* tokens, const fl
     store8(to + half, high);
 }
 
-// Softmax of rows of scores, `[matrix, seq, seq]`, of which row `i` sees columns 0 to `i`; the others become 0. One block of
-// 128 threads per row; `seq` is at most 1024 * 8.
+// Softmax of rows of scores, `[matrix, seq, seq]`, of which row `i` sees columns 0 to `i`; the others become 0. One block per
+// row.
 extern "C" __global__ void softmax_forward(const float* scores, bf16* p, int seq) {
     __shared__ float scratch[64];
     const size_t row = blockIdx.x;

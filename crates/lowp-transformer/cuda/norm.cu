@@ -3,7 +3,7 @@
 
 // `out = x + branch` where there is a branch, and `h = norm(out)`. One block per row. `stats` has the mean and the reciprocal
 // standard deviation of each row.
-extern "C" __global__ void norm_forward(const bf16* x, const bf16* branch, bf16* out, bf16* h, const float* gamma,
+extern "C" __global__ void __launch_bounds__(1024) norm_forward(const bf16* x, const bf16* branch, bf16* out, bf16* h, const float* gamma,
                                         const float* beta, float* stats, int dim, float epsilon) {
     __shared__ float scratch[32];
     const size_t row = blockIdx.x;
@@ -47,7 +47,7 @@ extern "C" __global__ void norm_forward(const bf16* x, const bf16* branch, bf16*
 
 // `dx = residual + the gradient of norm_forward for x`, where there is a residual gradient. Block `b` takes rows `b * rows` and
 // following, and writes its sums of the gradients of gamma and beta to row `b` of `partial`: gammas, then betas.
-extern "C" __global__ void norm_backward(const bf16* dh, const bf16* x, const float* stats, const float* gamma,
+extern "C" __global__ void __launch_bounds__(1024) norm_backward(const bf16* dh, const bf16* x, const float* stats, const float* gamma,
                                          const bf16* residual, bf16* dx, float* partial, int tokens, int dim, int rows,
                                          int centered) {
     __shared__ float scratch[64];

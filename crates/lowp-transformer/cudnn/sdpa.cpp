@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 
@@ -35,22 +36,26 @@ struct LowpSdpaSizes {
 };
 
 struct LowpSdpa {
-    cudnnHandle_t handle = nullptr;
+    // Before the graphs, which end first.
+    struct Handle {
+        cudnnHandle_t raw = nullptr;
+        ~Handle() {
+            if (raw != nullptr) fe::detail::destroy_handle(raw);
+        }
+    } handle;
     fe::graph::Graph forward, backward;
     int64_t workspace = 0;
-    ~LowpSdpa() {
-        if (handle != nullptr) fe::detail::destroy_handle(handle);
-    }
 };
 
 // The version of cuDNN, or 0 where it is not found.
 size_t lowp_sdpa_version() {
-    if (fe::cudnn_dlhandle == nullptr) {
+    static std::once_flag once;
+    std::call_once(once, [] {
         for (const char* name : {"libcudnn.so.9", "libcudnn.so"}) {
             fe::cudnn_dlhandle = dlopen(name, RTLD_NOW);
             if (fe::cudnn_dlhandle != nullptr) break;
         }
-    }
+    });
     if (fe::cudnn_dlhandle == nullptr) return 0;
     try {
         return fe::detail::get_backend_version();
@@ -64,7 +69,7 @@ static bool build(LowpSdpa& sdpa, fe::graph::Graph& graph, std::string& why) {
     for (auto step : {0, 1, 2, 3, 4}) {
         fe::error_t status;
         if (step == 0) status = graph.validate();
-        if (step == 1) status = graph.build_operation_graph(sdpa.handle);
+        if (step == 1) status = graph.build_operation_graph(sdpa.handle.raw);
         if (step == 2) status = graph.create_execution_plans(plans);
         if (step == 3) status = graph.check_support();
         if (step == 4) status = graph.build_plans();
@@ -91,7 +96,7 @@ LowpSdpa* lowp_sdpa_new(const LowpSdpaSizes* sizes, char* text, size_t room) {
             say(text, room, "libcudnn.so.9 was not found");
             return nullptr;
         }
-        if (fe::detail::create_handle(&sdpa->handle) != CUDNN_STATUS_SUCCESS) {
+        if (fe::detail::create_handle(&sdpa->handle.raw) != CUDNN_STATUS_SUCCESS) {
             say(text, room, "cudnnCreate failed");
             return nullptr;
         }
@@ -179,11 +184,11 @@ void lowp_sdpa_free(LowpSdpa* sdpa) { delete sdpa; }
 static int run(LowpSdpa* sdpa, fe::graph::Graph& graph, void* stream, std::unordered_map<int64_t, void*>& places,
                void* workspace, char* text, size_t room) {
     try {
-        if (fe::detail::set_stream(sdpa->handle, static_cast<cudaStream_t>(stream)) != CUDNN_STATUS_SUCCESS) {
+        if (fe::detail::set_stream(sdpa->handle.raw, static_cast<cudaStream_t>(stream)) != CUDNN_STATUS_SUCCESS) {
             say(text, room, "cudnnSetStream failed");
             return 1;
         }
-        auto status = graph.execute(sdpa->handle, places, workspace);
+        auto status = graph.execute(sdpa->handle.raw, places, workspace);
         if (status.is_good()) return 0;
         say(text, room, status.get_message());
     } catch (const std::exception& error) {

@@ -1,6 +1,6 @@
 //! Which product multiplies which operands: the table of a layer's three products.
 
-use lowp_format::{Code, Extent, KernelKey, Orientation, Recipe, Role, ScaleRule};
+use lowp_format::{Axis, Code, Extent, KernelKey, Orientation, Quantizer, Recipe, Role, ScaleRule};
 
 /// How two operands are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,8 +15,32 @@ pub enum Product {
     Bf16,
 }
 
-/// What a product reads of an operand: codes under scales, or nothing but the values.
-pub type Codes = Option<KernelKey>;
+/// The codes that a product reads of an operand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Codes {
+    /// What they are made of.
+    pub kernel: KernelKey,
+    /// Whether the contracted axis is the inner one of their memory, as products of codes take them.
+    pub k_inner: bool,
+}
+
+impl Codes {
+    /// What products read in `orientation` of an operand in `role` beside a weight that lives in `recipe`; none where they read the values
+    /// themselves.
+    pub fn of(recipe: &impl Recipe, role: Role, orientation: Orientation) -> Option<Self> {
+        let operand = recipe.operand(role);
+        let Quantizer { kernel, data, .. } = *operand.quantizers.of(orientation);
+        let inner = match orientation {
+            Orientation::Rowwise => Axis::Cols,
+            Orientation::Columnwise => Axis::Rows,
+        };
+        let read = operand.quantized.contains(orientation.usage()) && is_codes(&kernel);
+        read.then_some(Self {
+            kernel,
+            k_inner: data[1] == inner,
+        })
+    }
+}
 
 /// The three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,10 +79,14 @@ impl Pass {
 
 impl Product {
     /// What runs for operands `a` and `b` on a device of this compute capability.
-    pub fn of(a: Codes, b: Codes, (major, minor): (i32, i32)) -> Self {
+    pub fn of(a: Option<Codes>, b: Option<Codes>, (major, minor): (i32, i32)) -> Self {
         let (Some(a), Some(b)) = (a, b) else {
             return Self::Bf16;
         };
+        if !a.k_inner || !b.k_inner {
+            return Self::Bf16;
+        }
+        let [a, b] = [a.kernel, b.kernel];
         let fp8 = |k: &KernelKey| matches!(k.element, Code::E4M3 | Code::E5M2);
         // cuBLASLt takes E5M2 for one operand only.
         if !fp8(&a) || !fp8(&b) || (a.element == Code::E5M2 && b.element == Code::E5M2) {
@@ -81,12 +109,9 @@ impl Product {
 
     /// What runs in `pass` of a layer whose weight lives in `recipe`.
     pub fn of_recipe(recipe: &impl Recipe, pass: Pass, capability: (i32, i32)) -> Self {
-        let codes = pass.operands().map(|(role, orientation)| {
-            let operand = recipe.operand(role);
-            let quantized = operand.quantized.contains(orientation.usage());
-            let kernel = operand.quantizers.of(orientation).kernel;
-            (quantized && is_codes(&kernel)).then_some(kernel)
-        });
+        let codes = pass
+            .operands()
+            .map(|(role, orientation)| Codes::of(recipe, role, orientation));
         Self::of(codes[0], codes[1], capability)
     }
 
@@ -99,6 +124,33 @@ impl Product {
             Self::Bf16 => "bf16",
         }
     }
+}
+
+/// Checks that layers on a GPU run a weight that lives in `recipe`.
+///
+/// # Errors
+/// Says what they do not run.
+pub fn check(recipe: &impl Recipe) -> Result<(), &'static str> {
+    for role in [Role::Activation, Role::Gradient] {
+        for orientation in Orientation::ALL {
+            let kernel = recipe.operand(role).quantizers.of(orientation).kernel;
+            if kernel.hadamard && Codes::of(recipe, role, orientation).is_none() {
+                return Err(
+                    "a recipe whose other operand passes a Hadamard transform while this one stays exact runs on the CPU only",
+                );
+            }
+        }
+    }
+    let (read, stored) = (
+        recipe.operand(Role::Weight),
+        recipe.quantizers(Role::Weight),
+    );
+    if read.quantizers.kernels() != stored.kernels() && !read.quantized.is_empty() {
+        return Err(
+            "a recipe whose weights live in another code than products read runs on the CPU only",
+        );
+    }
+    Ok(())
 }
 
 /// Whether products can read it as codes: not plain f32 or bf16.

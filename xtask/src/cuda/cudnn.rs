@@ -38,6 +38,7 @@ pub(super) fn build(cuda: &Path) -> Result<()> {
     }
     let folder = target.join("cudnn");
     std::fs::create_dir_all(&folder)?;
+    let source = workspace_root()?.join("crates/lowp-transformer/cudnn/sdpa.cpp");
     let object = folder.join("sdpa.o");
     let mut compile = Command::new("c++");
     compile
@@ -54,7 +55,7 @@ pub(super) fn build(cuda: &Path) -> Result<()> {
         .arg(cuda)
         .arg("-o")
         .arg(&object)
-        .arg(workspace_root()?.join("crates/lowp-transformer/cudnn/sdpa.cpp"));
+        .arg(&source);
     run(compile).context("cannot compile what calls cuDNN; it needs a C++ compiler (`c++`)")?;
     let library = folder.join("libsdpa.a");
     if library.exists() {
@@ -63,6 +64,10 @@ pub(super) fn build(cuda: &Path) -> Result<()> {
     let mut archive = Command::new("ar");
     archive.arg("rcs").arg(&library).arg(&object);
     run(archive)?;
+    // What it was made of, and the file that the build script watches.
+    std::fs::copy(&source, folder.join("sdpa.cpp"))?;
+    let manifest = target.join("cuda-kernels/transformer/manifest.txt");
+    std::fs::write(&manifest, std::fs::read(&manifest)?)?;
     eprintln!("attention by cuDNN: {}", library.display());
     Ok(())
 }

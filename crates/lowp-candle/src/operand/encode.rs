@@ -1,11 +1,12 @@
 //! [`OperandEncode`]: an operand that stays where it is made: its codes, for the products of one layer.
 
 use lowp_format::{
-    Code, KernelKey, Operand, Orientation, Part, Quantizers, Role, Rounding, ScaleRule, Shape,
-    Usage,
+    BufferSpec, Code, KernelKey, Operand, Orientation, Part, Quantizers, Role, Rounding, ScaleRule,
+    Shape, Usage,
 };
 use lowp_kernels::{
-    AmaxJob, Backend, EncodeJob, Source, StepScalars, StochasticKey, Target, TensorInput, Work,
+    AmaxJob, Backend, EncodeJob, KernelError, Source, StepScalars, StochasticKey, Target,
+    TensorInput, Work,
 };
 use lowp_shard::{ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError};
 use std::sync::atomic::Ordering;
@@ -78,7 +79,7 @@ impl<B: Backend> RecipeOperands<B> {
         role: Role,
         (shape, usage, first_token): (Shape, Usage, u64),
         source: &Source<B>,
-        lend: impl Fn(&lowp_format::BufferSpec) -> Option<B::Buffer<u8>>,
+        lend: impl Fn(&BufferSpec) -> Result<Option<B::Buffer<u8>>, KernelError>,
     ) -> Result<OperandEncode<B>, ShardError> {
         let backend = &self.backend;
         let exact = Operand {
@@ -114,7 +115,7 @@ impl<B: Backend> RecipeOperands<B> {
             return Ok(planned);
         }
         for spec in &quantizers.buffers(usage) {
-            let bytes = match lend(spec) {
+            let bytes = match lend(spec)? {
                 Some(bytes) => bytes,
                 None => backend.alloc::<u8>(spec.bytes(shape))?,
             };
@@ -204,5 +205,90 @@ impl<B: Backend> RecipeOperands<B> {
             self.backend.run(plan, &scalars)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::{OperandCast, OperandRole};
+    use crate::memory::LayerMemory;
+    use crate::operand::OperandPlan;
+    use lowp_format::{AnyRecipe, Part, Recipe};
+    use lowp_kernels::{Cpu, DecodeJob};
+    use lowp_shard::LocalComm;
+    use std::sync::Arc;
+
+    const SHAPE: Shape = Shape::new(128, 256);
+
+    fn values() -> Vec<f32> {
+        let value = |i: usize| ((i * 2_654_435_761) % 4001) as f32 / 500.0 - 4.0;
+        (0..SHAPE.elements()).map(value).collect()
+    }
+
+    fn operands(recipe: &AnyRecipe) -> RecipeOperands<Cpu> {
+        let mut book = ScaleBookBuilder::default();
+        let plan = OperandPlan::new(recipe, &mut book, 1, 0);
+        let book = Arc::new(book.build(&Cpu).expect("a book"));
+        let world = Arc::new(LocalComm::solo(&Cpu));
+        let memory = LayerMemory::new(&Cpu);
+        RecipeOperands::new(&Cpu, plan, book, Arc::default(), world, memory)
+    }
+
+    /// Both orientations, cast at once, hold what a cast of each alone gives.
+    #[test]
+    fn codes_are_those_of_casts_that_are_decoded() {
+        let values = values();
+        for recipe in AnyRecipe::all() {
+            let layer = operands(&recipe);
+            let source = Source::F32(Cpu.upload(&values).expect("a source"));
+            let part = (SHAPE, Usage::BOTH, 0);
+            let planned = layer
+                .plan_encode(Role::Activation, part, &source, |_| Ok(None))
+                .expect("a plan");
+            layer.run_encode(&planned).expect("a cast");
+            let roles = [OperandRole::Input, OperandRole::InputForWeightGrad];
+            for (orientation, role) in Orientation::ALL.into_iter().zip(roles) {
+                let expected = layer
+                    .cast(role, &values, SHAPE.rows, SHAPE.cols)
+                    .expect("a cast");
+                if !planned.usage().contains(orientation.usage()) {
+                    assert_eq!(
+                        recipe.name(),
+                        AnyRecipe::all()[0].name(),
+                        "f32 alone is not cast"
+                    );
+                    continue;
+                }
+                let find = |part| planned.target(orientation, part).cloned();
+                let kernel = planned.quantizers().of(orientation).kernel;
+                let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
+                let out = Cpu.alloc::<f32>(SHAPE.elements()).expect("room");
+                let job = DecodeJob {
+                    shape: SHAPE,
+                    kernel,
+                    data: find(Part::Data).expect("codes"),
+                    block_scale: find(Part::BlockScale),
+                    tensor_scale: outer.map(|target| target.bytes),
+                    out: out.clone(),
+                };
+                Cpu.once(Work::Decode(vec![job])).expect("a decode");
+                let found = Cpu.download(&out).expect("values");
+                assert!(found == *expected, "{} {orientation:?}", recipe.name());
+            }
+        }
+    }
+
+    /// Values that are stored as the recipe has them are read as they are.
+    #[test]
+    fn values_of_the_same_code_are_not_cast() {
+        let plain = AnyRecipe::all()[1];
+        let layer = operands(&plain);
+        let source = Source::Bf16(Cpu.alloc(SHAPE.elements()).expect("a source"));
+        let part = (SHAPE, Usage::BOTH, 0);
+        let planned = layer
+            .plan_encode(Role::Gradient, part, &source, |_| Ok(None))
+            .expect("a plan");
+        assert!(planned.usage().is_empty(), "{}", plain.name());
     }
 }

@@ -130,7 +130,7 @@ fn examples() -> String {
 }
 
 const JSON: &str = "\
-JSON: {\"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
+JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One entry of `runs` per seed and recipe, fp32 first:
   recipe                 the name as given
   seed                   of initial weights, batches and stochastic rounding
   ranks, steps           numbers; the steps that are done

@@ -320,7 +320,11 @@ impl Config {
             resume,
             stop_after,
         } = &self.checkpoints;
+        let flag = |given: bool| given.then(|| "given".to_owned());
         let others = [
+            ("--device", Some(self.device.kind().to_owned())),
+            ("--no-audit", flag(!self.audit)),
+            ("--no-cudnn", flag(!self.cudnn)),
             ("--recipe or --compare", Some(runs.join(","))),
             ("--save", path(save)),
             ("--save-every", number(*every)),

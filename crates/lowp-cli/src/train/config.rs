@@ -5,6 +5,7 @@ use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
 use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run, has_tensor_scale};
+use super::variant::Variant;
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
@@ -43,7 +44,6 @@ pub(crate) struct Config {
     /// Whether the last step is measured.
     pub(crate) profile: bool,
     /// Whether attention on a GPU runs by cuDNN where that is found.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs read it"))]
     pub(crate) cudnn: bool,
     /// Steps at the end whose forward products run in bf16.
     pub(crate) tail_steps: usize,
@@ -165,6 +165,15 @@ impl Config {
     /// The last of the seeds.
     pub(crate) fn last_seed(&self) -> u64 {
         self.seed + (self.seeds as u64).saturating_sub(1)
+    }
+
+    /// The recipe of `linear` in a run of `recipe`; in its tail, with forward products in bf16.
+    pub(crate) fn recipe_of(&self, recipe: Variant, linear: &LinearSpec, tail: bool) -> Variant {
+        let own = match self.kept_in_bf16.contains(&linear.name) {
+            true => recipe.in_bf16(),
+            false => recipe.of_block(linear.block, self.model.layers),
+        };
+        if tail { own.with_bf16_forward() } else { own }
     }
 
     /// Whether what forward gathered is still there in backward.

@@ -12,8 +12,9 @@ use lowp_candle::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_shard::{Communicator, Control, LocalComm, ShardError, threads};
+use lowp_transformer::product;
 use lowp_transformer::{Block, MicroBatch, Sizes, Spent, Tokens, Transformer};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::Duration;
 
@@ -38,8 +39,9 @@ impl Network<Cuda> for Gpu {
             cudnn: config.cudnn,
         };
         let transformer = Transformer::new(cuda, sharded, &sizes(config.model), part)?;
-        if let (Some(why), 0) = (transformer.plain_attention(), rank) {
-            output::note(&format!("attention runs as plain products: {why}"));
+        if let (Some(why), true, 0) = (transformer.plain_attention(), config.cudnn, rank) {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| output::note(&format!("attention runs as plain products: {why}")));
         }
         Ok(Self { transformer })
     }
@@ -76,6 +78,13 @@ impl Network<Cuda> for Gpu {
 
     fn take_loss(&mut self) -> Result<f64> {
         Ok(self.transformer.take_loss()?)
+    }
+
+    fn ways(&self) -> String {
+        match self.transformer.plain_attention() {
+            Some(_) => "as products".to_owned(),
+            None => "by cuDNN".to_owned(),
+        }
     }
 
     fn start_profile(&self) -> Result<()> {
@@ -166,6 +175,19 @@ pub(super) fn check(config: &Config) -> Result<(), UsageError> {
             "{tokens} tokens at a time on each GPU: their number is a multiple of 128; change --batch or --seq"
         )));
     }
+    for run in &config.runs {
+        for linear in config.linears() {
+            for tail in [false, true]
+                .into_iter()
+                .take(1 + usize::from(config.tail_steps > 0))
+            {
+                let recipe = config.recipe_of(run.recipe, &linear, tail);
+                product::check(&recipe).map_err(|why| {
+                    UsageError::new(format!("{}, {}: {why}", run.name, linear.name))
+                })?;
+            }
+        }
+    }
     sizes(config.model).check().map_err(UsageError::new)
 }
 
@@ -194,9 +216,12 @@ pub(super) fn process(
 pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<Cuda>, Vec<Comm>)> {
     let found = Cuda::count()?;
     if first + ranks > found && found > 0 {
+        let remedy = match found.saturating_sub(first) {
+            0 => "give --device cuda:N with a smaller N".to_owned(),
+            rest => format!("give --world-size {rest} or less"),
+        };
         return Err(UsageError::new(format!(
-            "--world-size {ranks} from cuda:{first} on: this machine has {found} GPUs; give --world-size {} or less",
-            found.saturating_sub(first)
+            "--world-size {ranks} from cuda:{first} on: this machine has {found} GPUs; {remedy}"
         ))
         .into());
     }

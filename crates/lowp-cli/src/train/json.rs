@@ -8,6 +8,8 @@ use serde::Serialize;
 
 #[derive(Serialize)]
 struct Document<'a> {
+    /// `cpu` or `cuda`.
+    device: &'static str,
     runs: Vec<Run<'a>>,
     config: ConfigRecord,
 }
@@ -30,6 +32,7 @@ pub(crate) fn render(config: &Config, runs: &[RunResult]) -> Result<String> {
         gap_percent: baseline(runs, result).map(|base| result.gap_percent(base)),
     };
     let document = Document {
+        device: config.device.kind(),
         runs: runs.iter().map(record).collect(),
         config: config.record(),
     };

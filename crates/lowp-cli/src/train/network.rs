@@ -42,6 +42,9 @@ pub(super) trait Network<B: Backend>: Sized {
     /// The sum of losses since the last call.
     fn take_loss(&mut self) -> Result<f64>;
 
+    /// How it runs what may run in several ways, the same on all ranks.
+    fn ways(&self) -> String;
+
     /// Begins to measure a step.
     fn start_profile(&self) -> Result<()>;
 
@@ -92,6 +95,10 @@ impl Network<Cpu> for Candle {
 
     fn take_loss(&mut self) -> Result<f64> {
         Ok(std::mem::take(&mut self.loss))
+    }
+
+    fn ways(&self) -> String {
+        String::new()
     }
 
     /// `--profile` is an error before it comes to this.

@@ -136,6 +136,8 @@ impl<B: Backend> Rank<'_, B> {
         let mut trained: Trained<B, N> =
             self.make(run.recipe, in_tail, (&mesh, &specs), resumed.as_ref())?;
         drop(resumed);
+        let ways = trained.network.ways();
+        comm.control().agree("how attention runs", &ways)?;
         let recast = trained.sharded.recast();
         if recast > 0 && self.progress.is_some() {
             let all = specs.0.len();
@@ -249,10 +251,7 @@ impl<B: Backend> Rank<'_, B> {
             threads: self.threads,
             vars: N::VARS,
         };
-        let of = |linear: &LinearSpec| match tail {
-            true => self.recipe_of(recipe, linear).with_bf16_forward(),
-            false => self.recipe_of(recipe, linear),
-        };
+        let of = |linear: &LinearSpec| config.recipe_of(recipe, linear, tail);
         let sharded = match resumed {
             None => ShardedModel::new(self.backend, mesh, of, linears, vars, options)?,
             Some(resumed) => {
@@ -275,7 +274,7 @@ impl<B: Backend> Rank<'_, B> {
         } = trained;
         // Its layers hold weights.
         drop(network);
-        let of = |linear: &LinearSpec| self.recipe_of(recipe, linear).with_bf16_forward();
+        let of = |linear: &LinearSpec| self.config.recipe_of(recipe, linear, true);
         self.over(sharded.in_recipes(of, linears, vars)?, true)
     }
 
@@ -296,13 +295,6 @@ impl<B: Backend> Rank<'_, B> {
             tail,
             steps: 0,
         })
-    }
-
-    fn recipe_of(&self, recipe: Variant, linear: &LinearSpec) -> Variant {
-        match self.config.kept_in_bf16.contains(&linear.name) {
-            true => recipe.in_bf16(),
-            false => recipe.of_block(linear.block, self.config.model.layers),
-        }
     }
 
     /// One step; returns this rank's share of the loss.

@@ -4,6 +4,7 @@ use super::config::Config;
 use super::reference;
 use super::result::{Summary, percent};
 use crate::columns::Columns;
+use crate::device::Device;
 use std::fmt::Write;
 
 /// One line per recipe and what the numbers mean.
@@ -66,6 +67,11 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
     let Some(run) = summaries.first().map(|summary| summary.first) else {
         return notes;
     };
+    if let Device::Cuda(_) = config.device {
+        out.push_str(
+            "on GPUs products of f32 and bf16 operands, the baseline's too, are those of bf16\n",
+        );
+    }
     let compared = summaries.iter().any(|summary| !summary.gaps.is_empty());
     let _ = match compared {
         true => write!(

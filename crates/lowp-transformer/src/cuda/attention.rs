@@ -139,8 +139,8 @@ impl Attention {
                 let places = [q, k, v, at(output, len)?, stats.pointer()];
                 // SAFETY: rows of the sizes that it was planned for.
                 unsafe { sdpa.forward(places) }?;
-                self.shared.trace.mark(|| "attention".to_owned())?;
-                Ok(self.shared.cuda.copy(output, 0..len, out.values, 0)?)
+                self.shared.cuda.copy(output, 0..len, out.values, 0)?;
+                Ok(self.shared.trace.mark(|| "attention".to_owned())?)
             }
             Way::Products { split, p } => self.forward_products(inputs, out, (split, p)),
         }

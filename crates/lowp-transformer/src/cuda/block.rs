@@ -46,10 +46,9 @@ impl Norm {
         let vars = model.var_buffers();
         let missing = || TransformerError::Unsupported(format!("the model has no variable {var}"));
         let gamma = vars.get(var).cloned().ok_or_else(missing)?;
-        let beta = if beta {
-            vars.get(var + 1).cloned()
-        } else {
-            None
+        let beta = match beta {
+            true => Some(vars.get(var + 1).cloned().ok_or_else(missing)?),
+            false => None,
         };
         Ok(Self {
             params: NormParams { gamma, beta },
@@ -118,7 +117,8 @@ pub(super) fn f32_gradient<R: Recipe>(
     match model.var_gradient(index)? {
         Source::F32(buffer) => Ok(buffer),
         Source::Bf16(_) => Err(TransformerError::Unsupported(
-            "gradients of variables are f32: choose f32 gradients".to_owned(),
+            "gradients of variables are f32: build the model with `FloatDtype::F32` gradients"
+                .to_owned(),
         )),
     }
 }
@@ -318,7 +318,7 @@ impl<R: Recipe> Layer<R> {
             } => {
                 let ([q, k, v, o], [gate_proj, up_proj, down]) = (&**attention, &**mlp);
                 first.forward(ops, self.size, input, &q.input)?;
-                self.same_input(&q.input, [k, v])?;
+                self.same_input(&q.input, &[k, v])?;
                 next()?;
                 for (linear, rows) in [q, k, v].into_iter().zip(&self.rows) {
                     linear.forward(rows)?;
@@ -327,7 +327,7 @@ impl<R: Recipe> Layer<R> {
                 self.attention.forward(self.rows(), seen)?;
                 o.forward(branch)?;
                 second.forward(ops, self.size, Some((&first.x, branch)), &gate_proj.input)?;
-                self.same_input(&gate_proj.input, [up_proj, up_proj])?;
+                self.same_input(&gate_proj.input, &[up_proj])?;
                 gate_proj.forward(gate)?;
                 up_proj.forward(up)?;
                 ops.swiglu([gate, up], &down.input, gate.len())?;
@@ -337,17 +337,16 @@ impl<R: Recipe> Layer<R> {
     }
 
     /// Copies the input that layers share to those that keep one of their own.
-    fn same_input(&self, input: &Values, others: [&Linear<R>; 2]) -> Done {
-        let mut done = input.pointer();
+    fn same_input(&self, input: &Values, others: &[&Linear<R>]) -> Done {
+        let mut done = vec![input.pointer()];
         for other in others {
-            if other.input.pointer() != input.pointer() && other.input.pointer() != done {
-                self.shared
-                    .cuda
-                    .copy(input, 0..input.len(), &other.input, 0)?;
-                done = other.input.pointer();
+            if !done.contains(&other.input.pointer()) {
+                let len = input.len();
+                self.shared.cuda.copy(input, 0..len, &other.input, 0)?;
+                done.push(other.input.pointer());
             }
         }
-        Ok(())
+        Ok(self.shared.trace.mark(|| "copies of inputs".to_owned())?)
     }
 
     /// Turns `dx`, the gradient of what the block made of the residual stream, into that of the stream before it.

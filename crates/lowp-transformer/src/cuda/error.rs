@@ -15,7 +15,10 @@ pub enum TransformerError {
     )]
     NoCublas,
     /// cuBLASLt has no kernel for a product.
-    #[error("cuBLASLt has no kernel for {product} ({why})")]
+    #[error(
+        "cuBLASLt has no kernel for {product} ({why}); products of codes with scales per row or per 128 need cuBLASLt 12.9 or later: \
+         install it, or take another recipe (`lowp recipes --device cuda`)"
+    )]
     NoProduct {
         /// The product.
         product: String,

@@ -23,7 +23,7 @@ use super::ops::Ops;
 use super::place::Arena;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::Trace;
-use crate::product::{Codes, Pass, Product, is_codes};
+use crate::product::{self, Codes, Pass, Product, is_codes};
 
 /// What the layers of a model share.
 #[derive(Debug)]
@@ -41,6 +41,14 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Why attention does not run by cuDNN, where it does not.
+    pub(super) fn plain_attention(&self) -> Option<&str> {
+        if !self.cudnn {
+            return Some("cuDNN is left out");
+        }
+        self.sdpa.get()?.as_ref().err().map(String::as_str)
+    }
+
     /// Attention by cuDNN, where it runs it.
     pub(super) fn sdpa(&self, sizes: &SdpaSizes) -> Done<Option<Arc<Sdpa>>> {
         if !self.cudnn {
@@ -119,31 +127,8 @@ impl<R: Recipe> Linear<R> {
         let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
         let Shared { cuda, arena, .. } = &**shared;
-        let codes_of = |role: Role, orientation: Orientation| -> Codes {
-            let operand = recipe.operand(role);
-            let kernel = operand.quantizers.of(orientation).kernel;
-            let read = operand.quantized.contains(orientation.usage());
-            (read && is_codes(&kernel)).then_some(kernel)
-        };
-        for role in [Role::Activation, Role::Gradient] {
-            let operand = recipe.operand(role);
-            for orientation in Orientation::ALL {
-                if operand.quantizers.of(orientation).kernel.hadamard
-                    && codes_of(role, orientation).is_none()
-                {
-                    return Err(TransformerError::Unsupported(
-                        "a recipe whose other operand passes a Hadamard transform while this one stays exact runs on the CPU only"
-                            .to_owned(),
-                    ));
-                }
-            }
-        }
-        let weight_operand = recipe.operand(Role::Weight);
-        if operands.operand(Role::Weight).is_some() && !weight_operand.quantized.is_empty() {
-            return Err(TransformerError::Unsupported(
-                "a recipe whose weights live in another code than products read runs on the CPU only".to_owned(),
-            ));
-        }
+        product::check(&recipe).map_err(|why| TransformerError::Unsupported(why.to_owned()))?;
+        let codes_of = |role: Role, orientation: Orientation| Codes::of(&recipe, role, orientation);
         let products = Pass::ALL.map(|pass| {
             let [a, b] = pass
                 .operands()
@@ -162,8 +147,8 @@ impl<R: Recipe> Linear<R> {
             (rows, Usage::BOTH, first_token),
             &Source::Bf16(input.clone()),
             |spec| match spec.key.usage == Usage::ROWWISE {
-                true => arena.codes("x", spec, spec.bytes(rows)).ok(),
-                false => None,
+                true => arena.codes("x", spec, spec.bytes(rows)).map(Some),
+                false => Ok(None),
             },
         )?;
         let outputs = Shape::new(tokens, shape.rows);
@@ -171,7 +156,7 @@ impl<R: Recipe> Linear<R> {
             Role::Gradient,
             (outputs, Usage::BOTH, first_token),
             &Source::Bf16(gradient.clone()),
-            |spec| arena.codes("dy", spec, spec.bytes(outputs)).ok(),
+            |spec| arena.codes("dy", spec, spec.bytes(outputs)).map(Some),
         )?;
         let mut layer = Self {
             shared: Arc::clone(shared),
@@ -211,7 +196,8 @@ impl<R: Recipe> Linear<R> {
                 };
                 // Rowwise codes of inputs are gone by then.
                 let kept = role == Role::Gradient || pass == Pass::Forward;
-                let from = if kept { from } else { orientation };
+                let made = encode.usage().contains(from.usage());
+                let from = if kept && made { from } else { orientation };
                 let shape = Shape::new(self.tokens, cols);
                 let kernel = encode.quantizers().of(from).kernel;
                 let find = |part| encode.target(from, part).cloned();

@@ -367,7 +367,7 @@ impl Planned {
         found
             .map(|found| found.algo)
             .map_err(|error| TransformerError::NoProduct {
-                product: format!("{product:?}"),
+                product: product.describe(),
                 why: format!("{:?}", error.0),
             })
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::bf16;
 use lowp_candle::ShardedModel;
-use lowp_format::{Phase, Recipe};
+use lowp_format::{Phase, Recipe, Shape};
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
@@ -122,6 +122,12 @@ impl<R: Recipe> Transformer<R> {
             sdpa: OnceLock::new(),
         });
         let vars = model.var_buffers();
+        if vars.is_empty() {
+            return Err(TransformerError::Unsupported(
+                "the variables of the model are not on the device: build it with `VarPlace::Backend`".to_owned(),
+            ));
+        }
+        check_shapes(sizes, model)?;
         let var = |index: usize| -> Done<(usize, CudaBuffer<f32>)> {
             let missing =
                 || TransformerError::Unsupported(format!("the model has no variable {index}"));
@@ -187,7 +193,7 @@ impl<R: Recipe> Transformer<R> {
 
     /// Why attention does not run by cuDNN but as plain products, where it does.
     pub fn plain_attention(&self) -> Option<&str> {
-        self.shared.sdpa.get()?.as_ref().err().map(String::as_str)
+        self.shared.plain_attention()
     }
 
     /// Which products run in each linear layer: forward, input gradient, weight gradient.
@@ -316,7 +322,7 @@ impl<R: Recipe> Transformer<R> {
             .map_or(&self.norm, |layer| &layer.norms[0]);
         let positions = self.positions.as_ref().map(|(_, positions)| positions);
         ops.embedding(
-            [self.tokens, dim, seq],
+            [self.tokens, dim, seq, vocab],
             &self.batch.ids,
             (&self.table.1, positions),
             &first.x,
@@ -429,17 +435,46 @@ impl<R: Recipe> Transformer<R> {
             dx,
             (&self.batch.starts, &self.batch.order),
             &grad,
-            [vocab, dim],
+            [tokens, vocab, dim],
         )?;
         model.push_var_gradient(self.table.0)?;
         if let Some((index, _)) = self.positions {
             let grad = f32_gradient(model, index)?;
             let [starts, order] = &self.batch.by_position;
-            ops.sum_rows(dx, (starts, order), &grad, [seq, dim])?;
+            ops.sum_rows(dx, (starts, order), &grad, [tokens, seq, dim])?;
             model.push_var_gradient(index)?;
         }
         Ok(())
     }
+}
+
+/// Checks that `model` has the weights and variables of these sizes.
+fn check_shapes<R: Recipe>(sizes: &Sizes, model: &ShardedModel<Cuda, R>) -> Done {
+    let wrong = |text: String| Err(TransformerError::Unsupported(text));
+    let linears = sizes.linears();
+    for (index, &[rows, cols]) in linears.iter().enumerate() {
+        let shape = model.weight(index).map(|weight| weight.full_shape());
+        if shape != Some(Shape::new(rows, cols)) {
+            let found = shape.map_or_else(|| "no weight".to_owned(), |shape| shape.to_string());
+            return wrong(format!(
+                "linear layer {index} is {rows}x{cols}, and the model has {found}"
+            ));
+        }
+    }
+    if model.weight(linears.len()).is_some() {
+        return wrong(format!(
+            "the model has more than {} linear layers",
+            linears.len()
+        ));
+    }
+    let (vars, found) = (sizes.vars(), model.var_buffers());
+    let lens: Vec<usize> = found.iter().map(CudaBuffer::len).collect();
+    if lens != vars {
+        return wrong(format!(
+            "variables of {vars:?} values, and the model has {lens:?}"
+        ));
+    }
+    Ok(())
 }
 
 /// A product of plain matrices.

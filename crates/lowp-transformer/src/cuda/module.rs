@@ -25,7 +25,6 @@ const NAMES: [(&str, &[&str]); 4] = [
             "gelu_backward",
             "swiglu_forward",
             "swiglu_backward",
-            "add",
             "narrow",
         ],
     ),

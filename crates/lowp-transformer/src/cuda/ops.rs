@@ -328,10 +328,10 @@ impl Ops {
         unsafe { self.launch("softmax_backward", [matrices * seq, 1], [128, 1], &args) }
     }
 
-    /// Rows of `table` by token, and of `positions`. `ids` are below the rows of the table.
+    /// Rows of `table` by token, and of `positions`. `ids` are below `vocab`.
     pub(super) fn embedding(
         &self,
-        [tokens, dim, seq]: [usize; 3],
+        [tokens, dim, seq, vocab]: [usize; 4],
         ids: &CudaBuffer<u8>,
         (table, positions): (&Sums, Option<&Sums>),
         x: &Values,
@@ -339,7 +339,7 @@ impl Ops {
         let threads = octets(tokens * dim)?;
         let args = [
             Arg::Pointer(at(ids, 4 * tokens)?),
-            Arg::Pointer(table.pointer()),
+            Arg::Pointer(at(table, vocab * dim)?),
             null_or(positions, seq * dim)?,
             Arg::Pointer(at(x, tokens * dim)?),
             Arg::Int(seq),
@@ -363,12 +363,12 @@ impl Ops {
         dx: &Values,
         (starts, order): (&CudaBuffer<u8>, &CudaBuffer<u8>),
         out: &Sums,
-        [rows, dim]: [usize; 2],
+        [tokens, rows, dim]: [usize; 3],
     ) -> Done {
         let args = [
-            Arg::Pointer(dx.pointer()),
+            Arg::Pointer(at(dx, tokens * dim)?),
             Arg::Pointer(at(starts, 4 * (rows + 1))?),
-            Arg::Pointer(order.pointer()),
+            Arg::Pointer(at(order, 4 * tokens)?),
             Arg::Pointer(at(out, rows * dim)?),
             Arg::Int(dim),
         ];
