@@ -40,7 +40,8 @@ pub(crate) fn matching(
 /// differ only in what its braces hold. `*` matches any characters, the same ones in all names of a group.
 ///
 /// # Errors
-/// Patterns with other signs, of which no two names are a group, or that put a name into two groups; `names_are` says what there is.
+/// Patterns with other signs, with an alternative that matches nothing, of which no two names are a group, or that put a name into two
+/// groups; `names_are` says what there is.
 pub(crate) fn groups(
     option: &str,
     patterns: &[String],
@@ -51,16 +52,32 @@ pub(crate) fn groups(
     let mut taken: BTreeMap<usize, &str> = BTreeMap::new();
     for text in patterns.iter().flat_map(|text| split(text)) {
         let wrong = |why: String| UsageError::new(format!("{option} '{}' {why}", shown(text)));
+        if choices(text) > MOST {
+            return Err(wrong(format!(
+                "stands for more than {MOST} names; write fewer alternatives, or several patterns"
+            )));
+        }
         let alternatives = expand(text).ok_or_else(|| {
             wrong("is no such pattern: it has names, * and {a,b}, not one in another".to_owned())
         })?;
         let mut found: BTreeMap<Vec<&str>, Vec<usize>> = BTreeMap::new();
-        for (number, name) in names.iter().enumerate() {
-            let of = alternatives
-                .iter()
-                .find_map(|alternative| starred(alternative, name));
-            if let Some(stars) = of {
-                found.entry(stars).or_default().push(number);
+        for alternative in &alternatives {
+            let mut any = false;
+            for (number, name) in names.iter().enumerate() {
+                if let Some(stars) = starred(alternative, name) {
+                    any = true;
+                    let group = found.entry(stars).or_default();
+                    if !group.contains(&number) {
+                        group.push(number);
+                    }
+                }
+            }
+            if !any {
+                return Err(wrong(format!(
+                    "stands for '{}' among others, which matches nothing: {}",
+                    shown(alternative),
+                    names_are()
+                )));
             }
         }
         found.retain(|_, group| group.len() > 1);
@@ -70,7 +87,8 @@ pub(crate) fn groups(
                 names_are()
             )));
         }
-        for group in found.into_values() {
+        for mut group in found.into_values() {
+            group.sort_unstable();
             for &number in &group {
                 if let Some(other) = taken.insert(number, text) {
                     return Err(wrong(format!(
@@ -83,7 +101,19 @@ pub(crate) fn groups(
             all.push(group);
         }
     }
+    // The same groups are the same, however they were written.
+    all.sort_unstable();
     Ok(all)
+}
+
+/// Most names that the braces of a pattern stand for.
+const MOST: usize = 4096;
+
+/// How many names the braces of `text` stand for, at least.
+fn choices(text: &str) -> usize {
+    let braces = text.split('{').skip(1);
+    let each = braces.map(|rest| 1 + rest.split('}').next().unwrap_or("").matches(',').count());
+    each.fold(1, usize::saturating_mul)
 }
 
 /// The patterns without braces that `text` stands for; `None` where braces lie in each other or do not close, or for other signs of
@@ -179,7 +209,7 @@ mod tests {
         };
         let expected = vec![vec![0, 1, 2], vec![4, 5, 6], vec![8, 9, 10]];
         assert_eq!(made("*.{q,k,v}_proj.weight"), Ok(expected.clone()));
-        assert_eq!(made("layers.*.attn.{q,k,v,x}_proj.*"), Ok(expected));
+        assert_eq!(made("layers.*.attn.{v,q,k}_proj.*"), Ok(expected));
         assert_eq!(
             made("layers.{0,2}.attn.{q,o}_proj.weight"),
             Ok(vec![vec![0, 3, 8, 11]])
@@ -191,6 +221,11 @@ mod tests {
         for (text, expected) in [
             ("*.q_proj.weight", "matches no two names"),
             ("*.{q,k,x", "is no such pattern"),
+            (
+                "*.{q,k,x}_proj.weight",
+                "stands for '*.x_proj.weight' among others, which matches nothing: none",
+            ),
+            (&*"{a,b}".repeat(30), "stands for more than 4096 names"),
             ("*.{q,{k,v}}*", "is no such pattern"),
             ("*.[qk]_proj.weight", "is no such pattern"),
             (
@@ -203,6 +238,17 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    /// An alternative that begins another one takes nothing from it.
+    #[test]
+    fn every_alternative_is_tried() {
+        let names = ["a1.w", "a11.w", "a2.w", "a1.u"];
+        let made = |text: &str| groups("--group", &[text.to_owned()], &names, || "none".to_owned());
+        for text in ["a{1,2,11}.w", "a{11,1,2}.w"] {
+            assert_eq!(made(text).expect("groups"), [[0, 1, 2]]);
+        }
+        assert_eq!(made("a{1,2,11}*.w").expect("groups"), [[0, 1, 2]]);
     }
 
     proptest::proptest! {

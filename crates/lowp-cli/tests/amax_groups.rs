@@ -189,7 +189,7 @@ fn groups_that_cannot_be_are_told() {
         ),
         (
             "--recipe nvfp4-1d --amax-group *.{q,k}.weight --ignore *.q.weight",
-            "matches no two names",
+            "stands for '*.q.weight' among others, which matches nothing",
         ),
         (
             "--recipe nvfp4-1d --amax-group *.{q,k}.weight,*.{k,v}.weight",
@@ -224,6 +224,14 @@ fn groups_that_cannot_be_are_told() {
         (
             "--recipe nvfp4-2d --amax-group *.{q,k,v}_proj.weight",
             "they are block0.qkv",
+        ),
+        (
+            "--recipe nvfp4-2d --amax-group *.{qkv,fc} --keep-bf16 *.fc",
+            "stands for '*.fc' among others, which matches nothing",
+        ),
+        (
+            "--recipe nvfp4-2d+bf16-ends --amax-group *.{qkv,fc}",
+            "--amax-group",
         ),
     ] {
         let message = bench.rejected(2, &format!("{train} {options}"));

@@ -92,6 +92,35 @@ fn saved(about: serde_json::Value, pieces: &[(&str, Dtype, [usize; 2])]) -> Benc
     bench
 }
 
+/// Weights that no recipe by itself makes: those of the tail of a run, and of modified recipes.
+#[test]
+fn values_of_mixtures() {
+    let bench = Bench::new();
+    let train = "train --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 2 --world-size 2 --no-baseline";
+    bench.done(&format!(
+        "{train} --recipe mxfp8 --precision-tail 0.5 --save tail"
+    ));
+    bench.done(&format!(
+        "{train} --recipe nvfp4-1d+exact-weights-forward --save mixed"
+    ));
+    for (run, folder) in [
+        ("tail", "mxfp8-seed0"),
+        ("mixed", "nvfp4-1d+exact-weights-forward-seed0"),
+    ] {
+        let message = bench.rejected(
+            2,
+            &format!("export {run}/{folder} -o x --to compressed-tensors"),
+        );
+        assert!(
+            message.contains("export the values by --to bf16"),
+            "{message}"
+        );
+        bench.done(&format!("export {run}/{folder} -o {run}-fp32 --to fp32"));
+        let found = Contents::read(&bench.path(&format!("{run}-fp32/model.safetensors")));
+        assert_eq!(found.tensors["block0.qkv.weight"].1, [96, 32]);
+    }
+}
+
 #[test]
 fn checkpoints_that_make_no_sense() {
     let weight = |recipe: &str, shape: serde_json::Value| json!({ "weights": { "w": { "recipe": recipe, "options": {}, "shape": shape, "kernels": "" } } });
@@ -115,7 +144,7 @@ fn checkpoints_that_make_no_sense() {
         ),
         (
             weight("mxfp8", json!([32, 32])),
-            "its bytes follow from other rules than those of mxfp8 here",
+            "the codes of 'w' are of no recipe as it stands",
         ),
     ] {
         let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);

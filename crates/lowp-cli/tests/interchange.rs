@@ -215,6 +215,16 @@ fn listing(folder: &Path) -> String {
     lines.join("\n") + "\n"
 }
 
+/// What engines read is not quantized once more.
+#[test]
+fn exported_models_are_not_quantized_again() {
+    let bench = Bench::new();
+    hub(&bench, "mxfp4");
+    bench.done("export q.safetensors -o e --to compressed-tensors");
+    let message = bench.rejected(2, "quantize e -o again --recipe fp8-current");
+    assert!(message.contains("`lowp import` it first"), "{message}");
+}
+
 #[test]
 fn what_each_target_has() {
     let bench = Bench::new();

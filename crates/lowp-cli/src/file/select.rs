@@ -3,6 +3,7 @@
 use super::args::Setup;
 use super::fields;
 use super::input_error::{file_error, input_error};
+use super::interchange::record::PREFIX;
 use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
@@ -102,6 +103,12 @@ pub(super) struct Matrix {
 /// # Errors
 /// Names the first.
 pub(super) fn reject_quantized(model: &Model) -> Result<()> {
+    if model.metadata().keys().any(|key| key.starts_with(PREFIX)) {
+        return Err(file_error(
+            model.path(),
+            "it was written by lowp export and is quantized already; give the model before it was, or `lowp import` it first",
+        ));
+    }
     match meta::quantized(model)?.keys().next() {
         None => Ok(()),
         Some(name) => Err(file_error(

@@ -19,11 +19,16 @@ impl FromStr for On {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some(number) = text.strip_prefix("sm_") else {
-            return text.parse().map(Self::Device);
+            return match text.parse() {
+                Ok(device) => Ok(Self::Device(device)),
+                Err(why) => Err(format!(
+                    "{why}, and `sm_90` and the like are GPUs that are not here"
+                )),
+            };
         };
         match number.parse::<i32>() {
-            Ok(number) if (50..1000).contains(&number) => {
-                Ok(Self::Architecture(number / 10, number % 10))
+            Ok(known) if (50..1000).contains(&known) && known.to_string() == number => {
+                Ok(Self::Architecture(known / 10, known % 10))
             }
             _ => Err(format!("sm_{number} is no architecture; Hopper is sm_90")),
         }

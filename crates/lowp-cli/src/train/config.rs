@@ -108,6 +108,7 @@ impl Config {
             check_shapes(run, model)?;
             check_sharding(run, sharding)?;
         }
+        let kept_in_bf16 = kept_in_bf16(&args.keep_bf16, model)?;
         let config = Self {
             model,
             device: args.device,
@@ -121,8 +122,8 @@ impl Config {
             profile: args.profile,
             cudnn: !args.no_cudnn,
             tail_steps: tail_steps(args.precision_tail, steps)?,
-            kept_in_bf16: kept_in_bf16(&args.keep_bf16, model)?,
-            amax_groups: amax_groups(&args.amax_group, model, &runs)?,
+            amax_groups: amax_groups(&args.amax_group, model, &runs, &kept_in_bf16)?,
+            kept_in_bf16,
             seed: args.seed,
             seeds: args.seeds,
             batch: args.batch,
@@ -142,10 +143,13 @@ impl Config {
             checkpoints: Checkpoints::new(args, steps)?,
             runs,
         };
-        if config.profile && config.device == Device::Cpu {
-            return Err(UsageError::new(
-                "--profile measures a GPU: add --device cuda, or leave it out",
-            ));
+        let of_gpus = [("--profile", config.profile), ("--no-cudnn", !config.cudnn)];
+        if let (Some((option, _)), Device::Cpu) =
+            (of_gpus.iter().find(|(_, given)| *given), config.device)
+        {
+            return Err(UsageError::new(format!(
+                "{option} is of GPUs: add --device cuda, or leave it out"
+            )));
         }
         #[cfg(feature = "cuda")]
         if let Device::Cuda(_) = config.device {
@@ -364,6 +368,7 @@ fn amax_groups(
     patterns: &[String],
     model: GptConfig,
     runs: &[Run],
+    kept: &[String],
 ) -> Result<Vec<Vec<String>>, UsageError> {
     if patterns.is_empty() {
         return Ok(Vec::new());
@@ -375,7 +380,12 @@ fn amax_groups(
             names.join(" or ")
         )));
     }
-    let linears = model.linears();
+    // Those that have an amax.
+    let mut linears = model.linears();
+    linears.retain(|linear| {
+        let own = |run: &Run| run.recipe.of_block(linear.block, model.layers);
+        !kept.contains(&linear.name) && runs.iter().any(|run| has_tensor_scale(&own(run)))
+    });
     let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
     let groups = globs::groups("--amax-group", patterns, &names, || {
         layers_are(&linears, model)

@@ -62,6 +62,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 fn train(args: &Args, world: &World) -> Result<()> {
     let config = Config::new(args, world.started())?;
+    #[cfg(not(feature = "cuda"))]
+    if let crate::device::Device::Cuda(_) = config.device {
+        return crate::device::without_cuda();
+    }
     check_distinct(
         args.data.as_deref().map(|path| ("--data", path)),
         args.outputs()

@@ -56,11 +56,11 @@ pub(super) struct Trained {
 }
 
 impl Trained {
-    /// The latest checkpoint of `folder`, which may be one itself.
+    /// The latest checkpoint of `folder`, which may be one itself; for `values` of weights alone, whatever their codes are.
     ///
     /// # Errors
-    /// There is none, it is damaged, or it was saved by another program.
-    pub(super) fn open(folder: &Path) -> Result<Self> {
+    /// There is none, it is damaged, it was saved by another program, or codes are asked for that no recipe makes.
+    pub(super) fn open(folder: &Path, values: bool) -> Result<Self> {
         let checkpoint = Checkpoint::latest(folder).map_err(|e| input_error(e.to_string()))?;
         let path = checkpoint.folder().to_owned();
         let about = checkpoint.about();
@@ -71,24 +71,39 @@ impl Trained {
             )
         })?;
         let mut weights = Vec::new();
-        let (of_weights, of_others): (Vec<_>, Vec<_>) = said
+        let (of_weights, mut of_others): (Vec<_>, Vec<_>) = said
             .iter()
             .partition(|(_, about)| about.get(KERNELS).is_some());
         for (saved, about) in of_weights {
-            let tensor = weight(saved, about).map_err(|why| {
+            let wrong = |why: String| {
+                let name = shown(saved);
                 file_error(
                     &path,
-                    format!(
-                        "what it says of '{}' makes no sense: {}; use the lowp that saved it",
-                        shown(saved),
-                        message(&why)
-                    ),
+                    format!("what it says of '{name}' makes no sense: {why}"),
                 )
-            })?;
-            weights.push(TrainedWeight {
-                saved: saved.clone(),
-                tensor,
-            });
+            };
+            let tensor = weight(saved, about)
+                .map_err(|why| wrong(format!("{}; use the lowp that saved it", message(&why))))?;
+            match tensor {
+                Some(tensor) => weights.push(TrainedWeight {
+                    saved: saved.clone(),
+                    tensor,
+                }),
+                // Its values are there all the same.
+                None if values && checkpoint.has(&format!("{saved}{MASTER}")) => {
+                    of_others.push((saved, about));
+                }
+                None => {
+                    return Err(file_error(
+                        &path,
+                        format!(
+                            "the codes of '{}' are of no recipe as it stands: of a modified one, of --precision-tail, or of another lowp; \
+                             export the values by --to bf16 or --to fp32, or an earlier step",
+                            shown(saved)
+                        ),
+                    ));
+                }
+            }
         }
         group(&mut weights, &about["config"]["amax_groups"]);
         let mut masters = Vec::new();
@@ -114,10 +129,18 @@ impl Trained {
                     .try_fold(1usize, |product, dim| product.checked_mul(*dim))
             };
             let dims = dims.filter(|dims| elements(dims) == Some(len));
+            let of_codes = |(other, about): &&(&String, &Value)| {
+                *other == name && about.get(KERNELS).is_some()
+            };
+            let name = match weight {
+                Some(weight) => weight.tensor.name.clone(),
+                None if of_others.iter().any(|other| of_codes(&other)) => file_name(name),
+                None => name.to_owned(),
+            };
             masters.push(Master {
                 saved: tensor.name.to_owned(),
                 len,
-                name: weight.map_or(name, |weight| &weight.tensor.name).to_owned(),
+                name,
                 dims: dims.unwrap_or_else(|| vec![len]),
                 of_weight: weight.is_some(),
             });
@@ -348,7 +371,7 @@ pub(in crate::file) fn transposed(
 }
 
 /// What the index says of weight `saved`.
-fn weight(saved: &str, about: &Value) -> Result<Quantized, String> {
+fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
     let recipe_name = about["recipe"].as_str().ok_or("it names no recipe")?;
     let mut options = RecipeOptions::default();
     for (name, value) in about["options"].as_object().into_iter().flatten() {
@@ -373,17 +396,16 @@ fn weight(saved: &str, about: &Value) -> Result<Quantized, String> {
         amax_group: None,
         shard: None,
     };
-    let name = match saved.ends_with(".weight") {
+    let tensor = Quantized::from_text(&file_name(saved), text)?;
+    Ok((about_recipe(&recipe, tensor.full) == *about).then_some(tensor))
+}
+
+/// The name in files of the weight that a checkpoint calls `saved`.
+fn file_name(saved: &str) -> String {
+    match saved.ends_with(".weight") {
         true => saved.to_owned(),
         false => format!("{saved}.weight"),
-    };
-    let tensor = Quantized::from_text(&name, text)?;
-    if about_recipe(&recipe, tensor.full) != *about {
-        return Err(format!(
-            "its bytes follow from other rules than those of {recipe_name} here"
-        ));
     }
-    Ok(tensor)
 }
 
 /// Notes which weights had one amax while they were trained, by the names of the `groups` that the index has.

@@ -84,7 +84,8 @@ pub(crate) struct Args {
 /// Input that cannot be read or has no form of the target, or a folder that cannot be written.
 pub(super) fn main(args: &Args) -> Result<()> {
     if saved::is_saved(&args.input) {
-        let trained = Trained::open(&args.input)?;
+        let values = matches!(args.to, Target::Fp32 | Target::Bf16);
+        let trained = Trained::open(&args.input, values)?;
         return Input::of_checkpoint(&trained, args.to)?.export(args, None, trained.bytes());
     }
     let hub = Hub::open(&args.input)?;

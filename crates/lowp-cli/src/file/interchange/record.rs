@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What the key of a tensor begins with; its name follows. Not one of the keys of a file that holds lowp's own tensors.
-const PREFIX: &str = "lowp-export.";
+pub(in crate::file) const PREFIX: &str = "lowp-export.";
 
 /// The JSON object under that key.
 #[derive(Clone, Debug, Deserialize, Serialize)]
