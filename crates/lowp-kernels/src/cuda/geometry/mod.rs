@@ -112,6 +112,7 @@ impl Decode {
                 return decode_path::TRANSPOSED;
             }
         } else if element == code::E2M1
+            && rule != rule::TENSOR
             && extent == extent::TENSOR
             && width >= 4
             && aligned(4)

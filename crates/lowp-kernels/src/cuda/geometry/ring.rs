@@ -168,6 +168,11 @@ impl Encode {
         }
         let parts = passes.iter().map(Part::of).collect::<Option<Vec<_>>>()?;
         let kernel = kernel(&parts, self.stochastic != 0)?;
+        // It stores scales in the order of rows alone.
+        let crossed = passes.iter().any(|pass| pass.scale[1] != 0);
+        if kernel == Kernel::EncodeRingE8m0Fp8 && crossed {
+            return None;
+        }
         let [rows, cols] = tile(kernel, false);
         let whole = self.rows.is_multiple_of(rows.into()) && self.cols.is_multiple_of(cols.into());
         whole.then_some(kernel)

@@ -94,6 +94,11 @@ fn whole_tiles_of_bf16_go_through_a_ring() {
         pass.ingredients.rule = rule::E8M0_EVEN;
     }
     assert_eq!(even.ring(), None);
+    // Scales in the order of columns are not what it stores.
+    let mut crossed = job(160, 768);
+    assert_eq!(crossed.ring(), Some(ring));
+    crossed.pass[0].scale[1] = 4096;
+    assert_eq!(crossed.ring(), None);
 }
 
 #[test]
