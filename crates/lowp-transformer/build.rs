@@ -20,15 +20,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     lowp_nvcc::rerun_if_changed();
-    match embed() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            for line in why.lines() {
-                println!("cargo::error={line}");
-            }
-            ExitCode::FAILURE
-        }
-    }
+    lowp_nvcc::end(embed())
 }
 
 fn embed() -> Result<()> {

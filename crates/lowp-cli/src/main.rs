@@ -9,6 +9,8 @@ mod device;
 mod file;
 mod files;
 mod globs;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod output;
 mod plan;
 mod recipes;

@@ -19,7 +19,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, ExitCode, Output};
 use std::sync::Mutex;
 use std::{env, fmt, fs, io, thread};
 
@@ -384,6 +384,19 @@ pub fn rerun_if_changed() {
     println!("cargo::rerun-if-changed=cuda");
     for name in ["LOWP_CUDA_KERNELS", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
+    }
+}
+
+/// How a build script ends: an error is told to cargo, line by line.
+pub fn end(done: Result<()>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            for line in why.lines() {
+                println!("cargo::error={line}");
+            }
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -2,20 +2,18 @@
 
 use super::measure::copy_rate;
 use super::report::{RankRow, RanksReport};
+use crate::gpus;
 use crate::output;
-use crate::usage::UsageError;
 use anyhow::{Context, Result, anyhow};
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
-use lowp_nccl::{NcclComm, NcclOptions, Sums};
+use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, Control, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets,
-    GradParam, GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered,
-    run_comms, threads,
+    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
+    GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered, run_comms,
 };
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Layers and width of the model: 1.007 billion parameters in 80 weights.
@@ -67,31 +65,10 @@ pub(super) fn run(
     size: Size,
     options: NcclOptions,
 ) -> Result<RanksReport> {
-    let found = Cuda::count()?;
-    if first + ranks > found {
-        return Err(UsageError::new(format!(
-            "--ranks {ranks} from cuda:{first} on: this machine has {found} GPUs; give --ranks {} or less",
-            found.saturating_sub(first)
-        ))
-        .into());
-    }
-    let devices = (first..first + ranks).map(crate::device::open);
-    let devices: Vec<Cuda> = devices.collect::<Result<_>>()?;
-    let controls = threads(ranks, LIMIT);
-    let join =
-        |(cuda, control): (&Cuda, Arc<dyn Control>)| NcclComm::new(control, &cuda.fork()?, options);
-    let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
-        let start = |rank| scope.spawn(move || join(rank));
-        let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
-        let joined = joining.into_iter().map(|rank| rank.join());
-        let lost = |_| ShardError::Failed {
-            rank: 0,
-            message: "a thread that joins NCCL panicked".to_owned(),
-        };
-        joined.map(|rank| rank.map_err(lost)?).collect()
-    });
+    let devices = gpus::open("--ranks", first, ranks)?;
+    let comms = gpus::join(&devices, LIMIT, options)?;
     let note = |text: &str| output::note(text);
-    let results = run_comms(comms?, |rank, comm| {
+    let results = run_comms(comms, |rank, comm| {
         let rank = Rank {
             cuda: devices[rank].clone(),
             comm,

@@ -5,17 +5,17 @@ use super::model::{Arch, Batch, GptConfig};
 use super::network::{Network, Place};
 use super::variant::Variant;
 use crate::columns::Columns;
+use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use lowp_candle::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
-use lowp_shard::{Communicator, Control, LocalComm, ShardError, threads};
+use lowp_shard::{Communicator, Control, LocalComm};
 use lowp_transformer::product;
 use lowp_transformer::{Block, MicroBatch, Sizes, Spent, Tokens, Transformer};
 use std::sync::{Arc, Once};
-use std::thread;
 use std::time::Duration;
 
 type Comm = Arc<dyn Communicator<Cuda>>;
@@ -214,40 +214,13 @@ pub(super) fn process(
 /// # Errors
 /// Too few GPUs, no NCCL, or a rank that failed.
 pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<Cuda>, Vec<Comm>)> {
-    let found = Cuda::count()?;
-    if first + ranks > found && found > 0 {
-        let remedy = match found.saturating_sub(first) {
-            0 => "give --device cuda:N with a smaller N".to_owned(),
-            rest => format!("give --world-size {rest} or less"),
-        };
-        return Err(UsageError::new(format!(
-            "--world-size {ranks} from cuda:{first} on: this machine has {found} GPUs; {remedy}"
-        ))
-        .into());
-    }
-    let devices: Vec<Cuda> = (first..first + ranks)
-        .map(crate::device::open)
-        .collect::<Result<_>>()?;
+    let devices = gpus::open("--world-size", first, ranks)?;
     let [device] = devices.as_slice() else {
         let options = NcclOptions {
             limit,
             ..NcclOptions::default()
         };
-        let controls = threads(ranks, limit);
-        let join = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
-            NcclComm::new(control, &cuda.fork()?, options)
-        };
-        let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
-            let start = |rank| scope.spawn(move || join(rank));
-            let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
-            let joined = joining.into_iter().map(|rank| rank.join());
-            let lost = |_| ShardError::Failed {
-                rank: 0,
-                message: "a thread that joins NCCL panicked".to_owned(),
-            };
-            joined.map(|rank| rank.map_err(lost)?).collect()
-        });
-        let comms = comms.map_err(|error| anyhow!("{error}"))?;
+        let comms = gpus::join(&devices, limit, options)?;
         return Ok((
             devices,
             comms
