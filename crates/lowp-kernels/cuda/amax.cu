@@ -47,9 +47,10 @@ __device__ __forceinline__ float generic_amax(const Amax& job, uint64_t first, u
     uint64_t row = (job.start + first + e) / job.cols, col = (job.start + first + e) % job.cols;
     for (int p = 0; p < 2; ++p) {
       const AmaxBlocks& part = job.blocks[p];
-      if (part.out) {
-        raise(pointer<float>(part.out) + row / part.rows * cdiv(job.cols, part.cols) + col / part.cols, rounded(job, a));
-      }
+      if (!part.out) continue;
+      const uint64_t top = part.rows == WHOLE_SIDE ? 0 : row / part.rows;
+      const uint64_t wide = part.cols == WHOLE_SIDE ? 1 : cdiv(job.cols, part.cols), left = part.cols == WHOLE_SIDE ? 0 : col / part.cols;
+      raise(pointer<float>(part.out) + top * wide + left, rounded(job, a));
     }
     all = fmaxf(all, a);
   }

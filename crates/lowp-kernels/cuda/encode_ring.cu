@@ -1,7 +1,7 @@
 // Encode of large matrices of bfloat16, of whole tiles of 128 x 64 or 32 x 256: several of them side by side, of which the next
 // are on their way. Memory answers long streams of reads better than as many loads that the same thread waits for.
 #include <lowp/begin.cuh>
-#include <lowp/ring_e8m0.cuh>
+#include <lowp/ring_two_level_e8m0.cuh>
 #include <lowp/ring_fp4.cuh>
 #include <lowp/ring_fp8.cuh>
 #include <lowp/ring_wide.cuh>

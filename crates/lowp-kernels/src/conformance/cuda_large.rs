@@ -54,7 +54,7 @@ fn more_than_two_to_the_31st_elements() {
 #[test]
 fn rings_and_streams_write_what_the_cpu_writes() {
     device::once(|rig| {
-        let (cols, repeats) = (64 * 129, 96);
+        let (cols, repeats) = (256 * 33, 96);
         let shape = Shape::new(PERIOD * repeats, cols);
         // Lines have entries of their own, which do not repeat themselves; some blocks do not end with the period.
         let repeats_itself = |key: &KernelKey| {

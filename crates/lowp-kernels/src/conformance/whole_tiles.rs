@@ -10,9 +10,9 @@ const SHAPE: Shape = Shape {
     cols: 640,
 };
 
-/// Five tiles of 256 columns: of 1024, the last is not full.
+/// Three rows of five tiles of 32 by 256: of 1024 columns, the last is not full.
 const WIDE: Shape = Shape {
-    rows: 32,
+    rows: 96,
     cols: 1280,
 };
 

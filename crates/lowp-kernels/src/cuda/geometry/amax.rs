@@ -65,6 +65,11 @@ impl Job for Amax {
         let rows = u64::from(AMAX_ROWS);
         self.first_row = self.start / self.cols.max(1) / rows * rows;
         self.tiles_across = cdiv(self.cols, AMAX_COLS.into());
+        // A few values of a very wide matrix would be found in tiles that are nearly all empty.
+        if self.path == amax_path::TILES && self.tiles() > (self.len / 64).max(4) {
+            self.path = amax_path::GENERIC;
+            self.vector = 0;
+        }
     }
 
     fn tiles(&self) -> u64 {
@@ -113,6 +118,27 @@ mod tests {
         assert_eq!(tiles([[128, 128], [0, 0]]), tiled);
         assert_eq!(tiles([[1, 128], [16, 1]]), tiled);
         assert_eq!(tiles([[1, 32], [5, 3]]), (amax_path::GENERIC, 128, 25));
+    }
+
+    #[test]
+    fn few_values_of_wide_matrices_have_few_tiles() {
+        for len in [1, 63, 4096, 1 << 20] {
+            let mut job = Amax {
+                source: 256,
+                rows: 1 << 20,
+                cols: 1 << 40,
+                start: 3,
+                len,
+                ..Amax::default()
+            };
+            job.blocks[0] = AmaxBlocks {
+                out: 256,
+                rows: 1,
+                cols: u32::MAX,
+            };
+            job.lay_out();
+            assert!(job.tiles() <= (len / 64).max(4), "{len}: {}", job.tiles());
+        }
     }
 
     #[test]

@@ -39,9 +39,12 @@ pub(crate) trait Job: Copy {
     fn tiles(&self) -> u64;
 }
 
-/// The tiles of all jobs, in order; `None` where there are more than a table can count.
+/// The tiles of all jobs, in order; `None` where there are more than a launch has blocks, which is 2^31 - 1.
 pub(crate) fn tile_table<J: Job>(jobs: &[J]) -> Option<Vec<Tile>> {
-    let mut tiles = Vec::new();
+    let total = jobs
+        .iter()
+        .try_fold(0u64, |sum, job| sum.checked_add(job.tiles()))?;
+    let mut tiles = Vec::with_capacity(i32::try_from(total).ok()? as usize);
     for (job, desc) in jobs.iter().enumerate() {
         let job = u32::try_from(job).ok()?;
         let count = u32::try_from(desc.tiles()).ok()?;
@@ -50,8 +53,7 @@ pub(crate) fn tile_table<J: Job>(jobs: &[J]) -> Option<Vec<Tile>> {
     if J::BACKWARDS {
         tiles.reverse();
     }
-    // The grid of a launch has at most 2^31 - 1 blocks.
-    i32::try_from(tiles.len()).ok().map(|_| tiles)
+    Some(tiles)
 }
 
 fn cdiv(a: u64, b: u64) -> u64 {
