@@ -151,6 +151,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   tokens_per_second      over all ranks
   flops_per_second       of the model's products and attention, forward and backward; what is computed again does not count
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
+  device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights
   gather_seconds_hidden  seconds of gathers that ran beside other work: 0 on a CPU
 Losses that are not finite are null.";

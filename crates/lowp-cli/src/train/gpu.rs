@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::model::{Arch, Batch, GptConfig};
-use super::network::{Network, Place};
+use super::network::{DeviceMemory, Network, Place};
 use super::variant::Variant;
 use crate::columns::Columns;
 use crate::gpus;
@@ -37,6 +37,7 @@ impl Network<Cuda> for Gpu {
             sequences,
             first_token: first,
             cudnn: config.cudnn,
+            recompute: config.recompute,
         };
         let transformer = Transformer::new(cuda, sharded, &sizes(config.model), part)?;
         if let (Some(why), true, 0) = (transformer.plain_attention(), config.cudnn, rank) {
@@ -78,6 +79,17 @@ impl Network<Cuda> for Gpu {
 
     fn take_loss(&mut self) -> Result<f64> {
         Ok(self.transformer.take_loss()?)
+    }
+
+    fn measure_memory(cuda: &Cuda) -> Result<()> {
+        Ok(cuda.reset_peak_memory()?)
+    }
+
+    fn memory(&self, cuda: &Cuda) -> Result<Option<DeviceMemory>> {
+        Ok(Some(DeviceMemory {
+            network: self.transformer.bytes(),
+            peak: cuda.peak_memory()?,
+        }))
     }
 
     fn ways(&self) -> String {
@@ -163,11 +175,6 @@ pub(super) fn check(config: &Config) -> Result<(), UsageError> {
             config.mesh.world(),
             config.accumulate
         )));
-    }
-    if config.recompute {
-        return Err(UsageError::new(
-            "--recompute is not there on a GPU yet; leave it out, or take a smaller --batch or --accumulate N",
-        ));
     }
     let tokens = config.batch / parts * config.model.seq;
     if !tokens.is_multiple_of(128) {

@@ -17,6 +17,15 @@ pub(super) struct Place<'a> {
     pub(super) threads: usize,
 }
 
+/// Bytes on a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceMemory {
+    /// Of the network, beside parameters, as its layers count them.
+    pub(super) network: u64,
+    /// The most that was allocated at once.
+    pub(super) peak: u64,
+}
+
 /// The passes of a model whose parameters are those of a [`ShardedModel`].
 pub(super) trait Network<B: Backend>: Sized {
     /// Where it reads variables.
@@ -41,6 +50,12 @@ pub(super) trait Network<B: Backend>: Sized {
 
     /// The sum of losses since the last call.
     fn take_loss(&mut self) -> Result<f64>;
+
+    /// Has `backend` measure its memory from now on.
+    fn measure_memory(backend: &B) -> Result<()>;
+
+    /// What it has of the memory of `backend`; `None` where nothing measures that.
+    fn memory(&self, backend: &B) -> Result<Option<DeviceMemory>>;
 
     /// How it runs what may run in several ways, the same on all ranks.
     fn ways(&self) -> String;
@@ -69,6 +84,14 @@ impl Network<Cpu> for Candle {
         let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
         let model = Gpt::new(config.model, layers, vars, (threads, config.recompute))?;
         Ok(Self { model, loss: 0.0 })
+    }
+
+    fn measure_memory(_: &Cpu) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self, _: &Cpu) -> Result<Option<DeviceMemory>> {
+        Ok(None)
     }
 
     /// Micro-batches have tokens of their own.

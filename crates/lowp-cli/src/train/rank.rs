@@ -3,7 +3,7 @@
 use super::checkpoints::{LOSSES, Resumed};
 use super::config::Config;
 use super::corpus::{Corpus, share};
-use super::network::{Network, Place};
+use super::network::{DeviceMemory, Network, Place};
 use super::progress::Progress;
 use super::recipes::Run;
 use super::variant::Variant;
@@ -43,6 +43,8 @@ pub(super) struct Outcome {
     pub(super) gathering: f64,
     /// Bytes of parameters that it held.
     pub(super) memory: u64,
+    /// The most bytes that it held on a device, as counted and as measured.
+    pub(super) device: Option<[u64; 2]>,
 }
 
 /// Steps in one recipe, and the bytes of this rank's weights behind them.
@@ -69,12 +71,16 @@ impl Outcome {
 
 impl Outcome {
     /// Adds what `trained` did.
-    fn add<B: Backend, N>(&mut self, trained: &Trained<B, N>, config: &Config) -> Result<()> {
+    fn add<B: Backend, N: Network<B>>(
+        &mut self,
+        trained: &Trained<B, N>,
+        (backend, config): (&B, &Config),
+    ) -> Result<()> {
         let Trained {
             sharded,
+            network,
             tail,
             steps,
-            ..
         } = trained;
         let bytes = sharded.weight_bytes(config.passes())?;
         self.parts.push(Part {
@@ -87,7 +93,12 @@ impl Outcome {
             peak: bytes.peak,
         });
         self.gathering += sharded.gathering()?.as_secs_f64();
-        self.memory = self.memory.max(sharded.parameter_bytes()?);
+        let parameters = sharded.parameter_bytes()?;
+        self.memory = self.memory.max(parameters);
+        if let Some(DeviceMemory { network, peak }) = network.memory(backend)? {
+            let counted = self.device.map_or(0, |[counted, _]| counted);
+            self.device = Some([counted.max(parameters + network), peak]);
+        }
         Ok(())
     }
 }
@@ -116,6 +127,7 @@ impl<B: Backend> Rank<'_, B> {
     /// Trains, and saves what is to be saved. Collective.
     pub(super) fn train<N: Network<B>>(&self, run: &Run, comm: Comm<B>) -> Result<Outcome> {
         let config = self.config;
+        N::measure_memory(self.backend)?;
         let mesh = MeshComm::new(config.mesh, comm.clone())?;
         let specs = (config.linears(), config.model.vars());
         let resumed = Resumed::find(config, run, self.corpus)?;
@@ -156,6 +168,7 @@ impl<B: Backend> Rank<'_, B> {
             seconds: 0.0,
             gathering: 0.0,
             memory: 0,
+            device: None,
         };
         let mut start = Instant::now();
         let mut begun_at = first_step;
@@ -165,7 +178,7 @@ impl<B: Backend> Rank<'_, B> {
                 (start, begun_at) = (Instant::now(), step);
             }
             if config.tail_steps > 0 && step == tail_step {
-                outcome.add(&trained, config)?;
+                outcome.add(&trained, (self.backend, config))?;
                 trained = self.switch(run.recipe, trained, &specs)?;
             }
             let measured = config.profile && self.progress.is_some() && step + 1 == last_step;
@@ -200,7 +213,7 @@ impl<B: Backend> Rank<'_, B> {
         let measured = (last_step - begun_at).max(1) as f64;
         outcome.seconds =
             start.elapsed().as_secs_f64() * (last_step - first_step) as f64 / measured;
-        outcome.add(&trained, config)?;
+        outcome.add(&trained, (self.backend, config))?;
         let Trained {
             sharded, network, ..
         } = &mut trained;

@@ -44,6 +44,9 @@ pub(crate) struct RunResult {
     pub(crate) flops_per_second: f64,
     /// The most bytes of parameters and optimizer state that a rank held.
     pub(crate) parameter_bytes_per_rank: u64,
+    /// The most bytes of a GPU's memory that a rank held, as counted (parameters, optimizer state, activations and what the model works
+    /// in) and as measured; none on a CPU.
+    pub(crate) device_bytes_per_rank: Option<[u64; 2]>,
     /// Seconds of a step in which rank 0 did nothing but wait for gathered weights.
     pub(crate) gather_seconds_exposed: f64,
     /// Seconds of gathers that ran beside other work.
@@ -213,6 +216,7 @@ pub(super) mod tests {
             tokens_per_second: 8000.0,
             flops_per_second: 2.5e12,
             parameter_bytes_per_rank: 12_000,
+            device_bytes_per_rank: None,
             gather_seconds_exposed: 0.025,
             gather_seconds_hidden: 0.0,
         }

@@ -117,6 +117,10 @@ pub(crate) fn run(
         tokens_per_second: per_second(tokens),
         flops_per_second: per_second(tokens * config.model.flops_per_token()),
         parameter_bytes_per_rank: outcomes.iter().map(|o| o.memory).max().unwrap_or(0),
+        device_bytes_per_rank: outcomes.iter().filter_map(|o| o.device).reduce(|a, b| {
+            let [counted, measured] = [0, 1].map(|at| a[at].max(b[at]));
+            [counted, measured]
+        }),
         gather_seconds_exposed: per_step(first.gathering),
         gather_seconds_hidden: 0.0,
     })

@@ -218,6 +218,51 @@ impl Cuda {
             .map_err(failed("cuMemGetInfo"))
     }
 
+    /// The most bytes that were allocated from the device's pool at once since the last [`Cuda::reset_peak_memory`]: that is buffers and
+    /// tables of plans of every handle of the device in this process.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub fn peak_memory(&self) -> Result<u64, KernelError> {
+        let mut bytes = 0u64;
+        self.pool_high(|pool, high| {
+            let to = (&raw mut bytes).cast();
+            // SAFETY: the attribute is a 64-bit number.
+            unsafe { sys::cuMemPoolGetAttribute(pool, high, to) }.result()
+        })?;
+        Ok(bytes)
+    }
+
+    /// Counts the peak ([`Cuda::peak_memory`]) from what is allocated now.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub fn reset_peak_memory(&self) -> Result<(), KernelError> {
+        let mut zero = 0u64;
+        self.pool_high(|pool, high| {
+            let from = (&raw mut zero).cast();
+            // SAFETY: the attribute is a 64-bit number.
+            unsafe { sys::cuMemPoolSetAttribute(pool, high, from) }.result()
+        })
+    }
+
+    fn pool_high(
+        &self,
+        call: impl FnOnce(
+            sys::CUmemoryPool,
+            sys::CUmemPool_attribute,
+        ) -> Result<(), result::DriverError>,
+    ) -> Result<(), KernelError> {
+        self.bind()?;
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: writes one handle, of the pool that `cuMemAllocAsync` takes from.
+        let asked =
+            unsafe { sys::cuDeviceGetMemPool(&mut pool, self.device().context.cu_device()) };
+        asked.result().map_err(failed("cuDeviceGetMemPool"))?;
+        let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        call(pool, high).map_err(failed("cuMemPoolAttribute"))
+    }
+
     /// Bytes of the second-level cache.
     ///
     /// # Errors

@@ -76,23 +76,28 @@ impl Attention {
         inputs: [Heads; 3],
         output: Heads,
     ) -> Result<Self, TransformerError> {
-        let cuda = &shared.cuda;
         let Heads {
             count, dim, seq, ..
         } = output;
-        let values = |len: usize| cuda.alloc::<bf16>(len);
+        let values = |what, len: usize| shared.arena.kept_values(what, len);
         let way = match shared.sdpa(&sdpa_sizes(tokens, &inputs, &output))? {
             Some(sdpa) => Way::Cudnn {
                 sdpa,
-                output: values(tokens * count * dim)?,
-                stats: cuda.alloc(tokens * count)?,
+                output: values("kept seen heads", tokens * count * dim)?,
+                stats: shared
+                    .arena
+                    .kept_sums("kept attention stats", tokens * count)?,
             },
             None => Way::Products {
                 split: {
-                    let one = || values(tokens * count * dim);
-                    [one()?, one()?, one()?]
+                    let one = |what| values(what, tokens * count * dim);
+                    [
+                        one("kept q heads")?,
+                        one("kept k heads")?,
+                        one("kept v heads")?,
+                    ]
                 },
-                p: values(tokens * count * seq)?,
+                p: values("kept probabilities", tokens * count * seq)?,
             },
         };
         Ok(Self {

@@ -36,12 +36,14 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// The norm whose gamma is variable `var`, and its beta, if it has one, the next.
+    /// The norm whose gamma is variable `var`, and its beta, if it has one, the next. What it reads is its own, or
+    /// `x` is kept within a block, as `stats` are.
     pub(super) fn new<R: Recipe>(
         shared: &Shared,
         model: &ShardedModel<Cuda, R>,
         (var, beta): (usize, bool),
         [tokens, dim]: [usize; 2],
+        (x, stats): (Option<&'static str>, &'static str),
     ) -> Done<Self> {
         let vars = model.var_buffers();
         let missing = || TransformerError::Unsupported(format!("the model has no variable {var}"));
@@ -53,8 +55,11 @@ impl Norm {
         Ok(Self {
             params: NormParams { gamma, beta },
             vars: [var, var + 1],
-            x: shared.cuda.alloc(tokens * dim)?,
-            stats: shared.cuda.alloc(2 * tokens)?,
+            x: match x {
+                Some(what) => shared.arena.kept_values(what, tokens * dim)?,
+                None => shared.arena.own(tokens * dim)?,
+            },
+            stats: shared.arena.kept_sums(stats, 2 * tokens)?,
         })
     }
 
@@ -189,12 +194,12 @@ impl<R: Recipe> Layer<R> {
                 let (dqkv, da) = (value("dqkv", 3 * dim)?, value("da", 4 * dim)?);
                 let linears = Linears::Gpt {
                     linears: Box::new([
-                        linear(first, &dqkv, "h")?,
-                        linear(first + 1, dx, "seen")?,
-                        linear(first + 2, &da, "h")?,
-                        linear(first + 3, dx, "g")?,
+                        linear(first, &dqkv, ["h", "kept h"])?,
+                        linear(first + 1, dx, ["seen", "kept seen"])?,
+                        linear(first + 2, &da, ["h", "kept second h"])?,
+                        linear(first + 3, dx, ["g", "kept g"])?,
                     ]),
-                    a: shared.cuda.alloc(tokens * 4 * dim)?,
+                    a: arena.kept_values("kept a", tokens * 4 * dim)?,
                 };
                 let inputs = [0, dim, 2 * dim].map(|at| head(heads, 1, 3 * dim, at, false));
                 let var = 2 + 4 * index;
@@ -209,18 +214,18 @@ impl<R: Recipe> Layer<R> {
                 let (dgate, dup) = (value("dgate", gated)?, value("dup", gated)?);
                 let linears = Linears::Llama {
                     attention: Box::new([
-                        linear(first, &dq, "h")?,
-                        linear(first + 1, &dk, "h")?,
-                        linear(first + 2, &dv, "h")?,
-                        linear(first + 3, dx, "seen")?,
+                        linear(first, &dq, ["h", "kept h of q"])?,
+                        linear(first + 1, &dk, ["h", "kept h of k"])?,
+                        linear(first + 2, &dv, ["h", "kept h of v"])?,
+                        linear(first + 3, dx, ["seen", "kept seen"])?,
                     ]),
                     mlp: Box::new([
-                        linear(first + 4, &dgate, "h")?,
-                        linear(first + 5, &dup, "h")?,
-                        linear(first + 6, dx, "g")?,
+                        linear(first + 4, &dgate, ["h", "kept h of gate"])?,
+                        linear(first + 5, &dup, ["h", "kept h of up"])?,
+                        linear(first + 6, dx, ["g", "kept g"])?,
                     ]),
-                    gate: shared.cuda.alloc(tokens * gated)?,
-                    up: shared.cuda.alloc(tokens * gated)?,
+                    gate: arena.kept_values("kept gate", tokens * gated)?,
+                    up: arena.kept_values("kept up", tokens * gated)?,
                 };
                 let groups = heads / kv_heads.max(1);
                 let inputs = [
@@ -240,21 +245,31 @@ impl<R: Recipe> Layer<R> {
                 (["dq", "dk", "dv"], vec![dim, kv, kv])
             }
         };
+        let kept = ["kept q", "kept k", "kept v"];
         // Where they are not kept, they are where their gradients will be.
-        let rows = what
-            .into_iter()
-            .zip(widths)
-            .map(|(what, width)| match attention.keeps_rows() {
-                true => shared.cuda.alloc(tokens * width),
-                false => value(what, width),
-            });
+        let rows = what.into_iter().zip(kept).zip(widths);
+        let rows = rows.map(|((what, kept), width)| match attention.keeps_rows() {
+            true => arena.kept_values(kept, tokens * width),
+            false => value(what, width),
+        });
         let rows = rows.collect::<Result<_, _>>()?;
         let size = [tokens, dim];
-        let [first, second] = norms.map(|var| Norm::new(shared, model, var, size));
+        let [first, second] = norms;
+        // Forward runs again on what the first norm reads.
+        let norms = [
+            Norm::new(shared, model, first, size, (None, "kept stats"))?,
+            Norm::new(
+                shared,
+                model,
+                second,
+                size,
+                (Some("kept x"), "kept second stats"),
+            )?,
+        ];
         Ok(Self {
             shared: Arc::clone(shared),
             size,
-            norms: [first?, second?],
+            norms,
             attention,
             rows,
             linears,
@@ -347,6 +362,25 @@ impl<R: Recipe> Layer<R> {
             }
         }
         Ok(self.shared.trace.mark(|| "copies of inputs".to_owned())?)
+    }
+
+    /// Runs forward on what its first norm keeps, where what the pass left of the block has been used for other blocks since.
+    pub(super) fn forward_again(&self, branch: &Values) -> Done {
+        match self.shared.arena.runs_again() {
+            true => {
+                self.forward(None, branch, || Ok(()))?;
+                self.prefetch(Phase::Backward)
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// The phase of its weights that backward begins with.
+    pub(super) fn first_of_backward(&self) -> Phase {
+        match self.shared.arena.runs_again() {
+            true => Phase::Forward,
+            false => Phase::Backward,
+        }
     }
 
     /// Turns `dx`, the gradient of what the block made of the residual stream, into that of the stream before it.

@@ -55,7 +55,7 @@ impl Shared {
             return Ok(None);
         }
         if self.sdpa.get().is_none() {
-            let made = Sdpa::new(&self.cuda, sizes)?;
+            let made = Sdpa::new(&self.cuda, &self.arena, sizes)?;
             // Another thread's is the same.
             let _ = self.sdpa.set(made.map(Arc::new));
         }
@@ -112,21 +112,21 @@ struct Ready {
 
 impl<R: Recipe> Linear<R> {
     /// Layer `index` of `model`, over `tokens` tokens the first of which is `first_token` of the batch. `gradient` is where its output's
-    /// gradient will be. `input` is lent where codes of the input outlive it.
+    /// gradient will be. Where codes of the input outlive it, it is the memory named first, else the one named second.
     pub(super) fn new(
         shared: &Arc<Shared>,
         model: &ShardedModel<Cuda, R>,
         index: usize,
         (tokens, first_token): (usize, u64),
         gradient: &CudaBuffer<bf16>,
-        input: &'static str,
+        [input, kept]: [&'static str; 2],
     ) -> Done<Self> {
         let missing =
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
         let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
         let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
-        let Shared { cuda, arena, .. } = &**shared;
+        let arena = &shared.arena;
         product::check(&recipe).map_err(|why| TransformerError::Unsupported(why.to_owned()))?;
         let codes_of = |role: Role, orientation: Orientation| Codes::of(&recipe, role, orientation);
         let products = Pass::ALL.map(|pass| {
@@ -139,7 +139,7 @@ impl<R: Recipe> Linear<R> {
         let len = tokens * shape.cols;
         let input = match codes_of(Role::Activation, Orientation::Columnwise) {
             Some(_) => arena.values(input, len)?,
-            None => cuda.alloc(len)?,
+            None => arena.kept_values(kept, len)?,
         };
         let rows = Shape::new(tokens, shape.cols);
         let x = operands.plan_encode(
@@ -148,7 +148,7 @@ impl<R: Recipe> Linear<R> {
             &Source::Bf16(input.clone()),
             |spec| match spec.key.usage == Usage::ROWWISE {
                 true => arena.codes("x", spec, spec.bytes(rows)).map(Some),
-                false => Ok(None),
+                false => arena.kept_codes(kept, spec, spec.bytes(rows)).map(Some),
             },
         )?;
         let outputs = Shape::new(tokens, shape.rows);
@@ -454,7 +454,7 @@ impl<R: Recipe> Linear<R> {
                     if from_layout.padded() == to_layout.padded() {
                         WeightPlan::AsItIs
                     } else {
-                        let to = cuda.alloc(to_layout.bytes())?;
+                        let to = self.shared.arena.own(to_layout.bytes())?;
                         let from = buffer.storage.clone();
                         let job = RepackJob {
                             from_layout,

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
-use lowp_kernels::{Backend, Cuda, CudaBuffer, KernelError};
+use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
+use super::place::Arena;
 use super::trace::Trace;
 
 /// Bytes that products may work in.
@@ -157,12 +158,16 @@ impl Drop for Planned {
 }
 
 impl Matmuls {
-    pub(super) fn new(cuda: &Cuda, trace: &Arc<Trace>) -> Result<Self, TransformerError> {
+    pub(super) fn new(
+        cuda: &Cuda,
+        arena: &Arena,
+        trace: &Arc<Trace>,
+    ) -> Result<Self, TransformerError> {
         // SAFETY: loads the library, which has no precondition. Without this question cudarc would panic.
         if !unsafe { sys::is_culib_present() } {
             return Err(TransformerError::NoCublas);
         }
-        let workspace = cuda.alloc(WORKSPACE)?;
+        let workspace = arena.own(WORKSPACE)?;
         let handle = cuda.foreign_work(
             || (),
             |_| lt::create_handle().map_err(failed("cublasLtCreate")),

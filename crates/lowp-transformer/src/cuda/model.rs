@@ -43,6 +43,8 @@ pub struct MicroBatch {
     pub first_token: u64,
     /// Whether attention runs by cuDNN where that is found.
     pub cudnn: bool,
+    /// Whether only what blocks read is kept for backward, which runs them forward again.
+    pub recompute: bool,
 }
 
 /// The batch on the device.
@@ -111,12 +113,13 @@ impl<R: Recipe> Transformer<R> {
             )));
         }
         let trace = Arc::new(Trace::new(cuda));
+        let arena = Arena::new(cuda, span.recompute);
         let shared = Arc::new(Shared {
             cuda: cuda.clone(),
             ops: Ops::new(cuda, &trace)?,
-            matmuls: Matmuls::new(cuda, &trace)?,
+            matmuls: Matmuls::new(cuda, &arena, &trace)?,
             trace,
-            arena: Arena::new(cuda),
+            arena,
             capability: cuda.capability()?,
             cudnn: span.cudnn,
             sdpa: OnceLock::new(),
@@ -146,7 +149,7 @@ impl<R: Recipe> Transformer<R> {
             Block::Gpt => last.saturating_sub(2),
             Block::Llama { .. } => last.saturating_sub(1),
         };
-        let dx = cuda.alloc(tokens * dim)?;
+        let dx = shared.arena.own(tokens * dim)?;
         let part = Span {
             tokens,
             first: first_token,
@@ -158,10 +161,10 @@ impl<R: Recipe> Transformer<R> {
             sizes: *sizes,
             tokens,
             batch: Batch {
-                ids: cuda.alloc(4 * tokens)?,
-                targets: cuda.alloc(4 * tokens)?,
-                starts: cuda.alloc(4 * (vocab + 1))?,
-                order: cuda.alloc(4 * tokens)?,
+                ids: shared.arena.own(4 * tokens)?,
+                targets: shared.arena.own(4 * tokens)?,
+                starts: shared.arena.own(4 * (vocab + 1))?,
+                order: shared.arena.own(4 * tokens)?,
                 by_position: [
                     cuda.upload(&bytes(&by_position[0]))?,
                     cuda.upload(&bytes(&by_position[1]))?,
@@ -173,14 +176,15 @@ impl<R: Recipe> Transformer<R> {
                 model,
                 (norm_at, matches!(block, Block::Gpt)),
                 [tokens, dim],
+                (None, "last stats"),
             )?,
             table: var(0)?,
             positions,
             head: var(last)?,
-            head_values: cuda.alloc(vocab * dim)?,
-            branch: cuda.alloc(tokens * dim)?,
-            losses: cuda.alloc(tokens)?,
-            total: cuda.alloc(1)?,
+            head_values: shared.arena.own(vocab * dim)?,
+            branch: shared.arena.own(tokens * dim)?,
+            losses: shared.arena.own(tokens)?,
+            total: shared.arena.own(1)?,
             dx,
             shared,
         })
@@ -189,6 +193,12 @@ impl<R: Recipe> Transformer<R> {
     /// Tokens of a micro-batch.
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// Bytes of device memory that the model has beside its parameters: activations, gradients of them, operands, what products and
+    /// attention work in. Tables of plans and batches are not counted.
+    pub fn bytes(&self) -> u64 {
+        self.shared.arena.bytes()
     }
 
     /// Why attention does not run by cuDNN but as plain products, where it does.
@@ -389,7 +399,7 @@ impl<R: Recipe> Transformer<R> {
         } = &*self.shared;
         let (tokens, dx) = (self.tokens, &self.dx);
         if let Some(last) = self.layers.last() {
-            last.prefetch(Phase::Backward)?;
+            last.prefetch(last.first_of_backward())?;
         }
         let (h, dh) = (
             arena.values("last", tokens * dim)?,
@@ -425,9 +435,10 @@ impl<R: Recipe> Transformer<R> {
                 .checked_sub(1)
                 .and_then(|before| self.layers.get(before))
             {
-                Some(before) => before.prefetch(Phase::Backward),
+                Some(before) => before.prefetch(before.first_of_backward()),
                 None => Ok(()),
             };
+            layer.forward_again(&self.branch)?;
             layer.backward(model, dx, next)?;
         }
         let grad = f32_gradient(model, self.table.0)?;

@@ -7,6 +7,7 @@ use std::ffi::{CStr, c_char, c_void};
 use lowp_kernels::{Backend, Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
+use super::place::Arena;
 
 /// Distances in values from one sequence, head and position to the next.
 pub(super) type Strides = [i64; 3];
@@ -126,7 +127,11 @@ unsafe impl Sync for Sdpa {}
 
 impl Sdpa {
     /// Plans attention of these sizes; or the reason why cuDNN does not run it.
-    pub(super) fn new(cuda: &Cuda, sizes: &SdpaSizes) -> Result<Result<Self, String>, KernelError> {
+    pub(super) fn new(
+        cuda: &Cuda,
+        arena: &Arena,
+        sizes: &SdpaSizes,
+    ) -> Result<Result<Self, String>, KernelError> {
         if !cfg!(lowp_cudnn) {
             return Ok(Err(
                 "this program was built without cuDNN's headers (`cargo xtask cuda --cudnn`)"
@@ -152,7 +157,7 @@ impl Sdpa {
         let raw = made as *mut c_void;
         // SAFETY: it was just made.
         let bytes = unsafe { raw::lowp_sdpa_workspace(raw) };
-        let workspace = cuda.alloc(usize::try_from(bytes).unwrap_or(0).max(16))?;
+        let workspace = arena.own(usize::try_from(bytes).unwrap_or(0).max(16))?;
         Ok(Ok(Self {
             cuda: cuda.clone(),
             raw,

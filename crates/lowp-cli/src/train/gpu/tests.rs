@@ -202,6 +202,26 @@ fn steps_are_the_same_bits_again() {
     }
 }
 
+/// Blocks that run forward again have what they had.
+#[test]
+fn recomputed_blocks_give_the_same_bits() {
+    let Some(cuda) = gpu() else { return };
+    for words in [
+        "--recipe bf16",
+        "--recipe fp8-delayed",
+        "--recipe nvfp4-1d",
+        "--recipe mxfp8 --no-cudnn",
+        "--recipe fp8-current --arch llama --kv-heads 2",
+    ] {
+        let words = format!("{SMALL} {words} --device cuda");
+        let [plain, again] = ["", " --recompute"].map(|more| {
+            let trained = train::<_, Gpu>(&cuda, &config(&format!("{words}{more}")), 3);
+            (trained.losses, trained.gradients)
+        });
+        assert!(plain == again, "{words}: {:?} {:?}", plain.0, again.0);
+    }
+}
+
 #[test]
 fn sizes_that_a_gpu_cannot_take_are_told() {
     let model = |words: &str| sizes(config(words).model);
