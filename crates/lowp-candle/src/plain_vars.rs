@@ -46,6 +46,8 @@ pub(crate) struct PlainVars<B: Backend> {
     shapes: Vec<Vec<usize>>,
     values: Values<B>,
     group: GatherGroup<B, PlainF32>,
+    /// Of the group alone.
+    pool: Arc<GatherPool<B>>,
     /// The parameter that the first variable is among the gradients.
     first_grad: usize,
 }
@@ -81,6 +83,7 @@ impl<B: Backend> PlainVars<B> {
             shapes: specs.iter().map(|spec| spec.shape.clone()).collect(),
             values,
             group,
+            pool: Arc::clone(pool),
             first_grad,
         })
     }
@@ -125,6 +128,12 @@ impl<B: Backend> PlainVars<B> {
     pub(crate) fn bytes(&self) -> usize {
         let elements = |shape: &Vec<usize>| shape.iter().product::<usize>();
         size_of::<f32>() * self.shapes.iter().map(elements).sum::<usize>()
+    }
+
+    /// Bytes of the f32 shards, and of what they are gathered in.
+    pub(crate) fn gather_bytes(&self) -> usize {
+        let shards = self.group.params().iter();
+        shards.map(ShardedTensor::resident_bytes).sum::<usize>() + self.pool.resident_bytes()
     }
 
     /// The parameter that variable `index` is among the gradients.

@@ -386,6 +386,12 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(weights.peak - weights.masters + state + vars as u64)
     }
 
+    /// Bytes of the f32 shards of variables that are gathered after a step, and of what they are gathered in: beside
+    /// [`ShardedModel::parameter_bytes`].
+    pub fn var_gather_bytes(&self) -> u64 {
+        self.vars.gather_bytes() as u64
+    }
+
     /// Compares every linear weight, as each phase gathers it, with a full cast of its fp32
     /// masters. Returns the differences with the number of their layer. Collective.
     ///

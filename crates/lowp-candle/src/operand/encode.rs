@@ -15,8 +15,7 @@ use super::{Kind, RecipeOperands, is_plain};
 
 /// A planned cast of values at one place into the codes that products read.
 ///
-/// Both orientations are cast at once. Scales and amaxes of the tensor that do not come from earlier steps are those of this rank's part
-/// of the batch.
+/// Both orientations are cast at once.
 #[derive(Debug)]
 pub struct OperandEncode<B: Backend> {
     quantizers: Quantizers,
@@ -28,7 +27,7 @@ pub struct OperandEncode<B: Backend> {
     amax: Option<B::Plan>,
     encode: Option<B::Plan>,
     /// Scales of this tensor alone.
-    _local: ScaleBook<B>,
+    local: ScaleBook<B>,
 }
 
 impl<B: Backend> OperandEncode<B> {
@@ -109,7 +108,7 @@ impl<B: Backend> RecipeOperands<B> {
             observe: None,
             amax: None,
             encode: None,
-            _local: ScaleBookBuilder::default().build(backend)?,
+            local: ScaleBookBuilder::default().build(backend)?,
         };
         if usage.is_empty() {
             return Ok(planned);
@@ -127,12 +126,12 @@ impl<B: Backend> RecipeOperands<B> {
             .filter(|o| slots[*o as usize].is_some())
             .fold(Usage::empty(), |all, o| all | o.usage());
         let own = local.register_operand(&quantizers, shape, usage - delayed);
-        planned._local = local.build(backend)?;
+        planned.local = local.build(backend)?;
         let of_slots =
             |book: &ScaleBook<B>, slots: [Option<ScaleSlot>; 2]| book.tensor_inputs(slots);
         let used = Orientation::ALL.map(|o| usage.contains(o.usage()).then_some(o as usize));
         let earlier = used.map(|at| at.and_then(|at| slots[at]));
-        let [mut row, mut col] = of_slots(&planned._local, own)?;
+        let [mut row, mut col] = of_slots(&planned.local, own)?;
         let [row_of_book, col_of_book] = of_slots(&self.book, earlier)?;
         row = row_of_book.or(row);
         col = col_of_book.or(col);
@@ -187,11 +186,12 @@ impl<B: Backend> RecipeOperands<B> {
         Ok(planned)
     }
 
-    /// Gives the backend's stream a planned cast.
+    /// Gives the backend's stream a planned cast. With `agree` scales that are of this step's values are those of all ranks' parts of
+    /// the batch, and the call is collective.
     ///
     /// # Errors
     /// The device failed.
-    pub fn run_encode(&self, planned: &OperandEncode<B>) -> Result<(), ShardError> {
+    pub fn run_encode(&self, planned: &OperandEncode<B>, agree: bool) -> Result<(), ShardError> {
         let scalars = StepScalars {
             random_step: self.pass.step.load(Ordering::Relaxed),
             ..StepScalars::default()
@@ -201,10 +201,16 @@ impl<B: Backend> RecipeOperands<B> {
         {
             self.backend.run(observe, &scalars)?;
         }
-        for plan in [&planned.amax, &planned.encode].into_iter().flatten() {
-            self.backend.run(plan, &scalars)?;
+        if let Some(amax) = &planned.amax {
+            self.backend.run(amax, &scalars)?;
+            if agree {
+                planned.local.agree(&*self.world)?;
+            }
         }
-        Ok(())
+        match &planned.encode {
+            Some(encode) => Ok(self.backend.run(encode, &scalars)?),
+            None => Ok(()),
+        }
     }
 }
 
@@ -246,7 +252,7 @@ mod tests {
             let planned = layer
                 .plan_encode(Role::Activation, part, &source, |_| Ok(None))
                 .expect("a plan");
-            layer.run_encode(&planned).expect("a cast");
+            layer.run_encode(&planned, true).expect("a cast");
             let roles = [OperandRole::Input, OperandRole::InputForWeightGrad];
             for (orientation, role) in Orientation::ALL.into_iter().zip(roles) {
                 let expected = layer

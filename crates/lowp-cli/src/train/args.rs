@@ -152,8 +152,8 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   flops_per_second       of the model's products and attention, forward and backward; what is computed again does not count
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
-  gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights
-  gather_seconds_hidden  seconds of gathers that ran beside other work: 0 on a CPU
+  gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step, on a GPU of the last
+  gather_seconds_hidden  seconds of gathers that ran beside other work: 0 on a CPU and with --no-prefetch, else null
 Losses that are not finite are null.";
 
 /// Train a small transformer on sharded low-precision weights, next to fp32
@@ -332,6 +332,14 @@ pub(crate) struct Args {
     /// Have attention on a GPU run as plain products, also where cuDNN is found
     #[arg(long)]
     pub(crate) no_cudnn: bool,
+
+    /// Scale activations and gradients on GPUs by their amax over all ranks, as on the CPU, instead of that of each rank's own tokens
+    #[arg(long)]
+    pub(crate) agree_amaxes: bool,
+
+    /// Gather the weights of a block on a GPU only when it runs, not while the block before it does
+    #[arg(long)]
+    pub(crate) no_prefetch: bool,
 
     /// Print what the GPU spent the time of the last step on
     #[arg(long)]

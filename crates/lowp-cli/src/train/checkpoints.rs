@@ -325,6 +325,8 @@ impl Config {
             ("--device", Some(self.device.kind().to_owned())),
             ("--no-audit", flag(!self.audit)),
             ("--no-cudnn", flag(!self.cudnn)),
+            ("--agree-amaxes", flag(self.agree_amaxes)),
+            ("--no-prefetch", flag(!self.prefetch)),
             ("--recipe or --compare", Some(runs.join(","))),
             ("--save", path(save)),
             ("--save-every", number(*every)),

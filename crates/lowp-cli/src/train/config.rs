@@ -45,6 +45,10 @@ pub(crate) struct Config {
     pub(crate) profile: bool,
     /// Whether attention on a GPU runs by cuDNN where that is found.
     pub(crate) cudnn: bool,
+    /// Whether GPUs agree on amaxes of operands.
+    pub(crate) agree_amaxes: bool,
+    /// Whether GPUs gather a block ahead.
+    pub(crate) prefetch: bool,
     /// Steps at the end whose forward products run in bf16.
     pub(crate) tail_steps: usize,
     /// Names of the linear layers that stay in bf16, whatever the recipe.
@@ -121,6 +125,8 @@ impl Config {
             audit: !args.no_audit,
             profile: args.profile,
             cudnn: !args.no_cudnn,
+            agree_amaxes: args.agree_amaxes,
+            prefetch: !args.no_prefetch,
             tail_steps: tail_steps(args.precision_tail, steps)?,
             amax_groups: amax_groups(&args.amax_group, model, &runs, &kept_in_bf16)?,
             kept_in_bf16,
@@ -143,7 +149,12 @@ impl Config {
             checkpoints: Checkpoints::new(args, steps)?,
             runs,
         };
-        let of_gpus = [("--profile", config.profile), ("--no-cudnn", !config.cudnn)];
+        let of_gpus = [
+            ("--profile", config.profile),
+            ("--no-cudnn", !config.cudnn),
+            ("--agree-amaxes", config.agree_amaxes),
+            ("--no-prefetch", !config.prefetch),
+        ];
         if let (Some((option, _)), Device::Cpu) =
             (of_gpus.iter().find(|(_, given)| *given), config.device)
         {

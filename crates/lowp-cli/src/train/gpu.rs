@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::model::{Arch, Batch, GptConfig};
-use super::network::{DeviceMemory, Network, Place};
+use super::network::{DeviceMemory, Network, Place, Profile};
 use super::variant::Variant;
 use crate::columns::Columns;
 use crate::gpus;
@@ -14,7 +14,7 @@ use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_shard::{Communicator, Control, LocalComm};
 use lowp_transformer::product;
-use lowp_transformer::{Block, MicroBatch, Sizes, Spent, Tokens, Transformer};
+use lowp_transformer::{Block, GATHERS, MicroBatch, Sizes, Spent, Tokens, Transformer};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ impl Network<Cuda> for Gpu {
             sequences,
             first_token: first,
             cudnn: config.cudnn,
+            agree_amaxes: config.agree_amaxes,
+            prefetch: config.prefetch,
             recompute: config.recompute,
         };
         let transformer = Transformer::new(cuda, sharded, &sizes(config.model), part)?;
@@ -103,8 +105,10 @@ impl Network<Cuda> for Gpu {
         Ok(self.transformer.start_profile()?)
     }
 
-    fn take_profile(&self) -> Result<String> {
+    fn take_profile(&self) -> Result<Option<Profile>> {
         let spent = self.transformer.take_profile()?;
+        let gathers = spent.iter().filter(|spent| spent.what == GATHERS);
+        let gathers = gathers.map(|spent| spent.milliseconds / 1e3).sum();
         let all: f64 = spent.iter().map(|spent| spent.milliseconds).sum();
         let mut table = Columns::new(&["work", "times", "ms", "%"], &[0]);
         for Spent {
@@ -127,7 +131,10 @@ impl Network<Cuda> for Gpu {
             format!("{all:.3}"),
             String::new(),
         ]);
-        Ok(table.render())
+        Ok(Some(Profile {
+            table: table.render(),
+            gathers,
+        }))
     }
 }
 

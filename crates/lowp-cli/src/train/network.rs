@@ -17,6 +17,15 @@ pub(super) struct Place<'a> {
     pub(super) threads: usize,
 }
 
+/// What the device spent a step on.
+#[derive(Clone, Debug)]
+pub(super) struct Profile {
+    /// By work.
+    pub(super) table: String,
+    /// Seconds in which it waited for gathered weights.
+    pub(super) gathers: f64,
+}
+
 /// Bytes on a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceMemory {
@@ -63,8 +72,8 @@ pub(super) trait Network<B: Backend>: Sized {
     /// Begins to measure a step.
     fn start_profile(&self) -> Result<()>;
 
-    /// Ends it: what took how long.
-    fn take_profile(&self) -> Result<String>;
+    /// Ends it: what took how long; `None` where nothing measures that.
+    fn take_profile(&self) -> Result<Option<Profile>>;
 }
 
 /// The model as candle runs it.
@@ -124,12 +133,11 @@ impl Network<Cpu> for Candle {
         String::new()
     }
 
-    /// `--profile` is an error before it comes to this.
     fn start_profile(&self) -> Result<()> {
         Ok(())
     }
 
-    fn take_profile(&self) -> Result<String> {
-        Ok(String::new())
+    fn take_profile(&self) -> Result<Option<Profile>> {
+        Ok(None)
     }
 }

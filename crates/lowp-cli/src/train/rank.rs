@@ -3,7 +3,7 @@
 use super::checkpoints::{LOSSES, Resumed};
 use super::config::Config;
 use super::corpus::{Corpus, share};
-use super::network::{DeviceMemory, Network, Place};
+use super::network::{DeviceMemory, Network, Place, Profile};
 use super::progress::Progress;
 use super::recipes::Run;
 use super::variant::Variant;
@@ -41,6 +41,8 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
     /// Seconds in which it waited for gathered weights.
     pub(super) gathering: f64,
+    /// Those of the last step, as a device measured them.
+    pub(super) waited: Option<f64>,
     /// Bytes of parameters that it held.
     pub(super) memory: u64,
     /// The most bytes that it held on a device, as counted and as measured.
@@ -97,7 +99,8 @@ impl Outcome {
         self.memory = self.memory.max(parameters);
         if let Some(DeviceMemory { network, peak }) = network.memory(backend)? {
             let counted = self.device.map_or(0, |[counted, _]| counted);
-            self.device = Some([counted.max(parameters + network), peak]);
+            let all = parameters + sharded.var_gather_bytes() + network;
+            self.device = Some([counted.max(all), peak]);
         }
         Ok(())
     }
@@ -167,6 +170,7 @@ impl<B: Backend> Rank<'_, B> {
             skipped: 0,
             seconds: 0.0,
             gathering: 0.0,
+            waited: None,
             memory: 0,
             device: None,
         };
@@ -181,13 +185,13 @@ impl<B: Backend> Rank<'_, B> {
                 outcome.add(&trained, (self.backend, config))?;
                 trained = self.switch(run.recipe, trained, &specs)?;
             }
-            let measured = config.profile && self.progress.is_some() && step + 1 == last_step;
+            let measured = self.progress.is_some() && step + 1 == last_step;
             if measured {
                 trained.network.start_profile()?;
             }
             let loss = self.step(step, &mut trained)?;
             if measured {
-                output::print(&trained.network.take_profile()?)?;
+                self.report(trained.network.take_profile()?, &mut outcome)?;
             }
             let loss = sum(&comm, loss)?;
             // Recorded with the precision it was computed in.
@@ -237,6 +241,18 @@ impl<B: Backend> Rank<'_, B> {
             saver.finish()?;
         }
         Ok(outcome)
+    }
+
+    /// Keeps what the last step was spent on, and prints it where that was asked for.
+    fn report(&self, profile: Option<Profile>, outcome: &mut Outcome) -> Result<()> {
+        let Some(Profile { table, gathers }) = profile else {
+            return Ok(());
+        };
+        outcome.waited = Some(gathers);
+        match self.config.profile {
+            true => output::print(&table),
+            false => Ok(()),
+        }
     }
 
     /// The model of the first step.

@@ -121,8 +121,8 @@ pub(crate) fn run(
             let [counted, measured] = [0, 1].map(|at| a[at].max(b[at]));
             [counted, measured]
         }),
-        gather_seconds_exposed: per_step(first.gathering),
-        gather_seconds_hidden: 0.0,
+        gather_seconds_exposed: first.waited.unwrap_or(per_step(first.gathering)),
+        gather_seconds_hidden: (first.waited.is_none() || !config.prefetch).then_some(0.0),
     })
 }
 

@@ -22,7 +22,7 @@ use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
 use super::ops::Ops;
 use super::place::Arena;
 use super::sdpa::{Sdpa, SdpaSizes};
-use super::trace::Trace;
+use super::trace::{GATHERS, Trace};
 use crate::product::{self, Codes, Pass, Product, is_codes};
 
 /// What the layers of a model share.
@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) capability: (i32, i32),
     /// Whether attention may run by cuDNN.
     pub(super) cudnn: bool,
+    pub(super) agree_amaxes: bool,
+    pub(super) prefetch: bool,
     /// Planned attention, or why cuDNN does not run it; all blocks have one.
     pub(super) sdpa: OnceLock<Result<Arc<Sdpa>, String>>,
 }
@@ -227,12 +229,16 @@ impl<R: Recipe> Linear<R> {
 
     /// Starts the gather of the weight for `phase`.
     pub(super) fn prefetch(&self, phase: Phase) -> Done {
-        Ok(self.weight.prefetch(phase)?)
+        match self.shared.prefetch {
+            true => Ok(self.weight.prefetch(phase)?),
+            false => Ok(()),
+        }
     }
 
     /// `out = input W^T`, `[tokens, outputs]`.
     pub(super) fn forward(&self, out: &CudaBuffer<bf16>) -> Done {
-        self.operands.run_encode(&self.x)?;
+        let agree = self.shared.agree_amaxes;
+        self.operands.run_encode(&self.x, agree)?;
         self.mark("cast of inputs")?;
         let x = self.operand(Pass::Forward, Role::Activation)?;
         let Shape { rows, cols } = self.shape;
@@ -258,7 +264,8 @@ impl<R: Recipe> Linear<R> {
     pub(super) fn backward(&self, dx: &CudaBuffer<bf16>, accumulate: bool) -> Done {
         let Shape { rows, cols } = self.shape;
         let tokens = self.tokens;
-        self.operands.run_encode(&self.dy)?;
+        let agree = self.shared.agree_amaxes;
+        self.operands.run_encode(&self.dy, agree)?;
         self.mark("cast of gradients")?;
         let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
         self.with_weight(Phase::Backward, |w| {
@@ -362,7 +369,7 @@ impl<R: Recipe> Linear<R> {
     /// Gathers the weight for `phase` and gives it to `multiply`.
     fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Ready) -> Done) -> Done {
         self.weight.with_gathered(phase, |tensor, set| {
-            self.mark("gather of weights")?;
+            self.mark(GATHERS)?;
             let ready = self.weight_operand(phase, tensor, set)?;
             multiply(ready)
         })

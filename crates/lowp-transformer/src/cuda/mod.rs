@@ -14,7 +14,7 @@ mod trace;
 
 pub use error::TransformerError;
 pub use model::{MicroBatch, Tokens, Transformer};
-pub use trace::Spent;
+pub use trace::{GATHERS, Spent};
 
 use lowp_kernels::{Cuda, KernelError};
 

@@ -43,6 +43,10 @@ pub struct MicroBatch {
     pub first_token: u64,
     /// Whether attention runs by cuDNN where that is found.
     pub cudnn: bool,
+    /// Whether amaxes of operands are agreed on over all ranks, where they are not from earlier steps.
+    pub agree_amaxes: bool,
+    /// Whether weights of a block are gathered while the one before it runs.
+    pub prefetch: bool,
     /// Whether only what blocks read is kept for backward, which runs them forward again.
     pub recompute: bool,
 }
@@ -122,6 +126,8 @@ impl<R: Recipe> Transformer<R> {
             arena,
             capability: cuda.capability()?,
             cudnn: span.cudnn,
+            agree_amaxes: span.agree_amaxes,
+            prefetch: span.prefetch,
             sdpa: OnceLock::new(),
         });
         let vars = model.var_buffers();

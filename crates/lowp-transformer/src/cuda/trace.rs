@@ -5,6 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use lowp_kernels::{Cuda, CudaMark, KernelError};
 
+/// What a stream that waits for gathered weights is said to spend its time on ([`Spent::what`]).
+pub const GATHERS: &str = "gather of weights";
+
 /// What a stream spent on one kind of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spent {
