@@ -11,6 +11,7 @@ mod files;
 mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
+mod losses;
 mod output;
 mod plan;
 mod recipes;
@@ -63,6 +64,7 @@ enum Command {
     Plan(plan::Args),
     Recipes(recipes::Args),
     Bench(bench::Args),
+    Losses(losses::Args),
     Completions(completions::Args),
     #[command(flatten)]
     File(file::Command),
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::main(&args),
         Command::Recipes(args) => recipes::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::Losses(args) => losses::main(&args),
         Command::Completions(args) => completions::main(&args, &mut Cli::command()),
         Command::File(command) => file::main(&command),
     };

@@ -8,7 +8,7 @@ mod data;
 mod measure;
 #[cfg(feature = "cuda")]
 mod ranks;
-mod report;
+pub(crate) mod report;
 
 use crate::device::Device;
 use crate::files::check_writable;

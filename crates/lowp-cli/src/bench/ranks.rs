@@ -1,7 +1,7 @@
 //! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
 
 use super::measure::copy_rate;
-use super::report::{RankRow, RanksReport};
+use super::report::{PLAIN, RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
 use anyhow::{Context, Result, anyhow};
@@ -21,6 +21,12 @@ const LAYERS: usize = 20;
 const WIDTH: usize = 2048;
 /// A batch that is not done by then has failed.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// The recipe of rows that are of none.
+const ANY: &str = "any";
+/// Powers of two of the bytes of plain gathers: 256 KiB to 256 MiB.
+const SMALLEST: u32 = 18;
+const LARGEST: u32 = 28;
+
 /// Runs before timing starts: ranks connect, gathers become graphs.
 const WARM_UP: usize = 3;
 /// Calls between two looks at the clock: what one waits for the host for is nothing beside them.
@@ -106,6 +112,9 @@ impl Rank<'_> {
             copy_gb_per_s: copy_rate(&self.cuda, self.size.shrink)?,
             rows: Vec::new(),
         };
+        if wanted("gather", ANY) {
+            report.rows.extend(self.gathers_by_size()?);
+        }
         for recipe in AnyRecipe::all() {
             if wanted("gather", recipe.name()) {
                 report.rows.extend(self.gather(recipe)?);
@@ -174,6 +183,26 @@ impl Rank<'_> {
         Ok(all.iter().map(of).fold(0.0, f64::max))
     }
 
+    /// Plain all-gathers as small as those of single weights: what `lowp plan --bandwidth` reads.
+    fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
+        self.say("gather  by size");
+        let world = self.comm.world_size();
+        let row = |bytes: usize| -> Result<RankRow> {
+            let milliseconds = self.plain_gather(bytes)?;
+            Ok(RankRow {
+                operation: PLAIN.to_owned(),
+                recipe: ANY.to_owned(),
+                bytes,
+                milliseconds,
+                gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
+                share: 1.0,
+                host_microseconds_per_weight: None,
+            })
+        };
+        let sizes = (SMALLEST..=LARGEST).map(|power| 1usize << power);
+        sizes.map(|bytes| row(bytes / self.size.shrink)).collect()
+    }
+
     /// One plain all-gather of `bytes`, then the gather of all weights for forward, and the host's part of gathers by block.
     fn gather(&self, recipe: AnyRecipe) -> Result<Vec<RankRow>> {
         self.say(&format!("gather  {}", recipe.name()));
@@ -229,7 +258,7 @@ impl Rank<'_> {
             host_microseconds_per_weight: host,
         };
         Ok(vec![
-            row("one all-gather of the same bytes", raw, None),
+            row(PLAIN, raw, None),
             row("gather of all weights", gathered, Some(host_all)),
             row("the same, block by block", in_blocks, Some(host_blocks)),
         ])
@@ -302,10 +331,7 @@ impl Rank<'_> {
                 "one reduce-scatter of the same bytes",
                 self.plain_reduce(elements)?,
             ),
-            FloatDtype::Bf16 => (
-                "one all-gather of the same bytes",
-                self.plain_gather(bytes)?,
-            ),
+            FloatDtype::Bf16 => (PLAIN, self.plain_gather(bytes)?),
         };
         let row = |operation: &str, milliseconds: f64, host| RankRow {
             operation: operation.to_owned(),

@@ -6,6 +6,9 @@ use anyhow::Result;
 use serde::Serialize;
 use std::path::Path;
 
+/// What `lowp bench --ranks` calls a plain all-gather.
+pub(crate) const PLAIN: &str = "one all-gather of the same bytes";
+
 /// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {

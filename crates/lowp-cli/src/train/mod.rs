@@ -19,7 +19,7 @@ mod reference;
 mod report;
 mod result;
 mod run;
-mod svg;
+pub(crate) mod svg;
 mod table;
 mod variant;
 mod world;

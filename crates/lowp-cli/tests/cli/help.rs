@@ -13,6 +13,7 @@ fn help_of_every_command() {
         ("plan", vec!["plan", "--help"]),
         ("recipes", vec!["recipes", "--help"]),
         ("bench", vec!["bench", "--help"]),
+        ("losses", vec!["losses", "--help"]),
         ("completions", vec!["completions", "--help"]),
     ] {
         let text = stdout(&args);

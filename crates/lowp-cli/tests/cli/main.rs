@@ -3,6 +3,7 @@
 mod bad_input;
 mod fidelity;
 mod help;
+mod losses;
 mod plan;
 mod report;
 mod spellings;

@@ -2,13 +2,11 @@
 
 use super::keys::read_json;
 use super::links::Links;
+use crate::bench::report::PLAIN;
 use crate::output::shown;
 use crate::usage::UsageError;
 use serde_json::Value;
 use std::path::Path;
-
-/// What `lowp bench --ranks` calls a plain all-gather.
-const PLAIN: &str = "one all-gather of the same bytes";
 
 /// Rates of the links within a node and between nodes.
 #[derive(Clone, Debug)]

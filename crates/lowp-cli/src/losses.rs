@@ -1,0 +1,232 @@
+//! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture.
+
+use crate::columns::Columns;
+use crate::output;
+use crate::train::svg::{Series, curves, escape, smooth, stroke};
+use crate::usage::UsageError;
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Compare the losses of runs that `lowp train --json` recorded
+///
+/// Runs of one recipe are averaged over their seeds. A gap is the validation loss above that of the baseline with the same seed.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  lowp losses run.json
+  lowp losses sweep/*.json --baseline bf16 --svg losses.svg")]
+pub(crate) struct Args {
+    /// Result files; of two runs with the same recipe and seed the last one counts
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// The recipe that gaps are to
+    #[arg(long, value_name = "NAME", default_value = "fp32")]
+    baseline: String,
+
+    /// Draw training losses and their gaps over steps
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    recipe: String,
+    seed: u64,
+    /// Not finite ones are null.
+    train_loss: Vec<Option<f64>>,
+    val_loss: Option<f64>,
+}
+
+/// The runs of a recipe by seed.
+type Seeds = BTreeMap<u64, Run>;
+
+/// Runs the command.
+///
+/// # Errors
+/// A file that cannot be read or is no such file, no run of the baseline, or a picture that cannot be written.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let recipes = read(args)?;
+    let Some((_, baseline)) = recipes.iter().find(|(name, _)| *name == args.baseline) else {
+        let names: Vec<&str> = recipes.iter().map(|(name, _)| name.as_str()).collect();
+        return Err(UsageError::new(format!(
+            "--baseline {}: the files have runs of {}",
+            args.baseline,
+            names.join(", ")
+        ))
+        .into());
+    };
+    output::print(&table(&recipes, baseline))?;
+    if let Some(path) = &args.svg {
+        let picture = picture(&recipes, &args.baseline, baseline);
+        std::fs::write(path, picture).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The runs by recipe: the baseline, then the others in the order in which they are found.
+fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
+    let mut recipes: Vec<(String, Seeds)> = Vec::new();
+    for path in &args.files {
+        let name = || path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(name)?;
+        let document: Document = serde_json::from_str(&text)
+            .with_context(|| format!("{}: not a result file of `lowp train --json`", name()))?;
+        for run in document.runs {
+            let known = recipes.iter().position(|(recipe, _)| *recipe == run.recipe);
+            let at = known.unwrap_or_else(|| {
+                recipes.push((run.recipe.clone(), Seeds::new()));
+                recipes.len() - 1
+            });
+            recipes[at].1.insert(run.seed, run);
+        }
+    }
+    recipes.sort_by_key(|(name, _)| *name != args.baseline);
+    Ok(recipes)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (mut sum, mut count) = (0.0, 0);
+    for value in values {
+        (sum, count) = (sum + value, count + 1);
+    }
+    sum / f64::from(count)
+}
+
+/// In percent, by seed.
+fn gaps(seeds: &Seeds, baseline: &Seeds) -> Vec<f64> {
+    let gap = |(seed, run): (&u64, &Run)| {
+        Some((run.val_loss? / baseline.get(seed)?.val_loss? - 1.0) * 100.0)
+    };
+    seeds.iter().filter_map(gap).collect()
+}
+
+fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
+    let mut table = Columns::new(
+        &["recipe", "seeds", "val loss", "gap", "least", "most"],
+        &[0],
+    );
+    for (name, seeds) in recipes {
+        let gaps = gaps(seeds, baseline);
+        let val = mean(seeds.values().map(|run| run.val_loss.unwrap_or(f64::NAN)));
+        let percent = |value: f64| match gaps.is_empty() {
+            true => "-".to_owned(),
+            false => format!("{value:+.2}%"),
+        };
+        let least = gaps.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = gaps.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        table.row([
+            name.clone(),
+            seeds.len().to_string(),
+            format!("{val:.4}"),
+            percent(mean(gaps.iter().copied())),
+            percent(least),
+            percent(most),
+        ]);
+    }
+    table.render()
+}
+
+/// Training losses, means over the seeds that are `wanted`.
+fn losses(seeds: &Seeds, wanted: impl Fn(&u64) -> bool) -> Vec<f64> {
+    let runs: Vec<&Run> = seeds
+        .iter()
+        .filter(|(seed, _)| wanted(seed))
+        .map(|(_, run)| run)
+        .collect();
+    let steps = runs.iter().map(|run| run.train_loss.len()).max();
+    let at = |step: usize| {
+        let losses = runs.iter().filter_map(|run| run.train_loss.get(step));
+        mean(losses.map(|loss| loss.unwrap_or(f64::NAN)))
+    };
+    (0..steps.unwrap_or(0)).map(at).collect()
+}
+
+/// What the colours of charts are, on light and on dark pages, and a background of its own.
+const STYLE: &str = "svg{--s0:#3c4149;--s1:#0b6fb8;--s2:#c8501e;--s3:#2a8a4a;--s4:#8a4fb0;--s5:#a07c00;--s6:#c2397a;--s7:#008a8a}\
+ text{font:13px system-ui,sans-serif;fill:#5d646e}polyline{fill:none;stroke-width:1.4;stroke-linejoin:round}\
+ .grid,.tick{stroke:#e2e5e9}.zero{stroke:#9aa1ab}.key{stroke-width:3}";
+
+/// Rows of a chart, and of the legend.
+const CHART: usize = 350;
+const LEGEND_ROW: usize = 18;
+
+/// A line of a chart: style, name, and values over steps.
+type Line<'a> = Series<'a, Vec<f64>>;
+
+/// In percent over steps, of the seeds that both have.
+fn gap_lines<'a>(recipes: &'a [(String, Seeds)], baseline: &Seeds, window: usize) -> Vec<Line<'a>> {
+    let line = |(style, (name, seeds)): (usize, &'a (String, Seeds))| {
+        let both = |runs: &Seeds| {
+            let common = |seed: &u64| seeds.contains_key(seed) && baseline.contains_key(seed);
+            smooth(&losses(runs, common), window)
+        };
+        let percent = |(loss, base): (f64, f64)| (loss / base - 1.0) * 100.0;
+        let values = both(seeds).into_iter().zip(both(baseline)).map(percent);
+        Series {
+            name,
+            style,
+            values: values.collect(),
+        }
+    };
+    // The first is the baseline.
+    recipes.iter().enumerate().skip(1).map(line).collect()
+}
+
+fn picture(recipes: &[(String, Seeds)], name: &str, baseline: &Seeds) -> String {
+    let steps = losses(baseline, |_| true).len();
+    let window = (steps / 50).max(1);
+    let line = |(style, (name, seeds))| {
+        let seeds: &Seeds = seeds;
+        let name: &String = name;
+        Series {
+            name,
+            style,
+            values: smooth(&losses(seeds, |_| true), window),
+        }
+    };
+    let pairs = recipes.iter().map(|(name, seeds)| (name, seeds));
+    let loss: Vec<Line<'_>> = pairs.enumerate().map(line).collect();
+    let gaps = gap_lines(recipes, baseline, (steps / 20).max(1));
+    let charts = [
+        curves("Training loss", "nats per byte", &loss),
+        curves(
+            "Gap of the training loss",
+            &format!("% above {name}"),
+            &gaps,
+        ),
+    ];
+    let rows = recipes.len().div_ceil(4);
+    let height = 2 * CHART + rows * LEGEND_ROW + 10;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {height}\"><style>{STYLE}</style>\
+         <rect width=\"760\" height=\"{height}\" fill=\"#fff\"/>\n"
+    );
+    for (index, chart) in charts.iter().enumerate() {
+        let place = format!("<svg y=\"{}\" width=\"760\" height=\"340\" ", index * CHART);
+        let _ = writeln!(out, "{}", chart.replacen("<svg ", &place, 1));
+    }
+    for (index, (name, _)) in recipes.iter().enumerate() {
+        let (x, y) = (
+            56 + index % 4 * 176,
+            2 * CHART + 12 + index / 4 * LEGEND_ROW,
+        );
+        let _ = writeln!(
+            out,
+            "<line class=\"key\" x1=\"{x}\" y1=\"{y}\" x2=\"{}\" y2=\"{y}\" style=\"{}\"/><text x=\"{}\" y=\"{}\">{}</text>",
+            x + 24,
+            stroke(index),
+            x + 30,
+            y + 4,
+            escape(name)
+        );
+    }
+    out + "</svg>\n"
+}

@@ -1,0 +1,53 @@
+//! `lowp losses`: tables and pictures of recorded runs.
+
+use super::{lowp, stdout};
+use serde_json::json;
+use std::path::PathBuf;
+
+fn files(folder: &tempfile::TempDir) -> Vec<PathBuf> {
+    let run = |recipe: &str, seed: u64, last: f64| {
+        let losses = [Some(last + 1.0), None, Some(last)];
+        json!({"recipe": recipe, "seed": seed, "train_loss": losses, "val_loss": last})
+    };
+    let documents = [
+        json!({"runs": [run("fp32", 0, 2.0), run("mxfp8", 0, 2.01)], "config": {}}),
+        json!({"runs": [run("mxfp8", 1, 4.08)]}),
+        json!({"runs": [run("fp32", 1, 4.0), run("<bf16>", 7, 3.0)]}),
+    ];
+    let write = |(index, document): (usize, &serde_json::Value)| {
+        let path = folder.path().join(format!("{index}.json"));
+        std::fs::write(&path, document.to_string()).expect("a file");
+        path
+    };
+    documents.iter().enumerate().map(write).collect()
+}
+
+#[test]
+fn runs_are_compared_by_recipe_and_seed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut args = vec![PathBuf::from("losses")];
+    args.extend(files(&folder));
+    let picture = folder.path().join("losses.svg");
+    args.extend([PathBuf::from("--svg"), picture.clone()]);
+    insta::assert_snapshot!("losses_table", stdout(&args));
+    let svg = std::fs::read_to_string(&picture).expect("a picture");
+    // Three lines of losses, gaps of the one that shares seeds, and names that are escaped.
+    assert_eq!(svg.matches("points=\"\"").count(), 1);
+    assert!(svg.contains("&lt;bf16&gt;") && !svg.contains("<bf16>") && !svg.contains("NaN"));
+    args.extend(["--baseline", "bf16"].map(PathBuf::from));
+    let other = lowp(&args);
+    assert_eq!(other.code, Some(2));
+    insta::assert_snapshot!("losses_of_no_baseline", other.stderr);
+}
+
+#[test]
+fn other_files_are_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("other.json");
+    std::fs::write(&path, "{\"runs\": 1}").expect("a file");
+    let args = [PathBuf::from("losses"), path];
+    let outcome = lowp(&args);
+    assert_eq!(outcome.code, Some(1));
+    let text = "other.json: not a result file of `lowp train --json`";
+    assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
+}
