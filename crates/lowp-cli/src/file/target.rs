@@ -47,11 +47,24 @@ impl FileTarget {
 pub(super) struct FolderTarget(NewFolder);
 
 impl FolderTarget {
-    /// Takes `path` as the folder to write: absent, or empty.
+    /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
+    /// what is read was listed before.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub(super) fn new(path: &Path) -> Result<Self> {
+    /// It cannot be written, or is the folder of an input.
+    pub(super) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        if let Ok(folder) = fs::canonicalize(path) {
+            let is_in = |input: &Path| {
+                let input = fs::canonicalize(input);
+                input.is_ok_and(|input| input.parent() == Some(&*folder))
+            };
+            if inputs.into_iter().any(is_in) {
+                return Err(output_error(
+                    path,
+                    "it is the folder of the input; give another name",
+                ));
+            }
+        }
         NewFolder::at(path)
             .map(Self)
             .map_err(|e| output_error(path, e))
