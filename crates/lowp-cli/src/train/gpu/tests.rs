@@ -8,10 +8,11 @@ use crate::train::variant::Variant;
 use crate::{Cli, Command};
 use clap::Parser;
 use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, Sharding};
+use lowp_checkpoint::{Late, Piece};
 use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_optim::StepOptions;
 use lowp_shard::{GradBucketOptions, LocalComm, Mesh, MeshComm};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,9 +39,21 @@ fn config(words: &str) -> Config {
 struct Trained {
     losses: Vec<f64>,
     gradients: BTreeMap<String, Vec<f32>>,
+    /// What checkpoints of all steps would hold.
+    saved: Vec<BTreeMap<String, Vec<u8>>>,
 }
 
 fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
+    train_saving::<B, N>(backend, config, steps, 0)
+}
+
+/// The same, where the bytes of a checkpoint are waited for `behind` steps later.
+fn train_saving<B: Backend, N: Network<B>>(
+    backend: &B,
+    config: &Config,
+    steps: usize,
+    behind: usize,
+) -> Trained {
     let alone = LocalComm::world_on(std::slice::from_ref(backend), Duration::from_secs(60));
     let alone: Arc<dyn lowp_shard::Communicator<B>> =
         alone.into_iter().next().expect("a rank").into();
@@ -69,7 +82,9 @@ fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) 
     let mut trained = Trained {
         losses: Vec::new(),
         gradients: BTreeMap::new(),
+        saved: Vec::new(),
     };
+    let mut pending = VecDeque::new();
     for step in 0..steps {
         let tokens = config.batch * config.model.seq;
         let part = config.batch / config.accumulate;
@@ -89,17 +104,27 @@ fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) 
         };
         sharded.finish_step(&options).expect("a step");
         trained.losses.push(network.take_loss().expect("a loss"));
-        if step == 0 {
-            for piece in sharded.pieces().expect("a state") {
-                if let Some(name) = piece.name.strip_suffix(".exp_avg") {
-                    let (words, _) = piece.bytes.as_chunks::<4>();
-                    let values = words.iter().map(|&word| f32::from_le_bytes(word));
-                    trained.gradients.insert(name.to_owned(), values.collect());
-                }
-            }
+        pending.push_back(sharded.pieces().expect("a state"));
+        if pending.len() > behind {
+            trained.saved.extend(pending.pop_front().map(arrived));
+        }
+    }
+    trained.saved.extend(pending.into_iter().map(arrived));
+    for (name, bytes) in &trained.saved[0] {
+        if let Some(name) = name.strip_suffix(".exp_avg") {
+            let (words, _) = bytes.as_chunks::<4>();
+            let values = words.iter().map(|&word| f32::from_le_bytes(word));
+            trained.gradients.insert(name.to_owned(), values.collect());
         }
     }
     trained
+}
+
+fn arrived(pieces: Vec<Piece<Late>>) -> BTreeMap<String, Vec<u8>> {
+    let pieces = pieces.into_iter();
+    pieces
+        .map(|piece| (piece.name, piece.bytes.wait().expect("bytes")))
+        .collect()
 }
 
 /// The distance of `y` from `x` in parts of `x`.
@@ -124,6 +149,22 @@ fn check(words: &str, most: f64) {
             let apart = distance(gradient, &on_gpu.gradients[name]);
             assert!(apart < most, "{words}{more}: {name} is {apart:.2e} apart");
         }
+    }
+}
+
+/// A checkpoint is what its step left, though the next ones run before it is written.
+#[test]
+fn checkpoints_are_of_their_steps() {
+    let Some(cuda) = gpu() else { return };
+    for recipe in ["fp8-delayed", "nvfp4-2d"] {
+        let config = config(&format!("{SMALL} --recipe {recipe} --device cuda"));
+        let now = train_saving::<_, Gpu>(&cuda, &config, 5, 0);
+        let late = train_saving::<_, Gpu>(&cuda, &config, 5, 3);
+        assert_eq!(now.losses, late.losses);
+        for (step, (now, late)) in now.saved.iter().zip(&late.saved).enumerate() {
+            assert!(now == late, "{recipe}: step {step}");
+        }
+        assert!(now.saved[0] != now.saved[1]);
     }
 }
 
