@@ -1,6 +1,6 @@
 //! Output paths: known to be writable before work begins, and whole or absent after it.
 
-use super::behind::Behind;
+use super::behind::{Behind, Later};
 use super::input_error::input_error;
 use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
@@ -136,6 +136,27 @@ impl Draft {
         self.written += bytes.len() as u64;
         self.out
             .write_at(at, bytes)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// The same of bytes that are read when they are written, which may be later.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub(super) fn write_later(&mut self, at: u64, bytes: Box<dyn Later>) -> Result<()> {
+        self.written += bytes.len() as u64;
+        self.out
+            .write_later(at, bytes)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// Waits for what was given by [`Draft::write_later`]: all of it, or so much that not `many` bytes are left.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub(super) fn settle(&mut self, many: bool) -> Result<()> {
+        self.out
+            .settle(many)
             .with_context(|| cannot_write(&self.name))
     }
 
