@@ -357,7 +357,17 @@ mod tests {
             prop_assert_eq!(left.members.len(), map.len());
         }
 
-        /// Bytes of every kind are an object or an error.
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(
+            match std::env::var_os("LOWP_EXHAUSTIVE").is_some_and(|value| value == "1") {
+                true => 1_000_000,
+                false => 2000,
+            }
+        ))]
+
+        /// Texts of every kind are an object or an error.
         #[test]
         fn any_text_is_taken_or_told(text in "[{}\\[\\]\",:\\\\NaInfity1e. -]{0,24}") {
             if let Ok(read) = JsonObject::parse(text.clone().into_bytes()) {
