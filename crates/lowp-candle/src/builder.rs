@@ -208,6 +208,7 @@ impl<B: Backend> Builder<'_, B> {
             var_ids,
             sent_before,
             recast: 0,
+            saving: None,
         })
     }
 

@@ -5,15 +5,16 @@
 
 use std::ops::Range;
 
-use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece};
+use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece};
 use lowp_format::{Axis, BufferSpec, Origin, QuantizedTensor, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, StepCounts};
-use lowp_optim::{OptimError, ParamState};
+use lowp_optim::OptimError;
 use lowp_shard::{DelayedState, MeshComm, ScaleBook, ScaleSlot, ShardError, or_abort};
 use serde_json::{Value, json};
 
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
+use crate::saving::{Copies, Saving};
 use crate::sharded_model::{ModelOptions, ShardedModel};
 use crate::spec::{LinearSpec, VarSpec};
 
@@ -26,52 +27,91 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// This rank's pieces of all that training needs to go on: masters, moments, counts of steps, weights as they are stored, and the
     /// histories of delayed scales. Replicas hold the same, so that only the first one has pieces.
     ///
+    /// Of a GPU they are copied by a stream of its own to page-locked memory, which is kept for the next time: it holds as many bytes
+    /// as the pieces. The next step may begin; it changes nothing before it was copied.
+    ///
     /// # Errors
     /// A micro-batch that was not finished, or a failure of the backend.
-    pub fn pieces(&self) -> Result<Vec<Piece>, ModelError> {
+    pub fn pieces(&mut self) -> Result<Vec<Piece<Late>>, ModelError> {
         self.check_between_steps()?;
         let (replica, _) = self.mesh.mesh.coordinates(self.mesh.world.rank())?;
-        let mut pieces = Vec::new();
         if replica > 0 {
-            return Ok(pieces);
+            return Ok(Vec::new());
         }
+        let mut saving = match self.saving.take() {
+            Some(saving) => saving,
+            None => Saving::new(&self.backend)?,
+        };
         let first = self.mesh.world.rank() == 0;
+        // Small reads, which wait, are made before the long copies.
+        let small = if first {
+            self.small_pieces()
+        } else {
+            Ok(Vec::new())
+        };
+        let large = saving.begin(&self.backend, |copies| self.large_pieces(copies, first));
+        self.saving = Some(saving);
+        Ok(large?
+            .into_iter()
+            .chain(small?.into_iter().map(Into::into))
+            .collect())
+    }
+
+    /// Masters, moments and weights.
+    fn large_pieces(
+        &self,
+        copies: &Copies<'_, B>,
+        first: bool,
+    ) -> Result<Vec<Piece<Late>>, ModelError> {
+        let mut pieces = Vec::new();
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
-            let len = weight.elements();
-            self.add_state(&mut pieces, name, (*id, elements.clone(), len))?;
-            pieces.extend(weight.pieces(name, first)?);
+            let param = (*id, elements.start, weight.elements());
+            self.add_state(&mut pieces, copies, name, param)?;
+            pieces.extend(weight.pieces(copies, name, first)?);
         }
         let vars = self.vars.elements();
         for ((id, name), (elements, len)) in self.var_ids.iter().zip(self.vars.names()).zip(vars) {
-            self.add_state(&mut pieces, name, (*id, elements, len))?;
+            self.add_state(&mut pieces, copies, name, (*id, elements.start, len))?;
         }
-        if first {
-            let counts = self.adamw.counts()?.to_bytes();
-            pieces.push(bytes_piece(COUNTS.to_owned(), counts.to_vec()));
-            let book = self.adamw.scales();
-            for (name, slot) in self.delayed_scales()? {
-                let Some(state) = book.delayed_state(slot)? else {
-                    continue;
-                };
-                let values = [&[state.scale], state.history.as_slice()].concat();
-                pieces.push(f32_piece(name, (0, values.len()), &values));
-            }
+        Ok(pieces)
+    }
+
+    /// Counts of steps and delayed scales.
+    fn small_pieces(&self) -> Result<Vec<Piece>, ModelError> {
+        let counts = self.adamw.counts()?.to_bytes();
+        let mut pieces = vec![bytes_piece(COUNTS.to_owned(), counts.to_vec())];
+        let book = self.adamw.scales();
+        for (name, slot) in self.delayed_scales()? {
+            let Some(state) = book.delayed_state(slot)? else {
+                continue;
+            };
+            let values = [&[state.scale], state.history.as_slice()].concat();
+            pieces.push(f32_piece(name, &values));
         }
         Ok(pieces)
     }
 
     fn add_state(
         &self,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<Piece<Late>>,
+        copies: &Copies<'_, B>,
         name: &str,
-        (id, elements, len): (lowp_optim::ParamId, Range<usize>, usize),
+        (id, start, len): (lowp_optim::ParamId, usize, usize),
     ) -> Result<(), ModelError> {
-        let ParamState { master, moments } = self.adamw.state(id)?;
-        let [first, second] = &moments;
-        for (what, values) in STATE.iter().zip([&master, first, second]) {
-            let name = format!("{name}.{what}");
-            pieces.push(f32_piece(name, (elements.start, len), values));
+        let state = self
+            .adamw
+            .start_state(id, (copies.stream, copies.staging))?;
+        let [first, second] = state.moments;
+        for (what, values) in STATE.iter().zip([state.master, first, second]) {
+            let bytes = values.len() * size_of::<f32>();
+            pieces.push(Piece {
+                name: format!("{name}.{what}"),
+                dtype: Dtype::F32,
+                full: [1, len],
+                block: Block::of_row(start, values.len()),
+                bytes: Late::new(bytes, || values.wait().map_err(|e| e.to_string())),
+            });
         }
         Ok(())
     }
@@ -237,14 +277,13 @@ fn restore_scale<B: Backend>(
     Ok(book.set_delayed_state(slot, &state)?)
 }
 
-/// Elements from `start` on of a flattened parameter of `len`.
-fn f32_piece(name: String, (start, len): (usize, usize), values: &[f32]) -> Piece {
+/// All of a row of values.
+fn f32_piece(name: String, values: &[f32]) -> Piece {
     Piece {
-        name,
         dtype: Dtype::F32,
-        full: [1, len],
-        block: Block::of_row(start, values.len()),
-        bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        full: [1, values.len()],
+        block: Block::whole([1, values.len()]),
+        ..bytes_piece(name, values.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 }
 
@@ -299,22 +338,39 @@ fn place(spec: &BufferSpec, full: Shape, rows: Range<usize>) -> ([usize; 2], Blo
 /// The pieces of `rows` of a weight of shape `full`. `tensor` holds these rows, or all: then `of_whole`. What all ranks have is a piece
 /// of the `first`.
 pub(crate) fn weight_pieces<B: Backend, R: Recipe>(
-    backend: &B,
+    copies: &Copies<'_, B>,
     name: &str,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
     (full, rows, of_whole): (Shape, Range<usize>, bool),
     first: bool,
-) -> Result<Vec<Piece>, ShardError> {
+) -> Result<Vec<Piece<Late>>, ShardError> {
     let mut pieces = Vec::new();
     for spec in &tensor.recipe().stored(Usage::BOTH) {
         if spec.origin == Origin::Replicated && !first {
             continue;
         }
         let (whole, block) = place(spec, full, rows.clone());
-        let bytes: Vec<u8> = backend.download(&tensor.buffer(spec.key)?.storage)?;
-        let bytes = match of_whole && block.shape != whole {
-            true => cut(&bytes, whole[1], block),
-            false => bytes,
+        let storage = &tensor.buffer(spec.key)?.storage;
+        let (all, len) = (copies.stream.len(storage), block.shape[0] * block.shape[1]);
+        let is_part = of_whole && block.shape != whole;
+        let bytes = match is_part && block.shape[1] < whole[1] {
+            // Parts of rows.
+            true => {
+                let bytes = copies.bytes(storage, 0..all)?;
+                Late::new(len, move || {
+                    let bytes = bytes.wait().map_err(|e| e.to_string())?;
+                    Ok(cut(&bytes, whole[1], block))
+                })
+            }
+            false => {
+                let start = if is_part {
+                    block.start[0] * whole[1]
+                } else {
+                    0
+                };
+                let bytes = copies.bytes(storage, start..start + len)?;
+                Late::new(len, || bytes.wait().map_err(|e| e.to_string()))
+            }
         };
         pieces.push(Piece {
             name: format!("{name}.{}", spec.key),

@@ -35,6 +35,7 @@ mod memory;
 mod memory_weight;
 mod operand;
 mod plain_vars;
+mod saving;
 mod sharded_model;
 mod sharded_weight;
 mod spec;

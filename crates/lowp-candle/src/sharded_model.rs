@@ -23,6 +23,7 @@ use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
 use crate::operand::{PassState, RecipeOperands};
 use crate::plain_vars::{PlainVars, VarPlace};
+use crate::saving::Saving;
 use crate::sharded_weight::ShardedWeight;
 use crate::spec::{LinearSpec, VarSpec};
 
@@ -129,6 +130,8 @@ pub struct ShardedModel<B: Backend, R: Recipe> {
     pub(crate) sent_before: u64,
     /// Linear weights that a checkpoint had in other formats.
     pub(crate) recast: usize,
+    /// Once something was saved.
+    pub(crate) saving: Option<Saving<B>>,
 }
 
 impl<B: Backend, R: Recipe> ShardedModel<B, R> {
@@ -312,6 +315,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.micro_batches = 0;
         for (_, weight) in &self.weights {
             weight.release()?;
+        }
+        if let Some(saving) = &mut self.saving {
+            saving.follow(&self.backend)?;
         }
         let report = self.adamw.step(options)?.wait()?;
         self.vars.refresh()?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use candle_core::{Error, Result, bail};
-use lowp_checkpoint::{Checkpoint, Piece};
+use lowp_checkpoint::{Checkpoint, Late, Piece};
 use lowp_format::{
     Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
 };
@@ -23,6 +23,7 @@ use crate::gradients::Gradients;
 use crate::held::Held;
 use crate::linear::WeightSource;
 use crate::memory::LayerMemory;
+use crate::saving::Copies;
 
 /// A quantized weight as [`WeightSource`]: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
@@ -194,24 +195,24 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// the `first`.
     pub(crate) fn pieces(
         &self,
+        copies: &Copies<'_, B>,
         name: &str,
         first: bool,
-    ) -> std::result::Result<Vec<Piece>, ShardError> {
+    ) -> std::result::Result<Vec<Piece<Late>>, ShardError> {
         let Ok(state) = self.state.lock() else {
             return Err(KernelError::Poisoned.into());
         };
-        let backend = &self.backend;
         match &state.held {
             Held::Rows(group) => {
                 let shard = &group.params()[0];
                 let rows = (self.shape, shard.spec().rows(), false);
-                weight_pieces(backend, name, shard.local(), rows, first)
+                weight_pieces(copies, name, shard.local(), rows, first)
             }
             Held::Whole(tensor) => {
                 let (shard, quantum) = (&self.mesh.shard, self.recipe.row_quantum(Usage::BOTH));
                 let cuts = RowCuts::new(self.shape.rows, shard.world_size(), quantum)?;
                 let rows = (self.shape, cuts.range(shard.rank()), true);
-                weight_pieces(backend, name, tensor, rows, first)
+                weight_pieces(copies, name, tensor, rows, first)
             }
         }
     }

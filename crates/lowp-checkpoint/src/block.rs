@@ -1,5 +1,7 @@
 //! [`Piece`]: a part of a tensor, and [`Block`], where it lies.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What the entries of a tensor are.
@@ -77,9 +79,9 @@ impl Block {
     }
 }
 
-/// The part of a tensor that one rank has.
+/// The part of a tensor that one rank has. Its bytes are there, or [`Late`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Piece<T = Vec<u8>> {
     /// The tensor's name, the same on every rank that has a part of it.
     pub name: String,
     /// What its entries are.
@@ -89,5 +91,73 @@ pub struct Piece {
     /// Where this part lies in it.
     pub block: Block,
     /// The entries, row by row.
-    pub bytes: Vec<u8>,
+    pub bytes: T,
+}
+
+impl From<Piece> for Piece<Late> {
+    fn from(piece: Piece) -> Self {
+        Self {
+            name: piece.name,
+            dtype: piece.dtype,
+            full: piece.full,
+            block: piece.block,
+            bytes: piece.bytes.into(),
+        }
+    }
+}
+
+/// Bytes that are on their way from a device, for example; the thread that writes a checkpoint waits for them.
+pub struct Late {
+    len: usize,
+    arrive: Arrive,
+}
+
+/// Waits for bytes.
+type Arrive = Box<dyn FnOnce() -> Result<Vec<u8>, String> + Send>;
+
+impl Late {
+    /// `len` bytes, which `arrive` waits for, or says why they do not come.
+    pub fn new(
+        len: usize,
+        arrive: impl FnOnce() -> Result<Vec<u8>, String> + Send + 'static,
+    ) -> Self {
+        Self {
+            len,
+            arrive: Box::new(arrive),
+        }
+    }
+
+    /// Number of bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes. Waits for them.
+    ///
+    /// # Errors
+    /// They do not come, or are more or fewer.
+    pub fn wait(self) -> Result<Vec<u8>, String> {
+        let bytes = (self.arrive)()?;
+        match bytes.len() == self.len {
+            true => Ok(bytes),
+            false => Err(format!("{} bytes arrived, not {}", bytes.len(), self.len)),
+        }
+    }
+}
+
+impl From<Vec<u8>> for Late {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::new(bytes.len(), || Ok(bytes))
+    }
+}
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Late({} bytes)", self.len)
+    }
 }

@@ -24,6 +24,14 @@ pub enum CheckpointError {
         /// Why not.
         why: io::Error,
     },
+    /// Bytes of a piece that did not come from where they are.
+    #[error("'{name}' cannot be read: {why}")]
+    NoBytes {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// A rank could not write its part.
     #[error(
         "the checkpoint of step {step} was not saved: rank {rank}: {why}; checkpoints before it are as they were"

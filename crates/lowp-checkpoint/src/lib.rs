@@ -42,7 +42,7 @@ mod reader;
 mod saver;
 mod writer;
 
-pub use block::{Block, Dtype, Piece};
+pub use block::{Block, Dtype, Late, Piece};
 pub use error::CheckpointError;
 pub use folder::{check_writable, folder_of, is_checkpoint, latest, steps};
 pub use index::checksum;

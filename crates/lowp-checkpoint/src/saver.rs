@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::folder::{lock, publish, remove, sync, thin_out, tidy, unfinished};
 use crate::index::{INDEX, Index, Written, checksum};
 use crate::writer;
-use crate::{CheckpointError, Piece};
+use crate::{CheckpointError, Late, Piece};
 
 /// Saves the checkpoints of one run. Every rank has one; each call is collective.
 ///
@@ -94,7 +94,8 @@ impl Saver {
     }
 
     /// Begins to write this rank's `pieces` as a part of the checkpoint of `step`. `about` is what the trainer wants to know
-    /// again, of rank 0. Pieces that several ranks have are given by one of them. Collective.
+    /// again, of rank 0. Pieces that several ranks have are given by one of them; the thread that writes waits for bytes that are
+    /// [`Late`]. Collective.
     ///
     /// # Errors
     /// Pieces that do not fit their blocks, an earlier checkpoint that is still being written, or no folder to write to, on every
@@ -102,9 +103,10 @@ impl Saver {
     pub fn start(
         &mut self,
         step: u64,
-        pieces: Vec<Piece>,
+        pieces: Vec<impl Into<Piece<Late>>>,
         about: Value,
     ) -> Result<(), CheckpointError> {
+        let pieces: Vec<Piece<Late>> = pieces.into_iter().map(Into::into).collect();
         let ready = match self.in_flight() {
             Some(step) => Err(CheckpointError::InFlight { step }),
             None => writer::check(&pieces),
@@ -125,7 +127,7 @@ impl Saver {
         let (rank, own) = (self.control.rank(), id.clone());
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&folder, rank, &own, &pieces));
+            .spawn(move || writer::write(&folder, rank, &own, pieces));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),

@@ -9,7 +9,7 @@ use std::path::Path;
 use safetensors::tensor::{Dtype as Stored, Metadata, TensorInfo};
 
 use crate::index::{FileRecord, Written, checksum, file_name};
-use crate::{CheckpointError, Dtype, Piece};
+use crate::{CheckpointError, Dtype, Late, Piece};
 
 /// The key of a file's metadata that names its checkpoint.
 pub(crate) const ID: &str = "lowp.checkpoint";
@@ -31,7 +31,7 @@ pub(crate) fn stored(dtype: Dtype) -> Stored {
 }
 
 /// Checks pieces before anything is written.
-pub(crate) fn check(pieces: &[Piece]) -> Result<(), CheckpointError> {
+pub(crate) fn check(pieces: &[Piece<Late>]) -> Result<(), CheckpointError> {
     let mut names: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -62,7 +62,7 @@ pub(crate) fn write(
     folder: &Path,
     rank: usize,
     id: &str,
-    pieces: &[Piece],
+    mut pieces: Vec<Piece<Late>>,
 ) -> Result<Written, CheckpointError> {
     let name = file_name(rank);
     let path = folder.join(&name);
@@ -70,7 +70,6 @@ pub(crate) fn write(
     let about = [(ID, id.to_owned()), (RANK, rank.to_string())];
     let about: HashMap<String, String> = about.map(|(key, value)| (key.to_owned(), value)).into();
     // Wide entries first, so that every tensor is aligned.
-    let mut pieces: Vec<&Piece> = pieces.iter().collect();
     pieces.sort_by_key(|piece| Reverse(piece.dtype.bytes()));
     let mut end = 0;
     let infos = pieces.iter().map(|piece| {
@@ -90,24 +89,24 @@ pub(crate) fn write(
     let mut file = File::create(&path).map_err(failed())?;
     let mut put = |bytes: &[u8]| file.write_all(bytes);
     let length = (header.len() as u64).to_le_bytes();
-    let written = put(&length).and_then(|()| put(&header));
-    let written = written.and_then(|()| pieces.iter().try_for_each(|piece| put(&piece.bytes)));
-    written.and_then(|()| file.sync_all()).map_err(failed())?;
-    let record = |piece: &&Piece| {
-        let sum = checksum(&piece.bytes);
-        (
-            piece.name.clone(),
-            piece.dtype,
-            piece.full,
-            piece.block,
-            sum,
-        )
-    };
+    put(&length).and_then(|()| put(&header)).map_err(failed())?;
+    let mut records = Vec::new();
+    // One piece after the other, so that no more of them than that on its way is in memory twice.
+    for piece in pieces {
+        let (name, kind) = (piece.name, (piece.dtype, piece.full, piece.block));
+        let bytes = piece.bytes.wait().map_err(|why| CheckpointError::NoBytes {
+            name: name.clone(),
+            why,
+        })?;
+        put(&bytes).map_err(failed())?;
+        records.push((name, kind.0, kind.1, kind.2, checksum(&bytes)));
+    }
+    file.sync_all().map_err(failed())?;
     Ok(Written {
         file: FileRecord {
             name,
             bytes: (8 + header.len() + end) as u64,
         },
-        pieces: pieces.iter().map(record).collect(),
+        pieces: records,
     })
 }

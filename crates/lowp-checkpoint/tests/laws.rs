@@ -139,7 +139,7 @@ proptest! {
         let folder = tempfile::tempdir().expect("a folder");
         let about = json!({ "numbers": numbers.iter().filter(|x| x.is_finite()).collect::<Vec<_>>() });
         world(1, |_, mut saver| {
-            saver.start(1, Vec::new(), about.clone()).expect("a start");
+            saver.start(1, Vec::<Piece>::new(), about.clone()).expect("a start");
             saver.finish().expect("a checkpoint")
         }, folder.path(), None);
         Checkpoint::latest(folder.path()).expect("a checkpoint").verify().expect("it is whole");

@@ -11,6 +11,7 @@ mod files;
 mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
+mod json_object;
 mod losses;
 mod output;
 mod plan;

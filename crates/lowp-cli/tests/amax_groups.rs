@@ -278,7 +278,7 @@ fn trained_groups_are_those_of_their_masters() {
         bench.done(&format!(
             "export {saved} -o hub --to compressed-tensors {groups}"
         ));
-        bench.done("import hub -o back");
+        bench.done("import hub -o back --dtypes u8");
         bench.done("verify two-te back");
         // Without them each has its own, and a run does not go on with others.
         bench.done(&format!("{train} --save own"));

@@ -52,7 +52,7 @@ fn masters_and_codes_of_a_checkpoint() {
         // The codes by way of a target are those under their own names.
         bench.done(&["export", &run, "-o", "te", "--to", "te"]);
         bench.done(&["export", &run, "-o", "hub", "--to", target]);
-        bench.done("import hub -o back.safetensors");
+        bench.done("import hub -o back.safetensors --dtypes u8");
         bench.done("verify te/model.safetensors back.safetensors");
         let name = "block0.qkv.rowwise_data";
         let codes = checkpoint

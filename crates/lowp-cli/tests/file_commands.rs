@@ -21,7 +21,7 @@ fn names_dtypes_and_shapes_of_the_contract() {
         &[("format", "pt")],
     );
     let fields = |options: &[&str]| -> Vec<String> {
-        let found = quantize(&bench, options);
+        let found = quantize(&bench, &[options, &["--dtypes", "u8"]].concat());
         let line = |name: &&str| {
             let (dtype, shape, _) = &found.tensors[*name];
             format!("{name} {dtype} {shape:?}")

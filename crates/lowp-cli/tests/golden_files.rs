@@ -101,6 +101,8 @@ fn every_golden_vector() {
                     "out.safetensors",
                     "--scales",
                     form,
+                    "--dtypes",
+                    "u8",
                 ];
                 args.extend(options);
                 if prefix.starts_with("delayed") {

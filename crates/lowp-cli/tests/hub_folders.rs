@@ -146,7 +146,23 @@ fn other_folders_are_told_from_them() {
         ("unshard hub -o x", "no rank files"),
         (
             "quantize hub -o hub --recipe mxfp8",
+            "it is the folder of the input",
+        ),
+        (
+            "quantize hub/model.safetensors.index.json -o hub --recipe mxfp8",
+            "it is the folder of the input",
+        ),
+        (
+            "shard hub -o hub --world-size 2 --recipe mxfp8",
+            "it is the folder of the input",
+        ),
+        (
+            "quantize hub -o ranks --recipe mxfp8",
             "the folder is not empty",
+        ),
+        (
+            "quantize hub -o x.safetensors --recipe mxfp8 --max-shard-size 1GB",
+            "-o x.safetensors is one file, which is not cut; give the name of a folder, or leave --max-shard-size out",
         ),
         (
             "quantize hub -o hub/model-1.safetensors --recipe mxfp8",
@@ -163,6 +179,82 @@ fn other_folders_are_told_from_them() {
     fs::write(bench.path("hub/config.json"), "{").expect("a file");
     let message = bench.rejected(2, "quantize hub -o x --recipe mxfp8");
     assert!(message.contains("config.json: it is no JSON"), "{message}");
+}
+
+/// As Python writes it: words for numbers that JSON does not have, and numbers that other programs spell in other ways.
+const FOREIGN: &str = "{
+  \"rms_norm_eps\": 1e-05,
+  \"model_type\": \"mamba2\",
+  \"time_step_limit\": [0.0, Infinity],
+  \"dtype\": \"float16\",
+  \"initializer_range\": 0.020,
+  \"big\": 1234567890123456789012345678901234567890,
+  \"bounds\": {\"low\": -Infinity, \"none\": NaN, \"name\": \"NaN, Infinity\"}
+}
+";
+
+/// A configuration is carried as it is, but for what it says of quantization.
+#[test]
+fn configurations_are_not_rewritten() {
+    let bench = bench();
+    fs::write(bench.path("hub/config.json"), FOREIGN).expect("a file");
+    let config =
+        |folder: &str| fs::read_to_string(bench.path(folder).join("config.json")).expect("a file");
+    bench.done("quantize hub -o q --recipe mxfp8 --usage rowwise --tensors *.weight");
+    assert_eq!(config("q"), FOREIGN);
+    bench.done("shard hub -o ranks --world-size 2 --recipe mxfp8");
+    bench.done("unshard ranks -o u");
+    bench.done("dequantize q -o d");
+    for folder in ["ranks", "u", "d"] {
+        assert_eq!(config(folder), FOREIGN, "{folder}");
+    }
+    for to in ["compressed-tensors", "modelopt"] {
+        bench.done(&format!("export q -o {to} --to {to}"));
+        let begin = FOREIGN.strip_suffix("\n}\n").expect("an object");
+        let written = config(to);
+        let added = written.strip_prefix(begin).expect("what was there");
+        let begin = ",\n  \"quantization_config\": {\n    \"";
+        assert!(
+            added.starts_with(begin) && added.ends_with("\n  }\n}\n"),
+            "{added}"
+        );
+        bench.done(&format!("import {to} -o back-{to}"));
+        assert_eq!(config(&format!("back-{to}")), FOREIGN);
+        bench.done(&format!("verify back-{to} q"));
+    }
+    bench.done("export q -o te --to te");
+    assert_eq!(config("te"), FOREIGN);
+}
+
+/// A folder that is written may lie in the one that is read: what is read was listed before.
+#[test]
+fn outputs_inside_of_inputs() {
+    let bench = bench();
+    let before = names(&bench, "hub");
+    for command in [
+        "quantize hub -o hub/q --recipe mxfp8",
+        "shard hub -o hub/ranks --world-size 2 --recipe mxfp8",
+        "unshard hub/ranks -o hub/ranks/u",
+        "export hub/q -o hub/q/te --to te",
+        "import hub/q/te -o hub/q/te/back",
+        "dequantize hub/q -o hub/q/d",
+    ] {
+        bench.done(command);
+    }
+    bench.done("verify hub/q --source hub");
+    for other in ["hub/ranks/u", "hub/q/te/back"] {
+        bench.done(&format!("verify hub/q {other}"));
+        assert_eq!(names(&bench, other).len(), 3, "{other}");
+    }
+    // An empty folder that is there is no file of the input either.
+    fs::create_dir(bench.path("hub/empty")).expect("a folder");
+    bench.done("quantize hub -o hub/empty --recipe mxfp8");
+    bench.done("verify hub/empty hub/q");
+    let after: Vec<String> = names(&bench, "hub")
+        .into_iter()
+        .filter(|name| !["q", "ranks", "empty"].contains(&name.as_str()))
+        .collect();
+    assert_eq!(after, before);
 }
 
 /// What is left out of a folder is told to people.

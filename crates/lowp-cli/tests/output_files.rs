@@ -28,7 +28,7 @@ fn an_existing_output_is_replaced_and_an_input_is_not() {
     );
     std::fs::write(bench.path("file"), "").expect("a file");
     for (output, expected) in [
-        (".", "the folder is not empty"),
+        (".", "it is the folder of the input"),
         ("x.safetensors/y", "there is no folder"),
         ("in.safetensors/", "is no folder"),
         (

@@ -258,7 +258,7 @@ fn golden_vectors_of_options() {
                 continue;
             }
             bench.done(&format!(
-                "quantize in.safetensors -o q.safetensors --recipe {options}"
+                "quantize in.safetensors -o q.safetensors --dtypes u8 --recipe {options}"
             ));
             let found = bench.read("q.safetensors");
             for field in fields {

@@ -26,7 +26,7 @@ use crate::{DeviceBuffer, Element, KernelError, Pending, StepScalars, Work};
 /// [`Backend::launch`] does them all, any number of times. Captured are [`Backend::run`],
 /// [`Backend::run_with`], [`Backend::copy`], [`Backend::clear`], and what other handles get between a
 /// wait for this one and this one's wait for them. What moves host memory or makes something
-/// ([`Backend::alloc`], [`Backend::plan`], [`Backend::read`], [`Backend::write`],
+/// ([`Backend::alloc`], [`Backend::plan`], [`Backend::read`], [`Backend::start_read_bytes`], [`Backend::write`],
 /// [`Backend::synchronize`]) is an error in a capture.
 pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// A buffer of `T`.
@@ -37,6 +37,8 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     type Event: Clone + Debug + Send + Sync + 'static;
     /// Captured work.
     type Graph: Clone + Debug + Send + Sync + 'static;
+    /// Host memory that [`Backend::start_read_bytes`] fills, kept from one time to the next. Clones are the same memory.
+    type Staging: Clone + Debug + Default + Send + Sync + 'static;
 
     /// A buffer of `len` zeros.
     ///
@@ -100,6 +102,19 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
         buffer: &Self::Buffer<T>,
         range: Range<usize>,
     ) -> Result<Pending<T>, KernelError>;
+
+    /// As [`Backend::start_read`], little-endian bytes for entries. The host memory that they arrive in comes from `staging` and goes
+    /// back there once they were taken, for the next copy of as many bytes: of a device it is page-locked, which takes longer to
+    /// get than to fill.
+    ///
+    /// # Errors
+    /// As [`Backend::start_read`].
+    fn start_read_bytes<T: Element>(
+        &self,
+        buffer: &Self::Buffer<T>,
+        range: Range<usize>,
+        staging: &Self::Staging,
+    ) -> Result<Pending<u8>, KernelError>;
 
     /// Copies `range` of `from` into `to` at entry `start`.
     ///

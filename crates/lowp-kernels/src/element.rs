@@ -5,10 +5,36 @@ use std::fmt::Debug;
 use half::bf16;
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for u8 {}
-    impl Sealed for f32 {}
-    impl Sealed for half::bf16 {}
+    pub trait Sealed: Sized {
+        /// The values as little-endian bytes.
+        fn to_bytes(values: &[Self]) -> Vec<u8>;
+    }
+
+    impl Sealed for u8 {
+        fn to_bytes(values: &[Self]) -> Vec<u8> {
+            values.to_vec()
+        }
+    }
+
+    impl Sealed for f32 {
+        fn to_bytes(values: &[Self]) -> Vec<u8> {
+            put(values, f32::to_le_bytes)
+        }
+    }
+
+    impl Sealed for half::bf16 {
+        fn to_bytes(values: &[Self]) -> Vec<u8> {
+            put(values, half::bf16::to_le_bytes)
+        }
+    }
+
+    fn put<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+        let mut out = vec![0; N * values.len()];
+        for (to, value) in out.as_chunks_mut::<N>().0.iter_mut().zip(values) {
+            *to = bytes(*value);
+        }
+        out
+    }
 }
 
 /// A plain value that buffers are made of: `u8`, `f32` or `bf16`.

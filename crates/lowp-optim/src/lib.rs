@@ -105,4 +105,4 @@ pub use options::StepOptions;
 pub use param::{ParamId, ParamSpec};
 pub use report::{GradNorm, PendingStep, StepReport};
 pub use schedule::Schedule;
-pub use state::ParamState;
+pub use state::{ParamState, PendingState, PendingValues};

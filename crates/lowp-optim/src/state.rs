@@ -1,7 +1,7 @@
 //! [`ParamState`]: what the optimizer keeps of a parameter between steps, in and out.
 
 use half::bf16;
-use lowp_kernels::{Backend, FloatDtype, Moments, StepCounts};
+use lowp_kernels::{Backend, FloatDtype, Moments, Pending, StepCounts};
 use lowp_shard::ScaleSlot;
 
 use crate::param::Param;
@@ -16,7 +16,95 @@ pub struct ParamState {
     pub moments: [Vec<f32>; 2],
 }
 
+/// [`ParamState`] on its way from a device.
+#[derive(Debug)]
+pub struct PendingState {
+    /// fp32 master values.
+    pub master: PendingValues,
+    /// First and second moments.
+    pub moments: [PendingValues; 2],
+}
+
+/// Values on their way from a device.
+#[derive(Debug)]
+pub struct PendingValues {
+    bytes: Pending<u8>,
+    len: usize,
+    is_bf16: bool,
+}
+
+impl PendingValues {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The values as little-endian bytes of f32. Waits for them.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn wait(self) -> Result<Vec<u8>, OptimError> {
+        let bytes = self.bytes.wait()?;
+        if !self.is_bf16 {
+            return Ok(bytes);
+        }
+        // The upper half of an f32.
+        let (values, _) = bytes.as_chunks::<2>();
+        let wide = values.iter().map(|&[low, high]| [0, 0, low, high]);
+        Ok(wide.flatten().collect())
+    }
+}
+
 impl<B: Backend> AdamW<B> {
+    /// Starts to copy the state of this rank's rows, or of its flat slice, to the host by way of `staging`, in the order of `stream`, a
+    /// stream that follows the last step and that the next one follows.
+    ///
+    /// # Errors
+    /// An id of another optimizer, or the backend failed.
+    pub fn start_state(
+        &self,
+        id: ParamId,
+        (stream, staging): (&B, &B::Staging),
+    ) -> Result<PendingState, OptimError> {
+        let param = &self.params[self.index(id)?];
+        let wide = |buffer: &B::Buffer<f32>| -> Result<PendingValues, OptimError> {
+            let len = stream.len(buffer);
+            let bytes = stream.start_read_bytes(buffer, 0..len, staging)?;
+            Ok(PendingValues {
+                bytes,
+                len,
+                is_bf16: false,
+            })
+        };
+        let narrow = |buffer: &B::Buffer<bf16>| -> Result<PendingValues, OptimError> {
+            let len = stream.len(buffer);
+            let bytes = stream.start_read_bytes(buffer, 0..len, staging)?;
+            Ok(PendingValues {
+                bytes,
+                len,
+                is_bf16: true,
+            })
+        };
+        Ok(PendingState {
+            master: wide(&param.master)?,
+            moments: match &param.moments {
+                Moments::F32 {
+                    exp_avg,
+                    exp_avg_sq,
+                } => [wide(exp_avg)?, wide(exp_avg_sq)?],
+                Moments::Bf16 {
+                    exp_avg,
+                    exp_avg_sq,
+                } => [narrow(exp_avg)?, narrow(exp_avg_sq)?],
+            },
+        })
+    }
+
     /// The state of this rank's rows, or of its flat slice.
     ///
     /// # Errors

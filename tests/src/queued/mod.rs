@@ -135,6 +135,7 @@ impl Backend for Queued {
     type Plan = CpuPlan;
     type Event = Point;
     type Graph = CpuGraph;
+    type Staging = ();
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         self.call()?;
@@ -195,6 +196,17 @@ impl Backend for Queued {
         self.call()?;
         self.flush()?;
         Cpu.start_read(buffer, range)
+    }
+
+    fn start_read_bytes<T: Element>(
+        &self,
+        buffer: &CpuBuffer<T>,
+        range: Range<usize>,
+        staging: &(),
+    ) -> Result<Pending<u8>, KernelError> {
+        self.call()?;
+        self.flush()?;
+        Cpu.start_read_bytes(buffer, range, staging)
     }
 
     fn copy<T: Element>(

@@ -2,7 +2,7 @@
 
 use super::cast::{has_delayed_scale, is_scale};
 use super::input_error::input_error;
-use super::names::{ScalesName, UsageName};
+use super::names::{Dtypes, ScalesName, UsageName};
 use super::select::{Pattern, Select};
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
@@ -61,6 +61,8 @@ pub(super) struct Setup {
     pub(super) usage: Usage,
     pub(super) form: Form,
     pub(super) delayed_scale: Option<f32>,
+    /// What codes are called.
+    pub(super) dtypes: Dtypes,
 }
 
 impl RecipeArgs {
@@ -93,6 +95,7 @@ impl RecipeArgs {
             usage,
             form,
             delayed_scale,
+            dtypes: Dtypes::default(),
         })
     }
 

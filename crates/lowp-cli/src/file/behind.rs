@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::mem;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// Bytes that are written at a time.
@@ -13,8 +13,24 @@ const CHUNK: usize = 1 << 20;
 const SMALL: usize = 64 << 10;
 /// Fewer bytes that do not follow those before them wait for their neighbors: numbers, and parts of small tensors.
 const SCATTERED: usize = 16 << 10;
-/// Full buffers that wait for the writer.
-const WAITING: usize = 3;
+/// Bytes of full buffers that may wait for the writer.
+const WAITING: usize = 4 << 20;
+/// Most bytes of what is [`Later`] that wait for the writer while others are made.
+const BESIDE: usize = 256 << 20;
+/// Bytes of what is [`Later`] that are read at a time: they stay in the cache until they are written.
+const READ: usize = 256 << 10;
+
+/// Bytes that the writer reads where they are, when their turn comes.
+pub(super) trait Later: Send {
+    /// Number of bytes.
+    fn len(&self) -> usize;
+
+    /// Copies them from byte `start` on.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn read(&self, start: usize, bytes: &mut [u8]) -> io::Result<()>;
+}
 
 /// A file that is written place by place. One that is shorter than a chunk is written by the caller alone.
 #[derive(Debug)]
@@ -30,13 +46,62 @@ pub(super) struct Behind {
     writer: Option<Writer>,
 }
 
-/// A thread that writes buffers in the order in which they come. A second one would wait for the first: the system lets one write to a
-/// file at a time.
+/// A thread that writes what it is given, in that order. A second one would wait for the first: the system lets one write to a file at a
+/// time.
 #[derive(Debug)]
 struct Writer {
-    full: SyncSender<(u64, Vec<u8>)>,
+    jobs: Sender<(u64, Job)>,
     empty: Receiver<Vec<u8>>,
+    load: Arc<Load>,
     thread: JoinHandle<io::Result<()>>,
+}
+
+/// What is written to one place.
+enum Job {
+    Here(Vec<u8>),
+    Later(Box<dyn Later>),
+}
+
+impl Job {
+    fn len(&self) -> usize {
+        match self {
+            Self::Here(bytes) => bytes.len(),
+            Self::Later(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// Bytes that wait for the writer; `None` once it ended.
+#[derive(Debug)]
+struct Load {
+    bytes: Mutex<Option<usize>>,
+    changed: Condvar,
+}
+
+impl Load {
+    fn set(&self, change: impl FnOnce(&mut Option<usize>)) {
+        change(&mut self.bytes.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+
+    /// Waits until at most `most` bytes wait, and adds `more`. Whether there is a writer.
+    fn add(&self, most: usize, more: usize) -> bool {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |bytes: &mut Option<usize>| bytes.is_some_and(|bytes| bytes > most);
+        let bytes = self.changed.wait_while(bytes, full);
+        let mut bytes = bytes.unwrap_or_else(PoisonError::into_inner);
+        *bytes = bytes.map(|bytes| bytes + more);
+        bytes.is_some()
+    }
+}
+
+/// Says that the writer ended, however it does.
+struct Ending(Arc<Load>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.set(|bytes| *bytes = None);
+    }
 }
 
 impl Behind {
@@ -77,6 +142,29 @@ impl Behind {
             true => Ok(()),
             false => self.gather(),
         }
+    }
+
+    /// Writes `bytes` to the place that begins at byte `at`, beside whatever comes next.
+    ///
+    /// # Errors
+    /// As [`Behind::write_at`]; these cannot be read.
+    pub(super) fn write_later(&mut self, at: u64, bytes: Box<dyn Later>) -> io::Result<()> {
+        self.flush()?;
+        let len = bytes.len();
+        self.at = at + len as u64;
+        if self.chunk < CHUNK {
+            return put_later(&self.file, at, &*bytes, &mut Vec::new());
+        }
+        self.give(at, Job::Later(bytes))
+    }
+
+    /// Waits until nothing is left to be read later, so that the memory it lies in is free; where `many` bytes may wait, until there are
+    /// not more.
+    ///
+    /// # Errors
+    /// Something cannot be read or written.
+    pub(super) fn settle(&mut self, many: bool) -> io::Result<()> {
+        self.wait_for(if many { BESIDE } else { 0 }, 0)
     }
 
     /// Waits until everything is on the disk.
@@ -127,17 +215,48 @@ impl Behind {
             self.buffer.clear();
             return Ok(());
         }
-        let writer = match &self.writer {
-            Some(writer) => writer,
-            None => self.writer.insert(Writer::start(&self.file)?),
-        };
-        let next = writer.empty.try_recv();
-        let next = next.unwrap_or_else(|_| Vec::with_capacity(CHUNK));
+        let next = self.writer.as_ref().map(|writer| writer.empty.try_recv());
+        let next = next.and_then(Result::ok);
+        let next = next.unwrap_or_else(|| Vec::with_capacity(CHUNK));
         let full = mem::replace(&mut self.buffer, next);
-        if writer.full.send((at, full)).is_ok() {
-            return Ok(());
+        self.give(at, Job::Here(full))
+    }
+
+    /// Gives `job` to the writer, which is started if there is none.
+    fn give(&mut self, at: u64, job: Job) -> io::Result<()> {
+        if self.writer.is_none() {
+            self.writer = Some(Writer::start(&self.file)?);
         }
-        // It ends before it is told to where it cannot write.
+        let len = job.len();
+        let most = match job {
+            Job::Here(_) => WAITING.saturating_sub(len),
+            Job::Later(_) => usize::MAX,
+        };
+        self.wait_for(most, len)?;
+        let sent = self
+            .writer
+            .as_ref()
+            .map(|writer| writer.jobs.send((at, job)));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => self.ended(),
+        }
+    }
+
+    /// Waits until at most `most` bytes wait for the writer, if there is one, and adds `more`.
+    fn wait_for(&mut self, most: usize, more: usize) -> io::Result<()> {
+        match self
+            .writer
+            .as_ref()
+            .is_none_or(|writer| writer.load.add(most, more))
+        {
+            true => Ok(()),
+            false => self.ended(),
+        }
+    }
+
+    /// The error of a writer that ended before it was told to, as it does where it cannot write.
+    fn ended(&mut self) -> io::Result<()> {
         let ended = self.writer.take().map_or(Ok(()), Writer::join);
         ended.and_then(|()| Err(io::Error::other("its writer ended")))
     }
@@ -152,31 +271,58 @@ fn put(mut file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
+/// Reads `bytes` piece by piece into the memory of `piece`, and writes them.
+fn put_later(file: &File, at: u64, bytes: &dyn Later, piece: &mut Vec<u8>) -> io::Result<()> {
+    let len = bytes.len();
+    piece.resize(READ.min(len).max(piece.len()), 0);
+    for start in (0..len).step_by(READ) {
+        let piece = &mut piece[..READ.min(len - start)];
+        bytes.read(start, piece)?;
+        put(file, at + start as u64, piece)?;
+    }
+    Ok(())
+}
+
 impl Writer {
     fn start(file: &Arc<File>) -> io::Result<Self> {
-        let (full, jobs) = sync_channel::<(u64, Vec<u8>)>(WAITING);
+        let (jobs, given) = channel::<(u64, Job)>();
         let (done, empty) = channel();
-        let file = Arc::clone(file);
+        let load = Arc::new(Load {
+            bytes: Mutex::new(Some(0)),
+            changed: Condvar::new(),
+        });
+        let (file, ending) = (Arc::clone(file), Ending(Arc::clone(&load)));
         let work = move || {
-            for (at, mut bytes) in jobs {
-                put(&file, at, &bytes)?;
-                bytes.clear();
-                // Whoever fills them may be done.
-                drop(done.send(bytes));
+            let mut piece = Vec::new();
+            for (at, job) in given {
+                let len = job.len();
+                match job {
+                    Job::Here(mut bytes) => {
+                        put(&file, at, &bytes)?;
+                        bytes.clear();
+                        // Whoever fills them may be done.
+                        drop(done.send(bytes));
+                    }
+                    Job::Later(bytes) => put_later(&file, at, &*bytes, &mut piece)?,
+                }
+                ending
+                    .0
+                    .set(|bytes| *bytes = bytes.map(|bytes| bytes - len));
             }
             Ok(())
         };
         let thread = thread::Builder::new().name("lowp-writer".to_owned());
         Ok(Self {
-            full,
+            jobs,
             empty,
+            load,
             thread: thread.spawn(work)?,
         })
     }
 
     /// Waits until all that was given is written.
     fn join(self) -> io::Result<()> {
-        drop((self.full, self.empty));
+        drop((self.jobs, self.empty));
         let ended = self.thread.join();
         ended.unwrap_or_else(|_| Err(io::Error::other("its writer panicked")))
     }
@@ -187,6 +333,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::fs;
+
+    struct Owned(Vec<u8>);
+
+    impl Later for Owned {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn read(&self, start: usize, bytes: &mut [u8]) -> io::Result<()> {
+            bytes.copy_from_slice(&self.0[start..start + bytes.len()]);
+            Ok(())
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
@@ -214,8 +373,13 @@ mod tests {
             if !in_order {
                 places.sort_by_key(|(order, _)| *order);
             }
-            for (_, place) in places {
-                out.write_at(place.start as u64, &expected[place])?;
+            for (order, place) in places {
+                let (at, bytes) = (place.start as u64, &expected[place]);
+                match order % 4 {
+                    0 => out.write_later(at, Box::new(Owned(bytes.to_vec())))?,
+                    1 => out.settle(order % 8 == 1).and_then(|()| out.write_at(at, bytes))?,
+                    _ => out.write_at(at, bytes)?,
+                }
             }
             out.finish()?;
             prop_assert!(fs::read(&path)? == expected);
@@ -237,6 +401,27 @@ mod tests {
             }
             assert!(written.and_then(|()| out.finish()).is_err(), "{chunks}");
         }
+        for many in [false, true] {
+            let mut out = Behind::new(File::open(&path)?);
+            let written = out.write_later(0, Box::new(Owned(vec![1; 3 * CHUNK])));
+            let settled = written.and_then(|()| out.settle(many));
+            assert!(settled.and_then(|()| out.finish()).is_err());
+        }
+        // What cannot be read is told, too.
+        struct Gone;
+        impl Later for Gone {
+            fn len(&self) -> usize {
+                CHUNK
+            }
+
+            fn read(&self, _: usize, _: &mut [u8]) -> io::Result<()> {
+                Err(io::Error::other("the device is gone"))
+            }
+        }
+        let mut out = Behind::new(File::create(&path)?);
+        out.write_later(0, Box::new(Gone))?;
+        let error = out.settle(false).and_then(|()| out.finish());
+        assert!(error.expect_err("no bytes").to_string().contains("gone"));
         Ok(())
     }
 }

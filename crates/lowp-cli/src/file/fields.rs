@@ -1,5 +1,6 @@
 //! Which tensors of a file make up one quantized tensor: names, dtypes and shapes, from the recipe's buffer specs.
 
+use super::names::Dtypes;
 use anyhow::Result;
 use lowp_format::{
     BufferKey, BufferSpec, Code, Extent, Form, FormatError, Orientation, Part, Recipe, ScaleLayout,
@@ -43,6 +44,45 @@ impl Field {
     pub(super) fn bytes(&self) -> usize {
         self.layout
             .map_or(size_of::<f32>(), |layout| layout.bytes())
+    }
+
+    /// The same bytes as `dtypes` calls them.
+    pub(super) fn called(&self, dtypes: Dtypes) -> Self {
+        let mut field = self.clone();
+        let Some(layout) = self.layout else {
+            return field;
+        };
+        let code = layout.code();
+        let native = match code {
+            Code::E4M3 => Dtype::F8_E4M3,
+            Code::E5M2 => Dtype::F8_E5M2,
+            Code::E8M0 => Dtype::F8_E8M0,
+            Code::E2M1 => Dtype::F4,
+            Code::F32 | Code::Bf16 => return field,
+        };
+        let [_, codes] = layout.padded();
+        let Some(last) = field.shape.last_mut().filter(|_| code == Code::E2M1) else {
+            field.dtype = match dtypes {
+                Dtypes::Native => native,
+                Dtypes::U8 => Dtype::U8,
+            };
+            return field;
+        };
+        // A row of codes that ends within a byte has no other name.
+        let fills = codes.is_multiple_of(2);
+        (field.dtype, *last) = match dtypes {
+            Dtypes::Native if fills => (native, codes),
+            _ => (Dtype::U8, code.bytes(codes)),
+        };
+        field
+    }
+
+    /// Takes the dtype and the shape that the field has in a file, if it may be called so.
+    pub(super) fn found_as(&mut self, dtype: Dtype, shape: &[usize]) {
+        let native = self.called(Dtypes::Native);
+        if (native.dtype, &native.shape[..]) == (dtype, shape) {
+            *self = native;
+        }
     }
 
     fn number(suffix: String, content: Content) -> Self {
@@ -173,6 +213,11 @@ pub(super) fn fields(
         fields.push(Field::number(AMAX.to_owned(), Content::Amax));
     }
     Ok(fields)
+}
+
+/// The same fields as `dtypes` calls them.
+pub(super) fn called(fields: &[Field], dtypes: Dtypes) -> Vec<Field> {
+    fields.iter().map(|field| field.called(dtypes)).collect()
 }
 
 /// The suffix of the amax of a tensor.

@@ -290,7 +290,7 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
         let Some(name) = key.strip_prefix(TENSOR_PREFIX) else {
             continue;
         };
-        let tensor = Quantized::read(name, json).map_err(|why| {
+        let mut tensor = Quantized::read(name, json).map_err(|why| {
             file_error(
                 model.path(),
                 format!(
@@ -300,7 +300,10 @@ pub(super) fn quantized(model: &Model) -> Result<BTreeMap<String, Quantized>> {
                 ),
             )
         })?;
-        for field in &tensor.fields {
+        for field in &mut tensor.fields {
+            if let Some(found) = model.get(&field.name(name)) {
+                field.found_as(found.dtype, found.shape);
+            }
             model.expect(&field.name(name), field.dtype, &field.shape)?;
         }
         tensors.insert(name.to_owned(), tensor);

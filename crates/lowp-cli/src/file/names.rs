@@ -85,6 +85,24 @@ impl From<ScalesName> for Form {
     }
 }
 
+/// What codes and 8-bit scales are called in a file. The bytes are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Dtypes {
+    /// F8_E4M3, F8_E5M2, F8_E8M0 and F4, whose shapes count codes; U8 where a row ends within a byte
+    #[default]
+    Native,
+    /// U8, whose shapes count bytes, for readers that do not know the others
+    U8,
+}
+
+/// The option of commands that write codes.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct DtypesArgs {
+    /// Dtypes of codes and 8-bit scales in the header
+    #[arg(long, value_name = "DTYPES", default_value = "native")]
+    pub(super) dtypes: Dtypes,
+}
+
 /// A value with a name in file metadata.
 pub(super) trait Named: Copy + 'static {
     /// Every value.

@@ -1,5 +1,6 @@
 //! [`Out`]: where a command writes a model: one file, or a folder as Hugging Face keeps models.
 
+use super::input_error::input_error;
 use super::interchange::shards::Weights;
 use super::interchange::size::Size;
 use super::progress::Progress;
@@ -15,9 +16,9 @@ pub(super) struct OutArgs {
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
-    /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together
-    #[arg(long, value_name = "SIZE", default_value = "5GB")]
-    max_shard_size: Size,
+    /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together [default: 5GB]
+    #[arg(long, value_name = "SIZE")]
+    max_shard_size: Option<Size>,
 }
 
 /// A place for a model.
@@ -47,6 +48,12 @@ impl OutArgs {
             ));
         }
         if ends(".safetensors") {
+            if self.max_shard_size.is_some() {
+                return Err(input_error(format!(
+                    "--max-shard-size: -o {} is one file, which is not cut; give the name of a folder, or leave --max-shard-size out",
+                    output.display()
+                )));
+            }
             return Ok(Out::File(FileTarget::new(output, inputs)?));
         }
         if output.is_file() {
@@ -55,8 +62,11 @@ impl OutArgs {
                 "it exists and is a file, and a name that does not end in .safetensors is that of a folder; give another name",
             ));
         }
-        let folder = FolderTarget::new(output)?;
-        Ok(Out::Folder(folder, self.max_shard_size.0))
+        let folder = FolderTarget::new(output, inputs)?;
+        Ok(Out::Folder(
+            folder,
+            self.max_shard_size.unwrap_or_default().0,
+        ))
     }
 }
 

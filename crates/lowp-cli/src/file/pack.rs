@@ -1,5 +1,6 @@
 //! A quantized tensor as the bytes of its fields.
 
+use super::behind::Later;
 use super::cast::Tensor;
 use super::fields::{Content, Field};
 use super::write::{Parts, Sink};
@@ -7,6 +8,7 @@ use anyhow::{Context, Result};
 use lowp_format::{Form, Part};
 use lowp_kernels::Backend;
 use lowp_shard::scales_in_form;
+use std::io;
 
 /// Bytes that are copied from the device at a time.
 const CHUNK: usize = 1 << 20;
@@ -20,7 +22,39 @@ pub(super) struct Packed<B: Backend> {
     pub(super) fields: Vec<Field>,
 }
 
+/// A buffer of bytes.
+struct Shared<B: Backend> {
+    backend: B,
+    buffer: B::Buffer<u8>,
+}
+
+impl<B: Backend> Later for Shared<B> {
+    fn len(&self) -> usize {
+        self.backend.len::<u8>(&self.buffer)
+    }
+
+    fn read(&self, start: usize, bytes: &mut [u8]) -> io::Result<()> {
+        let read = self.backend.read(&self.buffer, start, bytes);
+        read.map_err(io::Error::other)
+    }
+}
+
 impl<B: Backend> Parts for Packed<B> {
+    fn later(&self, part: usize) -> Option<Box<dyn Later>> {
+        let field = self.fields.get(part)?;
+        let Content::Buffer { key, .. } = field.content else {
+            return None;
+        };
+        let buffer = &self.tensor.buffer(key).ok()?.storage;
+        let is_long = key.part == Part::Data && self.backend.len::<u8>(buffer) >= CHUNK;
+        is_long.then(|| -> Box<dyn Later> {
+            Box::new(Shared {
+                backend: self.backend.clone(),
+                buffer: buffer.clone(),
+            })
+        })
+    }
+
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
         let field = self.fields.get(part).context("there is no such field")?;
         let Content::Buffer { key, orientation } = field.content else {

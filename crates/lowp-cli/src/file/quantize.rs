@@ -10,7 +10,7 @@ use super::interchange::hub::Hub;
 use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Text};
 use super::model::{Model, Tensor};
-use super::names::Named;
+use super::names::{DtypesArgs, Named};
 use super::options::Options;
 use super::out::OutArgs;
 use super::pack::Packed;
@@ -51,6 +51,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     out: OutArgs,
 
+    #[command(flatten)]
+    dtypes: DtypesArgs,
+
     /// Where the cast runs: `cpu`, `cuda` or `cuda:N`. The bytes are the same
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
@@ -79,7 +82,10 @@ impl OnDevice for &Args {
     type Out = ();
 
     fn run<B: Backend>(self, backend: &B) -> Result<()> {
-        let setup = self.recipe.setup()?;
+        let setup = Setup {
+            dtypes: self.dtypes.dtypes,
+            ..self.recipe.setup()?
+        };
         let select = self.recipe.select()?;
         let cuts = FlatCuts::new(&self.flat_cuts)?;
         let summary = Summary::begin(self.verbosity);
@@ -131,6 +137,7 @@ pub(super) fn weights<'a, B: Backend>(
         let specs = setup.recipe.buffers(setup.usage);
         let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
             .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
+        let fields = fields::called(&fields, setup.dtypes);
         sources.push(tensor.len());
         let mut text = text(&setup, tensor, setup.usage);
         text.amax_group = members.names(group);

@@ -78,7 +78,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let Hub { model, beside, .. } = Hub::open(&args.input)?;
     let choices = select.choose(&model, &setup)?;
     let plan = Plan::new(&model, &choices.all, setup, world)?;
-    let target = FolderTarget::new(&args.output)?;
+    let target = FolderTarget::new(&args.output, model.files())?;
     let progress = Progress::new("shard");
     // One header at a time: each is as long as that of the whole model.
     let (mut drafts, mut work, mut items) = (Vec::new(), 0, Vec::new());

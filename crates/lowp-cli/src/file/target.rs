@@ -1,6 +1,6 @@
 //! Output paths: known to be writable before work begins, and whole or absent after it.
 
-use super::behind::Behind;
+use super::behind::{Behind, Later};
 use super::input_error::input_error;
 use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
@@ -47,11 +47,24 @@ impl FileTarget {
 pub(super) struct FolderTarget(NewFolder);
 
 impl FolderTarget {
-    /// Takes `path` as the folder to write: absent, or empty.
+    /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
+    /// what is read was listed before.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub(super) fn new(path: &Path) -> Result<Self> {
+    /// It cannot be written, or is the folder of an input.
+    pub(super) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        if let Ok(folder) = fs::canonicalize(path) {
+            let is_in = |input: &Path| {
+                let input = fs::canonicalize(input);
+                input.is_ok_and(|input| input.parent() == Some(&*folder))
+            };
+            if inputs.into_iter().any(is_in) {
+                return Err(output_error(
+                    path,
+                    "it is the folder of the input; give another name",
+                ));
+            }
+        }
         NewFolder::at(path)
             .map(Self)
             .map_err(|e| output_error(path, e))
@@ -123,6 +136,27 @@ impl Draft {
         self.written += bytes.len() as u64;
         self.out
             .write_at(at, bytes)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// The same of bytes that are read when they are written, which may be later.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub(super) fn write_later(&mut self, at: u64, bytes: Box<dyn Later>) -> Result<()> {
+        self.written += bytes.len() as u64;
+        self.out
+            .write_later(at, bytes)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// Waits for what was given by [`Draft::write_later`]: all of it, or so much that not `many` bytes are left.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub(super) fn settle(&mut self, many: bool) -> Result<()> {
+        self.out
+            .settle(many)
             .with_context(|| cannot_write(&self.name))
     }
 

@@ -8,6 +8,7 @@ use super::interchange::hub::Beside;
 use super::interchange::shards::{Group, Weights};
 use super::meta::{self, Quantized, Shard, Text};
 use super::model::Model;
+use super::names::{Dtypes, DtypesArgs};
 use super::out::OutArgs;
 use super::pack::Packed;
 use super::progress::Progress;
@@ -42,6 +43,9 @@ pub(crate) struct Args {
     out: OutArgs,
 
     #[command(flatten)]
+    dtypes: DtypesArgs,
+
+    #[command(flatten)]
     verbosity: Verbosity,
 }
 
@@ -73,7 +77,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let out = args.out.open(files)?;
     let own = ranks::paths(&args.input)?;
     let beside = Beside::in_folder(&args.input, &own)?;
-    let weights = weights(&world, metadata)?;
+    let weights = weights(&world, metadata, args.dtypes.dtypes)?;
     weights.check()?;
     let progress = Progress::new("unshard");
     let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
@@ -346,7 +350,11 @@ fn common(text: &Text) -> Text {
 }
 
 /// What is written, in files whose metadata begin with `metadata`.
-fn weights(world: &World, metadata: BTreeMap<String, String>) -> Result<Weights<'_>> {
+fn weights(
+    world: &World,
+    metadata: BTreeMap<String, String>,
+    dtypes: Dtypes,
+) -> Result<Weights<'_>> {
     let mut groups = Vec::new();
     let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
     for rank in &world.ranks {
@@ -361,6 +369,7 @@ fn weights(world: &World, metadata: BTreeMap<String, String>) -> Result<Weights<
         let specs = tensor.recipe.buffers(usage);
         let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
             .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
+        let fields = fields::called(&fields, dtypes);
         let text = serde_json::to_string(&common(&tensor.text))?;
         groups.push(Group {
             items: made_items(jobs.len(), name, &fields),

@@ -2,11 +2,12 @@
 
 use super::args::Setup;
 use super::difference::{Byte, Pair};
+use super::fields::{self, Field};
 use super::input_error::file_error;
 use super::interchange::hub::Hub;
 use super::meta::{self, Quantized};
 use super::model::{Model, Tensor};
-use super::names::Named;
+use super::names::{Dtypes, Named};
 use super::progress::Progress;
 use super::quantize;
 use super::select::{Choice, Matrix, reject_quantized};
@@ -145,10 +146,24 @@ fn choices<'a>(
                 usage: quantized.usage,
                 form: quantized.form,
                 delayed_scale: quantized.text.delayed_scale,
+                dtypes: dtypes(&quantized.fields),
             },
         }),
     };
     Ok(model.tensors().map(choice).collect())
+}
+
+/// What the file calls the codes of a tensor.
+fn dtypes(fields: &[Field]) -> Dtypes {
+    let native = fields::called(fields, Dtypes::Native);
+    let is_native = fields
+        .iter()
+        .zip(&native)
+        .all(|(field, native)| field.dtype == native.dtype);
+    match is_native {
+        true => Dtypes::Native,
+        false => Dtypes::U8,
+    }
 }
 
 /// The numbers of the groups that have one amax, by name.

@@ -1,5 +1,6 @@
 //! Writes safetensors files whose tensors are made one after the other.
 
+use super::behind::Later;
 use super::header::MAX_HEADER;
 use super::input_error::input_error;
 use super::model::Tensor;
@@ -54,6 +55,11 @@ pub(super) trait Parts {
     /// # Errors
     /// There is no such part, or whatever `sink` returns.
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
+
+    /// The bytes of one part as another thread can read them while the next job is made; `None` of parts that are handed over.
+    fn later(&self, _part: usize) -> Option<Box<dyn Later>> {
+        None
+    }
 }
 
 /// Makes the parts of a job.
@@ -174,10 +180,18 @@ pub(super) fn fill(
             of_job.entry(job).or_default().push(number);
         }
     }
-    let mut put = |number: usize, parts: Option<&dyn Parts>| -> Result<()> {
+    let put = |draft: &mut Draft, number: usize, parts: Option<&dyn Parts>| -> Result<()> {
         let (item, (at, Some(bytes))) = (items[number], places[number]) else {
             return Ok(());
         };
+        let later = match (item.source, parts) {
+            (ItemSource::Made { part, .. }, Some(parts)) => parts.later(part),
+            _ => None,
+        };
+        if let Some(later) = later.filter(|later| later.len() == bytes) {
+            progress.add(bytes);
+            return draft.write_later(at, later);
+        }
         let mut sink = |written: usize, bytes: &[u8]| {
             draft.write_at(at + written as u64, bytes)?;
             progress.add(bytes.len());
@@ -187,15 +201,18 @@ pub(super) fn fill(
     };
     for (number, item) in items.iter().enumerate() {
         match item.source {
-            ItemSource::Input(_) => put(number, None)?,
+            ItemSource::Input(_) => put(draft, number, None)?,
             ItemSource::Made { job, .. } => {
                 let Some(numbers) = of_job.remove(&job) else {
                     continue;
                 };
                 let parts = make(job).with_context(|| format!("'{}'", shown(&item.name)))?;
+                // The job before this one was written meanwhile: there are never more than two.
+                draft.settle(false)?;
                 for number in numbers {
-                    put(number, Some(&*parts))?;
+                    put(draft, number, Some(&*parts))?;
                 }
+                draft.settle(true)?;
             }
         }
     }

@@ -10,7 +10,7 @@ use super::variant::Variant;
 use crate::output;
 use anyhow::{Result, bail};
 use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, VarPlace, VarSpec};
-use lowp_checkpoint::{Block, Dtype, Piece, Saver};
+use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, Control, GradBucketOptions, MeshComm};
@@ -205,13 +205,13 @@ impl<B: Backend> Rank<'_, B> {
                 let done = step + 1;
                 saver.poll()?;
                 if config.checkpoints.saves_at(done, last_step) {
-                    self.save(saver, run, (done, &trained.sharded, &train_loss))?;
+                    self.save(saver, run, (done, &mut trained.sharded, &train_loss))?;
                 }
             }
         }
         if let (Some(saver), true) = (&mut saver, first_step == last_step) {
             // Of a run that is done: where it is to be saved it may not be yet.
-            self.save(saver, run, (last_step, &trained.sharded, &train_loss))?;
+            self.save(saver, run, (last_step, &mut trained.sharded, &train_loss))?;
         }
         // As if all steps had taken what those behind the first ones took.
         let measured = (last_step - begun_at).max(1) as f64;
@@ -371,7 +371,7 @@ impl<B: Backend> Rank<'_, B> {
         &self,
         saver: &mut Saver,
         run: &Run,
-        (step, sharded, train_loss): (usize, &ShardedModel<B, Variant>, &[f32]),
+        (step, sharded, train_loss): (usize, &mut ShardedModel<B, Variant>, &[f32]),
     ) -> Result<()> {
         saver.finish()?;
         let pieces = self.pieces(sharded, train_loss)?;
@@ -381,17 +381,23 @@ impl<B: Backend> Rank<'_, B> {
     }
 
     /// This rank's pieces of a checkpoint.
-    fn pieces(&self, sharded: &ShardedModel<B, Variant>, train_loss: &[f32]) -> Result<Vec<Piece>> {
+    fn pieces(
+        &self,
+        sharded: &mut ShardedModel<B, Variant>,
+        train_loss: &[f32],
+    ) -> Result<Vec<Piece<Late>>> {
         let mut pieces = sharded.pieces()?;
         if self.rank == 0 {
             let full = [1, train_loss.len()];
-            pieces.push(Piece {
+            let bytes: Vec<u8> = train_loss.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let losses = Piece {
                 name: LOSSES.to_owned(),
                 dtype: Dtype::F32,
                 full,
                 block: Block::whole(full),
-                bytes: train_loss.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            });
+                bytes,
+            };
+            pieces.push(losses.into());
         }
         Ok(pieces)
     }

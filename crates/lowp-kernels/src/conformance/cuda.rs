@@ -188,12 +188,12 @@ fn nothing_but_reads_waits_for_the_device() {
         let cuda = rig.backend.fork().unwrap();
         let len = 1 << 28;
         let [from, to] = [(); 2].map(|()| cuda.alloc::<f32>(len).unwrap());
-        let small = cuda.upload(&[0f32; 64]).unwrap();
+        let (small, staging) = (cuda.upload(&[0f32; 64]).unwrap(), Default::default());
         let other = cuda.fork().unwrap();
         let graph = cuda.capture(|| cuda.clear::<f32>(&small)).unwrap();
         let goes_on = || {
             cuda.synchronize().unwrap();
-            let mut pending = Vec::new();
+            let (mut pending, mut saved) = (Vec::new(), Vec::new());
             // 0.2 s of an H200.
             for _ in 0..400 {
                 cuda.copy::<f32>(&from, 0..len, &to, 0).unwrap();
@@ -205,11 +205,20 @@ fn nothing_but_reads_waits_for_the_device() {
                 other.wait_for(&cuda).unwrap();
                 cuda.wait(&other.record().unwrap()).unwrap();
                 pending.push(cuda.start_read::<f32>(&small, 0..64).unwrap());
+                saved.push(
+                    other
+                        .start_read_bytes::<f32>(&small, 0..64, &staging)
+                        .unwrap(),
+                );
+                cuda.wait(&other.record().unwrap()).unwrap();
                 cuda.alloc::<u8>(1 << 20).unwrap();
             }
             let goes_on = !busy.passed().unwrap();
             for pending in pending {
                 assert_eq!(pending.wait().unwrap(), [0f32; 64]);
+            }
+            for saved in saved {
+                assert_eq!(saved.wait().unwrap(), [0; 256]);
             }
             goes_on
         };

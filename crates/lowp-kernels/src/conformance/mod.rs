@@ -163,6 +163,7 @@ rig::suite! {
     }
     time {
         a_pending_read_has_the_values_of_its_point once;
+        pending_bytes_have_the_values_of_their_point once;
         large_writes_arrive_whole once;
         streams_follow_events once;
         a_graph_does_what_was_captured once;

@@ -41,6 +41,61 @@ pub(super) fn a_pending_read_has_the_values_of_its_point<B: Backend>(rig: &Rig<B
     assert!(rig.backend.start_read::<f32>(&buffer, 3..6).is_err());
 }
 
+pub(super) fn pending_bytes_have_the_values_of_their_point<B: Backend>(rig: &Rig<B>) {
+    let staging = B::Staging::default();
+    let wide = rig.buffer(&[0f32; 4099]);
+    let narrow = rig.buffer(&[bf16::ZERO; 4099]);
+    let codes = rig.buffer(&[0u8; 4099]);
+    let mut pending = Vec::new();
+    let side = rig.backend.fork().unwrap();
+    // Those of a round arrive in the memory of those before it, once these were taken.
+    for round in 1..=12u8 {
+        let value = f32::from(round);
+        let half = bf16::from_f32(value);
+        rig.backend.write::<f32>(&wide, 7, &[value; 4000]).unwrap();
+        rig.backend
+            .write::<bf16>(&narrow, 7, &[half; 4000])
+            .unwrap();
+        rig.backend.write::<u8>(&codes, 7, &[round; 4000]).unwrap();
+        side.wait_for(&rig.backend).unwrap();
+        pending.push((
+            [value.to_le_bytes()].concat(),
+            side.start_read_bytes::<f32>(&wide, 7..4007, &staging)
+                .unwrap(),
+        ));
+        pending.push((
+            half.to_le_bytes().to_vec(),
+            side.start_read_bytes::<bf16>(&narrow, 7..4007, &staging)
+                .unwrap(),
+        ));
+        pending.push((
+            vec![round],
+            side.start_read_bytes::<u8>(&codes, 7..4007, &staging)
+                .unwrap(),
+        ));
+        rig.backend.wait_for(&side).unwrap();
+        if round % 5 == 0 {
+            drop(side.start_read_bytes::<u8>(&codes, 0..9, &staging).unwrap());
+            for (entry, bytes) in pending.drain(..) {
+                // Another thread takes them, as that which writes a checkpoint does.
+                let found = std::thread::scope(|scope| {
+                    scope.spawn(|| bytes.wait().unwrap()).join().unwrap()
+                });
+                assert!(found == entry.repeat(4000), "round {round}");
+            }
+        }
+    }
+    for (entry, bytes) in pending {
+        assert!(bytes.wait().unwrap() == entry.repeat(4000));
+    }
+    let empty = side.start_read_bytes::<f32>(&wide, 9..9, &staging).unwrap();
+    assert!(empty.wait().unwrap().is_empty());
+    assert!(
+        side.start_read_bytes::<f32>(&wide, 4000..4100, &staging)
+            .is_err()
+    );
+}
+
 /// More than the staging memory of a device holds at once.
 pub(super) fn large_writes_arrive_whole<B: Backend>(rig: &Rig<B>) {
     let len = (20 << 20) + 12345;

@@ -40,6 +40,7 @@ impl Backend for Cpu {
     /// Work is done when a call returns: every point has been passed.
     type Event = ();
     type Graph = CpuGraph;
+    type Staging = ();
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         graph::not_in_capture("an allocation")?;
@@ -101,6 +102,17 @@ impl Backend for Cpu {
         let mut values = zeroed(entries.len())?;
         values.copy_from_slice(&buffer.read()?[entries]);
         Ok(Pending::new(values))
+    }
+
+    fn start_read_bytes<T: Element>(
+        &self,
+        buffer: &CpuBuffer<T>,
+        entries: Range<usize>,
+        (): &(),
+    ) -> Result<Pending<u8>, KernelError> {
+        graph::not_in_capture("a read to the host")?;
+        let entries = range("read", entries.start, entries.len(), buffer.len())?;
+        Ok(Pending::new(T::to_bytes(&buffer.read()?[entries])))
     }
 
     fn copy<T: Element>(

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -199,7 +200,40 @@ pub(super) unsafe fn write<T: Element>(
     Ok(())
 }
 
-/// Starts to copy `len` values from address `from` in the order of `stream`.
+/// Page-locked memory for copies of what a device holds, kept between copies.
+#[derive(Clone, Default)]
+pub struct CudaStaging {
+    free: Arc<Mutex<Vec<Block>>>,
+}
+
+impl CudaStaging {
+    fn lock(&self) -> MutexGuard<'_, Vec<Block>> {
+        // Blocks are moved whole.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A block of `bytes` bytes in memory of `device`'s context.
+    fn take(&self, device: &Device, bytes: usize) -> Result<Block, KernelError> {
+        let bytes = bytes.next_multiple_of(SMALLEST);
+        let mut free = self.lock();
+        let fits =
+            |block: &Block| block.bytes == bytes && Arc::ptr_eq(&block.context, &device.context);
+        match free.iter().position(fits) {
+            Some(at) => Ok(free.swap_remove(at)),
+            None => allocate(device, bytes),
+        }
+    }
+}
+
+impl fmt::Debug for CudaStaging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free = self.lock();
+        let bytes: usize = free.iter().map(|block| block.bytes).sum();
+        write!(f, "CudaStaging({} blocks, {bytes} bytes)", free.len())
+    }
+}
+
+/// Starts to copy `len` values from address `from` in the order of `stream`, by way of memory of `staging` where it is given.
 ///
 /// # Safety
 /// The device memory at `from` holds the values and lives until the stream has passed the copy.
@@ -208,10 +242,14 @@ pub(super) unsafe fn start_read<T: Element>(
     stream: &CudaStream,
     from: u64,
     len: usize,
+    staging: Option<&CudaStaging>,
 ) -> Result<OnItsWay<T>, KernelError> {
     let bytes = len * size_of::<T>();
     // A read never waits.
-    let block = device.host.take(device, bytes, usize::MAX)?;
+    let block = match staging {
+        None => device.host.take(device, bytes, usize::MAX)?,
+        Some(staging) => staging.take(device, bytes)?,
+    };
     // SAFETY: the block has as many bytes, and nobody else has it.
     let host = unsafe { std::slice::from_raw_parts_mut(block.pointer, bytes) };
     // SAFETY: the caller's promise; the block is held until the copy is done.
@@ -221,6 +259,7 @@ pub(super) unsafe fn start_read<T: Element>(
         Ok(event) => Ok(OnItsWay {
             copy: Some((block, event)),
             device: Arc::clone(device),
+            staging: staging.cloned(),
             len,
             values: PhantomData,
         }),
@@ -237,6 +276,8 @@ pub(super) struct OnItsWay<T> {
     /// Where they arrive, and when they are there; `None` once they were taken.
     copy: Option<(Block, DriverEvent)>,
     device: Arc<Device>,
+    /// Where its memory is from and goes back to, if not from the device's pool.
+    staging: Option<CudaStaging>,
     len: usize,
     values: PhantomData<fn() -> T>,
 }
@@ -262,7 +303,10 @@ impl<T: Element> Arrival<T> for OnItsWay<T> {
         }
         if let Some((block, event)) = self.copy.take() {
             self.device.events.give_back(event);
-            self.device.host.give_back(block, None);
+            match &self.staging {
+                None => self.device.host.give_back(block, None),
+                Some(staging) => staging.lock().push(block),
+            }
         }
         Ok(values)
     }

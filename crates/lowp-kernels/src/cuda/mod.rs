@@ -44,6 +44,7 @@ pub use event::CudaEvent;
 #[cfg(test)]
 pub(crate) use geometry::ring::WIDE_TILES;
 pub use graph::CudaGraph;
+pub use host::CudaStaging;
 pub use plan::CudaPlan;
 
 impl crate::sealed::Backend for Cuda {}
@@ -53,6 +54,7 @@ impl Backend for Cuda {
     type Plan = CudaPlan;
     type Event = CudaEvent;
     type Graph = CudaGraph;
+    type Staging = CudaStaging;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CudaBuffer<T>, KernelError> {
         capture::not_in("an allocation")?;
@@ -113,6 +115,18 @@ impl Backend for Cuda {
         range("read", entries.start, entries.len(), buffer.len())?;
         self.own(buffer)?;
         buffer.start_download(self, entries)
+    }
+
+    fn start_read_bytes<T: Element>(
+        &self,
+        buffer: &CudaBuffer<T>,
+        entries: Range<usize>,
+        staging: &CudaStaging,
+    ) -> Result<Pending<u8>, KernelError> {
+        capture::not_in("a read to the host")?;
+        range("read", entries.start, entries.len(), buffer.len())?;
+        self.own(buffer)?;
+        buffer.start_staging(self, entries, staging)
     }
 
     fn copy<T: Element>(

@@ -9,6 +9,7 @@ use crate::file::names::{FloatName, Named};
 use crate::file::options::Options;
 use crate::file::round;
 use crate::file::write::{Item, ItemSource, Parts, Sink};
+use crate::json_object::JsonObject;
 use crate::output::{message, shown};
 use crate::train::has_tensor_scale;
 use anyhow::{Context, Result};
@@ -20,7 +21,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
 use safetensors::Dtype;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::Path;
 
 /// What follows the name of a parameter in that of its f32 values.
@@ -158,8 +159,10 @@ impl Trained {
     }
 
     /// The model as transformers configures it, where they have it.
-    pub(super) fn config(&self) -> Option<Map<String, Value>> {
-        self.checkpoint.about()["transformers"].as_object().cloned()
+    pub(super) fn config(&self) -> Option<JsonObject> {
+        self.checkpoint.about()["transformers"]
+            .as_object()
+            .map(JsonObject::from)
     }
 
     /// Bytes of all tensors.

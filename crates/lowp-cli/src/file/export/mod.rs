@@ -9,7 +9,7 @@ use super::interchange::config::Modules;
 use super::interchange::forms::{self, Target};
 use super::interchange::hub::Hub;
 use super::interchange::record;
-use super::interchange::shards::{Group, Weights, write_json};
+use super::interchange::shards::{Group, Weights, write_text};
 use super::interchange::size::Size;
 use super::meta;
 use super::names::FloatName;
@@ -21,6 +21,7 @@ use super::summary::{Summary, Verbosity};
 use super::target::FolderTarget;
 use super::write::{Item, Parts};
 use crate::globs;
+use crate::json_object::JsonObject;
 use crate::output::{note, shown};
 use anyhow::Result;
 use checkpoint::Trained;
@@ -100,7 +101,7 @@ struct Input<'a> {
     /// Makes those of them that are no tensors of a file.
     masters: Option<&'a Trained>,
     metadata: BTreeMap<String, String>,
-    config: Option<serde_json::Map<String, serde_json::Value>>,
+    config: Option<JsonObject>,
 }
 
 impl<'a> Input<'a> {
@@ -195,12 +196,13 @@ impl<'a> Input<'a> {
         };
         weights.check()?;
         let documents = modules.documents(args.to, self.config.as_ref())?;
-        let target = FolderTarget::new(&args.output)?;
+        let files = hub.into_iter().flat_map(|hub| hub.model.files());
+        let target = FolderTarget::new(&args.output, files)?;
         let progress = Progress::new("export");
         progress.begin(weights.work(args.max_shard_size.0));
         let mut written = weights.write(&target, args.max_shard_size.0, &progress)?;
         for (name, document) in &documents {
-            written += write_json(&target, name, document)?;
+            written += write_text(&target, name, document)?;
         }
         if let Some(hub) = hub {
             written += hub.beside.copy_others(&target)?;

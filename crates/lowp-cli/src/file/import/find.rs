@@ -76,14 +76,15 @@ fn fit(model: &Model, stem: &str, form: &Form) -> Option<Shape> {
     let &[rows, cols] = found.shape else {
         return None;
     };
-    let shape = Shape::new(rows, cols.checked_mul(form.operand.per_byte())?);
+    let in_each = match found.dtype {
+        Dtype::F4 => 1,
+        _ => form.operand.per_byte(),
+    };
+    let shape = Shape::new(rows, cols.checked_mul(in_each)?);
     fields::matrix(&[shape.rows, shape.cols]).ok()?;
     let fits = form.tensors.iter().all(|stored| {
         let found = model.get(&format!("{stem}{}", stored.suffix));
-        found.is_some_and(|found| {
-            stored.reads(found.dtype)
-                && stored.has_dims(&stored.dims(&form.operand, shape), found.shape)
-        })
+        found.is_some_and(|found| stored.takes(&form.operand, shape, (found.dtype, found.shape)))
     });
     fits.then_some(shape)
 }

@@ -4,14 +4,15 @@ mod find;
 mod weight;
 
 use super::dequantize::Overflows;
+use super::fields;
 use super::input_error::{file_error, input_error};
 use super::interchange::config::{self, Modules};
 use super::interchange::forms::Target;
 use super::interchange::hub::Hub;
 use super::interchange::record;
-use super::interchange::shards::{Group, Weights, write_json};
+use super::interchange::shards::{Group, Weights, write_text};
 use super::meta;
-use super::names::FloatName;
+use super::names::{Dtypes, DtypesArgs, FloatName};
 use super::out::OutArgs;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
@@ -46,6 +47,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     out: OutArgs,
+
+    #[command(flatten)]
+    dtypes: DtypesArgs,
 
     /// Decode the weights instead
     #[arg(long, value_name = "FLOAT")]
@@ -91,7 +95,12 @@ pub(super) fn main(args: &Args) -> Result<()> {
         ));
     }
     let kept = if args.to.is_some() { 0 } else { own.len() };
-    let weights = weights(&hub, found, own, args.to.map(Into::into))?;
+    let weights = weights(
+        &hub,
+        found,
+        own,
+        (args.to.map(Into::into), args.dtypes.dtypes),
+    )?;
     let overflows = Overflows::default();
     let written = weights.write(args, &hub, &overflows)?;
     if let Some(float) = args.to {
@@ -132,7 +141,7 @@ fn weights<'a>(
     hub: &'a Hub,
     found: Vec<Weight<'a>>,
     own: BTreeMap<String, meta::Quantized>,
-    float: Option<FloatName>,
+    (float, dtypes): (Option<FloatName>, Dtypes),
 ) -> Result<Imported<'a>> {
     let model = &hub.model;
     let mut weights = found;
@@ -151,8 +160,15 @@ fn weights<'a>(
         }
         let items = names
             .iter()
-            .filter_map(|name| model.get(name))
-            .map(Item::input);
+            .zip(&tensor.fields)
+            .filter_map(|(name, field)| {
+                let field = field.called(dtypes);
+                Some(Item {
+                    dtype: field.dtype,
+                    shape: field.shape,
+                    ..Item::input(model.get(name)?)
+                })
+            });
         let mut group = Group {
             items: items.collect(),
             metadata: BTreeMap::new(),
@@ -168,7 +184,7 @@ fn weights<'a>(
         let mut group = Group::default();
         match float {
             None => {
-                group.items = made_items(job, &name, &tensor.fields);
+                group.items = made_items(job, &name, &fields::called(&tensor.fields, dtypes));
                 group
                     .metadata
                     .insert(meta::key(&name), serde_json::to_string(&tensor.text)?);
@@ -227,7 +243,7 @@ impl<'a> Imported<'a> {
         let written = out.write(&weights, &progress, |target| {
             let mut written = 0;
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
-                written += write_json(target, name, &document)?;
+                written += write_text(target, name, &document)?;
             }
             Ok(written + hub.beside.copy_others(target)?)
         })?;

@@ -2,7 +2,9 @@
 
 use super::forms::{Form, Target};
 use super::hub::{CONFIG, Hub, MODELOPT_CONFIG};
+use super::shards::json_text;
 use crate::file::input_error::file_error;
+use crate::json_object::JsonObject;
 use crate::output::shown;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -185,17 +187,21 @@ impl Modules {
     pub(in crate::file) fn documents(
         &self,
         target: Target,
-        config: Option<&Map<String, Value>>,
-    ) -> Result<Vec<(&'static str, Value)>> {
+        config: Option<&JsonObject>,
+    ) -> Result<Vec<(&'static str, String)>> {
         let mut documents = Vec::new();
         let quantization = self.quantization_config(target)?;
         if config.is_some() || quantization.is_some() {
-            let mut config = config.map(without).unwrap_or_default();
-            config.extend(quantization.map(|value| (KEY.to_owned(), value)));
-            documents.push((CONFIG, Value::Object(config)));
+            let empty = JsonObject::from(&Map::new());
+            let config = config.unwrap_or(&empty);
+            let config = match quantization {
+                Some(value) => config.with(KEY, &value),
+                None => config.without(KEY),
+            };
+            documents.push((CONFIG, config.text().to_owned()));
         }
         if target == Target::Modelopt && !self.is_plain() {
-            documents.push((MODELOPT_CONFIG, self.modelopt_config()?));
+            documents.push((MODELOPT_CONFIG, json_text(&self.modelopt_config()?)?));
         }
         Ok(documents)
     }
@@ -211,17 +217,11 @@ fn producer() -> Value {
     json!({ "name": "modelopt", "version": MODELOPT_VERSION })
 }
 
-/// A configuration without what it says of quantized weights.
-pub(in crate::file) fn without(config: &Map<String, Value>) -> Map<String, Value> {
-    let mut config = config.clone();
-    config.remove(KEY);
-    config
-}
-
 /// What the source of weights was, by the configuration of their model: one of the three dtypes that are quantized.
-pub(in crate::file) fn source_dtype(config: Option<&Map<String, Value>>) -> &'static str {
-    let said = config.and_then(|config| config.get("dtype").or_else(|| config.get("torch_dtype")));
-    match said.and_then(Value::as_str) {
+pub(in crate::file) fn source_dtype(config: Option<&JsonObject>) -> &'static str {
+    let value = |key| config.and_then(|config| config.get(key).ok().flatten());
+    let said = value("dtype").or_else(|| value("torch_dtype"));
+    match said.as_ref().and_then(Value::as_str) {
         Some("float32") => "F32",
         Some("float16") => "F16",
         _ => "BF16",
@@ -249,8 +249,10 @@ pub(in crate::file) fn check(hub: &Hub) -> Result<()> {
             ),
         ))
     };
-    let Some(config) = hub.config.as_ref().and_then(|config| config.get(KEY)) else {
-        return Ok(());
+    let config = match hub.config.as_ref().map(|config| config.get(KEY)) {
+        None | Some(Ok(None)) => return Ok(()),
+        Some(Ok(Some(config))) => config,
+        Some(Err(why)) => return unknown(CONFIG, shown(&why).to_string()),
     };
     let text = |key: &str| config.get(key).and_then(Value::as_str);
     let method = text("quant_method").unwrap_or_default();

@@ -201,19 +201,36 @@ impl Stored {
         }
     }
 
+    /// Whether a tensor of `dtype` with `found` dimensions is read in its place, of a matrix of `shape`.
+    pub(in crate::file) fn takes(
+        &self,
+        operand: &Operand,
+        shape: Shape,
+        (dtype, found): (Dtype, &[usize]),
+    ) -> bool {
+        match (self.content, self.dtype, dtype) {
+            // The same bytes, whose dimensions count codes.
+            (Content::Codes, Dtype::U8, Dtype::F4) => {
+                operand.per_byte() == 2 && found == [shape.rows, shape.cols]
+            }
+            _ => self.reads(dtype) && self.has_dims(&self.dims(operand, shape), found),
+        }
+    }
+
     /// Whether a tensor of `dtype` is read in its place: other programs write scales as narrower floats, too.
-    pub(in crate::file) fn reads(&self, dtype: Dtype) -> bool {
+    fn reads(&self, dtype: Dtype) -> bool {
         match (self.content, self.dtype) {
             (Content::Scales, Dtype::F32) => {
                 matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
             }
             (Content::Scales, Dtype::U8) => matches!(dtype, Dtype::U8 | Dtype::F8_E8M0),
+            (Content::Scales, Dtype::F8_E4M3) => matches!(dtype, Dtype::F8_E4M3 | Dtype::U8),
             (_, written) => dtype == written,
         }
     }
 
     /// Whether it may have `found` dimensions in the place of `dims`: one number has no axis, or one.
-    pub(in crate::file) fn has_dims(&self, dims: &[usize], found: &[usize]) -> bool {
+    fn has_dims(&self, dims: &[usize], found: &[usize]) -> bool {
         match self.axes {
             Axes::One | Axes::Scalar => matches!(found, [] | [1]),
             _ => dims == found,

@@ -6,9 +6,9 @@ use crate::file::model::Model;
 use crate::file::target::FolderTarget;
 use crate::file::{ranks, saved};
 use crate::files::{open_regular, read_regular};
+use crate::json_object::JsonObject;
 use crate::output::{note, shown};
 use anyhow::{Context, Result};
-use serde_json::{Map, Value};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ const OTHER_WEIGHTS: [&str; 10] = [
 pub(in crate::file) struct Hub {
     pub(in crate::file) model: Model,
     /// `config.json`, where there is one.
-    pub(in crate::file) config: Option<Map<String, Value>>,
+    pub(in crate::file) config: Option<JsonObject>,
     /// What lies beside the weights; nothing, where a file is given.
     pub(in crate::file) beside: Beside,
 }
@@ -238,19 +238,14 @@ fn weights(folder: &Path, names: &[String]) -> Result<String> {
 }
 
 /// The JSON object in file `name` of `folder`, if it is there.
-fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<Map<String, Value>>> {
+fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<JsonObject>> {
     if !names.iter().any(|known| known == name) {
         return Ok(None);
     }
     let path = folder.join(name);
     let bytes = read_regular(&path, MAX_CONFIG)
         .map_err(|e| file_error(&path, format!("cannot read it: {e}")))?;
-    match serde_json::from_slice(&bytes) {
-        Ok(Value::Object(object)) => Ok(Some(object)),
-        Ok(_) => Err(file_error(&path, "it is no JSON object; write it again")),
-        Err(e) => Err(file_error(
-            &path,
-            format!("it is no JSON: {}; write it again", shown(&e.to_string())),
-        )),
-    }
+    let object = JsonObject::parse(bytes)
+        .map_err(|why| file_error(&path, format!("{}; write it again", shown(&why))))?;
+    Ok(Some(object))
 }

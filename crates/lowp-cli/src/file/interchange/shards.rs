@@ -134,7 +134,7 @@ impl<'a> Weights<'a> {
         }
         if files.len() > 1 {
             let index = json!({ "metadata": { "total_size": self.bytes() }, "weight_map": places });
-            written += write_json(target, INDEX, &index)?;
+            written += write_text(target, INDEX, &json_text(&index)?)?;
         }
         Ok(written)
     }
@@ -158,13 +158,19 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Writes a JSON document into `target`. Returns the bytes.
+/// A JSON document as text.
+///
+/// # Errors
+/// None for values of JSON.
+pub(in crate::file) fn json_text(value: &Value) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// Writes a text into `target`. Returns the bytes.
 ///
 /// # Errors
 /// It cannot be written.
-pub(in crate::file) fn write_json(target: &FolderTarget, name: &str, value: &Value) -> Result<u64> {
-    let mut text = serde_json::to_string_pretty(value)?;
-    text.push('\n');
+pub(in crate::file) fn write_text(target: &FolderTarget, name: &str, text: &str) -> Result<u64> {
     let mut draft = target.create(name)?;
     draft.write(text.as_bytes())?;
     draft.finish()

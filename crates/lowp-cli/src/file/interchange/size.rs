@@ -17,6 +17,12 @@ const UNITS: [(&str, u64); 7] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::file) struct Size(pub(in crate::file) u64);
 
+impl Default for Size {
+    fn default() -> Self {
+        Self(5_000_000_000)
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 

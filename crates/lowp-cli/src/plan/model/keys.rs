@@ -1,6 +1,7 @@
 //! [`Keys`]: the keys of a config.json, read with errors that name them.
 
 use crate::files::read_regular;
+use crate::json_object::without_words;
 use crate::output::shown;
 use crate::usage::UsageError;
 use serde_json::{Map, Value};
@@ -17,7 +18,7 @@ pub(super) struct Keys {
     object: Map<String, Value>,
 }
 
-/// The value of a JSON file.
+/// The value of a JSON file, with 0 for `NaN` and `Infinity` of Python.
 ///
 /// # Errors
 /// A file that cannot be read or is no JSON, with the option that named it.
@@ -25,7 +26,7 @@ pub(super) fn read_json(option: &str, path: &str) -> Result<Value, UsageError> {
     let file = shown(path);
     let bytes = read_regular(Path::new(path), MAX_BYTES);
     let bytes = bytes.map_err(|e| UsageError::new(format!("{option} {file}: {e}")))?;
-    serde_json::from_slice(&bytes)
+    serde_json::from_slice(&without_words(bytes))
         .map_err(|e| UsageError::new(format!("{option} {file} is not JSON: {e}")))
 }
 

@@ -8,11 +8,12 @@ use crate::train::variant::Variant;
 use crate::{Cli, Command};
 use clap::Parser;
 use lowp_candle::{LinearSpec, ModelOptions, ShardedModel};
+use lowp_checkpoint::{Late, Piece};
 use lowp_format::{Orientation, Part, Phase};
 use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_optim::StepOptions;
 use lowp_shard::{GradBucketOptions, LocalComm, Mesh, MeshComm};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ fn config(words: &str) -> Config {
 struct Trained {
     losses: Vec<f64>,
     gradients: BTreeMap<String, Vec<f32>>,
+    /// What checkpoints of all steps would hold.
+    saved: Vec<BTreeMap<String, Vec<u8>>>,
 }
 
 fn model<B: Backend, N: Network<B>>(backend: &B, config: &Config) -> (ShardedModel<B, Variant>, N) {
@@ -70,20 +73,23 @@ fn model<B: Backend, N: Network<B>>(backend: &B, config: &Config) -> (ShardedMod
 
 fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
     let (mut sharded, mut network) = model::<B, N>(backend, config);
-    run(&mut sharded, &mut network, config, steps)
+    run(&mut sharded, &mut network, config, (steps, 0))
 }
 
+/// `steps` steps, where the bytes of a checkpoint are waited for `behind` steps later.
 fn run<B: Backend, N: Network<B>>(
     sharded: &mut ShardedModel<B, Variant>,
     network: &mut N,
     config: &Config,
-    steps: usize,
+    (steps, behind): (usize, usize),
 ) -> Trained {
     let corpus = Corpus::load(None, config.model.seq).expect("the text");
     let mut trained = Trained {
         losses: Vec::new(),
         gradients: BTreeMap::new(),
+        saved: Vec::new(),
     };
+    let mut pending = VecDeque::new();
     for step in 0..steps {
         let tokens = config.batch * config.model.seq;
         let part = config.batch / config.accumulate;
@@ -103,17 +109,27 @@ fn run<B: Backend, N: Network<B>>(
         };
         sharded.finish_step(&options).expect("a step");
         trained.losses.push(network.take_loss().expect("a loss"));
-        if step == 0 {
-            for piece in sharded.pieces().expect("a state") {
-                if let Some(name) = piece.name.strip_suffix(".exp_avg") {
-                    let (words, _) = piece.bytes.as_chunks::<4>();
-                    let values = words.iter().map(|&word| f32::from_le_bytes(word));
-                    trained.gradients.insert(name.to_owned(), values.collect());
-                }
-            }
+        pending.push_back(sharded.pieces().expect("a state"));
+        if pending.len() > behind {
+            trained.saved.extend(pending.pop_front().map(arrived));
+        }
+    }
+    trained.saved.extend(pending.into_iter().map(arrived));
+    for (name, bytes) in &trained.saved[0] {
+        if let Some(name) = name.strip_suffix(".exp_avg") {
+            let (words, _) = bytes.as_chunks::<4>();
+            let values = words.iter().map(|&word| f32::from_le_bytes(word));
+            trained.gradients.insert(name.to_owned(), values.collect());
         }
     }
     trained
+}
+
+fn arrived(pieces: Vec<Piece<Late>>) -> BTreeMap<String, Vec<u8>> {
+    let pieces = pieces.into_iter();
+    pieces
+        .map(|piece| (piece.name, piece.bytes.wait().expect("bytes")))
+        .collect()
 }
 
 /// The distance of `y` from `x` in parts of `x`.
@@ -138,6 +154,24 @@ fn check(words: &str, most: f64) {
             let apart = distance(gradient, &on_gpu.gradients[name]);
             assert!(apart < most, "{words}{more}: {name} is {apart:.2e} apart");
         }
+    }
+}
+
+/// A checkpoint is what its step left, though the next ones run before it is written.
+#[test]
+fn checkpoints_are_of_their_steps() {
+    let Some(cuda) = gpu() else { return };
+    for recipe in ["fp8-delayed", "nvfp4-2d"] {
+        let config = config(&format!("{SMALL} --recipe {recipe} --device cuda"));
+        let [now, late] = [0, 3].map(|behind| {
+            let (mut sharded, mut network) = model::<_, Gpu>(&cuda, &config);
+            run(&mut sharded, &mut network, &config, (5, behind))
+        });
+        assert_eq!(now.losses, late.losses);
+        for (step, (now, late)) in now.saved.iter().zip(&late.saved).enumerate() {
+            assert!(now == late, "{recipe}: step {step}");
+        }
+        assert!(now.saved[0] != now.saved[1]);
     }
 }
 
@@ -251,7 +285,7 @@ fn planted_defects_are_found() {
             "{SMALL} --recipe {recipe} --sharding zero1 --device cuda"
         ));
         let (mut sharded, mut network) = model::<_, Gpu>(&cuda, &config);
-        run(&mut sharded, &mut network, &config, 2);
+        run(&mut sharded, &mut network, &config, (2, 0));
         let audited = |what: &str, layer: Option<usize>| {
             let found = sharded.audit().expect("an audit");
             let layers: Vec<usize> = found.iter().map(|(layer, ..)| *layer).collect();

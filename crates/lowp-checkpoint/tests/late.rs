@@ -1,0 +1,84 @@
+//! Bytes that are on their way when a checkpoint begins.
+
+use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece, Saver, steps};
+use lowp_shard::threads;
+use serde_json::json;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+fn saver(folder: &Path) -> Saver {
+    let control = threads(1, Duration::from_secs(60)).swap_remove(0);
+    Saver::new(control, folder, None).expect("a saver")
+}
+
+fn piece(name: &str, bytes: impl Into<Late>) -> Piece<Late> {
+    let bytes = bytes.into();
+    let full = [1, bytes.len()];
+    Piece {
+        name: name.to_owned(),
+        dtype: Dtype::U8,
+        full,
+        block: Block::whole(full),
+        bytes,
+    }
+}
+
+/// Training goes on until they are there, and they are waited for in the order of the file, one after the other.
+#[test]
+fn the_writer_waits_for_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut saver = saver(folder.path());
+    let (send, arrive) = channel::<Vec<u8>>();
+    let (taken, takes) = channel();
+    let late = Late::new(3, move || {
+        taken.send("a").expect("a test");
+        arrive.recv().map_err(|error| error.to_string())
+    });
+    let pieces = vec![piece("a", late), piece("b", vec![7; 5])];
+    saver.start(1, pieces, json!({})).expect("a start");
+    assert_eq!(takes.recv(), Ok("a"));
+    for _ in 0..3 {
+        assert_eq!(saver.poll().expect("a step"), None);
+    }
+    assert!(steps(folder.path()).expect("a folder").is_empty());
+    send.send(vec![1, 2, 3]).expect("the writer waits");
+    assert_eq!(saver.finish().expect("a checkpoint"), Some(1));
+    let read = |name: &str, len: usize| {
+        let whole = Block::whole([1, len]);
+        let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+        checkpoint
+            .read(name, Dtype::U8, [1, len], whole)
+            .expect("bytes")
+    };
+    assert_eq!((read("a", 3), read("b", 5)), (vec![1, 2, 3], vec![7; 5]));
+}
+
+/// A device that fails, or gives something else, is an error of the step, and the checkpoint before stays.
+#[test]
+fn bytes_that_do_not_come_are_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut saver = saver(folder.path());
+    saver
+        .start(1, vec![piece("a", vec![1])], json!({}))
+        .expect("a start");
+    saver.finish().expect("a checkpoint");
+    let failing = [
+        (
+            Late::new(4, || Err("the device is gone".to_owned())),
+            "'a' cannot be read: the device is gone",
+        ),
+        (
+            Late::new(4, || Ok(vec![0; 3])),
+            "'a' cannot be read: 3 bytes arrived, not 4",
+        ),
+    ];
+    for (step, (late, expected)) in (2..).zip(failing) {
+        saver
+            .start(step, vec![piece("a", late)], json!({}))
+            .expect("a start");
+        let error = saver.finish().expect_err("no bytes").to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(steps(folder.path()).expect("a folder"), [1]);
+    }
+}
