@@ -1,7 +1,11 @@
 //! [`CpuBuffer`]: a shared handle on host memory.
 
+#![expect(unsafe_code, reason = "takes memory of other libraries")]
+
+use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::graph::not_in_capture;
@@ -23,6 +27,32 @@ impl<T> CpuBuffer<T> {
     /// A buffer that owns `values`.
     pub fn from_vec(values: Vec<T>) -> Self {
         Self::new(values.into())
+    }
+
+    /// Wraps host memory that someone else owns: `len` values at `pointer`. `owner` is dropped when no handle, plan or
+    /// graph uses the memory any more.
+    ///
+    /// # Errors
+    /// [`KernelError::Misaligned`] if `pointer` is not aligned to a value, or null with `len > 0`.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, `pointer` must be valid for reads and writes of `len` initialised values by any thread, and
+    /// nobody else may touch them while work that uses this buffer, or a guard of it, is there.
+    pub unsafe fn from_raw(
+        pointer: *mut T,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self, KernelError> {
+        if len > 0 && (pointer.is_null() || !pointer.is_aligned()) {
+            let (pointer, size) = (pointer.addr() as u64, size_of::<T>());
+            return Err(KernelError::Misaligned { pointer, size });
+        }
+        let pointer = match len {
+            0 => NonNull::dangling().as_ptr(),
+            _ => pointer,
+        };
+        // SAFETY: the caller's promise; of no values, any aligned pointer is valid.
+        Ok(Self::new(unsafe { Memory::foreign(pointer, len, owner) }))
     }
 
     /// A buffer of `values`.
