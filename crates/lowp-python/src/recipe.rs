@@ -14,7 +14,7 @@ pub(crate) struct Recipe {
 }
 
 /// A buffer as Python sees it: name, bytes, whether rows are the first physical axis, rows to an entry (0: of the whole tensor), bytes of a physical row,
-/// entries to a byte, whether it is a transpose of another one.
+/// bits of an entry, whether it is a transpose of another one.
 type BufferRow = (String, usize, bool, usize, usize, usize, bool);
 
 /// `both`, `rowwise` or `columnwise`.
@@ -113,7 +113,7 @@ impl Recipe {
                 rows_first,
                 side,
                 spec.row_bytes(shape),
-                spec.code.entries_per_byte(),
+                spec.code.bits(),
                 matches!(spec.origin, Origin::TransposeOf(_)),
             )
         };

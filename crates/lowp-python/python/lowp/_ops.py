@@ -4,7 +4,6 @@ import torch
 
 from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
-from ._store import Store
 
 aten = torch.ops.aten
 Tensor = None  # set by _tensor.py, which uses this file
@@ -94,9 +93,7 @@ def _new_zeros(func, tensor, size, dtype=None, **_):
     if len(size) != 2 or size[1] != tensor._store.cols:
         return torch.zeros(size, dtype=tensor.dtype if dtype is None else dtype, device=tensor.device)
     # FSDP2 copies the rows of its shard into it.
-    store = Store.empty(tensor._store.recipe, *size, tensor.device, stored=True, zeros=True)
-    store.blank = True
-    return Tensor(store, tensor.dtype if dtype is None else dtype)
+    return Tensor(tensor._store.blank_like(size[0]), tensor.dtype if dtype is None else dtype)
 
 
 @handles(aten.new_empty, aten.new_full, aten.new_ones)

@@ -73,7 +73,7 @@ class Store:
     def _cuts(self, start, end):
         """The parts of the buffers that hold rows ``start`` to ``end``, as views, and whether all rows share them."""
         cuts = {}
-        for name, _, rows_first, side, row_bytes, per_byte, _ in self.specs(stored=True).values():
+        for name, _, rows_first, side, row_bytes, bits, _ in self.specs(stored=True).values():
             if name not in self.buffers:
                 raise UnsupportedOp(f"rows of a tensor without {name}; quantize it for both directions")
             buffer = self.buffers[name]
@@ -85,7 +85,7 @@ class Store:
                 cuts[name] = (buffer[first * row_bytes : last * row_bytes], False)
             else:
                 table = buffer.view(-1, row_bytes) if row_bytes else buffer.view(0, 0)
-                cuts[name] = (table[:, first // per_byte : -(-last // per_byte)], False)
+                cuts[name] = (table[:, first * bits // 8 : -(-last * bits // 8)], False)
         return cuts
 
     def prefix(self, rows):
@@ -93,8 +93,17 @@ class Store:
         if rows == self.rows:
             return self
         if rows not in self._prefixes:
-            self._prefixes[rows] = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
+            self._prefixes[rows] = self.blank_like(rows)
         return self._prefixes[rows]
+
+    def blank_like(self, rows):
+        """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
+        store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
+        store.blank = True
+        for name, _, _, side, *_ in store.specs(stored=True).values():
+            if side == 0 and name in self.buffers:
+                store.buffers[name].copy_(self.buffers[name])
+        return store
 
     def copy_(self, other):
         """Takes the content of another store of the same recipe and shape."""
