@@ -6,7 +6,7 @@ from torch import nn
 
 import lowp
 
-WIDTH, HEADS, LAYERS, WORDS, LENGTH, BATCH = 96, 4, 2, 64, 24, 12
+WIDTH, HEADS, LAYERS, WORDS, LENGTH, BATCH = 192, 4, 2, 64, 24, 12
 
 
 class Block(nn.Module):

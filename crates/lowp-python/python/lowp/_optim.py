@@ -245,7 +245,8 @@ def _arg(name, group, param, state, grad, mesh):
         if local is not param:
             shard = _shard_of(store, param, mesh)
     else:
-        shape = (1, local.numel())
+        # Rows, which ranks may have other numbers of.
+        shape = (local.shape[0], param.numel() // param.shape[0]) if param.dim() and param.shape[0] else (1, param.numel())
         recipe = as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
         # A float32 parameter is its own master, and nothing is cast.
         names = [row[0] for row in recipe.buffers(*shape)] if local.dtype == _BF16 else []
