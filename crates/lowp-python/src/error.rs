@@ -8,7 +8,7 @@ use pyo3::PyErr;
 use pyo3::exceptions::PyRuntimeError;
 
 pyo3::create_exception!(
-    _lowp,
+    lowp,
     LowpError,
     PyRuntimeError,
     "What lowp rejects or could not do, with the numbers and the remedy."

@@ -83,6 +83,7 @@ class _Piece(torch.Tensor):
 
 def pre_all_gather(store, mesh, outer_size, module):
     """What this rank sends, and what ``post_all_gather`` must know of it."""
+    store.check_whole()
     full, world = tuple(outer_size), mesh.size()
     group = _group_of(module)
     exchange = store.exchange

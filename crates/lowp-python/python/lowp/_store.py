@@ -19,6 +19,7 @@ class Store:
         self.full = None  # what FSDP2 gathered: Gathered
         self.blank = False  # zeros that FSDP2 copies a shard into
         self._prefixes = {}
+        self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
 
     @classmethod
@@ -39,6 +40,7 @@ class Store:
 
     def named(self, keep=False):
         """The buffers as Rust takes them."""
+        self.check_whole()
         return [(name, memory(buffer, keep)) for name, buffer in self.buffers.items()]
 
     def specs(self, stored=False):
@@ -114,6 +116,7 @@ class Store:
             )
         missing = self.buffers.keys() - other.buffers.keys()
         self.begin_write()
+        self.blank = False
         for name, buffer in self.buffers.items():
             if name not in missing:
                 buffer.copy_(other.buffers[name])
@@ -134,11 +137,17 @@ class Store:
         whole.begin_write()
         for name, (cut, shared) in whole._cuts(start, end).items():
             if shared and not torch.equal(cut, self.buffers[name]):
-                raise LowpError(
-                    f"rows {start} to {end} of {whole.rows} with another {name} than the rest of the tensor; copy all rows at once"
-                )
+                # A checkpoint that other ranks saved comes in parts: the other rows must follow.
+                if whole._stale is not None:
+                    raise LowpError(f"rows {start} to {end} of {whole.rows} with another {name} than rows that were copied before")
+                whole._stale = torch.ones(whole.rows, dtype=torch.bool)
+                cut.copy_(self.buffers[name])
             if not shared:
                 cut.copy_(self.buffers[name].view(cut.shape))
+        if whole._stale is not None:
+            whole._stale[start:end] = False
+            if not whole._stale.any():
+                whole._stale = None
         transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
         if transposed:
             raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
@@ -146,6 +155,12 @@ class Store:
     def begin_write(self):
         if self.shard is not None:
             self.shard.begin_write()
+
+    def check_whole(self):
+        """Raises where a part of the rows was replaced and the others are of another scale."""
+        if self._stale is not None:
+            rows = int(self._stale.sum())
+            raise LowpError(f"{rows} of {self.rows} rows are of another scale than the rest, which was replaced; copy those rows, too")
 
     def _derive(self, name):
         raise UnsupportedOp(
@@ -162,6 +177,7 @@ class Store:
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers."""
         self.begin_write()
+        self.blank, self._stale = False, None
         _lowp.quantize(
             device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
         )

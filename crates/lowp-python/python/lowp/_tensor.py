@@ -89,7 +89,9 @@ class Tensor(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.linear:
             return _linear.linear(*args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs or {})
+        # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -128,6 +130,7 @@ class Tensor(torch.Tensor):
         store = self._store
         if store.full is not None:
             raise LowpError("a gathered tensor is not saved; save the state_dict of the sharded model")
+        store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
         state = (recipe, store.shape, self.dtype, self.dim() == 1, dict(store.buffers), store.master, self.requires_grad)
         return (_rebuild, state)
