@@ -39,9 +39,9 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def make(recipe, ignore=("head",)):
+def make(recipe, ignore=("head",), device="cpu"):
     torch.manual_seed(7)
-    net = GPT()
+    net = GPT().to(device)
     # FSDP2 cuts at ceil(rows / world): the widths of this model are multiples of the quantum on 1, 2 and 3 ranks.
     if recipe is not None:
         lowp.quantize_model_(net, recipe, ignore=list(ignore))
@@ -67,15 +67,15 @@ def shard(net, policy=False, mesh=None, reshard=True):
 
 
 def loss_of(net, step, rank=0, world=1):
-    ids, next_ids = batch(step)
+    ids, next_ids = (tensor.to(next(net.parameters()).device) for tensor in batch(step))
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     logits = net(ids[rows]).float()
     return F.cross_entropy(logits.flatten(0, 1), next_ids[rows].flatten())
 
 
-def train(recipe, steps, rank=0, world=1, fsdp=False, policy=False, optimizer=None):
+def train(recipe, steps, rank=0, world=1, fsdp=False, policy=False, optimizer=None, device="cpu"):
     """Losses of all ranks together, and the model."""
-    net = make(recipe)
+    net = make(recipe, device=device)
     if fsdp:
         shard(net, policy)
     make_optimizer = optimizer or (lambda params: lowp.AdamW(params, lr=3e-3, max_norm=1.0))

@@ -9,13 +9,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run(world, function, *args):
+def run(world, function, *args, backend="gloo"):
     """``function(rank, world, *args)`` on ``world`` processes, and what each returned, in rank order. The first failure is raised with its text."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("spawn")
         results = context.SimpleQueue()
         processes = [
-            context.Process(target=_rank, args=(rank, world, folder, results, function, args)) for rank in range(world)
+            context.Process(target=_rank, args=(rank, world, folder, backend, results, function, args)) for rank in range(world)
         ]
         for process in processes:
             process.start()
@@ -33,12 +33,14 @@ def run(world, function, *args):
         return found
 
 
-def _rank(rank, world, folder, results, function, args):
+def _rank(rank, world, folder, backend, results, function, args):
     torch.set_num_threads(1)
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:
         store = dist.FileStore(os.path.join(folder, "store"), world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
         results.put((rank, False, function(rank, world, *args)))
     except BaseException:
         results.put((rank, True, traceback.format_exc()))

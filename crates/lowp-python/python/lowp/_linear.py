@@ -6,6 +6,7 @@ from torch.autograd.function import once_differentiable
 from . import _scaled
 
 
+@torch.compiler.disable
 def linear(input, weight, bias=None):
     """``torch.nn.functional.linear`` where the weight is a ``lowp.Tensor``."""
     kind = input.device.type
