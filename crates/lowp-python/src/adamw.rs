@@ -73,7 +73,7 @@ trait Steps: Send + Sync {
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error>;
-    fn again(&mut self, grads: &[GradArg]) -> Result<(), Error>;
+    fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error>;
     fn calibrate(&self) -> Result<(), Error>;
     fn report(&self) -> Result<Report, Error>;
     fn counts(&self) -> Result<StepCounts, Error>;
@@ -198,14 +198,17 @@ impl<B: Held> Steps for Of<B> {
         Ok(stream.wait_for(&self.backend)?)
     }
 
-    fn again(&mut self, grads: &[GradArg]) -> Result<(), Error> {
+    fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error> {
+        let stream = B::of_or(device, "the optimizer")?;
         let spans = self.spans(grads)?;
         if !self.adamw.take_grads_at(&spans) {
             return Err(Error::new(
                 "a capture of a step over gradients at new addresses; take a step before it with the same gradients",
             ));
         }
-        Ok(self.adamw.enqueue()?)
+        self.backend.wait_for(&stream)?;
+        self.adamw.enqueue()?;
+        Ok(stream.wait_for(&self.backend)?)
     }
 
     fn calibrate(&self) -> Result<(), Error> {
@@ -305,8 +308,9 @@ impl AdamW {
     }
 
     /// A step with the options of the last one, over gradients that one was taken over: what a capture of PyTorch records.
-    fn again(&self, py: Python<'_>, grads: Vec<GradArg>) -> Result<(), Error> {
-        py.detach(|| self.lock().again(&grads))
+    fn again(&self, py: Python<'_>, device: DeviceArg, grads: Vec<GradArg>) -> Result<(), Error> {
+        let device = Device::new(&device)?;
+        py.detach(|| self.lock().again(&device, &grads))
     }
 
     /// Casts the masters with scales from the values. Collective.

@@ -95,9 +95,26 @@ def off_quantum(rank, world):
     return "no error"
 
 
-def train(rank, world, name, steps, policy):
-    losses, net = model.train(name, steps, rank=rank, world=world, fsdp=True, policy=policy)
-    return losses
+def train(rank, world, names, steps, policy):
+    return {name: model.train(name, steps, rank=rank, world=world, fsdp=True, policy=policy)[0] for name in names}
+
+
+def replaced(rank, world):
+    """Shards that a state dict brings as they are (assign) are gathered from then on, into the same full tensors."""
+    x = torch.randn(4, 64)
+    nets = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(64, 64 * world))
+        lowp.quantize_model_(net, "fp8-current")
+        fully_shard(net)
+        nets.append(net)
+    outs = [net(x) for net in nets]
+    outs[0].sum().backward()
+    nets[0].load_state_dict(nets[1].state_dict(), assign=True)
+    again = nets[0](x)
+    again.sum().backward()
+    assert torch.equal(again, outs[1]) and not torch.equal(again, outs[0])
 
 
 class Gathers(unittest.TestCase):
@@ -125,18 +142,22 @@ class Gathers(unittest.TestCase):
 
 class Training(unittest.TestCase):
     def test_ranks_train_what_one_process_trains(self):
-        for name in ("mxfp8-2d", "fp8-current", "nvfp4-2d"):
-            alone, _ = model.train(name, 50)
-            for world in (1, 2, 3):
-                with self.subTest(name=name, world=world):
-                    for losses in ranks.run(world, train, name, 50, False):
-                        for step, (a, b) in enumerate(zip(alone, losses)):
-                            self.assertLess(abs(a - b), 1e-3 * max(1.0, abs(a)), (name, world, step))
-            self.assertLess(alone[-1], 0.8 * alone[0])
+        names = ("mxfp8-2d", "fp8-current", "nvfp4-2d")
+        alone = {name: model.train(name, 50)[0] for name in names}
+        for world in (1, 2, 3):
+            for losses in ranks.run(world, train, names, 50, False):
+                for name, own in alone.items():
+                    self.assertLess(own[-1], 0.1 * own[0])
+                    for step, (a, b) in enumerate(zip(own, losses[name])):
+                        self.assertLess(abs(a - b), 1e-3 * max(1.0, abs(a)), (name, world, step))
 
     def test_mixed_precision_trains(self):
-        for losses in ranks.run(2, train, "fp8-delayed", 10, True):
-            self.assertLess(losses[-1], losses[0])
+        for losses in ranks.run(2, train, ("fp8-delayed", "mxfp8"), 10, True):
+            for name, of_steps in losses.items():
+                self.assertLess(of_steps[-1], 0.7 * of_steps[0], name)
+
+    def test_shards_that_are_replaced(self):
+        ranks.run(2, replaced)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,18 @@ class Exchange:
         self.gathered = Store(store.recipe, *full, {}, store.device)
         self.gathered.full = Gathered(self)
 
+    def adopt(self, full):
+        """Fills the full tensor of another shard from here on: the one before a checkpoint or a move replaced the shard."""
+        if (full.recipe, full.shape) != (self.store.recipe, self.full):
+            raise LowpError(
+                f"a gather of {self.store.recipe!r} {self.full} into a full tensor of {full.recipe!r} {full.shape}; shard the model again"
+            )
+        # FSDP2 holds that list.
+        inner = full.full.inner
+        inner[:] = self.inner
+        self.inner, self.gathered = inner, full
+        full.full = Gathered(self)
+
 
 class _Gather:
     """One gather, with the memory that Python allocated for it."""
@@ -55,6 +67,7 @@ class Gathered:
 
     def __init__(self, exchange):
         self.exchange = weakref.ref(exchange)
+        self.inner = exchange.inner
         self.gather = None
         self.derived = False
 
@@ -107,9 +120,12 @@ def pre_all_gather(store, mesh, outer_size, module):
     return tuple(sends), (index, sent)
 
 
-def post_all_gather(store, arrived, metadata):
-    """The store of the full tensor, the same in every gather, and the list of what FSDP2 frees with it."""
+def post_all_gather(store, arrived, metadata, full=None):
+    """The store of the full tensor, the same in every gather, and the list of what FSDP2 frees with it. ``full`` is the store that the first
+    gather made."""
     exchange = store.exchange
+    if full is not None and full is not exchange.gathered:
+        exchange.adopt(full)
     index, sent = metadata
     gather = exchange.gathers[index]
     if exchange.world == 1:

@@ -5,6 +5,7 @@ import fnmatch
 import torch
 
 from ._errors import LowpError
+from ._linear import Linear
 from ._plan import as_recipe
 from ._tensor import quantize
 
@@ -49,4 +50,6 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
             # The old one stays alive until the end, so that no other has its id.
             made[id(weight)] = (weight, torch.nn.Parameter(tensor, requires_grad=weight.requires_grad))
         module.weight = made[id(weight)][1]
+        if type(module) is torch.nn.Linear:
+            module.__class__ = Linear
     return [name for name, _ in chosen]

@@ -69,7 +69,7 @@ class AdamW(torch.optim.Optimizer):
         if built.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             if not self.capturable:
                 raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
-            built.rust.again(grads)
+            built.rust.again(device_of(built.device), grads)
         else:
             built.rust.step(device_of(built.device), grads, self._groups(), float(grad_scale), self.max_norm)
         del alive

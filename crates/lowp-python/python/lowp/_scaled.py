@@ -3,12 +3,14 @@
 import torch
 
 from ._memory import device_of, memory
+from ._plan import as_recipe
 from ._store import Store
 from . import _lowp
 
 #: Multiple of every side of a product of FP8 codes.
 SIDE = 16
 _CASTS = {}
+_OPERANDS = {}
 
 
 def serves(input, weight):
@@ -36,7 +38,8 @@ def _cast(values, recipe):
     casts = _CASTS.get(device)
     if casts is None:
         casts = _CASTS[device] = _lowp.Casts(4096)
-    # Scales of operands follow from their values: that of a delayed weight has a history, which an operand has not.
+    # Scales of operands follow from their values, also beside weights whose scale is delayed.
+    recipe = _OPERANDS.setdefault(recipe, as_recipe("fp8-current", {}))
     store = Store.empty(recipe, *values.shape, device)
     dtype = "bfloat16" if values.dtype == torch.bfloat16 else "float32"
     casts.run(device_of(device), recipe, store.shape, memory(values), dtype, store.named())

@@ -103,10 +103,11 @@ class Tensor(torch.Tensor):
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The full tensor of what arrived; ``out`` is filled again in place."""
-        store, inner = _fsdp.post_all_gather(self._store, all_gather_outputs, metadata)
+        if out is not None and not isinstance(out, Tensor):
+            raise LowpError(f"a gather of a lowp.Tensor into a {type(out).__name__}; shard the model again")
+        full = None if out is None else out._store
+        store, inner = _fsdp.post_all_gather(self._store, all_gather_outputs, metadata, full)
         if out is not None:
-            if getattr(out, "_store", None) is not store:
-                raise LowpError("a gather into another tensor than the one that the first gather made")
             return None
         return Tensor(store, param_dtype), inner
 
@@ -184,7 +185,7 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)
     if keep_master:
-        store.master = read.float().clone() if read.data_ptr() == source.data_ptr() else read.float()
+        store.master = read.to(torch.float32, copy=True)
     return Tensor(store, dtype)
 
 
