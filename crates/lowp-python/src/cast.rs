@@ -1,7 +1,6 @@
 //! Casts of whole tensors, into buffers that Python allocated.
 
 use lowp_format::{KernelKey, Orientation, Shape};
-use lowp_kernels::{Backend, DecodeJob, Work};
 use lowp_shard::{CastItem, LocalComm, Requantize, ScaleBookBuilder};
 use pyo3::prelude::*;
 
@@ -51,30 +50,13 @@ pub(crate) fn quantize(
     })
 }
 
-/// Decodes `orientation` of a tensor to `out`, f32 in the order of rows.
-#[pyfunction]
-pub(crate) fn dequantize(
-    py: Python<'_>,
-    device: DeviceArg,
-    recipe: &Recipe,
-    shape: (usize, usize),
-    buffers: Named,
-    orientation: &str,
-    out: MemoryArg,
-) -> Result<(), Error> {
-    let recipe = recipe.recipe;
-    let orientation = match orientation {
-        "rowwise" => Orientation::Rowwise,
-        "columnwise" => Orientation::Columnwise,
-        other => return Err(Error::new(format!("orientation '{other}'"))),
-    };
-    let device = Device::new(&device)?;
-    on_device!(&device, |backend| {
-        let tensor = tensor(backend, recipe, Shape::new(shape.0, shape.1), buffers)?;
-        let out = backend.wrap::<f32>(out.into())?;
-        py.detach(|| {
-            let job = DecodeJob::new(&tensor, orientation, out)?;
-            Ok(backend.once(Work::Decode(vec![job]))?)
-        })
-    })
+/// `rowwise` or `columnwise`.
+pub(crate) fn orientation_of(text: &str) -> Result<Orientation, Error> {
+    match text {
+        "rowwise" => Ok(Orientation::Rowwise),
+        "columnwise" => Ok(Orientation::Columnwise),
+        other => Err(Error::new(format!(
+            "orientation '{other}'; there are rowwise and columnwise"
+        ))),
+    }
 }

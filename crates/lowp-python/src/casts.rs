@@ -1,35 +1,52 @@
-//! [`Casts`]: casts of values whose addresses come again, such as activations, planned once for each set of addresses.
+//! [`Casts`]: casts of values whose addresses come again, such as activations and gathered weights, planned once for each
+//! set of addresses.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_format::Shape;
-use lowp_kernels::Cpu;
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
+use lowp_kernels::{Backend, Cpu, DecodeJob, StepScalars, Work};
 use lowp_shard::{CastItem, LocalComm, Requantize, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
+use crate::cast::orientation_of;
 use crate::error::Error;
 use crate::place::{Device, DeviceArg, MemoryArg, Place};
 use crate::recipe::Recipe;
 use crate::tensor::{Named, tensor};
 
-/// What a cast is planned over: recipe, shape, dtype and addresses.
+/// What work is planned over: recipe and stream, shape, dtype or orientation, and addresses.
 type Key = (String, (usize, usize), String, Vec<(u64, usize)>);
 
-/// Planned casts, up to a number of them; beyond it they are planned anew.
+/// Planned casts of one device, up to a number of them; beyond it they are planned anew.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Casts {
     most: usize,
-    of: Mutex<AnyCasts>,
+    of: Mutex<Known>,
 }
 
-enum AnyCasts {
-    None,
-    Cpu(HashMap<Key, Planned<Cpu>>),
+/// What is planned, by the device.
+#[derive(Default)]
+struct Known {
+    cpu: On<Cpu>,
     #[cfg(feature = "cuda")]
-    Cuda(HashMap<Key, Planned<Cuda>>),
+    cuda: On<Cuda>,
+}
+
+struct On<B: Place> {
+    encodes: HashMap<Key, Planned<B>>,
+    decodes: HashMap<Key, B::Plan>,
+}
+
+impl<B: Place> Default for On<B> {
+    fn default() -> Self {
+        Self {
+            encodes: HashMap::new(),
+            decodes: HashMap::new(),
+        }
+    }
 }
 
 struct Planned<B: Place> {
@@ -66,7 +83,7 @@ impl<B: Place> Planned<B> {
 }
 
 impl Casts {
-    fn lock(&self) -> MutexGuard<'_, AnyCasts> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         // Whoever failed in between left the plans as they were.
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,13 +94,13 @@ impl Casts {
     /// No casts yet; `most` are kept.
     #[new]
     fn new(most: usize) -> Self {
-        let of = Mutex::new(AnyCasts::None);
+        let of = Mutex::default();
         Self { most, of }
     }
 
     /// Casts `source` into `buffers`, with scales from the values.
     #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
-    fn run(
+    fn encode(
         &self,
         py: Python<'_>,
         device: DeviceArg,
@@ -93,79 +110,115 @@ impl Casts {
         dtype: &str,
         buffers: Named,
     ) -> Result<(), Error> {
-        let mut spans = vec![(source.0, source.1)];
-        spans.extend(
-            buffers
-                .iter()
-                .map(|(_, (pointer, bytes, _))| (*pointer, *bytes)),
-        );
-        // The stream is a part of it: planned work belongs to one.
-        let stream = format!("{:?} {}", recipe.recipe, device.2);
-        let key = (stream, shape, dtype.to_owned(), spans);
+        let key = key(&device, recipe, shape, dtype, &source, &buffers);
         let source = (source, dtype);
-        let device = Device::new(&device)?;
-        let mut casts = self.lock();
-        match &device {
+        match &Device::new(&device)? {
             Device::Cpu(backend) => {
-                if !matches!(*casts, AnyCasts::Cpu(_)) {
-                    *casts = AnyCasts::Cpu(HashMap::new());
-                }
-                let AnyCasts::Cpu(known) = &mut *casts else {
-                    return Ok(());
-                };
-                run(
-                    py, self.most, known, key, backend, recipe, shape, source, buffers,
-                )
+                let plan = || Planned::new(backend, recipe, shape, source, buffers);
+                py.detach(|| found(&mut self.lock().cpu.encodes, self.most, key, plan)?.run())
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(backend) => {
-                if !matches!(*casts, AnyCasts::Cuda(_)) {
-                    *casts = AnyCasts::Cuda(HashMap::new());
-                }
-                let AnyCasts::Cuda(known) = &mut *casts else {
-                    return Ok(());
-                };
-                run(
-                    py, self.most, known, key, backend, recipe, shape, source, buffers,
-                )
+                let plan = || Planned::new(backend, recipe, shape, source, buffers);
+                py.detach(|| found(&mut self.lock().cuda.encodes, self.most, key, plan)?.run())
+            }
+        }
+    }
+
+    /// Decodes `orientation` of `buffers` to `out`, f32 in the order of rows.
+    #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
+    fn decode(
+        &self,
+        py: Python<'_>,
+        device: DeviceArg,
+        recipe: &Recipe,
+        shape: (usize, usize),
+        buffers: Named,
+        orientation: &str,
+        out: MemoryArg,
+    ) -> Result<(), Error> {
+        let key = key(&device, recipe, shape, orientation, &out, &buffers);
+        let none = StepScalars::default();
+        match &Device::new(&device)? {
+            Device::Cpu(backend) => {
+                let plan = || decode(backend, recipe, shape, buffers, orientation, out);
+                py.detach(|| {
+                    let mut known = self.lock();
+                    let plan = found(&mut known.cpu.decodes, self.most, key, plan)?;
+                    Ok(backend.run(plan, &none)?)
+                })
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(backend) => {
+                let plan = || decode(backend, recipe, shape, buffers, orientation, out);
+                py.detach(|| {
+                    let mut known = self.lock();
+                    let plan = found(&mut known.cuda.decodes, self.most, key, plan)?;
+                    Ok(backend.run(plan, &none)?)
+                })
             }
         }
     }
 
     /// How many casts are planned.
     fn __len__(&self) -> usize {
-        match &*self.lock() {
-            AnyCasts::None => 0,
-            AnyCasts::Cpu(known) => known.len(),
-            #[cfg(feature = "cuda")]
-            AnyCasts::Cuda(known) => known.len(),
-        }
+        let known = self.lock();
+        let cpu = known.cpu.encodes.len() + known.cpu.decodes.len();
+        #[cfg(feature = "cuda")]
+        let cpu = cpu + known.cuda.encodes.len() + known.cuda.decodes.len();
+        cpu
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "what Casts::run was given")]
-fn run<B: Place>(
-    py: Python<'_>,
+fn key(
+    device: &DeviceArg,
+    recipe: &Recipe,
+    shape: (usize, usize),
+    how: &str,
+    values: &MemoryArg,
+    buffers: &Named,
+) -> Key {
+    let mut spans = vec![(values.0, values.1)];
+    let of = |(_, (pointer, bytes, _)): &(String, MemoryArg)| (*pointer, *bytes);
+    spans.extend(buffers.iter().map(of));
+    // The stream is a part of it: a cast belongs to one. So are the names: what serves both directions may lie elsewhere.
+    let names: Vec<&str> = buffers.iter().map(|(name, _)| name.as_str()).collect();
+    let what = format!("{:?} {:?} {names:?}", recipe.recipe, (device.1, device.2));
+    (what, shape, how.to_owned(), spans)
+}
+
+/// What is planned for `key`, planned now if it is not there.
+fn found<P>(
+    known: &mut HashMap<Key, P>,
     most: usize,
-    known: &mut HashMap<Key, Planned<B>>,
     key: Key,
+    plan: impl FnOnce() -> Result<P, Error>,
+) -> Result<&P, Error> {
+    use std::collections::hash_map::Entry;
+    if known.len() >= most && !known.contains_key(&key) {
+        known.clear();
+    }
+    match known.entry(key) {
+        Entry::Occupied(entry) => Ok(entry.into_mut()),
+        Entry::Vacant(entry) => Ok(entry.insert(plan()?)),
+    }
+}
+
+fn decode<B: Place>(
     backend: &B,
     recipe: &Recipe,
     shape: (usize, usize),
-    source: (MemoryArg, &str),
     buffers: Named,
-) -> Result<(), Error> {
-    py.detach(|| {
-        if !known.contains_key(&key) {
-            if known.len() >= most {
-                known.clear();
-            }
-            let planned = Planned::new(backend, recipe, shape, source, buffers)?;
-            known.insert(key.clone(), planned);
-        }
-        match known.get(&key) {
-            Some(planned) => planned.run(),
-            None => Ok(()),
-        }
-    })
+    orientation: &str,
+    out: MemoryArg,
+) -> Result<B::Plan, Error> {
+    let tensor = tensor(
+        backend,
+        recipe.recipe,
+        Shape::new(shape.0, shape.1),
+        buffers,
+    )?;
+    let out = backend.wrap::<f32>(out.into())?;
+    let job = DecodeJob::new(&tensor, orientation_of(orientation)?, out)?;
+    Ok(backend.plan(Work::Decode(vec![job]))?)
 }

@@ -1,6 +1,6 @@
 //! lowp for PyTorch: the module `lowp._lowp`, under the Python package in `python/lowp`.
 //!
-//! Python allocates; memory comes as pointer, bytes and owner, and the stream with each call ([`place`]). What is
+//! Python allocates; memory comes as pointer, bytes and owner, and the stream with each call (`place.rs`). What is
 //! quantized, gathered and updated, and how, is decided by the crates below this one. The package holds what PyTorch asks of a
 //! tensor class and of an optimizer.
 //!
@@ -46,7 +46,6 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;
-    module.add_function(wrap_pyfunction!(cast::dequantize, module)?)?;
     module.add_function(wrap_pyfunction!(flat::cast_master_weights, module)?)?;
     Ok(())
 }

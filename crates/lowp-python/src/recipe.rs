@@ -123,11 +123,7 @@ impl Recipe {
     /// How the codes of `orientation` are multiplied: the element's name, and what its scale is of: `tensor`, or nothing that
     /// PyTorch's products take.
     fn product(&self, orientation: &str) -> Result<(String, Option<&'static str>), Error> {
-        let orientation = match orientation {
-            "rowwise" => lowp_format::Orientation::Rowwise,
-            "columnwise" => lowp_format::Orientation::Columnwise,
-            other => return Err(Error::new(format!("orientation '{other}'"))),
-        };
+        let orientation = crate::cast::orientation_of(orientation)?;
         let kernel = self.recipe.kernel(orientation);
         let outer = kernel.scale.outer();
         let whole = matches!(outer, Some((lowp_format::Extent::Tensor, _)));

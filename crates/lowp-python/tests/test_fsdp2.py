@@ -1,12 +1,14 @@
 """FSDP2 over gloo: gathered bytes, training, errors."""
 
+import pathlib
+import subprocess
+import sys
 import unittest
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 import lowp
 import model
@@ -155,6 +157,15 @@ class Training(unittest.TestCase):
         for losses in ranks.run(2, train, ("fp8-delayed", "mxfp8"), 10, True):
             for name, of_steps in losses.items():
                 self.assertLess(of_steps[-1], 0.7 * of_steps[0], name)
+
+    def test_the_example_runs(self):
+        example = pathlib.Path(__file__).parent.parent / "examples" / "fsdp2.py"
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+        sizes = ["--steps", "21", "--width", "128", "--layers", "1", "--length", "16"]
+        done = subprocess.run(run + sizes, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        losses = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")]
+        self.assertLess(losses[-1], losses[0])
 
     def test_shards_that_are_replaced(self):
         ranks.run(2, replaced)

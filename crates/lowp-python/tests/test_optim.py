@@ -5,7 +5,6 @@ import io
 import unittest
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import lowp

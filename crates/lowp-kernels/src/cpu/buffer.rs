@@ -221,3 +221,45 @@ impl<T> DerefMut for CpuWrite<'_, T> {
         &mut self.memory[self.range.clone()]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, Cpu};
+
+    /// Memory of someone else is read and written where it lies, views included, and its owner goes with the last handle.
+    #[test]
+    fn foreign_memory_is_shared_until_the_last_handle_goes() {
+        let mut values = vec![1.0f32, 2.0, 3.0, 4.0];
+        let (pointer, owner) = (values.as_mut_ptr(), Arc::new(()));
+        // SAFETY: `values` outlives the buffer, and is looked at when nothing uses the buffer.
+        let buffer = unsafe { CpuBuffer::from_raw(pointer, 4, Arc::clone(&owner)) }.unwrap();
+        assert_eq!(Cpu.span(&buffer).start, pointer.addr());
+        let last = Cpu.view(&buffer, 2..4).unwrap();
+        drop(buffer);
+        Cpu.write(&last, 1, &[9.0]).unwrap();
+        assert_eq!(Cpu.download(&last).unwrap(), [3.0, 9.0]);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(last);
+        assert_eq!(Arc::strong_count(&owner), 1);
+        assert_eq!(values, [1.0, 2.0, 3.0, 9.0]);
+    }
+
+    #[test]
+    fn addresses_of_no_entry_are_rejected() {
+        let mut bytes = [0u32; 2];
+        let odd = bytes
+            .as_mut_ptr()
+            .cast::<u8>()
+            .wrapping_add(1)
+            .cast::<f32>();
+        for pointer in [odd, std::ptr::null_mut()] {
+            // SAFETY: rejected before anything is read.
+            let made = unsafe { CpuBuffer::from_raw(pointer, 1, ()) };
+            assert!(matches!(made, Err(KernelError::Misaligned { .. })));
+        }
+        // SAFETY: of no values.
+        let none = unsafe { CpuBuffer::<f32>::from_raw(std::ptr::null_mut(), 0, ()) }.unwrap();
+        assert!(none.read().unwrap().is_empty());
+    }
+}

@@ -4,12 +4,10 @@ import torch
 
 from ._memory import device_of, memory
 from ._plan import as_recipe
-from ._store import Store
-from . import _lowp
+from ._store import Store, casts_of
 
 #: Multiple of every side of a product of FP8 codes.
 SIDE = 16
-_CASTS = {}
 _OPERANDS = {}
 
 
@@ -35,14 +33,11 @@ def _is_fp8(recipe):
 def _cast(values, recipe):
     """``values`` as codes of both directions. Plans stay for addresses that come again."""
     device = values.device
-    casts = _CASTS.get(device)
-    if casts is None:
-        casts = _CASTS[device] = _lowp.Casts(4096)
     # Scales of operands follow from their values, also beside weights whose scale is delayed.
     recipe = _OPERANDS.setdefault(recipe, as_recipe("fp8-current", {}))
     store = Store.empty(recipe, *values.shape, device)
     dtype = "bfloat16" if values.dtype == torch.bfloat16 else "float32"
-    casts.run(device_of(device), recipe, store.shape, memory(values), dtype, store.named())
+    casts_of(device).encode(device_of(device), recipe, store.shape, memory(values), dtype, store.named())
     return store
 
 

@@ -4,7 +4,7 @@ import torch
 
 from . import _lowp
 from ._errors import LowpError, UnsupportedOp
-from ._memory import device_of, empty, memory
+from ._memory import device_of, memory
 
 
 class Store:
@@ -186,7 +186,8 @@ class Store:
         """float32 values in the order of rows."""
         out = torch.empty(self.shape, dtype=torch.float32, device=self.device)
         buffers = self._for(orientation)
-        _lowp.dequantize(device_of(self.device), self.recipe, self.shape, buffers, orientation, memory(out))
+        # What a layer decodes comes at the same addresses again: planned once.
+        casts_of(self.device).decode(device_of(self.device), self.recipe, self.shape, buffers, orientation, memory(out))
         return out
 
     def _for(self, orientation):
@@ -200,6 +201,12 @@ class Store:
         return f"{orientation}_data" in self.buffers or "shared_data" in self.buffers
 
 
-def bytes_like(buffers, device):
-    """Memory for rows of ``(name, bytes)``."""
-    return {name: empty(bytes, device) for name, bytes in buffers}
+_CASTS = {}
+
+
+def casts_of(device):
+    """The planned casts of a device."""
+    casts = _CASTS.get(device)
+    if casts is None:
+        casts = _CASTS[device] = _lowp.Casts(4096)
+    return casts
