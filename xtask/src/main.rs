@@ -15,6 +15,7 @@ mod stages;
 mod suite;
 mod tidy;
 mod tree;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -49,6 +50,8 @@ enum Task {
     },
     /// Check the invariants of the source tree.
     Tidy,
+    /// Build the Python package as a wheel in target/wheels: with CUDA kernels where they were built, or nvcc is there.
+    Wheel(wheel::Options),
     /// Run the benchmarks of every crate; a bar that is missed fails.
     Bench {
         /// Compare with the benchmark program of another checkout, row by row in turn. Give both the
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Task::Mutants(options) => mutants::mutants(&options),
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
+        Task::Wheel(options) => wheel::wheel(&options),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };
     match done {

@@ -7,6 +7,7 @@ use half::bf16;
 use lowp_kernels::{Backend, Moments, Pending, StepCounts};
 use lowp_shard::{Communicator, FlatGather, Mesh, Requantize, ScaleBook, Traffic, or_abort};
 
+use crate::memory::OverGrads;
 use crate::param::Param;
 use crate::report::{PendingStep, StepReport, of_device, read};
 use crate::work::StepWork;
@@ -28,6 +29,10 @@ pub struct AdamW<B: Backend> {
     pub(crate) params: Vec<Param<B>>,
     pub(crate) requantize: Requantize<B>,
     pub(crate) work: StepWork<B>,
+    /// Work over gradients at other addresses, the last used first.
+    pub(crate) earlier: Vec<OverGrads<B>>,
+    /// How many sets of addresses have planned work.
+    pub(crate) keep: usize,
     /// Steps so far, applied or not.
     pub(crate) number: u64,
 }

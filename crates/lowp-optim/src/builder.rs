@@ -12,6 +12,7 @@ use lowp_shard::{
 };
 
 use crate::adamw::AdamW;
+use crate::memory::{ParamMemory, check_length};
 use crate::param::{Param, ParamId, ParamSpec};
 use crate::work::{FlatWork, Passes, StepWork};
 use crate::{Group, OptimError};
@@ -92,17 +93,30 @@ impl<B: Backend> AdamWBuilder<B> {
         tensor: &impl CastInto<B>,
         spec: ParamSpec,
     ) -> Result<ParamId, OptimError> {
-        let len = tensor.tensor().shape().elements();
-        if spec.master.len() != len {
-            let (name, what, found) = (spec.name, "the master", spec.master.len());
-            return Err(OptimError::Length {
-                name,
-                what,
-                found,
-                needed: len,
-            });
-        }
+        let needed = tensor.tensor().shape().elements();
+        check_length(&spec.name, "the master", spec.master.len(), needed)?;
         self.add(spec, |builder, master| {
+            let source = Source::F32(master);
+            Ok(CastItem::rows(tensor, source, &mut builder.scales))
+        })
+    }
+
+    /// Adds a parameter like [`AdamWBuilder::param`] over memory that the caller allocated: for libraries that own masters,
+    /// moments and gradients. The gradients may lie elsewhere in later steps ([`AdamW::take_grads`]). A `tensor` without
+    /// buffers is a parameter that lives in its master alone.
+    ///
+    /// # Errors
+    /// As [`AdamWBuilder::param`]; memory of another length, or of another device.
+    pub fn param_in(
+        &mut self,
+        tensor: &impl CastInto<B>,
+        name: impl Into<String>,
+        group: usize,
+        memory: ParamMemory<B>,
+    ) -> Result<ParamId, OptimError> {
+        let (name, len) = (name.into(), tensor.tensor().shape().elements());
+        memory.check(&self.backend, &name, len)?;
+        self.add_in((name, group, len), memory, |builder, master| {
             let source = Source::F32(master);
             Ok(CastItem::rows(tensor, source, &mut builder.scales))
         })
@@ -145,18 +159,8 @@ impl<B: Backend> AdamWBuilder<B> {
             grad,
             moments,
         } = spec;
-        let (len, groups) = (master.len(), self.groups.len());
-        if self.params.iter().any(|p| p.name == name) {
-            return Err(OptimError::DuplicateParam { name });
-        }
-        if group >= groups {
-            return Err(OptimError::NoGroup {
-                name,
-                group,
-                groups,
-            });
-        }
-        let backend = self.backend.clone();
+        let (len, backend) = (master.len(), self.backend.clone());
+        self.check_new(&name, group)?;
         let master = backend.upload(&master)?;
         let moments = match moments {
             FloatDtype::F32 => Moments::F32 {
@@ -169,6 +173,45 @@ impl<B: Backend> AdamWBuilder<B> {
             },
         };
         let grad = Source::alloc(&backend, grad, len)?;
+        let memory = ParamMemory {
+            master,
+            moments,
+            grad,
+        };
+        self.add_in((name, group, len), memory, item)
+    }
+
+    /// Rejects a name that is taken, and a group that does not exist.
+    fn check_new(&self, name: &str, group: usize) -> Result<(), OptimError> {
+        let groups = self.groups.len();
+        if self.params.iter().any(|p| p.name == name) {
+            let name = name.to_owned();
+            return Err(OptimError::DuplicateParam { name });
+        }
+        if group >= groups {
+            let name = name.to_owned();
+            return Err(OptimError::NoGroup {
+                name,
+                group,
+                groups,
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds a parameter of `len` elements over `memory`, cast by what `item` returns for its masters.
+    fn add_in(
+        &mut self,
+        (name, group, len): (String, usize, usize),
+        memory: ParamMemory<B>,
+        item: impl FnOnce(&mut Self, B::Buffer<f32>) -> Result<CastItem<B>, OptimError>,
+    ) -> Result<ParamId, OptimError> {
+        self.check_new(&name, group)?;
+        let ParamMemory {
+            master,
+            moments,
+            grad,
+        } = memory;
         let item = item(self, master.clone())?;
         let param = Param {
             name,
@@ -277,6 +320,8 @@ impl<B: Backend> AdamWBuilder<B> {
             requantize,
             work,
             graph: None,
+            earlier: Vec::new(),
+            keep: 1,
             number: 0,
         })
     }

@@ -49,6 +49,24 @@ pub enum OptimError {
         /// Values needed.
         needed: usize,
     },
+    /// Another number of gradients than parameters.
+    #[error(
+        "{found} gradients for {needed} parameters; give one for each, in the order in which they were added"
+    )]
+    GradCount {
+        /// Parameters.
+        needed: usize,
+        /// Gradients given.
+        found: usize,
+    },
+    /// Another way of weight decay than the one that is planned.
+    #[error(
+        "the way of weight decay of group {group} is planned; make a new optimizer to change it"
+    )]
+    GroupMode {
+        /// The group.
+        group: usize,
+    },
     /// A second moment that no gradients lead to.
     #[error(
         "parameter '{name}': second moment {index} is {value}, and a mean of squares is finite and not below zero; was the state damaged?"

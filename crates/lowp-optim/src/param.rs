@@ -64,7 +64,9 @@ impl<B: Backend> Param<B> {
         book: &ScaleBook<B>,
     ) -> Result<AdamwJob<B>, ShardError> {
         // A flat slice is not encoded with the update: it is no matrix.
-        let fused = !self.item.needs_agreement() && !self.is_flat();
+        // What lives in its master alone is not encoded either.
+        let encoded = !self.is_flat() && !self.item.targets.is_empty();
+        let fused = !self.item.needs_agreement() && encoded;
         let encode = fused.then(|| self.item.encode_job(book));
         Ok(AdamwJob {
             master: self.master.clone(),

@@ -112,10 +112,6 @@ impl<B: Backend> StepWork<B> {
         let counts = backend.alloc::<u8>(StepCounts::BYTES)?;
         let on_device = backend.alloc::<u8>(scalars)?;
         let report = backend.alloc::<u8>(StepReport::BYTES)?;
-        let norm = grads.iter().map(|source| SumSquaresJob {
-            source: source.clone(),
-            out: sums.clone(),
-        });
         let make_scalars = StepScalarsJob {
             parts: parts.clone(),
             shards: mesh.shard,
@@ -126,7 +122,7 @@ impl<B: Backend> StepWork<B> {
             report: report.clone(),
         };
         Ok(Self {
-            norm: backend.plan(Work::SumSquares(norm.collect()))?,
+            norm: norm(backend, grads, &sums)?,
             scalars: backend.plan(Work::StepScalars(vec![make_scalars]))?,
             update: backend.plan(Work::Adamw(passes.update))?,
             second: backend.plan(Work::Encode(passes.second))?,
@@ -146,6 +142,25 @@ impl<B: Backend> StepWork<B> {
             on_device,
             report,
         })
+    }
+
+    /// Plans what reads gradients, over `grads`: the norm, and the update.
+    pub(crate) fn plan_over(
+        &self,
+        grads: &[Source<B>],
+        update: Vec<AdamwJob<B>>,
+    ) -> Result<[B::Plan; 2], OptimError> {
+        let update = self.backend.plan(Work::Adamw(update))?;
+        Ok([norm(&self.backend, grads, &self.sums)?, update])
+    }
+
+    /// Runs `plans` of [`StepWork::plan_over`] from here on. Returns those of before.
+    pub(crate) fn swap(&mut self, plans: [B::Plan; 2]) -> [B::Plan; 2] {
+        let [norm, update] = plans;
+        [
+            std::mem::replace(&mut self.norm, norm),
+            std::mem::replace(&mut self.update, update),
+        ]
     }
 
     /// Gives the device the options of step `number`.
@@ -238,4 +253,17 @@ impl<B: Backend> StepWork<B> {
         }
         Ok("the step")
     }
+}
+
+/// Adds the squares of all gradients up in `sums`.
+fn norm<B: Backend>(
+    backend: &B,
+    grads: &[Source<B>],
+    sums: &B::Buffer<u8>,
+) -> Result<B::Plan, OptimError> {
+    let job = |source: &Source<B>| SumSquaresJob {
+        source: source.clone(),
+        out: sums.clone(),
+    };
+    Ok(backend.plan(Work::SumSquares(grads.iter().map(job).collect()))?)
 }

@@ -15,6 +15,7 @@ const ORDER: &[&str] = &[
     "lowp-optim",
     "lowp-candle",
     "lowp-transformer",
+    "lowp-python",
     "lowp-cli",
 ];
 

@@ -1,7 +1,11 @@
 //! [`CpuBuffer`]: a shared handle on host memory.
 
+#![expect(unsafe_code, reason = "takes memory of other libraries")]
+
+use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::graph::not_in_capture;
@@ -23,6 +27,32 @@ impl<T> CpuBuffer<T> {
     /// A buffer that owns `values`.
     pub fn from_vec(values: Vec<T>) -> Self {
         Self::new(values.into())
+    }
+
+    /// Wraps host memory that someone else owns: `len` values at `pointer`. `owner` is dropped when no handle, plan or
+    /// graph uses the memory any more.
+    ///
+    /// # Errors
+    /// [`KernelError::Misaligned`] if `pointer` is not aligned to a value, or null with `len > 0`.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, `pointer` must be valid for reads and writes of `len` initialised values by any thread, and
+    /// nobody else may touch them while work that uses this buffer, or a guard of it, is there.
+    pub unsafe fn from_raw(
+        pointer: *mut T,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self, KernelError> {
+        if len > 0 && (pointer.is_null() || !pointer.is_aligned()) {
+            let (pointer, size) = (pointer.addr() as u64, size_of::<T>());
+            return Err(KernelError::Misaligned { pointer, size });
+        }
+        let pointer = match len {
+            0 => NonNull::dangling().as_ptr(),
+            _ => pointer,
+        };
+        // SAFETY: the caller's promise; of no values, any aligned pointer is valid.
+        Ok(Self::new(unsafe { Memory::foreign(pointer, len, owner) }))
     }
 
     /// A buffer of `values`.
@@ -189,5 +219,47 @@ impl<T> Deref for CpuWrite<'_, T> {
 impl<T> DerefMut for CpuWrite<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.memory[self.range.clone()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, Cpu};
+
+    /// Memory of someone else is read and written where it lies, views included, and its owner goes with the last handle.
+    #[test]
+    fn foreign_memory_is_shared_until_the_last_handle_goes() {
+        let mut values = vec![1.0f32, 2.0, 3.0, 4.0];
+        let (pointer, owner) = (values.as_mut_ptr(), Arc::new(()));
+        // SAFETY: `values` outlives the buffer, and is looked at when nothing uses the buffer.
+        let buffer = unsafe { CpuBuffer::from_raw(pointer, 4, Arc::clone(&owner)) }.unwrap();
+        assert_eq!(Cpu.span(&buffer).start, pointer.addr());
+        let last = Cpu.view(&buffer, 2..4).unwrap();
+        drop(buffer);
+        Cpu.write(&last, 1, &[9.0]).unwrap();
+        assert_eq!(Cpu.download(&last).unwrap(), [3.0, 9.0]);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(last);
+        assert_eq!(Arc::strong_count(&owner), 1);
+        assert_eq!(values, [1.0, 2.0, 3.0, 9.0]);
+    }
+
+    #[test]
+    fn addresses_of_no_entry_are_rejected() {
+        let mut bytes = [0u32; 2];
+        let odd = bytes
+            .as_mut_ptr()
+            .cast::<u8>()
+            .wrapping_add(1)
+            .cast::<f32>();
+        for pointer in [odd, std::ptr::null_mut()] {
+            // SAFETY: rejected before anything is read.
+            let made = unsafe { CpuBuffer::from_raw(pointer, 1, ()) };
+            assert!(matches!(made, Err(KernelError::Misaligned { .. })));
+        }
+        // SAFETY: of no values.
+        let none = unsafe { CpuBuffer::<f32>::from_raw(std::ptr::null_mut(), 0, ()) }.unwrap();
+        assert!(none.read().unwrap().is_empty());
     }
 }

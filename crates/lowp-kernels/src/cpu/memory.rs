@@ -1,7 +1,12 @@
 //! [`Memory`]: values on the host, and where large ones lie.
 
-#![expect(unsafe_code, reason = "asks the system for huge pages")]
+#![expect(
+    unsafe_code,
+    reason = "asks the system for huge pages, and reads memory of other libraries"
+)]
 
+use std::any::Any;
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,15 +25,64 @@ const PAGE: usize = 4096;
 /// Classes of addresses that large buffers take in turn.
 const CLASSES: usize = 16;
 
-/// A vector whose first values may be left unused.
+/// A vector whose first values may be left unused, or values that someone else owns.
 #[derive(Debug)]
 pub(super) struct Memory<T> {
-    values: Vec<T>,
+    values: Values<T>,
     start: usize,
+}
+
+#[derive(Debug)]
+enum Values<T> {
+    Own(Vec<T>),
+    Foreign(Foreign<T>),
+}
+
+/// Values that someone else owns.
+struct Foreign<T> {
+    pointer: *mut T,
+    len: usize,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: whoever made it promised that any thread may use the values (`Memory::foreign`), and the owner may go to any.
+unsafe impl<T: Send> Send for Foreign<T> {}
+// SAFETY: as above; shared access only reads.
+unsafe impl<T: Sync> Sync for Foreign<T> {}
+
+impl<T> fmt::Debug for Foreign<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} values of another library", self.len)
+    }
+}
+
+impl<T> Memory<T> {
+    /// The `len` values at `pointer`, which `owner` keeps.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, `pointer` must be aligned and valid for reads and writes of `len` initialised values by
+    /// any thread, and nobody else may touch them while a buffer of them is read or written.
+    pub(super) unsafe fn foreign(
+        pointer: *mut T,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Self {
+        let _owner: Box<dyn Any + Send + Sync> = Box::new(owner);
+        let foreign = Foreign {
+            pointer,
+            len,
+            _owner,
+        };
+        Self {
+            values: Values::Foreign(foreign),
+            start: 0,
+        }
+    }
 }
 
 impl<T> From<Vec<T>> for Memory<T> {
     fn from(values: Vec<T>) -> Self {
+        let values = Values::Own(values);
         Self { values, start: 0 }
     }
 }
@@ -36,13 +90,25 @@ impl<T> From<Vec<T>> for Memory<T> {
 impl<T> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.values[self.start..]
+        match &self.values {
+            Values::Own(values) => &values[self.start..],
+            // SAFETY: the promise of `Memory::foreign`.
+            Values::Foreign(foreign) => unsafe {
+                std::slice::from_raw_parts(foreign.pointer, foreign.len)
+            },
+        }
     }
 }
 
 impl<T> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.values[self.start..]
+        match &mut self.values {
+            Values::Own(values) => &mut values[self.start..],
+            // SAFETY: the promise of `Memory::foreign`; the lock around this memory lets one writer in.
+            Values::Foreign(foreign) => unsafe {
+                std::slice::from_raw_parts_mut(foreign.pointer, foreign.len)
+            },
+        }
     }
 }
 
@@ -82,6 +148,7 @@ fn in_class<T: Element>(len: usize, chosen: usize) -> Result<Memory<T>, KernelEr
     let page = (0..2 * CLASSES - 1).find(|page| class(base + line + page * PAGE) == chosen);
     let start = (line + page.unwrap_or(0) * PAGE) / size;
     values.truncate(start + len);
+    let values = Values::Own(values);
     Ok(Memory { values, start })
 }
 

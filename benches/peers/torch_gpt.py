@@ -1,0 +1,284 @@
+"""Training of a GPT in PyTorch over FSDP2: bf16, torchao's float8 and mxfp8, and lowp; optimizer steps and gathers beside them.
+
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train bf16 --compile
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train torchao --compile
+    python3 benches/peers/torch_gpt.py step
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py gather
+
+Each run prints lines of JSON. The model has the shape of 1b: width 2048, 24 blocks, 16 heads, 32768 words. lowp is the package of
+`cargo xtask wheel`; torchao and transformer_engine are used where they are installed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def say(**row):
+    if RANK == 0:
+        print(json.dumps({"world": WORLD, **row}), flush=True)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.proj(mixed)
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        self.words, self.places = nn.Embedding(args.words, args.width), nn.Embedding(args.length, args.width)
+        self.blocks = nn.ModuleList(Block(args.width, args.heads) for _ in range(args.layers))
+        self.norm, self.head = nn.LayerNorm(args.width), nn.Linear(args.width, args.words, bias=False)
+
+    def forward(self, ids):
+        x = self.words(ids) + self.places.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def build(args, device):
+    """The model and its optimizer, as each library asks for it."""
+    torch.manual_seed(0)
+    with device:
+        net = GPT(args)
+    kind, _, recipe = args.what.partition(":")
+    after_step = lambda: None
+    if kind == "lowp":
+        import lowp
+
+        lowp.quantize_model_(net, recipe, ignore=["head"])
+    elif kind == "torchao":
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
+
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=WORLD > 1)
+        convert_to_float8_training(net, config=config, module_filter_fn=lambda module, name: name != "head")
+        if WORLD > 1:
+            after_step = lambda: precompute_float8_dynamic_scale_for_fsdp(net)
+    elif kind == "torchao-mxfp8":
+        from torchao.prototype.mx_formats import MXLinearConfig
+        from torchao.quantization import quantize_
+
+        config = MXLinearConfig.from_recipe_name(recipe or "mxfp8_cublas")
+        quantize_(net, config, filter_fn=lambda module, name: isinstance(module, nn.Linear) and name != "head")
+    if args.compile:
+        for index, block in enumerate(net.blocks):
+            net.blocks[index] = torch.compile(block)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in net.blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(net, mp_policy=policy)
+    if kind == "lowp":
+        import lowp
+
+        opt = lowp.AdamW(net.parameters(), lr=1e-4, max_norm=1.0)
+        clip = lambda: None
+    else:
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+        clip = lambda: torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+    def step():
+        clip()
+        opt.step()
+        after_step()
+        opt.zero_grad(set_to_none=True)
+
+    return net, step
+
+
+def timed(call, runs, warm):
+    """Milliseconds of a call: the median, between events."""
+    times = []
+    for run in range(warm + runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        if run >= warm:
+            times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def train(args, device):
+    net, step = build(args, device)
+    torch.manual_seed(1 + RANK)
+    ids = torch.randint(0, args.words, (args.batch, args.length + 1), device=device)
+    of_step = []
+
+    def once(record=False):
+        loss = F.cross_entropy(net(ids[:, :-1]).float().flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        if record:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+        step()
+        if record:
+            end.record()
+            of_step.append((begin, end))
+        return loss
+
+    begun = time.time()
+    first = once().item()
+    for _ in range(args.warm - 1):
+        once()
+    torch.cuda.synchronize()
+    warm = time.time() - begun
+    dist.barrier()
+    begun = time.time()
+    for _ in range(args.runs):
+        loss = once(record=True)
+    torch.cuda.synchronize()
+    seconds = (time.time() - begun) / args.runs
+    say(
+        table="train",
+        what=args.what,
+        compile=args.compile,
+        ms=round(1e3 * seconds, 2),
+        tokens_s=round(args.batch * args.length * WORLD / seconds),
+        step_ms=round(statistics.median(a.elapsed_time(b) for a, b in of_step), 3),
+        peak_gb=round(torch.cuda.max_memory_allocated() / 1e9, 2),
+        warm_s=round(warm, 1),
+        first=round(first, 4),
+        loss=round(loss.item(), 4),
+    )
+
+
+def steps(args, device):
+    """Optimizer steps on one GPU, over whole parameters: casts included where weights live in codes."""
+    import lowp
+
+    for count, side in ((16, 4096), (1000, 256)):
+        def parameters(dtype=torch.float32):
+            torch.manual_seed(0)
+            params = [nn.Parameter(torch.randn(side, side, device=device, dtype=dtype)) for _ in range(count)]
+            for param in params:
+                param.grad = torch.randn(side, side, device=device, dtype=dtype)
+            return params
+
+        def measure(name, opt, bytes):
+            ms = timed(opt.step, args.runs, args.warm)
+            begun = time.perf_counter()
+            for _ in range(args.runs):
+                opt.step()
+            host = (time.perf_counter() - begun) / args.runs * 1e3
+            torch.cuda.synchronize()
+            elements = count * side * side
+            say(table="step", what=name, params=f"{count}x{side}^2", ms=round(ms, 4), host_ms=round(host, 3), gbs=round(elements * bytes / ms / 1e6))
+
+        # Master, two moments, read and written, and the gradient: 28 bytes; codes beside that.
+        measure("torch fused, fp32", torch.optim.AdamW(parameters(), lr=1e-4, fused=True), 28)
+        measure("torch fused, fp32, captured", _captured(torch.optim.AdamW(parameters(), lr=1e-4, fused=True, capturable=True)), 28)
+        measure("lowp, fp32", lowp.AdamW(parameters(), lr=1e-4), 28)
+        for recipe in args.recipes:
+            net = nn.ParameterList()
+            for param in parameters():
+                tensor = nn.Parameter(lowp.quantize(param.detach(), recipe, keep_master=True))
+                tensor.grad = param.grad
+                net.append(tensor)
+            measure(f"lowp, {recipe}", lowp.AdamW(net.parameters(), lr=1e-4), 28 + net[0].stored_bytes / side**2)
+            measure(f"lowp, {recipe}, captured", _captured(lowp.AdamW(net.parameters(), lr=1e-4, capturable=True)), 28 + net[0].stored_bytes / side**2)
+            del net, tensor
+        try:
+            from transformer_engine.pytorch.optimizers import FusedAdam
+        except ImportError:
+            say(table="step", what="transformer_engine is not installed")
+        else:
+            measure("TE FusedAdam, fp32", FusedAdam(parameters(), lr=1e-4), 28)
+        torch.cuda.empty_cache()
+
+
+class _captured:
+    """A step as a CUDA graph."""
+
+    def __init__(self, opt):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                opt.step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.opt, self.graph = opt, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=side):
+            opt.step()
+        self.step = self.graph.replay
+
+
+def gathers(args, device):
+    """All blocks gathered one after another and freed, as forward does."""
+    for what in ["bf16", *(f"lowp:{recipe}" for recipe in args.recipes)]:
+        args.what = what
+        net, _ = build(args, device)
+        blocks = list(net.blocks)
+        net(torch.zeros(1, 16, dtype=torch.long, device=device))  # FSDP2 makes its groups
+
+        def gather():
+            for block in blocks:
+                block.unshard()
+                block.reshard()
+
+        weights = [p for block in blocks for p in block.parameters() if p.dim() == 2]
+        elements = sum(p.numel() for p in weights)
+        if what == "bf16":
+            sent = 2 * elements
+        else:
+            import lowp
+
+            recipe = what.partition(":")[2]
+            sent = sum(lowp.plan(recipe, *p.shape, WORLD)["fsdp2"][0] * WORLD for p in weights)
+        dist.barrier()
+        ms = timed(gather, args.runs, args.warm)
+        say(table="gather", what=what, ms=round(ms, 3), mb=round(sent / 1e6, 1), gbs=round(sent * (WORLD - 1) / WORLD / ms / 1e6))
+        del net, blocks, weights
+        torch.cuda.empty_cache()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=("train", "step", "gather"))
+    parser.add_argument("what", nargs="?", default="bf16", help="bf16, torchao, torchao-mxfp8 or lowp:RECIPE")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
+    for name, value in dict(width=2048, layers=24, heads=16, words=32768, length=2048, batch=4, runs=10, warm=4).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    if args.table == "step":
+        steps(args, device)
+        return
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    os.environ.setdefault("RANK", "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    dist.init_process_group("nccl", device_id=device)
+    (train if args.table == "train" else gathers)(args, device)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+//! Memory of other libraries: [`ParamMemory`], and gradients whose addresses change from step to step.
+
+use std::ops::Range;
+
+use lowp_kernels::{Backend, Moments, Source};
+use lowp_shard::ShardError;
+
+use crate::{AdamW, Group, OptimError};
+
+/// What a parameter keeps between steps, and its gradient, in memory that the caller allocated. Each buffer has an entry for each
+/// element of the rank's rows.
+#[derive(Clone, Debug)]
+pub struct ParamMemory<B: Backend> {
+    /// fp32 master values.
+    pub master: B::Buffer<f32>,
+    /// First and second moments.
+    pub moments: Moments<B>,
+    /// The gradient of the first step.
+    pub grad: Source<B>,
+}
+
+impl<B: Backend> ParamMemory<B> {
+    /// Checks that all of it has `len` entries and lies on the device of `backend`.
+    pub(crate) fn check(&self, backend: &B, name: &str, len: usize) -> Result<(), OptimError> {
+        let of_moments = match &self.moments {
+            Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } => {
+                backend.owns(exp_avg)?;
+                [backend.len(exp_avg), backend.len(exp_avg_sq)]
+            }
+            Moments::Bf16 {
+                exp_avg,
+                exp_avg_sq,
+            } => {
+                backend.owns(exp_avg)?;
+                [backend.len(exp_avg), backend.len(exp_avg_sq)]
+            }
+        };
+        backend.owns(&self.master)?;
+        for (what, found) in [
+            ("the master", backend.len(&self.master)),
+            ("the first moment", of_moments[0]),
+            ("the second moment", of_moments[1]),
+            ("the gradient", grad_len(backend, &self.grad)),
+        ] {
+            check_length(name, what, found, len)?;
+        }
+        Ok(())
+    }
+}
+
+/// Planned work that reads gradients, and where they lie.
+#[derive(Debug)]
+pub(crate) struct OverGrads<B: Backend> {
+    spans: Vec<Range<usize>>,
+    grads: Vec<Source<B>>,
+    plans: [B::Plan; 2],
+}
+
+impl<B: Backend> AdamW<B> {
+    /// Takes `grads` as the gradients of all parameters, in the order in which those were added, and marks them ready. Nothing
+    /// is copied: the next step reads them where they lie. Where they lay there in one of the last steps
+    /// ([`AdamW::keep_sets`]) planned work runs; elsewhere the norm and the update are planned anew, which may wait for the device.
+    ///
+    /// # Errors
+    /// Another number of gradients, one of another length, or the backend failed. Gradients and plans are those of before then.
+    pub fn take_grads(&mut self, grads: Vec<Source<B>>) -> Result<(), OptimError> {
+        if grads.len() != self.params.len() {
+            return Err(OptimError::GradCount {
+                needed: self.params.len(),
+                found: grads.len(),
+            });
+        }
+        for (param, grad) in self.params.iter().zip(&grads) {
+            let found = grad_len(&self.backend, grad);
+            check_length(&param.name, "the gradient", found, param.len)?;
+        }
+        let spans = spans(&self.backend, &grads);
+        if !self.take_grads_at(&spans) {
+            let next = self.planned(spans, grads)?;
+            self.change_to(next);
+        }
+        Ok(())
+    }
+
+    /// The same for gradients at addresses that work was planned over, one span for each parameter ([`Backend::span`]): no handle is
+    /// made of them. Returns `false` and does nothing if there is no such work.
+    pub fn take_grads_at(&mut self, spans: &[Range<usize>]) -> bool {
+        let now = self.params.iter().map(|p| span(&self.backend, &p.grad));
+        if now.eq(spans.iter().cloned()) {
+            self.params.iter_mut().for_each(|p| p.ready = true);
+            return true;
+        }
+        let known = self.earlier.iter().position(|other| other.spans == spans);
+        if let Some(at) = known {
+            let next = self.earlier.remove(at);
+            self.change_to(next);
+        }
+        known.is_some()
+    }
+
+    /// Reads the gradients of `next` from here on.
+    fn change_to(&mut self, next: OverGrads<B>) {
+        let grads: Vec<Source<B>> = self.params.iter().map(|p| p.grad.clone()).collect();
+        let before = OverGrads {
+            spans: spans(&self.backend, &grads),
+            grads,
+            plans: self.work.swap(next.plans),
+        };
+        for (param, grad) in self.params.iter_mut().zip(next.grads) {
+            (param.grad, param.ready) = (grad, true);
+        }
+        self.earlier.insert(0, before);
+        self.earlier.truncate(self.keep.saturating_sub(1));
+        // It was captured over the others.
+        self.graph = None;
+    }
+
+    fn planned(
+        &self,
+        spans: Vec<Range<usize>>,
+        grads: Vec<Source<B>>,
+    ) -> Result<OverGrads<B>, OptimError> {
+        let jobs = self.params.iter().zip(&grads).map(|(param, grad)| {
+            let mut job = param.update(&self.groups, &self.book)?;
+            job.grad = grad.clone();
+            Ok(job)
+        });
+        let jobs = jobs.collect::<Result<Vec<_>, ShardError>>()?;
+        let plans = self.work.plan_over(&grads, jobs)?;
+        Ok(OverGrads {
+            spans,
+            grads,
+            plans,
+        })
+    }
+
+    /// Keeps planned work for the `sets` sets of addresses of gradients that were used last: for memory that is freed and comes back
+    /// at one of a few addresses. 1 unless this is called; 0 counts as 1.
+    pub fn keep_sets(&mut self, sets: usize) {
+        self.keep = sets.max(1);
+        self.earlier.truncate(self.keep - 1);
+    }
+
+    /// Replaces the hyperparameters of group `index` from the next step on; the same on every rank.
+    ///
+    /// # Errors
+    /// No such group, values out of range, or another way of weight decay, which is planned.
+    pub fn set_group(&mut self, index: usize, group: Group) -> Result<(), OptimError> {
+        let groups = self.groups.len();
+        let Some(old) = self.groups.get_mut(index) else {
+            let name = "the new hyperparameters".to_owned();
+            return Err(OptimError::NoGroup {
+                name,
+                group: index,
+                groups,
+            });
+        };
+        group.check(index)?;
+        if old.mode != group.mode {
+            return Err(OptimError::GroupMode { group: index });
+        }
+        *old = group;
+        Ok(())
+    }
+}
+
+fn grad_len<B: Backend>(backend: &B, grad: &Source<B>) -> usize {
+    match grad {
+        Source::F32(buffer) => backend.len(buffer),
+        Source::Bf16(buffer) => backend.len(buffer),
+    }
+}
+
+fn span<B: Backend>(backend: &B, grad: &Source<B>) -> Range<usize> {
+    match grad {
+        Source::F32(buffer) => backend.span(buffer),
+        Source::Bf16(buffer) => backend.span(buffer),
+    }
+}
+
+fn spans<B: Backend>(backend: &B, grads: &[Source<B>]) -> Vec<Range<usize>> {
+    grads.iter().map(|grad| span(backend, grad)).collect()
+}
+
+pub(crate) fn check_length(
+    name: &str,
+    what: &'static str,
+    found: usize,
+    needed: usize,
+) -> Result<(), OptimError> {
+    if found == needed {
+        return Ok(());
+    }
+    let name = name.to_owned();
+    Err(OptimError::Length {
+        name,
+        what,
+        found,
+        needed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AdamWBuilder, ParamSpec, StepOptions};
+    use half::bf16;
+    use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
+    use lowp_kernels::Cpu;
+    use lowp_shard::LocalComm;
+
+    const SHAPE: Shape = Shape { rows: 32, cols: 64 };
+
+    fn tensor(recipe: &str) -> QuantizedTensor<<Cpu as Backend>::Buffer<u8>> {
+        let recipe = AnyRecipe::from_name(recipe, &RecipeOptions::default()).unwrap();
+        let alloc = |_: &_, bytes| Cpu.alloc::<u8>(bytes);
+        QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, alloc).unwrap()
+    }
+
+    fn zeros() -> <Cpu as Backend>::Buffer<f32> {
+        Cpu.alloc(SHAPE.elements()).unwrap()
+    }
+
+    fn memory(values: &[f32]) -> ParamMemory<Cpu> {
+        let (exp_avg, exp_avg_sq) = (zeros(), zeros());
+        ParamMemory {
+            master: Cpu.upload(values).unwrap(),
+            moments: Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            },
+            grad: Source::F32(zeros()),
+        }
+    }
+
+    /// Steps over memory of the caller, at addresses that come and go, give what steps over own memory give.
+    #[test]
+    fn gradients_at_any_address_give_the_same_steps() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let grads = |step: usize| -> Vec<f32> { values.iter().map(|x| x * step as f32).collect() };
+        let options = StepOptions {
+            max_norm: Some(1.0),
+            ..StepOptions::default()
+        };
+        let (mine, theirs) = (tensor("mxfp8-2d"), tensor("mxfp8-2d"));
+        let mut own = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = own.group(Group::default());
+        let id = own
+            .param(&mine, ParamSpec::new("w", group, values.clone()))
+            .unwrap();
+        let mut own = own.build().unwrap();
+        let mut over = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = over.group(Group::default());
+        let memory = memory(&values);
+        let master = memory.master.clone();
+        over.param_in(&theirs, "w", group, memory).unwrap();
+        let mut over = over.build().unwrap();
+        over.keep_sets(2);
+        let places = [zeros(), zeros(), zeros()];
+        for step in 1..8 {
+            own.set_grad(id, &grads(step)).unwrap();
+            own.step(&options).unwrap().wait().unwrap();
+            let place = &places[step % 3];
+            Cpu.write(place, 0, &grads(step)).unwrap();
+            over.take_grads(vec![Source::F32(place.clone())]).unwrap();
+            over.step(&options).unwrap().wait().unwrap();
+        }
+        assert_eq!(Cpu.download(&master).unwrap(), own.master(id).unwrap());
+        for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
+            let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
+            assert_eq!(a, b);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        let short = ParamMemory {
+            grad: Source::Bf16(Cpu.alloc::<bf16>(3).unwrap()),
+            ..memory(&[0.0; SHAPE.rows * SHAPE.cols])
+        };
+        let error = builder.param_in(&tensor("mxfp8"), "w", group, short);
+        assert!(error.unwrap_err().to_string().contains("the gradient"));
+        let whole = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
+        builder
+            .param_in(&tensor("mxfp8"), "w", group, whole)
+            .unwrap();
+        let mut adamw = builder.build().unwrap();
+        let error = adamw.take_grads(Vec::new()).unwrap_err().to_string();
+        assert!(error.contains('1') && error.contains('0'), "{error}");
+        assert!(adamw.set_group(1, Group::default()).is_err());
+        let mode = lowp_kernels::AdamMode::L2;
+        let other = Group {
+            mode,
+            ..Group::default()
+        };
+        assert!(adamw.set_group(0, other).is_err());
+    }
+
+    /// A tensor without buffers: the master is the parameter.
+    #[test]
+    fn a_parameter_may_live_in_its_master_alone() {
+        let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default()).unwrap();
+        let none = QuantizedTensor::with_buffers(recipe, SHAPE, [], |_, n| Cpu.alloc::<u8>(n));
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        let memory = memory(&[1.0; SHAPE.rows * SHAPE.cols]);
+        let master = memory.master.clone();
+        builder
+            .param_in(&none.unwrap(), "w", group, memory)
+            .unwrap();
+        let mut adamw = builder.build().unwrap();
+        let grad = Cpu.upload(&[1.0; SHAPE.rows * SHAPE.cols]).unwrap();
+        adamw.take_grads(vec![Source::F32(grad)]).unwrap();
+        adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+        assert!(Cpu.download(&master).unwrap().iter().all(|&x| x < 1.0));
+    }
+}

@@ -1,0 +1,32 @@
+"""Weights in 8 and 4 bits for PyTorch: quantized tensors, FSDP2 gathers of codes, AdamW fused with the cast.
+
+>>> import torch, lowp
+>>> weight = lowp.quantize(torch.randn(64, 64), "mxfp8-2d")
+>>> weight.dequantize().shape
+torch.Size([64, 64])
+"""
+
+from ._errors import LowpError, UnsupportedOp
+from ._lowp import HAS_CUDA, Recipe, recipes
+from ._lowp import VERSION as __version__
+from ._optim import AdamW
+from ._model import quantize_model_
+from ._flat import cast_master_weights
+from ._tensor import Tensor, quantize
+from ._plan import Plan, plan
+
+__all__ = [
+    "AdamW",
+    "HAS_CUDA",
+    "LowpError",
+    "Plan",
+    "Recipe",
+    "Tensor",
+    "UnsupportedOp",
+    "__version__",
+    "cast_master_weights",
+    "plan",
+    "quantize",
+    "quantize_model_",
+    "recipes",
+]

@@ -1,0 +1,99 @@
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.distributed import ProcessGroup
+
+from ._errors import LowpError as LowpError
+from ._errors import UnsupportedOp as UnsupportedOp
+
+HAS_CUDA: bool
+__version__: str
+
+Orientation = Literal["rowwise", "columnwise"]
+Usage = Literal["both", "rowwise", "columnwise"]
+
+class Recipe:
+    """A recipe with its options. Equal recipes with equal options are equal."""
+
+    def __init__(self, name: str, **options: str | int | float | bool) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def options(self) -> dict[str, str]: ...
+    @property
+    def row_quantum(self) -> int: ...
+    @property
+    def is_low_precision(self) -> bool: ...
+    def check(self, rows: int, cols: int) -> None: ...
+    def buffers(
+        self, rows: int, cols: int, usage: Usage = "both", stored: bool = False
+    ) -> list[tuple[str, int, bool, int, int, int, bool]]: ...
+    def product(self, orientation: Orientation) -> tuple[str, str | None]: ...
+    def __hash__(self) -> int: ...
+
+def recipes() -> list[str]: ...
+
+class Plan(dict[str, Any]): ...
+
+def plan(
+    recipe: str | Recipe,
+    rows: int,
+    cols: int,
+    world_size: int,
+    *,
+    reshard_after_forward: bool = True,
+    **options: str | int | float | bool,
+) -> Plan: ...
+
+class Tensor(torch.Tensor):
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]: ...
+    @property
+    def stored_bytes(self) -> int: ...
+    @property
+    def master(self) -> torch.Tensor | None: ...
+    def dequantize(self, *, orientation: Orientation = "rowwise", dtype: torch.dtype | None = None) -> torch.Tensor: ...
+    def quantize_(self, source: torch.Tensor, *, encode_scale: float | None = None) -> Tensor: ...
+
+def quantize(
+    source: torch.Tensor,
+    recipe: str | Recipe,
+    *,
+    usage: Usage = "both",
+    keep_master: bool = False,
+    encode_scale: float | None = None,
+    **options: str | int | float | bool,
+) -> Tensor: ...
+def quantize_model_(
+    model: torch.nn.Module,
+    recipe: str | Recipe,
+    *,
+    ignore: str | Iterable[str] = (),
+    keep_master: bool = True,
+    **options: str | int | float | bool,
+) -> list[str]: ...
+def cast_master_weights(
+    model_weights: Sequence[Tensor],
+    master_weights: Sequence[torch.Tensor | None],
+    start_offsets: Sequence[int | None],
+    group: ProcessGroup | None = None,
+) -> None: ...
+
+class AdamW(torch.optim.Optimizer):
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        max_norm: float | None = None,
+        moments_dtype: torch.dtype = ...,
+        capturable: bool = False,
+    ) -> None: ...
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any: ...
+    def last_step(self) -> dict[str, Any]: ...

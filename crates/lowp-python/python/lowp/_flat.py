@@ -1,0 +1,43 @@
+"""``cast_master_weights``: full weights of which each rank has a flat slice of the masters."""
+
+from types import SimpleNamespace
+
+from . import _lowp
+from ._errors import LowpError
+from ._memory import device_of, dtype_name, memory, values
+from ._ranks import Ranks
+
+
+def cast_master_weights(model_weights, master_weights, start_offsets, group=None):
+    """Casts slices of master weights into full quantized weights, and gathers the rest from the other ranks.
+
+    ``model_weights`` are ``lowp.Tensor``, whole on every rank. ``master_weights`` has for each this rank's slice of the
+    flattened values, float32 or bfloat16, or ``None`` where it has none; ``start_offsets`` says at which element each begins (``None``
+    with no slice). Slices of the ranks of ``group`` follow each other in rank order and may be cut anywhere: in a row, a block, a
+    byte. The arguments are those of TransformerEngine's call of the same name. Collective; afterwards every weight has the bytes of
+    ``lowp.quantize`` of the whole masters.
+    """
+    if not len(model_weights) == len(master_weights) == len(start_offsets):
+        raise LowpError(
+            f"{len(model_weights)} weights, {len(master_weights)} masters and {len(start_offsets)} offsets; give one of each for a weight"
+        )
+    if not model_weights:
+        return
+    args, alive = [], []
+    for weight, master, start in zip(model_weights, master_weights, start_offsets):
+        store = weight._store
+        read = values(weight.new_empty(0).float() if master is None else master.to(store.device).reshape(-1))
+        alive.append(read)
+        args.append(
+            SimpleNamespace(
+                recipe=store.recipe,
+                shape=store.shape,
+                buffers=store.named(),
+                start=start or 0,
+                master=memory(read),
+                dtype=dtype_name(read.dtype),
+            )
+        )
+        store.begin_write()
+    device = model_weights[0]._store.device
+    _lowp.cast_master_weights(device_of(device), args, Ranks.of(group, device))

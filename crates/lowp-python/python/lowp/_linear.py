@@ -1,0 +1,67 @@
+"""The linear layer on codes: forward by rowwise codes, the gradient of its input by columnwise ones."""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _scaled
+
+
+class Linear(torch.nn.Linear):
+    """A linear layer whose weight is a ``lowp.Tensor``: ``torch.compile`` compiles what stands before and behind it.
+
+    What the codes serve changes between forward and backward, which a compiled graph takes for constant.
+    """
+
+    @torch._disable_dynamo
+    def forward(self, input):
+        return linear(input, self.weight, self.bias)
+
+
+def linear(input, weight, bias=None):
+    """``torch.nn.functional.linear`` where the weight is a ``lowp.Tensor``."""
+    if not hasattr(weight, "_store"):  # a layer that was given plain values again
+        return torch.nn.functional.linear(input, weight, bias)
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        input = input.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return _Linear.apply(input, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, weight, bias):
+        flat = input.reshape(-1, input.shape[-1])
+        ctx.has_bias = bias is not None
+        if _scaled.serves(flat, weight):
+            out, saved = _scaled.forward(flat, weight, bias)
+            ctx.scaled = True
+            ctx.save_for_backward(weight, *saved)
+        else:
+            ctx.scaled = False
+            ctx.save_for_backward(weight, input)
+            decoded = weight._store.decode("rowwise").to(input.dtype)
+            out = torch.nn.functional.linear(flat, decoded, bias)
+        ctx.shape, ctx.dtype = input.shape, input.dtype
+        return out.view(*input.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        weight, *saved = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        of_input = of_weight = of_bias = None
+        if ctx.scaled:
+            of_input, of_weight = _scaled.backward(flat, weight, saved, ctx.needs_input_grad)
+        else:
+            if ctx.needs_input_grad[0]:
+                of_input = flat @ weight._store.decode("columnwise").to(flat.dtype)
+            if ctx.needs_input_grad[1]:
+                input = saved[0].reshape(-1, ctx.shape[-1])
+                of_weight = flat.t() @ input.to(flat.dtype)
+        if ctx.needs_input_grad[0]:
+            of_input = of_input.view(ctx.shape)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            of_bias = flat.sum(0)
+        return of_input, None if of_weight is None else of_weight.to(weight.dtype), of_bias

@@ -1,0 +1,34 @@
+"""Tensors of PyTorch as the addresses that Rust takes."""
+
+import torch
+
+
+def device_of(device):
+    """A device with its current stream, as Rust takes it."""
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return ("cuda", index, torch.cuda.current_stream(index).cuda_stream)
+    return (device.type, 0, 0)
+
+
+def memory(tensor, keep=False):
+    """A contiguous tensor's memory; with ``keep`` Rust holds the tensor for as long as it uses the memory."""
+    return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor if keep else None)
+
+
+def empty(bytes, device):
+    """A buffer of bytes."""
+    return torch.empty(bytes, dtype=torch.uint8, device=device)
+
+
+def dtype_name(dtype):
+    """``float32`` or ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def values(tensor):
+    """``tensor`` as contiguous values that Rust reads: float32 or bfloat16."""
+    tensor = tensor.detach()
+    if tensor.dtype not in (torch.float32, torch.bfloat16):
+        tensor = tensor.float()
+    return tensor.contiguous()

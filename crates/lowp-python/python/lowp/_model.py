@@ -1,0 +1,55 @@
+"""``quantize_model_``: linear weights of a model as quantized tensors."""
+
+import fnmatch
+
+import torch
+
+from ._errors import LowpError
+from ._linear import Linear
+from ._plan import as_recipe
+from ._tensor import quantize
+
+
+def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
+    """Quantizes the weight of every ``torch.nn.Linear`` of ``model`` in place, before ``fully_shard``.
+
+    ``ignore`` has patterns as of a shell, of names of modules (``"lm_head"``, ``"*.norm"``) or parameters. The values stay beside the
+    codes in float32 as masters of ``lowp.AdamW`` (``keep_master``), and are sharded with them. Weights that modules share become
+    one tensor. Returns the names of the parameters that were quantized.
+
+    Raises ``lowp.LowpError``, before anything is changed, where a weight does not fit the recipe.
+    """
+    recipe = as_recipe(recipe, options)
+    ignore = [ignore] if isinstance(ignore, str) else list(ignore)
+    chosen, unused = [], set(ignore)
+    for module_name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            hit = {p for p in ignore if fnmatch.fnmatchcase(module_name, p)}
+            unused -= hit
+            continue
+        name = f"{module_name}.weight" if module_name else "weight"
+        hit = {p for p in ignore if fnmatch.fnmatchcase(module_name, p) or fnmatch.fnmatchcase(name, p)}
+        unused -= hit
+        if not hit:
+            chosen.append((name, module))
+    if unused:
+        raise LowpError(f"ignore={sorted(unused)!r} names no module of the model")
+    for name, module in chosen:
+        weight = module.weight
+        if hasattr(weight, "_local_tensor"):
+            raise LowpError(f"{name} is a DTensor already; call quantize_model_ before fully_shard")
+        try:
+            recipe.check(*weight.shape)
+        except LowpError as error:
+            raise LowpError(f"{name}: {error}; or leave it out: ignore=[{name!r}]") from None
+    made = {}
+    for name, module in chosen:
+        weight = module.weight
+        if id(weight) not in made:
+            tensor = quantize(weight, recipe, keep_master=keep_master)
+            # The old one stays alive until the end, so that no other has its id.
+            made[id(weight)] = (weight, torch.nn.Parameter(tensor, requires_grad=weight.requires_grad))
+        module.weight = made[id(weight)][1]
+        if type(module) is torch.nn.Linear:
+            module.__class__ = Linear
+    return [name for name, _ in chosen]

@@ -1,0 +1,222 @@
+"""What each operation of PyTorch does to a quantized tensor: exactly that, or ``lowp.UnsupportedOp``."""
+
+import torch
+
+from ._errors import LowpError, UnsupportedOp
+from ._memory import dtype_name, values
+
+aten = torch.ops.aten
+Tensor = None  # set by _tensor.py, which uses this file
+HANDLERS = {}
+
+
+def handles(*ops):
+    def register(handler):
+        for op in ops:
+            HANDLERS[op] = handler
+        return handler
+
+    return register
+
+
+def dispatch(cls, func, args, kwargs):
+    handler = HANDLERS.get(func)
+    if handler is None:
+        handler = HANDLERS.get(func.overloadpacket)
+    if handler is None:
+        raise UnsupportedOp(
+            f"{func} of a lowp.Tensor, which holds codes; decode it first (.dequantize()), or leave the parameter out of "
+            "quantize_model_ (ignore=[..])"
+        )
+    return handler(func, *args, **kwargs)
+
+
+def alias(tensor, flat=None):
+    flat = tensor.dim() == 1 if flat is None else flat
+    return Tensor(tensor._store, tensor.dtype, flat)
+
+
+@handles(aten.detach, aten.alias, aten.lift_fresh)
+def _alias(func, tensor):
+    return alias(tensor)
+
+
+@handles(aten.clone, aten.contiguous)
+def _clone(func, tensor, memory_format=None):
+    return Tensor(tensor._store.map(torch.clone), tensor.dtype, tensor.dim() == 1)
+
+
+@handles(aten._to_copy)
+def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
+    store = tensor._store
+    if device is not None and torch.device(device).type == "meta":
+        raise UnsupportedOp("a lowp.Tensor on meta: it would have no codes; keep it where it is")
+
+    def move(buffer):
+        moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
+        return moved.pin_memory() if pin_memory else moved
+
+    dtype = tensor.dtype if dtype is None else dtype
+    if not dtype.is_floating_point:
+        raise UnsupportedOp(f"a lowp.Tensor as {dtype}; decode it first (.dequantize())")
+    return Tensor(store.map(move), dtype, tensor.dim() == 1)
+
+
+@handles(aten.copy_)
+def _copy(func, target, source, non_blocking=False):
+    if not isinstance(target, Tensor):
+        return target.copy_(source.dequantize(dtype=target.dtype).view(source.shape), non_blocking)
+    if target.numel() != source.numel():
+        raise LowpError(f"a copy of {tuple(source.shape)} into a lowp.Tensor of {tuple(target.shape)}")
+    if isinstance(source, Tensor):
+        if source._store is not target._store:
+            target._store.copy_(source._store.map(lambda b: b.to(target.device)) if source.device != target.device else source._store)
+        return target
+    _store_values(target, source.reshape(target._store.shape))
+    return target
+
+
+def _store_values(tensor, source):
+    """Casts plain values into a tensor, and its master."""
+    store = tensor._store
+    read = values(source.to(store.device))
+    store.quantize_(read, dtype_name(read.dtype))
+    if store.master is not None:
+        store.master.copy_(read)
+    if store._window is not None:
+        store._write_back()
+
+
+@handles(aten.new_zeros)
+def _new_zeros(func, tensor, size, dtype=None, **_):
+    size = tuple(size)
+    if len(size) != 2 or size[1] != tensor._store.cols:
+        return torch.zeros(size, dtype=tensor.dtype if dtype is None else dtype, device=tensor.device)
+    # FSDP2 copies the rows of its shard into it.
+    return Tensor(tensor._store.blank_like(size[0]), tensor.dtype if dtype is None else dtype)
+
+
+@handles(aten.new_empty, aten.new_full, aten.new_ones)
+def _new_plain(func, tensor, size, *fill, dtype=None, **_):
+    # Gradients, moments and the like: plain values.
+    make = {aten.new_empty: torch.empty, aten.new_full: torch.full, aten.new_ones: torch.ones}[func.overloadpacket]
+    return make(tuple(size), *fill, dtype=tensor.dtype if dtype is None else dtype, device=tensor.device)
+
+
+@handles(aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like)
+def _plain_like(func, tensor, *fill, dtype=None, device=None, **_):
+    plain = torch.empty(
+        tensor.shape, dtype=tensor.dtype if dtype is None else dtype, device=tensor.device if device is None else device
+    )
+    return func(plain, *fill)
+
+
+@handles(aten.empty_like)
+def _empty_like(func, tensor, dtype=None, device=None, **_):
+    store = tensor._store.map(lambda buffer: torch.empty_like(buffer, device=device))
+    store.master = None
+    return Tensor(store, tensor.dtype if dtype is None else dtype, tensor.dim() == 1)
+
+
+@handles(aten.split)
+def _split(func, tensor, size, dim=0):
+    sizes = [size] * -(-tensor.shape[dim] // size) if isinstance(size, int) else list(size)
+    return _parts(func, tensor, sizes, dim)
+
+
+@handles(aten.split_with_sizes)
+def _split_with_sizes(func, tensor, sizes, dim=0):
+    return _parts(func, tensor, list(sizes), dim)
+
+
+def _parts(func, tensor, sizes, dim):
+    if dim % tensor.dim() != 0 or tensor.dim() != 2:
+        raise UnsupportedOp(f"{func} of a lowp.Tensor along axis {dim}; its rows (axis 0) can be cut")
+    store = tensor._store
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    quantum = store.recipe.row_quantum
+    off = [start for start in starts if start % quantum and start < store.rows]
+    if off:
+        raise LowpError(
+            f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is none; "
+            f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, a recipe with smaller blocks, or leave "
+            "it out of quantize_model_ (ignore=[..])"
+        )
+    return [Tensor(store.slice(start, start + size), tensor.dtype) for start, size in zip(starts, sizes)]
+
+
+@handles(aten.slice)
+def _slice(func, tensor, dim=0, start=None, end=None, step=1):
+    length = tensor.shape[dim]
+    start = 0 if start is None else start
+    end = length if end is None else end
+    start, end = (x + length if x < 0 else min(x, length) for x in (start, end))
+    if step == 1 and (start, end) == (0, length):
+        return alias(tensor)
+    if step != 1 or dim % tensor.dim() != 0 or tensor.dim() != 2:
+        raise UnsupportedOp(f"slice {start}:{end}:{step} of axis {dim} of a lowp.Tensor; its rows can be cut, in steps of 1")
+    return Tensor(tensor._store.slice(start, max(start, end)), tensor.dtype)
+
+
+@handles(aten.view, aten._unsafe_view, aten.reshape)
+def _view(func, tensor, size):
+    size, store = list(size), tensor._store
+    if isinstance(size, list) and -1 in size:
+        known = 1
+        for n in size:
+            known *= n if n != -1 else 1
+        size[size.index(-1)] = tensor.numel() // max(known, 1)
+    if tuple(size) == store.shape:
+        return alias(tensor, flat=False)
+    if size == [store.rows * store.cols]:
+        return alias(tensor, flat=True)
+    raise UnsupportedOp(f"a view of a lowp.Tensor of {tuple(tensor.shape)} as {tuple(size)}; it can be flat, or as it was")
+
+
+@handles(aten.as_strided)
+def _as_strided(func, tensor, size, stride, storage_offset=None):
+    store = tensor._store
+    if tuple(size) == store.shape and tuple(stride) == (store.cols, 1) and not storage_offset:
+        return alias(tensor, flat=False)
+    raise UnsupportedOp(f"as_strided of a lowp.Tensor of {tuple(tensor.shape)} as {tuple(size)} with strides {tuple(stride)}")
+
+
+@handles(aten.equal)
+def _equal(func, a, b):
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        raise UnsupportedOp("a comparison of a lowp.Tensor with plain values; decode it first (.dequantize())")
+    a, b = a._store, b._store
+    if (a.recipe, a.shape, a.buffers.keys()) != (b.recipe, b.shape, b.buffers.keys()):
+        return False
+    return all(torch.equal(buffer, b.buffers[name]) for name, buffer in a.buffers.items())
+
+
+@handles(aten.is_pinned)
+def _is_pinned(func, tensor, device=None):
+    return all(buffer.is_pinned() for buffer in tensor._store.buffers.values())
+
+
+@handles(aten._pin_memory)
+def _pin_memory(func, tensor, device=None):
+    return Tensor(tensor._store.map(lambda buffer: buffer.pin_memory()), tensor.dtype, tensor.dim() == 1)
+
+
+@handles(aten.record_stream)
+def _record_stream(func, tensor, stream):
+    for buffer in tensor._store.buffers.values():
+        buffer.record_stream(stream)
+
+
+@handles(aten.normal_, aten.uniform_, aten.zero_, aten.fill_)
+def _initial(func, tensor, *args, **kwargs):
+    """Initial values: made in float32, then cast."""
+    store = tensor._store
+    plain = torch.empty(store.shape, dtype=torch.float32, device=store.device)
+    func(plain, *args, **kwargs)
+    _store_values(tensor, plain)
+    return tensor
+
+
+@handles(aten.isfinite, aten.isnan, aten.isinf)
+def _asked(func, tensor):
+    return func(tensor.dequantize(dtype=torch.float32))

@@ -1,0 +1,323 @@
+"""``lowp.AdamW``: one fused update and cast of all parameters."""
+
+from types import SimpleNamespace
+
+import torch
+
+from . import _lowp
+from ._errors import LowpError
+from ._memory import device_of, dtype_name, memory
+from ._plan import as_recipe
+from ._ranks import Ranks
+from ._tensor import Tensor
+
+_F32, _BF16 = torch.float32, torch.bfloat16
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW over quantized and plain parameters of any mix, in one planned launch.
+
+    Masters are float32: those that ``quantize_model_`` kept, the values of bfloat16 parameters, and float32 parameters themselves.
+    A step updates them and casts them into the codes in the same pass. Over FSDP2 each rank updates its rows, and the ranks agree on
+    scales and on the norm. A gradient that is not finite on any rank skips the step on all (``last_step()`` says so).
+
+    ``max_norm`` clips the global norm of gradients on the device. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
+    a step may be captured in a CUDA graph, after one over the same gradients; hyperparameters are those of the step before then.
+
+    >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
+    >>> loss.backward(); opt.step(); opt.zero_grad()
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=1e-2,
+        *,
+        max_norm=None,
+        moments_dtype=_F32,
+        capturable=False,
+    ):
+        if moments_dtype not in (_F32, _BF16):
+            raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
+        self.max_norm, self.moments_dtype, self.capturable = max_norm, moments_dtype, capturable
+        self._built = None
+        self._counts = (0, 0)  # until it is built
+        self._delayed = {}
+        self._loaded = False
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    def add_param_group(self, param_group):
+        if getattr(self, "_built", None) is not None:
+            raise LowpError("a group added after the first step; the step is planned: make a new optimizer")
+        super().add_param_group(param_group)
+
+    # A step.
+
+    @torch.no_grad()
+    def step(self, closure=None, *, grad_scale=1.0):
+        """Updates every parameter. ``grad_scale`` multiplies gradients first: the inverse of a loss scale, or of the number of batches that
+        were added up. Collective where parameters are sharded."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        built = self._built or self._build()
+        grads, alive = built.grads()
+        if built.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if not self.capturable:
+                raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
+            built.rust.again(device_of(built.device), grads)
+        else:
+            built.rust.step(device_of(built.device), grads, self._groups(), float(grad_scale), self.max_norm)
+        del alive
+        return loss
+
+    def last_step(self):
+        """What became of the last step: ``applied``, ``grad_norm``, ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
+        if self._built is None:
+            raise LowpError("no step was taken yet")
+        return self._built.rust.report()
+
+    def _groups(self):
+        def numbers(group):
+            beta1, beta2 = group["betas"]
+            return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
+
+        return [numbers(group) for group in self.param_groups]
+
+    # State.
+
+    def _param_state(self, param):
+        """Master and moments of a parameter, like it in shape and shards; ``master`` is left out where it is the parameter."""
+        state = self.state[param]
+        if "exp_avg" in state:
+            return state
+        local = _local(param)
+        if isinstance(local, Tensor):
+            master = local._store.master
+            if master is None:
+                master = local._store.decode("rowwise")
+            local._store.master = master = master.contiguous()
+            state["master"] = _like(param, master)
+        elif local.dtype == _BF16:
+            state["master"] = _like(param, local.detach().float().contiguous())
+        elif local.dtype != _F32:
+            raise LowpError(f"a parameter in {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor")
+        elif not local.is_contiguous():
+            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
+        zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
+        state["exp_avg"], state["exp_avg_sq"] = _like(param, zeros()), _like(param, zeros())
+        state["step"] = torch.tensor(0.0)
+        return state
+
+    def _build(self):
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        for param in params:
+            self._param_state(param)
+        self._built = _Built(self)
+        if self._loaded:
+            self._built.rust.set_counts(*self._counts)
+            for index, states in self._delayed.items():
+                self._built.rust.set_delayed(index, states)
+        else:
+            self._built.rust.calibrate()
+        return self._built
+
+    def state_dict(self):
+        """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
+        if self._built is not None:
+            applied, skipped = self._built.rust.counts()
+            for index, param in enumerate(self._built.params):
+                state = self.state[param]
+                state["step"] = torch.tensor(float(applied))
+                state["skipped"] = torch.tensor(float(skipped))
+                delayed = self._built.rust.delayed(index)
+                if delayed:
+                    state["scales"] = torch.tensor([[scale, *history] for scale, history in delayed])
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        """Takes the state of an optimizer of the same parameters and shards. The codes of the model come with its own state."""
+        groups, saved = self.param_groups, state_dict["param_groups"]
+        sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
+        if sizes[0] != sizes[1]:
+            raise LowpError(f"a state of groups of {sizes[1]} parameters; the optimizer has groups of {sizes[0]}")
+        index = 0
+        for group, other in zip(groups, saved):
+            group.update({key: value for key, value in other.items() if key != "params"})
+            for param, number in zip(group["params"], other["params"]):
+                if not param.requires_grad:
+                    continue
+                values = state_dict["state"].get(number)
+                if values is not None:
+                    self._load_param(param, index, values)
+                index += 1
+        self._loaded = True
+        if self._built is not None:
+            self._built.rust.set_counts(*self._counts)
+            for at, states in self._delayed.items():
+                self._built.rust.set_delayed(at, states)
+
+    def _load_param(self, param, index, values):
+        state = self._param_state(param)
+        for key in ("master", "exp_avg", "exp_avg_sq"):
+            if key not in state:
+                continue
+            if key not in values:
+                raise LowpError(f"a state without {key}; it is of another optimizer, or of a parameter in another dtype")
+            own, new = _local(state[key]), _local(values[key])
+            if own.shape != new.shape:
+                raise LowpError(f"{key} of shape {tuple(new.shape)} for one of {tuple(own.shape)}: other shards, or another model")
+            own.copy_(new)
+        self._counts = (int(values["step"]), int(values.get("skipped", 0)))
+        if "scales" in values:
+            self._delayed[index] = [(row[0], row[1:]) for row in values["scales"].tolist()]
+
+
+class _Built:
+    """The planned step, with the tensors that it works on."""
+
+    def __init__(self, optimizer):
+        self.params, self.locals = [], []
+        args = []
+        for number, group in enumerate(optimizer.param_groups):
+            for param in group["params"]:
+                if param.requires_grad:
+                    self.params.append(param)
+        if not self.params:
+            raise LowpError("no parameter requires gradients")
+        self.device = _local(self.params[0]).device
+        others = {str(_local(p).device) for p in self.params} - {str(self.device)}
+        if others:
+            raise LowpError(f"parameters on {self.device} and {', '.join(sorted(others))}; an optimizer updates those of one device")
+        ranks, mesh = _ranks_of(self.params, self.device)
+        self.grad_of = [_GradOf(param) for param in self.params]
+        grads, alive = self.grads()
+        numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        for index, (param, grad) in enumerate(zip(self.params, grads)):
+            state = optimizer.state[param]
+            args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
+        self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, ranks, mesh)
+        del alive
+
+    def grads(self):
+        """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
+        found, alive = [], []
+        for index, grad_of in enumerate(self.grad_of):
+            grad = grad_of()
+            if grad is None:
+                raise LowpError(
+                    f"parameter {index} of shape {tuple(self.params[index].shape)} has no gradient; take it out of the optimizer, or "
+                    "give it zeros: a step updates every parameter once"
+                )
+            if grad.dtype is not _F32 and grad.dtype is not _BF16 or not grad.is_contiguous():
+                grad = grad.to(_BF16 if grad.dtype is _BF16 else _F32).contiguous()
+                alive.append(grad)
+            found.append((grad.data_ptr(), grad.numel() * grad.element_size(), "float32" if grad.dtype is _F32 else "bfloat16"))
+        return found, alive
+
+
+class _GradOf:
+    """The gradient of a parameter: of its rows, where it is sharded."""
+
+    def __init__(self, param):
+        self.param = param
+
+    def __call__(self):
+        grad = self.param.grad
+        if grad is None:
+            return None
+        local = getattr(grad, "_local_tensor", grad)
+        return local.wait() if hasattr(local, "wait") else local
+
+
+def _arg(name, group, param, state, grad, mesh):
+    """A parameter as Rust takes it."""
+    local = _local(param)
+    shard = None
+    if isinstance(local, Tensor):
+        store = local._store
+        recipe, shape, buffers = store.recipe, store.shape, store.named(keep=True)
+        if local is not param:
+            shard = _shard_of(store, param, mesh)
+    else:
+        # Rows, which ranks may have other numbers of.
+        shape = (local.shape[0], param.numel() // param.shape[0]) if param.dim() and param.shape[0] else (1, param.numel())
+        recipe = as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
+        # A float32 parameter is its own master, and nothing is cast.
+        names = [row[0] for row in recipe.buffers(*shape)] if local.dtype == _BF16 else []
+        buffers = [(name, memory(local.detach(), keep=True)) for name in names]
+    master = _local(state["master"]) if "master" in state else local.detach()
+    exp_avg, exp_avg_sq = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+    return SimpleNamespace(
+        name=name,
+        group=group,
+        recipe=recipe,
+        shape=shape,
+        shard=shard,
+        buffers=buffers,
+        master=memory(master, keep=True),
+        exp_avg=memory(exp_avg, keep=True),
+        exp_avg_sq=memory(exp_avg_sq, keep=True),
+        moments=dtype_name(exp_avg.dtype),
+        grad=(*grad[:2], None),
+        grad_dtype=grad[2],
+    )
+
+
+def _shard_of(store, param, mesh):
+    """The rows of a DTensor as FSDP2's gathers have them, so that both know of each other's writes."""
+    if store.shard is None:
+        world = 1 if mesh is None else mesh[1]
+        shards = param.device_mesh
+        rank = shards.get_local_rank(shards.ndim - 1)
+        store.shard = _lowp.Shard(
+            device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
+        )
+    return store.shard
+
+
+def _local(tensor):
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _like(param, local):
+    """``local`` as a tensor that is sharded as a parameter is."""
+    if _local(param) is param:
+        return local
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+def _ranks_of(params, device):
+    """The ranks that share out the rows, and how: replicas x shards. ``None`` for parameters that every rank has whole."""
+    sharded = [p for p in params if _local(p) is not p]
+    if not sharded:
+        return None, None
+    first = sharded[0]
+    mesh, placements = first.device_mesh, tuple(first.placements)
+    for param in sharded:
+        if param.device_mesh != mesh or tuple(param.placements) != placements:
+            raise LowpError(
+                f"parameters over {mesh} as {placements} and over {param.device_mesh} as {tuple(param.placements)}; make an optimizer for "
+                "each of them"
+            )
+    last = placements[-1]
+    if not (last.is_shard() and last.dim == 0) or any(not p.is_replicate() for p in placements[:-1]):
+        raise LowpError(f"parameters as {placements}; lowp.AdamW updates rows of FSDP2: Shard(0), behind Replicate() for HSDP")
+    replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+    if len(sharded) != len(params) and mesh.size() > 1:
+        plain = next(tuple(p.shape) for p in params if _local(p) is p)
+        raise LowpError(f"a parameter of shape {plain} is whole on every rank beside sharded ones; call fully_shard on the root, too")
+    group = mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
+    return Ranks.of(group, device), (replicate, shard)
+
+
+__all__ = ["AdamW"]

@@ -1,0 +1,27 @@
+"""What a weight stores and sends."""
+
+from ._lowp import Recipe
+from . import _lowp
+
+
+class Plan(dict):
+    """The plan of one weight: ``stored`` and ``sent`` bytes of all ranks together, ``fsdp2``, the bytes that every rank sends in each
+    phase where FSDP2 cuts the rows (or why it cannot), and ``text``, the tables, which it prints."""
+
+    def __str__(self):
+        return self["text"]
+
+
+def plan(recipe, rows, cols, world_size, *, reshard_after_forward=True, **options):
+    """What a weight of ``rows`` x ``cols`` over ``world_size`` ranks stores and sends in a step, as ``lowp plan`` says it."""
+    recipe = as_recipe(recipe, options)
+    return Plan(_lowp.plan(recipe, rows, cols, world_size, reshard_after_forward))
+
+
+def as_recipe(recipe, options):
+    """A recipe by its name and options, or as it is."""
+    if isinstance(recipe, Recipe):
+        if options:
+            raise _lowp.LowpError(f"options {sorted(options)} beside {recipe!r}, which has its options; give its name")
+        return recipe
+    return Recipe(recipe, **options)

@@ -1,0 +1,212 @@
+"""The buffers of a quantized matrix, which tensors share, and how rows are cut out of them."""
+
+import torch
+
+from . import _lowp
+from ._errors import LowpError, UnsupportedOp
+from ._memory import device_of, memory
+
+
+class Store:
+    """A recipe, a shape and buffers by name, each a tensor of bytes. ``master`` has the values that they were made of, until an
+    optimizer takes it."""
+
+    def __init__(self, recipe, rows, cols, buffers, device, master=None):
+        self.recipe, self.rows, self.cols = recipe, rows, cols
+        self.buffers, self.device, self.master = buffers, device, master
+        self.shard = None  # the rows as Rust gathers and updates them
+        self.exchange = None  # their gathers by FSDP2
+        self.full = None  # what FSDP2 gathered: Gathered
+        self.blank = False  # zeros that FSDP2 copies a shard into
+        self._prefixes = {}
+        self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
+        self._window = None  # the store and the rows that it was cut out of
+
+    @classmethod
+    def empty(cls, recipe, rows, cols, device, usage="both", stored=False, zeros=False):
+        """Buffers without content, or of zeros."""
+        make = torch.zeros if zeros else torch.empty
+        rows_of = recipe.buffers(rows, cols, usage, stored)
+        buffers = {row[0]: make(row[1], dtype=torch.uint8, device=device) for row in rows_of}
+        return cls(recipe, rows, cols, buffers, device)
+
+    @property
+    def shape(self):
+        return (self.rows, self.cols)
+
+    @property
+    def bytes(self):
+        return sum(buffer.numel() for buffer in self.buffers.values())
+
+    def named(self, keep=False):
+        """The buffers as Rust takes them."""
+        self.check_whole()
+        return [(name, memory(buffer, keep)) for name, buffer in self.buffers.items()]
+
+    def specs(self, stored=False):
+        """What is known of the buffers, by name."""
+        rows = self.recipe.buffers(self.rows, self.cols, "both", stored)
+        return {row[0]: row for row in rows}
+
+    def slice(self, start, end):
+        """Rows ``start`` to ``end``, with the buffers that a shard stores; those whose rows come first are views."""
+        end = min(end, self.rows)
+        start = min(start, end)
+        if (start, end) == (0, self.rows):
+            return self
+        quantum = self.recipe.row_quantum
+        if start % quantum or (end % quantum and end != self.rows):
+            if not (start == 0 and self.blank):
+                raise LowpError(
+                    f"rows {start} to {end} of {self.rows}: {self.recipe.name} is cut at multiples of {quantum} rows; choose such rows, "
+                    "a recipe with smaller blocks, or pad the matrix"
+                )
+        if start == 0 and self.blank:
+            return self.prefix(end)
+        buffers = {}
+        for name, (cut, shared) in self._cuts(start, end).items():
+            # One number or line that all rows share: each has its own copy, as casts write it.
+            buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1)
+        master = None if self.master is None else self.master[start:end]
+        window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
+        window._window = (self, start, end)
+        return window
+
+    def _cuts(self, start, end):
+        """The parts of the buffers that hold rows ``start`` to ``end``, as views, and whether all rows share them."""
+        cuts = {}
+        for name, _, rows_first, side, row_bytes, bits, _ in self.specs(stored=True).values():
+            if name not in self.buffers:
+                raise UnsupportedOp(f"rows of a tensor without {name}; quantize it for both directions")
+            buffer = self.buffers[name]
+            if side == 0:
+                cuts[name] = (buffer, True)
+                continue
+            first, last = start // side, -(-end // side)
+            if rows_first:
+                cuts[name] = (buffer[first * row_bytes : last * row_bytes], False)
+            else:
+                table = buffer.view(-1, row_bytes) if row_bytes else buffer.view(0, 0)
+                cuts[name] = (table[:, first * bits // 8 : -(-last * bits // 8)], False)
+        return cuts
+
+    def prefix(self, rows):
+        """The first rows of a destination, such as the padded shard of FSDP2: the same store each time, which ``copy_`` fills."""
+        if rows == self.rows:
+            return self
+        if rows not in self._prefixes:
+            self._prefixes[rows] = self.blank_like(rows)
+        return self._prefixes[rows]
+
+    def blank_like(self, rows):
+        """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
+        store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
+        store.blank = True
+        for name, _, _, side, *_ in store.specs(stored=True).values():
+            if side == 0 and name in self.buffers:
+                store.buffers[name].copy_(self.buffers[name])
+        return store
+
+    def copy_(self, other):
+        """Takes the content of another store of the same recipe and shape."""
+        if (self.recipe, self.shape) != (other.recipe, other.shape):
+            raise LowpError(
+                f"a copy of {other.recipe!r} {other.rows}x{other.cols} into {self.recipe!r} {self.rows}x{self.cols}; dequantize and "
+                "quantize again to change either"
+            )
+        missing = self.buffers.keys() - other.buffers.keys()
+        self.begin_write()
+        self.blank = False
+        for name, buffer in self.buffers.items():
+            if name not in missing:
+                buffer.copy_(other.buffers[name])
+        for name in missing:
+            self._derive(name)
+        if other.master is None:
+            self.master = None
+        elif self.master is None:
+            self.master = other.master.clone()
+        elif self.master is not other.master:
+            self.master.copy_(other.master)
+        if self._window is not None:
+            self._write_back()
+
+    def _write_back(self):
+        """Brings rows that were written to the tensor that they were cut out of."""
+        whole, start, end = self._window
+        whole.begin_write()
+        for name, (cut, shared) in whole._cuts(start, end).items():
+            if shared and not torch.equal(cut, self.buffers[name]):
+                # A checkpoint that other ranks saved comes in parts: the other rows must follow.
+                if whole._stale is not None:
+                    raise LowpError(f"rows {start} to {end} of {whole.rows} with another {name} than rows that were copied before")
+                whole._stale = torch.ones(whole.rows, dtype=torch.bool)
+                cut.copy_(self.buffers[name])
+            if not shared:
+                cut.copy_(self.buffers[name].view(cut.shape))
+        if whole._stale is not None:
+            whole._stale[start:end] = False
+            if not whole._stale.any():
+                whole._stale = None
+        transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
+        if transposed:
+            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
+
+    def begin_write(self):
+        if self.shard is not None:
+            self.shard.begin_write()
+
+    def check_whole(self):
+        """Raises where a part of the rows was replaced and the others are of another scale."""
+        if self._stale is not None:
+            rows = int(self._stale.sum())
+            raise LowpError(f"{rows} of {self.rows} rows are of another scale than the rest, which was replaced; copy those rows, too")
+
+    def _derive(self, name):
+        raise UnsupportedOp(
+            f"a copy into {name} of a tensor that does not hold it; make the destination of the same buffers (torch.empty_like)"
+        )
+
+    def map(self, change):
+        """The same with every buffer, and the master, changed."""
+        buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
+        master = None if self.master is None else change(self.master)
+        device = next(iter(buffers.values())).device if buffers else self.device
+        return Store(self.recipe, self.rows, self.cols, buffers, device, master)
+
+    def quantize_(self, values, dtype, encode_scale=None):
+        """Casts values into all buffers."""
+        self.begin_write()
+        self.blank, self._stale = False, None
+        _lowp.quantize(
+            device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
+        )
+
+    def decode(self, orientation):
+        """float32 values in the order of rows."""
+        out = torch.empty(self.shape, dtype=torch.float32, device=self.device)
+        buffers = self._for(orientation)
+        # What a layer decodes comes at the same addresses again: planned once.
+        casts_of(self.device).decode(device_of(self.device), self.recipe, self.shape, buffers, orientation, memory(out))
+        return out
+
+    def _for(self, orientation):
+        """Buffers that serve an orientation; a shard leaves out those that it can derive."""
+        if self.full is not None and orientation == "columnwise":
+            self.full.derive()
+        return self.named()
+
+    def serves(self, orientation):
+        """Whether the codes of an orientation are there."""
+        return f"{orientation}_data" in self.buffers or "shared_data" in self.buffers
+
+
+_CASTS = {}
+
+
+def casts_of(device):
+    """The planned casts of a device."""
+    casts = _CASTS.get(device)
+    if casts is None:
+        casts = _CASTS[device] = _lowp.Casts(4096)
+    return casts

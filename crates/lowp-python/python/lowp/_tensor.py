@@ -1,0 +1,192 @@
+"""``lowp.Tensor``: a quantized matrix as a tensor of PyTorch."""
+
+import torch
+
+from . import _fsdp, _linear, _ops
+from ._errors import LowpError
+from ._memory import dtype_name, values
+from ._plan import as_recipe
+from ._store import Store
+
+
+class Tensor(torch.Tensor):
+    """A matrix whose values live in codes and scales. ``lowp.quantize`` makes it.
+
+    It has the shape of the values, and a dtype that says what gradients and decoded values are; there are no values of that dtype in
+    memory. ``torch.nn.functional.linear`` multiplies by it, FSDP2 shards and gathers its codes, and ``lowp.AdamW`` updates it. What
+    cannot be done exactly raises ``lowp.UnsupportedOp``.
+    """
+
+    __slots__ = ("_store",)
+
+    @staticmethod
+    def __new__(cls, store, dtype, flat=False, requires_grad=False):
+        shape = (store.rows * store.cols,) if flat else (store.rows, store.cols)
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad
+        )
+        tensor._store = store
+        return tensor
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    @property
+    def recipe(self):
+        """The recipe with its options."""
+        return self._store.recipe
+
+    @property
+    def buffers(self):
+        """The buffers by name, as bytes: those of the tensor, not copies."""
+        return dict(self._store.buffers)
+
+    @property
+    def stored_bytes(self):
+        """Bytes of all buffers."""
+        return self._store.bytes
+
+    @property
+    def master(self):
+        """The float32 values that the codes were made of, or ``None``: ``lowp.AdamW`` updates them."""
+        return self._store.master
+
+    def dequantize(self, *, orientation="rowwise", dtype=None):
+        """The values of the codes, in the order of rows.
+
+        ``orientation`` chooses the codes of ``"rowwise"`` or ``"columnwise"`` blocks, which hold other values where blocks are no
+        squares; ``dtype`` is the tensor's own unless it is given.
+        """
+        return self._store.decode(orientation).to(self.dtype if dtype is None else dtype).view(self.shape)
+
+    @torch.no_grad()
+    def quantize_(self, source, *, encode_scale=None):
+        """Casts ``source``, of the same shape, into the buffers."""
+        if source.shape != self.shape:
+            raise LowpError(f"{tuple(source.shape)} values into a lowp.Tensor of {tuple(self.shape)}")
+        source = values(source.to(self._store.device))
+        self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
+        if self._store.master is not None:
+            self._store.master.copy_(source)
+        return self
+
+    def __repr__(self, *, tensor_contents=None):
+        defaults = as_recipe(self.recipe.name, {}).options
+        options = self.recipe.options.items()
+        options = "".join(f", {name}={value}" for name, value in options if defaults[name] != value)
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return (
+            f"lowp.Tensor({self.recipe.name}{options}, shape={list(self.shape)}, {self.stored_bytes:,} bytes, "
+            f"dtype={self.dtype}, device={self.device}{grad})"
+        )
+
+    def __format__(self, spec):
+        return format(repr(self), spec)
+
+    # What PyTorch calls.
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            return _linear.linear(*args, **(kwargs or {}))
+        # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _ops.dispatch(cls, func, args, kwargs or {})
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        """What this rank sends of its rows: bytes of the direction that the phase needs."""
+        return _fsdp.pre_all_gather(self._store, mesh, outer_size, module)
+
+    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
+        """The full tensor of what arrived; ``out`` is filled again in place."""
+        if out is not None and not isinstance(out, Tensor):
+            raise LowpError(f"a gather of a lowp.Tensor into a {type(out).__name__}; shard the model again")
+        full = None if out is None else out._store
+        store, inner = _fsdp.post_all_gather(self._store, all_gather_outputs, metadata, full)
+        if out is not None:
+            return None
+        return Tensor(store, param_dtype), inner
+
+    def __tensor_flatten__(self):
+        return list(self._store.buffers), (self._store.recipe, self._store.shape, self.dtype, self.dim() == 1)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        recipe, (rows, cols), dtype, flat = context
+        device = next(iter(inner.values())).device
+        return cls(Store(recipe, rows, cols, dict(inner), device), dtype, flat)
+
+    def __getattr__(self, name):
+        # The buffers, for those who flatten the tensor.
+        store = object.__getattribute__(self, "_store")
+        if name in store.buffers:
+            return store.buffers[name]
+        raise AttributeError(f"lowp.Tensor has no attribute {name!r}")
+
+    def __reduce_ex__(self, protocol):
+        store = self._store
+        if store.full is not None:
+            raise LowpError("a gathered tensor is not saved; save the state_dict of the sharded model")
+        store.check_whole()
+        recipe = (store.recipe.name, dict(store.recipe.options))
+        state = (recipe, store.shape, self.dtype, self.dim() == 1, dict(store.buffers), store.master, self.requires_grad)
+        return (_rebuild, state)
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            copy = Tensor(self._store.map(torch.clone), self.dtype, self.dim() == 1)
+            copy.requires_grad_(self.requires_grad)
+            memo[id(self)] = _as_parameter(copy) if getattr(self, "_is_param", False) else copy
+        return memo[id(self)]
+
+
+def _as_parameter(tensor):
+    return torch.nn.Parameter(tensor, requires_grad=tensor.requires_grad)
+
+
+def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad):
+    """A tensor of what ``torch.save`` wrote."""
+    name, options = recipe
+    recipe = as_recipe(name, options)
+    device = next(iter(buffers.values())).device
+    expected = {row[0]: row[1] for row in recipe.buffers(*shape)}
+    for key, buffer in buffers.items():
+        if expected.get(key) != buffer.numel():
+            raise LowpError(f"{key} of {name} {shape[0]}x{shape[1]} with {buffer.numel()} bytes; it has {expected.get(key)}")
+    tensor = Tensor(Store(recipe, *shape, buffers, device, master), dtype, flat)
+    return tensor.requires_grad_(requires_grad)
+
+
+torch.serialization.add_safe_globals([_rebuild])
+
+
+@torch.no_grad()
+def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=None, **options):
+    """Quantizes a matrix.
+
+    ``source`` is a tensor of two axes on the CPU or a GPU, whose values are read as float32 or bfloat16. ``recipe`` is a name of
+    ``lowp.recipes()``, with its options as keywords, or a ``lowp.Recipe``. ``usage`` is ``"both"``, ``"rowwise"`` (forward alone) or
+    ``"columnwise"``. The bytes are those of ``lowp quantize``, on every device. ``encode_scale`` gives the scale of a delayed recipe;
+    every other scale follows from the values. ``keep_master`` keeps the values in float32 beside the codes, for ``lowp.AdamW``.
+
+    Raises ``lowp.LowpError`` for what the recipe cannot take.
+    """
+    recipe = as_recipe(recipe, options)
+    if source.dim() != 2:
+        raise LowpError(f"a tensor of {source.dim()} axes; lowp quantizes matrices: reshape it to two axes")
+    if source.device.type == "meta":
+        raise LowpError("a tensor on meta has no values to quantize; materialize it first (to_empty, then its initial values)")
+    dtype = source.dtype if source.dtype.is_floating_point else torch.float32
+    read = values(source)
+    store = Store.empty(recipe, *source.shape, source.device, usage)
+    store.quantize_(read, dtype_name(read.dtype), encode_scale)
+    if keep_master:
+        store.master = read.to(torch.float32, copy=True)
+    return Tensor(store, dtype)
+
+
+_ops.Tensor = Tensor

@@ -1,0 +1,365 @@
+//! [`AdamW`]: `lowp_optim::AdamW` over masters, moments and gradients of PyTorch.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use half::bf16;
+use lowp_format::Shape;
+use lowp_kernels::{Moments, StepCounts};
+use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, StepOptions};
+use lowp_shard::{DelayedState, Mesh};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Error;
+use crate::gather::{Held, Shard};
+use crate::place::{Device, DeviceArg, Memory, MemoryArg, on_device};
+use crate::ranks::communicator;
+use crate::recipe::Recipe;
+use crate::tensor::{Named, tensor};
+
+/// Sets of addresses of gradients that work stays planned for.
+const SETS: usize = 8;
+
+/// lr, beta1, beta2, eps, weight decay.
+type GroupArg = (f32, f32, f32, f32, f32);
+
+fn group((lr, beta1, beta2, eps, weight_decay): GroupArg) -> Group {
+    Group {
+        lr,
+        betas: (beta1, beta2),
+        eps,
+        weight_decay,
+        ..Group::default()
+    }
+}
+
+/// A parameter as Python gives it.
+#[derive(FromPyObject)]
+pub(crate) struct ParamArg {
+    name: String,
+    group: usize,
+    recipe: Py<Recipe>,
+    shape: (usize, usize),
+    /// Rows that FSDP2 gathers, in the place of `buffers`.
+    shard: Option<Py<Shard>>,
+    buffers: Named,
+    master: MemoryArg,
+    exp_avg: MemoryArg,
+    exp_avg_sq: MemoryArg,
+    moments: String,
+    grad: MemoryArg,
+    grad_dtype: String,
+}
+
+/// A gradient: address, bytes, dtype.
+type GradArg = (u64, usize, String);
+
+/// The optimizer of this rank.
+#[pyclass(frozen, module = "lowp._lowp")]
+pub(crate) struct AdamW {
+    of: Mutex<Box<dyn Steps>>,
+}
+
+/// Norm, clipping factor and counts of a step.
+type Report = (bool, f64, u64, f32, u64, u64);
+
+/// What the optimizers of all backends can do.
+trait Steps: Send + Sync {
+    fn step(
+        &mut self,
+        device: &Device,
+        grads: Vec<GradArg>,
+        groups: Vec<GroupArg>,
+        options: &StepOptions,
+    ) -> Result<(), Error>;
+    fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error>;
+    fn calibrate(&self) -> Result<(), Error>;
+    fn report(&self) -> Result<Report, Error>;
+    fn counts(&self) -> Result<StepCounts, Error>;
+    fn set_counts(&mut self, counts: StepCounts) -> Result<(), Error>;
+    fn delayed(&self, param: usize) -> Result<Vec<DelayedState>, Error>;
+    fn set_delayed(&self, param: usize, states: Vec<DelayedState>) -> Result<(), Error>;
+}
+
+struct Of<B: Held> {
+    adamw: lowp_optim::AdamW<B>,
+    backend: B,
+    ids: Vec<ParamId>,
+    groups: Vec<GroupArg>,
+}
+
+impl<B: Held> Of<B> {
+    fn new(
+        backend: &B,
+        ranks: Option<Py<PyAny>>,
+        mesh: Option<(usize, usize)>,
+        groups: Vec<GroupArg>,
+        params: Vec<ParamArg>,
+    ) -> Result<Self, Error> {
+        let comm = communicator(backend, ranks)?;
+        let mut builder = AdamWBuilder::new(comm).on(backend);
+        if let Some((replicate, shard)) = mesh {
+            builder = builder.mesh(Mesh { replicate, shard });
+        }
+        for &of in &groups {
+            builder.group(group(of));
+        }
+        let mut ids = Vec::new();
+        for param in params {
+            let moments = [param.exp_avg, param.exp_avg_sq].map(Memory::from);
+            let [exp_avg, exp_avg_sq] = moments;
+            let moments = match param.moments.as_str() {
+                "bfloat16" => Moments::Bf16 {
+                    exp_avg: backend.wrap::<bf16>(exp_avg)?,
+                    exp_avg_sq: backend.wrap::<bf16>(exp_avg_sq)?,
+                },
+                _ => Moments::F32 {
+                    exp_avg: backend.wrap::<f32>(exp_avg)?,
+                    exp_avg_sq: backend.wrap::<f32>(exp_avg_sq)?,
+                },
+            };
+            let memory = ParamMemory {
+                master: backend.wrap::<f32>(param.master.into())?,
+                moments,
+                grad: backend.source(param.grad.into(), &param.grad_dtype)?,
+            };
+            let id = match &param.shard {
+                Some(shard) => {
+                    let shard = B::shard(&shard.get().of);
+                    let shard = shard.ok_or_else(|| {
+                        Error::new(format!("the shard of {} is on another device", param.name))
+                    })?;
+                    builder.param_in(shard.local(), param.name, param.group, memory)?
+                }
+                None => {
+                    let recipe = param.recipe.get().recipe;
+                    let shape = Shape::new(param.shape.0, param.shape.1);
+                    let tensor = tensor(backend, recipe, shape, param.buffers)?;
+                    builder.param_in(&tensor, param.name, param.group, memory)?
+                }
+            };
+            ids.push(id);
+        }
+        let mut adamw = builder.build_uncast()?;
+        adamw.keep_sets(SETS);
+        Ok(Self {
+            adamw,
+            backend: backend.clone(),
+            ids,
+            groups,
+        })
+    }
+}
+
+impl<B: Held> Of<B> {
+    /// Where gradients lie. Handles are made of those at new addresses alone: on a GPU the end of each costs a look at every
+    /// stream.
+    fn spans(&self, grads: &[GradArg]) -> Result<Vec<Range<usize>>, Error> {
+        let span = |(pointer, bytes, _): &GradArg| match bytes {
+            0 => {
+                let none = self.backend.wrap::<f32>(memory(*pointer, 0))?;
+                Ok(self.backend.span(&none))
+            }
+            _ => Ok(memory(*pointer, *bytes).span()),
+        };
+        grads.iter().map(span).collect()
+    }
+}
+
+impl<B: Held> Steps for Of<B> {
+    fn step(
+        &mut self,
+        device: &Device,
+        grads: Vec<GradArg>,
+        groups: Vec<GroupArg>,
+        options: &StepOptions,
+    ) -> Result<(), Error> {
+        let stream = B::of_or(device, "the optimizer")?;
+        for (index, (&new, old)) in groups.iter().zip(&mut self.groups).enumerate() {
+            if new != *old {
+                self.adamw.set_group(index, group(new))?;
+                *old = new;
+            }
+        }
+        let spans = self.spans(&grads)?;
+        if !self.adamw.take_grads_at(&spans) {
+            let source = |(pointer, bytes, dtype): GradArg| {
+                self.backend.source(memory(pointer, bytes), &dtype)
+            };
+            let sources = grads.into_iter().map(source);
+            let sources = sources.collect::<Result<Vec<_>, Error>>()?;
+            self.adamw.take_grads(sources)?;
+        }
+        self.adamw.prepare(options)?;
+        // Nothing where both are the same stream.
+        self.backend.wait_for(&stream)?;
+        self.adamw.enqueue()?;
+        Ok(stream.wait_for(&self.backend)?)
+    }
+
+    fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error> {
+        let stream = B::of_or(device, "the optimizer")?;
+        let spans = self.spans(grads)?;
+        if !self.adamw.take_grads_at(&spans) {
+            return Err(Error::new(
+                "a capture of a step over gradients at new addresses; take a step before it with the same gradients",
+            ));
+        }
+        self.backend.wait_for(&stream)?;
+        self.adamw.enqueue()?;
+        Ok(stream.wait_for(&self.backend)?)
+    }
+
+    fn calibrate(&self) -> Result<(), Error> {
+        Ok(self.adamw.calibrate()?)
+    }
+
+    fn report(&self) -> Result<Report, Error> {
+        let report = self.adamw.outcome()?.wait()?;
+        Ok((
+            report.applied,
+            report.grad.norm,
+            report.grad.non_finite,
+            report.clip,
+            report.steps,
+            report.skipped,
+        ))
+    }
+
+    fn counts(&self) -> Result<StepCounts, Error> {
+        Ok(self.adamw.counts()?)
+    }
+
+    fn set_counts(&mut self, counts: StepCounts) -> Result<(), Error> {
+        Ok(self.adamw.set_counts(counts)?)
+    }
+
+    fn delayed(&self, param: usize) -> Result<Vec<DelayedState>, Error> {
+        let book = self.adamw.scales();
+        let slots = self.adamw.slots(self.ids[param])?;
+        let states = slots.into_iter().flatten();
+        let states = states.filter_map(|slot| book.delayed_state(slot).transpose());
+        Ok(states.collect::<Result<_, _>>()?)
+    }
+
+    fn set_delayed(&self, param: usize, states: Vec<DelayedState>) -> Result<(), Error> {
+        let book = self.adamw.scales();
+        let slots = self.adamw.slots(self.ids[param])?;
+        for (slot, state) in slots.into_iter().flatten().zip(&states) {
+            book.set_delayed_state(slot, state)?;
+        }
+        Ok(())
+    }
+}
+
+fn memory(pointer: u64, bytes: usize) -> Memory {
+    (pointer, bytes, None).into()
+}
+
+impl AdamW {
+    fn lock(&self) -> MutexGuard<'_, Box<dyn Steps>> {
+        // Whoever failed in between said what became of the parameters.
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl AdamW {
+    /// Plans the step over `params`, whose rows the ranks of `ranks` share out as `mesh`, replicas x shards. Collective.
+    #[new]
+    #[pyo3(signature = (device, groups, params, ranks = None, mesh = None))]
+    fn new(
+        py: Python<'_>,
+        device: DeviceArg,
+        groups: Vec<GroupArg>,
+        params: Vec<ParamArg>,
+        ranks: Option<Py<PyAny>>,
+        mesh: Option<(usize, usize)>,
+    ) -> Result<Self, Error> {
+        let device = Device::new(&device)?;
+        let of: Box<dyn Steps> = py.detach(|| {
+            on_device!(&device, |backend| {
+                let of = Of::new(backend, ranks, mesh, groups, params)?;
+                Ok::<_, Error>(Box::new(of) as Box<dyn Steps>)
+            })
+        })?;
+        Ok(Self { of: Mutex::new(of) })
+    }
+
+    /// One step with the gradients where they lie. Collective.
+    #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None))]
+    fn step(
+        &self,
+        py: Python<'_>,
+        device: DeviceArg,
+        grads: Vec<GradArg>,
+        groups: Vec<GroupArg>,
+        grad_scale: f32,
+        max_norm: Option<f32>,
+    ) -> Result<(), Error> {
+        let device = Device::new(&device)?;
+        let options = StepOptions {
+            lr_factor: 1.0,
+            grad_scale,
+            max_norm,
+        };
+        py.detach(|| self.lock().step(&device, grads, groups, &options))
+    }
+
+    /// A step with the options of the last one, over gradients that one was taken over: what a capture of PyTorch records.
+    fn again(&self, py: Python<'_>, device: DeviceArg, grads: Vec<GradArg>) -> Result<(), Error> {
+        let device = Device::new(&device)?;
+        py.detach(|| self.lock().again(&device, &grads))
+    }
+
+    /// Casts the masters with scales from the values. Collective.
+    fn calibrate(&self, py: Python<'_>) -> Result<(), Error> {
+        py.detach(|| self.lock().calibrate())
+    }
+
+    /// What became of the last step: waits for it.
+    fn report<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>, Error> {
+        let report = py.detach(|| self.lock().report())?;
+        let (applied, norm, nonfinite, clip, steps, skipped) = report;
+        let dict = PyDict::new(py);
+        dict.set_item("applied", applied)?;
+        dict.set_item("grad_norm", norm)?;
+        dict.set_item("nonfinite", nonfinite)?;
+        dict.set_item("clip", clip)?;
+        dict.set_item("steps", steps)?;
+        dict.set_item("skipped", skipped)?;
+        Ok(dict)
+    }
+
+    /// Steps that were applied and skipped.
+    fn counts(&self, py: Python<'_>) -> Result<(u64, u64), Error> {
+        let counts = py.detach(|| self.lock().counts())?;
+        Ok((counts.applied, counts.skipped))
+    }
+
+    /// Goes on behind as many steps.
+    fn set_counts(&self, py: Python<'_>, applied: u64, skipped: u64) -> Result<(), Error> {
+        let counts = StepCounts { applied, skipped };
+        py.detach(|| self.lock().set_counts(counts))
+    }
+
+    /// The delayed scales of a parameter with their histories.
+    fn delayed(&self, py: Python<'_>, param: usize) -> Result<Vec<(f32, Vec<f32>)>, Error> {
+        let states = py.detach(|| self.lock().delayed(param))?;
+        Ok(states.into_iter().map(|s| (s.scale, s.history)).collect())
+    }
+
+    /// Replaces them.
+    fn set_delayed(
+        &self,
+        py: Python<'_>,
+        param: usize,
+        states: Vec<(f32, Vec<f32>)>,
+    ) -> Result<(), Error> {
+        let states = states.into_iter();
+        let states = states.map(|(scale, history)| DelayedState { scale, history });
+        let states = states.collect();
+        py.detach(|| self.lock().set_delayed(param, states))
+    }
+}

@@ -1,0 +1,62 @@
+//! Casts of whole tensors, into buffers that Python allocated.
+
+use lowp_format::{KernelKey, Orientation, Shape};
+use lowp_shard::{CastItem, LocalComm, Requantize, ScaleBookBuilder};
+use pyo3::prelude::*;
+
+use crate::error::Error;
+use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
+use crate::recipe::Recipe;
+use crate::tensor::{Named, tensor};
+
+/// Quantizes the `rows` x `cols` values of `source` into `buffers`. Every scale follows from the values, unless `encode_scale`
+/// gives the delayed one.
+#[pyfunction]
+#[pyo3(signature = (device, recipe, shape, source, dtype, buffers, encode_scale = None))]
+#[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
+pub(crate) fn quantize(
+    py: Python<'_>,
+    device: DeviceArg,
+    recipe: &Recipe,
+    shape: (usize, usize),
+    source: MemoryArg,
+    dtype: &str,
+    buffers: Named,
+    encode_scale: Option<f32>,
+) -> Result<(), Error> {
+    let recipe = recipe.recipe;
+    let device = Device::new(&device)?;
+    on_device!(&device, |backend| {
+        let source = backend.source(source.into(), dtype)?;
+        let tensor = tensor(backend, recipe, Shape::new(shape.0, shape.1), buffers)?;
+        py.detach(|| {
+            let mut book = ScaleBookBuilder::default();
+            let item = CastItem::rows(&tensor, source, &mut book);
+            let delayed = |key: &KernelKey| key.scale.is_delayed();
+            let slots = item.kernels.iter().zip(item.slots);
+            let slot = slots.filter(|(k, _)| delayed(k)).find_map(|(_, slot)| slot);
+            let book = book.build(backend)?;
+            let cast = Requantize::new(backend, &book, &[item])?;
+            let comm = LocalComm::solo(backend);
+            match (encode_scale, slot) {
+                (Some(scale), Some(slot)) => {
+                    book.set_scale(slot, scale)?;
+                    Ok(cast.run(&book, &comm)?)
+                }
+                (Some(_), None) => Err(Error::new("encode_scale is of delayed scales alone")),
+                (None, _) => Ok(cast.calibrate(&book, &comm)?),
+            }
+        })
+    })
+}
+
+/// `rowwise` or `columnwise`.
+pub(crate) fn orientation_of(text: &str) -> Result<Orientation, Error> {
+    match text {
+        "rowwise" => Ok(Orientation::Rowwise),
+        "columnwise" => Ok(Orientation::Columnwise),
+        other => Err(Error::new(format!(
+            "orientation '{other}'; there are rowwise and columnwise"
+        ))),
+    }
+}

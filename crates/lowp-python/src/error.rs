@@ -1,0 +1,55 @@
+//! [`Error`]: errors of the crates below as exceptions of Python, with their text.
+
+use lowp_format::FormatError;
+use lowp_kernels::KernelError;
+use lowp_optim::OptimError;
+use lowp_shard::ShardError;
+use pyo3::PyErr;
+use pyo3::exceptions::PyRuntimeError;
+
+pyo3::create_exception!(
+    lowp,
+    LowpError,
+    PyRuntimeError,
+    "What lowp rejects or could not do, with the numbers and the remedy."
+);
+
+/// An error of a crate below, or of Python.
+#[derive(Debug)]
+pub(crate) enum Error {
+    Lowp(String),
+    Python(PyErr),
+}
+
+impl Error {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self::Lowp(message.into())
+    }
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Lowp(message) => LowpError::new_err(message),
+            Error::Python(error) => error,
+        }
+    }
+}
+
+impl From<PyErr> for Error {
+    fn from(error: PyErr) -> Self {
+        Self::Python(error)
+    }
+}
+
+macro_rules! from {
+    ($($Error:ty),*) => {
+        $(impl From<$Error> for Error {
+            fn from(error: $Error) -> Self {
+                Self::Lowp(error.to_string())
+            }
+        })*
+    };
+}
+
+from!(FormatError, KernelError, OptimError, ShardError);

@@ -1,0 +1,373 @@
+//! [`Shard`] and [`Gather`]: gathers that FSDP2 does. What travels and what is made of it is `lowp_shard::GatherHooks`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lowp_format::{Shape, Usage};
+use lowp_kernels::Cpu;
+#[cfg(feature = "cuda")]
+use lowp_kernels::Cuda;
+use lowp_shard::{
+    FullTensor, GatherHooks, HookSource, Outgoing, Sent, ShardError, ShardSpec, ShardedTensor,
+};
+use pyo3::prelude::*;
+
+use crate::error::Error;
+use crate::place::{Device, DeviceArg, Memory, MemoryArg, Place};
+use crate::recipe::Recipe;
+use crate::tensor::{Named, name};
+
+/// Sets of addresses that work stays planned for: memory that FSDP2 frees comes back at one of a few.
+const SETS: usize = 8;
+
+/// The rows of a weight that this rank stores, as FSDP2 cuts them.
+#[pyclass(frozen, module = "lowp._lowp")]
+pub(crate) struct Shard {
+    pub(crate) of: AnyShard,
+}
+
+#[derive(Clone)]
+pub(crate) enum AnyShard {
+    Cpu(ShardedTensor<Cpu>),
+    #[cfg(feature = "cuda")]
+    Cuda(ShardedTensor<Cuda>),
+}
+
+/// A backend whose shards and gathers Python may hold.
+pub(crate) trait Held: Place {
+    fn hold(shard: ShardedTensor<Self>) -> AnyShard;
+    fn shard(shard: &AnyShard) -> Option<&ShardedTensor<Self>>;
+}
+
+impl Held for Cpu {
+    fn hold(shard: ShardedTensor<Self>) -> AnyShard {
+        AnyShard::Cpu(shard)
+    }
+
+    fn shard(shard: &AnyShard) -> Option<&ShardedTensor<Self>> {
+        match shard {
+            AnyShard::Cpu(shard) => Some(shard),
+            #[cfg(feature = "cuda")]
+            AnyShard::Cuda(_) => None,
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Held for Cuda {
+    fn hold(shard: ShardedTensor<Self>) -> AnyShard {
+        AnyShard::Cuda(shard)
+    }
+
+    fn shard(shard: &AnyShard) -> Option<&ShardedTensor<Self>> {
+        match shard {
+            AnyShard::Cuda(shard) => Some(shard),
+            AnyShard::Cpu(_) => None,
+        }
+    }
+}
+
+#[pymethods]
+impl Shard {
+    /// The shard of `rank` of `world` of a weight of `full` rows x columns, in `buffers`: those that a shard stores.
+    #[new]
+    fn new(
+        device: DeviceArg,
+        recipe: &Recipe,
+        full: (usize, usize),
+        world: usize,
+        rank: usize,
+        buffers: Named,
+    ) -> Result<Self, Error> {
+        let (recipe, shape) = (recipe.recipe, Shape::new(full.0, full.1));
+        let spec = ShardSpec::chunked(&recipe, shape, world, rank, Usage::BOTH)?;
+        let device = Device::new(&device)?;
+        let of = crate::place::on_device!(&device, |backend| made(backend, recipe, spec, buffers))?;
+        Ok(Self { of })
+    }
+
+    /// Raises, on every rank alike, where FSDP2 cuts `full` over `world` ranks in the middle of a block.
+    #[staticmethod]
+    fn check(recipe: &Recipe, full: (usize, usize), world: usize) -> Result<(), Error> {
+        let shape = Shape::new(full.0, full.1);
+        ShardSpec::chunked(&recipe.recipe, shape, world, 0, Usage::BOTH)?;
+        Ok(())
+    }
+
+    /// Says that the buffers are about to be written by other means than the optimizer.
+    fn begin_write(&self) {
+        match &self.of {
+            AnyShard::Cpu(shard) => shard.begin_write(),
+            #[cfg(feature = "cuda")]
+            AnyShard::Cuda(shard) => shard.begin_write(),
+        }
+    }
+}
+
+fn made<B: Held>(
+    backend: &B,
+    recipe: lowp_format::AnyRecipe,
+    spec: ShardSpec,
+    buffers: Named,
+) -> Result<AnyShard, Error> {
+    let mut memory: Vec<(String, Option<Memory>)> = buffers
+        .into_iter()
+        .map(|(name, memory)| (name, Some(memory.into())))
+        .collect();
+    let shard = ShardedTensor::<B>::with_alloc(recipe, spec, |spec, bytes| {
+        let found = memory.iter_mut().find(|(n, _)| *n == name(spec.key));
+        let memory = found.and_then(|(_, memory)| memory.take());
+        match memory {
+            Some(memory) if memory.span().len() == bytes => Ok(backend.wrap(memory)?),
+            // As no buffer at all: the length is checked in Python, and this names the buffer.
+            _ => Err(lowp_format::FormatError::MissingBuffer {
+                key: spec.key,
+                usage: Usage::BOTH,
+            }
+            .into()),
+        }
+    })?;
+    Ok(B::hold(shard))
+}
+
+/// What was sent: given to `post` with what arrived.
+#[pyclass(frozen, module = "lowp._lowp")]
+pub(crate) struct SentMark {
+    sent: Sent,
+}
+
+/// One parameter's gather for one phase.
+#[pyclass(frozen, module = "lowp._lowp")]
+pub(crate) struct Gather {
+    of: Mutex<Box<dyn Hooked>>,
+}
+
+/// An input: buffer, bytes that every rank sends, whether this rank sends a padded copy.
+type InputRow = (String, usize, bool);
+/// An output: buffer, bytes, what it is (`arrived`, `memory` or `shard`), which input and from which byte, whether it is derived later.
+type OutputRow = (String, usize, &'static str, usize, usize, bool);
+
+/// What the gathers of all backends can do.
+trait Hooked: Send + Sync {
+    fn hooks(&self) -> &GatherHooks;
+    fn rank(&self) -> usize;
+    fn attach(&mut self, device: &Device, padded: Vec<Memory>) -> Result<(), Error>;
+    fn pre(&self, device: &Device) -> Result<Sent, Error>;
+    fn post(
+        &mut self,
+        device: &Device,
+        sent: &Sent,
+        arrived: Vec<Memory>,
+        memory: Vec<Memory>,
+    ) -> Result<(), Error>;
+    fn derive(&mut self, device: &Device) -> Result<(), Error>;
+    fn release(&mut self);
+    fn planned(&self) -> u64;
+}
+
+struct Of<B: Held> {
+    hooks: GatherHooks,
+    shard: ShardedTensor<B>,
+    outgoing: Option<Outgoing<B>>,
+    full: Option<FullTensor<B>>,
+}
+
+impl<B: Held> Hooked for Of<B> {
+    fn hooks(&self) -> &GatherHooks {
+        &self.hooks
+    }
+
+    fn rank(&self) -> usize {
+        self.shard.spec().rank()
+    }
+
+    fn attach(&mut self, device: &Device, padded: Vec<Memory>) -> Result<(), Error> {
+        let backend = B::of_or(device, "the gather")?;
+        let mut padded = padded.into_iter();
+        let outgoing = self
+            .hooks
+            .outgoing_with(&backend, &self.shard, |_, bytes| {
+                let memory = padded.next().unwrap_or_else(|| (0, 0, None).into());
+                let _ = bytes; // its length is checked behind this
+                Ok(backend.wrap(memory)?)
+            })?;
+        self.outgoing = Some(outgoing);
+        Ok(())
+    }
+
+    fn pre(&self, device: &Device) -> Result<Sent, Error> {
+        let backend = B::of_or(device, "the gather")?;
+        let outgoing = self.outgoing.as_ref();
+        let outgoing = outgoing.ok_or_else(|| Error::new("a gather before its buffers"))?;
+        Ok(outgoing.pre_all_gather(&backend)?)
+    }
+
+    fn post(
+        &mut self,
+        device: &Device,
+        sent: &Sent,
+        arrived: Vec<Memory>,
+        memory: Vec<Memory>,
+    ) -> Result<(), Error> {
+        let backend = B::of_or(device, "the gather")?;
+        let arrived = arrived.into_iter().map(|m| backend.wrap(m));
+        let arrived: Vec<_> = arrived.collect::<Result<_, _>>()?;
+        let mut memory = memory.into_iter();
+        let alloc = |_: &_| -> Result<B::Buffer<u8>, ShardError> {
+            let memory = memory.next().unwrap_or_else(|| (0, 0, None).into());
+            Ok(backend.wrap(memory)?)
+        };
+        match &mut self.full {
+            None => {
+                let mut full = sent.post_all_gather_with(&backend, &self.shard, &arrived, alloc)?;
+                full.keep_sets(SETS);
+                self.full = Some(full);
+            }
+            Some(full) => {
+                if self
+                    .hooks
+                    .outputs()
+                    .iter()
+                    .any(|output| output.has_memory())
+                {
+                    full.set_memory(&backend, alloc)?;
+                }
+                sent.post_all_gather_into(&backend, &self.shard, &arrived, full)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn derive(&mut self, device: &Device) -> Result<(), Error> {
+        let backend = B::of_or(device, "the gather")?;
+        match &mut self.full {
+            Some(full) => Ok(full.derive(&backend)?),
+            None => Err(Error::new("nothing was gathered yet")),
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(full) = &mut self.full {
+            full.release();
+        }
+    }
+
+    fn planned(&self) -> u64 {
+        self.full.as_ref().map_or(0, FullTensor::planned)
+    }
+}
+
+fn gathers<B: Held>(
+    shard: &ShardedTensor<B>,
+    kept: bool,
+) -> Result<Vec<Box<dyn Hooked>>, ShardError> {
+    let (recipe, spec) = (shard.recipe(), shard.spec());
+    let hooks = match kept {
+        true => vec![GatherHooks::kept(recipe, spec)?],
+        false => GatherHooks::phases(recipe, spec)?.to_vec(),
+    };
+    let of = |hooks| {
+        Box::new(Of {
+            hooks,
+            shard: shard.clone(),
+            outgoing: None,
+            full: None,
+        }) as Box<dyn Hooked>
+    };
+    Ok(hooks.into_iter().map(of).collect())
+}
+
+impl Gather {
+    fn lock(&self) -> MutexGuard<'_, Box<dyn Hooked>> {
+        // Whoever failed in between left the gather as it was: it is filled again, or says so.
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Gather {
+    /// The gathers of `shard`: one for each phase, or with `kept` one for both.
+    #[staticmethod]
+    fn of(shard: &Shard, kept: bool) -> Result<Vec<Self>, Error> {
+        let made = match &shard.of {
+            AnyShard::Cpu(shard) => gathers(shard, kept)?,
+            #[cfg(feature = "cuda")]
+            AnyShard::Cuda(shard) => gathers(shard, kept)?,
+        };
+        let gather = |of| Self { of: Mutex::new(of) };
+        Ok(made.into_iter().map(gather).collect())
+    }
+
+    /// What every rank sends.
+    fn inputs(&self) -> Vec<InputRow> {
+        let of = self.lock();
+        let rank = of.rank();
+        let row = |input: &lowp_shard::HookInput| {
+            let short = input.pieces[rank] != input.padded;
+            (name(input.spec.key), input.padded, short)
+        };
+        of.hooks().inputs().iter().map(row).collect()
+    }
+
+    /// What the full tensor is made of.
+    fn outputs(&self) -> Vec<OutputRow> {
+        let of = self.lock();
+        let row = |output: &lowp_shard::HookOutput| {
+            let (kind, input, start) = match &output.source {
+                HookSource::Arrived { input, bytes } => ("arrived", *input, bytes.start),
+                HookSource::Pieces { .. } | HookSource::TransposeOf(_) => ("memory", 0, 0),
+                HookSource::Shard => ("shard", 0, 0),
+            };
+            let name = name(output.spec.key);
+            (name, output.bytes, kind, input, start, output.delayed)
+        };
+        of.hooks().outputs().iter().map(row).collect()
+    }
+
+    /// Everything that ranks must have in common.
+    fn text(&self) -> String {
+        self.lock().hooks().text().to_owned()
+    }
+
+    /// Takes memory for the inputs that are padded copies, in their order.
+    fn attach(&self, device: DeviceArg, padded: Vec<MemoryArg>) -> Result<(), Error> {
+        let padded = padded.into_iter().map(Memory::from).collect();
+        self.lock().attach(&Device::new(&device)?, padded)
+    }
+
+    /// Brings padded copies up to date, on the stream that sends.
+    fn pre(&self, device: DeviceArg) -> Result<SentMark, Error> {
+        let sent = self.lock().pre(&Device::new(&device)?)?;
+        Ok(SentMark { sent })
+    }
+
+    /// Makes the full tensor of what arrived, on the stream that reads. `memory` is for the outputs that have their own.
+    fn post(
+        &self,
+        py: Python<'_>,
+        device: DeviceArg,
+        sent: &SentMark,
+        arrived: Vec<MemoryArg>,
+        memory: Vec<MemoryArg>,
+    ) -> Result<(), Error> {
+        let device = Device::new(&device)?;
+        let arrived = arrived.into_iter().map(Memory::from).collect();
+        let memory = memory.into_iter().map(Memory::from).collect();
+        py.detach(|| self.lock().post(&device, &sent.sent, arrived, memory))
+    }
+
+    /// Makes the outputs that were left for later.
+    fn derive(&self, py: Python<'_>, device: DeviceArg) -> Result<(), Error> {
+        let device = Device::new(&device)?;
+        py.detach(|| self.lock().derive(&device))
+    }
+
+    /// Lets go of addresses that planned work was over.
+    fn release(&self) {
+        self.lock().release();
+    }
+
+    /// How often work was planned.
+    fn planned(&self) -> u64 {
+        self.lock().planned()
+    }
+}

@@ -1,0 +1,51 @@
+//! lowp for PyTorch: the module `lowp._lowp`, under the Python package in `python/lowp`.
+//!
+//! Python allocates; memory comes as pointer, bytes and owner, and the stream with each call (`place.rs`). What is
+//! quantized, gathered and updated, and how, is decided by the crates below this one. The package holds what PyTorch asks of a
+//! tensor class and of an optimizer.
+//!
+//! # Example
+//!
+//! The library is loaded by Python, which `lowp.quantize(t, "mxfp8")` calls; in Rust the same cast is:
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, RecipeOptions, Shape};
+//! use lowp_kernels::{Cpu, Quantized};
+//!
+//! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+//! let weight = Quantized::encode(&Cpu, recipe, Shape::new(32, 64), &[0.5; 32 * 64])?;
+//! assert_eq!(weight.decode()?, vec![0.5; 32 * 64]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use pyo3::prelude::*;
+
+mod adamw;
+mod cast;
+mod casts;
+mod error;
+mod flat;
+mod gather;
+mod place;
+mod plan;
+mod ranks;
+mod recipe;
+mod tensor;
+
+/// The module.
+#[pymodule]
+fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("LowpError", module.py().get_type::<error::LowpError>())?;
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add("HAS_CUDA", cfg!(feature = "cuda"))?;
+    module.add_class::<recipe::Recipe>()?;
+    module.add_class::<gather::Shard>()?;
+    module.add_class::<gather::Gather>()?;
+    module.add_class::<adamw::AdamW>()?;
+    module.add_class::<casts::Casts>()?;
+    module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(flat::cast_master_weights, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! [`Device`] and [`Memory`]: where PyTorch's tensors lie, and their memory as buffers.
+
+#![expect(unsafe_code, reason = "takes memory and streams of PyTorch")]
+
+#[cfg(feature = "cuda")]
+use std::collections::HashMap;
+use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use half::bf16;
+use lowp_kernels::{Backend, Cpu, CpuBuffer, Element, KernelError, Source};
+#[cfg(feature = "cuda")]
+use lowp_kernels::{Cuda, CudaBuffer};
+use pyo3::prelude::*;
+
+use crate::error::Error;
+
+/// A device and the stream that work goes to, as Python gives them: kind, number, `CUstream`.
+pub(crate) type DeviceArg = (String, usize, u64);
+
+/// Memory as Python gives it: address, bytes, and what keeps it alive for longer than the call, if something must.
+pub(crate) type MemoryArg = (u64, usize, Option<Py<PyAny>>);
+
+/// A backend handle.
+#[derive(Clone, Debug)]
+pub(crate) enum Device {
+    Cpu(Cpu),
+    #[cfg(feature = "cuda")]
+    Cuda(Cuda),
+}
+
+/// Runs `$body` with the handle of `$device` as `$backend`.
+macro_rules! on_device {
+    ($device:expr, |$backend:ident| $body:expr) => {
+        match $device {
+            $crate::place::Device::Cpu($backend) => $body,
+            #[cfg(feature = "cuda")]
+            $crate::place::Device::Cuda($backend) => $body,
+        }
+    };
+}
+pub(crate) use on_device;
+
+impl Device {
+    /// The handle of a device and stream. Those of GPUs are kept: PyTorch's streams live as long as the process.
+    pub(crate) fn new((kind, ordinal, stream): &DeviceArg) -> Result<Self, Error> {
+        match kind.as_str() {
+            "cpu" => Ok(Self::Cpu(Cpu)),
+            #[cfg(feature = "cuda")]
+            "cuda" => cuda(*ordinal, *stream).map(Self::Cuda),
+            #[cfg(not(feature = "cuda"))]
+            "cuda" => Err(Error::new(format!(
+                "a tensor on cuda:{ordinal} (stream {stream:#x}), and this wheel was built for the CPU alone; build one with \
+                 `cargo xtask wheel` where nvcc is there, or move the tensor to the CPU"
+            ))),
+            other => Err(Error::new(format!(
+                "tensors on {other} are not supported; lowp works on cpu and cuda"
+            ))),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(ordinal: usize, stream: u64) -> Result<Cuda, Error> {
+    static HANDLES: LazyLock<Mutex<HashMap<(usize, u64), Cuda>>> = LazyLock::new(Mutex::default);
+    let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = handles.get(&(ordinal, stream)) {
+        return Ok(handle.clone());
+    }
+    // SAFETY: PyTorch's current stream is one of the primary context, and PyTorch never destroys the streams that it
+    // made. Those that a program wraps itself must live as long, which docs/pytorch.md says.
+    let handle = unsafe { Cuda::with_stream(ordinal, stream) }?;
+    handles.insert((ordinal, stream), handle.clone());
+    Ok(handle)
+}
+
+/// Memory that PyTorch allocated.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pointer: u64,
+    bytes: usize,
+    owner: Option<Py<PyAny>>,
+}
+
+impl From<MemoryArg> for Memory {
+    fn from((pointer, bytes, owner): MemoryArg) -> Self {
+        Self {
+            pointer,
+            bytes,
+            owner,
+        }
+    }
+}
+
+impl Memory {
+    /// Where it lies.
+    pub(crate) fn span(&self) -> Range<usize> {
+        let start = usize::try_from(self.pointer).unwrap_or(usize::MAX);
+        start..start.saturating_add(self.bytes)
+    }
+}
+
+/// A backend that takes memory of PyTorch.
+pub(crate) trait Place: Backend {
+    /// The memory as a buffer, without a copy.
+    fn wrap<T: Element>(&self, memory: Memory) -> Result<Self::Buffer<T>, KernelError>;
+
+    /// The handle, if `device` is of this kind.
+    fn of(device: &Device) -> Option<&Self>;
+
+    /// The same as [`Place::of`]; handles of other devices are an error.
+    fn of_or(device: &Device, what: &str) -> Result<Self, Error> {
+        Self::of(device).cloned().ok_or_else(|| {
+            Error::new(format!(
+                "{what} was made on another kind of device than {device:?}; make it there again"
+            ))
+        })
+    }
+
+    /// Values of dtype `float32` or `bfloat16`.
+    fn source(&self, memory: Memory, dtype: &str) -> Result<Source<Self>, Error> {
+        match dtype {
+            "float32" => Ok(Source::F32(self.wrap::<f32>(memory)?)),
+            "bfloat16" => Ok(Source::Bf16(self.wrap::<bf16>(memory)?)),
+            other => Err(Error::new(format!(
+                "values in {other}; lowp reads float32 and bfloat16"
+            ))),
+        }
+    }
+}
+
+impl Place for Cpu {
+    fn wrap<T: Element>(&self, memory: Memory) -> Result<CpuBuffer<T>, KernelError> {
+        let pointer = memory.pointer as *mut T;
+        // SAFETY: the package gives the address and the length of tensors that it holds for the call, or with `owner` for
+        // as long as the buffer lives; every bit pattern is an element. That nobody writes them meanwhile is PyTorch's own rule
+        // for tensors.
+        unsafe { CpuBuffer::from_raw(pointer, memory.bytes / size_of::<T>(), memory.owner) }
+    }
+
+    fn of(device: &Device) -> Option<&Self> {
+        match device {
+            Device::Cpu(cpu) => Some(cpu),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => None,
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Place for Cuda {
+    fn wrap<T: Element>(&self, memory: Memory) -> Result<CudaBuffer<T>, KernelError> {
+        let Memory {
+            pointer,
+            bytes,
+            owner,
+        } = memory;
+        // SAFETY: as on the CPU. PyTorch reuses memory of a stream behind the work of that stream, and work of this handle is
+        // on the stream that was current.
+        unsafe { CudaBuffer::from_raw(self, pointer, bytes / size_of::<T>(), owner) }
+    }
+
+    fn of(device: &Device) -> Option<&Self> {
+        match device {
+            Device::Cuda(cuda) => Some(cuda),
+            Device::Cpu(_) => None,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! [`Recipe`]: a recipe with its options, and what PyTorch must know of its buffers.
+
+use lowp_format::{AnyRecipe, Axis, Origin, Recipe as _, RecipeOptions, Shape, Usage};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use crate::error::Error;
+
+/// A recipe with its options.
+#[pyclass(frozen, eq, module = "lowp")]
+#[derive(Debug, PartialEq)]
+pub(crate) struct Recipe {
+    pub(crate) recipe: AnyRecipe,
+}
+
+/// A buffer as Python sees it: name, bytes, whether rows are the first physical axis, rows to an entry (0: of the whole tensor), bytes of a physical row,
+/// bits of an entry, whether it is a transpose of another one.
+type BufferRow = (String, usize, bool, usize, usize, usize, bool);
+
+/// `both`, `rowwise` or `columnwise`.
+pub(crate) fn usage(text: &str) -> Result<Usage, Error> {
+    let all = [Usage::BOTH, Usage::ROWWISE, Usage::COLUMNWISE];
+    let found = all.into_iter().find(|usage| usage.label() == text);
+    found.ok_or_else(|| {
+        Error::new(format!(
+            "usage '{text}'; there are both, rowwise and columnwise"
+        ))
+    })
+}
+
+#[pymethods]
+impl Recipe {
+    #[new]
+    #[pyo3(signature = (name, **options))]
+    fn new(name: &str, options: Option<&Bound<'_, PyDict>>) -> Result<Self, Error> {
+        let mut texts = RecipeOptions::default();
+        for (option, value) in options.into_iter().flatten() {
+            let option: String = option.extract()?;
+            let value = match value.cast::<PyString>() {
+                Ok(text) => text.to_string(),
+                // True, 1.5: as the command writes them.
+                Err(_) => value.str()?.to_string().to_lowercase(),
+            };
+            texts.set(&option, &value);
+        }
+        let recipe = AnyRecipe::from_name(name, &texts)?;
+        Ok(Self { recipe })
+    }
+
+    /// The name.
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.recipe.name()
+    }
+
+    /// The options that differ from the defaults, or all, by name.
+    #[getter]
+    fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (name, text) in self.recipe.options().iter() {
+            dict.set_item(name, text)?;
+        }
+        Ok(dict)
+    }
+
+    /// Raises where a tensor of `rows` x `cols` cannot have the recipe.
+    fn check(&self, rows: usize, cols: usize) -> Result<(), Error> {
+        let shape = Shape::new(rows, cols);
+        shape.check()?;
+        Ok(self.recipe.check(shape)?)
+    }
+
+    /// The multiple at which rows are cut for shards that serve both phases.
+    #[getter]
+    fn row_quantum(&self) -> usize {
+        self.recipe.row_quantum(Usage::BOTH)
+    }
+
+    /// Whether codes are narrower than 16 bits.
+    #[getter]
+    fn is_low_precision(&self) -> bool {
+        self.recipe
+            .quantizers(lowp_format::Role::Weight)
+            .is_low_precision()
+    }
+
+    /// The buffers of a tensor of `rows` x `cols`; with `stored`, those that a shard stores.
+    #[pyo3(signature = (rows, cols, usage = "both", stored = false))]
+    fn buffers(
+        &self,
+        rows: usize,
+        cols: usize,
+        usage: &str,
+        stored: bool,
+    ) -> Result<Vec<BufferRow>, Error> {
+        let (shape, usage) = (Shape::new(rows, cols), self::usage(usage)?);
+        self.check(rows, cols)?;
+        let specs = match stored {
+            true => self.recipe.stored(usage),
+            false => self.recipe.buffers(usage),
+        };
+        let row = |spec: &lowp_format::BufferSpec| {
+            let rows_first = spec.axes[0] == Axis::Rows;
+            let side = spec.tile[usize::from(!rows_first)];
+            let side = if side == lowp_format::BufferSpec::WHOLE {
+                0
+            } else {
+                side
+            };
+            (
+                spec.key.to_string(),
+                spec.bytes(shape),
+                rows_first,
+                side,
+                spec.row_bytes(shape),
+                spec.code.bits(),
+                matches!(spec.origin, Origin::TransposeOf(_)),
+            )
+        };
+        Ok(specs.iter().map(row).collect())
+    }
+
+    /// How the codes of `orientation` are multiplied: the element's name, and what its scale is of: `tensor`, or nothing that
+    /// PyTorch's products take.
+    fn product(&self, orientation: &str) -> Result<(String, Option<&'static str>), Error> {
+        let orientation = crate::cast::orientation_of(orientation)?;
+        let kernel = self.recipe.kernel(orientation);
+        let outer = kernel.scale.outer();
+        let whole = matches!(outer, Some((lowp_format::Extent::Tensor, _)));
+        let scale = (whole && kernel.block.is_none()).then_some("tensor");
+        Ok((format!("{:?}", kernel.element), scale))
+    }
+
+    fn __repr__(&self) -> String {
+        let mut text = format!("lowp.Recipe({:?}", self.name());
+        for (name, value) in self.recipe.options().iter() {
+            text += &format!(", {name}={value:?}");
+        }
+        text + ")"
+    }
+
+    fn __hash__(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        self.__repr__().hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// The names of all recipes.
+#[pyfunction]
+pub(crate) fn recipes() -> Vec<&'static str> {
+    AnyRecipe::names()
+}

@@ -1,0 +1,201 @@
+"""The package on GPUs: `python3 crates/lowp-python/tests/gpu.py`, where the wheel with CUDA kernels is installed.
+
+Ranks are as many as there are GPUs; with one, the tests of two are left out and say so.
+"""
+
+import unittest
+
+import torch
+from torch import nn
+
+import lowp
+import model
+import ranks
+
+DEVICE = torch.device("cuda", 0)
+
+
+def low():
+    return [name for name in lowp.recipes() if lowp.Recipe(name).is_low_precision]
+
+
+class Casts(unittest.TestCase):
+    def test_bytes_are_those_of_the_cpu(self):
+        for name in low():
+            for dtype in (torch.float32, torch.bfloat16):
+                with self.subTest(name=name, dtype=dtype):
+                    torch.manual_seed(1)
+                    source = (torch.randn(512, 768) * torch.logspace(-4, 3, 768)).to(dtype)
+                    here, there = lowp.quantize(source, name), lowp.quantize(source.to(DEVICE), name)
+                    for key, buffer in here.buffers.items():
+                        self.assertTrue(torch.equal(buffer, there.buffers[key].cpu()), key)
+                    for orientation in ("rowwise", "columnwise"):
+                        a, b = (t.dequantize(orientation=orientation) for t in (here, there))
+                        self.assertTrue(torch.equal(a, b.cpu()), orientation)
+
+    def test_the_current_stream_is_respected(self):
+        stream = torch.cuda.Stream()
+        source = torch.randn(4096, 4096, device=DEVICE)
+        expected = lowp.quantize(source * 3, "mxfp8")
+        torch.cuda.synchronize()
+        for _ in range(20):
+            with torch.cuda.stream(stream):
+                late = source.clone()
+                for _ in range(20):
+                    late = late * 1.0
+                found = lowp.quantize(late * 3, "mxfp8")
+            stream.synchronize()
+            self.assertTrue(torch.equal(found, expected))
+
+    def test_products_of_codes_are_near_those_of_values(self):
+        for name in ("fp8-current", "fp8-delayed"):
+            with self.subTest(name=name):
+                torch.manual_seed(2)
+                layer = nn.Linear(512, 256, device=DEVICE, dtype=torch.bfloat16)
+                plain = nn.Linear(512, 256, device=DEVICE, dtype=torch.bfloat16)
+                plain.load_state_dict(layer.state_dict())
+                lowp.quantize_model_(layer, name)
+                x = torch.randn(64, 512, device=DEVICE, dtype=torch.bfloat16)
+                found = []
+                for net in (layer, plain):
+                    own = x.clone().requires_grad_()
+                    out = net(own)
+                    out.backward(torch.ones_like(out) / 64)
+                    found.append((out, own.grad, net.weight.grad, net.bias.grad))
+                for a, b in zip(*found):
+                    self.assertLess((a.float() - b.float()).norm() / b.float().norm(), 0.08)
+
+
+class Steps(unittest.TestCase):
+    def test_steps_are_those_of_the_cpu(self):
+        for name in low():
+            with self.subTest(name=name):
+                nets = []
+                for device in ("cpu", DEVICE):
+                    torch.manual_seed(0)
+                    net = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 128, bias=False)).to(device)
+                    lowp.quantize_model_(net, name)
+                    nets.append((net, lowp.AdamW(net.parameters(), lr=1e-2, max_norm=0.5)))
+                for step in range(4):
+                    for (here, _), (there, _) in [nets]:
+                        torch.manual_seed(step)
+                        for a, b in zip(here.parameters(), there.parameters()):
+                            a.grad = torch.randn(a.shape)
+                            b.grad = a.grad.to(DEVICE)
+                    for _, opt in nets:
+                        opt.step()
+                (here, own), (there, other) = nets
+                for a, b in zip(here.parameters(), there.parameters()):
+                    if isinstance(a, lowp.Tensor):
+                        for key, buffer in a.buffers.items():
+                            self.assertTrue(torch.equal(buffer, b.buffers[key].cpu()), (name, key))
+                    else:
+                        self.assertTrue(torch.equal(a, b.cpu()), name)
+                self.assertEqual(own.last_step(), other.last_step())
+
+    def test_a_captured_step_is_a_step(self):
+        nets = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            net = nn.Linear(256, 256, device=DEVICE)
+            lowp.quantize_model_(net, "mxfp8-2d")
+            for param in net.parameters():
+                param.grad = torch.zeros(param.shape, device=DEVICE)
+            nets.append((net, lowp.AdamW(net.parameters(), lr=1e-2, capturable=True)))
+        grads = [[torch.randn(p.shape, device=DEVICE) for p in nets[0][0].parameters()] for _ in range(5)]
+
+        def take(net, numbers):
+            for param, grad in zip(net.parameters(), numbers):
+                param.grad.copy_(grad)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            take(nets[0][0], grads[0])
+            nets[0][1].step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            nets[0][1].step()
+        for numbers in grads[1:]:
+            take(nets[0][0], numbers)
+            graph.replay()
+        for numbers in grads:
+            take(nets[1][0], numbers)
+            nets[1][1].step()
+        torch.cuda.synchronize()
+        for a, b in zip(nets[0][0].parameters(), nets[1][0].parameters()):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_memory_that_comes_and_goes(self):
+        torch.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).to(DEVICE)
+        lowp.quantize_model_(net, "fp8-current")
+        opt = lowp.AdamW(net.parameters(), lr=1e-3)
+        for step in range(30):
+            trash = [torch.empty(1 << (10 + step % 8), device=DEVICE) for _ in range(step % 5)]
+            net(torch.randn(64 + 16 * (step % 3), 256, device=DEVICE)).square().mean().backward()
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+            del trash
+        self.assertEqual(opt.last_step()["steps"], 30)
+
+
+def gathered(rank, world):
+    import test_fsdp2
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device = torch.device("cuda", rank)
+    mesh = init_device_mesh("cuda", (world,))
+    for name in low():
+        for reshard in (True, False):
+            rows = max(lowp.Recipe(name).row_quantum, 16) * world
+            torch.manual_seed(1)
+            net = nn.Sequential(nn.Linear(256, rows, bias=False)).to(device)
+            whole = lowp.quantize(net[0].weight.detach(), name)
+            lowp.quantize_model_(net, name)
+            fully_shard(net[0], mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(net, mesh=mesh, reshard_after_forward=reshard)
+            for _ in range(3):
+                x = torch.randn(16, 256, device=device, requires_grad=True)
+                y = test_fsdp2.Check(net[0], whole)(net, x)
+                y.sum().backward()
+                expected = torch.ones(16, rows, device=device) @ whole.dequantize(orientation="columnwise")
+                error = (x.grad - expected).norm() / expected.norm()
+                assert error < (0.08 if name.startswith("fp8-") else 1e-3), (name, reshard, error)
+    return True
+
+
+def train(rank, world, name):
+    losses, _ = model.train(name, 50, rank=rank, world=world, fsdp=True, device=torch.device("cuda", rank))
+    return losses
+
+
+class Ranks(unittest.TestCase):
+    def worlds(self):
+        worlds = [world for world in (1, 2) if world <= torch.cuda.device_count()]
+        if len(worlds) < 2:
+            print("one GPU: two ranks are left out")
+        return worlds
+
+    def test_gathered_bytes_are_those_of_the_whole_tensor(self):
+        for world in self.worlds():
+            with self.subTest(world=world):
+                self.assertTrue(all(ranks.run(world, gathered, backend="nccl")))
+
+    def test_ranks_train_what_one_process_trains(self):
+        for name in ("mxfp8-2d", "nvfp4-2d", "fp8-current"):
+            alone, _ = model.train(name, 50, device=DEVICE)
+            # Products of codes see other batches on other numbers of ranks, with other scales.
+            near = 0.05 if name == "fp8-current" else 1e-3
+            for world in self.worlds():
+                with self.subTest(name=name, world=world):
+                    for losses in ranks.run(world, train, name, backend="nccl"):
+                        worst = max(abs(a - b) / max(1.0, abs(a)) for a, b in zip(alone, losses))
+                        self.assertLess(worst, near)
+
+
+if __name__ == "__main__":
+    assert lowp.HAS_CUDA, "this wheel is for the CPU alone"
+    unittest.main(verbosity=2)

@@ -1,0 +1,300 @@
+"""``lowp.Tensor``: values, operations, files, errors."""
+
+import copy
+import io
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import lowp
+import ranks
+
+SHAPE = (256, 384)
+
+
+def values(shape=SHAPE):
+    torch.manual_seed(5)
+    return torch.randn(shape)
+
+
+def low():
+    return [name for name in lowp.recipes() if lowp.Recipe(name).is_low_precision]
+
+
+class Values(unittest.TestCase):
+    def test_decoded_values_are_near_and_quantize_to_the_same_codes(self):
+        for name in low():
+            with self.subTest(name=name):
+                source = values()
+                weight = lowp.quantize(source, name)
+                for orientation in ("rowwise", "columnwise"):
+                    decoded = weight.dequantize(orientation=orientation)
+                    error = (decoded - source).norm() / source.norm()
+                    self.assertLess(error, 0.2, name)
+                self.assertEqual(weight.dtype, torch.float32)
+                self.assertEqual(weight.stored_bytes, sum(b.numel() for b in weight.buffers.values()))
+
+    def test_sources_of_any_layout_and_dtype(self):
+        source = values().bfloat16()
+        expected = lowp.quantize(source, "mxfp8")
+        for other in (source.t().contiguous().t(), source[:, :].float(), torch.nn.Parameter(source)):
+            self.assertTrue(torch.equal(lowp.quantize(other, "mxfp8"), expected))
+        self.assertEqual(lowp.quantize(source.half(), "fp8-current").dtype, torch.float16)
+        wide = torch.randn(64, 1024)[:, 256:640]
+        self.assertTrue(torch.equal(lowp.quantize(wide, "nvfp4-1d"), lowp.quantize(wide.clone(), "nvfp4-1d")))
+
+    def test_the_source_stays_as_it_is_and_masters_are_copies(self):
+        source = values()
+        before = source.clone()
+        weight = lowp.quantize(source, "fp8-current", keep_master=True)
+        self.assertTrue(torch.equal(source, before))
+        self.assertNotEqual(weight.master.data_ptr(), source.data_ptr())
+        self.assertTrue(torch.equal(weight.master, source))
+
+    def test_one_direction_alone(self):
+        both = lowp.quantize(values(), "mxfp8")
+        for usage in ("rowwise", "columnwise"):
+            one = lowp.quantize(values(), "mxfp8", usage=usage)
+            self.assertTrue(torch.equal(one.dequantize(orientation=usage), both.dequantize(orientation=usage)))
+            self.assertLess(one.stored_bytes, both.stored_bytes)
+        with self.assertRaises(lowp.LowpError):
+            lowp.quantize(values(), "mxfp8", usage="rowwise").dequantize(orientation="columnwise")
+
+    def test_options_and_text(self):
+        weight = lowp.quantize(values(), "fp8-current", pow2=True)
+        self.assertEqual(weight.recipe.options["pow2"], "true")
+        self.assertEqual(weight.recipe, lowp.Recipe("fp8-current", pow2=True))
+        for part in ("fp8-current", "pow2=true", "[256, 384]", "196,612 bytes", "float32"):
+            self.assertIn(part, repr(weight))
+
+    def test_delayed_scales_may_be_given(self):
+        weight = lowp.quantize(values(), "fp8-delayed", encode_scale=16.0)
+        self.assertEqual(weight.buffers["tensor_scale"].view(torch.float32).item(), 1 / 16)
+        with self.assertRaisesRegex(lowp.LowpError, "delayed"):
+            lowp.quantize(values(), "mxfp8", encode_scale=16.0)
+
+
+class Operations(unittest.TestCase):
+    def test_rows_are_those_of_the_whole(self):
+        for name in low():
+            quantum = max(lowp.Recipe(name).row_quantum, 16)
+            with self.subTest(name=name):
+                source = values((2 * quantum + 8, 384))
+                weight = lowp.quantize(source, name)
+                parts = weight.split(quantum)
+                self.assertEqual([part.shape[0] for part in parts], [quantum, quantum, 8])
+                decoded = torch.cat([part.dequantize() for part in parts])
+                self.assertTrue(torch.equal(decoded, weight.dequantize()))
+                self.assertTrue(torch.equal(weight[quantum:].dequantize(), weight.dequantize()[quantum:]))
+                self.assertTrue(torch.equal(weight.narrow(0, 0, quantum), parts[0]))
+
+    def test_views_and_copies(self):
+        weight = lowp.quantize(values(), "nvfp4-2d", keep_master=True)
+        flat = weight.view(-1)
+        self.assertEqual(tuple(flat.shape), (256 * 384,))
+        self.assertTrue(torch.equal(flat.view(256, 384), weight))
+        self.assertTrue(torch.equal(torch.as_strided(weight, SHAPE, (384, 1), 0), weight))
+        for other in (weight.clone(), copy.deepcopy(weight), weight.to("cpu", copy=True)):
+            self.assertTrue(torch.equal(other, weight))
+            self.assertNotEqual(other.buffers["rowwise_data"].data_ptr(), weight.buffers["rowwise_data"].data_ptr())
+            self.assertTrue(torch.equal(other.master, weight.master))
+        self.assertEqual(weight.detach().buffers["rowwise_data"].data_ptr(), weight.buffers["rowwise_data"].data_ptr())
+        self.assertEqual(weight.bfloat16().dtype, torch.bfloat16)
+
+    def test_copies_into(self):
+        for name in low():
+            with self.subTest(name=name):
+                weight = lowp.quantize(values(), name)
+                target = torch.empty_like(weight)
+                target.copy_(weight)
+                self.assertTrue(torch.equal(target, weight))
+                target.copy_(values() * 3)
+                self.assertTrue(torch.equal(target, lowp.quantize(values() * 3, name)))
+                plain = torch.empty(SHAPE, dtype=torch.bfloat16)
+                plain.copy_(weight)
+                self.assertTrue(torch.equal(plain, weight.dequantize(dtype=torch.bfloat16)))
+        with self.assertRaisesRegex(lowp.LowpError, "dequantize and quantize"):
+            lowp.quantize(values(), "mxfp8").copy_(lowp.quantize(values(), "mxfp8-2d"))
+
+    def test_initial_values(self):
+        layer = nn.Linear(384, 256, bias=False)
+        lowp.quantize_model_(layer, "mxfp8-2d")
+        torch.manual_seed(1)
+        nn.init.normal_(layer.weight, std=0.02)
+        torch.manual_seed(1)
+        expected = torch.empty(SHAPE).normal_(std=0.02)
+        self.assertTrue(torch.equal(layer.weight, lowp.quantize(expected, "mxfp8-2d")))
+        self.assertTrue(torch.equal(layer.weight.master, expected))
+
+    def test_plain_tensors_come_of_zeros_like(self):
+        weight = lowp.quantize(values(), "mxfp8")
+        for made in (torch.zeros_like(weight), weight.new_empty(3), torch.ones_like(weight, dtype=torch.float64)):
+            self.assertIs(type(made), torch.Tensor)
+
+    def test_what_is_not_exact_is_named(self):
+        weight = lowp.quantize(values(), "mxfp8")
+        for name, call in (
+            ("aten.add", lambda: weight + 1),
+            ("aten.mm", lambda: torch.mm(weight, weight)),
+            ("axis 1", lambda: weight[:, 32:]),
+            ("axis 1", lambda: weight.chunk(2, dim=1)),
+            ("view", lambda: weight.view(128, -1)),
+            ("as_strided", lambda: torch.as_strided(weight, (2, 2), (1, 1))),
+            ("multiples of 32", lambda: weight[1:]),
+            ("dtype|torch.int8", lambda: weight.to(torch.int8)),
+        ):
+            with self.subTest(name=name), self.assertRaisesRegex(lowp.LowpError, name):
+                call()
+        with self.assertRaises(lowp.UnsupportedOp):
+            weight * 2
+        with self.assertRaises(NotImplementedError):
+            weight * 2
+
+    def test_sources_that_do_not_fit(self):
+        for message, call in (
+            ("columns", lambda: lowp.quantize(torch.ones(4, 5), "mxfp8")),
+            ("no recipe is called 'mxfp9'", lambda: lowp.quantize(values(), "mxfp9")),
+            ("colour", lambda: lowp.quantize(values(), "mxfp8", colour="red")),
+            ("1 axes", lambda: lowp.quantize(torch.ones(4), "mxfp8")),
+            ("meta", lambda: lowp.quantize(torch.ones(32, 32, device="meta"), "mxfp8")),
+        ):
+            with self.subTest(message=message), self.assertRaisesRegex(lowp.LowpError, message):
+                call()
+
+
+class Files(unittest.TestCase):
+    def test_saved_tensors_are_loaded_to_the_bit(self):
+        for name in low():
+            with self.subTest(name=name):
+                weight = nn.Parameter(lowp.quantize(values(), name, keep_master=True))
+                file = io.BytesIO()
+                torch.save({"weight": weight}, file)
+                file.seek(0)
+                loaded = torch.load(file, weights_only=True)["weight"]
+                self.assertTrue(torch.equal(loaded, weight))
+                self.assertEqual(loaded.recipe, weight.recipe)
+                self.assertTrue(torch.equal(loaded.master, weight.master))
+
+    def test_state_dicts(self):
+        nets = [nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2)]
+        for net in nets:
+            lowp.quantize_model_(net, "mxfp8-2d")
+        self.assertFalse(torch.equal(nets[0][0].weight, nets[1][0].weight))
+        nets[1].load_state_dict(nets[0].state_dict())
+        for a, b in zip(nets[0].parameters(), nets[1].parameters()):
+            self.assertTrue(torch.equal(a, b))
+        self.assertTrue(torch.equal(nets[0][0].weight.master, nets[1][0].weight.master))
+        # A checkpoint in bfloat16 of the model before it was quantized.
+        plain = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        nets[1].load_state_dict(plain.state_dict())
+        self.assertTrue(torch.equal(nets[1][0].weight, lowp.quantize(plain[0].weight, "mxfp8-2d")))
+
+    def test_distributed_checkpoints_of_other_numbers_of_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            names = ("mxfp8-2d", "mxfp8", "fp8-current", "nvfp4-2d")
+            ranks.run(2, save, folder, names)
+            for world in (1, 3):
+                with self.subTest(world=world):
+                    ranks.run(world, load, folder, names)
+
+
+def sharded(name, seed):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(64, 192, bias=False))
+    whole = lowp.quantize(net[0].weight.detach(), name)
+    lowp.quantize_model_(net, name, keep_master=False)
+    fully_shard(net)
+    return net, whole
+
+
+def save(rank, world, folder, names):
+    import torch.distributed.checkpoint as dcp
+
+    for name in names:
+        dcp.save({"net": sharded(name, 1)[0].state_dict()}, checkpoint_id=f"{folder}/{name}")
+
+
+def load(rank, world, folder, names):
+    for name in names:
+        _load(rank, world, f"{folder}/{name}", name)
+
+
+def _load(rank, world, folder, name):
+    import torch.distributed.checkpoint as dcp
+
+    net, _ = sharded(name, 2)
+    _, whole = sharded(name, 1)
+    state = {"net": net.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    net.load_state_dict(state["net"])
+    local = net[0].weight._local_tensor
+    expected = whole[rank * 192 // world : (rank + 1) * 192 // world]
+    for key, buffer in local.buffers.items():
+        assert torch.equal(buffer, expected.buffers[key]), (name, key, world)
+
+
+class Models(unittest.TestCase):
+    def test_linear_multiplies_by_decoded_codes(self):
+        for name in low():
+            with self.subTest(name=name):
+                layer = nn.Linear(384, 256)
+                weight = lowp.quantize(layer.weight.detach(), name)
+                lowp.quantize_model_(layer, name)
+                x = torch.randn(2, 3, 384, requires_grad=True)
+                out = layer(x)
+                torch.testing.assert_close(out, nn.functional.linear(x, weight.dequantize(), layer.bias))
+                grad = torch.randn_like(out)
+                out.backward(grad)
+                torch.testing.assert_close(x.grad, grad @ weight.dequantize(orientation="columnwise"))
+                expected = grad.flatten(0, 1).t() @ x.detach().flatten(0, 1)
+                torch.testing.assert_close(layer.weight.grad, expected)
+                torch.testing.assert_close(layer.bias.grad, grad.flatten(0, 1).sum(0))
+
+    def test_autocast(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(torch.randn(2, 64))
+        self.assertEqual(out.dtype, torch.bfloat16)
+        out.float().sum().backward()
+        self.assertEqual(layer.weight.grad.dtype, torch.float32)
+
+    def test_what_is_chosen(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = nn.Embedding(64, 64)
+                self.body, self.lm_head = nn.Linear(64, 64), nn.Linear(64, 64)
+                self.lm_head.weight = self.body.weight
+
+        net = Net()
+        self.assertEqual(lowp.quantize_model_(net, "mxfp8", ignore=["lm_head"]), ["body.weight"])
+        self.assertNotIsInstance(net.lm_head.weight, lowp.Tensor)
+        net = Net()
+        self.assertEqual(lowp.quantize_model_(net, "mxfp8"), ["body.weight", "lm_head.weight"])
+        self.assertIs(net.lm_head.weight, net.body.weight)
+
+    def test_errors_change_nothing(self):
+        net = nn.Sequential(nn.Linear(64, 64), nn.Linear(30, 64))
+        with self.assertRaisesRegex(lowp.LowpError, "1.weight: .*ignore="):
+            lowp.quantize_model_(net, "mxfp8")
+        self.assertNotIsInstance(net[0].weight, lowp.Tensor)
+        with self.assertRaisesRegex(lowp.LowpError, "names no module"):
+            lowp.quantize_model_(net, "mxfp8", ignore=["lm_haed"])
+
+
+class Plans(unittest.TestCase):
+    def test_a_plan_says_what_is_stored_and_sent(self):
+        plan = lowp.plan("mxfp8-2d", 4096, 4096, 8)
+        self.assertEqual((plan["stored"], plan["sent"]), (16793600, 33587200))
+        self.assertEqual(plan["fsdp2"], [2099200, 2099200])
+        self.assertIn("shared_data", str(plan))
+        self.assertIn("multiple", lowp.plan("mxfp8-2d", 96, 64, 2)["fsdp2"])
+
+
+if __name__ == "__main__":
+    unittest.main()
