@@ -99,9 +99,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         name: &str,
         (id, start, len): (lowp_optim::ParamId, usize, usize),
     ) -> Result<(), ModelError> {
-        let state = self
-            .adamw
-            .start_state(id, (copies.stream, copies.staging))?;
+        let state = self.adamw.start_state(id, copies.stream)?;
         let [first, second] = state.moments;
         for (what, values) in STATE.iter().zip([state.master, first, second]) {
             let bytes = values.len() * size_of::<f32>();

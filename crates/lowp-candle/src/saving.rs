@@ -2,12 +2,11 @@
 
 use lowp_kernels::{Backend, Element, KernelError, Pending};
 
-/// A stream of copies to the host, and the memory that they arrive in. Training goes on while they are made; the next step, which
+/// A stream of copies to the host. Training goes on while they are made; the next step, which
 /// changes what is copied, follows them.
 #[derive(Debug)]
 pub(crate) struct Saving<B: Backend> {
     stream: B,
-    staging: B::Staging,
     /// Behind the copies that the next step must follow.
     copied: Option<B::Event>,
 }
@@ -17,7 +16,6 @@ impl<B: Backend> Saving<B> {
     pub(crate) fn new(backend: &B) -> Result<Self, KernelError> {
         Ok(Self {
             stream: backend.fork()?,
-            staging: B::Staging::default(),
             copied: None,
         })
     }
@@ -31,7 +29,6 @@ impl<B: Backend> Saving<B> {
         self.stream.wait_for(backend)?;
         let made = copies(&Copies {
             stream: &self.stream,
-            staging: &self.staging,
         });
         // Also behind those before one that failed.
         self.copied = Some(self.stream.record()?);
@@ -51,7 +48,6 @@ impl<B: Backend> Saving<B> {
 #[derive(Debug)]
 pub(crate) struct Copies<'a, B: Backend> {
     pub(crate) stream: &'a B,
-    pub(crate) staging: &'a B::Staging,
 }
 
 impl<B: Backend> Copies<'_, B> {
@@ -61,6 +57,6 @@ impl<B: Backend> Copies<'_, B> {
         buffer: &B::Buffer<T>,
         range: std::ops::Range<usize>,
     ) -> Result<Pending<u8>, KernelError> {
-        self.stream.start_read_bytes(buffer, range, self.staging)
+        self.stream.start_read_bytes(buffer, range)
     }
 }

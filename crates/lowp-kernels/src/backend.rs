@@ -37,8 +37,6 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     type Event: Clone + Debug + Send + Sync + 'static;
     /// Captured work.
     type Graph: Clone + Debug + Send + Sync + 'static;
-    /// Host memory that [`Backend::start_read_bytes`] fills, kept from one time to the next. Clones are the same memory.
-    type Staging: Clone + Debug + Default + Send + Sync + 'static;
 
     /// A buffer of `len` zeros.
     ///
@@ -103,9 +101,8 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
         range: Range<usize>,
     ) -> Result<Pending<T>, KernelError>;
 
-    /// As [`Backend::start_read`], little-endian bytes for entries. The host memory that they arrive in comes from `staging` and goes
-    /// back there once they were taken, for the next copy of as many bytes: of a device it is page-locked, which takes longer to
-    /// get than to fill.
+    /// As [`Backend::start_read`], little-endian bytes for entries. Host memory that a device fills is page-locked, which takes longer to get
+    /// than to fill: as long as the device is in use it is kept for the next copy of as many bytes.
     ///
     /// # Errors
     /// As [`Backend::start_read`].
@@ -113,7 +110,6 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
         &self,
         buffer: &Self::Buffer<T>,
         range: Range<usize>,
-        staging: &Self::Staging,
     ) -> Result<Pending<u8>, KernelError>;
 
     /// Copies `range` of `from` into `to` at entry `start`.

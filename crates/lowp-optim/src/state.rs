@@ -61,20 +61,16 @@ impl PendingValues {
 }
 
 impl<B: Backend> AdamW<B> {
-    /// Starts to copy the state of this rank's rows, or of its flat slice, to the host by way of `staging`, in the order of `stream`, a
+    /// Starts to copy the state of this rank's rows, or of its flat slice, to the host in the order of `stream`, a
     /// stream that follows the last step and that the next one follows.
     ///
     /// # Errors
     /// An id of another optimizer, or the backend failed.
-    pub fn start_state(
-        &self,
-        id: ParamId,
-        (stream, staging): (&B, &B::Staging),
-    ) -> Result<PendingState, OptimError> {
+    pub fn start_state(&self, id: ParamId, stream: &B) -> Result<PendingState, OptimError> {
         let param = &self.params[self.index(id)?];
         let wide = |buffer: &B::Buffer<f32>| -> Result<PendingValues, OptimError> {
             let len = stream.len(buffer);
-            let bytes = stream.start_read_bytes(buffer, 0..len, staging)?;
+            let bytes = stream.start_read_bytes(buffer, 0..len)?;
             Ok(PendingValues {
                 bytes,
                 len,
@@ -83,7 +79,7 @@ impl<B: Backend> AdamW<B> {
         };
         let narrow = |buffer: &B::Buffer<bf16>| -> Result<PendingValues, OptimError> {
             let len = stream.len(buffer);
-            let bytes = stream.start_read_bytes(buffer, 0..len, staging)?;
+            let bytes = stream.start_read_bytes(buffer, 0..len)?;
             Ok(PendingValues {
                 bytes,
                 len,

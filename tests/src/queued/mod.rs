@@ -135,7 +135,6 @@ impl Backend for Queued {
     type Plan = CpuPlan;
     type Event = Point;
     type Graph = CpuGraph;
-    type Staging = ();
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         self.call()?;
@@ -202,11 +201,10 @@ impl Backend for Queued {
         &self,
         buffer: &CpuBuffer<T>,
         range: Range<usize>,
-        staging: &(),
     ) -> Result<Pending<u8>, KernelError> {
         self.call()?;
         self.flush()?;
-        Cpu.start_read_bytes(buffer, range, staging)
+        Cpu.start_read_bytes(buffer, range)
     }
 
     fn copy<T: Element>(

@@ -188,7 +188,7 @@ fn nothing_but_reads_waits_for_the_device() {
         let cuda = rig.backend.fork().unwrap();
         let len = 1 << 28;
         let [from, to] = [(); 2].map(|()| cuda.alloc::<f32>(len).unwrap());
-        let (small, staging) = (cuda.upload(&[0f32; 64]).unwrap(), Default::default());
+        let small = cuda.upload(&[0f32; 64]).unwrap();
         let other = cuda.fork().unwrap();
         let graph = cuda.capture(|| cuda.clear::<f32>(&small)).unwrap();
         let goes_on = || {
@@ -205,11 +205,7 @@ fn nothing_but_reads_waits_for_the_device() {
                 other.wait_for(&cuda).unwrap();
                 cuda.wait(&other.record().unwrap()).unwrap();
                 pending.push(cuda.start_read::<f32>(&small, 0..64).unwrap());
-                saved.push(
-                    other
-                        .start_read_bytes::<f32>(&small, 0..64, &staging)
-                        .unwrap(),
-                );
+                saved.push(other.start_read_bytes::<f32>(&small, 0..64).unwrap());
                 cuda.wait(&other.record().unwrap()).unwrap();
                 cuda.alloc::<u8>(1 << 20).unwrap();
             }

@@ -42,7 +42,6 @@ pub(super) fn a_pending_read_has_the_values_of_its_point<B: Backend>(rig: &Rig<B
 }
 
 pub(super) fn pending_bytes_have_the_values_of_their_point<B: Backend>(rig: &Rig<B>) {
-    let staging = B::Staging::default();
     let wide = rig.buffer(&[0f32; 4099]);
     let narrow = rig.buffer(&[bf16::ZERO; 4099]);
     let codes = rig.buffer(&[0u8; 4099]);
@@ -60,22 +59,19 @@ pub(super) fn pending_bytes_have_the_values_of_their_point<B: Backend>(rig: &Rig
         side.wait_for(&rig.backend).unwrap();
         pending.push((
             [value.to_le_bytes()].concat(),
-            side.start_read_bytes::<f32>(&wide, 7..4007, &staging)
-                .unwrap(),
+            side.start_read_bytes::<f32>(&wide, 7..4007).unwrap(),
         ));
         pending.push((
             half.to_le_bytes().to_vec(),
-            side.start_read_bytes::<bf16>(&narrow, 7..4007, &staging)
-                .unwrap(),
+            side.start_read_bytes::<bf16>(&narrow, 7..4007).unwrap(),
         ));
         pending.push((
             vec![round],
-            side.start_read_bytes::<u8>(&codes, 7..4007, &staging)
-                .unwrap(),
+            side.start_read_bytes::<u8>(&codes, 7..4007).unwrap(),
         ));
         rig.backend.wait_for(&side).unwrap();
         if round % 5 == 0 {
-            drop(side.start_read_bytes::<u8>(&codes, 0..9, &staging).unwrap());
+            drop(side.start_read_bytes::<u8>(&codes, 0..9).unwrap());
             for (entry, bytes) in pending.drain(..) {
                 // Another thread takes them, as that which writes a checkpoint does.
                 let found = std::thread::scope(|scope| {
@@ -88,12 +84,9 @@ pub(super) fn pending_bytes_have_the_values_of_their_point<B: Backend>(rig: &Rig
     for (entry, bytes) in pending {
         assert!(bytes.wait().unwrap() == entry.repeat(4000));
     }
-    let empty = side.start_read_bytes::<f32>(&wide, 9..9, &staging).unwrap();
+    let empty = side.start_read_bytes::<f32>(&wide, 9..9).unwrap();
     assert!(empty.wait().unwrap().is_empty());
-    assert!(
-        side.start_read_bytes::<f32>(&wide, 4000..4100, &staging)
-            .is_err()
-    );
+    assert!(side.start_read_bytes::<f32>(&wide, 4000..4100).is_err());
 }
 
 /// More than the staging memory of a device holds at once.

@@ -40,7 +40,6 @@ impl Backend for Cpu {
     /// Work is done when a call returns: every point has been passed.
     type Event = ();
     type Graph = CpuGraph;
-    type Staging = ();
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CpuBuffer<T>, KernelError> {
         graph::not_in_capture("an allocation")?;
@@ -108,7 +107,6 @@ impl Backend for Cpu {
         &self,
         buffer: &CpuBuffer<T>,
         entries: Range<usize>,
-        (): &(),
     ) -> Result<Pending<u8>, KernelError> {
         graph::not_in_capture("a read to the host")?;
         let entries = range("read", entries.start, entries.len(), buffer.len())?;

@@ -15,7 +15,7 @@ use cudarc::driver::{CudaStream, result, sys};
 
 use super::cleanup::Cleanup;
 use super::device::{Cuda, Device};
-use super::host::CudaStaging;
+use super::host::Lender;
 use super::{capture, deferred, failed, host};
 use crate::host::zeroed;
 use crate::{DeviceBuffer, Element, KernelError, Pending};
@@ -215,17 +215,17 @@ impl<T: Element> CudaBuffer<T> {
         cuda.bind()?;
         let (stream, from) = (&cuda.queue.stream, self.at(range.start));
         // SAFETY: the backend checked the range; the memory is freed behind the work of every stream.
-        let on_its_way =
-            unsafe { host::start_read::<T>(cuda.device(), stream, from, range.len(), None)? };
+        let on_its_way = unsafe {
+            host::start_read::<T>(cuda.device(), stream, from, range.len(), Lender::Pool)?
+        };
         Ok(Pending::new(on_its_way))
     }
 
-    /// Copies them as bytes, by way of `staging`. A device has values as a little-endian host does.
+    /// Copies them as bytes. A device has values as a little-endian host does.
     pub(super) fn start_staging(
         &self,
         cuda: &Cuda,
         range: Range<usize>,
-        staging: &CudaStaging,
     ) -> Result<Pending<u8>, KernelError> {
         if range.is_empty() {
             return Ok(Pending::new(Vec::new()));
@@ -235,7 +235,7 @@ impl<T: Element> CudaBuffer<T> {
         let bytes = range.len() * size_of::<T>();
         // SAFETY: as above; the memory holds as many bytes.
         let on_its_way =
-            unsafe { host::start_read::<u8>(cuda.device(), stream, from, bytes, Some(staging))? };
+            unsafe { host::start_read::<u8>(cuda.device(), stream, from, bytes, Lender::Staging)? };
         Ok(Pending::new(on_its_way))
     }
 

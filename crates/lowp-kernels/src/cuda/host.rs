@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -63,6 +62,9 @@ struct Inner {
     /// Blocks whose copy may not be done, oldest first.
     busy: VecDeque<(Block, DriverEvent)>,
     busy_bytes: usize,
+    /// Blocks of whole tensors, as large as these. They are freed with the device: to free page-locked memory waits for all of its work,
+    /// which ends the captures of other threads.
+    staged: Vec<Block>,
 }
 
 impl HostPool {
@@ -96,6 +98,20 @@ impl HostPool {
             }
             device.events.give_back(event);
             self.lock().retain(block);
+        }
+    }
+
+    /// A block of `bytes` bytes, rounded up to whole pages, of those that are kept, or a new one.
+    fn stage(&self, device: &Device, bytes: usize) -> Result<Block, KernelError> {
+        let bytes = bytes.next_multiple_of(SMALLEST);
+        let mut inner = self.lock();
+        let kept = inner.staged.iter().position(|block| block.bytes == bytes);
+        match kept {
+            Some(at) => Ok(inner.staged.swap_remove(at)),
+            None => {
+                drop(inner);
+                allocate(device, bytes)
+            }
         }
     }
 
@@ -200,40 +216,16 @@ pub(super) unsafe fn write<T: Element>(
     Ok(())
 }
 
-/// Page-locked memory for copies of what a device holds, kept between copies.
-#[derive(Clone, Default)]
-pub struct CudaStaging {
-    free: Arc<Mutex<Vec<Block>>>,
+/// Whose memory values arrive in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lender {
+    /// Of the pool, which keeps small blocks.
+    Pool,
+    /// Of what is kept for whole tensors.
+    Staging,
 }
 
-impl CudaStaging {
-    fn lock(&self) -> MutexGuard<'_, Vec<Block>> {
-        // Blocks are moved whole.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A block of `bytes` bytes in memory of `device`'s context.
-    fn take(&self, device: &Device, bytes: usize) -> Result<Block, KernelError> {
-        let bytes = bytes.next_multiple_of(SMALLEST);
-        let mut free = self.lock();
-        let fits =
-            |block: &Block| block.bytes == bytes && Arc::ptr_eq(&block.context, &device.context);
-        match free.iter().position(fits) {
-            Some(at) => Ok(free.swap_remove(at)),
-            None => allocate(device, bytes),
-        }
-    }
-}
-
-impl fmt::Debug for CudaStaging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let free = self.lock();
-        let bytes: usize = free.iter().map(|block| block.bytes).sum();
-        write!(f, "CudaStaging({} blocks, {bytes} bytes)", free.len())
-    }
-}
-
-/// Starts to copy `len` values from address `from` in the order of `stream`, by way of memory of `staging` where it is given.
+/// Starts to copy `len` values from address `from` in the order of `stream`.
 ///
 /// # Safety
 /// The device memory at `from` holds the values and lives until the stream has passed the copy.
@@ -242,13 +234,13 @@ pub(super) unsafe fn start_read<T: Element>(
     stream: &CudaStream,
     from: u64,
     len: usize,
-    staging: Option<&CudaStaging>,
+    lender: Lender,
 ) -> Result<OnItsWay<T>, KernelError> {
     let bytes = len * size_of::<T>();
     // A read never waits.
-    let block = match staging {
-        None => device.host.take(device, bytes, usize::MAX)?,
-        Some(staging) => staging.take(device, bytes)?,
+    let block = match lender {
+        Lender::Pool => device.host.take(device, bytes, usize::MAX)?,
+        Lender::Staging => device.host.stage(device, bytes)?,
     };
     // SAFETY: the block has as many bytes, and nobody else has it.
     let host = unsafe { std::slice::from_raw_parts_mut(block.pointer, bytes) };
@@ -259,7 +251,7 @@ pub(super) unsafe fn start_read<T: Element>(
         Ok(event) => Ok(OnItsWay {
             copy: Some((block, event)),
             device: Arc::clone(device),
-            staging: staging.cloned(),
+            lender,
             len,
             values: PhantomData,
         }),
@@ -276,8 +268,8 @@ pub(super) struct OnItsWay<T> {
     /// Where they arrive, and when they are there; `None` once they were taken.
     copy: Option<(Block, DriverEvent)>,
     device: Arc<Device>,
-    /// Where its memory is from and goes back to, if not from the device's pool.
-    staging: Option<CudaStaging>,
+    /// Where its memory goes back to.
+    lender: Lender,
     len: usize,
     values: PhantomData<fn() -> T>,
 }
@@ -303,9 +295,9 @@ impl<T: Element> Arrival<T> for OnItsWay<T> {
         }
         if let Some((block, event)) = self.copy.take() {
             self.device.events.give_back(event);
-            match &self.staging {
-                None => self.device.host.give_back(block, None),
-                Some(staging) => staging.lock().push(block),
+            match self.lender {
+                Lender::Pool => self.device.host.give_back(block, None),
+                Lender::Staging => self.device.host.lock().staged.push(block),
             }
         }
         Ok(values)

@@ -44,7 +44,6 @@ pub use event::CudaEvent;
 #[cfg(test)]
 pub(crate) use geometry::ring::WIDE_TILES;
 pub use graph::CudaGraph;
-pub use host::CudaStaging;
 pub use plan::CudaPlan;
 
 impl crate::sealed::Backend for Cuda {}
@@ -54,7 +53,6 @@ impl Backend for Cuda {
     type Plan = CudaPlan;
     type Event = CudaEvent;
     type Graph = CudaGraph;
-    type Staging = CudaStaging;
 
     fn alloc<T: Element>(&self, len: usize) -> Result<CudaBuffer<T>, KernelError> {
         capture::not_in("an allocation")?;
@@ -121,12 +119,11 @@ impl Backend for Cuda {
         &self,
         buffer: &CudaBuffer<T>,
         entries: Range<usize>,
-        staging: &CudaStaging,
     ) -> Result<Pending<u8>, KernelError> {
         capture::not_in("a read to the host")?;
         range("read", entries.start, entries.len(), buffer.len())?;
         self.own(buffer)?;
-        buffer.start_staging(self, entries, staging)
+        buffer.start_staging(self, entries)
     }
 
     fn copy<T: Element>(
