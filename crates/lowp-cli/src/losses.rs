@@ -6,6 +6,7 @@ use crate::train::svg::{Series, curves, escape, smooth, stroke};
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -34,7 +35,12 @@ pub(crate) struct Args {
 #[derive(Deserialize)]
 struct Document {
     runs: Vec<Run>,
+    #[serde(default)]
+    config: Map<String, Value>,
 }
+
+/// What two files may differ in.
+const FREE: [&str; 2] = ["seed", "seeds"];
 
 #[derive(Deserialize)]
 struct Run {
@@ -74,14 +80,19 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 /// The runs by recipe: the baseline, then the others in the order in which they are found.
 fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
     let mut recipes: Vec<(String, Seeds)> = Vec::new();
+    let mut known: Option<(String, Map<String, Value>)> = None;
     for path in &args.files {
         let name = || path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(name)?;
         let document: Document = serde_json::from_str(&text)
             .with_context(|| format!("{}: not a result file of `lowp train --json`", name()))?;
+        match &known {
+            None => known = Some((name(), document.config)),
+            Some((first, config)) => same(first, config, &name(), &document.config)?,
+        }
         for run in document.runs {
-            let known = recipes.iter().position(|(recipe, _)| *recipe == run.recipe);
-            let at = known.unwrap_or_else(|| {
+            let place = recipes.iter().position(|(recipe, _)| *recipe == run.recipe);
+            let at = place.unwrap_or_else(|| {
                 recipes.push((run.recipe.clone(), Seeds::new()));
                 recipes.len() - 1
             });
@@ -90,6 +101,27 @@ fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
     }
     recipes.sort_by_key(|(name, _)| *name != args.baseline);
     Ok(recipes)
+}
+
+/// Runs of other models or steps have losses that say nothing of recipes.
+fn same(
+    first: &str,
+    config: &Map<String, Value>,
+    other: &str,
+    found: &Map<String, Value>,
+) -> Result<(), UsageError> {
+    let keys = config.keys().chain(found.keys());
+    let mut keys = keys.filter(|key| !FREE.contains(&key.as_str()));
+    let value =
+        |config: &Map<String, Value>, key: &str| config.get(key).cloned().unwrap_or_default();
+    match keys.find(|key| value(config, key) != value(found, key)) {
+        None => Ok(()),
+        Some(key) => Err(UsageError::new(format!(
+            "{other} has {key} {}, and {first} has {}: losses of runs are compared that differ in recipe and seed alone",
+            value(found, key),
+            value(config, key)
+        ))),
+    }
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

@@ -49,7 +49,8 @@ __device__ __forceinline__ float generic_amax(const Amax& job, uint64_t first, u
       const AmaxBlocks& part = job.blocks[p];
       if (!part.out) continue;
       const uint64_t top = part.rows == WHOLE_SIDE ? 0 : row / part.rows;
-      const uint64_t wide = part.cols == WHOLE_SIDE ? 1 : cdiv(job.cols, part.cols), left = part.cols == WHOLE_SIDE ? 0 : col / part.cols;
+      const uint64_t wide = part.cols == WHOLE_SIDE ? 1 : cdiv(job.cols, part.cols);
+      const uint64_t left = part.cols == WHOLE_SIDE ? 0 : col / part.cols;
       raise(pointer<float>(part.out) + top * wide + left, rounded(job, a));
     }
     all = fmaxf(all, a);

@@ -158,13 +158,9 @@ __device__ __forceinline__ void decode_rows(const Decode& job, uint32_t index) {
   }
   float* out = pointer<float>(job.out) + row * cols + col;
   bool of_columns = LINED && job.ingredients.extent == EXTENT_COLUMNS;
-  // Those of rows are on their way while the codes are.
-  float lines[LINED ? ROWS : 1];
-#pragma unroll
-  for (int i = 0; i < (LINED ? ROWS : 0); ++i) lines[i] = of_columns ? tensor : outer(job, row + min(uint32_t(i), rows - 1), col);
   float f[4];
   auto factors = [&](int i) {
-    if (LINED) tensor = lines[i];
+    if (LINED && !of_columns) tensor = outer(job, row + min(uint32_t(i), rows - 1), col);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (of_columns) tensor = outer(job, row, col + k);

@@ -176,6 +176,7 @@ impl<B: Backend> Rank<'_, B> {
         };
         let mut start = Instant::now();
         let mut begun_at = first_step;
+        let mut unmeasured = None;
         for step in first_step..last_step {
             if step == first_step + WARM_UP && last_step - first_step >= 3 * WARM_UP {
                 // Plans are made and memory is found in the first steps.
@@ -187,6 +188,8 @@ impl<B: Backend> Rank<'_, B> {
             }
             let measured = self.progress.is_some() && step + 1 == last_step;
             if measured {
+                // What measures the step is no part of its rate, where there are others.
+                unmeasured = Some(start.elapsed());
                 trained.network.start_profile()?;
             }
             let loss = self.step(step, &mut trained)?;
@@ -214,9 +217,14 @@ impl<B: Backend> Rank<'_, B> {
             self.save(saver, run, (last_step, &mut trained.sharded, &train_loss))?;
         }
         // As if all steps had taken what those behind the first ones took.
-        let measured = (last_step - begun_at).max(1) as f64;
-        outcome.seconds =
-            start.elapsed().as_secs_f64() * (last_step - first_step) as f64 / measured;
+        let (elapsed, measured) = match unmeasured {
+            Some(before) if last_step > begun_at + 1 && outcome.waited.is_some() => {
+                (before, last_step - 1 - begun_at)
+            }
+            _ => (start.elapsed(), (last_step - begun_at).max(1)),
+        };
+        let steps = (last_step - first_step) as f64;
+        outcome.seconds = elapsed.as_secs_f64() * steps / measured as f64;
         outcome.add(&trained, (self.backend, config))?;
         let Trained {
             sharded, network, ..

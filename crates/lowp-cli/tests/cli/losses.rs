@@ -10,9 +10,9 @@ fn files(folder: &tempfile::TempDir) -> Vec<PathBuf> {
         json!({"recipe": recipe, "seed": seed, "train_loss": losses, "val_loss": last})
     };
     let documents = [
-        json!({"runs": [run("fp32", 0, 2.0), run("mxfp8", 0, 2.01)], "config": {}}),
-        json!({"runs": [run("mxfp8", 1, 4.08)]}),
-        json!({"runs": [run("fp32", 1, 4.0), run("<bf16>", 7, 3.0)]}),
+        json!({"runs": [run("fp32", 0, 2.0), run("mxfp8", 0, 2.01)], "config": {"dim": 8, "seed": 0}}),
+        json!({"runs": [run("mxfp8", 1, 4.08)], "config": {"dim": 8, "seed": 1}}),
+        json!({"runs": [run("fp32", 1, 4.0), run("<bf16>", 7, 3.0)], "config": {"dim": 8, "seed": 1}}),
     ];
     let write = |(index, document): (usize, &serde_json::Value)| {
         let path = folder.path().join(format!("{index}.json"));
@@ -45,6 +45,14 @@ fn other_files_are_told() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("other.json");
     std::fs::write(&path, "{\"runs\": 1}").expect("a file");
+    let other = folder.path().join("wide.json");
+    std::fs::write(&other, "{\"runs\": [], \"config\": {\"dim\": 9}}").expect("a file");
+    let mut args = vec![PathBuf::from("losses")];
+    args.extend(files(&folder));
+    args.push(other);
+    let outcome = lowp(&args);
+    assert_eq!(outcome.code, Some(2));
+    assert!(outcome.stderr.contains("dim 9"), "{}", outcome.stderr);
     let args = [PathBuf::from("losses"), path];
     let outcome = lowp(&args);
     assert_eq!(outcome.code, Some(1));

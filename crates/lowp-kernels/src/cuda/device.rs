@@ -260,7 +260,7 @@ impl Cuda {
             unsafe { sys::cuDeviceGetMemPool(&mut pool, self.device().context.cu_device()) };
         asked.result().map_err(failed("cuDeviceGetMemPool"))?;
         let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        call(pool, high).map_err(failed("cuMemPoolAttribute"))
+        call(pool, high).map_err(failed("cuMemPoolGetAttribute"))
     }
 
     /// Bytes of the second-level cache.

@@ -364,7 +364,8 @@ impl<R: Recipe> Layer<R> {
         Ok(self.shared.trace.mark(|| "copies of inputs".to_owned())?)
     }
 
-    /// Runs forward on what its first norm keeps, where what the pass left of the block has been used for other blocks since.
+    /// Runs forward on what its first norm keeps, where blocks share the memory of what lies between their passes. Also in the last block,
+    /// which still has it: gathers are those that plans count.
     pub(super) fn forward_again(&self, branch: &Values) -> Done {
         match self.shared.arena.runs_again() {
             true => {
