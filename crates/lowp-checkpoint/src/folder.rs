@@ -65,15 +65,21 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
         why: why.to_owned(),
     };
     let path = folder.join(LATEST);
-    let Ok(named) = fs::metadata(&path).map(|found| (found.is_file(), found.len())) else {
-        let remedy = match steps(folder)?.last() {
-            Some(step) => format!("it has no file `latest`; name {} itself", name_of(*step)),
-            None => "it holds no checkpoint".to_owned(),
-        };
-        return Err(none(&remedy));
+    let named = match fs::metadata(&path) {
+        Ok(found) => found,
+        // What stopped before the first name was written left a whole checkpoint: it got its own name last.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let mut places = steps(folder)?
+                .into_iter()
+                .rev()
+                .map(|step| folder_of(folder, step));
+            let newest = places.find(|place| is_checkpoint(place));
+            return newest.ok_or_else(|| none("it holds no checkpoint"));
+        }
+        Err(error) => return Err(CheckpointError::io(&path, "read")(error)),
     };
     // A name is short.
-    if !named.0 || named.1 > 64 {
+    if !named.is_file() || named.len() > 64 {
         return Err(none("its file `latest` names no checkpoint"));
     }
     let name = fs::read_to_string(&path).map_err(CheckpointError::io(&path, "read"))?;

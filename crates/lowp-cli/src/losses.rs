@@ -1,6 +1,7 @@
 //! `lowp losses`: the losses of result files of `lowp train --json` side by side, as a table and as one picture.
 
 use crate::columns::Columns;
+use crate::files::{check_distinct, check_writable, read_regular, write_atomically};
 use crate::output;
 use crate::train::svg::{Series, curves, escape, smooth, stroke};
 use crate::usage::UsageError;
@@ -13,7 +14,8 @@ use std::path::PathBuf;
 
 /// Compare the losses of runs that `lowp train --json` recorded
 ///
-/// Runs of one recipe are averaged over their seeds. A gap is the validation loss above that of the baseline with the same seed.
+/// Runs of one recipe are averaged over their seeds, those that the baseline has, too, if there are any. A gap is the validation loss above
+/// that of the baseline with the same seed.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   lowp losses run.json
@@ -39,6 +41,9 @@ struct Document {
     config: Map<String, Value>,
 }
 
+/// Most bytes of a result file: a loss takes some twenty.
+const MAX_BYTES: u64 = 256 << 20;
+
 /// What two files may differ in.
 const FREE: [&str; 2] = ["seed", "seeds"];
 
@@ -59,7 +64,21 @@ type Seeds = BTreeMap<u64, Run>;
 /// # Errors
 /// A file that cannot be read or is no such file, no run of the baseline, or a picture that cannot be written.
 pub(crate) fn main(args: &Args) -> Result<()> {
+    if let Some(path) = &args.svg {
+        check_writable("--svg", path)?;
+        let inputs = args
+            .files
+            .iter()
+            .map(|file| ("a result file", file.as_path()));
+        check_distinct(inputs, [("--svg", path.as_path())])?;
+    }
     let recipes = read(args)?;
+    if recipes.is_empty() {
+        return Err(UsageError::new(
+            "the files have no runs; give those that `lowp train --json` wrote",
+        )
+        .into());
+    }
     let Some((_, baseline)) = recipes.iter().find(|(name, _)| *name == args.baseline) else {
         let names: Vec<&str> = recipes.iter().map(|(name, _)| name.as_str()).collect();
         return Err(UsageError::new(format!(
@@ -72,7 +91,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     output::print(&table(&recipes, baseline))?;
     if let Some(path) = &args.svg {
         let picture = picture(&recipes, &args.baseline, baseline);
-        std::fs::write(path, picture).with_context(|| path.display().to_string())?;
+        write_atomically(path, &picture)?;
     }
     Ok(())
 }
@@ -83,8 +102,8 @@ fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
     let mut known: Option<(String, Map<String, Value>)> = None;
     for path in &args.files {
         let name = || path.display().to_string();
-        let text = std::fs::read_to_string(path).with_context(name)?;
-        let document: Document = serde_json::from_str(&text)
+        let bytes = read_regular(path, MAX_BYTES).with_context(name)?;
+        let document: Document = serde_json::from_slice(&bytes)
             .with_context(|| format!("{}: not a result file of `lowp train --json`", name()))?;
         match &known {
             None => known = Some((name(), document.config)),
@@ -147,7 +166,10 @@ fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
     );
     for (name, seeds) in recipes {
         let gaps = gaps(seeds, baseline);
-        let val = mean(seeds.values().map(|run| run.val_loss.unwrap_or(f64::NAN)));
+        // Of a recipe that shares seeds with the baseline the others say nothing beside it.
+        let shared = |(seed, _): &(&u64, &Run)| gaps.is_empty() || baseline.contains_key(seed);
+        let counted: Vec<&Run> = seeds.iter().filter(shared).map(|(_, run)| run).collect();
+        let val = mean(counted.iter().map(|run| run.val_loss.unwrap_or(f64::NAN)));
         let percent = |value: f64| match gaps.is_empty() {
             true => "-".to_owned(),
             false => format!("{value:+.2}%"),
@@ -156,7 +178,7 @@ fn table(recipes: &[(String, Seeds)], baseline: &Seeds) -> String {
         let most = gaps.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         table.row([
             name.clone(),
-            seeds.len().to_string(),
+            counted.len().to_string(),
             format!("{val:.4}"),
             percent(mean(gaps.iter().copied())),
             percent(least),

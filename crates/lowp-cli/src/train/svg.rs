@@ -9,6 +9,9 @@ const TOP: f64 = 28.0;
 const BOTTOM: f64 = 40.0;
 const HEIGHT: f64 = 340.0;
 
+/// Points of a line; more would be closer than two pixels.
+const MOST_POINTS: usize = 400;
+
 /// Number of colours; further lines repeat them with other dashes.
 pub(crate) const COLOURS: usize = 8;
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
@@ -31,9 +34,10 @@ pub(crate) fn stroke(index: usize) -> String {
     )
 }
 
-/// Text with the characters that HTML gives a meaning escaped.
+/// Text with the characters that HTML gives a meaning escaped, and those that XML has no form for left out.
 pub(crate) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
+    text.replace(char::is_control, "")
+        .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
@@ -88,10 +92,13 @@ pub(crate) fn curves(title: &str, unit: &str, series: &[Series<'_, Vec<f64>>]) -
         escape(unit),
         HEIGHT - 6.0
     );
+    let stride = steps.div_ceil(MOST_POINTS).max(1);
     // The first series is the one to compare with: it lies on top.
     for s in series.iter().rev() {
         let mut points = String::new();
-        for (index, &value) in s.values.iter().enumerate().filter(|(_, v)| v.is_finite()) {
+        let drawn = |index: usize| index.is_multiple_of(stride) || index + 1 == s.values.len();
+        let values = s.values.iter().enumerate();
+        for (index, &value) in values.filter(|(i, v)| drawn(*i) && v.is_finite()) {
             let _ = write!(points, "{:.1},{:.1} ", x(index as f64 + 1.0), y(value));
         }
         let _ = write!(

@@ -11,7 +11,7 @@ fn files(folder: &tempfile::TempDir) -> Vec<PathBuf> {
     };
     let documents = [
         json!({"runs": [run("fp32", 0, 2.0), run("mxfp8", 0, 2.01)], "config": {"dim": 8, "seed": 0}}),
-        json!({"runs": [run("mxfp8", 1, 4.08)], "config": {"dim": 8, "seed": 1}}),
+        json!({"runs": [run("mxfp8", 1, 4.08), run("mxfp8", 5, 9.0)], "config": {"dim": 8, "seed": 1}}),
         json!({"runs": [run("fp32", 1, 4.0), run("<bf16>", 7, 3.0)], "config": {"dim": 8, "seed": 1}}),
     ];
     let write = |(index, document): (usize, &serde_json::Value)| {
@@ -34,6 +34,16 @@ fn runs_are_compared_by_recipe_and_seed() {
     // Three lines of losses, gaps of the one that shares seeds, and names that are escaped.
     assert_eq!(svg.matches("points=\"\"").count(), 1);
     assert!(svg.contains("&lt;bf16&gt;") && !svg.contains("<bf16>") && !svg.contains("NaN"));
+    let last = args.len() - 1;
+    let mut over = args.clone();
+    over[last] = args[1].clone();
+    let outcome = lowp(&over);
+    assert_eq!(outcome.code, Some(2));
+    assert!(
+        outcome.stderr.contains("name the same file"),
+        "{}",
+        outcome.stderr
+    );
     args.extend(["--baseline", "bf16"].map(PathBuf::from));
     let other = lowp(&args);
     assert_eq!(other.code, Some(2));
