@@ -61,6 +61,18 @@ class Steps(unittest.TestCase):
             self.assertTrue(torch.equal(opt.state[param]["master"].bfloat16(), param))
             self.assertEqual(opt.state[param]["exp_avg"].dtype, torch.bfloat16)
 
+    def test_parameters_that_are_not_contiguous_are_refused(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            values = torch.randn(4, 8, 6, 6, dtype=dtype)
+            for param in (values[0, 0].t()[:, :3], values.to(memory_format=torch.channels_last), values[:1, :1].expand(2, 2, 6, 6)):
+                with self.subTest(dtype=dtype, shape=tuple(param.shape)):
+                    param = nn.Parameter(param)
+                    param.grad = torch.zeros_like(param)
+                    before = param.detach().clone()
+                    with self.assertRaisesRegex(lowp.LowpError, "not contiguous"):
+                        lowp.AdamW([param]).step()
+                    self.assertTrue(torch.equal(param, before))
+
     def test_schedules_and_groups_count(self):
         torch.manual_seed(0)
         own = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))

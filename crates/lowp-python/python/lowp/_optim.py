@@ -96,6 +96,8 @@ class AdamW(torch.optim.Optimizer):
         if "exp_avg" in state:
             return state
         local = _local(param)
+        if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
+            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
         if isinstance(local, Tensor):
             master = local._store.master
             if master is None:
@@ -106,8 +108,6 @@ class AdamW(torch.optim.Optimizer):
             state["master"] = _like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
             raise LowpError(f"a parameter in {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor")
-        elif not local.is_contiguous():
-            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
         zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
         state["exp_avg"], state["exp_avg_sq"] = _like(param, zeros()), _like(param, zeros())
         state["step"] = torch.tensor(0.0)
