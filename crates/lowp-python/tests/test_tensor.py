@@ -177,6 +177,37 @@ class Files(unittest.TestCase):
                 self.assertEqual(loaded.recipe, weight.recipe)
                 self.assertTrue(torch.equal(loaded.master, weight.master))
 
+    def test_files_of_other_buffers_are_refused(self):
+        weight = lowp.quantize(values((64, 64)), "mxfp8", keep_master=True)
+        rebuild, state = weight.__reduce_ex__(2)
+        self.assertTrue(torch.equal(rebuild(*state), weight))
+        buffers, master = weight.buffers, weight.master
+        data = "rowwise_data"
+        bytes = buffers[data].numel()
+        other = lambda buffer: (*state[:4], {**buffers, data: buffer}, *state[5:])
+        for message, changed in (
+            ("int8", other(buffers[data].view(torch.int8))),
+            ("contiguous", other(torch.zeros(1, dtype=torch.uint8).expand(bytes))),
+            ("contiguous", other(torch.zeros(2 * bytes, dtype=torch.uint8)[::2])),
+            ("contiguous", other(buffers[data].view(64, 64))),
+            ("list", other([0] * bytes)),
+            ("meta", other(buffers[data].to("meta"))),
+            ("with buffers", (*state[:4], {data: buffers[data]}, *state[5:])),
+            ("with buffers none", (*state[:4], {}, *state[5:])),
+            ("master", (*state[:5], master[:32], state[6])),
+            ("master", (*state[:5], master.double(), state[6])),
+            ("master", (*state[:5], master.t(), state[6])),
+            ("dtype", (*state[:2], torch.int32, *state[3:])),
+            ("int|dtype", (*state[:2], None, *state[3:])),
+        ):
+            with self.subTest(message=message), self.assertRaisesRegex(lowp.LowpError, message):
+                rebuild(*changed)
+        names, context = weight.__tensor_flatten__()
+        inner = {name: buffers[name] for name in names}
+        self.assertTrue(torch.equal(lowp.Tensor.__tensor_unflatten__(inner, context, None, None), weight))
+        with self.assertRaisesRegex(lowp.LowpError, "contiguous"):
+            lowp.Tensor.__tensor_unflatten__({**inner, data: inner[data][1:]}, context, None, None)
+
     def test_state_dicts(self):
         nets = [nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2)]
         for net in nets:

@@ -30,6 +30,29 @@ class Store:
         buffers = {row[0]: make(row[1], dtype=torch.uint8, device=device) for row in rows_of}
         return cls(recipe, rows, cols, buffers, device)
 
+    @classmethod
+    def of(cls, recipe, shape, buffers, master=None):
+        """A store over buffers that come from outside, such as a file: those of one usage, or what a shard stores, each whole in
+        memory of its own."""
+        rows, cols = shape
+        recipe.check(rows, cols)
+        what = f"{recipe.name} {rows}x{cols}"
+        kinds = [(usage, stored) for usage in ("both", "rowwise", "columnwise") for stored in (False, True)]
+        expected = [{row[0]: row[1] for row in recipe.buffers(rows, cols, *kind)} for kind in kinds]
+        names = sorted(buffers)
+        found = next((of for of in expected if sorted(of) == names), None)
+        if found is None:
+            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; it has {', '.join(expected[0])}")
+        for name, buffer in buffers.items():
+            _check_memory(f"{name} of {what}", buffer, torch.uint8, (found[name],))
+        devices = {buffer.device for buffer in buffers.values()}
+        if master is not None:
+            _check_memory(f"the master of {what}", master, torch.float32, (rows, cols))
+            devices.add(master.device)
+        if len(devices) != 1:
+            raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; its buffers and its master are on one device")
+        return cls(recipe, rows, cols, dict(buffers), devices.pop(), master)
+
     @property
     def shape(self):
         return (self.rows, self.cols)
@@ -66,7 +89,7 @@ class Store:
         buffers = {}
         for name, (cut, shared) in self._cuts(start, end).items():
             # One number or line that all rows share: each has its own copy, as casts write it.
-            buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1)
+            buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1).contiguous()
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
         window._window = (self, start, end)
@@ -199,6 +222,14 @@ class Store:
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""
         return f"{orientation}_data" in self.buffers or "shared_data" in self.buffers
+
+
+def _check_memory(what, tensor, dtype, shape):
+    """Raises unless ``tensor`` is plain, contiguous memory of a dtype and a shape."""
+    plain = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    if not plain or tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise LowpError(f"{what} is {found}; it is contiguous {dtype} {shape}")
 
 
 _CASTS = {}
