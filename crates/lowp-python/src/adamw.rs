@@ -114,10 +114,16 @@ impl<B: Held> Of<B> {
                     exp_avg: backend.wrap::<bf16>(exp_avg)?,
                     exp_avg_sq: backend.wrap::<bf16>(exp_avg_sq)?,
                 },
-                _ => Moments::F32 {
+                "float32" => Moments::F32 {
                     exp_avg: backend.wrap::<f32>(exp_avg)?,
                     exp_avg_sq: backend.wrap::<f32>(exp_avg_sq)?,
                 },
+                other => {
+                    return Err(Error::new(format!(
+                        "moments of {} in {other}; there are float32 and bfloat16",
+                        param.name
+                    )));
+                }
             };
             let memory = ParamMemory {
                 master: backend.wrap::<f32>(param.master.into())?,
@@ -158,10 +164,10 @@ impl<B: Held> Of<B> {
     fn spans(&self, grads: &[GradArg]) -> Result<Vec<Range<usize>>, Error> {
         let span = |(pointer, bytes, _): &GradArg| match bytes {
             0 => {
-                let none = self.backend.wrap::<f32>(memory(*pointer, 0))?;
+                let none = self.backend.wrap::<f32>(memory(&self.backend, *pointer, 0))?;
                 Ok(self.backend.span(&none))
             }
-            _ => Ok(memory(*pointer, *bytes).span()),
+            _ => Ok(memory(&self.backend, *pointer, *bytes).span()),
         };
         grads.iter().map(span).collect()
     }
@@ -185,7 +191,8 @@ impl<B: Held> Steps for Of<B> {
         let spans = self.spans(&grads)?;
         if !self.adamw.take_grads_at(&spans) {
             let source = |(pointer, bytes, dtype): GradArg| {
-                self.backend.source(memory(pointer, bytes), &dtype)
+                self.backend
+                    .source(memory(&self.backend, pointer, bytes), &dtype)
             };
             let sources = grads.into_iter().map(source);
             let sources = sources.collect::<Result<Vec<_>, Error>>()?;
@@ -253,8 +260,8 @@ impl<B: Held> Steps for Of<B> {
     }
 }
 
-fn memory(pointer: u64, bytes: usize) -> Memory {
-    (pointer, bytes, None).into()
+fn memory<B: Held>(backend: &B, pointer: u64, bytes: usize) -> Memory {
+    (pointer, bytes, backend.number(), None).into()
 }
 
 impl AdamW {

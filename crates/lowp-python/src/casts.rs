@@ -179,7 +179,7 @@ fn key(
     buffers: &Named,
 ) -> Key {
     let mut spans = vec![(values.0, values.1)];
-    let of = |(_, (pointer, bytes, _)): &(String, MemoryArg)| (*pointer, *bytes);
+    let of = |(_, (pointer, bytes, ..)): &(String, MemoryArg)| (*pointer, *bytes);
     spans.extend(buffers.iter().map(of));
     // The stream is a part of it: a cast belongs to one. So are the names: what serves both directions may lie elsewhere.
     let names: Vec<&str> = buffers.iter().map(|(name, _)| name.as_str()).collect();

@@ -73,6 +73,19 @@ class Steps(unittest.TestCase):
                         lowp.AdamW([param]).step()
                     self.assertTrue(torch.equal(param, before))
 
+    def test_state_on_another_device_is_refused(self):
+        for key in ("master", "exp_avg", "exp_avg_sq"):
+            net = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
+            net.weight.grad = torch.zeros_like(net.weight)
+            first = lowp.AdamW(net.parameters())
+            first.step()
+            opt = lowp.AdamW(net.parameters())
+            opt.load_state_dict(first.state_dict())
+            state = opt.state[net.weight]
+            state[key] = state[key].to("meta")
+            with self.subTest(key=key), self.assertRaisesRegex(lowp.LowpError, f"{key} of parameter 0 on meta"):
+                opt.step()
+
     def test_schedules_and_groups_count(self):
         torch.manual_seed(0)
         own = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))

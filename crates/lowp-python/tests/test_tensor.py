@@ -69,6 +69,22 @@ class Values(unittest.TestCase):
         for part in ("fp8-current", "pow2=true", "[256, 384]", "196,612 bytes", "float32"):
             self.assertIn(part, repr(weight))
 
+    def test_memory_of_another_device_is_refused(self):
+        from lowp import _lowp
+        from lowp._memory import memory
+
+        recipe, source = lowp.Recipe("mxfp8"), values()
+        weight = lowp.quantize(source, recipe)
+        buffers = [(name, memory(buffer)) for name, buffer in weight.buffers.items()]
+        cpu = ("cpu", 0, 0)
+        _lowp.quantize(cpu, recipe, SHAPE, memory(source), "float32", buffers)
+        pointer, bytes, device, owner = memory(source)
+        self.assertEqual(device, -1)
+        with self.assertRaisesRegex(lowp.LowpError, "on cuda:1 beside work on the CPU"):
+            _lowp.quantize(cpu, recipe, SHAPE, (pointer, bytes, 1, owner), "float32", buffers)
+        with self.assertRaisesRegex(lowp.LowpError, "entries of 4 bytes"):
+            _lowp.quantize(cpu, recipe, SHAPE, (pointer, bytes - 1, -1, owner), "float32", buffers)
+
     def test_delayed_scales_may_be_given(self):
         weight = lowp.quantize(values(), "fp8-delayed", encode_scale=16.0)
         self.assertEqual(weight.buffers["tensor_scale"].view(torch.float32).item(), 1 / 16)
@@ -117,6 +133,40 @@ class Operations(unittest.TestCase):
                 self.assertTrue(torch.equal(plain, weight.dequantize(dtype=torch.bfloat16)))
         with self.assertRaisesRegex(lowp.LowpError, "dequantize and quantize"):
             lowp.quantize(values(), "mxfp8").copy_(lowp.quantize(values(), "mxfp8-2d"))
+
+    def test_rows_that_cannot_be_written_back_stay(self):
+        for name in low():
+            recipe = lowp.Recipe(name)
+            rows = max(recipe.row_quantum, 16)
+            source = values((2 * rows, 256))
+            weight = lowp.quantize(source, name)
+            transposed = [row[0] for row in recipe.buffers(2 * rows, 256) if row[6]]
+            before, other = weight.clone(), lowp.quantize(source[:rows] * 2, name)
+            for write in (lambda part: part.copy_(other), lambda part: part.quantize_(source[:rows] * 2)):
+                with self.subTest(name=name):
+                    if transposed:
+                        with self.assertRaisesRegex(lowp.UnsupportedOp, "a transpose"):
+                            write(weight[:rows])
+                        self.assertTrue(torch.equal(weight, before))
+                    else:
+                        write(weight[:rows])
+                        self.assertFalse(torch.equal(weight, before))
+
+    def test_clones_of_half_replaced_tensors_are_half_replaced(self):
+        seen = 0
+        for name in low():
+            rows = max(lowp.Recipe(name).row_quantum, 16)
+            weight = lowp.quantize(values((2 * rows, 256)), name)
+            if any(row[6] for row in weight.recipe.buffers(2 * rows, 256)):
+                continue
+            weight[:rows].copy_(lowp.quantize(values((rows, 256)) * 2, name))
+            if weight._store._stale is None:
+                continue
+            seen += 1
+            for other in (weight.clone(), copy.deepcopy(weight), torch.empty_like(weight).copy_(weight)):
+                with self.subTest(name=name), self.assertRaisesRegex(lowp.LowpError, "another scale"):
+                    other.dequantize()
+        self.assertGreater(seen, 0)
 
     def test_initial_values(self):
         layer = nn.Linear(384, 256, bias=False)

@@ -39,5 +39,8 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
             )
         )
         store.begin_write()
+    devices = {str(weight._store.device) for weight in model_weights}
+    if len(devices) > 1:
+        raise LowpError(f"weights on {', '.join(sorted(devices))}; cast those of one device in one call")
     device = model_weights[0]._store.device
     _lowp.cast_master_weights(device_of(device), args, Ranks.of(group, device))

@@ -20,7 +20,7 @@ def memory(tensor, keep=False):
             f"memory of a tensor of shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())}; lowp reads and writes contiguous "
             "memory: call .contiguous()"
         )
-    return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor if keep else None)
+    return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor.get_device(), tensor if keep else None)
 
 
 def empty(bytes, device):

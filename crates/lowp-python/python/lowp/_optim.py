@@ -200,6 +200,12 @@ class _Built:
         numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
         for index, (param, grad) in enumerate(zip(self.params, grads)):
             state = optimizer.state[param]
+            for key in ("master", "exp_avg", "exp_avg_sq"):
+                if key in state and _local(state[key]).device != self.device:
+                    raise LowpError(
+                        f"{key} of parameter {index} on {_local(state[key]).device}, and the parameter on {self.device}; make the optimizer "
+                        "behind the move of the model, and load its state then"
+                    )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
         self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, ranks, mesh)
         del alive
@@ -264,7 +270,7 @@ def _arg(name, group, param, state, grad, mesh):
         exp_avg=memory(exp_avg, keep=True),
         exp_avg_sq=memory(exp_avg_sq, keep=True),
         moments=dtype_name(exp_avg.dtype),
-        grad=(*grad[:2], None),
+        grad=(*grad[:2], local.get_device(), None),
         grad_dtype=grad[2],
     )
 

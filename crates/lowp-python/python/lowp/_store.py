@@ -138,13 +138,14 @@ class Store:
                 "quantize again to change either"
             )
         missing = self.buffers.keys() - other.buffers.keys()
-        self.begin_write()
-        self.blank = False
-        for name, buffer in self.buffers.items():
-            if name not in missing:
-                buffer.copy_(other.buffers[name])
         for name in missing:
             self._derive(name)
+        self._check_window()
+        self.begin_write()
+        self.blank = False
+        self._stale = None if other._stale is None else other._stale.clone()
+        for name, buffer in self.buffers.items():
+            buffer.copy_(other.buffers[name])
         if other.master is None:
             self.master = None
         elif self.master is None:
@@ -153,6 +154,15 @@ class Store:
             self.master.copy_(other.master)
         if self._window is not None:
             self._write_back()
+
+    def _check_window(self):
+        """Raises where rows that were cut out cannot be written back, before they are written."""
+        if self._window is None:
+            return
+        whole, start, end = self._window
+        transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
+        if transposed:
+            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
 
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
@@ -171,9 +181,6 @@ class Store:
             whole._stale[start:end] = False
             if not whole._stale.any():
                 whole._stale = None
-        transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
-        if transposed:
-            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
 
     def begin_write(self):
         if self.shard is not None:
@@ -195,15 +202,20 @@ class Store:
         buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
         master = None if self.master is None else change(self.master)
         device = next(iter(buffers.values())).device if buffers else self.device
-        return Store(self.recipe, self.rows, self.cols, buffers, device, master)
+        made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
+        made._stale = None if self._stale is None else self._stale.clone()
+        return made
 
     def quantize_(self, values, dtype, encode_scale=None):
-        """Casts values into all buffers."""
+        """Casts values into all buffers, and into the tensor that they were cut out of."""
+        self._check_window()
         self.begin_write()
         self.blank, self._stale = False, None
         _lowp.quantize(
             device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
         )
+        if self._window is not None:
+            self._write_back()
 
     def decode(self, orientation):
         """float32 values in the order of rows."""
