@@ -164,7 +164,9 @@ impl<B: Held> Of<B> {
     fn spans(&self, grads: &[GradArg]) -> Result<Vec<Range<usize>>, Error> {
         let span = |(pointer, bytes, _): &GradArg| match bytes {
             0 => {
-                let none = self.backend.wrap::<f32>(memory(&self.backend, *pointer, 0))?;
+                let none = self
+                    .backend
+                    .wrap::<f32>(memory(&self.backend, *pointer, 0))?;
                 Ok(self.backend.span(&none))
             }
             _ => Ok(memory(&self.backend, *pointer, *bytes).span()),

@@ -223,9 +223,8 @@ impl<B: Held> Hooked for Of<B> {
         let backend = B::of_or(device, "the gather")?;
         let arrived: Vec<_> = wrapped(&backend, arrived)?.collect();
         let mut memory = wrapped(&backend, memory)?;
-        let alloc = |output: &lowp_shard::HookOutput| {
-            memory.next().ok_or_else(|| missing(output.spec.key))
-        };
+        let alloc =
+            |output: &lowp_shard::HookOutput| memory.next().ok_or_else(|| missing(output.spec.key));
         match &mut self.full {
             None => {
                 let mut full = sent.post_all_gather_with(&backend, &self.shard, &arrived, alloc)?;

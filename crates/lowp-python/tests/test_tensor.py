@@ -92,6 +92,28 @@ class Values(unittest.TestCase):
             lowp.quantize(values(), "mxfp8", encode_scale=16.0)
 
 
+class Plans(unittest.TestCase):
+    def test_the_cast_that_was_not_used_for_longest_goes(self):
+        from lowp import _lowp
+        from lowp._memory import memory
+
+        casts, cpu = _lowp.Casts(3), ("cpu", 0, 0)
+        weight = lowp.quantize(values((32, 64)), "fp8-current")
+        outs = [torch.empty(32, 64) for _ in range(5)]
+
+        def decode(number, recipe=weight.recipe):
+            outs[number].fill_(-1)
+            casts.decode(cpu, recipe, (32, 64), weight._store.named(), "rowwise", memory(outs[number]))
+            self.assertTrue(torch.equal(outs[number], weight.dequantize()))
+
+        for number, planned in ((0, 1), (1, 2), (0, 2), (2, 3), (3, 3), (0, 3), (4, 3), (1, 3)):
+            decode(number)
+            self.assertEqual(len(casts), planned)
+        decode(1, lowp.Recipe("fp8-current", epsilon=0.5))
+        decode(1, lowp.Recipe("fp8-current", epsilon=0.25))
+        self.assertEqual(len(casts), 3)
+
+
 class Operations(unittest.TestCase):
     def test_rows_are_those_of_the_whole(self):
         for name in low():
@@ -368,7 +390,7 @@ class Models(unittest.TestCase):
             lowp.quantize_model_(net, "mxfp8", ignore=["lm_haed"])
 
 
-class Plans(unittest.TestCase):
+class StoredAndSent(unittest.TestCase):
     def test_a_plan_says_what_is_stored_and_sent(self):
         plan = lowp.plan("mxfp8-2d", 4096, 4096, 8)
         self.assertEqual((plan["stored"], plan["sent"]), (16793600, 33587200))

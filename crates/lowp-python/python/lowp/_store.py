@@ -251,5 +251,5 @@ def casts_of(device):
     """The planned casts of a device."""
     casts = _CASTS.get(device)
     if casts is None:
-        casts = _CASTS[device] = _lowp.Casts(4096)
+        casts = _CASTS[device] = _lowp.Casts(1024)
     return casts
