@@ -26,6 +26,7 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
     args, alive = [], []
     for weight, master, start in zip(model_weights, master_weights, start_offsets):
         store = weight._store
+        store.begin_rewrite()
         read = values(weight.new_empty(0).float() if master is None else master.to(store.device).reshape(-1))
         alive.append(read)
         args.append(
@@ -38,9 +39,10 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
                 dtype=dtype_name(read.dtype),
             )
         )
-        store.begin_write()
     devices = {str(weight._store.device) for weight in model_weights}
     if len(devices) > 1:
         raise LowpError(f"weights on {', '.join(sorted(devices))}; cast those of one device in one call")
     device = model_weights[0]._store.device
     _lowp.cast_master_weights(device_of(device), args, Ranks.of(group, device))
+    for weight in model_weights:
+        weight._store.follow_codes()

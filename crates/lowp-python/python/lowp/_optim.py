@@ -12,6 +12,7 @@ from ._ranks import Ranks
 from ._tensor import Tensor
 
 _F32, _BF16 = torch.float32, torch.bfloat16
+_Parameter = torch.nn.Parameter
 
 
 class AdamW(torch.optim.Optimizer):
@@ -44,9 +45,8 @@ class AdamW(torch.optim.Optimizer):
             raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
         self.max_norm, self.moments_dtype, self.capturable = max_norm, moments_dtype, capturable
         self._built = None
-        self._counts = (0, 0)  # until it is built
-        self._delayed = {}
-        self._loaded = False
+        # What was loaded, for the plan: (applied, skipped), and delayed scales by parameter.
+        self._counts, self._delayed = None, {}
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     def add_param_group(self, param_group):
@@ -65,10 +65,17 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         built = self._built or self._build()
+        capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            if built.moved():
+                built = self._rebuild()
+            built.follow_writes()
         grads, alive = built.grads()
-        if built.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if capturing:
             if not self.capturable:
                 raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
+            if built.moved():
+                raise LowpError("a capture of a step over parameters in other memory than before; take a step before it")
             built.rust.again(device_of(built.device), grads)
         else:
             built.rust.step(device_of(built.device), grads, self._groups(), float(grad_scale), self.max_norm)
@@ -117,14 +124,48 @@ class AdamW(torch.optim.Optimizer):
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         for param in params:
             self._param_state(param)
-        self._built = _Built(self)
-        if self._loaded:
+        built = _Built(self)
+        # Codes that were loaded stay as they are, where their delayed scales were, too.
+        unknown = (n not in self._delayed and built.rust.delayed(n) for n in range(len(params)))
+        if self._counts is None or any(unknown):
+            built.rust.calibrate()
+        self._built = built
+        self._take_loaded()
+        return built
+
+    def _rebuild(self):
+        """Plans the step over parameters that lie elsewhere now. Masters of codes follow them; those of bfloat16 keep what still rounds to
+        the parameter."""
+        old = self._built
+        self._counts = old.rust.counts()
+        self._delayed = {n: states for n in range(len(old.params)) if (states := old.rust.delayed(n))}
+        for param, place in zip(old.params, old.places):
+            local = _local(param)
+            if not isinstance(local, Tensor):
+                master = self.state[param].get("master")
+                if master is not None and _local(master).device == local.device:
+                    _follow(_local(master), local.detach())
+                continue
+            if local._store is place:
+                continue
+            master = _local(self.state[param]["master"])
+            if master.shape != tuple(local._store.shape) or master.device != local.device:
+                continue  # what is planned says so
+            store = local._store
+            values = store.master
+            if values is not master:
+                master.copy_(store.decode_any() if values is None else values)
+                store.master = master
+        self._built = None
+        return self._build()
+
+    def _take_loaded(self):
+        """Gives the plan the counts and delayed scales that were loaded."""
+        if self._counts is not None:
             self._built.rust.set_counts(*self._counts)
-            for index, states in self._delayed.items():
-                self._built.rust.set_delayed(index, states)
-        else:
-            self._built.rust.calibrate()
-        return self._built
+        for index, states in self._delayed.items():
+            self._built.rust.set_delayed(index, states)
+        self._counts, self._delayed = None, {}
 
     def state_dict(self):
         """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
@@ -147,6 +188,7 @@ class AdamW(torch.optim.Optimizer):
         if sizes[0] != sizes[1]:
             raise LowpError(f"a state of groups of {sizes[1]} parameters; the optimizer has groups of {sizes[0]}")
         index = 0
+        self._counts, self._delayed = None, {}
         for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
             for param, number in zip(group["params"], other["params"]):
@@ -156,11 +198,22 @@ class AdamW(torch.optim.Optimizer):
                 if values is not None:
                     self._load_param(param, index, values)
                 index += 1
-        self._loaded = True
+        if not state_dict["state"]:
+            self._forget()
         if self._built is not None:
-            self._built.rust.set_counts(*self._counts)
-            for at, states in self._delayed.items():
-                self._built.rust.set_delayed(at, states)
+            self._take_loaded()
+            self._built.note_writes()
+
+    def _forget(self):
+        """Begins anew, as a new optimizer over the same masters: what the state of one without steps says."""
+        for state in self.state.values():
+            _local(state["exp_avg"]).zero_()
+            _local(state["exp_avg_sq"]).zero_()
+            state["step"] = torch.tensor(0.0)
+            state.pop("skipped", None)
+            state.pop("scales", None)
+        if self._built is not None:
+            self._counts = (0, 0)
 
     def _load_param(self, param, index, values):
         state = self._param_state(param)
@@ -173,8 +226,12 @@ class AdamW(torch.optim.Optimizer):
             if own.shape != new.shape:
                 raise LowpError(f"{key} of shape {tuple(new.shape)} for one of {tuple(own.shape)}: other shards, or another model")
             own.copy_(new)
-        self._counts = (int(values["step"]), int(values.get("skipped", 0)))
+        self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
+        # Also for a state_dict before the first step.
+        state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
+        state.pop("scales", None)
         if "scales" in values:
+            state["scales"] = values["scales"].clone()
             self._delayed[index] = [(row[0], row[1:]) for row in values["scales"].tolist()]
 
 
@@ -195,7 +252,10 @@ class _Built:
         if others:
             raise LowpError(f"parameters on {self.device} and {', '.join(sorted(others))}; an optimizer updates those of one device")
         ranks, mesh = _ranks_of(self.params, self.device)
-        self.grad_of = [_GradOf(param) for param in self.params]
+        self.places = [_place(param) for param in self.params]
+        self.codes = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
+        self.plain = [param for param in self.params if type(param) is _Parameter]
+        self.pointers = [param.data_ptr() for param in self.plain]
         grads, alive = self.grads()
         numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
         for index, (param, grad) in enumerate(zip(self.params, grads)):
@@ -207,37 +267,59 @@ class _Built:
                         "behind the move of the model, and load its state then"
                     )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
+        halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
+        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
+        self.halves = [(local, _local(optimizer.state[param]["master"]), local._version) for param, local in halves]
         self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, ranks, mesh)
         del alive
+
+    def moved(self):
+        """Whether a parameter lies elsewhere than planned."""
+        if [param.data_ptr() for param in self.plain] != self.pointers:
+            return True
+        for param, place in self.codes:
+            local = _local(param)
+            now = local._store if isinstance(local, Tensor) else local.data_ptr()
+            if now is not place and now != place:
+                return True
+        return False
+
+    def note_writes(self):
+        """Takes bfloat16 parameters for what their masters say."""
+        self.halves = [(local, _local(master), local._version) for local, master, _ in self.halves]
+
+    def follow_writes(self):
+        """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
+        for index, (local, master, version) in enumerate(self.halves):
+            if local._version != version:
+                _follow(master, local)
+                self.halves[index] = (local, master, local._version)
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
         found, alive = [], []
-        for index, grad_of in enumerate(self.grad_of):
-            grad = grad_of()
-            if grad is None:
-                raise LowpError(
-                    f"parameter {index} of shape {tuple(self.params[index].shape)} has no gradient; take it out of the optimizer, or "
-                    "give it zeros: a step updates every parameter once"
-                )
-            if grad.dtype is not _F32 and grad.dtype is not _BF16 or not grad.is_contiguous():
-                grad = grad.to(_BF16 if grad.dtype is _BF16 else _F32).contiguous()
+        # Else each look at the gradient of a lowp.Tensor is a call of __torch_function__.
+        with torch._C.DisableTorchFunctionSubclass():
+            grads = [param.grad for param in self.params]
+        for index, grad in enumerate(grads):
+            if type(grad) is not torch.Tensor:
+                grad = self._local_grad(index, grad)
+            dtype = grad.dtype
+            if dtype is not _F32 and dtype is not _BF16 or not grad.is_contiguous():
+                grad = grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
+                dtype = grad.dtype
                 alive.append(grad)
-            found.append((grad.data_ptr(), grad.numel() * grad.element_size(), "float32" if grad.dtype is _F32 else "bfloat16"))
+            found.append((grad.data_ptr(), grad.numel() * (4 if dtype is _F32 else 2), "float32" if dtype is _F32 else "bfloat16"))
         return found, alive
 
-
-class _GradOf:
-    """The gradient of a parameter: of its rows, where it is sharded."""
-
-    def __init__(self, param):
-        self.param = param
-
-    def __call__(self):
-        grad = self.param.grad
+    def _local_grad(self, index, grad):
+        """The gradient of the rows of a parameter that is sharded."""
         if grad is None:
-            return None
-        local = getattr(grad, "_local_tensor", grad)
+            raise LowpError(
+                f"parameter {index} of shape {tuple(self.params[index].shape)} has no gradient; take it out of the optimizer, or "
+                "give it zeros: a step updates every parameter once"
+            )
+        local = _local(grad)
         return local.wait() if hasattr(local, "wait") else local
 
 
@@ -285,6 +367,17 @@ def _shard_of(store, param, mesh):
             device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
         )
     return store.shard
+
+
+def _follow(master, values):
+    """Makes the master of bfloat16 values that PyTorch wrote of them. What rounds to its value already keeps its bits."""
+    master.copy_(torch.where(master.to(_BF16) == values, master, values.float()))
+
+
+def _place(param):
+    """Where a parameter lies: its codes, or the address of its values."""
+    local = _local(param)
+    return local._store if isinstance(local, Tensor) else local.data_ptr()
 
 
 def _local(tensor):

@@ -147,13 +147,27 @@ class Store:
         for name, buffer in self.buffers.items():
             buffer.copy_(other.buffers[name])
         if other.master is None:
-            self.master = None
+            self.follow_codes()
         elif self.master is None:
             self.master = other.master.clone()
         elif self.master is not other.master:
             self.master.copy_(other.master)
         if self._window is not None:
             self._write_back()
+
+    def follow_codes(self):
+        """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
+        if self.master is not None and self._stale is None:
+            self.master.copy_(self.decode_any())
+
+    def decode_any(self):
+        """Values of the rowwise codes, or of the columnwise ones where there are no others."""
+        return self.decode("rowwise" if self.serves("rowwise") else "columnwise")
+
+    def begin_rewrite(self):
+        """Before all buffers are written by other means."""
+        self.begin_write()
+        self.blank, self._stale = False, None
 
     def _check_window(self):
         """Raises where rows that were cut out cannot be written back, before they are written."""
@@ -209,8 +223,7 @@ class Store:
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
         self._check_window()
-        self.begin_write()
-        self.blank, self._stale = False, None
+        self.begin_rewrite()
         _lowp.quantize(
             device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
         )
