@@ -31,6 +31,8 @@ pub struct AdamW<B: Backend> {
     pub(crate) work: StepWork<B>,
     /// Work over gradients at other addresses, the last used first.
     pub(crate) earlier: Vec<OverGrads<B>>,
+    /// Whether the work over the present gradients is kept whatever comes.
+    pub(crate) pinned: bool,
     /// How many sets of addresses have planned work.
     pub(crate) keep: usize,
     /// Steps so far, applied or not.

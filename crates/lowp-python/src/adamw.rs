@@ -1,13 +1,13 @@
 //! [`AdamW`]: `lowp_optim::AdamW` over masters, moments and gradients of PyTorch.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 use lowp_format::Shape;
 use lowp_kernels::{Moments, StepCounts};
 use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, StepOptions};
-use lowp_shard::{DelayedState, Mesh};
+use lowp_shard::{Communicator, DelayedState, Mesh, or_abort};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -74,6 +74,8 @@ trait Steps: Send + Sync {
         options: &StepOptions,
     ) -> Result<(), Error>;
     fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error>;
+    /// Tells the other ranks that this one cannot take part.
+    fn abort(&self, message: &str);
     fn calibrate(&self) -> Result<(), Error>;
     fn report(&self) -> Result<Report, Error>;
     fn counts(&self) -> Result<StepCounts, Error>;
@@ -84,6 +86,7 @@ trait Steps: Send + Sync {
 
 struct Of<B: Held> {
     adamw: lowp_optim::AdamW<B>,
+    comm: Arc<dyn Communicator<B>>,
     backend: B,
     ids: Vec<ParamId>,
     groups: Vec<GroupArg>,
@@ -98,11 +101,31 @@ impl<B: Held> Of<B> {
         params: Vec<ParamArg>,
     ) -> Result<Self, Error> {
         let comm = communicator(backend, ranks)?;
-        let mut builder = AdamWBuilder::new(comm).on(backend);
+        let (builder, ids) =
+            or_abort(&*comm, Self::builder(backend, &comm, mesh, &groups, params))?;
+        let mut adamw = builder.build_uncast()?;
+        adamw.keep_sets(SETS);
+        Ok(Self {
+            adamw,
+            comm,
+            backend: backend.clone(),
+            ids,
+            groups,
+        })
+    }
+
+    fn builder(
+        backend: &B,
+        comm: &Arc<dyn Communicator<B>>,
+        mesh: Option<(usize, usize)>,
+        groups: &[GroupArg],
+        params: Vec<ParamArg>,
+    ) -> Result<(AdamWBuilder<B>, Vec<ParamId>), Error> {
+        let mut builder = AdamWBuilder::new(Arc::clone(comm)).on(backend);
         if let Some((replicate, shard)) = mesh {
             builder = builder.mesh(Mesh { replicate, shard });
         }
-        for &of in &groups {
+        for &of in groups {
             builder.group(group(of));
         }
         let mut ids = Vec::new();
@@ -147,18 +170,37 @@ impl<B: Held> Of<B> {
             };
             ids.push(id);
         }
-        let mut adamw = builder.build_uncast()?;
-        adamw.keep_sets(SETS);
-        Ok(Self {
-            adamw,
-            backend: backend.clone(),
-            ids,
-            groups,
-        })
+        Ok((builder, ids))
     }
 }
 
 impl<B: Held> Of<B> {
+    /// What of a step can fail on this rank alone.
+    fn make_ready(
+        &mut self,
+        grads: Vec<GradArg>,
+        groups: Vec<GroupArg>,
+        options: &StepOptions,
+    ) -> Result<(), Error> {
+        for (index, (&new, old)) in groups.iter().zip(&mut self.groups).enumerate() {
+            if new != *old {
+                self.adamw.set_group(index, group(new))?;
+                *old = new;
+            }
+        }
+        let spans = self.spans(&grads)?;
+        if !self.adamw.take_grads_at(&spans) {
+            let source = |(pointer, bytes, dtype): GradArg| {
+                self.backend
+                    .source(memory(&self.backend, pointer, bytes), &dtype)
+            };
+            let sources = grads.into_iter().map(source);
+            let sources = sources.collect::<Result<Vec<_>, Error>>()?;
+            self.adamw.take_grads(sources)?;
+        }
+        Ok(self.adamw.prepare(options)?)
+    }
+
     /// Where gradients lie. Handles are made of those at new addresses alone: on a GPU the end of each costs a look at every
     /// stream.
     fn spans(&self, grads: &[GradArg]) -> Result<Vec<Range<usize>>, Error> {
@@ -183,28 +225,20 @@ impl<B: Held> Steps for Of<B> {
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error> {
-        let stream = B::of_or(device, "the optimizer")?;
-        for (index, (&new, old)) in groups.iter().zip(&mut self.groups).enumerate() {
-            if new != *old {
-                self.adamw.set_group(index, group(new))?;
-                *old = new;
-            }
-        }
-        let spans = self.spans(&grads)?;
-        if !self.adamw.take_grads_at(&spans) {
-            let source = |(pointer, bytes, dtype): GradArg| {
-                self.backend
-                    .source(memory(&self.backend, pointer, bytes), &dtype)
-            };
-            let sources = grads.into_iter().map(source);
-            let sources = sources.collect::<Result<Vec<_>, Error>>()?;
-            self.adamw.take_grads(sources)?;
-        }
-        self.adamw.prepare(options)?;
+        let stream = B::of_or(device, "the optimizer");
+        let ready = stream.and_then(|stream| {
+            self.make_ready(grads, groups, options)?;
+            Ok(stream)
+        });
+        let stream = or_abort(&*self.comm, ready)?;
         // Nothing where both are the same stream.
         self.backend.wait_for(&stream)?;
         self.adamw.enqueue()?;
         Ok(stream.wait_for(&self.backend)?)
+    }
+
+    fn abort(&self, message: &str) {
+        self.comm.control().abort(message);
     }
 
     fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error> {
@@ -215,6 +249,8 @@ impl<B: Held> Steps for Of<B> {
                 "a capture of a step over gradients at new addresses; take a step before it with the same gradients",
             ));
         }
+        // PyTorch's graph launches what is planned, for as long as it likes.
+        self.adamw.pin_grads();
         self.backend.wait_for(&stream)?;
         self.adamw.enqueue()?;
         Ok(stream.wait_for(&self.backend)?)
@@ -320,6 +356,11 @@ impl AdamW {
     fn again(&self, py: Python<'_>, device: DeviceArg, grads: Vec<GradArg>) -> Result<(), Error> {
         let device = Device::new(&device)?;
         py.detach(|| self.lock().again(&device, &grads))
+    }
+
+    /// Tells the other ranks that this one failed: they get `message`.
+    fn abort(&self, py: Python<'_>, message: &str) {
+        py.detach(|| self.lock().abort(message));
     }
 
     /// Casts the masters with scales from the values. Collective.

@@ -85,14 +85,6 @@ impl Shard {
         Ok(Self { of })
     }
 
-    /// Raises, on every rank alike, where FSDP2 cuts `full` over `world` ranks in the middle of a block.
-    #[staticmethod]
-    fn check(recipe: &Recipe, full: (usize, usize), world: usize) -> Result<(), Error> {
-        let shape = Shape::new(full.0, full.1);
-        ShardSpec::chunked(&recipe.recipe, shape, world, 0, Usage::BOTH)?;
-        Ok(())
-    }
-
     /// Says that the buffers are about to be written by other means than the optimizer.
     fn begin_write(&self) {
         match &self.of {
@@ -174,8 +166,6 @@ trait Hooked: Send + Sync {
         memory: Vec<Memory>,
     ) -> Result<(), Error>;
     fn derive(&mut self, device: &Device) -> Result<(), Error>;
-    fn release(&mut self);
-    fn planned(&self) -> u64;
 }
 
 struct Of<B: Held> {
@@ -252,16 +242,6 @@ impl<B: Held> Hooked for Of<B> {
             Some(full) => Ok(full.derive(&backend)?),
             None => Err(Error::new("nothing was gathered yet")),
         }
-    }
-
-    fn release(&mut self) {
-        if let Some(full) = &mut self.full {
-            full.release();
-        }
-    }
-
-    fn planned(&self) -> u64 {
-        self.full.as_ref().map_or(0, FullTensor::planned)
     }
 }
 
@@ -368,15 +348,5 @@ impl Gather {
     fn derive(&self, py: Python<'_>, device: DeviceArg) -> Result<(), Error> {
         let device = Device::new(&device)?;
         py.detach(|| self.lock().derive(&device))
-    }
-
-    /// Lets go of addresses that planned work was over.
-    fn release(&self) {
-        self.lock().release();
-    }
-
-    /// How often work was planned.
-    fn planned(&self) -> u64 {
-        self.lock().planned()
     }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use half::bf16;
-use lowp_kernels::{Backend, Cpu, CpuBuffer, Element, Source};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, Element, KernelError, Source};
 #[cfg(feature = "cuda")]
 use lowp_kernels::{Cuda, CudaBuffer};
 use pyo3::prelude::*;
@@ -133,6 +133,9 @@ pub(crate) trait Place: Backend {
     /// Where its memory lies, as [`MemoryArg`] has it.
     fn number(&self) -> i64;
 
+    /// The stream that work goes to, a `CUstream`; 0 on the CPU.
+    fn raw_stream(&self) -> Result<u64, KernelError>;
+
     /// The handle, if `device` is of this kind.
     fn of(device: &Device) -> Option<&Self>;
 
@@ -171,6 +174,10 @@ impl Place for Cpu {
         -1
     }
 
+    fn raw_stream(&self) -> Result<u64, KernelError> {
+        Ok(0)
+    }
+
     fn of(device: &Device) -> Option<&Self> {
         match device {
             Device::Cpu(cpu) => Some(cpu),
@@ -192,6 +199,10 @@ impl Place for Cuda {
 
     fn number(&self) -> i64 {
         i64::try_from(self.ordinal()).unwrap_or(i64::MAX)
+    }
+
+    fn raw_stream(&self) -> Result<u64, KernelError> {
+        self.stream()
     }
 
     fn of(device: &Device) -> Option<&Self> {

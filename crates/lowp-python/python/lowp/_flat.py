@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from . import _lowp
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory, values
-from ._ranks import Ranks
+from ._ranks import Ranks, together
 
 
 def cast_master_weights(model_weights, master_weights, start_offsets, group=None):
@@ -23,6 +23,18 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
         )
     if not model_weights:
         return
+    device = model_weights[0]._store.device
+    ranks = Ranks.of(group, device)
+    with together(ranks):
+        args, alive = _args(model_weights, master_weights, start_offsets)
+    _lowp.cast_master_weights(device_of(device), args, ranks)
+    del alive
+    for weight in model_weights:
+        weight._store.follow_codes()
+
+
+def _args(model_weights, master_weights, start_offsets):
+    """The weights as Rust takes them, and what must live until it has."""
     args, alive = [], []
     for weight, master, start in zip(model_weights, master_weights, start_offsets):
         store = weight._store
@@ -42,7 +54,4 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
     devices = {str(weight._store.device) for weight in model_weights}
     if len(devices) > 1:
         raise LowpError(f"weights on {', '.join(sorted(devices))}; cast those of one device in one call")
-    device = model_weights[0]._store.device
-    _lowp.cast_master_weights(device_of(device), args, Ranks.of(group, device))
-    for weight in model_weights:
-        weight._store.follow_codes()
+    return args, alive

@@ -8,7 +8,7 @@ from . import _lowp
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory
 from ._plan import as_recipe
-from ._ranks import Ranks
+from ._ranks import Ranks, together
 from ._tensor import Tensor
 
 _F32, _BF16 = torch.float32, torch.bfloat16
@@ -45,6 +45,7 @@ class AdamW(torch.optim.Optimizer):
             raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
         self.max_norm, self.moments_dtype, self.capturable = max_norm, moments_dtype, capturable
         self._built = None
+        self._captured = []  # what graphs of PyTorch launch, also behind another plan
         # What was loaded, for the plan: (applied, skipped), and delayed scales by parameter.
         self._counts, self._delayed = None, {}
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
@@ -69,11 +70,12 @@ class AdamW(torch.optim.Optimizer):
         if not capturing:
             if built.moved():
                 built = self._rebuild()
-            built.follow_writes()
-        grads, alive = built.grads()
+        grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
                 raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
+            if built not in self._captured:
+                self._captured.append(built)
             if built.moved():
                 raise LowpError("a capture of a step over parameters in other memory than before; take a step before it")
             built.rust.again(device_of(built.device), grads)
@@ -121,12 +123,9 @@ class AdamW(torch.optim.Optimizer):
         return state
 
     def _build(self):
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        for param in params:
-            self._param_state(param)
         built = _Built(self)
         # Codes that were loaded stay as they are, where their delayed scales were, too.
-        unknown = (n not in self._delayed and built.rust.delayed(n) for n in range(len(params)))
+        unknown = (n not in self._delayed and built.rust.delayed(n) for n in range(len(built.params)))
         if self._counts is None or any(unknown):
             built.rust.calibrate()
         self._built = built
@@ -239,8 +238,7 @@ class _Built:
     """The planned step, with the tensors that it works on."""
 
     def __init__(self, optimizer):
-        self.params, self.locals = [], []
-        args = []
+        self.params = []
         for number, group in enumerate(optimizer.param_groups):
             for param in group["params"]:
                 if param.requires_grad:
@@ -251,15 +249,23 @@ class _Built:
         others = {str(_local(p).device) for p in self.params} - {str(self.device)}
         if others:
             raise LowpError(f"parameters on {self.device} and {', '.join(sorted(others))}; an optimizer updates those of one device")
-        ranks, mesh = _ranks_of(self.params, self.device)
+        self.ranks, mesh = _ranks_of(self.params, self.device)
+        with together(self.ranks):
+            args = self._args(optimizer, mesh)
+        self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, self.ranks, mesh)
+        del self.alive
+
+    def _args(self, optimizer, mesh):
+        """The parameters as Rust takes them."""
+        args = []
+        states = [optimizer._param_state(param) for param in self.params]
         self.places = [_place(param) for param in self.params]
         self.codes = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
         self.plain = [param for param in self.params if type(param) is _Parameter]
         self.pointers = [param.data_ptr() for param in self.plain]
         grads, alive = self.grads()
         numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        for index, (param, grad) in enumerate(zip(self.params, grads)):
-            state = optimizer.state[param]
+        for index, (param, state, grad) in enumerate(zip(self.params, states, grads)):
             for key in ("master", "exp_avg", "exp_avg_sq"):
                 if key in state and _local(state[key]).device != self.device:
                     raise LowpError(
@@ -270,8 +276,19 @@ class _Built:
         halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
         halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
         self.halves = [(local, _local(optimizer.state[param]["master"]), local._version) for param, local in halves]
-        self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, ranks, mesh)
-        del alive
+        self.alive = alive  # until Rust has them
+        return args
+
+    def ready(self, capturing):
+        """Gradients of a step, for which this rank may fail alone: the others get its message."""
+        try:
+            if not capturing:
+                self.follow_writes()
+            return self.grads()
+        except Exception as error:
+            if self.ranks is not None:
+                self.rust.abort(f"{type(error).__name__}: {error}")
+            raise
 
     def moved(self):
         """Whether a parameter lies elsewhere than planned."""
@@ -320,7 +337,7 @@ class _Built:
                 "give it zeros: a step updates every parameter once"
             )
         local = _local(grad)
-        return local.wait() if hasattr(local, "wait") else local
+        return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
 
 
 def _arg(name, group, param, state, grad, mesh):
