@@ -105,8 +105,14 @@ def pre_all_gather(store, mesh, outer_size, module):
     full, world = tuple(outer_size), mesh.size()
     group = _group_of(module)
     exchange = store.exchange
+    # Codes of both directions at once, wherever the full tensor may serve both.
+    kept = group is None or not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
+    if kept and exchange is not None and not exchange.kept:
+        raise UnsupportedOp(
+            "set_reshard_after_forward or set_reshard_after_backward with False behind the first gather: FSDP2 allocated for the codes of one "
+            "phase; call it before the first forward"
+        )
     if exchange is None:
-        kept = group is not None and not group._reshard_after_forward
         exchange = store.exchange = Exchange(store, full, world, mesh.get_local_rank(), kept, mesh.get_group())
     if (exchange.full, exchange.world) != (full, world):
         raise LowpError(

@@ -80,6 +80,7 @@ def _product(a, b, dtype, **options):
 def forward(input, weight, bias):
     """The product in the dtype of the input, and what its backward needs."""
     store = weight._store
+    store.check_serves("rowwise")
     cast = _cast(input.contiguous(), operands(store.recipe)[0])
     options = dict(use_fast_accum=True)
     if bias is not None and input.dtype == torch.bfloat16:
@@ -96,8 +97,7 @@ def backward(grad, weight, saved, needs):
     cast = _cast(values(grad), operands(store.recipe)[1])
     of_input = of_weight = None
     if needs[0]:
-        if store.full is not None:
-            store.full.derive()
+        store.check_serves("columnwise")
         of_input = _product(codes(cast, "rowwise"), codes(store, "columnwise"), grad.dtype)
     if needs[1]:
         of_weight = _product(codes(cast, "columnwise"), tuple(saved), grad.dtype)

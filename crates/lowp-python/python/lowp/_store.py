@@ -240,9 +240,20 @@ class Store:
 
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""
-        if self.full is not None and orientation == "columnwise":
-            self.full.derive()
+        self.check_serves(orientation)
         return self.named()
+
+    def check_serves(self, orientation):
+        """Makes codes of an orientation that were left for later. Raises where a gathered tensor has none."""
+        if self.full is None:
+            return
+        if not self.serves(orientation):
+            raise UnsupportedOp(
+                f"{orientation} codes of a weight that FSDP2 gathered for the other phase, such as a forward that activation checkpointing "
+                "repeats in the backward; give that module reshard_after_forward=False, which gathers both directions at once"
+            )
+        if orientation == "columnwise":
+            self.full.derive()
 
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""
