@@ -139,6 +139,10 @@ impl<B: Backend> AdamW<B> {
     pub fn prepare(&mut self, options: &StepOptions) -> Result<(), OptimError> {
         options.check()?;
         self.check_ready()?;
+        if options.measures() != self.work.measures() {
+            // It was captured with other passes.
+            self.graph = None;
+        }
         let scalars = options.scalars(&self.groups);
         self.work.set(options, self.number + 1, &scalars)?;
         // Before the first write, so that no gather takes the old rows for current.

@@ -295,6 +295,46 @@ mod tests {
         }
     }
 
+    /// Without clipping and skipping, finite gradients give the same step; others are applied.
+    #[test]
+    fn steps_without_a_norm() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let step = |grad: &[f32], options: &StepOptions| {
+            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = builder.group(Group::default());
+            let memory = memory(&values);
+            let master = memory.master.clone();
+            builder
+                .param_in(&tensor("mxfp8"), "w", group, memory)
+                .unwrap();
+            let mut adamw = builder.build().unwrap();
+            adamw
+                .take_grads(vec![Source::F32(Cpu.upload(grad).unwrap())])
+                .unwrap();
+            let report = adamw.step(options).unwrap().wait().unwrap();
+            (report, Cpu.download(&master).unwrap())
+        };
+        let with = StepOptions::default();
+        let without = StepOptions {
+            skip_nonfinite: false,
+            ..with
+        };
+        let (measured, expected) = step(&values, &with);
+        let (report, found) = step(&values, &without);
+        assert_eq!(found, expected);
+        assert!(measured.grad.norm > 0.0 && report.grad.norm == 0.0 && report.applied);
+        let mut bad = values.clone();
+        bad[3] = f32::NAN;
+        assert!(!step(&bad, &with).0.applied);
+        let (report, found) = step(&bad, &without);
+        assert!(report.applied && found[3].is_nan() && found[4] == expected[4]);
+        let clipped = StepOptions {
+            max_norm: Some(1.0),
+            ..without
+        };
+        assert!(!step(&bad, &clipped).0.applied);
+    }
+
     #[test]
     fn what_is_pinned_stays_planned() {
         let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));

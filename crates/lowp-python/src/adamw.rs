@@ -62,14 +62,14 @@ pub(crate) struct AdamW {
 }
 
 /// Norm, clipping factor and counts of a step.
-type Report = (bool, f64, u64, f32, u64, u64);
+type Report = (bool, Option<f64>, u64, f32, u64, u64);
 
 /// What the optimizers of all backends can do.
 trait Steps: Send + Sync {
     fn step(
         &mut self,
         device: &Device,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error>;
@@ -90,6 +90,10 @@ struct Of<B: Held> {
     backend: B,
     ids: Vec<ParamId>,
     groups: Vec<GroupArg>,
+    /// Where the gradients of the last step lie.
+    last: Vec<Range<usize>>,
+    /// Whether the last step took the norm.
+    measured: bool,
 }
 
 impl<B: Held> Of<B> {
@@ -111,6 +115,8 @@ impl<B: Held> Of<B> {
             backend: backend.clone(),
             ids,
             groups,
+            last: Vec::new(),
+            measured: true,
         })
     }
 
@@ -178,7 +184,7 @@ impl<B: Held> Of<B> {
     /// What of a step can fail on this rank alone.
     fn make_ready(
         &mut self,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error> {
@@ -188,7 +194,15 @@ impl<B: Held> Of<B> {
                 *old = new;
             }
         }
+        self.measured = options.skip_nonfinite || options.max_norm.is_some();
+        let Some(grads) = grads else {
+            if !self.adamw.take_grads_at(&self.last) {
+                return Err(Error::new("no step before this one was over gradients"));
+            }
+            return Ok(self.adamw.prepare(options)?);
+        };
         let spans = self.spans(&grads)?;
+        self.last.clear();
         if !self.adamw.take_grads_at(&spans) {
             let source = |(pointer, bytes, dtype): GradArg| {
                 self.backend
@@ -198,6 +212,7 @@ impl<B: Held> Of<B> {
             let sources = sources.collect::<Result<Vec<_>, Error>>()?;
             self.adamw.take_grads(sources)?;
         }
+        self.last = spans;
         Ok(self.adamw.prepare(options)?)
     }
 
@@ -221,7 +236,7 @@ impl<B: Held> Steps for Of<B> {
     fn step(
         &mut self,
         device: &Device,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error> {
@@ -264,7 +279,7 @@ impl<B: Held> Steps for Of<B> {
         let report = self.adamw.outcome()?.wait()?;
         Ok((
             report.applied,
-            report.grad.norm,
+            self.measured.then_some(report.grad.norm),
             report.grad.non_finite,
             report.clip,
             report.steps,
@@ -332,22 +347,24 @@ impl AdamW {
         Ok(Self { of: Mutex::new(of) })
     }
 
-    /// One step with the gradients where they lie. Collective.
-    #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None))]
+    /// One step with the gradients where they lie; `None` where they lie as in the last one. Collective.
+    #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None, skip_nonfinite = false))]
     fn step(
         &self,
         py: Python<'_>,
         device: DeviceArg,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         grad_scale: f32,
         max_norm: Option<f32>,
+        skip_nonfinite: bool,
     ) -> Result<(), Error> {
         let device = Device::new(&device)?;
         let options = StepOptions {
             lr_factor: 1.0,
             grad_scale,
             max_norm,
+            skip_nonfinite,
         };
         py.detach(|| self.lock().step(&device, grads, groups, &options))
     }

@@ -120,6 +120,43 @@ class Steps(unittest.TestCase):
         self.assertAlmostEqual(report["grad_norm"], 16.0)
         self.assertAlmostEqual(report["clip"], 1 / 16, places=5)
 
+    def test_steps_without_a_norm(self):
+        for skip in (False, True):
+            net = nn.Linear(8, 8, bias=False)
+            opt = lowp.AdamW(net.parameters(), skip_nonfinite=skip)
+            net.weight.grad = torch.full((8, 8), float("nan"))
+            opt.step()
+            report = opt.last_step()
+            with self.subTest(skip=skip):
+                self.assertEqual(report["applied"], not skip)
+                self.assertEqual(report["grad_norm"] is None, not skip)
+                self.assertEqual(bool(net.weight.isnan().all()), not skip)
+
+    def test_gradients_where_they_were_before_are_known(self):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        lowp.quantize_model_(net[0], "fp8-current")
+        opt, other = lowp.AdamW(net.parameters()), None
+        for param in net.parameters():
+            param.grad = torch.ones(param.shape)
+        opt.step()
+        rust, given = opt._built.rust, []
+
+        class Spy:
+            def step(self, device, grads, *args):
+                given.append(grads is None)
+                rust.step(device, grads, *args)
+
+        opt._built.rust = Spy()
+        opt.step()
+        kept = net[1].bias.grad
+        net[1].bias.grad = torch.ones(8)
+        opt.step()
+        opt.step()
+        self.assertEqual(given, [True, False, True])
+        opt._built.rust = rust
+        self.assertEqual(opt.last_step()["steps"], 4)
+        del kept, other
+
     def test_compiled_blocks_train_alike(self):
         plain, _ = model.train("mxfp8-2d", 4)
         net = model.make("mxfp8-2d")

@@ -93,6 +93,7 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         max_norm: float | None = None,
+        skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
         capturable: bool = False,
     ) -> None: ...

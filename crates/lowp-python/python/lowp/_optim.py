@@ -20,9 +20,10 @@ class AdamW(torch.optim.Optimizer):
 
     Masters are float32: those that ``quantize_model_`` kept, the values of bfloat16 parameters, and float32 parameters themselves.
     A step updates them and casts them into the codes in the same pass. Over FSDP2 each rank updates its rows, and the ranks agree on
-    scales and on the norm. A gradient that is not finite on any rank skips the step on all (``last_step()`` says so).
+    scales and on the norm.
 
-    ``max_norm`` clips the global norm of gradients on the device. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
+    ``max_norm`` clips the global norm of gradients on the device. With it, or with ``skip_nonfinite``, a gradient that is not finite on any
+    rank skips the step on all (``last_step()`` says so). Without both nothing reads gradients but the update, and no norm is known. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
     a step may be captured in a CUDA graph, after one over the same gradients; hyperparameters are those of the step before then.
 
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
@@ -38,12 +39,14 @@ class AdamW(torch.optim.Optimizer):
         weight_decay=1e-2,
         *,
         max_norm=None,
+        skip_nonfinite=False,
         moments_dtype=_F32,
         capturable=False,
     ):
         if moments_dtype not in (_F32, _BF16):
             raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
-        self.max_norm, self.moments_dtype, self.capturable = max_norm, moments_dtype, capturable
+        self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
+        self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
         # What was loaded, for the plan: (applied, skipped), and delayed scales by parameter.
@@ -80,12 +83,15 @@ class AdamW(torch.optim.Optimizer):
                 raise LowpError("a capture of a step over parameters in other memory than before; take a step before it")
             built.rust.again(device_of(built.device), grads)
         else:
-            built.rust.step(device_of(built.device), grads, self._groups(), float(grad_scale), self.max_norm)
+            same, built.known = grads is built.known, None
+            args = (None if same else grads, self._groups(), float(grad_scale), self.max_norm, self.skip_nonfinite)
+            built.rust.step(device_of(built.device), *args)
+            built.known = grads
         del alive
         return loss
 
     def last_step(self):
-        """What became of the last step: ``applied``, ``grad_norm``, ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
+        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
         if self._built is None:
             raise LowpError("no step was taken yet")
         return self._built.rust.report()
@@ -260,7 +266,11 @@ class _Built:
         args = []
         states = [optimizer._param_state(param) for param in self.params]
         self.places = [_place(param) for param in self.params]
-        self.codes = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
+        self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
+        self.known = None  # where the gradients of the last step lay
+        places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
+        self.codes = [(param, place) for param, place in places if isinstance(param, Tensor)]
+        self.shards = [(param, place) for param, place in places if not isinstance(param, Tensor)]
         self.plain = [param for param in self.params if type(param) is _Parameter]
         self.pointers = [param.data_ptr() for param in self.plain]
         grads, alive = self.grads()
@@ -295,6 +305,9 @@ class _Built:
         if [param.data_ptr() for param in self.plain] != self.pointers:
             return True
         for param, place in self.codes:
+            if param._store is not place:
+                return True
+        for param, place in self.shards:
             local = _local(param)
             now = local._store if isinstance(local, Tensor) else local.data_ptr()
             if now is not place and now != place:
@@ -314,19 +327,30 @@ class _Built:
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
-        found, alive = [], []
+        alive = []
         # Else each look at the gradient of a lowp.Tensor is a call of __torch_function__.
         with torch._C.DisableTorchFunctionSubclass():
             grads = [param.grad for param in self.params]
-        for index, grad in enumerate(grads):
-            if type(grad) is not torch.Tensor:
-                grad = self._local_grad(index, grad)
-            dtype = grad.dtype
-            if dtype is not _F32 and dtype is not _BF16 or not grad.is_contiguous():
-                grad = grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
-                dtype = grad.dtype
-                alive.append(grad)
-            found.append((grad.data_ptr(), grad.numel() * (4 if dtype is _F32 else 2), "float32" if dtype is _F32 else "bfloat16"))
+        if any([type(grad) is not torch.Tensor for grad in grads]):
+            grads = [g if type(g) is torch.Tensor else self._local_grad(index, g) for index, g in enumerate(grads)]
+        dtypes = [grad.dtype for grad in grads]
+        if not all([grad.is_contiguous() for grad in grads]) or not {*dtypes} <= {_F32, _BF16}:
+            plain = []
+            for grad, dtype in zip(grads, dtypes):
+                kept = grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
+                if kept is not grad:
+                    alive.append(kept)
+                plain.append(kept)
+            grads, dtypes = plain, [grad.dtype for grad in plain]
+        pointers = [grad.data_ptr() for grad in grads]
+        known = self.spans
+        if known is not None and (pointers, dtypes) == known[:2]:
+            return known[2], alive
+        found = [
+            (pointer, grad.numel() * grad.element_size(), "float32" if dtype is _F32 else "bfloat16")
+            for grad, pointer, dtype in zip(grads, pointers, dtypes)
+        ]
+        self.spans = (pointers, dtypes, found)
         return found, alive
 
     def _local_grad(self, index, grad):
