@@ -349,6 +349,7 @@ impl AdamW {
 
     /// One step with the gradients where they lie; `None` where they lie as in the last one. Collective.
     #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None, skip_nonfinite = false))]
+    #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn step(
         &self,
         py: Python<'_>,

@@ -128,7 +128,7 @@ impl<B: Place> Known<B> {
 
 /// Planned work.
 enum Planned<B: Place> {
-    Encode(Encode<B>),
+    Encode(Box<Encode<B>>),
     Decode(B::Plan),
 }
 
@@ -231,7 +231,7 @@ impl Casts {
         let of = recipe.recipe;
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
             let plan = || Encode::new(backend, recipe, shape, (source, dtype), buffers);
-            self.run(backend, key, of, || Ok(Planned::Encode(plan()?)))
+            self.run(backend, key, of, || Ok(Planned::Encode(Box::new(plan()?))))
         }))
     }
 
