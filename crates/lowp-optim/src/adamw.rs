@@ -31,6 +31,8 @@ pub struct AdamW<B: Backend> {
     pub(crate) work: StepWork<B>,
     /// Work over gradients at other addresses, the last used first.
     pub(crate) earlier: Vec<OverGrads<B>>,
+    /// Whether the work over the present gradients is kept whatever comes.
+    pub(crate) pinned: bool,
     /// How many sets of addresses have planned work.
     pub(crate) keep: usize,
     /// Steps so far, applied or not.
@@ -137,6 +139,10 @@ impl<B: Backend> AdamW<B> {
     pub fn prepare(&mut self, options: &StepOptions) -> Result<(), OptimError> {
         options.check()?;
         self.check_ready()?;
+        if options.measures() != self.work.measures() {
+            // It was captured with other passes.
+            self.graph = None;
+        }
         let scalars = options.scalars(&self.groups);
         self.work.set(options, self.number + 1, &scalars)?;
         // Before the first write, so that no gather takes the old rows for current.

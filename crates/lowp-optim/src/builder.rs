@@ -321,6 +321,7 @@ impl<B: Backend> AdamWBuilder<B> {
             work,
             graph: None,
             earlier: Vec::new(),
+            pinned: false,
             keep: 1,
             number: 0,
         })

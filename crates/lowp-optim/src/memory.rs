@@ -57,6 +57,8 @@ pub(crate) struct OverGrads<B: Backend> {
     spans: Vec<Range<usize>>,
     grads: Vec<Source<B>>,
     plans: [B::Plan; 2],
+    /// Kept whatever comes ([`AdamW::pin_grads`]).
+    pinned: bool,
 }
 
 impl<B: Backend> AdamW<B> {
@@ -108,12 +110,13 @@ impl<B: Backend> AdamW<B> {
             spans: spans(&self.backend, &grads),
             grads,
             plans: self.work.swap(next.plans),
+            pinned: std::mem::replace(&mut self.pinned, next.pinned),
         };
         for (param, grad) in self.params.iter_mut().zip(next.grads) {
             (param.grad, param.ready) = (grad, true);
         }
         self.earlier.insert(0, before);
-        self.earlier.truncate(self.keep.saturating_sub(1));
+        self.forget();
         // It was captured over the others.
         self.graph = None;
     }
@@ -134,14 +137,31 @@ impl<B: Backend> AdamW<B> {
             spans,
             grads,
             plans,
+            pinned: false,
         })
+    }
+
+    /// Drops what is planned over more sets than are kept. Those that are pinned do not count.
+    fn forget(&mut self) {
+        let mut room = self.keep.saturating_sub(1);
+        self.earlier.retain(|over| {
+            let kept = over.pinned || room > 0;
+            room -= usize::from(!over.pinned && kept);
+            kept
+        });
+    }
+
+    /// Keeps what is planned over the present gradients for as long as the optimizer: for graphs of a caller that captured
+    /// [`AdamW::enqueue`], which launch it.
+    pub fn pin_grads(&mut self) {
+        self.pinned = true;
     }
 
     /// Keeps planned work for the `sets` sets of addresses of gradients that were used last: for memory that is freed and comes back
     /// at one of a few addresses. 1 unless this is called; 0 counts as 1.
     pub fn keep_sets(&mut self, sets: usize) {
         self.keep = sets.max(1);
-        self.earlier.truncate(self.keep - 1);
+        self.forget();
     }
 
     /// Replaces the hyperparameters of group `index` from the next step on; the same on every rank.
@@ -273,6 +293,75 @@ mod tests {
             let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
             assert_eq!(a, b);
         }
+    }
+
+    /// Without clipping and skipping, finite gradients give the same step; others are applied.
+    #[test]
+    fn steps_without_a_norm() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let step = |grad: &[f32], options: &StepOptions| {
+            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = builder.group(Group::default());
+            let memory = memory(&values);
+            let master = memory.master.clone();
+            builder
+                .param_in(&tensor("mxfp8"), "w", group, memory)
+                .unwrap();
+            let mut adamw = builder.build().unwrap();
+            adamw
+                .take_grads(vec![Source::F32(Cpu.upload(grad).unwrap())])
+                .unwrap();
+            let report = adamw.step(options).unwrap().wait().unwrap();
+            (report, Cpu.download(&master).unwrap())
+        };
+        let with = StepOptions::default();
+        let without = StepOptions {
+            skip_nonfinite: false,
+            ..with
+        };
+        let (measured, expected) = step(&values, &with);
+        let (report, found) = step(&values, &without);
+        assert_eq!(found, expected);
+        assert!(measured.grad.norm > 0.0 && report.grad.norm == 0.0 && report.applied);
+        let mut bad = values.clone();
+        bad[3] = f32::NAN;
+        assert!(!step(&bad, &with).0.applied);
+        let (report, found) = step(&bad, &without);
+        assert!(report.applied && found[3].is_nan() && found[4] == expected[4]);
+        let clipped = StepOptions {
+            max_norm: Some(1.0),
+            ..without
+        };
+        assert!(!step(&bad, &clipped).0.applied);
+    }
+
+    #[test]
+    fn what_is_pinned_stays_planned() {
+        let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+        let group = builder.group(Group::default());
+        let memory = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
+        builder
+            .param_in(&tensor("mxfp8"), "w", group, memory)
+            .unwrap();
+        let mut adamw = builder.build().unwrap();
+        adamw.keep_sets(3);
+        let places: Vec<_> = (0..8).map(|_| Source::F32(zeros())).collect();
+        let known = |adamw: &mut AdamW<Cpu>, at: usize| {
+            let spans = spans(&Cpu, &places[at..=at]);
+            adamw.take_grads_at(&spans)
+        };
+        for (at, place) in places.iter().enumerate() {
+            adamw.take_grads(vec![place.clone()]).unwrap();
+            if at == 1 {
+                adamw.pin_grads();
+            }
+        }
+        let kept: Vec<bool> = (0..5).map(|at| known(&mut adamw, at)).collect();
+        assert_eq!(kept, [false, true, false, false, false]);
+        // Beside the present set, which is the pinned one, two more.
+        assert!(known(&mut adamw, 7) && known(&mut adamw, 6) && !known(&mut adamw, 5));
+        adamw.keep_sets(1);
+        assert!(known(&mut adamw, 1) && !known(&mut adamw, 7));
     }
 
     #[test]

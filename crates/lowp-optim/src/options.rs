@@ -15,6 +15,10 @@ pub struct StepOptions {
     /// Clips the global gradient norm to this, above 0: gradients are multiplied by `max_norm / (norm + 1e-6)`,
     /// at most 1, evaluated in binary64 and rounded once (docs/numerics.md 12.8). Default `None`.
     pub max_norm: Option<f32>,
+    /// Skips the step where a gradient is not finite. Without it and without `max_norm` nothing reads gradients but the update:
+    /// the report has a norm of 0, and replicas are not compared by their norm. With `max_norm` such a step is skipped in any case.
+    /// Default `true`.
+    pub skip_nonfinite: bool,
 }
 
 impl Default for StepOptions {
@@ -23,6 +27,7 @@ impl Default for StepOptions {
             lr_factor: 1.0,
             grad_scale: 1.0,
             max_norm: None,
+            skip_nonfinite: true,
         }
     }
 }
@@ -48,14 +53,20 @@ impl StepOptions {
         }
     }
 
+    /// Whether the step reads gradients for their norm.
+    pub(crate) fn measures(&self) -> bool {
+        self.skip_nonfinite || self.max_norm.is_some()
+    }
+
     /// What ranks must have in common in step `number`.
-    pub(crate) fn common(&self, number: u64) -> [(&'static str, u64); 4] {
+    pub(crate) fn common(&self, number: u64) -> [(&'static str, u64); 5] {
         let max_norm = self.max_norm.map_or(u64::MAX, |x| x.to_bits().into());
         [
             ("the number of steps", number),
             ("lr_factor", self.lr_factor.to_bits().into()),
             ("grad_scale", self.grad_scale.to_bits().into()),
             ("max_norm", max_norm),
+            ("skip_nonfinite", self.skip_nonfinite.into()),
         ]
     }
 
@@ -107,6 +118,11 @@ mod tests {
             .part(1),
             StepOptions {
                 grad_scale: 0.5,
+                ..good
+            }
+            .part(1),
+            StepOptions {
+                skip_nonfinite: false,
                 ..good
             }
             .part(1),

@@ -20,6 +20,8 @@ pub(crate) struct StepWork<B: Backend> {
     world: Arc<dyn Communicator<B>>,
     book: Arc<ScaleBook<B>>,
     norm: B::Plan,
+    /// Whether the step runs it.
+    measures: bool,
     scalars: B::Plan,
     update: B::Plan,
     second: B::Plan,
@@ -123,6 +125,7 @@ impl<B: Backend> StepWork<B> {
         };
         Ok(Self {
             norm: norm(backend, grads, &sums)?,
+            measures: true,
             scalars: backend.plan(Work::StepScalars(vec![make_scalars]))?,
             update: backend.plan(Work::Adamw(passes.update))?,
             second: backend.plan(Work::Encode(passes.second))?,
@@ -170,6 +173,7 @@ impl<B: Backend> StepWork<B> {
         number: u64,
         scalars: &StepScalars,
     ) -> Result<(), OptimError> {
+        self.measures = options.measures();
         let mut bytes = options.part(number).to_bytes()[GradPart::SUMS..].to_vec();
         bytes.extend(scalars.to_bytes());
         if self.written != bytes {
@@ -179,12 +183,19 @@ impl<B: Backend> StepWork<B> {
         Ok(())
     }
 
+    /// Whether the step that was set last takes the norm.
+    pub(crate) fn measures(&self) -> bool {
+        self.measures
+    }
+
     /// Gives the step to the stream.
     pub(crate) fn enqueue(&self) -> Result<(), OptimError> {
         let Self { backend, world, .. } = self;
         let none = StepScalars::default();
         backend.clear(&self.sums)?;
-        backend.run(&self.norm, &none)?;
+        if self.measures {
+            backend.run(&self.norm, &none)?;
+        }
         let item = GatherItem {
             source: &self.part,
             dest: &self.parts,

@@ -1,13 +1,13 @@
 //! [`AdamW`]: `lowp_optim::AdamW` over masters, moments and gradients of PyTorch.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 use lowp_format::Shape;
 use lowp_kernels::{Moments, StepCounts};
 use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, StepOptions};
-use lowp_shard::{DelayedState, Mesh};
+use lowp_shard::{Communicator, DelayedState, Mesh, or_abort};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -62,18 +62,20 @@ pub(crate) struct AdamW {
 }
 
 /// Norm, clipping factor and counts of a step.
-type Report = (bool, f64, u64, f32, u64, u64);
+type Report = (bool, Option<f64>, u64, f32, u64, u64);
 
 /// What the optimizers of all backends can do.
 trait Steps: Send + Sync {
     fn step(
         &mut self,
         device: &Device,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error>;
     fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error>;
+    /// Tells the other ranks that this one cannot take part.
+    fn abort(&self, message: &str);
     fn calibrate(&self) -> Result<(), Error>;
     fn report(&self) -> Result<Report, Error>;
     fn counts(&self) -> Result<StepCounts, Error>;
@@ -84,9 +86,14 @@ trait Steps: Send + Sync {
 
 struct Of<B: Held> {
     adamw: lowp_optim::AdamW<B>,
+    comm: Arc<dyn Communicator<B>>,
     backend: B,
     ids: Vec<ParamId>,
     groups: Vec<GroupArg>,
+    /// Where the gradients of the last step lie.
+    last: Vec<Range<usize>>,
+    /// Whether the last step took the norm.
+    measured: bool,
 }
 
 impl<B: Held> Of<B> {
@@ -98,11 +105,33 @@ impl<B: Held> Of<B> {
         params: Vec<ParamArg>,
     ) -> Result<Self, Error> {
         let comm = communicator(backend, ranks)?;
-        let mut builder = AdamWBuilder::new(comm).on(backend);
+        let (builder, ids) =
+            or_abort(&*comm, Self::builder(backend, &comm, mesh, &groups, params))?;
+        let mut adamw = builder.build_uncast()?;
+        adamw.keep_sets(SETS);
+        Ok(Self {
+            adamw,
+            comm,
+            backend: backend.clone(),
+            ids,
+            groups,
+            last: Vec::new(),
+            measured: true,
+        })
+    }
+
+    fn builder(
+        backend: &B,
+        comm: &Arc<dyn Communicator<B>>,
+        mesh: Option<(usize, usize)>,
+        groups: &[GroupArg],
+        params: Vec<ParamArg>,
+    ) -> Result<(AdamWBuilder<B>, Vec<ParamId>), Error> {
+        let mut builder = AdamWBuilder::new(Arc::clone(comm)).on(backend);
         if let Some((replicate, shard)) = mesh {
             builder = builder.mesh(Mesh { replicate, shard });
         }
-        for &of in &groups {
+        for &of in groups {
             builder.group(group(of));
         }
         let mut ids = Vec::new();
@@ -114,10 +143,16 @@ impl<B: Held> Of<B> {
                     exp_avg: backend.wrap::<bf16>(exp_avg)?,
                     exp_avg_sq: backend.wrap::<bf16>(exp_avg_sq)?,
                 },
-                _ => Moments::F32 {
+                "float32" => Moments::F32 {
                     exp_avg: backend.wrap::<f32>(exp_avg)?,
                     exp_avg_sq: backend.wrap::<f32>(exp_avg_sq)?,
                 },
+                other => {
+                    return Err(Error::new(format!(
+                        "moments of {} in {other}; there are float32 and bfloat16",
+                        param.name
+                    )));
+                }
             };
             let memory = ParamMemory {
                 master: backend.wrap::<f32>(param.master.into())?,
@@ -141,27 +176,57 @@ impl<B: Held> Of<B> {
             };
             ids.push(id);
         }
-        let mut adamw = builder.build_uncast()?;
-        adamw.keep_sets(SETS);
-        Ok(Self {
-            adamw,
-            backend: backend.clone(),
-            ids,
-            groups,
-        })
+        Ok((builder, ids))
     }
 }
 
 impl<B: Held> Of<B> {
+    /// What of a step can fail on this rank alone.
+    fn make_ready(
+        &mut self,
+        grads: Option<Vec<GradArg>>,
+        groups: Vec<GroupArg>,
+        options: &StepOptions,
+    ) -> Result<(), Error> {
+        for (index, (&new, old)) in groups.iter().zip(&mut self.groups).enumerate() {
+            if new != *old {
+                self.adamw.set_group(index, group(new))?;
+                *old = new;
+            }
+        }
+        self.measured = options.skip_nonfinite || options.max_norm.is_some();
+        let Some(grads) = grads else {
+            if !self.adamw.take_grads_at(&self.last) {
+                return Err(Error::new("no step before this one was over gradients"));
+            }
+            return Ok(self.adamw.prepare(options)?);
+        };
+        let spans = self.spans(&grads)?;
+        self.last.clear();
+        if !self.adamw.take_grads_at(&spans) {
+            let source = |(pointer, bytes, dtype): GradArg| {
+                self.backend
+                    .source(memory(&self.backend, pointer, bytes), &dtype)
+            };
+            let sources = grads.into_iter().map(source);
+            let sources = sources.collect::<Result<Vec<_>, Error>>()?;
+            self.adamw.take_grads(sources)?;
+        }
+        self.last = spans;
+        Ok(self.adamw.prepare(options)?)
+    }
+
     /// Where gradients lie. Handles are made of those at new addresses alone: on a GPU the end of each costs a look at every
     /// stream.
     fn spans(&self, grads: &[GradArg]) -> Result<Vec<Range<usize>>, Error> {
         let span = |(pointer, bytes, _): &GradArg| match bytes {
             0 => {
-                let none = self.backend.wrap::<f32>(memory(*pointer, 0))?;
+                let none = self
+                    .backend
+                    .wrap::<f32>(memory(&self.backend, *pointer, 0))?;
                 Ok(self.backend.span(&none))
             }
-            _ => Ok(memory(*pointer, *bytes).span()),
+            _ => Ok(memory(&self.backend, *pointer, *bytes).span()),
         };
         grads.iter().map(span).collect()
     }
@@ -171,31 +236,24 @@ impl<B: Held> Steps for Of<B> {
     fn step(
         &mut self,
         device: &Device,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         options: &StepOptions,
     ) -> Result<(), Error> {
-        let stream = B::of_or(device, "the optimizer")?;
-        for (index, (&new, old)) in groups.iter().zip(&mut self.groups).enumerate() {
-            if new != *old {
-                self.adamw.set_group(index, group(new))?;
-                *old = new;
-            }
-        }
-        let spans = self.spans(&grads)?;
-        if !self.adamw.take_grads_at(&spans) {
-            let source = |(pointer, bytes, dtype): GradArg| {
-                self.backend.source(memory(pointer, bytes), &dtype)
-            };
-            let sources = grads.into_iter().map(source);
-            let sources = sources.collect::<Result<Vec<_>, Error>>()?;
-            self.adamw.take_grads(sources)?;
-        }
-        self.adamw.prepare(options)?;
+        let stream = B::of_or(device, "the optimizer");
+        let ready = stream.and_then(|stream| {
+            self.make_ready(grads, groups, options)?;
+            Ok(stream)
+        });
+        let stream = or_abort(&*self.comm, ready)?;
         // Nothing where both are the same stream.
         self.backend.wait_for(&stream)?;
         self.adamw.enqueue()?;
         Ok(stream.wait_for(&self.backend)?)
+    }
+
+    fn abort(&self, message: &str) {
+        self.comm.control().abort(message);
     }
 
     fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error> {
@@ -206,6 +264,8 @@ impl<B: Held> Steps for Of<B> {
                 "a capture of a step over gradients at new addresses; take a step before it with the same gradients",
             ));
         }
+        // PyTorch's graph launches what is planned, for as long as it likes.
+        self.adamw.pin_grads();
         self.backend.wait_for(&stream)?;
         self.adamw.enqueue()?;
         Ok(stream.wait_for(&self.backend)?)
@@ -219,7 +279,7 @@ impl<B: Held> Steps for Of<B> {
         let report = self.adamw.outcome()?.wait()?;
         Ok((
             report.applied,
-            report.grad.norm,
+            self.measured.then_some(report.grad.norm),
             report.grad.non_finite,
             report.clip,
             report.steps,
@@ -253,8 +313,8 @@ impl<B: Held> Steps for Of<B> {
     }
 }
 
-fn memory(pointer: u64, bytes: usize) -> Memory {
-    (pointer, bytes, None).into()
+fn memory<B: Held>(backend: &B, pointer: u64, bytes: usize) -> Memory {
+    (pointer, bytes, backend.number(), None).into()
 }
 
 impl AdamW {
@@ -287,22 +347,25 @@ impl AdamW {
         Ok(Self { of: Mutex::new(of) })
     }
 
-    /// One step with the gradients where they lie. Collective.
-    #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None))]
+    /// One step with the gradients where they lie; `None` where they lie as in the last one. Collective.
+    #[pyo3(signature = (device, grads, groups, grad_scale = 1.0, max_norm = None, skip_nonfinite = false))]
+    #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn step(
         &self,
         py: Python<'_>,
         device: DeviceArg,
-        grads: Vec<GradArg>,
+        grads: Option<Vec<GradArg>>,
         groups: Vec<GroupArg>,
         grad_scale: f32,
         max_norm: Option<f32>,
+        skip_nonfinite: bool,
     ) -> Result<(), Error> {
         let device = Device::new(&device)?;
         let options = StepOptions {
             lr_factor: 1.0,
             grad_scale,
             max_norm,
+            skip_nonfinite,
         };
         py.detach(|| self.lock().step(&device, grads, groups, &options))
     }
@@ -311,6 +374,11 @@ impl AdamW {
     fn again(&self, py: Python<'_>, device: DeviceArg, grads: Vec<GradArg>) -> Result<(), Error> {
         let device = Device::new(&device)?;
         py.detach(|| self.lock().again(&device, &grads))
+    }
+
+    /// Tells the other ranks that this one failed: they get `message`.
+    fn abort(&self, py: Python<'_>, message: &str) {
+        py.detach(|| self.lock().abort(message));
     }
 
     /// Casts the masters with scales from the values. Collective.

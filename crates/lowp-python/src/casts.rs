@@ -2,60 +2,152 @@
 //! set of addresses.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lowp_format::Shape;
+use lowp_format::{AnyRecipe, Shape};
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
-use lowp_kernels::{Backend, Cpu, DecodeJob, StepScalars, Work};
+use lowp_kernels::{Cpu, DecodeJob, StepScalars, Work};
 use lowp_shard::{CastItem, LocalComm, Requantize, ScaleBook, ScaleBookBuilder};
 use pyo3::prelude::*;
 
 use crate::cast::orientation_of;
 use crate::error::Error;
-use crate::place::{Device, DeviceArg, MemoryArg, Place};
+use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
 use crate::recipe::Recipe;
 use crate::tensor::{Named, tensor};
 
-/// What work is planned over: recipe and stream, shape, dtype or orientation, and addresses.
-type Key = (String, (usize, usize), String, Vec<(u64, usize)>);
+/// What work is planned over, beside the recipe.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    /// Device and stream: a cast belongs to one.
+    place: (usize, u64),
+    shape: (usize, usize),
+    /// dtype of values that are cast, or orientation of codes that are decoded.
+    how: String,
+    /// Buffers: what serves both directions may lie elsewhere.
+    names: Vec<String>,
+    spans: Vec<(u64, usize)>,
+}
 
-/// Planned casts of one device, up to a number of them; beyond it they are planned anew.
+/// Planned casts of one device, up to a number of them; beyond it the one that was not used for longest goes.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Casts {
     most: usize,
-    of: Mutex<Known>,
-}
-
-/// What is planned, by the device.
-#[derive(Default)]
-struct Known {
-    cpu: On<Cpu>,
+    cpu: Mutex<Known<Cpu>>,
     #[cfg(feature = "cuda")]
-    cuda: On<Cuda>,
+    cuda: Mutex<Known<Cuda>>,
 }
 
-struct On<B: Place> {
-    encodes: HashMap<Key, Planned<B>>,
-    decodes: HashMap<Key, B::Plan>,
+/// A backend whose plans [`Casts`] keeps.
+trait Kept: Place {
+    fn known(casts: &Casts) -> &Mutex<Known<Self>>;
 }
 
-impl<B: Place> Default for On<B> {
+impl Kept for Cpu {
+    fn known(casts: &Casts) -> &Mutex<Known<Self>> {
+        &casts.cpu
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Kept for Cuda {
+    fn known(casts: &Casts) -> &Mutex<Known<Self>> {
+        &casts.cuda
+    }
+}
+
+/// Plans by what they are over. Recipes have floats, which no key has: each key has the plans of its recipes.
+struct Known<B: Place> {
+    of: HashMap<Key, Vec<Entry<B>>>,
+    len: usize,
+    calls: u64,
+}
+
+struct Entry<B: Place> {
+    recipe: AnyRecipe,
+    plan: Arc<Planned<B>>,
+    /// The number of the call that used it last.
+    used: u64,
+}
+
+impl<B: Place> Default for Known<B> {
     fn default() -> Self {
         Self {
-            encodes: HashMap::new(),
-            decodes: HashMap::new(),
+            of: HashMap::new(),
+            len: 0,
+            calls: 0,
         }
     }
 }
 
-struct Planned<B: Place> {
+impl<B: Place> Known<B> {
+    fn find(&mut self, key: &Key, recipe: AnyRecipe) -> Option<Arc<Planned<B>>> {
+        self.calls += 1;
+        let entries = self.of.get_mut(key)?;
+        let entry = entries.iter_mut().find(|entry| entry.recipe == recipe)?;
+        entry.used = self.calls;
+        Some(Arc::clone(&entry.plan))
+    }
+
+    /// Keeps a plan. Returns those that went for it: they end where no lock is held.
+    fn keep(
+        &mut self,
+        most: usize,
+        key: Key,
+        recipe: AnyRecipe,
+        plan: Arc<Planned<B>>,
+    ) -> Vec<Entry<B>> {
+        let mut gone = Vec::new();
+        while self.len >= most.max(1) {
+            let all = self.of.iter().flat_map(|(key, entries)| {
+                let entries = entries.iter().enumerate();
+                entries.map(move |(at, entry)| (entry.used, at, key))
+            });
+            let Some((at, oldest)) = all
+                .min_by_key(|(used, ..)| *used)
+                .map(|(_, at, key)| (at, key.clone()))
+            else {
+                break;
+            };
+            if let Some(entries) = self.of.get_mut(&oldest) {
+                gone.push(entries.swap_remove(at));
+                self.len -= 1;
+                if entries.is_empty() {
+                    self.of.remove(&oldest);
+                }
+            }
+        }
+        let used = self.calls;
+        let entry = Entry { recipe, plan, used };
+        self.of.entry(key).or_default().push(entry);
+        self.len += 1;
+        gone
+    }
+}
+
+/// Planned work.
+enum Planned<B: Place> {
+    Encode(Box<Encode<B>>),
+    Decode(B::Plan),
+}
+
+impl<B: Place> Planned<B> {
+    fn run(&self, backend: &B) -> Result<(), Error> {
+        match self {
+            Planned::Encode(encode) => encode.run(),
+            Planned::Decode(plan) => Ok(backend.run(plan, &StepScalars::default())?),
+        }
+    }
+}
+
+struct Encode<B: Place> {
     book: ScaleBook<B>,
     cast: Requantize<B>,
     comm: LocalComm<B>,
 }
 
-impl<B: Place> Planned<B> {
+impl<B: Place> Encode<B> {
     fn new(
         backend: &B,
         recipe: &Recipe,
@@ -82,10 +174,31 @@ impl<B: Place> Planned<B> {
     }
 }
 
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever failed in between left the plans as they were.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Casts {
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        // Whoever failed in between left the plans as they were.
-        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs what is planned for `key`, planned now if it is not there. The lock is held for neither.
+    fn run<B: Kept>(
+        &self,
+        backend: &B,
+        key: Key,
+        recipe: AnyRecipe,
+        plan: impl FnOnce() -> Result<Planned<B>, Error>,
+    ) -> Result<(), Error> {
+        let known = lock(B::known(self)).find(&key, recipe);
+        let planned = match known {
+            Some(planned) => planned,
+            None => {
+                let planned = Arc::new(plan()?);
+                let gone = lock(B::known(self)).keep(self.most, key, recipe, Arc::clone(&planned));
+                drop(gone);
+                planned
+            }
+        };
+        planned.run(backend)
     }
 }
 
@@ -94,8 +207,12 @@ impl Casts {
     /// No casts yet; `most` are kept.
     #[new]
     fn new(most: usize) -> Self {
-        let of = Mutex::default();
-        Self { most, of }
+        Self {
+            most,
+            cpu: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            cuda: Mutex::default(),
+        }
     }
 
     /// Casts `source` into `buffers`, with scales from the values.
@@ -110,19 +227,12 @@ impl Casts {
         dtype: &str,
         buffers: Named,
     ) -> Result<(), Error> {
-        let key = key(&device, recipe, shape, dtype, &source, &buffers);
-        let source = (source, dtype);
-        match &Device::new(&device)? {
-            Device::Cpu(backend) => {
-                let plan = || Planned::new(backend, recipe, shape, source, buffers);
-                py.detach(|| found(&mut self.lock().cpu.encodes, self.most, key, plan)?.run())
-            }
-            #[cfg(feature = "cuda")]
-            Device::Cuda(backend) => {
-                let plan = || Planned::new(backend, recipe, shape, source, buffers);
-                py.detach(|| found(&mut self.lock().cuda.encodes, self.most, key, plan)?.run())
-            }
-        }
+        let key = key(&device, shape, dtype, &source, &buffers);
+        let of = recipe.recipe;
+        on_device!(&Device::new(&device)?, |backend| py.detach(|| {
+            let plan = || Encode::new(backend, recipe, shape, (source, dtype), buffers);
+            self.run(backend, key, of, || Ok(Planned::Encode(Box::new(plan()?))))
+        }))
     }
 
     /// Decodes `orientation` of `buffers` to `out`, f32 in the order of rows.
@@ -137,70 +247,39 @@ impl Casts {
         orientation: &str,
         out: MemoryArg,
     ) -> Result<(), Error> {
-        let key = key(&device, recipe, shape, orientation, &out, &buffers);
-        let none = StepScalars::default();
-        match &Device::new(&device)? {
-            Device::Cpu(backend) => {
-                let plan = || decode(backend, recipe, shape, buffers, orientation, out);
-                py.detach(|| {
-                    let mut known = self.lock();
-                    let plan = found(&mut known.cpu.decodes, self.most, key, plan)?;
-                    Ok(backend.run(plan, &none)?)
-                })
-            }
-            #[cfg(feature = "cuda")]
-            Device::Cuda(backend) => {
-                let plan = || decode(backend, recipe, shape, buffers, orientation, out);
-                py.detach(|| {
-                    let mut known = self.lock();
-                    let plan = found(&mut known.cuda.decodes, self.most, key, plan)?;
-                    Ok(backend.run(plan, &none)?)
-                })
-            }
-        }
+        let key = key(&device, shape, orientation, &out, &buffers);
+        let of = recipe.recipe;
+        on_device!(&Device::new(&device)?, |backend| py.detach(|| {
+            let plan = || decode(backend, recipe, shape, buffers, orientation, out);
+            self.run(backend, key, of, || Ok(Planned::Decode(plan()?)))
+        }))
     }
 
     /// How many casts are planned.
     fn __len__(&self) -> usize {
-        let known = self.lock();
-        let cpu = known.cpu.encodes.len() + known.cpu.decodes.len();
+        let len = lock(&self.cpu).len;
         #[cfg(feature = "cuda")]
-        let cpu = cpu + known.cuda.encodes.len() + known.cuda.decodes.len();
-        cpu
+        let len = len + lock(&self.cuda).len;
+        len
     }
 }
 
 fn key(
     device: &DeviceArg,
-    recipe: &Recipe,
     shape: (usize, usize),
     how: &str,
     values: &MemoryArg,
     buffers: &Named,
 ) -> Key {
     let mut spans = vec![(values.0, values.1)];
-    let of = |(_, (pointer, bytes, _)): &(String, MemoryArg)| (*pointer, *bytes);
+    let of = |(_, (pointer, bytes, ..)): &(String, MemoryArg)| (*pointer, *bytes);
     spans.extend(buffers.iter().map(of));
-    // The stream is a part of it: a cast belongs to one. So are the names: what serves both directions may lie elsewhere.
-    let names: Vec<&str> = buffers.iter().map(|(name, _)| name.as_str()).collect();
-    let what = format!("{:?} {:?} {names:?}", recipe.recipe, (device.1, device.2));
-    (what, shape, how.to_owned(), spans)
-}
-
-/// What is planned for `key`, planned now if it is not there.
-fn found<P>(
-    known: &mut HashMap<Key, P>,
-    most: usize,
-    key: Key,
-    plan: impl FnOnce() -> Result<P, Error>,
-) -> Result<&P, Error> {
-    use std::collections::hash_map::Entry;
-    if known.len() >= most && !known.contains_key(&key) {
-        known.clear();
-    }
-    match known.entry(key) {
-        Entry::Occupied(entry) => Ok(entry.into_mut()),
-        Entry::Vacant(entry) => Ok(entry.insert(plan()?)),
+    Key {
+        place: (device.1, device.2),
+        shape,
+        how: how.to_owned(),
+        names: buffers.iter().map(|(name, _)| name.clone()).collect(),
+        spans,
     }
 }
 

@@ -27,6 +27,15 @@ impl Error {
     }
 }
 
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::Lowp(message) => f.write_str(message),
+            Error::Python(error) => error.fmt(f),
+        }
+    }
+}
+
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         match error {

@@ -1,7 +1,9 @@
 //! Casts of full weights of which each rank has a flat slice of the masters, as Megatron's distributed optimizer has them.
 
+use std::sync::Arc;
+
 use lowp_format::Shape;
-use lowp_shard::{FlatMaster, or_abort};
+use lowp_shard::{Communicator, FlatMaster, or_abort};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -33,25 +35,30 @@ pub(crate) fn cast_master_weights(
     let device = Device::new(&device)?;
     on_device!(&device, |backend| {
         let comm = communicator(backend, ranks)?;
-        let mut tensors = Vec::new();
-        let mut slices = Vec::new();
-        for weight in weights {
-            let recipe = weight.recipe.get().recipe;
-            let shape = Shape::new(weight.shape.0, weight.shape.1);
-            tensors.push(tensor(backend, recipe, shape, weight.buffers)?);
-            let master = backend.source(weight.master.into(), &weight.dtype)?;
-            slices.push((weight.start, master));
-        }
-        let masters = tensors.iter().zip(slices);
-        let masters = masters.map(|(tensor, (start, master))| FlatMaster {
-            tensor,
-            start,
-            master,
-        });
-        let masters: Vec<_> = masters.collect();
-        py.detach(|| {
-            let cast = lowp_shard::cast_master_weights(backend, &comm, &masters);
-            Ok(or_abort(&*comm, cast)?)
-        })
+        py.detach(|| or_abort(&*comm, cast(backend, &comm, weights)))
     })
+}
+
+fn cast<B: Place>(
+    backend: &B,
+    comm: &Arc<dyn Communicator<B>>,
+    weights: Vec<FlatArg>,
+) -> Result<(), Error> {
+    let mut tensors = Vec::new();
+    let mut slices = Vec::new();
+    for weight in weights {
+        let recipe = weight.recipe.get().recipe;
+        let shape = Shape::new(weight.shape.0, weight.shape.1);
+        tensors.push(tensor(backend, recipe, shape, weight.buffers)?);
+        let master = backend.source(weight.master.into(), &weight.dtype)?;
+        slices.push((weight.start, master));
+    }
+    let masters = tensors.iter().zip(slices);
+    let masters = masters.map(|(tensor, (start, master))| FlatMaster {
+        tensor,
+        start,
+        master,
+    });
+    let masters: Vec<_> = masters.collect();
+    Ok(lowp_shard::cast_master_weights(backend, comm, &masters)?)
 }

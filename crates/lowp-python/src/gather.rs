@@ -85,14 +85,6 @@ impl Shard {
         Ok(Self { of })
     }
 
-    /// Raises, on every rank alike, where FSDP2 cuts `full` over `world` ranks in the middle of a block.
-    #[staticmethod]
-    fn check(recipe: &Recipe, full: (usize, usize), world: usize) -> Result<(), Error> {
-        let shape = Shape::new(full.0, full.1);
-        ShardSpec::chunked(&recipe.recipe, shape, world, 0, Usage::BOTH)?;
-        Ok(())
-    }
-
     /// Says that the buffers are about to be written by other means than the optimizer.
     fn begin_write(&self) {
         match &self.of {
@@ -109,24 +101,38 @@ fn made<B: Held>(
     spec: ShardSpec,
     buffers: Named,
 ) -> Result<AnyShard, Error> {
-    let mut memory: Vec<(String, Option<Memory>)> = buffers
+    let wrapped = |(name, memory): (String, MemoryArg)| {
+        let memory = Memory::from(memory);
+        let bytes = memory.span().len();
+        Ok::<_, Error>((name, bytes, Some(backend.wrap(memory)?)))
+    };
+    let mut buffers = buffers
         .into_iter()
-        .map(|(name, memory)| (name, Some(memory.into())))
-        .collect();
+        .map(wrapped)
+        .collect::<Result<Vec<_>, _>>()?;
     let shard = ShardedTensor::<B>::with_alloc(recipe, spec, |spec, bytes| {
-        let found = memory.iter_mut().find(|(n, _)| *n == name(spec.key));
-        let memory = found.and_then(|(_, memory)| memory.take());
-        match memory {
-            Some(memory) if memory.span().len() == bytes => Ok(backend.wrap(memory)?),
-            // As no buffer at all: the length is checked in Python, and this names the buffer.
-            _ => Err(lowp_format::FormatError::MissingBuffer {
-                key: spec.key,
-                usage: Usage::BOTH,
-            }
-            .into()),
-        }
+        let is = |(n, found, _): &&mut (String, usize, _)| *n == name(spec.key) && *found == bytes;
+        let found = buffers.iter_mut().find(is);
+        // One of another length is as none: the length is checked in Python, and this names the buffer.
+        let buffer = found.and_then(|(_, _, buffer)| buffer.take());
+        buffer.ok_or_else(|| missing(spec.key))
     })?;
     Ok(B::hold(shard))
+}
+
+/// Python gave no memory for a buffer.
+fn missing(key: lowp_format::BufferKey) -> ShardError {
+    let usage = Usage::BOTH;
+    lowp_format::FormatError::MissingBuffer { key, usage }.into()
+}
+
+/// Memory of Python as buffers, in order.
+fn wrapped<B: Held>(
+    backend: &B,
+    memory: Vec<Memory>,
+) -> Result<std::vec::IntoIter<B::Buffer<u8>>, Error> {
+    let buffers = memory.into_iter().map(|m| backend.wrap(m));
+    Ok(buffers.collect::<Result<Vec<_>, _>>()?.into_iter())
 }
 
 /// What was sent: given to `post` with what arrived.
@@ -160,8 +166,6 @@ trait Hooked: Send + Sync {
         memory: Vec<Memory>,
     ) -> Result<(), Error>;
     fn derive(&mut self, device: &Device) -> Result<(), Error>;
-    fn release(&mut self);
-    fn planned(&self) -> u64;
 }
 
 struct Of<B: Held> {
@@ -182,14 +186,12 @@ impl<B: Held> Hooked for Of<B> {
 
     fn attach(&mut self, device: &Device, padded: Vec<Memory>) -> Result<(), Error> {
         let backend = B::of_or(device, "the gather")?;
-        let mut padded = padded.into_iter();
-        let outgoing = self
-            .hooks
-            .outgoing_with(&backend, &self.shard, |_, bytes| {
-                let memory = padded.next().unwrap_or_else(|| (0, 0, None).into());
-                let _ = bytes; // its length is checked behind this
-                Ok(backend.wrap(memory)?)
-            })?;
+        let mut padded = wrapped(&backend, padded)?;
+        // Their lengths are checked behind this.
+        let next = |input: &lowp_shard::HookInput, _: usize| {
+            padded.next().ok_or_else(|| missing(input.spec.key))
+        };
+        let outgoing = self.hooks.outgoing_with(&backend, &self.shard, next)?;
         self.outgoing = Some(outgoing);
         Ok(())
     }
@@ -209,13 +211,10 @@ impl<B: Held> Hooked for Of<B> {
         memory: Vec<Memory>,
     ) -> Result<(), Error> {
         let backend = B::of_or(device, "the gather")?;
-        let arrived = arrived.into_iter().map(|m| backend.wrap(m));
-        let arrived: Vec<_> = arrived.collect::<Result<_, _>>()?;
-        let mut memory = memory.into_iter();
-        let alloc = |_: &_| -> Result<B::Buffer<u8>, ShardError> {
-            let memory = memory.next().unwrap_or_else(|| (0, 0, None).into());
-            Ok(backend.wrap(memory)?)
-        };
+        let arrived: Vec<_> = wrapped(&backend, arrived)?.collect();
+        let mut memory = wrapped(&backend, memory)?;
+        let alloc =
+            |output: &lowp_shard::HookOutput| memory.next().ok_or_else(|| missing(output.spec.key));
         match &mut self.full {
             None => {
                 let mut full = sent.post_all_gather_with(&backend, &self.shard, &arrived, alloc)?;
@@ -243,16 +242,6 @@ impl<B: Held> Hooked for Of<B> {
             Some(full) => Ok(full.derive(&backend)?),
             None => Err(Error::new("nothing was gathered yet")),
         }
-    }
-
-    fn release(&mut self) {
-        if let Some(full) = &mut self.full {
-            full.release();
-        }
-    }
-
-    fn planned(&self) -> u64 {
-        self.full.as_ref().map_or(0, FullTensor::planned)
     }
 }
 
@@ -359,15 +348,5 @@ impl Gather {
     fn derive(&self, py: Python<'_>, device: DeviceArg) -> Result<(), Error> {
         let device = Device::new(&device)?;
         py.detach(|| self.lock().derive(&device))
-    }
-
-    /// Lets go of addresses that planned work was over.
-    fn release(&self) {
-        self.lock().release();
-    }
-
-    /// How often work was planned.
-    fn planned(&self) -> u64 {
-        self.lock().planned()
     }
 }

@@ -19,8 +19,9 @@ use crate::error::Error;
 /// A device and the stream that work goes to, as Python gives them: kind, number, `CUstream`.
 pub(crate) type DeviceArg = (String, usize, u64);
 
-/// Memory as Python gives it: address, bytes, and what keeps it alive for longer than the call, if something must.
-pub(crate) type MemoryArg = (u64, usize, Option<Py<PyAny>>);
+/// Memory as Python gives it: address, bytes, number of the GPU (-1: of the host), and what keeps it alive for longer than the call,
+/// if something must.
+pub(crate) type MemoryArg = (u64, usize, i64, Option<Py<PyAny>>);
 
 /// A backend handle.
 #[derive(Clone, Debug)]
@@ -80,14 +81,16 @@ fn cuda(ordinal: usize, stream: u64) -> Result<Cuda, Error> {
 pub(crate) struct Memory {
     pointer: u64,
     bytes: usize,
+    device: i64,
     owner: Option<Py<PyAny>>,
 }
 
 impl From<MemoryArg> for Memory {
-    fn from((pointer, bytes, owner): MemoryArg) -> Self {
+    fn from((pointer, bytes, device, owner): MemoryArg) -> Self {
         Self {
             pointer,
             bytes,
+            device,
             owner,
         }
     }
@@ -99,12 +102,39 @@ impl Memory {
         let start = usize::try_from(self.pointer).unwrap_or(usize::MAX);
         start..start.saturating_add(self.bytes)
     }
+
+    /// The number of entries of `T`, where it lies on `device` and has whole ones.
+    fn entries<T>(&self, device: i64) -> Result<usize, Error> {
+        let (bytes, size) = (self.bytes, size_of::<T>());
+        let name = |number: i64| match number {
+            -1 => "the CPU".to_owned(),
+            number => format!("cuda:{number}"),
+        };
+        if self.device != device {
+            let (found, expected) = (name(self.device), name(device));
+            return Err(Error::new(format!(
+                "memory of {bytes} bytes on {found} beside work on {expected}; move all tensors to one device"
+            )));
+        }
+        if !bytes.is_multiple_of(size) {
+            return Err(Error::new(format!(
+                "memory of {bytes} bytes as entries of {size} bytes; give whole entries"
+            )));
+        }
+        Ok(bytes / size)
+    }
 }
 
 /// A backend that takes memory of PyTorch.
 pub(crate) trait Place: Backend {
-    /// The memory as a buffer, without a copy.
-    fn wrap<T: Element>(&self, memory: Memory) -> Result<Self::Buffer<T>, KernelError>;
+    /// The memory as a buffer, without a copy. Memory of another device is an error.
+    fn wrap<T: Element>(&self, memory: Memory) -> Result<Self::Buffer<T>, Error>;
+
+    /// Where its memory lies, as [`MemoryArg`] has it.
+    fn number(&self) -> i64;
+
+    /// The stream that work goes to, a `CUstream`; 0 on the CPU.
+    fn raw_stream(&self) -> Result<u64, KernelError>;
 
     /// The handle, if `device` is of this kind.
     fn of(device: &Device) -> Option<&Self>;
@@ -131,12 +161,21 @@ pub(crate) trait Place: Backend {
 }
 
 impl Place for Cpu {
-    fn wrap<T: Element>(&self, memory: Memory) -> Result<CpuBuffer<T>, KernelError> {
+    fn wrap<T: Element>(&self, memory: Memory) -> Result<CpuBuffer<T>, Error> {
+        let len = memory.entries::<T>(self.number())?;
         let pointer = memory.pointer as *mut T;
         // SAFETY: the package gives the address and the length of tensors that it holds for the call, or with `owner` for
         // as long as the buffer lives; every bit pattern is an element. That nobody writes them meanwhile is PyTorch's own rule
         // for tensors.
-        unsafe { CpuBuffer::from_raw(pointer, memory.bytes / size_of::<T>(), memory.owner) }
+        Ok(unsafe { CpuBuffer::from_raw(pointer, len, memory.owner) }?)
+    }
+
+    fn number(&self) -> i64 {
+        -1
+    }
+
+    fn raw_stream(&self) -> Result<u64, KernelError> {
+        Ok(0)
     }
 
     fn of(device: &Device) -> Option<&Self> {
@@ -150,15 +189,20 @@ impl Place for Cpu {
 
 #[cfg(feature = "cuda")]
 impl Place for Cuda {
-    fn wrap<T: Element>(&self, memory: Memory) -> Result<CudaBuffer<T>, KernelError> {
-        let Memory {
-            pointer,
-            bytes,
-            owner,
-        } = memory;
+    fn wrap<T: Element>(&self, memory: Memory) -> Result<CudaBuffer<T>, Error> {
+        let len = memory.entries::<T>(self.number())?;
+        let Memory { pointer, owner, .. } = memory;
         // SAFETY: as on the CPU. PyTorch reuses memory of a stream behind the work of that stream, and work of this handle is
         // on the stream that was current.
-        unsafe { CudaBuffer::from_raw(self, pointer, bytes / size_of::<T>(), owner) }
+        Ok(unsafe { CudaBuffer::from_raw(self, pointer, len, owner) }?)
+    }
+
+    fn number(&self) -> i64 {
+        i64::try_from(self.ordinal()).unwrap_or(i64::MAX)
+    }
+
+    fn raw_stream(&self) -> Result<u64, KernelError> {
+        self.stream()
     }
 
     fn of(device: &Device) -> Option<&Self> {

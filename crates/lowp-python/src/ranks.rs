@@ -150,15 +150,14 @@ pub(crate) fn communicator<B: Place>(
 }
 
 impl<B: Place> TorchComm<B> {
-    /// Calls a collective of PyTorch on the current stream, which is the backend's.
+    /// Calls a collective of PyTorch on the backend's stream. Its error is of this rank until [`Control::fail`] tells the others.
     fn call(&self, method: &str, spans: &[std::ops::Range<usize>]) -> Result<(), ShardError> {
         let args: Vec<(usize, usize)> = spans.iter().map(|s| (s.start, s.len())).collect();
-        let done = Python::attach(|py| self.ranks.object.call_method1(py, method, (args,)));
-        done.map(drop).map_err(|error| {
-            self.ranks.set(ShardError::Failed {
-                rank: self.ranks.rank,
-                message: format!("torch.distributed, {method}: {error}"),
-            })
+        let stream = self.host.backend().raw_stream()?;
+        let done = Python::attach(|py| self.ranks.object.call_method1(py, method, (args, stream)));
+        done.map(drop).map_err(|error| ShardError::Failed {
+            rank: self.ranks.rank,
+            message: format!("torch.distributed, {method}: {error}"),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! [`Recipe`]: a recipe with its options, and what PyTorch must know of its buffers.
 
-use lowp_format::{AnyRecipe, Axis, Origin, Recipe as _, RecipeOptions, Shape, Usage};
+use lowp_format::{AnyRecipe, Axis, Origin, Recipe as _, RecipeOptions, Role, Shape, Usage};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -26,6 +26,18 @@ pub(crate) fn usage(text: &str) -> Result<Usage, Error> {
             "usage '{text}'; there are both, rowwise and columnwise"
         ))
     })
+}
+
+/// `weight`, `activation` or `gradient`.
+fn role(text: &str) -> Result<Role, Error> {
+    match text {
+        "weight" => Ok(Role::Weight),
+        "activation" => Ok(Role::Activation),
+        "gradient" => Ok(Role::Gradient),
+        other => Err(Error::new(format!(
+            "role '{other}'; there are weight, activation and gradient"
+        ))),
+    }
 }
 
 #[pymethods]
@@ -79,9 +91,7 @@ impl Recipe {
     /// Whether codes are narrower than 16 bits.
     #[getter]
     fn is_low_precision(&self) -> bool {
-        self.recipe
-            .quantizers(lowp_format::Role::Weight)
-            .is_low_precision()
+        self.recipe.quantizers(Role::Weight).is_low_precision()
     }
 
     /// The buffers of a tensor of `rows` x `cols`; with `stored`, those that a shard stores.
@@ -120,11 +130,17 @@ impl Recipe {
         Ok(specs.iter().map(row).collect())
     }
 
-    /// How the codes of `orientation` are multiplied: the element's name, and what its scale is of: `tensor`, or nothing that
-    /// PyTorch's products take.
-    fn product(&self, orientation: &str) -> Result<(String, Option<&'static str>), Error> {
+    /// How the codes of `orientation` of a tensor in `role` (`weight`, `activation`, `gradient`) are multiplied: the element's name, and what its
+    /// scale is of: `tensor`, or nothing that PyTorch's products take.
+    #[pyo3(signature = (orientation, role = "weight"))]
+    fn product(
+        &self,
+        orientation: &str,
+        role: &str,
+    ) -> Result<(String, Option<&'static str>), Error> {
         let orientation = crate::cast::orientation_of(orientation)?;
-        let kernel = self.recipe.kernel(orientation);
+        let quantizers = self.recipe.quantizers(self::role(role)?);
+        let kernel = quantizers.of(orientation).kernel;
         let outer = kernel.scale.outer();
         let whole = matches!(outer, Some((lowp_format::Extent::Tensor, _)));
         let scale = (whole && kernel.block.is_none()).then_some("tensor");

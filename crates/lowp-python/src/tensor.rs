@@ -24,7 +24,7 @@ pub(crate) fn tensor<B: Place>(
         at += 1;
         let found = memory.as_ref().map_or(0, |m| m.span().len());
         match memory {
-            Some(memory) if found == bytes => Ok(backend.wrap(memory)?),
+            Some(memory) if found == bytes => backend.wrap(memory),
             _ => Err(Error::new(format!(
                 "{} of {} {shape} has {found} bytes where {bytes} belong",
                 spec.key,

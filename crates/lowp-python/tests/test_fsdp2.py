@@ -1,5 +1,6 @@
 """FSDP2 over gloo: gathered bytes, training, errors."""
 
+import copy
 import pathlib
 import subprocess
 import sys
@@ -119,7 +120,43 @@ def replaced(rank, world):
     assert torch.equal(again, outs[1]) and not torch.equal(again, outs[0])
 
 
+def settings(rank, world):
+    """What a tensor serves, with settings of FSDP2 that change when it is gathered."""
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for setting in ("backward", "forward", "checkpoint", "checkpoint, kept"):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(64, 64 * world), nn.Linear(64 * world, 64))
+        lowp.quantize_model_(net, "mxfp8")
+        whole = copy.deepcopy(net)
+        for layer in net:
+            fully_shard(layer, reshard_after_forward="kept" not in setting)
+        fully_shard(net)
+        if setting == "backward":
+            net.set_reshard_after_backward(False)
+        try:
+            for step in range(3):
+                if setting == "forward" and step == 1:
+                    net.set_reshard_after_forward(False)
+                xs = [torch.ones(4, 64, requires_grad=True) for _ in range(2)]
+                for x, model in zip(xs, (net, whole)):
+                    out = checkpoint(lambda x: model[1](model[0](x)), x, use_reentrant=False) if "check" in setting else model(x)
+                    out.square().sum().backward()
+                torch.testing.assert_close(xs[0].grad, xs[1].grad)
+            found.append("well")
+        except lowp.UnsupportedOp as error:
+            found.append(str(error))
+    return found
+
+
 class Gathers(unittest.TestCase):
+    def test_settings_that_change_when_tensors_are_gathered(self):
+        for found in ranks.run(2, settings):
+            self.assertEqual((found[0], found[3]), ("well", "well"))
+            self.assertIn("call it before the first forward", found[1])
+            self.assertIn("reshard_after_forward=False", found[2])
+
     def test_gathered_bytes_are_those_of_the_whole_tensor(self):
         for world, replicas in ((1, 1), (2, 1), (3, 1), (4, 2)):
             with self.subTest(world=world, replicas=replicas):

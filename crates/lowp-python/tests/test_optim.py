@@ -61,6 +61,31 @@ class Steps(unittest.TestCase):
             self.assertTrue(torch.equal(opt.state[param]["master"].bfloat16(), param))
             self.assertEqual(opt.state[param]["exp_avg"].dtype, torch.bfloat16)
 
+    def test_parameters_that_are_not_contiguous_are_refused(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            values = torch.randn(4, 8, 6, 6, dtype=dtype)
+            for param in (values[0, 0].t()[:, :3], values.to(memory_format=torch.channels_last), values[:1, :1].expand(2, 2, 6, 6)):
+                with self.subTest(dtype=dtype, shape=tuple(param.shape)):
+                    param = nn.Parameter(param)
+                    param.grad = torch.zeros_like(param)
+                    before = param.detach().clone()
+                    with self.assertRaisesRegex(lowp.LowpError, "not contiguous"):
+                        lowp.AdamW([param]).step()
+                    self.assertTrue(torch.equal(param, before))
+
+    def test_state_on_another_device_is_refused(self):
+        for key in ("master", "exp_avg", "exp_avg_sq"):
+            net = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
+            net.weight.grad = torch.zeros_like(net.weight)
+            first = lowp.AdamW(net.parameters())
+            first.step()
+            opt = lowp.AdamW(net.parameters())
+            opt.load_state_dict(first.state_dict())
+            state = opt.state[net.weight]
+            state[key] = state[key].to("meta")
+            with self.subTest(key=key), self.assertRaisesRegex(lowp.LowpError, f"{key} of parameter 0 on meta"):
+                opt.step()
+
     def test_schedules_and_groups_count(self):
         torch.manual_seed(0)
         own = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
@@ -95,6 +120,43 @@ class Steps(unittest.TestCase):
         self.assertAlmostEqual(report["grad_norm"], 16.0)
         self.assertAlmostEqual(report["clip"], 1 / 16, places=5)
 
+    def test_steps_without_a_norm(self):
+        for skip in (False, True):
+            net = nn.Linear(8, 8, bias=False)
+            opt = lowp.AdamW(net.parameters(), skip_nonfinite=skip)
+            net.weight.grad = torch.full((8, 8), float("nan"))
+            opt.step()
+            report = opt.last_step()
+            with self.subTest(skip=skip):
+                self.assertEqual(report["applied"], not skip)
+                self.assertEqual(report["grad_norm"] is None, not skip)
+                self.assertEqual(bool(net.weight.isnan().all()), not skip)
+
+    def test_gradients_where_they_were_before_are_known(self):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        lowp.quantize_model_(net[0], "fp8-current")
+        opt, other = lowp.AdamW(net.parameters()), None
+        for param in net.parameters():
+            param.grad = torch.ones(param.shape)
+        opt.step()
+        rust, given = opt._built.rust, []
+
+        class Spy:
+            def step(self, device, grads, *args):
+                given.append(grads is None)
+                rust.step(device, grads, *args)
+
+        opt._built.rust = Spy()
+        opt.step()
+        kept = net[1].bias.grad
+        net[1].bias.grad = torch.ones(8)
+        opt.step()
+        opt.step()
+        self.assertEqual(given, [True, False, True])
+        opt._built.rust = rust
+        self.assertEqual(opt.last_step()["steps"], 4)
+        del kept, other
+
     def test_compiled_blocks_train_alike(self):
         plain, _ = model.train("mxfp8-2d", 4)
         net = model.make("mxfp8-2d")
@@ -123,7 +185,136 @@ class Steps(unittest.TestCase):
             bad.step()
 
 
+def quantized(name="mxfp8-2d", seed=0):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    lowp.quantize_model_(net[0], name)
+    net[1].to(torch.bfloat16)
+    return net
+
+
+def steps(net, opt, numbers):
+    for number in numbers:
+        torch.manual_seed(number)
+        for param in net.parameters():
+            param.grad = torch.randn(param.shape).to(param.dtype)
+        opt.step()
+
+
+class Writes(unittest.TestCase):
+    """Values that something else than the optimizer writes between steps."""
+
+    def trained(self):
+        net = quantized()
+        opt = lowp.AdamW(net.parameters(), lr=1e-6)
+        steps(net, opt, range(2))
+        return net, opt
+
+    def near(self, a, b, name):
+        a, b = (t.dequantize() if isinstance(t, lowp.Tensor) else t.float() for t in (a.detach(), b.detach()))
+        self.assertLess((a - b).abs().max(), 1e-2, name)
+
+    def test_parameters_in_other_memory_are_updated_there(self):
+        net, opt = self.trained()
+        other = quantized(seed=1)
+        lost = [param.data for param in net[1].parameters()]
+        for param, new in zip(net[1].parameters(), other[1].parameters()):
+            param.data = new.detach().clone()
+        before = [param.detach().clone() for param in lost]
+        steps(net, opt, range(2, 3))
+        self.assertEqual(opt.last_step()["steps"], 3)
+        for param, new in zip(net[1].parameters(), other[1].parameters()):
+            self.near(param, new, "replaced")
+            self.assertTrue(torch.equal(opt.state[param]["master"].bfloat16(), param))
+            self.assertFalse(torch.equal(opt.state[param]["master"], new.float()))
+        for param, old in zip(lost, before):
+            self.assertTrue(torch.equal(param, old))
+
+    def test_codes_that_are_replaced_are_updated(self):
+        for master in (True, False):
+            net, opt = self.trained()
+            other = quantized(seed=1)
+            if not master:
+                other[0].weight._store.master = None
+            with self.subTest(master=master):
+                net.load_state_dict(other.state_dict(), assign=False)
+                steps(net, opt, range(2, 3))
+                self.near(net[0].weight, other[0].weight, "copied")
+                net, opt = self.trained()
+                clone = other[0].weight.detach().clone()
+                net[0].weight._store = clone._store
+                steps(net, opt, range(2, 3))
+                self.near(net[0].weight, other[0].weight, "another store")
+                self.assertIs(net[0].weight._store, clone._store)
+                self.assertTrue(torch.equal(lowp.quantize(opt.state[net[0].weight]["master"], "mxfp8-2d"), net[0].weight))
+
+    def test_bfloat16_values_that_are_copied_in_stay(self):
+        net, opt = self.trained()
+        other = quantized(seed=1)
+        kept = opt.state[net[1].bias]["master"].clone()
+        with torch.no_grad():
+            net[1].weight.copy_(other[1].weight)
+            net[1].bias.copy_(net[1].bias.clone())
+        opt.param_groups[0]["lr"] = 0.0
+        steps(net, opt, range(2, 3))
+        self.assertTrue(torch.equal(net[1].weight, other[1].weight))
+        # Bits that bfloat16 does not have are not lost where nothing changed.
+        self.assertTrue(torch.equal(opt.state[net[1].bias]["master"], kept))
+
+    def test_slices_of_masters_are_what_is_updated(self):
+        net, opt = self.trained()
+        new = torch.randn(64, 64)
+        lowp.cast_master_weights([net[0].weight], [new.flatten()], [0])
+        self.assertTrue(torch.equal(net[0].weight, lowp.quantize(new, "mxfp8-2d")))
+        self.near(net[0].weight.master, net[0].weight, "master")
+        steps(net, opt, range(2, 3))
+        self.near(net[0].weight, lowp.quantize(new, "mxfp8-2d"), "cast")
+
+
 class States(unittest.TestCase):
+    def test_a_state_before_the_first_step(self):
+        for name in ("mxfp8-2d", "fp8-delayed"):
+            net = quantized(name)
+            opt = lowp.AdamW(net.parameters(), lr=1e-2)
+            empty = copy.deepcopy(opt.state_dict())
+            steps(net, opt, range(3))
+            saved, of_net = copy.deepcopy(opt.state_dict()), copy.deepcopy(net.state_dict())
+            with self.subTest(name=name):
+                # Loaded, and saved again before a step.
+                again = quantized(name, 1)
+                other = lowp.AdamW(again.parameters(), lr=1e-2)
+                other.load_state_dict(saved)
+                for a, b in zip(saved["state"].values(), other.state_dict()["state"].values()):
+                    self.assertEqual(a.keys(), b.keys())
+                    for key in a:
+                        self.assertTrue(torch.equal(a[key], b[key]), key)
+                # Either order, and a state that was loaded before it, which leaves nothing.
+                steps(net, opt, range(3, 5))
+                for of_net_first in (True, False):
+                    again = quantized(name, 1)
+                    other = lowp.AdamW(again.parameters(), lr=1e-2)
+                    steps(again, other, range(2))
+                    calls = [lambda: again.load_state_dict(of_net), lambda: other.load_state_dict(saved)]
+                    for call in calls if of_net_first else calls[::-1]:
+                        call()
+                    steps(again, other, range(3, 5))
+                    for a, b in zip(net.parameters(), again.parameters()):
+                        self.assertTrue(torch.equal(a, b), (name, of_net_first))
+                # Of an optimizer without steps.
+                fresh, new = quantized(name), quantized(name)
+                other, first = (lowp.AdamW(n.parameters(), lr=1e-2) for n in (fresh, new))
+                other.load_state_dict(saved)
+                other.load_state_dict(empty)
+                fresh.load_state_dict(new.state_dict())
+                for param, same in zip(fresh.parameters(), new.parameters()):
+                    if "master" in other.state[param]:
+                        other.state[param]["master"].copy_(same.master if isinstance(same, lowp.Tensor) else same.float())
+                for opt_of, of in ((other, fresh), (first, new)):
+                    steps(of, opt_of, range(2))
+                self.assertEqual(other.last_step(), first.last_step())
+                for a, b in zip(fresh.parameters(), new.parameters()):
+                    self.assertTrue(torch.equal(a, b), name)
+
     def resume(self, name):
         """Trains 6 steps at once, and 3, a state dict, and 3."""
         whole, _ = model.train(name, 6)

@@ -69,11 +69,49 @@ class Values(unittest.TestCase):
         for part in ("fp8-current", "pow2=true", "[256, 384]", "196,612 bytes", "float32"):
             self.assertIn(part, repr(weight))
 
+    def test_memory_of_another_device_is_refused(self):
+        from lowp import _lowp
+        from lowp._memory import memory
+
+        recipe, source = lowp.Recipe("mxfp8"), values()
+        weight = lowp.quantize(source, recipe)
+        buffers = [(name, memory(buffer)) for name, buffer in weight.buffers.items()]
+        cpu = ("cpu", 0, 0)
+        _lowp.quantize(cpu, recipe, SHAPE, memory(source), "float32", buffers)
+        pointer, bytes, device, owner = memory(source)
+        self.assertEqual(device, -1)
+        with self.assertRaisesRegex(lowp.LowpError, "on cuda:1 beside work on the CPU"):
+            _lowp.quantize(cpu, recipe, SHAPE, (pointer, bytes, 1, owner), "float32", buffers)
+        with self.assertRaisesRegex(lowp.LowpError, "entries of 4 bytes"):
+            _lowp.quantize(cpu, recipe, SHAPE, (pointer, bytes - 1, -1, owner), "float32", buffers)
+
     def test_delayed_scales_may_be_given(self):
         weight = lowp.quantize(values(), "fp8-delayed", encode_scale=16.0)
         self.assertEqual(weight.buffers["tensor_scale"].view(torch.float32).item(), 1 / 16)
         with self.assertRaisesRegex(lowp.LowpError, "delayed"):
             lowp.quantize(values(), "mxfp8", encode_scale=16.0)
+
+
+class Plans(unittest.TestCase):
+    def test_the_cast_that_was_not_used_for_longest_goes(self):
+        from lowp import _lowp
+        from lowp._memory import memory
+
+        casts, cpu = _lowp.Casts(3), ("cpu", 0, 0)
+        weight = lowp.quantize(values((32, 64)), "fp8-current")
+        outs = [torch.empty(32, 64) for _ in range(5)]
+
+        def decode(number, recipe=weight.recipe):
+            outs[number].fill_(-1)
+            casts.decode(cpu, recipe, (32, 64), weight._store.named(), "rowwise", memory(outs[number]))
+            self.assertTrue(torch.equal(outs[number], weight.dequantize()))
+
+        for number, planned in ((0, 1), (1, 2), (0, 2), (2, 3), (3, 3), (0, 3), (4, 3), (1, 3)):
+            decode(number)
+            self.assertEqual(len(casts), planned)
+        decode(1, lowp.Recipe("fp8-current", epsilon=0.5))
+        decode(1, lowp.Recipe("fp8-current", epsilon=0.25))
+        self.assertEqual(len(casts), 3)
 
 
 class Operations(unittest.TestCase):
@@ -117,6 +155,40 @@ class Operations(unittest.TestCase):
                 self.assertTrue(torch.equal(plain, weight.dequantize(dtype=torch.bfloat16)))
         with self.assertRaisesRegex(lowp.LowpError, "dequantize and quantize"):
             lowp.quantize(values(), "mxfp8").copy_(lowp.quantize(values(), "mxfp8-2d"))
+
+    def test_rows_that_cannot_be_written_back_stay(self):
+        for name in low():
+            recipe = lowp.Recipe(name)
+            rows = max(recipe.row_quantum, 16)
+            source = values((2 * rows, 256))
+            weight = lowp.quantize(source, name)
+            transposed = [row[0] for row in recipe.buffers(2 * rows, 256) if row[6]]
+            before, other = weight.clone(), lowp.quantize(source[:rows] * 2, name)
+            for write in (lambda part: part.copy_(other), lambda part: part.quantize_(source[:rows] * 2)):
+                with self.subTest(name=name):
+                    if transposed:
+                        with self.assertRaisesRegex(lowp.UnsupportedOp, "a transpose"):
+                            write(weight[:rows])
+                        self.assertTrue(torch.equal(weight, before))
+                    else:
+                        write(weight[:rows])
+                        self.assertFalse(torch.equal(weight, before))
+
+    def test_clones_of_half_replaced_tensors_are_half_replaced(self):
+        seen = 0
+        for name in low():
+            rows = max(lowp.Recipe(name).row_quantum, 16)
+            weight = lowp.quantize(values((2 * rows, 256)), name)
+            if any(row[6] for row in weight.recipe.buffers(2 * rows, 256)):
+                continue
+            weight[:rows].copy_(lowp.quantize(values((rows, 256)) * 2, name))
+            if weight._store._stale is None:
+                continue
+            seen += 1
+            for other in (weight.clone(), copy.deepcopy(weight), torch.empty_like(weight).copy_(weight)):
+                with self.subTest(name=name), self.assertRaisesRegex(lowp.LowpError, "another scale"):
+                    other.dequantize()
+        self.assertGreater(seen, 0)
 
     def test_initial_values(self):
         layer = nn.Linear(384, 256, bias=False)
@@ -176,6 +248,37 @@ class Files(unittest.TestCase):
                 self.assertTrue(torch.equal(loaded, weight))
                 self.assertEqual(loaded.recipe, weight.recipe)
                 self.assertTrue(torch.equal(loaded.master, weight.master))
+
+    def test_files_of_other_buffers_are_refused(self):
+        weight = lowp.quantize(values((64, 64)), "mxfp8", keep_master=True)
+        rebuild, state = weight.__reduce_ex__(2)
+        self.assertTrue(torch.equal(rebuild(*state), weight))
+        buffers, master = weight.buffers, weight.master
+        data = "rowwise_data"
+        bytes = buffers[data].numel()
+        other = lambda buffer: (*state[:4], {**buffers, data: buffer}, *state[5:])
+        for message, changed in (
+            ("int8", other(buffers[data].view(torch.int8))),
+            ("contiguous", other(torch.zeros(1, dtype=torch.uint8).expand(bytes))),
+            ("contiguous", other(torch.zeros(2 * bytes, dtype=torch.uint8)[::2])),
+            ("contiguous", other(buffers[data].view(64, 64))),
+            ("list", other([0] * bytes)),
+            ("meta", other(buffers[data].to("meta"))),
+            ("with buffers", (*state[:4], {data: buffers[data]}, *state[5:])),
+            ("with buffers none", (*state[:4], {}, *state[5:])),
+            ("master", (*state[:5], master[:32], state[6])),
+            ("master", (*state[:5], master.double(), state[6])),
+            ("master", (*state[:5], master.t(), state[6])),
+            ("dtype", (*state[:2], torch.int32, *state[3:])),
+            ("int|dtype", (*state[:2], None, *state[3:])),
+        ):
+            with self.subTest(message=message), self.assertRaisesRegex(lowp.LowpError, message):
+                rebuild(*changed)
+        names, context = weight.__tensor_flatten__()
+        inner = {name: buffers[name] for name in names}
+        self.assertTrue(torch.equal(lowp.Tensor.__tensor_unflatten__(inner, context, None, None), weight))
+        with self.assertRaisesRegex(lowp.LowpError, "contiguous"):
+            lowp.Tensor.__tensor_unflatten__({**inner, data: inner[data][1:]}, context, None, None)
 
     def test_state_dicts(self):
         nets = [nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2)]
@@ -287,7 +390,7 @@ class Models(unittest.TestCase):
             lowp.quantize_model_(net, "mxfp8", ignore=["lm_haed"])
 
 
-class Plans(unittest.TestCase):
+class StoredAndSent(unittest.TestCase):
     def test_a_plan_says_what_is_stored_and_sent(self):
         plan = lowp.plan("mxfp8-2d", 4096, 4096, 8)
         self.assertEqual((plan["stored"], plan["sent"]), (16793600, 33587200))

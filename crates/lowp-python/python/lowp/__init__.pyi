@@ -11,6 +11,7 @@ HAS_CUDA: bool
 __version__: str
 
 Orientation = Literal["rowwise", "columnwise"]
+Role = Literal["weight", "activation", "gradient"]
 Usage = Literal["both", "rowwise", "columnwise"]
 
 class Recipe:
@@ -29,7 +30,7 @@ class Recipe:
     def buffers(
         self, rows: int, cols: int, usage: Usage = "both", stored: bool = False
     ) -> list[tuple[str, int, bool, int, int, int, bool]]: ...
-    def product(self, orientation: Orientation) -> tuple[str, str | None]: ...
+    def product(self, orientation: Orientation, role: Role = "weight") -> tuple[str, str | None]: ...
     def __hash__(self) -> int: ...
 
 def recipes() -> list[str]: ...
@@ -92,6 +93,7 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 1e-2,
         *,
         max_norm: float | None = None,
+        skip_nonfinite: bool = False,
         moments_dtype: torch.dtype = ...,
         capturable: bool = False,
     ) -> None: ...

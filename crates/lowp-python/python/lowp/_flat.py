@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from . import _lowp
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory, values
-from ._ranks import Ranks
+from ._ranks import Ranks, together
 
 
 def cast_master_weights(model_weights, master_weights, start_offsets, group=None):
@@ -23,9 +23,22 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
         )
     if not model_weights:
         return
+    device = model_weights[0]._store.device
+    ranks = Ranks.of(group, device)
+    with together(ranks):
+        args, alive = _args(model_weights, master_weights, start_offsets)
+    _lowp.cast_master_weights(device_of(device), args, ranks)
+    del alive
+    for weight in model_weights:
+        weight._store.follow_codes()
+
+
+def _args(model_weights, master_weights, start_offsets):
+    """The weights as Rust takes them, and what must live until it has."""
     args, alive = [], []
     for weight, master, start in zip(model_weights, master_weights, start_offsets):
         store = weight._store
+        store.begin_rewrite()
         read = values(weight.new_empty(0).float() if master is None else master.to(store.device).reshape(-1))
         alive.append(read)
         args.append(
@@ -38,6 +51,7 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
                 dtype=dtype_name(read.dtype),
             )
         )
-        store.begin_write()
-    device = model_weights[0]._store.device
-    _lowp.cast_master_weights(device_of(device), args, Ranks.of(group, device))
+    devices = {str(weight._store.device) for weight in model_weights}
+    if len(devices) > 1:
+        raise LowpError(f"weights on {', '.join(sorted(devices))}; cast those of one device in one call")
+    return args, alive

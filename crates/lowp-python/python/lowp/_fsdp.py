@@ -7,20 +7,25 @@ import torch
 from . import _lowp
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
+from ._ranks import Ranks
 from ._store import Store
 
 
 class Exchange:
     """The gathers of one shard: one for each phase, or one for both where the full tensor is kept in between."""
 
-    def __init__(self, store, full, world, rank, kept):
+    def __init__(self, store, full, world, rank, kept, group):
         self.store, self.full, self.world, self.rank, self.kept = store, full, world, rank, kept
         device = device_of(store.device)
         self.shard = store.shard
         if self.shard is None:
             self.shard = _lowp.Shard(device, store.recipe, full, world, rank, store.named(keep=True))
             store.shard = self.shard
-        self.gathers = [_Gather(gather, store) for gather in _lowp.Gather.of(self.shard, kept)]
+        gathers = _lowp.Gather.of(self.shard, kept)
+        ranks = Ranks.of(group, store.device)
+        if ranks is not None:
+            ranks.agree("the gathers of a parameter", " | ".join(gather.text() for gather in gathers))
+        self.gathers = [_Gather(gather, store) for gather in gathers]
         # What FSDP2 frees with the full tensor: the memory of the phase that was gathered last.
         self.inner = []
         self.gathered = Store(store.recipe, *full, {}, store.device)
@@ -100,9 +105,15 @@ def pre_all_gather(store, mesh, outer_size, module):
     full, world = tuple(outer_size), mesh.size()
     group = _group_of(module)
     exchange = store.exchange
+    # Codes of both directions at once, wherever the full tensor may serve both.
+    kept = group is None or not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
+    if kept and exchange is not None and not exchange.kept:
+        raise UnsupportedOp(
+            "set_reshard_after_forward or set_reshard_after_backward with False behind the first gather: FSDP2 allocated for the codes of one "
+            "phase; call it before the first forward"
+        )
     if exchange is None:
-        kept = group is not None and not group._reshard_after_forward
-        exchange = store.exchange = Exchange(store, full, world, mesh.get_local_rank(), kept)
+        exchange = store.exchange = Exchange(store, full, world, mesh.get_local_rank(), kept, mesh.get_group())
     if (exchange.full, exchange.world) != (full, world):
         raise LowpError(
             f"a gather of {full} over {world} ranks of a shard of {exchange.full} over {exchange.world}; shard the model once"

@@ -2,6 +2,8 @@
 
 import torch
 
+from ._errors import LowpError
+
 
 def device_of(device):
     """A device with its current stream, as Rust takes it."""
@@ -13,7 +15,12 @@ def device_of(device):
 
 def memory(tensor, keep=False):
     """A contiguous tensor's memory; with ``keep`` Rust holds the tensor for as long as it uses the memory."""
-    return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor if keep else None)
+    if not tensor.is_contiguous():
+        raise LowpError(
+            f"memory of a tensor of shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())}; lowp reads and writes contiguous "
+            "memory: call .contiguous()"
+        )
+    return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor.get_device(), tensor if keep else None)
 
 
 def empty(bytes, device):

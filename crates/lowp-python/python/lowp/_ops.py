@@ -83,8 +83,6 @@ def _store_values(tensor, source):
     store.quantize_(read, dtype_name(read.dtype))
     if store.master is not None:
         store.master.copy_(read)
-    if store._window is not None:
-        store._write_back()
 
 
 @handles(aten.new_zeros)

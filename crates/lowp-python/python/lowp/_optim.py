@@ -8,10 +8,11 @@ from . import _lowp
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory
 from ._plan import as_recipe
-from ._ranks import Ranks
+from ._ranks import Ranks, together
 from ._tensor import Tensor
 
 _F32, _BF16 = torch.float32, torch.bfloat16
+_Parameter = torch.nn.Parameter
 
 
 class AdamW(torch.optim.Optimizer):
@@ -19,9 +20,10 @@ class AdamW(torch.optim.Optimizer):
 
     Masters are float32: those that ``quantize_model_`` kept, the values of bfloat16 parameters, and float32 parameters themselves.
     A step updates them and casts them into the codes in the same pass. Over FSDP2 each rank updates its rows, and the ranks agree on
-    scales and on the norm. A gradient that is not finite on any rank skips the step on all (``last_step()`` says so).
+    scales and on the norm.
 
-    ``max_norm`` clips the global norm of gradients on the device. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
+    ``max_norm`` clips the global norm of gradients on the device. With it, or with ``skip_nonfinite``, a gradient that is not finite on any
+    rank skips the step on all (``last_step()`` says so). Without both nothing reads gradients but the update, and no norm is known. ``moments_dtype`` may be ``torch.bfloat16``. With ``capturable``
     a step may be captured in a CUDA graph, after one over the same gradients; hyperparameters are those of the step before then.
 
     >>> opt = lowp.AdamW(model.parameters(), lr=3e-4, max_norm=1.0)
@@ -37,16 +39,18 @@ class AdamW(torch.optim.Optimizer):
         weight_decay=1e-2,
         *,
         max_norm=None,
+        skip_nonfinite=False,
         moments_dtype=_F32,
         capturable=False,
     ):
         if moments_dtype not in (_F32, _BF16):
             raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
-        self.max_norm, self.moments_dtype, self.capturable = max_norm, moments_dtype, capturable
+        self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
+        self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
-        self._counts = (0, 0)  # until it is built
-        self._delayed = {}
-        self._loaded = False
+        self._captured = []  # what graphs of PyTorch launch, also behind another plan
+        # What was loaded, for the plan: (applied, skipped), and delayed scales by parameter.
+        self._counts, self._delayed = None, {}
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     def add_param_group(self, param_group):
@@ -65,18 +69,29 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         built = self._built or self._build()
-        grads, alive = built.grads()
-        if built.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            if built.moved():
+                built = self._rebuild()
+        grads, alive = built.ready(capturing)
+        if capturing:
             if not self.capturable:
                 raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
+            if built not in self._captured:
+                self._captured.append(built)
+            if built.moved():
+                raise LowpError("a capture of a step over parameters in other memory than before; take a step before it")
             built.rust.again(device_of(built.device), grads)
         else:
-            built.rust.step(device_of(built.device), grads, self._groups(), float(grad_scale), self.max_norm)
+            same, built.known = grads is built.known, None
+            args = (None if same else grads, self._groups(), float(grad_scale), self.max_norm, self.skip_nonfinite)
+            built.rust.step(device_of(built.device), *args)
+            built.known = grads
         del alive
         return loss
 
     def last_step(self):
-        """What became of the last step: ``applied``, ``grad_norm``, ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
+        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
         if self._built is None:
             raise LowpError("no step was taken yet")
         return self._built.rust.report()
@@ -96,6 +111,8 @@ class AdamW(torch.optim.Optimizer):
         if "exp_avg" in state:
             return state
         local = _local(param)
+        if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
+            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
         if isinstance(local, Tensor):
             master = local._store.master
             if master is None:
@@ -106,25 +123,54 @@ class AdamW(torch.optim.Optimizer):
             state["master"] = _like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
             raise LowpError(f"a parameter in {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor")
-        elif not local.is_contiguous():
-            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
         zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
         state["exp_avg"], state["exp_avg_sq"] = _like(param, zeros()), _like(param, zeros())
         state["step"] = torch.tensor(0.0)
         return state
 
     def _build(self):
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        for param in params:
-            self._param_state(param)
-        self._built = _Built(self)
-        if self._loaded:
+        built = _Built(self)
+        # Codes that were loaded stay as they are, where their delayed scales were, too.
+        unknown = (n not in self._delayed and built.rust.delayed(n) for n in range(len(built.params)))
+        if self._counts is None or any(unknown):
+            built.rust.calibrate()
+        self._built = built
+        self._take_loaded()
+        return built
+
+    def _rebuild(self):
+        """Plans the step over parameters that lie elsewhere now. Masters of codes follow them; those of bfloat16 keep what still rounds to
+        the parameter."""
+        old = self._built
+        self._counts = old.rust.counts()
+        self._delayed = {n: states for n in range(len(old.params)) if (states := old.rust.delayed(n))}
+        for param, place in zip(old.params, old.places):
+            local = _local(param)
+            if not isinstance(local, Tensor):
+                master = self.state[param].get("master")
+                if master is not None and _local(master).device == local.device:
+                    _follow(_local(master), local.detach())
+                continue
+            if local._store is place:
+                continue
+            master = _local(self.state[param]["master"])
+            if master.shape != tuple(local._store.shape) or master.device != local.device:
+                continue  # what is planned says so
+            store = local._store
+            values = store.master
+            if values is not master:
+                master.copy_(store.decode_any() if values is None else values)
+                store.master = master
+        self._built = None
+        return self._build()
+
+    def _take_loaded(self):
+        """Gives the plan the counts and delayed scales that were loaded."""
+        if self._counts is not None:
             self._built.rust.set_counts(*self._counts)
-            for index, states in self._delayed.items():
-                self._built.rust.set_delayed(index, states)
-        else:
-            self._built.rust.calibrate()
-        return self._built
+        for index, states in self._delayed.items():
+            self._built.rust.set_delayed(index, states)
+        self._counts, self._delayed = None, {}
 
     def state_dict(self):
         """As of PyTorch's optimizers. ``step`` counts applied steps; ``skipped`` and, of delayed scales, ``scales`` stand beside it."""
@@ -147,6 +193,7 @@ class AdamW(torch.optim.Optimizer):
         if sizes[0] != sizes[1]:
             raise LowpError(f"a state of groups of {sizes[1]} parameters; the optimizer has groups of {sizes[0]}")
         index = 0
+        self._counts, self._delayed = None, {}
         for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
             for param, number in zip(group["params"], other["params"]):
@@ -156,11 +203,22 @@ class AdamW(torch.optim.Optimizer):
                 if values is not None:
                     self._load_param(param, index, values)
                 index += 1
-        self._loaded = True
+        if not state_dict["state"]:
+            self._forget()
         if self._built is not None:
-            self._built.rust.set_counts(*self._counts)
-            for at, states in self._delayed.items():
-                self._built.rust.set_delayed(at, states)
+            self._take_loaded()
+            self._built.note_writes()
+
+    def _forget(self):
+        """Begins anew, as a new optimizer over the same masters: what the state of one without steps says."""
+        for state in self.state.values():
+            _local(state["exp_avg"]).zero_()
+            _local(state["exp_avg_sq"]).zero_()
+            state["step"] = torch.tensor(0.0)
+            state.pop("skipped", None)
+            state.pop("scales", None)
+        if self._built is not None:
+            self._counts = (0, 0)
 
     def _load_param(self, param, index, values):
         state = self._param_state(param)
@@ -173,8 +231,12 @@ class AdamW(torch.optim.Optimizer):
             if own.shape != new.shape:
                 raise LowpError(f"{key} of shape {tuple(new.shape)} for one of {tuple(own.shape)}: other shards, or another model")
             own.copy_(new)
-        self._counts = (int(values["step"]), int(values.get("skipped", 0)))
+        self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
+        # Also for a state_dict before the first step.
+        state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
+        state.pop("scales", None)
         if "scales" in values:
+            state["scales"] = values["scales"].clone()
             self._delayed[index] = [(row[0], row[1:]) for row in values["scales"].tolist()]
 
 
@@ -182,8 +244,7 @@ class _Built:
     """The planned step, with the tensors that it works on."""
 
     def __init__(self, optimizer):
-        self.params, self.locals = [], []
-        args = []
+        self.params = []
         for number, group in enumerate(optimizer.param_groups):
             for param in group["params"]:
                 if param.requires_grad:
@@ -194,45 +255,113 @@ class _Built:
         others = {str(_local(p).device) for p in self.params} - {str(self.device)}
         if others:
             raise LowpError(f"parameters on {self.device} and {', '.join(sorted(others))}; an optimizer updates those of one device")
-        ranks, mesh = _ranks_of(self.params, self.device)
-        self.grad_of = [_GradOf(param) for param in self.params]
+        self.ranks, mesh = _ranks_of(self.params, self.device)
+        with together(self.ranks):
+            args = self._args(optimizer, mesh)
+        self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, self.ranks, mesh)
+        del self.alive
+
+    def _args(self, optimizer, mesh):
+        """The parameters as Rust takes them."""
+        args = []
+        states = [optimizer._param_state(param) for param in self.params]
+        self.places = [_place(param) for param in self.params]
+        self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
+        self.known = None  # where the gradients of the last step lay
+        places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
+        self.codes = [(param, place) for param, place in places if isinstance(param, Tensor)]
+        self.shards = [(param, place) for param, place in places if not isinstance(param, Tensor)]
+        self.plain = [param for param in self.params if type(param) is _Parameter]
+        self.pointers = [param.data_ptr() for param in self.plain]
         grads, alive = self.grads()
         numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        for index, (param, grad) in enumerate(zip(self.params, grads)):
-            state = optimizer.state[param]
+        for index, (param, state, grad) in enumerate(zip(self.params, states, grads)):
+            for key in ("master", "exp_avg", "exp_avg_sq"):
+                if key in state and _local(state[key]).device != self.device:
+                    raise LowpError(
+                        f"{key} of parameter {index} on {_local(state[key]).device}, and the parameter on {self.device}; make the optimizer "
+                        "behind the move of the model, and load its state then"
+                    )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
-        self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, ranks, mesh)
-        del alive
+        halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
+        halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
+        self.halves = [(local, _local(optimizer.state[param]["master"]), local._version) for param, local in halves]
+        self.alive = alive  # until Rust has them
+        return args
+
+    def ready(self, capturing):
+        """Gradients of a step, for which this rank may fail alone: the others get its message."""
+        try:
+            if not capturing:
+                self.follow_writes()
+            return self.grads()
+        except Exception as error:
+            if self.ranks is not None:
+                self.rust.abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def moved(self):
+        """Whether a parameter lies elsewhere than planned."""
+        if [param.data_ptr() for param in self.plain] != self.pointers:
+            return True
+        for param, place in self.codes:
+            if param._store is not place:
+                return True
+        for param, place in self.shards:
+            local = _local(param)
+            now = local._store if isinstance(local, Tensor) else local.data_ptr()
+            if now is not place and now != place:
+                return True
+        return False
+
+    def note_writes(self):
+        """Takes bfloat16 parameters for what their masters say."""
+        self.halves = [(local, _local(master), local._version) for local, master, _ in self.halves]
+
+    def follow_writes(self):
+        """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
+        for index, (local, master, version) in enumerate(self.halves):
+            if local._version != version:
+                _follow(master, local)
+                self.halves[index] = (local, master, local._version)
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
-        found, alive = [], []
-        for index, grad_of in enumerate(self.grad_of):
-            grad = grad_of()
-            if grad is None:
-                raise LowpError(
-                    f"parameter {index} of shape {tuple(self.params[index].shape)} has no gradient; take it out of the optimizer, or "
-                    "give it zeros: a step updates every parameter once"
-                )
-            if grad.dtype is not _F32 and grad.dtype is not _BF16 or not grad.is_contiguous():
-                grad = grad.to(_BF16 if grad.dtype is _BF16 else _F32).contiguous()
-                alive.append(grad)
-            found.append((grad.data_ptr(), grad.numel() * grad.element_size(), "float32" if grad.dtype is _F32 else "bfloat16"))
+        alive = []
+        # Else each look at the gradient of a lowp.Tensor is a call of __torch_function__.
+        with torch._C.DisableTorchFunctionSubclass():
+            grads = [param.grad for param in self.params]
+        if any([type(grad) is not torch.Tensor for grad in grads]):
+            grads = [g if type(g) is torch.Tensor else self._local_grad(index, g) for index, g in enumerate(grads)]
+        dtypes = [grad.dtype for grad in grads]
+        if not all([grad.is_contiguous() for grad in grads]) or not {*dtypes} <= {_F32, _BF16}:
+            plain = []
+            for grad, dtype in zip(grads, dtypes):
+                kept = grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
+                if kept is not grad:
+                    alive.append(kept)
+                plain.append(kept)
+            grads, dtypes = plain, [grad.dtype for grad in plain]
+        pointers = [grad.data_ptr() for grad in grads]
+        known = self.spans
+        if known is not None and (pointers, dtypes) == known[:2]:
+            return known[2], alive
+        found = [
+            (pointer, grad.numel() * grad.element_size(), "float32" if dtype is _F32 else "bfloat16")
+            for grad, pointer, dtype in zip(grads, pointers, dtypes)
+        ]
+        self.spans = (pointers, dtypes, found)
         return found, alive
 
-
-class _GradOf:
-    """The gradient of a parameter: of its rows, where it is sharded."""
-
-    def __init__(self, param):
-        self.param = param
-
-    def __call__(self):
-        grad = self.param.grad
+    def _local_grad(self, index, grad):
+        """The gradient of the rows of a parameter that is sharded."""
         if grad is None:
-            return None
-        local = getattr(grad, "_local_tensor", grad)
-        return local.wait() if hasattr(local, "wait") else local
+            raise LowpError(
+                f"parameter {index} of shape {tuple(self.params[index].shape)} has no gradient; take it out of the optimizer, or "
+                "give it zeros: a step updates every parameter once"
+            )
+        local = _local(grad)
+        return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
 
 
 def _arg(name, group, param, state, grad, mesh):
@@ -264,7 +393,7 @@ def _arg(name, group, param, state, grad, mesh):
         exp_avg=memory(exp_avg, keep=True),
         exp_avg_sq=memory(exp_avg_sq, keep=True),
         moments=dtype_name(exp_avg.dtype),
-        grad=(*grad[:2], None),
+        grad=(*grad[:2], local.get_device(), None),
         grad_dtype=grad[2],
     )
 
@@ -279,6 +408,17 @@ def _shard_of(store, param, mesh):
             device_of(store.device), store.recipe, tuple(param.shape), world, rank, store.named(keep=True)
         )
     return store.shard
+
+
+def _follow(master, values):
+    """Makes the master of bfloat16 values that PyTorch wrote of them. What rounds to its value already keeps its bits."""
+    master.copy_(torch.where(master.to(_BF16) == values, master, values.float()))
+
+
+def _place(param):
+    """Where a parameter lies: its codes, or the address of its values."""
+    local = _local(param)
+    return local._store if isinstance(local, Tensor) else local.data_ptr()
 
 
 def _local(tensor):

@@ -2,12 +2,14 @@
 
 import torch
 
-from ._memory import device_of, memory
+from ._memory import device_of, memory, values
 from ._plan import as_recipe
 from ._store import Store, casts_of
 
 #: Multiple of every side of a product of FP8 codes.
 SIDE = 16
+_DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
+_DIRECTIONS = ("rowwise", "columnwise")
 _OPERANDS = {}
 
 
@@ -18,67 +20,85 @@ def serves(input, weight):
     if input.dtype not in (torch.bfloat16, torch.float32):
         return False
     sides = (*input.shape, weight.shape[0])
-    return all(side and side % SIDE == 0 for side in sides) and _is_fp8(weight._store.recipe)
+    return all(side and side % SIDE == 0 for side in sides) and operands(weight._store.recipe) is not None
 
 
 def _multiplies(device):
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def _is_fp8(recipe):
-    ways = [recipe.product(orientation) for orientation in ("rowwise", "columnwise")]
-    return all(way == ("E4M3", "tensor") for way in ways)
+def operands(recipe):
+    """The recipes of inputs and of gradients beside a weight of ``recipe``: its elements by role, with its options. ``None`` where
+    ``torch._scaled_mm`` cannot multiply them."""
+    if recipe not in _OPERANDS:
+        _OPERANDS[recipe] = _operands_of(recipe)
+    return _OPERANDS[recipe]
 
 
-def _cast(values, recipe):
-    """``values`` as codes of both directions. Plans stay for addresses that come again."""
-    device = values.device
+def _operands_of(recipe):
+    def element(role):
+        ways = {recipe.product(direction, role) for direction in _DIRECTIONS}
+        name, scale = ways.pop()
+        return name if not ways and scale == "tensor" and name in _DTYPES else None
+
+    if element("weight") != "E4M3":
+        return None
+    elements = [element(role) for role in ("activation", "gradient")]
+    if None in elements:
+        return None
     # Scales of operands follow from their values, also beside weights whose scale is delayed.
-    recipe = _OPERANDS.setdefault(recipe, as_recipe("fp8-current", {}))
-    store = Store.empty(recipe, *values.shape, device)
-    dtype = "bfloat16" if values.dtype == torch.bfloat16 else "float32"
-    casts_of(device).encode(device_of(device), recipe, store.shape, memory(values), dtype, store.named())
+    shared = as_recipe("fp8-current", {}).options.keys() - {"format"}
+    options = {name: value for name, value in recipe.options.items() if name in shared}
+    return [as_recipe("fp8-current", {**options, "format": name.lower()}) for name in elements]
+
+
+def _cast(source, recipe):
+    """``source`` as codes of both directions. Plans stay for addresses that come again."""
+    device = source.device
+    store = Store.empty(recipe, *source.shape, device)
+    dtype = "bfloat16" if source.dtype == torch.bfloat16 else "float32"
+    casts_of(device).encode(device_of(device), recipe, store.shape, memory(source), dtype, store.named())
     return store
 
 
 def codes(store, orientation):
     """The codes of an orientation, row-major, and their scale."""
     name = f"{orientation}_data"
-    data = store.buffers[name if name in store.buffers else "shared_data"].view(torch.float8_e4m3fn)
+    element = _DTYPES[store.recipe.product(orientation)[0]]
+    data = store.buffers[name if name in store.buffers else "shared_data"].view(element)
     sides = store.shape if orientation == "rowwise" else store.shape[::-1]
     scale = next(store.buffers[n] for n in (f"{orientation}_scale_inv", "tensor_scale") if n in store.buffers)
     return data.view(sides), scale.view(torch.float32)
 
 
-def forward(input, weight, bias):
-    """The product, and what its backward needs."""
-    dtype = torch.bfloat16
-    store = weight._store
-    cast = _cast(input.contiguous(), store.recipe)
-    bias = None if bias is None else bias.to(dtype)
-    out = torch._scaled_mm(
-        *_operands(codes(cast, "rowwise"), codes(store, "rowwise")), bias=bias, out_dtype=dtype, use_fast_accum=True
-    )
-    data, scale = codes(cast, "columnwise")
-    return out.to(input.dtype), (data, scale)
-
-
-def _operands(a, b):
+def _product(a, b, dtype, **options):
+    """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
     (a, of_a), (b, of_b) = a, b
-    return a, b.t(), of_a, of_b
+    return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=dtype, **options)
+
+
+def forward(input, weight, bias):
+    """The product in the dtype of the input, and what its backward needs."""
+    store = weight._store
+    store.check_serves("rowwise")
+    cast = _cast(input.contiguous(), operands(store.recipe)[0])
+    options = dict(use_fast_accum=True)
+    if bias is not None and input.dtype == torch.bfloat16:
+        options["bias"] = bias.to(input.dtype)
+    out = _product(codes(cast, "rowwise"), codes(store, "rowwise"), input.dtype, **options)
+    if bias is not None and "bias" not in options:
+        out += bias  # the product adds no bias to float32
+    return out, codes(cast, "columnwise")
 
 
 def backward(grad, weight, saved, needs):
     """The gradients of the input and of the weight."""
     store = weight._store
-    cast = _cast(grad.contiguous(), store.recipe)
+    cast = _cast(values(grad), operands(store.recipe)[1])
     of_input = of_weight = None
     if needs[0]:
-        if store.full is not None:
-            store.full.derive()
-        out = torch._scaled_mm(*_operands(codes(cast, "rowwise"), codes(store, "columnwise")), out_dtype=torch.bfloat16)
-        of_input = out.to(grad.dtype)
+        store.check_serves("columnwise")
+        of_input = _product(codes(cast, "rowwise"), codes(store, "columnwise"), grad.dtype)
     if needs[1]:
-        out = torch._scaled_mm(*_operands(codes(cast, "columnwise"), tuple(saved)), out_dtype=torch.bfloat16)
-        of_weight = out
+        of_weight = _product(codes(cast, "columnwise"), tuple(saved), grad.dtype)
     return of_input, of_weight

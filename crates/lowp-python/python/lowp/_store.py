@@ -30,6 +30,29 @@ class Store:
         buffers = {row[0]: make(row[1], dtype=torch.uint8, device=device) for row in rows_of}
         return cls(recipe, rows, cols, buffers, device)
 
+    @classmethod
+    def of(cls, recipe, shape, buffers, master=None):
+        """A store over buffers that come from outside, such as a file: those of one usage, or what a shard stores, each whole in
+        memory of its own."""
+        rows, cols = shape
+        recipe.check(rows, cols)
+        what = f"{recipe.name} {rows}x{cols}"
+        kinds = [(usage, stored) for usage in ("both", "rowwise", "columnwise") for stored in (False, True)]
+        expected = [{row[0]: row[1] for row in recipe.buffers(rows, cols, *kind)} for kind in kinds]
+        names = sorted(buffers)
+        found = next((of for of in expected if sorted(of) == names), None)
+        if found is None:
+            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; it has {', '.join(expected[0])}")
+        for name, buffer in buffers.items():
+            _check_memory(f"{name} of {what}", buffer, torch.uint8, (found[name],))
+        devices = {buffer.device for buffer in buffers.values()}
+        if master is not None:
+            _check_memory(f"the master of {what}", master, torch.float32, (rows, cols))
+            devices.add(master.device)
+        if len(devices) != 1:
+            raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; its buffers and its master are on one device")
+        return cls(recipe, rows, cols, dict(buffers), devices.pop(), master)
+
     @property
     def shape(self):
         return (self.rows, self.cols)
@@ -66,7 +89,7 @@ class Store:
         buffers = {}
         for name, (cut, shared) in self._cuts(start, end).items():
             # One number or line that all rows share: each has its own copy, as casts write it.
-            buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1)
+            buffers[name] = cut.clone().reshape(-1) if shared else cut.reshape(-1).contiguous()
         master = None if self.master is None else self.master[start:end]
         window = Store(self.recipe, end - start, self.cols, buffers, self.device, master)
         window._window = (self, start, end)
@@ -115,21 +138,45 @@ class Store:
                 "quantize again to change either"
             )
         missing = self.buffers.keys() - other.buffers.keys()
-        self.begin_write()
-        self.blank = False
-        for name, buffer in self.buffers.items():
-            if name not in missing:
-                buffer.copy_(other.buffers[name])
         for name in missing:
             self._derive(name)
+        self._check_window()
+        self.begin_write()
+        self.blank = False
+        self._stale = None if other._stale is None else other._stale.clone()
+        for name, buffer in self.buffers.items():
+            buffer.copy_(other.buffers[name])
         if other.master is None:
-            self.master = None
+            self.follow_codes()
         elif self.master is None:
             self.master = other.master.clone()
         elif self.master is not other.master:
             self.master.copy_(other.master)
         if self._window is not None:
             self._write_back()
+
+    def follow_codes(self):
+        """The values of the codes become the master, where there is one: an optimizer would cast the old one over the codes."""
+        if self.master is not None and self._stale is None:
+            self.master.copy_(self.decode_any())
+
+    def decode_any(self):
+        """Values of the rowwise codes, or of the columnwise ones where there are no others."""
+        return self.decode("rowwise" if self.serves("rowwise") else "columnwise")
+
+    def begin_rewrite(self):
+        """Before all buffers are written by other means."""
+        self.begin_write()
+        self.blank, self._stale = False, None
+
+    def _check_window(self):
+        """Raises where rows that were cut out cannot be written back, before they are written."""
+        if self._window is None:
+            return
+        whole, start, end = self._window
+        transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
+        if transposed:
+            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
 
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
@@ -148,9 +195,6 @@ class Store:
             whole._stale[start:end] = False
             if not whole._stale.any():
                 whole._stale = None
-        transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
-        if transposed:
-            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
 
     def begin_write(self):
         if self.shard is not None:
@@ -172,15 +216,19 @@ class Store:
         buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
         master = None if self.master is None else change(self.master)
         device = next(iter(buffers.values())).device if buffers else self.device
-        return Store(self.recipe, self.rows, self.cols, buffers, device, master)
+        made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
+        made._stale = None if self._stale is None else self._stale.clone()
+        return made
 
     def quantize_(self, values, dtype, encode_scale=None):
-        """Casts values into all buffers."""
-        self.begin_write()
-        self.blank, self._stale = False, None
+        """Casts values into all buffers, and into the tensor that they were cut out of."""
+        self._check_window()
+        self.begin_rewrite()
         _lowp.quantize(
             device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
         )
+        if self._window is not None:
+            self._write_back()
 
     def decode(self, orientation):
         """float32 values in the order of rows."""
@@ -192,13 +240,32 @@ class Store:
 
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""
-        if self.full is not None and orientation == "columnwise":
-            self.full.derive()
+        self.check_serves(orientation)
         return self.named()
+
+    def check_serves(self, orientation):
+        """Makes codes of an orientation that were left for later. Raises where a gathered tensor has none."""
+        if self.full is None:
+            return
+        if not self.serves(orientation):
+            raise UnsupportedOp(
+                f"{orientation} codes of a weight that FSDP2 gathered for the other phase, such as a forward that activation checkpointing "
+                "repeats in the backward; give that module reshard_after_forward=False, which gathers both directions at once"
+            )
+        if orientation == "columnwise":
+            self.full.derive()
 
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""
         return f"{orientation}_data" in self.buffers or "shared_data" in self.buffers
+
+
+def _check_memory(what, tensor, dtype, shape):
+    """Raises unless ``tensor`` is plain, contiguous memory of a dtype and a shape."""
+    plain = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    if not plain or tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise LowpError(f"{what} is {found}; it is contiguous {dtype} {shape}")
 
 
 _CASTS = {}
@@ -208,5 +275,5 @@ def casts_of(device):
     """The planned casts of a device."""
     casts = _CASTS.get(device)
     if casts is None:
-        casts = _CASTS[device] = _lowp.Casts(4096)
+        casts = _CASTS[device] = _lowp.Casts(1024)
     return casts

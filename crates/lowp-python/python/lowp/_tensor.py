@@ -116,9 +116,8 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        recipe, (rows, cols), dtype, flat = context
-        device = next(iter(inner.values())).device
-        return cls(Store(recipe, rows, cols, dict(inner), device), dtype, flat)
+        recipe, shape, dtype, flat = context
+        return cls(Store.of(recipe, shape, inner), dtype, flat)
 
     def __getattr__(self, name):
         # The buffers, for those who flatten the tensor.
@@ -151,14 +150,11 @@ def _as_parameter(tensor):
 def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad):
     """A tensor of what ``torch.save`` wrote."""
     name, options = recipe
-    recipe = as_recipe(name, options)
-    device = next(iter(buffers.values())).device
-    expected = {row[0]: row[1] for row in recipe.buffers(*shape)}
-    for key, buffer in buffers.items():
-        if expected.get(key) != buffer.numel():
-            raise LowpError(f"{key} of {name} {shape[0]}x{shape[1]} with {buffer.numel()} bytes; it has {expected.get(key)}")
-    tensor = Tensor(Store(recipe, *shape, buffers, device, master), dtype, flat)
-    return tensor.requires_grad_(requires_grad)
+    store = Store.of(as_recipe(name, options), shape, buffers, master)
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise LowpError(f"a saved lowp.Tensor of dtype {dtype!r}; it has one of floating point")
+    tensor = Tensor(store, dtype, bool(flat))
+    return tensor.requires_grad_(bool(requires_grad))
 
 
 torch.serialization.add_safe_globals([_rebuild])
