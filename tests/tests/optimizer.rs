@@ -68,7 +68,7 @@ proptest! {
     ) {
         let cases = cases(seed);
         let grads = exact_grads(&cases, seed);
-        let options = StepOptions { max_norm: Some(max_norm), grad_scale, lr_factor: 1.0 };
+        let options = StepOptions { max_norm: Some(max_norm), grad_scale, lr_factor: 1.0, ..StepOptions::default() };
         let run = |world| -> (Vec<StepReport>, Vec<State>) {
             let run = |rank: &mut Rank| Ok((rank.step(&grads, &options)?, rank.state()?));
             ranks(&cases, world, run).into_iter().unzip()

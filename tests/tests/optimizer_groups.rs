@@ -319,6 +319,7 @@ fn options() -> impl Strategy<Value = StepOptions> {
         lr_factor,
         grad_scale,
         max_norm,
+        ..StepOptions::default()
     })
 }
 
