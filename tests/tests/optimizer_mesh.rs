@@ -13,6 +13,7 @@ const OPTIONS: StepOptions = StepOptions {
     lr_factor: 1.0,
     grad_scale: 0.5,
     max_norm: Some(2.0),
+    skip_nonfinite: true,
 };
 
 /// 17 rows over 3 shards: uneven, and empty where the quantum is 32.
