@@ -21,7 +21,7 @@
 //!     dtype: Dtype::F32,
 //!     full: [2, 2],
 //!     block: Block::whole([2, 2]),
-//!     bytes: [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect(),
+//!     bytes: [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(),
 //! };
 //! saver.start(7, vec![piece], serde_json::json!({ "seed": 1 }))?;
 //! saver.finish()?;
