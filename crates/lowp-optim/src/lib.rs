@@ -76,6 +76,7 @@
 //!             lr_factor: schedule.factor(step),
 //!             grad_scale: 0.5, // the mean of two micro-batches
 //!             max_norm: Some(1.0),
+//!             ..StepOptions::default()
 //!         };
 //!         assert!(adamw.step(&options)?.wait()?.applied);
 //!     }
