@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
-use crate::saving::{Copies, Saving};
+use crate::saving::Saving;
 use crate::sharded_model::{ModelOptions, ShardedModel};
 use crate::spec::{LinearSpec, VarSpec};
 
@@ -49,7 +49,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         } else {
             Ok(Vec::new())
         };
-        let large = saving.begin(&self.backend, |copies| self.large_pieces(copies, first));
+        let large = saving.begin(&self.backend, |stream| self.large_pieces(stream, first));
         self.saving = Some(saving);
         Ok(large?
             .into_iter()
@@ -58,21 +58,17 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     /// Masters, moments and weights.
-    fn large_pieces(
-        &self,
-        copies: &Copies<'_, B>,
-        first: bool,
-    ) -> Result<Vec<Piece<Late>>, ModelError> {
+    fn large_pieces(&self, stream: &B, first: bool) -> Result<Vec<Piece<Late>>, ModelError> {
         let mut pieces = Vec::new();
         for ((id, weight), name) in self.weights.iter().zip(&self.names) {
             let elements = &weight.element_ranges()[self.mesh.shard.rank()];
             let param = (*id, elements.start, weight.elements());
-            self.add_state(&mut pieces, copies, name, param)?;
-            pieces.extend(weight.pieces(copies, name, first)?);
+            self.add_state(&mut pieces, stream, name, param)?;
+            pieces.extend(weight.pieces(stream, name, first)?);
         }
         let vars = self.vars.elements();
         for ((id, name), (elements, len)) in self.var_ids.iter().zip(self.vars.names()).zip(vars) {
-            self.add_state(&mut pieces, copies, name, (*id, elements.start, len))?;
+            self.add_state(&mut pieces, stream, name, (*id, elements.start, len))?;
         }
         Ok(pieces)
     }
@@ -95,11 +91,11 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     fn add_state(
         &self,
         pieces: &mut Vec<Piece<Late>>,
-        copies: &Copies<'_, B>,
+        stream: &B,
         name: &str,
         (id, start, len): (lowp_optim::ParamId, usize, usize),
     ) -> Result<(), ModelError> {
-        let state = self.adamw.start_state(id, copies.stream)?;
+        let state = self.adamw.start_state(id, stream)?;
         let [first, second] = state.moments;
         for (what, values) in STATE.iter().zip([state.master, first, second]) {
             let bytes = values.len() * size_of::<f32>();
@@ -336,7 +332,7 @@ fn place(spec: &BufferSpec, full: Shape, rows: Range<usize>) -> ([usize; 2], Blo
 /// The pieces of `rows` of a weight of shape `full`. `tensor` holds these rows, or all: then `of_whole`. What all ranks have is a piece
 /// of the `first`.
 pub(crate) fn weight_pieces<B: Backend, R: Recipe>(
-    copies: &Copies<'_, B>,
+    stream: &B,
     name: &str,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
     (full, rows, of_whole): (Shape, Range<usize>, bool),
@@ -349,12 +345,12 @@ pub(crate) fn weight_pieces<B: Backend, R: Recipe>(
         }
         let (whole, block) = place(spec, full, rows.clone());
         let storage = &tensor.buffer(spec.key)?.storage;
-        let (all, len) = (copies.stream.len(storage), block.shape[0] * block.shape[1]);
+        let (all, len) = (stream.len(storage), block.shape[0] * block.shape[1]);
         let is_part = of_whole && block.shape != whole;
         let bytes = match is_part && block.shape[1] < whole[1] {
             // Parts of rows.
             true => {
-                let bytes = copies.bytes(storage, 0..all)?;
+                let bytes = stream.start_read_bytes(storage, 0..all)?;
                 Late::new(len, move || {
                     let bytes = bytes.wait().map_err(|e| e.to_string())?;
                     Ok(cut(&bytes, whole[1], block))
@@ -366,7 +362,7 @@ pub(crate) fn weight_pieces<B: Backend, R: Recipe>(
                 } else {
                     0
                 };
-                let bytes = copies.bytes(storage, start..start + len)?;
+                let bytes = stream.start_read_bytes(storage, start..start + len)?;
                 Late::new(len, || bytes.wait().map_err(|e| e.to_string()))
             }
         };

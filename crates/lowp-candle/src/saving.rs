@@ -1,6 +1,6 @@
 //! [`Saving`]: copies of what a rank holds, made beside the next step.
 
-use lowp_kernels::{Backend, Element, KernelError, Pending};
+use lowp_kernels::{Backend, KernelError};
 
 /// A stream of copies to the host. Training goes on while they are made; the next step, which
 /// changes what is copied, follows them.
@@ -24,12 +24,10 @@ impl<B: Backend> Saving<B> {
     pub(crate) fn begin<T, E: From<KernelError>>(
         &mut self,
         backend: &B,
-        copies: impl FnOnce(&Copies<'_, B>) -> Result<T, E>,
+        copies: impl FnOnce(&B) -> Result<T, E>,
     ) -> Result<T, E> {
         self.stream.wait_for(backend)?;
-        let made = copies(&Copies {
-            stream: &self.stream,
-        });
+        let made = copies(&self.stream);
         // Also behind those before one that failed.
         self.copied = Some(self.stream.record()?);
         made
@@ -41,22 +39,5 @@ impl<B: Backend> Saving<B> {
             Some(copied) => backend.wait(&copied),
             None => Ok(()),
         }
-    }
-}
-
-/// Where copies are given.
-#[derive(Debug)]
-pub(crate) struct Copies<'a, B: Backend> {
-    pub(crate) stream: &'a B,
-}
-
-impl<B: Backend> Copies<'_, B> {
-    /// Entries `range` of `buffer` as bytes.
-    pub(crate) fn bytes<T: Element>(
-        &self,
-        buffer: &B::Buffer<T>,
-        range: std::ops::Range<usize>,
-    ) -> Result<Pending<u8>, KernelError> {
-        self.stream.start_read_bytes(buffer, range)
     }
 }

@@ -23,7 +23,6 @@ use crate::gradients::Gradients;
 use crate::held::Held;
 use crate::linear::WeightSource;
 use crate::memory::LayerMemory;
-use crate::saving::Copies;
 
 /// A quantized weight as [`WeightSource`]: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
@@ -195,7 +194,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// the `first`.
     pub(crate) fn pieces(
         &self,
-        copies: &Copies<'_, B>,
+        stream: &B,
         name: &str,
         first: bool,
     ) -> std::result::Result<Vec<Piece<Late>>, ShardError> {
@@ -206,13 +205,13 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
             Held::Rows(group) => {
                 let shard = &group.params()[0];
                 let rows = (self.shape, shard.spec().rows(), false);
-                weight_pieces(copies, name, shard.local(), rows, first)
+                weight_pieces(stream, name, shard.local(), rows, first)
             }
             Held::Whole(tensor) => {
                 let (shard, quantum) = (&self.mesh.shard, self.recipe.row_quantum(Usage::BOTH));
                 let cuts = RowCuts::new(self.shape.rows, shard.world_size(), quantum)?;
                 let rows = (self.shape, cuts.range(shard.rank()), true);
-                weight_pieces(copies, name, tensor, rows, first)
+                weight_pieces(stream, name, tensor, rows, first)
             }
         }
     }

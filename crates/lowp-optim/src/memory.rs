@@ -28,6 +28,7 @@ impl<B: Backend> ParamMemory<B> {
                 exp_avg_sq,
             } => {
                 backend.owns(exp_avg)?;
+                backend.owns(exp_avg_sq)?;
                 [backend.len(exp_avg), backend.len(exp_avg_sq)]
             }
             Moments::Bf16 {
@@ -35,10 +36,12 @@ impl<B: Backend> ParamMemory<B> {
                 exp_avg_sq,
             } => {
                 backend.owns(exp_avg)?;
+                backend.owns(exp_avg_sq)?;
                 [backend.len(exp_avg), backend.len(exp_avg_sq)]
             }
         };
         backend.owns(&self.master)?;
+        owns(backend, &self.grad)?;
         for (what, found) in [
             ("the master", backend.len(&self.master)),
             ("the first moment", of_moments[0]),
@@ -78,6 +81,7 @@ impl<B: Backend> AdamW<B> {
         for (param, grad) in self.params.iter().zip(&grads) {
             let found = grad_len(&self.backend, grad);
             check_length(&param.name, "the gradient", found, param.len)?;
+            owns(&self.backend, grad)?;
         }
         let spans = spans(&self.backend, &grads);
         if !self.take_grads_at(&spans) {
@@ -187,6 +191,14 @@ impl<B: Backend> AdamW<B> {
     }
 }
 
+fn owns<B: Backend>(backend: &B, grad: &Source<B>) -> Result<(), OptimError> {
+    let owned = match grad {
+        Source::F32(buffer) => backend.owns(buffer),
+        Source::Bf16(buffer) => backend.owns(buffer),
+    };
+    Ok(owned?)
+}
+
 fn grad_len<B: Backend>(backend: &B, grad: &Source<B>) -> usize {
     match grad {
         Source::F32(buffer) => backend.len(buffer),
@@ -228,16 +240,19 @@ mod tests {
     use super::*;
     use crate::{AdamWBuilder, ParamSpec, StepOptions};
     use half::bf16;
-    use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
+    use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, Shape, Usage};
     use lowp_kernels::Cpu;
     use lowp_shard::LocalComm;
 
     const SHAPE: Shape = Shape { rows: 32, cols: 64 };
 
-    fn tensor(recipe: &str) -> QuantizedTensor<<Cpu as Backend>::Buffer<u8>> {
-        let recipe = AnyRecipe::from_name(recipe, &RecipeOptions::default()).unwrap();
+    fn tensor(recipe: AnyRecipe) -> QuantizedTensor<<Cpu as Backend>::Buffer<u8>> {
         let alloc = |_: &_, bytes| Cpu.alloc::<u8>(bytes);
         QuantizedTensor::new(recipe, SHAPE, Usage::BOTH, alloc).unwrap()
+    }
+
+    fn some() -> AnyRecipe {
+        AnyRecipe::low_precision()[0]
     }
 
     fn zeros() -> <Cpu as Backend>::Buffer<f32> {
@@ -265,33 +280,35 @@ mod tests {
             max_norm: Some(1.0),
             ..StepOptions::default()
         };
-        let (mine, theirs) = (tensor("mxfp8-2d"), tensor("mxfp8-2d"));
-        let mut own = AdamWBuilder::new(LocalComm::solo(&Cpu));
-        let group = own.group(Group::default());
-        let id = own
-            .param(&mine, ParamSpec::new("w", group, values.clone()))
-            .unwrap();
-        let mut own = own.build().unwrap();
-        let mut over = AdamWBuilder::new(LocalComm::solo(&Cpu));
-        let group = over.group(Group::default());
-        let memory = memory(&values);
-        let master = memory.master.clone();
-        over.param_in(&theirs, "w", group, memory).unwrap();
-        let mut over = over.build().unwrap();
-        over.keep_sets(2);
-        let places = [zeros(), zeros(), zeros()];
-        for step in 1..8 {
-            own.set_grad(id, &grads(step)).unwrap();
-            own.step(&options).unwrap().wait().unwrap();
-            let place = &places[step % 3];
-            Cpu.write(place, 0, &grads(step)).unwrap();
-            over.take_grads(vec![Source::F32(place.clone())]).unwrap();
-            over.step(&options).unwrap().wait().unwrap();
-        }
-        assert_eq!(Cpu.download(&master).unwrap(), own.master(id).unwrap());
-        for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
-            let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
-            assert_eq!(a, b);
+        for recipe in AnyRecipe::low_precision() {
+            let (mine, theirs) = (tensor(recipe), tensor(recipe));
+            let mut own = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = own.group(Group::default());
+            let id = own
+                .param(&mine, ParamSpec::new("w", group, values.clone()))
+                .unwrap();
+            let mut own = own.build().unwrap();
+            let mut over = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = over.group(Group::default());
+            let memory = memory(&values);
+            let master = memory.master.clone();
+            over.param_in(&theirs, "w", group, memory).unwrap();
+            let mut over = over.build().unwrap();
+            over.keep_sets(2);
+            let places = [zeros(), zeros(), zeros()];
+            for step in 1..8 {
+                own.set_grad(id, &grads(step)).unwrap();
+                own.step(&options).unwrap().wait().unwrap();
+                let place = &places[step % 3];
+                Cpu.write(place, 0, &grads(step)).unwrap();
+                over.take_grads(vec![Source::F32(place.clone())]).unwrap();
+                over.step(&options).unwrap().wait().unwrap();
+            }
+            assert_eq!(Cpu.download(&master).unwrap(), own.master(id).unwrap());
+            for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
+                let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
+                assert_eq!(a, b, "{}", recipe.name());
+            }
         }
     }
 
@@ -305,7 +322,7 @@ mod tests {
             let memory = memory(&values);
             let master = memory.master.clone();
             builder
-                .param_in(&tensor("mxfp8"), "w", group, memory)
+                .param_in(&tensor(some()), "w", group, memory)
                 .unwrap();
             let mut adamw = builder.build().unwrap();
             adamw
@@ -341,7 +358,7 @@ mod tests {
         let group = builder.group(Group::default());
         let memory = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
         builder
-            .param_in(&tensor("mxfp8"), "w", group, memory)
+            .param_in(&tensor(some()), "w", group, memory)
             .unwrap();
         let mut adamw = builder.build().unwrap();
         adamw.keep_sets(3);
@@ -372,11 +389,11 @@ mod tests {
             grad: Source::Bf16(Cpu.alloc::<bf16>(3).unwrap()),
             ..memory(&[0.0; SHAPE.rows * SHAPE.cols])
         };
-        let error = builder.param_in(&tensor("mxfp8"), "w", group, short);
+        let error = builder.param_in(&tensor(some()), "w", group, short);
         assert!(error.unwrap_err().to_string().contains("the gradient"));
         let whole = memory(&[0.0; SHAPE.rows * SHAPE.cols]);
         builder
-            .param_in(&tensor("mxfp8"), "w", group, whole)
+            .param_in(&tensor(some()), "w", group, whole)
             .unwrap();
         let mut adamw = builder.build().unwrap();
         let error = adamw.take_grads(Vec::new()).unwrap_err().to_string();

@@ -31,7 +31,17 @@ const SMALLEST: usize = 4096;
 struct Block {
     pointer: *mut u8,
     bytes: usize,
+    lender: Lender,
     context: Arc<CudaContext>,
+}
+
+/// Whose blocks they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lender {
+    /// Of the pool, which keeps small ones.
+    Pool,
+    /// Of what is kept for whole tensors.
+    Staging,
 }
 
 // SAFETY: plain memory, of which there is one owner.
@@ -89,7 +99,11 @@ impl HostPool {
             let oldest = if full { inner.next() } else { None };
             drop(inner);
             let Some((block, event)) = oldest else {
-                return allocate(device, bytes.next_power_of_two().max(SMALLEST));
+                return allocate(
+                    device,
+                    bytes.next_power_of_two().max(SMALLEST),
+                    Lender::Pool,
+                );
             };
             if let Err(error) = device.wait(&event) {
                 // The copy may not be done.
@@ -110,7 +124,7 @@ impl HostPool {
             Some(at) => Ok(inner.staged.swap_remove(at)),
             None => {
                 drop(inner);
-                allocate(device, bytes)
+                allocate(device, bytes, Lender::Staging)
             }
         }
     }
@@ -159,6 +173,10 @@ impl Inner {
 
     /// Keeps a block that is not in use, unless it is large: it is page-locked, and others need memory, too.
     fn retain(&mut self, block: Block) {
+        if block.lender == Lender::Staging {
+            self.staged.push(block);
+            return;
+        }
         let kept: usize = self.free.iter().map(|block| block.bytes).sum();
         if block.bytes <= CHUNK && kept + block.bytes <= IN_FLIGHT {
             self.free.push(block);
@@ -166,7 +184,7 @@ impl Inner {
     }
 }
 
-fn allocate(device: &Device, bytes: usize) -> Result<Block, KernelError> {
+fn allocate(device: &Device, bytes: usize, lender: Lender) -> Result<Block, KernelError> {
     let context = &device.context;
     context
         .bind_to_thread()
@@ -176,6 +194,7 @@ fn allocate(device: &Device, bytes: usize) -> Result<Block, KernelError> {
     Ok(Block {
         pointer: pointer.cast(),
         bytes,
+        lender,
         context: Arc::clone(context),
     })
 }
@@ -216,15 +235,6 @@ pub(super) unsafe fn write<T: Element>(
     Ok(())
 }
 
-/// Whose memory values arrive in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lender {
-    /// Of the pool, which keeps small blocks.
-    Pool,
-    /// Of what is kept for whole tensors.
-    Staging,
-}
-
 /// Starts to copy `len` values from address `from` in the order of `stream`.
 ///
 /// # Safety
@@ -251,7 +261,6 @@ pub(super) unsafe fn start_read<T: Element>(
         Ok(event) => Ok(OnItsWay {
             copy: Some((block, event)),
             device: Arc::clone(device),
-            lender,
             len,
             values: PhantomData,
         }),
@@ -268,8 +277,6 @@ pub(super) struct OnItsWay<T> {
     /// Where they arrive, and when they are there; `None` once they were taken.
     copy: Option<(Block, DriverEvent)>,
     device: Arc<Device>,
-    /// Where its memory goes back to.
-    lender: Lender,
     len: usize,
     values: PhantomData<fn() -> T>,
 }
@@ -295,10 +302,7 @@ impl<T: Element> Arrival<T> for OnItsWay<T> {
         }
         if let Some((block, event)) = self.copy.take() {
             self.device.events.give_back(event);
-            match self.lender {
-                Lender::Pool => self.device.host.give_back(block, None),
-                Lender::Staging => self.device.host.lock().staged.push(block),
-            }
+            self.device.host.give_back(block, None);
         }
         Ok(values)
     }
