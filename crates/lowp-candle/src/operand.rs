@@ -306,7 +306,7 @@ impl<B: Backend> RecipeOperands<B> {
             data,
             block_scale: find(Part::BlockScale),
             tensor_scale: outer.map(|target| target.bytes),
-            out,
+            out: Source::F32(out),
         };
         Ok(Cast {
             buffers: shared,

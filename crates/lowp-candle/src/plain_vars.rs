@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
-use lowp_kernels::{Backend, DecodeJob, StepScalars, Work};
+use lowp_kernels::{Backend, DecodeJob, Source, StepScalars, Work};
 use lowp_shard::{
     GatherGroup, GatherPool, MeshComm, ShardError, ShardedTensor, dequantize, or_abort,
 };
@@ -202,7 +202,7 @@ fn fill<B: Backend>(
                 Ok(DecodeJob::new(
                     tensor,
                     Orientation::Rowwise,
-                    buffer.clone(),
+                    Source::F32(buffer.clone()),
                 )?)
             });
             let jobs = jobs.collect::<Result<Vec<_>, ShardError>>()?;

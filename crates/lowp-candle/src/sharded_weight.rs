@@ -321,7 +321,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
         let index = match known {
             Some(index) => index,
             None => {
-                let out = scratch.buffer().clone();
+                let out = Source::F32(scratch.buffer().clone());
                 let job = DecodeJob::new(self.held.tensor()?, orientation(phase), out)?;
                 let plan = backend.plan(Work::Decode(vec![job]))?;
                 self.decodes.push((key, plan));

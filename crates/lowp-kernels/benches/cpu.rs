@@ -148,7 +148,7 @@ impl Input {
             data: part(Part::Data).ok_or(KernelError::Missing { what })?,
             block_scale: part(Part::BlockScale),
             tensor_scale: outer.and_then(|(_, outer)| part(outer)).map(|t| t.bytes),
-            out: Cpu.alloc(self.shape.elements())?,
+            out: Source::F32(Cpu.alloc(self.shape.elements())?),
         };
         Cpu.once(Work::Encode(vec![job]))?;
         Cpu.plan(Work::Decode(vec![decode]))

@@ -325,7 +325,7 @@ impl<B: Backend> DecodeJob<B> {
     pub fn new<R: Recipe>(
         tensor: &QuantizedTensor<B::Buffer<u8>, R>,
         orientation: Orientation,
-        out: B::Buffer<f32>,
+        out: Source<B>,
     ) -> Result<Self, FormatError> {
         let target = |b: &lowp_format::Buffer<_>| Target::new(b.spec, B::Buffer::clone(&b.storage));
         let tensor_scale = tensor.outer(orientation);

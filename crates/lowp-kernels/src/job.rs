@@ -247,8 +247,8 @@ pub struct DecodeJob<B: Backend> {
     pub block_scale: Option<Target<B>>,
     /// Decode scales, or amaxes of two-level scales: of the tensor, or of the lines of the orientation.
     pub tensor_scale: Option<B::Buffer<u8>>,
-    /// `shape.elements()` values.
-    pub out: B::Buffer<f32>,
+    /// `shape.elements()` values; those of bfloat16 are the f32 ones, rounded to nearest even.
+    pub out: Source<B>,
 }
 
 /// Transposes a matrix of entries (4-, 8-, 16- or 32-bit codes): `to[j][i] = from[i][j]`.

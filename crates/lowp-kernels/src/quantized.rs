@@ -79,7 +79,7 @@ impl<B: Backend, R: Recipe> Quantized<B, R> {
     /// The matrix was quantized without it, or no room.
     pub fn decode_as(&self, orientation: Orientation) -> Result<Vec<f32>, KernelError> {
         let out = self.backend.alloc(self.tensor.shape().elements())?;
-        let job = DecodeJob::new(&self.tensor, orientation, out.clone())?;
+        let job = DecodeJob::new(&self.tensor, orientation, Source::F32(out.clone()))?;
         self.backend.once(Work::Decode(vec![job]))?;
         self.backend.download(&out)
     }

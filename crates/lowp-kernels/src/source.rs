@@ -34,12 +34,12 @@ impl FloatDtype {
     }
 }
 
-/// High-precision input.
+/// High-precision values: what casts read, and what decodes write.
 #[derive(Clone, Debug)]
 pub enum Source<B: Backend> {
     /// binary32 values.
     F32(B::Buffer<f32>),
-    /// bfloat16 values, widened exactly.
+    /// bfloat16 values: widened exactly where they are read, rounded to nearest even where they are written.
     Bf16(B::Buffer<bf16>),
 }
 

@@ -100,7 +100,7 @@ impl<B: Backend> Model<B> {
             for param in 0..self.ids.len() {
                 let out = self.backend.alloc::<f32>(SHAPE.elements())?;
                 let tensor = self.weights.tensor(param)?;
-                let job = DecodeJob::new(tensor, orientation, out.clone())?;
+                let job = DecodeJob::new(tensor, orientation, Source::F32(out.clone()))?;
                 let plan = self.backend.plan(Work::Decode(vec![job]))?;
                 self.decode[phase as usize].push(plan);
                 self.decoded[phase as usize].push(out);

@@ -78,7 +78,7 @@ pub fn dequantize<B: Backend, R: Recipe>(
     orientation: Orientation,
 ) -> Result<Vec<f32>, ShardError> {
     let out = backend.alloc::<f32>(tensor.shape().elements())?;
-    let job = DecodeJob::new(tensor, orientation, out.clone())?;
+    let job = DecodeJob::new(tensor, orientation, Source::F32(out.clone()))?;
     let plan = backend.plan(Work::Decode(vec![job]))?;
     backend.run(&plan, &StepScalars::default())?;
     Ok(backend.download(&out)?)

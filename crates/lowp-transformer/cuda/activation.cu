@@ -59,3 +59,10 @@ extern "C" __global__ void narrow(const float* from, bf16* to, size_t octets) {
     const size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at < octets) store8(to + 8 * at, load8(from + 8 * at));
 }
+
+// The factor of a product of two-level codes, and what multiplies what was there: 0, or 1 to add to it.
+extern "C" __global__ void two_level_factors(const float* a, const float* b, float reciprocal, float* to) {
+    to[0] = a[0] * reciprocal * b[0];
+    to[1] = 0.0f;
+    to[2] = 1.0f;
+}

@@ -1,6 +1,8 @@
 //! Which product multiplies which operands: the table of a layer's three products.
 
-use lowp_format::{Axis, Code, Extent, KernelKey, Orientation, Quantizer, Recipe, Role, ScaleRule};
+use lowp_format::{
+    Axis, Code, Extent, Form, KernelKey, Orientation, Quantizer, Recipe, Role, ScaleRule,
+};
 
 /// How two operands are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +13,10 @@ pub enum Product {
     Fp8Rows,
     /// FP8 codes, f32 scales per 128 along the contracted axis: of each row, or of 128 rows of one operand.
     Fp8Groups128,
+    /// FP8 codes, an E8M0 scale per 32 along the contracted axis. Written for Blackwell and not run on one yet.
+    Mxfp8,
+    /// E2M1 codes, an E4M3 scale per 16 along the contracted axis and an amax per tensor. Written for Blackwell and not run on one yet.
+    Nvfp4,
     /// bf16 values: those of operands that hold codes are decoded first.
     Bf16,
 }
@@ -83,26 +89,32 @@ impl Product {
         let (Some(a), Some(b)) = (a, b) else {
             return Self::Bf16;
         };
-        if !a.k_inner || !b.k_inner {
-            return Self::Bf16;
-        }
-        let [a, b] = [a.kernel, b.kernel];
-        let fp8 = |k: &KernelKey| matches!(k.element, Code::E4M3 | Code::E5M2);
-        // cuBLASLt takes E5M2 for one operand only.
-        if !fp8(&a) || !fp8(&b) || (a.element == Code::E5M2 && b.element == Code::E5M2) {
-            return Self::Bf16;
-        }
+        let fp8 = major >= 9 || (major, minor) == (8, 9);
         let hopper = (major, minor) == (9, 0);
-        let fp8_units = major >= 9 || (major, minor) == (8, 9);
-        match (scales(&a), scales(&b)) {
-            (Scales::Tensor, Scales::Tensor) if fp8_units => Self::Fp8Tensor,
-            (Scales::Line, Scales::Line) if hopper => Self::Fp8Rows,
-            (Scales::Blocks { square: false }, Scales::Blocks { .. })
-            | (Scales::Blocks { .. }, Scales::Blocks { square: false })
-                if hopper =>
-            {
-                Self::Fp8Groups128
-            }
+        let blackwell = major >= 10;
+        // Products of codes contract along the inner axis of memory. Blackwells for data centres read FP8 blocks in either order.
+        let k_inner = a.k_inner && b.k_inner;
+        let any_order = major == 10;
+        let [a, b] = [a.kernel, b.kernel];
+        let scales = (scales(&a), scales(&b));
+        match (a.element, b.element) {
+            // cuBLASLt takes E5M2 for one operand only.
+            (Code::E4M3, Code::E4M3 | Code::E5M2) | (Code::E5M2, Code::E4M3) => match scales {
+                (Scales::Tensor, Scales::Tensor) if fp8 && k_inner => Self::Fp8Tensor,
+                (Scales::Line, Scales::Line) if hopper && k_inner => Self::Fp8Rows,
+                (Scales::Blocks { square: false }, Scales::Blocks { .. })
+                | (Scales::Blocks { .. }, Scales::Blocks { square: false })
+                    if hopper && k_inner =>
+                {
+                    Self::Fp8Groups128
+                }
+                (Scales::E8M0, Scales::E8M0) if blackwell && (k_inner || any_order) => Self::Mxfp8,
+                _ => Self::Bf16,
+            },
+            (Code::E2M1, Code::E2M1) => match scales {
+                (Scales::TwoLevel, Scales::TwoLevel) if blackwell && k_inner => Self::Nvfp4,
+                _ => Self::Bf16,
+            },
             _ => Self::Bf16,
         }
     }
@@ -115,12 +127,23 @@ impl Product {
         Self::of(codes[0], codes[1], capability)
     }
 
+    /// How the scales of blocks lie that it reads; none where there are no blocks.
+    pub const fn scale_form(self) -> Option<Form> {
+        match self {
+            Self::Fp8Groups128 => Some(Form::Padded),
+            Self::Mxfp8 | Self::Nvfp4 => Some(Form::Swizzled),
+            Self::Fp8Tensor | Self::Fp8Rows | Self::Bf16 => None,
+        }
+    }
+
     /// In words.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Fp8Tensor => "FP8 codes, a scale per tensor",
             Self::Fp8Rows => "FP8 codes, a scale per row",
             Self::Fp8Groups128 => "FP8 codes, scales per 128",
+            Self::Mxfp8 => "FP8 codes, scales per 32",
+            Self::Nvfp4 => "E2M1 codes, scales per 16",
             Self::Bf16 => "bf16",
         }
     }
@@ -162,6 +185,8 @@ enum Scales {
     Tensor,
     Line,
     Blocks { square: bool },
+    E8M0,
+    TwoLevel,
     Other,
 }
 
@@ -182,8 +207,60 @@ fn scales(kernel: &KernelKey) -> Scales {
             },
             None,
         ) => Scales::Line,
+        (ScaleRule::E8M0(_), Some([1, 32] | [32, 1] | [32, 32])) => Scales::E8M0,
+        (
+            ScaleRule::TwoLevel {
+                extent: Extent::Tensor,
+                ..
+            },
+            Some([1, 16] | [16, 1] | [16, 16]),
+        ) => Scales::TwoLevel,
         (ScaleRule::BlockF32 { .. }, Some([128, 128])) => Scales::Blocks { square: true },
         (ScaleRule::BlockF32 { .. }, Some([1, 128] | [128, 1])) => Scales::Blocks { square: false },
         _ => Scales::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_format::{AnyRecipe, RecipeOptions};
+
+    /// The products of a layer, one after another.
+    fn products(name: &str, options: &[(&str, &str)], capability: (i32, i32)) -> [Product; 3] {
+        let mut given = RecipeOptions::default();
+        for (name, value) in options {
+            given.set(name, value);
+        }
+        let recipe = AnyRecipe::from_name(name, &given).expect("a recipe");
+        Pass::ALL.map(|pass| Product::of_recipe(&recipe, pass, capability))
+    }
+
+    #[test]
+    fn blackwell_multiplies_blocks_of_32_and_16() {
+        use Product::{Bf16, Mxfp8, Nvfp4};
+        let (b200, rtx, hopper) = ((10, 0), (12, 0), (9, 0));
+        // Columnwise codes of MXFP8 are row-major: inner to the contraction forward alone.
+        for name in ["mxfp8", "mxfp8-2d"] {
+            assert_eq!(products(name, &[], b200), [Mxfp8; 3], "{name}");
+            assert_eq!(products(name, &[], rtx), [Mxfp8, Bf16, Bf16], "{name}");
+        }
+        for name in ["nvfp4-1d", "nvfp4-2d"] {
+            for capability in [b200, rtx] {
+                assert_eq!(products(name, &[], capability), [Nvfp4; 3], "{name}");
+            }
+        }
+        for name in ["mxfp8", "mxfp8-2d", "nvfp4-1d", "nvfp4-2d", "mxfp4"] {
+            assert_eq!(products(name, &[], hopper), [Bf16; 3], "{name}");
+        }
+        // An amax for each row is no factor of the whole product.
+        assert_eq!(
+            products("nvfp4-1d", &[("row-scaled", "true")], b200)[0],
+            Bf16
+        );
+        assert_eq!(products("mxfp4", &[], b200), [Bf16; 3]);
+        // cuBLASLt has no product of E5M2 by E5M2, nor of weights in FP4 by inputs in FP8.
+        assert_eq!(products("mxfp8", &[("format", "e5m2")], b200), [Bf16; 3]);
+        assert_eq!(products("nvfp4-mxfp8", &[], b200)[0], Nvfp4);
     }
 }

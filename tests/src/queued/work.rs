@@ -149,7 +149,7 @@ fn decode(job: DecodeJob<Queued>) -> DecodeJob<Cpu> {
         data: target(job.data),
         block_scale: job.block_scale.map(target),
         tensor_scale: job.tensor_scale,
-        out: job.out,
+        out: source(job.out),
     }
 }
 

@@ -276,7 +276,7 @@ mod tests {
                     data: find(Part::Data).expect("codes"),
                     block_scale: find(Part::BlockScale),
                     tensor_scale: outer.map(|target| target.bytes),
-                    out: out.clone(),
+                    out: Source::F32(out.clone()),
                 };
                 Cpu.once(Work::Decode(vec![job])).expect("a decode");
                 let found = Cpu.download(&out).expect("values");

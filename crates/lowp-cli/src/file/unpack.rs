@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use lowp_format::{
     BufferList, BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage,
 };
-use lowp_kernels::{Backend, DecodeJob, RepackJob, Work};
+use lowp_kernels::{Backend, DecodeJob, RepackJob, Source, Work};
 
 /// The orientations that `tensor` can be decoded for.
 pub(super) fn served(tensor: &Quantized) -> Usage {
@@ -55,7 +55,7 @@ pub(super) fn decode<B: Backend>(
         |out| backend.len::<f32>(out) == len,
         || backend.alloc::<f32>(len),
     )?;
-    let job = DecodeJob::new(tensor, orientation, out.clone())?;
+    let job = DecodeJob::new(tensor, orientation, Source::F32(out.clone()))?;
     backend.once(Work::Decode(vec![job]))?;
     Ok(out)
 }

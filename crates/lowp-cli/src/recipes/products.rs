@@ -66,10 +66,17 @@ pub(super) fn table(on: &On) -> Result<String> {
     }
     let note = match capability {
         None => "The CPU multiplies decoded values.".to_owned(),
-        Some((major, minor)) => format!(
-            "Compute capability {major}.{minor}. Codes are multiplied by cuBLASLt; operands of bf16 products that hold codes are decoded\n\
-             first. The products of Blackwell over blocks of 32 and 16 are not there yet."
-        ),
+        Some((major, minor)) => {
+            let blackwell = if major >= 10 {
+                "Those with scales per 32 and 16 were compiled for Blackwell and not run on one yet."
+            } else {
+                "Blackwell multiplies codes with scales per 32 and 16, too (`--device sm_100`)."
+            };
+            format!(
+                "Compute capability {major}.{minor}. Codes are multiplied by cuBLASLt; operands of bf16 products that hold codes are \
+                 decoded\nfirst. {blackwell}"
+            )
+        }
     };
     Ok(format!("{}{note}\n", table.render()))
 }

@@ -153,9 +153,21 @@ impl<B: Backend> Planner<'_, B> {
 
     fn source(&mut self, job: usize, what: &str, source: &Source<B>, needed: usize) -> Done {
         self.elements = self.elements.saturating_add(needed);
-        match source {
-            Source::F32(buffer) => self.whole::<f32>(job, what, buffer, needed, Mode::Read),
-            Source::Bf16(buffer) => self.whole::<bf16>(job, what, buffer, needed, Mode::Read),
+        self.values(job, what, source, needed, Mode::Read)
+    }
+
+    /// Notes a use of all of `values`, which are `needed` ones.
+    fn values(
+        &mut self,
+        job: usize,
+        what: &str,
+        values: &Source<B>,
+        needed: usize,
+        mode: Mode,
+    ) -> Done {
+        match values {
+            Source::F32(buffer) => self.whole::<f32>(job, what, buffer, needed, mode),
+            Source::Bf16(buffer) => self.whole::<bf16>(job, what, buffer, needed, mode),
         }
     }
 
@@ -412,7 +424,7 @@ impl<B: Backend> Planner<'_, B> {
             (None, Some(_)) => return missing(index, "the tensor scale buffer"),
             (None, None) => {}
         }
-        self.whole::<f32>(index, "output", &job.out, all, Mode::Write)
+        self.values(index, "output", &job.out, all, Mode::Write)
     }
 
     fn transpose(&mut self, index: usize, job: &TransposeJob<B>) -> Done {
@@ -551,14 +563,7 @@ impl<B: Backend> Planner<'_, B> {
     fn vectors(&mut self, index: usize, from: &Source<B>, into: &Source<B>) -> Done {
         let len = self.len(from);
         self.source(index, "source", from, len)?;
-        match into {
-            Source::F32(buffer) => {
-                self.whole::<f32>(index, "destination", buffer, len, Mode::Write)
-            }
-            Source::Bf16(buffer) => {
-                self.whole::<bf16>(index, "destination", buffer, len, Mode::Write)
-            }
-        }
+        self.values(index, "destination", into, len, Mode::Write)
     }
 }
 

@@ -172,7 +172,7 @@ pub(super) fn forms_must_exist<B: Backend>(rig: &Rig<B>) {
         data: job.targets[0].clone(),
         block_scale: Some(scales.clone()),
         tensor_scale: None,
-        out: rig.buffer(&[0f32; 256]),
+        out: Source::F32(rig.buffer(&[0f32; 256])),
     }]));
     let flat = rig.plan(Work::FlatEncode(vec![FlatEncodeJob {
         shape,

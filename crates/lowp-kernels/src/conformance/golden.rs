@@ -124,7 +124,7 @@ impl<'r, B: Backend> Tensor<'r, B> {
         let out = self
             .rig
             .buffer(&vec![0f32; self.buffers.shape().elements()]);
-        let job = DecodeJob::new(&self.buffers, o, out.clone()).ok()?;
+        let job = DecodeJob::new(&self.buffers, o, Source::F32(out.clone())).ok()?;
         self.rig.run(Work::Decode(vec![job]));
         Some(self.rig.content::<f32>(&out))
     }

@@ -8,7 +8,8 @@ use lowp_format::{
 };
 
 use crate::{
-    Backend, EncodeJob, KernelError, Slot, Source, StepScalars, Target, TensorInput, Work,
+    Backend, EncodeJob, FloatDtype, KernelError, Slot, Source, StepScalars, Target, TensorInput,
+    Work,
 };
 use case::{CURRENT, Case, LINES, Oracle, Outer, case, cases, inputs, observed, shapes};
 use rig::Rig;

@@ -23,7 +23,7 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use isa::{Isa, Kernel};
 pub(crate) use portable::Portable;
-pub(crate) use stream::Out;
+pub(crate) use stream::{Out, Stored};
 pub(crate) use transpose::{Transpose, TransposeDense};
 
 /// Lanes of a vector.

@@ -63,10 +63,7 @@ fn side(k_inner: bool, stride: usize) -> Side {
 }
 
 fn place(buffer: &CudaBuffer<bf16>) -> Place {
-    Place {
-        data: buffer.pointer(),
-        scale: 0,
-    }
+    Place::values(buffer.pointer())
 }
 
 impl Attention {
@@ -201,6 +198,7 @@ impl Attention {
             out_stride: of_scores,
             batch: matrices,
             fast: false,
+            device_factors: false,
         };
         // SAFETY: all buffers of this attention have the sizes of the product.
         unsafe {
@@ -238,6 +236,7 @@ impl Attention {
             out_stride: seq * dim,
             batch: matrices,
             fast: false,
+            device_factors: false,
         }
     }
 
@@ -318,6 +317,7 @@ impl Attention {
             out_stride: seq * seq,
             batch: matrices,
             fast: false,
+            device_factors: false,
         };
         // SAFETY: as in `forward`.
         unsafe {

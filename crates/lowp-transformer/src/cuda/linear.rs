@@ -10,17 +10,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use half::bf16;
 use lowp_candle::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
 use lowp_format::{
-    Axis, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
+    BufferSpec, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
     ScaleLayout, Shape, Usage,
 };
 use lowp_kernels::{
-    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, RepackJob, Source, StepScalars, Work,
+    Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
+    Work,
 };
 
 use super::TransformerError;
-use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
+use super::matmul::{Dtype, Factors, Matmuls, Product as Planned, Scale};
 use super::ops::Ops;
 use super::place::Arena;
+use super::ready::Ready;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::product::{self, Codes, Pass, Product, is_codes};
@@ -90,6 +92,8 @@ pub(super) struct Linear<R: Recipe> {
     products: [Product; 3],
     /// Planned decodes of this layer's operands.
     decodes: Vec<((Role, Orientation), CudaPlan)>,
+    /// Planned copies of their block scales, as products read them.
+    repacks: Vec<((Role, Orientation), CudaPlan, CudaBuffer<u8>)>,
     /// What is planned over the memory that the weight is gathered in.
     weights: Mutex<Vec<(Gathered, WeightPlan)>>,
 }
@@ -102,14 +106,8 @@ type Gathered = (Option<u64>, Phase);
 enum WeightPlan {
     AsItIs,
     Decode(CudaPlan),
-    /// Its block scales are padded.
+    /// Its block scales are copied into the form that products read.
     Repack(CudaPlan, CudaBuffer<u8>),
-}
-
-/// An operand of a product, ready.
-struct Ready {
-    side: Side,
-    place: Place,
 }
 
 impl<R: Recipe> Linear<R> {
@@ -173,9 +171,11 @@ impl<R: Recipe> Linear<R> {
             dy,
             products,
             decodes: Vec::new(),
+            repacks: Vec::new(),
             weights: Mutex::default(),
         };
         layer.plan_decodes()?;
+        layer.plan_repacks()?;
         Ok(layer)
     }
 
@@ -203,7 +203,7 @@ impl<R: Recipe> Linear<R> {
                 let shape = Shape::new(self.tokens, cols);
                 let kernel = encode.quantizers().of(from).kernel;
                 let find = |part| encode.target(from, part).cloned();
-                let data = find(Part::Data).ok_or_else(|| lowp_kernels::KernelError::Missing {
+                let data = find(Part::Data).ok_or_else(|| KernelError::Missing {
                     what: format!("the {} codes of an operand", from.usage()),
                 })?;
                 let outer = kernel.scale.outer().and_then(|(_, part)| find(part));
@@ -213,10 +213,42 @@ impl<R: Recipe> Linear<R> {
                     data,
                     block_scale: find(Part::BlockScale),
                     tensor_scale: outer.map(|target| target.bytes),
-                    out: self.shared.arena.sums("decoded", shape.elements())?,
+                    out: Source::Bf16(self.shared.arena.values(decoded(role), shape.elements())?),
                 };
                 let plan = self.shared.cuda.plan(Work::Decode(vec![job]))?;
                 self.decodes.push(((role, orientation), plan));
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans the copies of block scales of operands into the form that products read.
+    fn plan_repacks(&mut self) -> Done {
+        for (pass, product) in Pass::ALL.into_iter().zip(self.products) {
+            let Some(form) = product.scale_form() else {
+                continue;
+            };
+            for (role, orientation) in pass.operands() {
+                let (encode, cols, what) = match role {
+                    Role::Weight => continue,
+                    Role::Activation => (&self.x, self.shape.cols, "scales of x"),
+                    Role::Gradient => (&self.dy, self.shape.rows, "scales of dy"),
+                };
+                let Some(target) = encode.target(orientation, Part::BlockScale) else {
+                    continue;
+                };
+                let (spec, shape) = (&target.spec, Shape::new(self.tokens, cols));
+                let lend = |bytes| self.shared.arena.codes(what, spec, bytes);
+                let from = &target.bytes;
+                if let Some((plan, to)) = repack(
+                    &self.shared.cuda,
+                    (spec, from),
+                    shape,
+                    (orientation, form),
+                    lend,
+                )? {
+                    self.repacks.push(((role, orientation), plan, to));
+                }
             }
         }
         Ok(())
@@ -243,18 +275,16 @@ impl<R: Recipe> Linear<R> {
         let x = self.operand(Pass::Forward, Role::Activation)?;
         let Shape { rows, cols } = self.shape;
         self.with_weight(Phase::Forward, |w| {
-            let product = self.planned(
-                [self.tokens, rows, cols],
-                (x.side, w.side),
-                Dtype::Bf16,
-                true,
-            );
-            super::place::at(out, self.tokens * rows)?;
+            let out = super::place::at(out, self.tokens * rows)?;
             // SAFETY: operands and result have the shapes that the layer was made for.
             unsafe {
-                self.shared
-                    .matmuls
-                    .run(&product, [x.place, w.place], out.pointer(), (1.0, false))
+                self.multiply(
+                    Pass::Forward,
+                    [self.tokens, rows, cols],
+                    [&x, &w],
+                    (out, Dtype::Bf16),
+                    false,
+                )
             }
         })
     }
@@ -269,30 +299,33 @@ impl<R: Recipe> Linear<R> {
         self.mark("cast of gradients")?;
         let dy = self.operand(Pass::InputGrad, Role::Gradient)?;
         self.with_weight(Phase::Backward, |w| {
-            let product = self.planned([tokens, cols, rows], (dy.side, w.side), Dtype::Bf16, false);
-            super::place::at(dx, tokens * cols)?;
+            let dx = super::place::at(dx, tokens * cols)?;
             // SAFETY: as in `forward`.
             unsafe {
-                self.shared.matmuls.run(
-                    &product,
-                    [dy.place, w.place],
-                    dx.pointer(),
-                    (1.0, accumulate),
+                self.multiply(
+                    Pass::InputGrad,
+                    [tokens, cols, rows],
+                    [&dy, &w],
+                    (dx, Dtype::Bf16),
+                    accumulate,
                 )
             }
         })?;
         let dy = self.operand(Pass::WeightGrad, Role::Gradient)?;
         let x = self.operand(Pass::WeightGrad, Role::Activation)?;
-        let (out, dtype) = match self.weight.gradient()? {
+        let out = match self.weight.gradient()? {
             Source::F32(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::F32),
             Source::Bf16(buffer) => (super::place::at(&buffer, rows * cols)?, Dtype::Bf16),
         };
-        let product = self.planned([rows, cols, tokens], (dy.side, x.side), dtype, false);
         // SAFETY: as in `forward`.
         unsafe {
-            self.shared
-                .matmuls
-                .run(&product, [dy.place, x.place], out, (1.0, false))
+            self.multiply(
+                Pass::WeightGrad,
+                [rows, cols, tokens],
+                [&dy, &x],
+                out,
+                false,
+            )
         }?;
         self.weight.push_gradient()?;
         self.mark("gradients to their owners")
@@ -302,26 +335,49 @@ impl<R: Recipe> Linear<R> {
         Ok(self.shared.trace.mark(|| what.to_owned())?)
     }
 
-    fn planned(
+    /// Gives the stream `out[rows, cols] = left[rows, k] right[k, cols]`, or with `accumulate` adds that to `out`.
+    ///
+    /// # Safety
+    /// Operands and result have these sizes, in memory that is not freed before work that the stream has by now.
+    unsafe fn multiply(
         &self,
+        pass: Pass,
         [rows, cols, k]: [usize; 3],
-        (left, right): (Side, Side),
-        out: Dtype,
-        fast: bool,
-    ) -> Planned {
-        // cuBLASLt has scales by block only for sums in f32.
-        let fast = fast && left.scale == Scale::Tensor;
-        Planned {
+        [left, right]: [&Ready; 2],
+        (out, dtype): (u64, Dtype),
+        accumulate: bool,
+    ) -> Done {
+        let Shared {
+            matmuls,
+            ops,
+            arena,
+            ..
+        } = &*self.shared;
+        let two_level = self.products[pass as usize] == Product::Nvfp4;
+        let product = Planned {
             rows,
             cols,
             k,
-            left,
-            right,
-            out,
+            left: left.side,
+            right: right.side,
+            out: dtype,
             out_stride: 0,
             batch: 1,
-            fast,
-        }
+            // cuBLASLt has scales by block only for sums in f32.
+            fast: pass == Pass::Forward && left.side.scale == Scale::Tensor,
+            device_factors: two_level,
+        };
+        let factors = if two_level {
+            let made = arena.sums("factors of a product", 3)?;
+            let reciprocal = 1.0 / (left.largest * right.largest);
+            ops.two_level_factors([left.place.amax, right.place.amax], reciprocal, &made)?;
+            let at = |index: u64| made.pointer() + index * size_of::<f32>() as u64;
+            Factors::Device([at(0), at(1 + u64::from(accumulate))])
+        } else {
+            Factors::Host(1.0, accumulate)
+        };
+        // SAFETY: the caller's promise; factors are where the product says.
+        unsafe { matmuls.run(&product, [left.place, right.place], out, factors) }
     }
 
     /// An input or gradient as `pass` reads it.
@@ -342,7 +398,15 @@ impl<R: Recipe> Linear<R> {
                     .target(orientation, part)
                     .map(|target| (&target.spec, &target.bytes))
             };
-            return codes(product, orientation, find);
+            let kernel = encode.quantizers().of(orientation).kernel;
+            let mut ready = Ready::codes(product, orientation, &kernel, find)?;
+            let mut planned = self.repacks.iter();
+            if let Some((_, repack, scales)) = planned.find(|(key, ..)| *key == (role, orientation))
+            {
+                self.shared.cuda.run(repack, &StepScalars::default())?;
+                ready.place.scale = scales.pointer();
+            }
+            return Ok(ready);
         }
         let k_inner = orientation == Orientation::Rowwise;
         let planned = self
@@ -352,17 +416,12 @@ impl<R: Recipe> Linear<R> {
         let Some((_, decode)) = planned else {
             return Ok(Ready::values(values.pointer(), k_inner));
         };
-        let len = self.tokens * cols;
-        let arena = &self.shared.arena;
-        let what = if role == Role::Gradient {
-            "decoded gradient"
-        } else {
-            "decoded input"
-        };
-        let (decoded, values) = (arena.sums("decoded", len)?, arena.values(what, len)?);
+        let values = self
+            .shared
+            .arena
+            .values(decoded(role), self.tokens * cols)?;
         self.shared.cuda.run(decode, &StepScalars::default())?;
         self.mark("decode of operands")?;
-        self.shared.ops.narrow(&decoded, &values, len)?;
         Ok(Ready::values(values.pointer(), k_inner))
     }
 
@@ -388,9 +447,7 @@ impl<R: Recipe> Linear<R> {
                 self.products[Pass::InputGrad as usize],
             ),
         };
-        let Shared {
-            cuda, arena, ops, ..
-        } = &*self.shared;
+        let Shared { cuda, arena, .. } = &*self.shared;
         let plan = self.weight_plan((set, phase), tensor, orientation, product)?;
         let find = |part| {
             tensor
@@ -398,7 +455,8 @@ impl<R: Recipe> Linear<R> {
                 .map(|buffer| (&buffer.spec, &buffer.storage))
         };
         if product != Product::Bf16 {
-            let mut ready = codes(product, orientation, find)?;
+            let kernel = self.recipe.kernel(orientation);
+            let mut ready = Ready::codes(product, orientation, &kernel, find)?;
             if let WeightPlan::Repack(repack, padded) = &plan {
                 cuda.run(repack, &StepScalars::default())?;
                 ready.place.scale = padded.pointer();
@@ -411,20 +469,15 @@ impl<R: Recipe> Linear<R> {
             return Ok(Ready::values(
                 tensor
                     .data(orientation)
-                    .map_err(lowp_kernels::KernelError::from)?
+                    .map_err(KernelError::from)?
                     .storage
                     .pointer(),
                 k_inner,
             ));
         };
-        let len = self.shape.elements();
-        let (decoded, values) = (
-            arena.sums("decoded", len)?,
-            arena.values("decoded weight", len)?,
-        );
+        let values = arena.values(decoded(Role::Weight), self.shape.elements())?;
         cuda.run(&decode, &StepScalars::default())?;
         self.mark("decode of weights")?;
-        ops.narrow(&decoded, &values, len)?;
         Ok(Ready::values(values.pointer(), k_inner))
     }
 
@@ -445,33 +498,25 @@ impl<R: Recipe> Linear<R> {
             if kernel.element == Code::Bf16 && !is_codes(&kernel) {
                 WeightPlan::AsItIs
             } else {
-                let out = arena.sums("decoded", self.shape.elements())?;
-                let job = DecodeJob::new(tensor, orientation, out)
-                    .map_err(lowp_kernels::KernelError::from)?;
+                let out = arena.values(decoded(Role::Weight), self.shape.elements())?;
+                let job = DecodeJob::new(tensor, orientation, Source::Bf16(out))
+                    .map_err(KernelError::from)?;
                 WeightPlan::Decode(cuda.plan(Work::Decode(vec![job]))?)
             }
         } else {
-            match tensor.part(orientation, Part::BlockScale) {
-                Some(buffer) => {
-                    let layout = |form| {
-                        let layout = ScaleLayout::new(&buffer.spec, self.shape, orientation, form);
-                        layout.map_err(lowp_kernels::KernelError::from)
-                    };
-                    let (from_layout, to_layout) = (layout(Form::Compact)?, layout(Form::Padded)?);
-                    if from_layout.padded() == to_layout.padded() {
-                        WeightPlan::AsItIs
-                    } else {
-                        let to = self.shared.arena.own(to_layout.bytes())?;
-                        let from = buffer.storage.clone();
-                        let job = RepackJob {
-                            from_layout,
-                            to_layout,
-                            from,
-                            to: to.clone(),
-                        };
-                        WeightPlan::Repack(cuda.plan(Work::Repack(vec![job]))?, to)
-                    }
-                }
+            let scales = tensor.part(orientation, Part::BlockScale);
+            let copied = match (scales, product.scale_form()) {
+                (Some(buffer), Some(form)) => repack(
+                    cuda,
+                    (&buffer.spec, &buffer.storage),
+                    self.shape,
+                    (orientation, form),
+                    |bytes| arena.own(bytes),
+                )?,
+                _ => None,
+            };
+            match copied {
+                Some((plan, to)) => WeightPlan::Repack(plan, to),
                 None => WeightPlan::AsItIs,
             }
         };
@@ -480,66 +525,35 @@ impl<R: Recipe> Linear<R> {
     }
 }
 
-impl Ready {
-    fn values(data: u64, k_inner: bool) -> Self {
-        let side = Side {
-            dtype: Dtype::Bf16,
-            scale: Scale::None,
-            k_inner,
-            stride: 0,
-        };
-        Self {
-            side,
-            place: Place { data, scale: 0 },
-        }
+/// The memory that decoded values of an operand go to, until the next ones.
+fn decoded(role: Role) -> &'static str {
+    match role {
+        Role::Weight => "decoded weight",
+        Role::Activation => "decoded input",
+        Role::Gradient => "decoded gradient",
     }
 }
 
-/// Codes as a product of codes reads them: the contracted axis innermost.
-fn codes<'a>(
-    product: Product,
-    orientation: Orientation,
-    find: impl Fn(Part) -> Option<(&'a lowp_format::BufferSpec, &'a CudaBuffer<u8>)>,
-) -> Done<Ready> {
-    let missing = |what: &str| lowp_kernels::KernelError::Missing {
-        what: what.to_owned(),
-    };
-    let (spec, data) = find(Part::Data).ok_or_else(|| missing("the codes of an operand"))?;
-    let inner = match orientation {
-        Orientation::Rowwise => [Axis::Rows, Axis::Cols],
-        Orientation::Columnwise => [Axis::Cols, Axis::Rows],
-    };
-    if spec.axes != inner {
-        return Err(TransformerError::Unsupported(format!(
-            "{} codes that do not lie along the contracted axis",
-            orientation.usage()
-        )));
+/// Plans a copy of block scales of a matrix of `shape` from their Compact form to `form`, into memory that `lend` gives; none where both
+/// are the same.
+fn repack(
+    cuda: &Cuda,
+    (spec, from): (&BufferSpec, &CudaBuffer<u8>),
+    shape: Shape,
+    (orientation, form): (Orientation, Form),
+    lend: impl FnOnce(usize) -> Result<CudaBuffer<u8>, KernelError>,
+) -> Done<Option<(CudaPlan, CudaBuffer<u8>)>> {
+    let layout = |form| ScaleLayout::new(spec, shape, orientation, form).map_err(KernelError::from);
+    let (from_layout, to_layout) = (layout(Form::Compact)?, layout(form)?);
+    if form == Form::Padded && from_layout.padded() == to_layout.padded() {
+        return Ok(None);
     }
-    let dtype = match spec.code {
-        Code::E5M2 => Dtype::E5M2,
-        _ => Dtype::E4M3,
+    let to = lend(to_layout.bytes())?;
+    let job = RepackJob {
+        from_layout,
+        to_layout,
+        from: from.clone(),
+        to: to.clone(),
     };
-    let part = match product {
-        Product::Fp8Groups128 => Part::BlockScale,
-        _ => Part::DecodeScale,
-    };
-    let (scale_spec, scale) = find(part).ok_or_else(|| missing("the scales of an operand"))?;
-    let scale_kind = match product {
-        Product::Fp8Tensor => Scale::Tensor,
-        Product::Fp8Rows => Scale::Rows,
-        Product::Fp8Groups128 if scale_spec.tile == [128, 128] => Scale::Square128,
-        _ => Scale::Vec128,
-    };
-    Ok(Ready {
-        side: Side {
-            dtype,
-            scale: scale_kind,
-            k_inner: true,
-            stride: 0,
-        },
-        place: Place {
-            data: data.pointer(),
-            scale: scale.pointer(),
-        },
-    })
+    Ok(Some((cuda.plan(Work::Repack(vec![job]))?, to)))
 }

@@ -25,6 +25,7 @@ pub(super) enum Dtype {
     F32,
     E4M3,
     E5M2,
+    E2M1,
 }
 
 impl Dtype {
@@ -34,11 +35,12 @@ impl Dtype {
             Dtype::F32 => sys::cudaDataType_t::CUDA_R_32F,
             Dtype::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
             Dtype::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
+            Dtype::E2M1 => sys::cudaDataType_t::CUDA_R_4F_E2M1,
         }
     }
 }
 
-/// What the f32 scales of an operand belong to.
+/// What the scales of an operand belong to: f32, but for `Vec32` (E8M0) and `Vec16` (E4M3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scale {
     None,
@@ -46,6 +48,8 @@ pub(super) enum Scale {
     Rows,
     Vec128,
     Square128,
+    Vec32,
+    Vec16,
 }
 
 impl Scale {
@@ -57,6 +61,8 @@ impl Scale {
             Scale::Rows => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
             Scale::Vec128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
             Scale::Square128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+            Scale::Vec32 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
+            Scale::Vec16 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
         }
     }
 }
@@ -85,6 +91,23 @@ pub(super) struct Product {
     pub(super) batch: usize,
     /// Whether FP8 sums may stay in the tensor core's accumulator, which has fewer bits than f32.
     pub(super) fast: bool,
+    /// Whether the result's factor, and what becomes of what was there, are on the device.
+    pub(super) device_factors: bool,
+}
+
+/// What a product is multiplied by, and what becomes of what was there before it is added.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Factors {
+    /// The factor, and whether the product is added.
+    Host(f32, bool),
+    /// Addresses of two f32.
+    Device([u64; 2]),
+}
+
+impl From<(f32, bool)> for Factors {
+    fn from((alpha, accumulate): (f32, bool)) -> Self {
+        Factors::Host(alpha, accumulate)
+    }
 }
 
 impl Product {
@@ -117,6 +140,19 @@ impl Product {
 pub(super) struct Place {
     pub(super) data: u64,
     pub(super) scale: u64,
+    /// The amax of two-level scales, which products leave to [`Factors`].
+    pub(super) amax: u64,
+}
+
+impl Place {
+    /// Of an operand without scales.
+    pub(super) fn values(data: u64) -> Self {
+        Self {
+            data,
+            scale: 0,
+            amax: 0,
+        }
+    }
 }
 
 /// The products of a stream.
@@ -181,20 +217,28 @@ impl Matmuls {
         })
     }
 
-    /// Gives the stream `out = alpha * left * right`, or with `accumulate` adds it to `out`.
+    /// Gives the stream `out = alpha * left * right + beta * out`.
     ///
     /// # Safety
     /// The places are those of operands as `product` has them, in memory of the device that is not freed before work that the stream has
-    /// by now.
+    /// by now. Factors are where `product` says.
     pub(super) unsafe fn run(
         &self,
         product: &Product,
         [left, right]: [Place; 2],
         out: u64,
-        (alpha, accumulate): (f32, bool),
+        factors: impl Into<Factors>,
     ) -> Result<(), TransformerError> {
         let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
-        let beta = if accumulate { 1.0f32 } else { 0.0 };
+        let factors = factors.into();
+        let (alpha, beta) = match factors {
+            Factors::Host(alpha, accumulate) => (alpha, f32::from(u8::from(accumulate))),
+            Factors::Device(_) => (0.0, 0.0),
+        };
+        let [alpha, beta]: [*const c_void; 2] = match factors {
+            Factors::Host(..) => [from_ref(&alpha).cast(), from_ref(&beta).cast()],
+            Factors::Device(addresses) => addresses.map(|address| address as *const c_void),
+        };
         self.cuda.foreign_work::<_, _, TransformerError>(
             || (),
             |stream| {
@@ -215,8 +259,8 @@ impl Matmuls {
                     lt::matmul(
                         self.handle,
                         planned.desc,
-                        from_ref(&alpha).cast(),
-                        from_ref(&beta).cast(),
+                        alpha,
+                        beta,
                         right.data as *const c_void,
                         a,
                         left.data as *const c_void,
@@ -250,6 +294,7 @@ impl Planned {
             out_stride,
             batch,
             fast,
+            device_factors,
         } = *product;
         let desc = lt::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -272,6 +317,10 @@ impl Planned {
             Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
             &turned(!left.k_inner),
         )?;
+        if device_factors {
+            let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
+            planned.set(Attribute::CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode)?;
+        }
         let fp8 = |side: Side| matches!(side.dtype, Dtype::E4M3 | Dtype::E5M2);
         if fp8(left) && fp8(right) {
             planned.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(fast))?;

@@ -9,6 +9,7 @@ mod model;
 mod module;
 mod ops;
 mod place;
+mod ready;
 mod sdpa;
 mod trace;
 

@@ -512,14 +512,12 @@ fn dense([rows, cols, k]: [usize; 3], [left, right]: [bool; 2], out: Dtype) -> P
         out_stride: 0,
         batch: 1,
         fast: false,
+        device_factors: false,
     }
 }
 
 fn place(buffer: &Values) -> Place {
-    Place {
-        data: buffer.pointer(),
-        scale: 0,
-    }
+    Place::values(buffer.pointer())
 }
 
 /// Cosine and sine of the angle of each position and pair of a head.

@@ -26,6 +26,7 @@ const NAMES: [(&str, &[&str]); 4] = [
             "swiglu_forward",
             "swiglu_backward",
             "narrow",
+            "two_level_factors",
         ],
     ),
     (

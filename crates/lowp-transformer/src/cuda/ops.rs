@@ -196,6 +196,15 @@ impl Ops {
         self.octets("narrow", &[at(from, len)?, at(to, len)?], len)
     }
 
+    /// The factor of a product of two-level codes, from both amaxes and the reciprocal of the largest values under them; and 0 and 1, for
+    /// what was there.
+    pub(super) fn two_level_factors(&self, amaxes: [u64; 2], reciprocal: f32, to: &Sums) -> Done {
+        let [a, b] = amaxes.map(Arg::Pointer);
+        let args = [a, b, Arg::Float(reciprocal), Arg::Pointer(at(to, 3)?)];
+        // SAFETY: operands have an amax each, and the result has its length.
+        unsafe { self.launch("two_level_factors", [1, 1], [1, 1], &args) }
+    }
+
     fn octets(&self, name: &'static str, addresses: &[u64], len: usize) -> Done {
         let mut args: Vec<Arg> = addresses
             .iter()

@@ -271,7 +271,7 @@ struct Decode {
   uint64_t scale;
   // `tensor` holds the bytes of decode scales, or of amaxes.
   Ingredients ingredients;
-  // float*.
+  // Values of `out_code`.
   uint64_t out;
   uint64_t rows, cols;
   // Bytes of a physical row.
@@ -279,11 +279,13 @@ struct Decode {
   uint64_t scale_pitch, tiles_across;
   uint32_t block_rows, block_cols;
   uint8_t data_transposed, scale_transposed;
-  // 16-byte stores to `out` stay aligned in every row.
+  // Stores of four values to `out` stay aligned in every row.
   uint8_t vector;
   // DecodePath.
   uint8_t path;
-  uint32_t reserved;
+  // Code of what is written: F32 or BF16.
+  uint8_t out_code;
+  uint8_t reserved[3];
 };
 static_assert(sizeof(Decode) == 104);
 

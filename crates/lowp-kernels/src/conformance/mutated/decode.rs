@@ -45,7 +45,7 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
             data,
             block_scale,
             tensor_scale: Some(choices.bytes(bytes)),
-            out: choices.floats(shape.elements(), false),
+            out: choices.source(shape.elements(), false),
         }
     }
 
@@ -82,7 +82,7 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
             "tensor_scale = None" => *tensor_scale = None,
             _ => {
                 let len = choices.length(shape.elements_or_zero());
-                *out = choices.floats(len, false);
+                *out = choices.source(len, false);
             }
         }
     }
@@ -100,7 +100,7 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
             self.tensor_scale = Some(choices.bytes(bytes));
         }
         if let Some(all) = small(&[self.shape.rows, self.shape.cols]) {
-            self.out = choices.floats(all, false);
+            self.out = choices.source(all, false);
         }
     }
 
@@ -110,6 +110,6 @@ impl<B: Fenced> Mutate<B> for DecodeJob<B> {
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
         let values = crate::conformance::decode::expected(rig, self);
-        vec![Output::Floats("values", self.out.clone(), values)]
+        vec![Output::of("values", &self.out, values)]
     }
 }

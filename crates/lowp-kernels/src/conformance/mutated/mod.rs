@@ -193,6 +193,17 @@ enum Output<B: Backend> {
 }
 
 impl<B: Backend> Output<B> {
+    /// Values that `into` holds, rounded to its dtype.
+    fn of(what: &'static str, into: &Source<B>, values: Vec<f32>) -> Self {
+        match into {
+            Source::F32(buffer) => Output::Floats(what, buffer.clone(), values),
+            Source::Bf16(buffer) => {
+                let halves = values.into_iter().map(bf16::from_f32).collect();
+                Output::Halves(buffer.clone(), halves)
+            }
+        }
+    }
+
     fn assert(&self, rig: &Rig<B>, job: &str) {
         match self {
             Output::Bytes(what, buffer, expected) => {
@@ -467,7 +478,7 @@ pub(super) fn what_is_stated_is_not_allocated<B: Backend>(rig: &Rig<B>) {
                 assert!(rig.content::<u8>(&target.bytes).is_empty());
             }
             for orientation in Orientation::ALL {
-                let decode = decode_job(rig, &job, orientation).unwrap();
+                let decode = decode_job(rig, &job, orientation, FloatDtype::F32).unwrap();
                 rig.run(Work::Decode(vec![decode]));
             }
             let specs = flat_specs(&case);

@@ -44,17 +44,6 @@ fn mutate<B: Fenced>(
     }
 }
 
-/// A destination that holds `values`.
-fn output<B: Backend>(into: &Source<B>, values: Vec<f32>) -> Vec<Output<B>> {
-    vec![match into {
-        Source::F32(buffer) => Output::Floats("vector", buffer.clone(), values),
-        Source::Bf16(buffer) => {
-            let halves = values.into_iter().map(bf16::from_f32).collect();
-            Output::Halves(buffer.clone(), halves)
-        }
-    }]
-}
-
 impl<B: Fenced> Mutate<B> for SumJob<B> {
     const FIELDS: &'static [&'static str] = &["from", "into", "into = from", "from", "from"];
 
@@ -78,7 +67,11 @@ impl<B: Fenced> Mutate<B> for SumJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        output(&self.into, summed(rig, &self.from, &self.into))
+        vec![Output::of(
+            "vector",
+            &self.into,
+            summed(rig, &self.from, &self.into),
+        )]
     }
 }
 
@@ -104,6 +97,6 @@ impl<B: Fenced> Mutate<B> for ConvertJob<B> {
     }
 
     fn expected(&self, rig: &Rig<B>) -> Vec<Output<B>> {
-        output(&self.into, widened(rig, &self.from))
+        vec![Output::of("vector", &self.into, widened(rig, &self.from))]
     }
 }

@@ -1,7 +1,8 @@
-//! Decoding to f32 (docs/numerics.md 5.3, 6.4 and 7.4).
+//! Decoding (docs/numerics.md 5.3, 6.4 and 7.4).
 
 use std::marker::PhantomData;
 
+use half::bf16;
 use lowp_format::{Axis, Extent, KernelKey, Orientation, Shape};
 
 use super::factors::{Factor, Factors, Lines, One, Scales, Scratch};
@@ -11,8 +12,8 @@ use crate::cpu::access::AllViews;
 use crate::cpu::ingredients::{ElementCode, ScaleKernel, Visit, dispatch};
 use crate::lanes::TransposeDense;
 use crate::lanes::{Isa, Kernel};
-use crate::lanes::{LANES, Lanes, Line, Out};
-use crate::{DecodeJob, KernelError};
+use crate::lanes::{LANES, Lanes, Line, Out, Stored};
+use crate::{DecodeJob, KernelError, Source as Values};
 
 /// Rows of a task, in cells: of transposed bytes one cache line of every column.
 const ROWS: usize = 64;
@@ -22,7 +23,7 @@ const PANEL: usize = 64;
 /// Columns of row-major data that are decoded at a time: their factors stay in the first-level
 /// cache.
 const COLS: usize = 4096;
-/// Elements of a plan from which f32 are written past the caches, which would not hold them. Tests
+/// Elements of a plan from which values are written past the caches, which would not hold them. Tests
 /// take both ways.
 const STREAMED: usize = if cfg!(test) { 1 << 13 } else { 4 << 20 };
 
@@ -34,7 +35,9 @@ pub(super) struct Codes<'v> {
     pub(super) row_bytes: usize,
 }
 
-struct Task<'v> {
+/// What a job's tasks have in common.
+#[derive(Clone, Copy)]
+struct Known<'v> {
     isa: Isa,
     /// Whether to write past the caches.
     stream: bool,
@@ -45,8 +48,12 @@ struct Task<'v> {
     orientation: Orientation,
     key: &'v KernelKey,
     outer: Outer<'v>,
+}
+
+struct Task<'v, T> {
+    known: Known<'v>,
     first: usize,
-    out: &'v mut [f32],
+    out: &'v mut [T],
 }
 
 /// Scales or amaxes of the tensor or its lines, as bytes of f32.
@@ -61,11 +68,12 @@ impl Outer<'_> {
     }
 }
 
-impl Visit for Task<'_> {
+impl<T: Stored> Visit for Task<'_, T> {
     type Out = ();
 
     fn visit<E: ElementCode, R: ScaleKernel>(self, rule: R) {
-        let Self {
+        let Self { known, first, out } = self;
+        let Known {
             isa,
             stream,
             shape,
@@ -74,9 +82,7 @@ impl Visit for Task<'_> {
             orientation,
             key,
             outer,
-            first,
-            out,
-        } = self;
+        } = known;
         let rows = out.len() / shape.cols;
         let of_lines = |first: usize, count: usize| -> Vec<R> {
             let one = |i| R::new(key.scale, outer.get(first + i)).unwrap_or(rule);
@@ -136,7 +142,7 @@ impl Visit for Task<'_> {
                         stride: data.row_bytes,
                     }
                 };
-                let apply = Apply::<E> {
+                let apply = Apply::<E, T> {
                     source,
                     factors: scratch.fill(isa, scales, [group, row], [col, cols]),
                     size: [end - row, cols],
@@ -268,20 +274,20 @@ enum Source<'a, E: ElementCode> {
 }
 
 /// Decodes rows that share their factors.
-struct Apply<'a, 'v, E: ElementCode> {
+struct Apply<'a, 'v, E: ElementCode, T> {
     source: Source<'a, E>,
     factors: Factors<'a>,
     /// Rows and columns.
     size: [usize; 2],
     at: usize,
     stride: usize,
-    out: &'a mut Out<'v>,
+    out: &'a mut Out<'v, T>,
 }
 
 /// Decodes past the caches.
-struct Streamed<T>(T);
+struct Streamed<A>(A);
 
-impl<E: ElementCode> Kernel for Apply<'_, '_, E> {
+impl<E: ElementCode, T: Stored> Kernel for Apply<'_, '_, E, T> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
@@ -289,7 +295,7 @@ impl<E: ElementCode> Kernel for Apply<'_, '_, E> {
     }
 }
 
-impl<E: ElementCode> Kernel for Streamed<Apply<'_, '_, E>> {
+impl<E: ElementCode, T: Stored> Kernel for Streamed<Apply<'_, '_, E, T>> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
@@ -297,7 +303,7 @@ impl<E: ElementCode> Kernel for Streamed<Apply<'_, '_, E>> {
     }
 }
 
-impl<E: ElementCode> Apply<'_, '_, E> {
+impl<E: ElementCode, T: Stored> Apply<'_, '_, E, T> {
     #[inline(always)]
     fn write<const STREAM: bool, L: Lanes>(self, lanes: L) {
         match self.factors {
@@ -323,7 +329,7 @@ impl<E: ElementCode> Apply<'_, '_, E> {
             match source {
                 Source::Rows { bytes, stride } => {
                     let bytes = &bytes[i * stride..][..E::CODE.bytes(cols)];
-                    write_row::<STREAM, L, _>(
+                    write_row::<STREAM, L, _, T>(
                         lanes,
                         Bytes::<E>(bytes, PhantomData),
                         factors,
@@ -340,9 +346,9 @@ impl<E: ElementCode> Apply<'_, '_, E> {
                     }
                     let cells = &cells[cell * cols..];
                     if index == 0 {
-                        write_row::<STREAM, L, _>(lanes, Cells::<E, 0>(cells), factors, out, to);
+                        write_row::<STREAM, L, _, T>(lanes, Cells::<E, 0>(cells), factors, out, to);
                     } else {
-                        write_row::<STREAM, L, _>(lanes, Cells::<E, 1>(cells), factors, out, to);
+                        write_row::<STREAM, L, _, T>(lanes, Cells::<E, 1>(cells), factors, out, to);
                     }
                 }
             }
@@ -383,11 +389,11 @@ impl<E: ElementCode, const INDEX: usize> Row for Cells<'_, E, INDEX> {
 
 /// Writes a row of `cols` values from index `at` on.
 #[inline(always)]
-fn write_row<const STREAM: bool, L: Lanes, R: Row>(
+fn write_row<const STREAM: bool, L: Lanes, R: Row, T: Stored>(
     lanes: L,
     row: R,
     factors: impl Factor,
-    out: &mut Out<'_>,
+    out: &mut Out<'_, T>,
     [at, cols]: [usize; 2],
 ) {
     if cols == PANEL {
@@ -407,6 +413,24 @@ fn write_row<const STREAM: bool, L: Lanes, R: Row>(
         let x = factors.scale(lanes, full, row.vector(lanes, full));
         out.put_some(lanes, at + full * LANES, rest, x);
     }
+}
+
+impl<'v> Known<'v> {
+    /// Tasks of `rows` rows each.
+    fn tasks<T>(self, rows: usize, out: &'v mut [T]) -> impl Iterator<Item = Task<'v, T>> {
+        let strips = out.chunks_mut((rows * self.shape.cols).max(1)).enumerate();
+        strips.map(move |(i, out)| Task {
+            known: self,
+            first: i * rows,
+            out,
+        })
+    }
+}
+
+/// A task, by what it writes.
+enum Write<'v> {
+    F32(Task<'v, f32>),
+    Bf16(Task<'v, bf16>),
 }
 
 /// Runs every decode of a plan.
@@ -440,26 +464,30 @@ pub(crate) fn run(
             None => Outer(&[]),
         };
         let usage = job.data.spec.key.usage;
-        let orientation = usage.orientations().next().unwrap_or(Orientation::Rowwise);
+        let known = Known {
+            isa: context.isa,
+            stream: context.elements >= STREAMED,
+            shape,
+            data,
+            scales,
+            orientation: usage.orientations().next().unwrap_or(Orientation::Rowwise),
+            key: &job.kernel,
+            outer,
+        };
         let rows = ROWS * job.data.spec.code.entries_per_byte();
-        let out = views.floats.take(&job.out)?;
-        for (i, out) in out.chunks_mut((rows * shape.cols).max(1)).enumerate() {
-            let task = Task {
-                isa: context.isa,
-                stream: context.elements >= STREAMED,
-                shape,
-                data,
-                scales,
-                orientation,
-                key: &job.kernel,
-                outer,
-                first: i * rows,
-                out,
-            };
-            tasks.push(task);
+        match &job.out {
+            Values::F32(out) => {
+                let out = views.floats.take(out)?;
+                tasks.extend(known.tasks(rows, out).map(Write::F32));
+            }
+            Values::Bf16(out) => {
+                let out = views.halves.take(out)?;
+                tasks.extend(known.tasks(rows, out).map(Write::Bf16));
+            }
         }
     }
-    for_each(context, tasks, |task| {
-        dispatch(task.key, task.outer.get(0), task)
+    for_each(context, tasks, |task| match task {
+        Write::F32(task) => dispatch(task.known.key, task.known.outer.get(0), task),
+        Write::Bf16(task) => dispatch(task.known.key, task.known.outer.get(0), task),
     })
 }

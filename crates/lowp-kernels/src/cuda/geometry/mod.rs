@@ -142,8 +142,27 @@ impl Decode {
 impl Job for Decode {
     const KERNEL: Kernel = Kernel::Decode;
 
+    fn kernel(jobs: &[Self]) -> Kernel {
+        let narrow = |job: &Self| job.out_code == code::BF16;
+        match !jobs.is_empty() && jobs.iter().all(narrow) {
+            true => Kernel::DecodeBf16,
+            false => Kernel::Decode,
+        }
+    }
+
+    /// The kernel of f32 writes bfloat16 in its general path alone.
+    fn lay_out_together(jobs: &mut [Self]) {
+        if Self::kernel(jobs) == Kernel::Decode {
+            for job in jobs.iter_mut().filter(|job| job.out_code == code::BF16) {
+                job.path = decode_path::GENERIC;
+                job.tiles_across = cdiv(job.cols, job.tile()[1]);
+            }
+        }
+    }
+
     fn lay_out(&mut self) {
-        self.vector = u8::from(aligned(self.out, self.cols * 4, 16));
+        let bytes = bits(self.out_code) / 8;
+        self.vector = u8::from(aligned(self.out, self.cols * bytes, 4 * bytes));
         self.path = self.choose_path();
         self.tiles_across = cdiv(self.cols, self.tile()[1]);
     }

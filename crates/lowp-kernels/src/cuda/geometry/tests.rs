@@ -200,6 +200,7 @@ fn decodes_of_known_ingredients_are_tiled() {
                 ..Ingredients::default()
             },
             data_transposed,
+            out_code: code::F32,
             ..Decode::default()
         };
         job.lay_out();
@@ -234,6 +235,39 @@ fn decodes_of_known_ingredients_are_tiled() {
     ] {
         assert_eq!(path(code::E4M3, rule::E8M0_TE, blocks, order), expected);
     }
+}
+
+#[test]
+fn decodes_to_two_dtypes_at_once_take_the_general_path_for_one() {
+    let job = |out_code| {
+        let mut job = Decode {
+            data: 256,
+            out: 512,
+            rows: 256,
+            cols: 512,
+            data_pitch: 512,
+            ingredients: Ingredients {
+                element: code::E4M3,
+                rule: rule::TENSOR,
+                ..Ingredients::default()
+            },
+            out_code,
+            ..Decode::default()
+        };
+        job.lay_out();
+        job
+    };
+    let paths = |codes: &[u8]| {
+        let mut jobs: Vec<Decode> = codes.iter().map(|&code| job(code)).collect();
+        Decode::lay_out_together(&mut jobs);
+        let paths: Vec<_> = jobs.iter().map(|job| (job.path, job.tiles())).collect();
+        (Decode::kernel(&jobs), paths)
+    };
+    let (wide, generic) = ((decode_path::WIDE, 16), (decode_path::GENERIC, 32));
+    let (f32, bf16) = (code::F32, code::BF16);
+    assert_eq!(paths(&[f32, f32]), (Kernel::Decode, vec![wide; 2]));
+    assert_eq!(paths(&[bf16, bf16]), (Kernel::DecodeBf16, vec![wide; 2]));
+    assert_eq!(paths(&[bf16, f32]), (Kernel::Decode, vec![generic, wide]));
 }
 
 #[test]

@@ -291,11 +291,13 @@ pub(super) fn decode(job: &DecodeJob<Cuda>) -> Decode {
     let [block_rows, block_cols] = sides(job.kernel.block);
     let pitch = |target: &Target<Cuda>| target.spec.row_bytes(job.shape) as u64;
     let scale = job.block_scale.as_ref();
+    let (out, out_code, _) = source(&job.out);
     Decode {
         data: job.data.bytes.pointer(),
         scale: scale.map_or(0, |scale| scale.bytes.pointer()),
         ingredients: ingredients(orientation, &job.kernel, tensor, false),
-        out: job.out.pointer(),
+        out,
+        out_code,
         rows: job.shape.rows as u64,
         cols: job.shape.cols as u64,
         data_pitch: pitch(&job.data),

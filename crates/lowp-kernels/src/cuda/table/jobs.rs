@@ -269,7 +269,7 @@ structs! {
         scale: u64,
         /// `tensor` holds the bytes of decode scales, or of amaxes.
         ingredients: Ingredients,
-        /// float*.
+        /// Values of `out_code`.
         out: u64,
         rows: u64,
         cols: u64,
@@ -281,11 +281,13 @@ structs! {
         block_cols: u32,
         data_transposed: u8,
         scale_transposed: u8,
-        /// 16-byte stores to `out` stay aligned in every row.
+        /// Stores of four values to `out` stay aligned in every row.
         vector: u8,
         /// DecodePath.
         path: u8,
-        reserved: u32,
+        /// Code of what is written: F32 or BF16.
+        out_code: u8,
+        reserved: [u8; 3],
     }
 
     /// `TransposeJob`.

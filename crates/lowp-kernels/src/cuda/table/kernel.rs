@@ -31,6 +31,7 @@ pub(crate) enum Kernel {
     EncodeRingTwoLevelE8m0,
     FlatEncode,
     Decode,
+    DecodeBf16,
     Transpose,
     Repack,
     Interleave,
@@ -46,7 +47,7 @@ pub(crate) enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub(crate) const ALL: [Kernel; 35] = [
+    pub(crate) const ALL: [Kernel; 36] = [
         Kernel::Amax,
         Kernel::AmaxRing,
         Kernel::History,
@@ -71,6 +72,7 @@ impl Kernel {
         Kernel::EncodeRingTwoLevelE8m0,
         Kernel::FlatEncode,
         Kernel::Decode,
+        Kernel::DecodeBf16,
         Kernel::Transpose,
         Kernel::Repack,
         Kernel::Interleave,
@@ -111,6 +113,7 @@ impl Kernel {
             Kernel::EncodeRingTwoLevelE8m0 => "lowp_encode_ring_two_level_e8m0",
             Kernel::FlatEncode => "lowp_flat_encode",
             Kernel::Decode => "lowp_decode",
+            Kernel::DecodeBf16 => "lowp_decode_bf16",
             Kernel::Transpose => "lowp_transpose",
             Kernel::Repack => "lowp_repack",
             Kernel::Interleave => "lowp_interleave",
