@@ -1,5 +1,6 @@
 """Runs a function as processes that gloo joins."""
 
+import faulthandler
 import os
 import tempfile
 import traceback
@@ -34,6 +35,8 @@ def run(world, function, *args, backend="gloo"):
 
 
 def _rank(rank, world, folder, backend, results, function, args):
+    # Where a rank waits that does not end.
+    faulthandler.dump_traceback_later(float(os.environ.get("LOWP_TEST_SECONDS", 300)))
     torch.set_num_threads(1)
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:

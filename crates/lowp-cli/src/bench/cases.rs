@@ -7,8 +7,9 @@ use lowp_format::{
     ScaleLayout, Shape, SourceRounding, Usage,
 };
 use lowp_kernels::{
-    AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, HistoryJob,
-    RepackJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput, TransposeJob, Work,
+    AdamwAmax, AdamwJob, AmaxJob, Backend, Cuda, DecodeJob, EncodeJob, FlatEncodeJob, FloatDtype,
+    HistoryJob, RepackJob, Slot, Source, StochasticKey, SumSquaresJob, TensorInput, TransposeJob,
+    Work,
 };
 
 /// What is encoded, and from what.
@@ -64,7 +65,7 @@ enum Operation {
     AdamwEncode,
     Encode(Cast),
     FlatEncode,
-    Decode,
+    Decode(FloatDtype),
     Amax,
     SumSquares,
     Transpose(Code),
@@ -122,9 +123,11 @@ pub(super) fn all(shrink: usize) -> Vec<Case> {
     let casts = weights
         .into_iter()
         .chain([swizzled, Cast::STOCHASTIC, Cast::HADAMARD]);
-    let operations = casts
-        .map(Operation::Encode)
-        .chain([Operation::FlatEncode, Operation::Decode]);
+    let operations = casts.map(Operation::Encode).chain([
+        Operation::FlatEncode,
+        Operation::Decode(FloatDtype::F32),
+        Operation::Decode(FloatDtype::Bf16),
+    ]);
     for operation in operations {
         for recipe in AnyRecipe::low_precision() {
             let columnwise = recipe.quantizers(Role::Activation).columnwise;
@@ -164,7 +167,8 @@ impl Case {
             Operation::AdamwEncode => "adamw + encode both".to_owned(),
             Operation::Encode(cast) => cast.name(),
             Operation::FlatEncode => "flat encode f32 both".to_owned(),
-            Operation::Decode => "decode rowwise".to_owned(),
+            Operation::Decode(FloatDtype::F32) => "decode rowwise".to_owned(),
+            Operation::Decode(FloatDtype::Bf16) => "decode rowwise to bf16".to_owned(),
             Operation::Amax => "amax bf16".to_owned(),
             Operation::SumSquares => "sum of squares bf16".to_owned(),
             Operation::Transpose(code) => format!("transpose {code}"),
@@ -204,7 +208,7 @@ impl Case {
                 Operation::AdamwEncode => self.adamw_encode(supply, &mut made)?,
                 Operation::Encode(cast) => self.encode(supply, cast, &mut made)?,
                 Operation::FlatEncode => self.flat_encode(supply, &mut made)?,
-                Operation::Decode => self.decode(supply, &mut made)?,
+                Operation::Decode(dtype) => self.decode(supply, dtype, &mut made)?,
                 Operation::Amax => {
                     let source = Source::Bf16(supply.halves(self.shape.elements())?);
                     made.bytes += self.shape.elements() * 2;
@@ -342,7 +346,7 @@ impl Case {
         Ok((source, elements * code.bits() / 8))
     }
 
-    fn decode(&self, supply: &Supply<'_>, made: &mut Steps) -> Result<()> {
+    fn decode(&self, supply: &Supply<'_>, dtype: FloatDtype, made: &mut Steps) -> Result<()> {
         let (orientation, quantizers) = (Orientation::Rowwise, self.weight()?);
         let (source, _) = self.source(supply, Code::Bf16)?;
         let (usage, form) = (orientation.usage(), Form::Compact);
@@ -355,14 +359,14 @@ impl Case {
         let data = part(Part::Data).context("no rowwise data")?;
         let outer = kernel.scale.outer();
         let tensor_scale = outer.and_then(|(_, outer)| part(outer));
-        made.bytes += target_bytes(&encoded.targets) + self.shape.elements() * 4;
+        made.bytes += target_bytes(&encoded.targets) + self.shape.elements() * dtype.bytes();
         made.decode.push(DecodeJob {
             shape: self.shape,
             kernel,
             data,
             block_scale: part(Part::BlockScale),
             tensor_scale: tensor_scale.map(|target| target.bytes),
-            out: cuda.alloc(self.shape.elements())?,
+            out: Source::alloc(cuda, dtype, self.shape.elements())?,
         });
         Ok(())
     }

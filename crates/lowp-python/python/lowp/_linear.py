@@ -3,29 +3,27 @@
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import _scaled
+from . import _compile, _scaled
 
 
 class Linear(torch.nn.Linear):
-    """A linear layer whose weight is a ``lowp.Tensor``: ``torch.compile`` compiles what stands before and behind it.
+    """A linear layer whose weight is a ``lowp.Tensor``."""
 
-    What the codes serve changes between forward and backward, which a compiled graph takes for constant.
-    """
-
-    @torch._disable_dynamo
     def forward(self, input):
         return linear(input, self.weight, self.bias)
 
 
 def linear(input, weight, bias=None):
     """``torch.nn.functional.linear`` where the weight is a ``lowp.Tensor``."""
-    if not hasattr(weight, "_store"):  # a layer that was given plain values again
+    if not isinstance(weight, _compile.Tensor):  # a layer that was given plain values again
         return torch.nn.functional.linear(input, weight, bias)
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    if torch.compiler.is_compiling():
+        return _compile.linear(input, weight, bias)
     return _Linear.apply(input, weight, bias)
 
 

@@ -52,7 +52,7 @@ def _operands_of(recipe):
     return [as_recipe("fp8-current", {**options, "format": name.lower()}) for name in elements]
 
 
-def _cast(source, recipe):
+def cast(source, recipe):
     """``source`` as codes of both directions. Plans stay for addresses that come again."""
     device = source.device
     store = Store.empty(recipe, *source.shape, device)
@@ -71,34 +71,46 @@ def codes(store, orientation):
     return data.view(sides), scale.view(torch.float32)
 
 
-def _product(a, b, dtype, **options):
+def dtype_of(recipe):
+    """The dtype of the codes of a recipe of operands."""
+    return _DTYPES[recipe.product("rowwise")[0]]
+
+
+def product(a, b, dtype, **options):
     """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
     (a, of_a), (b, of_b) = a, b
     return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=dtype, **options)
 
 
+def multiply(a, store, orientation, dtype, bias=None):
+    """The product of codes with those of a weight: with ``rowwise`` ones for the output of the layer, else for the gradient of its input."""
+    store.check_serves(orientation)
+    options = {}
+    if orientation == "rowwise":
+        options["use_fast_accum"] = True
+    if bias is not None and dtype == torch.bfloat16:
+        options["bias"] = bias.to(dtype)
+    out = product(a, codes(store, orientation), dtype, **options)
+    if bias is not None and "bias" not in options:
+        out += bias  # the product adds no bias to float32
+    return out
+
+
 def forward(input, weight, bias):
     """The product in the dtype of the input, and what its backward needs."""
     store = weight._store
-    store.check_serves("rowwise")
-    cast = _cast(input.contiguous(), operands(store.recipe)[0])
-    options = dict(use_fast_accum=True)
-    if bias is not None and input.dtype == torch.bfloat16:
-        options["bias"] = bias.to(input.dtype)
-    out = _product(codes(cast, "rowwise"), codes(store, "rowwise"), input.dtype, **options)
-    if bias is not None and "bias" not in options:
-        out += bias  # the product adds no bias to float32
-    return out, codes(cast, "columnwise")
+    made = cast(input.contiguous(), operands(store.recipe)[0])
+    out = multiply(codes(made, "rowwise"), store, "rowwise", input.dtype, bias)
+    return out, codes(made, "columnwise")
 
 
 def backward(grad, weight, saved, needs):
     """The gradients of the input and of the weight."""
     store = weight._store
-    cast = _cast(values(grad), operands(store.recipe)[1])
+    made = cast(values(grad), operands(store.recipe)[1])
     of_input = of_weight = None
     if needs[0]:
-        store.check_serves("columnwise")
-        of_input = _product(codes(cast, "rowwise"), codes(store, "columnwise"), grad.dtype)
+        of_input = multiply(codes(made, "rowwise"), store, "columnwise", grad.dtype)
     if needs[1]:
-        of_weight = _product(codes(cast, "columnwise"), tuple(saved), grad.dtype)
+        of_weight = product(codes(made, "columnwise"), tuple(saved), grad.dtype)
     return of_input, of_weight

@@ -18,6 +18,7 @@ class Store:
         self.exchange = None  # their gathers by FSDP2
         self.full = None  # what FSDP2 gathered: Gathered
         self.blank = False  # zeros that FSDP2 copies a shard into
+        self.token = None  # its number in compiled graphs
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of

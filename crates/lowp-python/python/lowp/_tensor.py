@@ -2,7 +2,7 @@
 
 import torch
 
-from . import _fsdp, _linear, _ops
+from . import _compile, _fsdp, _linear, _ops
 from ._errors import LowpError
 from ._memory import dtype_name, values
 from ._plan import as_recipe
@@ -111,13 +111,16 @@ class Tensor(torch.Tensor):
             return None
         return Tensor(store, param_dtype), inner
 
+    @property
+    def _token(self):
+        return _compile.token_of(self._store)
+
     def __tensor_flatten__(self):
-        return list(self._store.buffers), (self._store.recipe, self._store.shape, self.dtype, self.dim() == 1)
+        return _compile.flatten(self)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        recipe, shape, dtype, flat = context
-        return cls(Store.of(recipe, shape, inner), dtype, flat)
+        return cls(*_compile.unflatten(inner, context))
 
     def __getattr__(self, name):
         # The buffers, for those who flatten the tensor.
@@ -185,4 +188,5 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     return Tensor(store, dtype)
 
 
-_ops.Tensor = Tensor
+_ops.Tensor = _compile.Tensor = Tensor
+_ops.handles(torch.ops.lowp.linear)(_compile.linear_forward)

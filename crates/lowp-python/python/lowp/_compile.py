@@ -1,0 +1,192 @@
+"""The linear layer as operators that ``torch.compile`` keeps as they are, and compiles around.
+
+A compiled graph takes what a tensor holds for constant, and the codes that FSDP2 gathers for forward are others than those for backward. Graphs
+therefore have the number of the weight's store, a tensor of one integer, and operators look the codes up when they run.
+"""
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import _scaled
+from ._errors import LowpError
+from ._plan import as_recipe
+
+Tensor = None  # set by _tensor.py, which uses this file
+_STORES = weakref.WeakValueDictionary()
+_NUMBERS = iter(range(1 << 62))
+
+
+def token_of(store):
+    """The number of a store, as a tensor on the CPU: the same each time."""
+    if store.token is None:
+        number = next(_NUMBERS)
+        with _disable_current_modes():
+            store.token = torch.tensor([number])
+        _STORES[number] = store
+    return store.token
+
+
+def store_of(token):
+    """The store that a token is of."""
+    store = _STORES.get(int(token))
+    if store is None:
+        raise LowpError(f"weight {int(token)} of a compiled graph is gone; keep the model for as long as its graphs run")
+    return store
+
+
+class Traced:
+    """What is known of a store while a graph is made: everything but the codes."""
+
+    def __init__(self, recipe, shape, device, token):
+        self.recipe, self.shape, self.device, self.token = recipe, shape, device, token
+        self.rows, self.cols = shape
+
+
+def flatten(tensor):
+    """The tensor as its token, and what graphs take for constant."""
+    store = tensor._store
+    recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
+    return ["_token"], (recipe, store.shape, tensor.dtype, tensor.dim() == 1, str(store.device))
+
+
+def unflatten(inner, context):
+    """The store behind a token, or what is known of it where a graph is made; dtype, and whether the tensor is flat."""
+    recipe, shape, dtype, flat, device = context
+    token = inner["_token"]
+    if type(token) is torch.Tensor:
+        return store_of(token), dtype, flat
+    return Traced(as_recipe(recipe[0], dict(recipe[1])), tuple(shape), torch.device(device), token), dtype, flat
+
+
+_LIBRARY = torch.library.Library("lowp", "DEF")
+
+
+def _operator(schema, fake):
+    """An operator without gradients, by what it does and by the shapes that it returns."""
+    name = schema.partition("(")[0]
+
+    def register(function):
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"lowp::{name}", fake, lib=_LIBRARY)
+        return function
+
+    return register
+
+
+@_operator(
+    "decode(Tensor token, str orientation, SymInt[] shape, ScalarType dtype, Device device) -> Tensor",
+    lambda token, orientation, shape, dtype, device: torch.empty(shape, dtype=dtype, device=device),
+)
+def _decode(token, orientation, shape, dtype, device):
+    return store_of(token).decode(orientation).to(dtype)
+
+
+def _cast_shapes(values, name, options):
+    rows, cols = values.shape
+    element = _scaled.dtype_of(_recipe(name, options))
+    codes = [values.new_empty(sides, dtype=element) for sides in ((rows, cols), (cols, rows))]
+    return *codes, values.new_empty((), dtype=torch.float32)
+
+
+@_operator("cast(Tensor values, str name, str[] options) -> (Tensor, Tensor, Tensor)", _cast_shapes)
+def _cast(values, name, options):
+    store = _scaled.cast(values.contiguous(), _recipe(name, options))
+    rowwise, scale = _scaled.codes(store, "rowwise")
+    return rowwise, _scaled.codes(store, "columnwise")[0], scale.view(())
+
+
+def _multiply_shapes(codes, scale, token, orientation, width, dtype, bias):
+    return codes.new_empty((codes.shape[0], width), dtype=dtype)
+
+
+@_operator(
+    "multiply(Tensor codes, Tensor scale, Tensor token, str orientation, SymInt width, ScalarType dtype, Tensor? bias) -> Tensor",
+    _multiply_shapes,
+)
+def _multiply(codes, scale, token, orientation, width, dtype, bias):
+    return _scaled.multiply((codes, scale), store_of(token), orientation, dtype, bias)
+
+
+_RECIPES = {}
+
+
+def _recipe(name, options):
+    """The recipe of an operator's arguments."""
+    key = (name, *options)
+    if key not in _RECIPES:
+        _RECIPES[key] = as_recipe(name, dict(option.split("=", 1) for option in options))
+    return _RECIPES[key]
+
+
+def _as_arguments(recipe):
+    return recipe.name, [f"{name}={value}" for name, value in recipe.options.items()]
+
+
+def _linear_shapes(*_):
+    raise LowpError("lowp::linear is of a weight that is a lowp.Tensor")
+
+
+# The one that a graph is first made of. With a weight that is a lowp.Tensor PyTorch calls ``linear_forward``, so that graphs for execution
+# have the operators above, and plain ones around them.
+_LIBRARY.define("linear(Tensor input, Tensor weight, Tensor? bias) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.impl("linear", _linear_shapes, "CompositeExplicitAutograd")
+
+
+def linear_forward(func, input, weight, bias=None):
+    """The product, and codes of the input and their scale, which its gradients need; both are empty where values are multiplied."""
+    store, flat = weight._store, input.reshape(-1, input.shape[-1])
+    token = weight._token
+    sides = (*input.shape[:-1], store.rows)
+    if not _scaled.serves(flat, weight):
+        decoded = torch.ops.lowp.decode(token, "rowwise", store.shape, input.dtype, store.device)
+        out = torch.nn.functional.linear(flat, decoded, bias)
+        return out.view(sides), input.new_empty(0), input.new_empty(0)
+    rowwise, columnwise, scale = torch.ops.lowp.cast(flat, *_as_arguments(_scaled.operands(store.recipe)[0]))
+    out = torch.ops.lowp.multiply(rowwise, scale, token, "rowwise", store.rows, input.dtype, bias)
+    return out.view(sides), columnwise, scale
+
+
+def _save(ctx, inputs, output):
+    input, weight, bias = inputs
+    _, codes, scale = output
+    ctx.has_bias = bias is not None
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(input, weight, codes, scale)
+
+
+def _backward(ctx, grad, *_):
+    input, weight, codes, scale = ctx.saved_tensors
+    if grad is None:
+        return None, None, None
+    of_input = of_weight = of_bias = None
+    store, flat = weight._store, grad.reshape(-1, grad.shape[-1])
+    token = weight._token
+    if codes.numel():
+        rowwise, columnwise, of_grad = torch.ops.lowp.cast(flat, *_as_arguments(_scaled.operands(store.recipe)[1]))
+        if ctx.needs_input_grad[0]:
+            of_input = torch.ops.lowp.multiply(rowwise, of_grad, token, "columnwise", store.cols, grad.dtype, None)
+        if ctx.needs_input_grad[1]:
+            of_weight = _scaled.product((columnwise, of_grad), (codes, scale), grad.dtype)
+    else:
+        if ctx.needs_input_grad[0]:
+            of_input = flat @ torch.ops.lowp.decode(token, "columnwise", store.shape, flat.dtype, store.device)
+        if ctx.needs_input_grad[1]:
+            of_weight = flat.t() @ input.reshape(-1, input.shape[-1]).to(flat.dtype)
+    if of_input is not None:
+        of_input = of_input.view(input.shape)
+    if of_weight is not None:
+        of_weight = of_weight.to(weight.dtype)
+    if ctx.has_bias and ctx.needs_input_grad[2]:
+        of_bias = flat.sum(0)
+    return of_input, of_weight, of_bias
+
+
+torch.library.register_autograd("lowp::linear", _backward, setup_context=_save, lib=_LIBRARY)
+
+
+def linear(input, weight, bias):
+    """The layer in a graph."""
+    return torch.ops.lowp.linear(input, weight, bias)[0]
