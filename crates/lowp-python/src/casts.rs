@@ -23,7 +23,7 @@ struct Key {
     /// Device and stream: a cast belongs to one.
     place: (usize, u64),
     shape: (usize, usize),
-    /// dtype of values that are cast, or orientation of codes that are decoded.
+    /// dtype of values that are cast, or orientation of codes that are decoded and the dtype of their values.
     how: String,
     /// Buffers: what serves both directions may lie elsewhere.
     names: Vec<String>,
@@ -227,7 +227,7 @@ impl Casts {
         dtype: &str,
         buffers: Named,
     ) -> Result<(), Error> {
-        let key = key(&device, shape, dtype, &source, &buffers);
+        let key = key(&device, shape, dtype.to_owned(), &source, &buffers);
         let of = recipe.recipe;
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
             let plan = || Encode::new(backend, recipe, shape, (source, dtype), buffers);
@@ -235,7 +235,7 @@ impl Casts {
         }))
     }
 
-    /// Decodes `orientation` of `buffers` to `out`, f32 in the order of rows.
+    /// Decodes `orientation` of `buffers` to `out`, values of `dtype` in the order of rows.
     #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn decode(
         &self,
@@ -246,11 +246,13 @@ impl Casts {
         buffers: Named,
         orientation: &str,
         out: MemoryArg,
+        dtype: &str,
     ) -> Result<(), Error> {
-        let key = key(&device, shape, orientation, &out, &buffers);
+        let how = format!("{orientation} {dtype}");
+        let key = key(&device, shape, how, &out, &buffers);
         let of = recipe.recipe;
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
-            let plan = || decode(backend, recipe, shape, buffers, orientation, out);
+            let plan = || decode(backend, recipe, shape, buffers, orientation, (out, dtype));
             self.run(backend, key, of, || Ok(Planned::Decode(plan()?)))
         }))
     }
@@ -267,7 +269,7 @@ impl Casts {
 fn key(
     device: &DeviceArg,
     shape: (usize, usize),
-    how: &str,
+    how: String,
     values: &MemoryArg,
     buffers: &Named,
 ) -> Key {
@@ -277,7 +279,7 @@ fn key(
     Key {
         place: (device.1, device.2),
         shape,
-        how: how.to_owned(),
+        how,
         names: buffers.iter().map(|(name, _)| name.clone()).collect(),
         spans,
     }
@@ -289,7 +291,7 @@ fn decode<B: Place>(
     shape: (usize, usize),
     buffers: Named,
     orientation: &str,
-    out: MemoryArg,
+    (out, dtype): (MemoryArg, &str),
 ) -> Result<B::Plan, Error> {
     let tensor = tensor(
         backend,
@@ -297,7 +299,7 @@ fn decode<B: Place>(
         Shape::new(shape.0, shape.1),
         buffers,
     )?;
-    let out = backend.wrap::<f32>(out.into())?;
+    let out = backend.source(out.into(), dtype)?;
     let job = DecodeJob::new(&tensor, orientation_of(orientation)?, out)?;
     Ok(backend.plan(Work::Decode(vec![job]))?)
 }

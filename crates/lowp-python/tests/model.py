@@ -73,11 +73,14 @@ def loss_of(net, step, rank=0, world=1):
     return F.cross_entropy(logits.flatten(0, 1), next_ids[rows].flatten())
 
 
-def train(recipe, steps, rank=0, world=1, fsdp=False, policy=False, optimizer=None, device="cpu"):
-    """Losses of all ranks together, and the model."""
+def train(recipe, steps, rank=0, world=1, fsdp=False, policy=False, optimizer=None, device="cpu", backend=None, reshard=True):
+    """Losses of all ranks together, and the model. ``backend`` compiles its blocks, each as one graph."""
     net = make(recipe, device=device)
+    if backend is not None:
+        for index, block in enumerate(net.blocks):
+            net.blocks[index] = torch.compile(block, backend=backend, fullgraph=True)
     if fsdp:
-        shard(net, policy)
+        shard(net, policy, reshard=reshard)
     make_optimizer = optimizer or (lambda params: lowp.AdamW(params, lr=3e-3, max_norm=1.0))
     opt = make_optimizer(net.parameters())
     losses = []

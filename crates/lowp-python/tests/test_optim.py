@@ -157,19 +157,6 @@ class Steps(unittest.TestCase):
         self.assertEqual(opt.last_step()["steps"], 4)
         del kept, other
 
-    def test_compiled_blocks_train_alike(self):
-        plain, _ = model.train("mxfp8-2d", 4)
-        net = model.make("mxfp8-2d")
-        for index, block in enumerate(net.blocks):
-            net.blocks[index] = torch.compile(block, backend="eager")
-        opt = lowp.AdamW(net.parameters(), lr=3e-3, max_norm=1.0)
-        for step, expected in enumerate(plain):
-            loss = model.loss_of(net, step)
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-            self.assertAlmostEqual(loss.item(), expected, places=4)
-
     def test_errors_name_the_parameter_and_the_remedy(self):
         net = nn.Linear(8, 8)
         opt = lowp.AdamW(net.parameters())

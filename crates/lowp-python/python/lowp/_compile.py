@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _scaled
 from ._errors import LowpError
+from ._lowp import VERSION
 from ._plan import as_recipe
 
 Tensor = None  # set by _tensor.py, which uses this file
@@ -42,6 +43,7 @@ class Traced:
     def __init__(self, recipe, shape, device, token):
         self.recipe, self.shape, self.device, self.token = recipe, shape, device, token
         self.rows, self.cols = shape
+        self.buffers, self.master = {}, None
 
 
 def flatten(tensor):
@@ -49,6 +51,11 @@ def flatten(tensor):
     store = tensor._store
     recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
     return ["_token"], (recipe, store.shape, tensor.dtype, tensor.dim() == 1, str(store.device))
+
+
+def cache_key(tensor):
+    """What graphs that PyTorch keeps for other processes depend on."""
+    return repr((VERSION, *flatten(tensor)))
 
 
 def unflatten(inner, context):
@@ -81,7 +88,7 @@ def _operator(schema, fake):
     lambda token, orientation, shape, dtype, device: torch.empty(shape, dtype=dtype, device=device),
 )
 def _decode(token, orientation, shape, dtype, device):
-    return store_of(token).decode(orientation).to(dtype)
+    return store_of(token).decode(orientation, dtype)
 
 
 def _cast_shapes(values, name, options):

@@ -39,7 +39,7 @@ class _Linear(torch.autograd.Function):
         else:
             ctx.scaled = False
             ctx.save_for_backward(weight, input)
-            decoded = weight._store.decode("rowwise").to(input.dtype)
+            decoded = weight._store.decode("rowwise", input.dtype)
             out = torch.nn.functional.linear(flat, decoded, bias)
         ctx.shape, ctx.dtype = input.shape, input.dtype
         return out.view(*input.shape[:-1], weight.shape[0])
@@ -54,7 +54,7 @@ class _Linear(torch.autograd.Function):
             of_input, of_weight = _scaled.backward(flat, weight, saved, ctx.needs_input_grad)
         else:
             if ctx.needs_input_grad[0]:
-                of_input = flat @ weight._store.decode("columnwise").to(flat.dtype)
+                of_input = flat @ weight._store.decode("columnwise", flat.dtype)
             if ctx.needs_input_grad[1]:
                 input = saved[0].reshape(-1, ctx.shape[-1])
                 of_weight = flat.t() @ input.to(flat.dtype)

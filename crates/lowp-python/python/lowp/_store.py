@@ -4,7 +4,7 @@ import torch
 
 from . import _lowp
 from ._errors import LowpError, UnsupportedOp
-from ._memory import device_of, memory
+from ._memory import device_of, dtype_name, memory
 
 
 class Store:
@@ -231,13 +231,15 @@ class Store:
         if self._window is not None:
             self._write_back()
 
-    def decode(self, orientation):
-        """float32 values in the order of rows."""
-        out = torch.empty(self.shape, dtype=torch.float32, device=self.device)
+    def decode(self, orientation, dtype=torch.float32):
+        """Values of ``dtype`` in the order of rows: those of float32, rounded."""
+        written = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        out = torch.empty(self.shape, dtype=written, device=self.device)
         buffers = self._for(orientation)
+        device, name = device_of(self.device), dtype_name(written)
         # What a layer decodes comes at the same addresses again: planned once.
-        casts_of(self.device).decode(device_of(self.device), self.recipe, self.shape, buffers, orientation, memory(out))
-        return out
+        casts_of(self.device).decode(device, self.recipe, self.shape, buffers, orientation, memory(out), name)
+        return out.to(dtype)
 
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""

@@ -57,7 +57,7 @@ class Tensor(torch.Tensor):
         ``orientation`` chooses the codes of ``"rowwise"`` or ``"columnwise"`` blocks, which hold other values where blocks are no
         squares; ``dtype`` is the tensor's own unless it is given.
         """
-        return self._store.decode(orientation).to(self.dtype if dtype is None else dtype).view(self.shape)
+        return self._store.decode(orientation, self.dtype if dtype is None else dtype).view(self.shape)
 
     @torch.no_grad()
     def quantize_(self, source, *, encode_scale=None):
@@ -75,8 +75,9 @@ class Tensor(torch.Tensor):
         options = self.recipe.options.items()
         options = "".join(f", {name}={value}" for name, value in options if defaults[name] != value)
         grad = ", requires_grad=True" if self.requires_grad else ""
+        held = "in a graph" if isinstance(self._store, _compile.Traced) else f"{self.stored_bytes:,} bytes"
         return (
-            f"lowp.Tensor({self.recipe.name}{options}, shape={list(self.shape)}, {self.stored_bytes:,} bytes, "
+            f"lowp.Tensor({self.recipe.name}{options}, shape={list(self.shape)}, {held}, "
             f"dtype={self.dtype}, device={self.device}{grad})"
         )
 
@@ -117,6 +118,9 @@ class Tensor(torch.Tensor):
 
     def __tensor_flatten__(self):
         return _compile.flatten(self)
+
+    def _stable_hash_for_caching(self):
+        return _compile.cache_key(self)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):

@@ -1,0 +1,81 @@
+"""Graphs of ``torch.compile`` around linear layers: they are whole, and train what layers without graphs train."""
+
+import unittest
+from unittest import mock
+
+import torch
+from torch import nn
+
+import lowp
+import model
+import ranks
+from lowp import _compile, _scaled
+
+STEPS = 3
+
+
+def multiplies_codes(input, weight):
+    """As on a GPU that multiplies FP8; ``torch._scaled_mm`` does on the CPU, too."""
+    return _scaled.operands(weight._store.recipe) is not None
+
+
+def train(rank, world, name, backend, codes, reshard):
+    """Losses, each rank on its part of the batch."""
+    torch._dynamo.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        with mock.patch.object(_scaled, "serves", multiplies_codes) if codes else mock.MagicMock():
+            fsdp = world > 1
+            return model.train(name, STEPS, rank, world, fsdp, policy=fsdp, backend=backend, reshard=reshard)[0]
+
+
+class Compiled(unittest.TestCase):
+    def assert_near(self, found, expected, near):
+        for a, b in zip(found, expected, strict=True):
+            self.assertLess(abs(a - b), near)
+
+    def test_one_process_trains_alike(self):
+        for name in ("mxfp8", "fp8-current"):
+            for codes in (False, True):
+                with self.subTest(name=name, codes=codes):
+                    plain, compiled = (train(0, 1, name, backend, codes, True) for backend in (None, "aot_eager"))
+                    self.assert_near(compiled, plain, 1e-5)
+
+    def test_ranks_train_alike(self):
+        for name, codes, reshard in (("mxfp8", False, True), ("fp8-current", True, False)):
+            with self.subTest(name=name, codes=codes, reshard=reshard):
+                plain, compiled = (
+                    ranks.run(2, train, name, backend, codes, reshard)[0] for backend in (None, "aot_eager")
+                )
+                self.assert_near(compiled, plain, 1e-4)
+
+    def test_graphs_follow_what_the_weight_holds(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        x = torch.randn(16, 64)
+        for scale in (1.0, 0.5):
+            with torch.no_grad():
+                layer.weight.copy_(torch.randn(64, 64) * scale)
+                self.assertTrue(torch.equal(compiled(x), layer(x)))
+
+    def test_plain_layers_with_quantized_weights_and_autocast(self):
+        layer = nn.Linear(64, 64)
+        layer.weight = nn.Parameter(lowp.quantize(layer.weight, "mxfp8"))
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        x = torch.randn(16, 64)
+        self.assertTrue(torch.equal(compiled(x), layer(x)))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = compiled(x)
+            self.assertEqual(found.dtype, torch.bfloat16)
+            self.assertTrue(torch.equal(found, layer(x)))
+
+    def test_a_weight_that_is_gone_is_an_error(self):
+        token = torch.tensor([1 << 40])
+        with self.assertRaisesRegex(lowp.LowpError, "keep the model"):
+            _compile.store_of(token)
+        with self.assertRaisesRegex(lowp.LowpError, "is of a weight"):
+            torch.ops.lowp.linear(torch.zeros(2, 2), torch.zeros(2, 2), None)
+
+
+if __name__ == "__main__":
+    unittest.main()
