@@ -89,7 +89,7 @@ fn rings_and_streams_write_what_the_cpu_writes() {
 /// The same kernels of rings over many steps, of every case, against the reference.
 #[test]
 fn wide_tiles_of_small_matrices_equal_the_reference() {
-    crate::cuda::WIDE_TILES.store(true, std::sync::atomic::Ordering::Relaxed);
+    crate::cuda::WIDE_TILES.set(true);
     device::once(|rig| {
         whole_tiles::every_ingredient_equals_the_reference(rig);
         whole_tiles::stochastic_rounding_is_keyed_by_element(rig);

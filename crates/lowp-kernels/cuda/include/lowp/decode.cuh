@@ -388,21 +388,20 @@ __device__ __forceinline__ void decode_any(const Decode& job, uint32_t index, ui
     }
     uint64_t to = (row + i) * job.cols + col + j;
     bool four = job.vector && j + 4 <= cols;
-    uint32_t some = four ? 0 : min(4u, cols - j);
     float4 y = make_float4(x[0], x[1], x[2], x[3]);
     if (job.out_code == BF16) {
       uint16_t* out = pointer<uint16_t>(job.out) + to;
       if (four) ToBf16::four(out, y);
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k) {
-        if (k < some) out[k] = narrow(x[k]);
+        if (!four && j + k < cols) out[k] = narrow(x[k]);
       }
     } else {
       float* out = pointer<float>(job.out) + to;
       if (four) ToF32::four(out, y);
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k) {
-        if (k < some) out[k] = x[k];
+        if (!four && j + k < cols) out[k] = x[k];
       }
     }
   }

@@ -12,16 +12,17 @@ const MANY_TILES: u64 = 4096;
 
 fn many_tiles() -> u64 {
     #[cfg(test)]
-    if WIDE_TILES.load(std::sync::atomic::Ordering::Relaxed) {
+    if WIDE_TILES.get() {
         return 0;
     }
     MANY_TILES
 }
 
-/// Has tests run wide tiles, whatever the matrix.
 #[cfg(test)]
-pub(crate) static WIDE_TILES: std::sync::atomic::AtomicBool =
-    std::sync::atomic::AtomicBool::new(false);
+thread_local! {
+    /// Has the tests of a thread run wide tiles, whatever the matrix.
+    pub(crate) static WIDE_TILES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// What the ring knows of a pass: ingredients, blocks and the order of data. Of NVFP4 and MXFP8 passes those of
 /// columns may differ from those of rows.
