@@ -5,6 +5,7 @@
 #[cfg(feature = "cuda")]
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::OnceLock;
 #[cfg(feature = "cuda")]
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -46,6 +47,7 @@ pub(crate) use on_device;
 impl Device {
     /// The handle of a device and stream. Those of GPUs are kept: PyTorch's streams live as long as the process.
     pub(crate) fn new((kind, ordinal, stream): &DeviceArg) -> Result<Self, Error> {
+        check_process()?;
         match kind.as_str() {
             "cpu" => Ok(Self::Cpu(Cpu)),
             #[cfg(feature = "cuda")]
@@ -60,6 +62,20 @@ impl Device {
             ))),
         }
     }
+}
+
+/// Fails in a process that was forked after its parent worked with lowp: it would wait for threads that only the parent has.
+pub(crate) fn check_process() -> Result<(), Error> {
+    static FIRST: OnceLock<u32> = OnceLock::new();
+    let now = std::process::id();
+    let first = *FIRST.get_or_init(|| now);
+    if now == first {
+        return Ok(());
+    }
+    Err(Error::new(format!(
+        "process {now} was forked after process {first} worked with lowp, whose threads the fork did not copy; start workers with the spawn \
+         method (torch.multiprocessing.get_context(\"spawn\"), multiprocessing_context=\"spawn\" of a DataLoader), or fork before"
+    )))
 }
 
 #[cfg(feature = "cuda")]

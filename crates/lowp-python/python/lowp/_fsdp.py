@@ -50,20 +50,20 @@ class _Gather:
     def __init__(self, gather, store):
         self.gather = gather
         self.inputs, self.outputs = gather.inputs(), gather.outputs()
-        padded = [empty(bytes, store.device).zero_() for _, bytes, short in self.inputs if short]
+        padded = [empty(sent.bytes, store.device).zero_() for sent in self.inputs if sent.is_padded]
         gather.attach(device_of(store.device), [memory(buffer, keep=True) for buffer in padded])
         padded = iter(padded)
-        self.sends = [next(padded) if short else store.buffers[name] for name, _, short in self.inputs]
+        self.sends = [next(padded) if sent.is_padded else store.buffers[sent.name] for sent in self.inputs]
         self.memory = None
 
     def own_memory(self, device):
         """Memory of the outputs that have their own, without storage until the gather is there."""
         if self.memory is None:
             self.memory = {}
-            for name, bytes, kind, *_ in self.outputs:
-                if kind == "memory":
-                    self.memory[name] = empty(bytes, device)
-                    self.memory[name].untyped_storage().resize_(0)
+            for output in self.outputs:
+                if output.place == "memory":
+                    self.memory[output.name] = empty(output.bytes, device)
+                    self.memory[output.name].untyped_storage().resize_(0)
         return self.memory
 
 
@@ -137,8 +137,12 @@ def post_all_gather(store, arrived, metadata, full=None):
     exchange = store.exchange
     if full is not None and full is not exchange.gathered:
         exchange.adopt(full)
-    index, sent = metadata
-    gather = exchange.gathers[index]
+    return fill(exchange, *metadata, arrived), exchange.inner
+
+
+def fill(exchange, index, sent, arrived):
+    """The store of the full tensor, with what arrived in it."""
+    store, gather = exchange.store, exchange.gathers[index]
     if exchange.world == 1:
         arrived = gather.sends
     own = gather.own_memory(store.device)
@@ -150,17 +154,18 @@ def post_all_gather(store, arrived, metadata, full=None):
     device = device_of(store.device)
     gather.gather.post(device, sent, [memory(piece) for piece in arrived], [memory(buffer) for buffer in own.values()])
     buffers = {}
-    for name, bytes, kind, source, start, _ in gather.outputs:
-        if kind == "arrived":
-            buffers[name] = arrived[source][start : start + bytes]
-        elif kind == "memory":
+    for output in gather.outputs:
+        name = output.name
+        if output.place == "arrived":
+            buffers[name] = arrived[output.input][output.start : output.start + output.bytes]
+        elif output.place == "memory":
             buffers[name] = own[name]
         else:
             buffers[name] = store.buffers[name]
     full = exchange.gathered
     full.buffers = buffers
-    full.full.gather, full.full.derived = gather, not any(output[5] for output in gather.outputs)
-    return full, exchange.inner
+    full.full.gather, full.full.derived = gather, not any(output.is_derived for output in gather.outputs)
+    return full
 
 
 _GROUPS = weakref.WeakKeyDictionary()
