@@ -1,5 +1,6 @@
 """``lowp.AdamW``: one fused update and cast of all parameters."""
 
+import contextlib
 from types import SimpleNamespace
 
 import torch
@@ -49,7 +50,7 @@ class AdamW(torch.optim.Optimizer):
         self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
-        # What was loaded, for the plan: (applied, skipped), and delayed scales by parameter.
+        # What was loaded, for the plan: (applied, skipped), and the delayed scales of parameters.
         self._counts, self._delayed = None, {}
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
@@ -57,6 +58,12 @@ class AdamW(torch.optim.Optimizer):
         if getattr(self, "_built", None) is not None:
             raise LowpError("a group added after the first step; the step is planned: make a new optimizer")
         super().add_param_group(param_group)
+
+    def __getstate__(self):
+        raise LowpError(
+            "a copy or a pickle of a lowp.AdamW, whose step is planned over the memory of its parameters; make a new optimizer over the other "
+            "parameters and load the state_dict() of this one"
+        )
 
     # A step.
 
@@ -70,6 +77,8 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         built = self._built or self._build()
         capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with built.alone():
+            built.check_trained()
         if not capturing:
             if built.moved():
                 built = self._rebuild()
@@ -87,6 +96,7 @@ class AdamW(torch.optim.Optimizer):
             args = (None if same else grads, self._groups(), float(grad_scale), self.max_norm, self.skip_nonfinite)
             built.rust.step(device_of(built.device), *args)
             built.known = grads
+        built.note_step()
         del alive
         return loss
 
@@ -131,7 +141,7 @@ class AdamW(torch.optim.Optimizer):
     def _build(self):
         built = _Built(self)
         # Codes that were loaded stay as they are, where their delayed scales were, too.
-        unknown = (n not in self._delayed and built.rust.delayed(n) for n in range(len(built.params)))
+        unknown = (param not in self._delayed and built.rust.delayed(index) for index, param in enumerate(built.params))
         if self._counts is None or any(unknown):
             built.rust.calibrate()
         self._built = built
@@ -143,7 +153,7 @@ class AdamW(torch.optim.Optimizer):
         the parameter."""
         old = self._built
         self._counts = old.rust.counts()
-        self._delayed = {n: states for n in range(len(old.params)) if (states := old.rust.delayed(n))}
+        self._delayed = {param: states for index, param in enumerate(old.params) if (states := old.rust.delayed(index))}
         for param, place in zip(old.params, old.places):
             local = _local(param)
             if not isinstance(local, Tensor):
@@ -168,8 +178,9 @@ class AdamW(torch.optim.Optimizer):
         """Gives the plan the counts and delayed scales that were loaded."""
         if self._counts is not None:
             self._built.rust.set_counts(*self._counts)
-        for index, states in self._delayed.items():
-            self._built.rust.set_delayed(index, states)
+        for index, param in enumerate(self._built.params):
+            if param in self._delayed:
+                self._built.rust.set_delayed(index, self._delayed[param])
         self._counts, self._delayed = None, {}
 
     def state_dict(self):
@@ -192,7 +203,6 @@ class AdamW(torch.optim.Optimizer):
         sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
         if sizes[0] != sizes[1]:
             raise LowpError(f"a state of groups of {sizes[1]} parameters; the optimizer has groups of {sizes[0]}")
-        index = 0
         self._counts, self._delayed = None, {}
         for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
@@ -201,8 +211,7 @@ class AdamW(torch.optim.Optimizer):
                     continue
                 values = state_dict["state"].get(number)
                 if values is not None:
-                    self._load_param(param, index, values)
-                index += 1
+                    self._load_param(param, values)
         if not state_dict["state"]:
             self._forget()
         if self._built is not None:
@@ -220,7 +229,7 @@ class AdamW(torch.optim.Optimizer):
         if self._built is not None:
             self._counts = (0, 0)
 
-    def _load_param(self, param, index, values):
+    def _load_param(self, param, values):
         state = self._param_state(param)
         for key in ("master", "exp_avg", "exp_avg_sq"):
             if key not in state:
@@ -237,18 +246,16 @@ class AdamW(torch.optim.Optimizer):
         state.pop("scales", None)
         if "scales" in values:
             state["scales"] = values["scales"].clone()
-            self._delayed[index] = [(row[0], row[1:]) for row in values["scales"].tolist()]
+            self._delayed[param] = [(scale, history) for scale, *history in values["scales"].tolist()]
 
 
 class _Built:
     """The planned step, with the tensors that it works on."""
 
     def __init__(self, optimizer):
-        self.params = []
-        for number, group in enumerate(optimizer.param_groups):
-            for param in group["params"]:
-                if param.requires_grad:
-                    self.params.append(param)
+        self.all = [param for group in optimizer.param_groups for param in group["params"]]
+        self.trained = [param.requires_grad for param in self.all]
+        self.params = [param for param, trained in zip(self.all, self.trained) if trained]
         if not self.params:
             raise LowpError("no parameter requires gradients")
         self.device = _local(self.params[0]).device
@@ -285,20 +292,42 @@ class _Built:
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
         halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
         halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
+        self.steps = 0  # each counts as one write of every parameter
         self.halves = [(local, _local(optimizer.state[param]["master"]), local._version) for param, local in halves]
+        self.written = self.params + [_local(param) for param, _ in self.shards]
         self.alive = alive  # until Rust has them
         return args
 
     def ready(self, capturing):
         """Gradients of a step, for which this rank may fail alone: the others get its message."""
-        try:
+        with self.alone():
             if not capturing:
                 self.follow_writes()
             return self.grads()
+
+    @contextlib.contextmanager
+    def alone(self):
+        """What may fail on this rank alone: the others get its message."""
+        try:
+            yield
         except Exception as error:
             if self.ranks is not None:
                 self.rust.abort(f"{type(error).__name__}: {error}")
             raise
+
+    def check_trained(self):
+        """Raises where other parameters require gradients than in the step that was planned."""
+        # Else each look at a lowp.Tensor is a call of __torch_function__.
+        with torch._C.DisableTorchFunctionSubclass():
+            now = [param.requires_grad for param in self.all]
+        if now == self.trained:
+            return
+        index = next(index for index, (new, old) in enumerate(zip(now, self.trained)) if new != old)
+        change = "requires gradients now and did not in the first step" if now[index] else "required gradients in the first step and is frozen now"
+        raise LowpError(
+            f"parameter {index} of shape {tuple(self.all[index].shape)} {change}; the step is planned for the parameters that train, and counts "
+            "its steps for all of them together: make a new optimizer, and load the state_dict() of this one where its moments should stay"
+        )
 
     def moved(self):
         """Whether a parameter lies elsewhere than planned."""
@@ -314,16 +343,21 @@ class _Built:
                 return True
         return False
 
+    def note_step(self):
+        """Has autograd know that a step wrote the parameters: a graph that saved them is not walked with other values."""
+        torch.autograd.graph.increment_version(self.written)
+        self.steps += 1
+
     def note_writes(self):
         """Takes bfloat16 parameters for what their masters say."""
-        self.halves = [(local, _local(master), local._version) for local, master, _ in self.halves]
+        self.halves = [(local, _local(master), local._version - self.steps) for local, master, _ in self.halves]
 
     def follow_writes(self):
         """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
         for index, (local, master, version) in enumerate(self.halves):
-            if local._version != version:
+            if local._version - self.steps != version:
                 _follow(master, local)
-                self.halves[index] = (local, master, local._version)
+                self.halves[index] = (local, master, local._version - self.steps)
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
@@ -378,7 +412,7 @@ def _arg(name, group, param, state, grad, mesh):
         shape = (local.shape[0], param.numel() // param.shape[0]) if param.dim() and param.shape[0] else (1, param.numel())
         recipe = as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
         # A float32 parameter is its own master, and nothing is cast.
-        names = [row[0] for row in recipe.buffers(*shape)] if local.dtype == _BF16 else []
+        names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
         buffers = [(name, memory(local.detach(), keep=True)) for name in names]
     master = _local(state["master"]) if "master" in state else local.detach()
     exp_avg, exp_avg_sq = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
