@@ -11,6 +11,8 @@ HANDLERS = {}
 
 
 def handles(*ops):
+    """Registers what does ``ops``: overloads, all overloads of one operation, or names of those that are not there yet."""
+
     def register(handler):
         for op in ops:
             HANDLERS[op] = handler
@@ -22,13 +24,40 @@ def handles(*ops):
 def dispatch(cls, func, args, kwargs):
     handler = HANDLERS.get(func)
     if handler is None:
-        handler = HANDLERS.get(func.overloadpacket)
+        handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.name())
     if handler is None:
-        raise UnsupportedOp(
-            f"{func} of a lowp.Tensor, which holds codes; decode it first (.dequantize()), or leave the parameter out of "
-            "quantize_model_ (ignore=[..])"
-        )
+        remedy = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
+        if func.namespace == "c10d" or func is aten.cat.default:
+            remedy = (
+                "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank; load a full state dictionary "
+                "before fully_shard, or sharded states after it"
+            )
+        raise UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {remedy}")
     return handler(func, *args, **kwargs)
+
+
+#: What reads the memory that other tensors have, by what to do in its place.
+_BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
+_MEMORY = {
+    torch.Tensor.data_ptr: _BYTES,
+    torch.Tensor.numpy: _BYTES,
+    torch.Tensor.tolist: _BYTES,
+    torch.Tensor.storage: _BYTES,
+    torch.Tensor.__array__: _BYTES,
+    torch.Tensor.__dlpack__: _BYTES,
+    torch.Tensor.__dlpack_device__: _BYTES,
+    torch.Tensor.__cuda_array_interface__.__get__: _BYTES,
+    torch.Tensor.share_memory_: "send the tensor through a queue of torch.multiprocessing, which shares its buffers, or share its .buffers",
+    torch.Tensor.data.__set__: "copy the values or the codes into the tensor that is there (.copy_())",
+}
+
+
+def check_memory(func):
+    """Raises where a function needs memory that a quantized tensor has not: PyTorch would give a null pointer."""
+    remedy = _MEMORY.get(func)
+    if remedy is not None:
+        name = {"__get__": "__cuda_array_interface__", "__set__": "an assignment to .data"}.get(func.__name__, func.__name__)
+        raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory beside its buffers of codes and scales; {remedy}")
 
 
 def alias(tensor, flat=None):

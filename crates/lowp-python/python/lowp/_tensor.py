@@ -1,9 +1,11 @@
 """``lowp.Tensor``: a quantized matrix as a tensor of PyTorch."""
 
+from multiprocessing.reduction import ForkingPickler
+
 import torch
 
 from . import _fsdp, _linear, _ops
-from ._errors import LowpError
+from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
@@ -68,6 +70,7 @@ class Tensor(torch.Tensor):
         self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
         if self._store.master is not None:
             self._store.master.copy_(source)
+        torch.autograd.graph.increment_version(self)
         return self
 
     def __repr__(self, *, tensor_contents=None):
@@ -89,6 +92,7 @@ class Tensor(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.linear:
             return _linear.linear(*args, **(kwargs or {}))
+        _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -132,8 +136,8 @@ class Tensor(torch.Tensor):
             raise LowpError("a gathered tensor is not saved; save the state_dict of the sharded model")
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
-        state = (recipe, store.shape, self.dtype, self.dim() == 1, dict(store.buffers), store.master, self.requires_grad)
-        return (_rebuild, state)
+        flat, is_param = self.dim() == 1, getattr(self, "_is_param", False)
+        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.master, self.requires_grad, is_param))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -147,17 +151,31 @@ def _as_parameter(tensor):
     return torch.nn.Parameter(tensor, requires_grad=tensor.requires_grad)
 
 
-def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad):
+def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad, is_param=False):
     """A tensor of what ``torch.save`` wrote."""
     name, options = recipe
     store = Store.of(as_recipe(name, options), shape, buffers, master)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise LowpError(f"a saved lowp.Tensor of dtype {dtype!r}; it has one of floating point")
-    tensor = Tensor(store, dtype, bool(flat))
-    return tensor.requires_grad_(bool(requires_grad))
+    tensor = Tensor(store, dtype, bool(flat)).requires_grad_(bool(requires_grad))
+    return _as_parameter(tensor) if is_param else tensor
 
 
 torch.serialization.add_safe_globals([_rebuild])
+
+
+def _send(tensor):
+    """A tensor for another process, which shares its buffers: PyTorch moves them to shared memory."""
+    store = tensor._store
+    if store.held and not all(buffer.is_shared() for buffer in store.buffers.values()):
+        raise UnsupportedOp(
+            "a lowp.Tensor for another process behind its first gather or step, which are planned over its memory, and sharing moves it; "
+            "send a copy (.detach().clone()), or share the model before"
+        )
+    return tensor.__reduce_ex__(2)
+
+
+ForkingPickler.register(Tensor, _send)
 
 
 @torch.no_grad()
