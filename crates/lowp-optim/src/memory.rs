@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::{AdamWBuilder, ParamSpec, StepOptions};
     use half::bf16;
-    use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, Shape, Usage};
+    use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
     use lowp_kernels::Cpu;
     use lowp_shard::LocalComm;
 
