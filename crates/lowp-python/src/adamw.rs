@@ -160,7 +160,7 @@ impl<B: Held> Of<B> {
                 },
                 other => {
                     return Err(Error::new(format!(
-                        "moments of {} in {other}; there are float32 and bfloat16",
+                        "the moments of {} have the dtype {other}; give float32 or bfloat16",
                         param.name
                     )));
                 }
@@ -174,7 +174,10 @@ impl<B: Held> Of<B> {
                 Some(shard) => {
                     let shard = B::shard(&shard.get().of);
                     let shard = shard.ok_or_else(|| {
-                        Error::new(format!("the shard of {} is on another device", param.name))
+                        Error::new(format!(
+                            "the shard of {} is on another device than the optimizer; make the optimizer after the model was moved",
+                            param.name
+                        ))
                     })?;
                     builder.param_in(shard.local(), param.name, param.group, memory)?
                 }
@@ -208,7 +211,9 @@ impl<B: Held> Of<B> {
         self.measured = options.skip_nonfinite || options.max_norm.is_some();
         let Some(grads) = grads else {
             if !self.adamw.take_grads_at(&self.last) {
-                return Err(Error::new("no step before this one was over gradients"));
+                return Err(Error::new(
+                    "the gradients are said to lie as in the last step, and there was none; give their addresses",
+                ));
             }
             return Ok(self.adamw.prepare(options)?);
         };
@@ -292,7 +297,7 @@ impl<B: Held> Steps for Of<B> {
         let spans = self.spans(grads)?;
         if !self.adamw.take_grads_at(&spans) {
             return Err(Error::new(
-                "a capture of a step over gradients at new addresses; take a step before it with the same gradients",
+                "step() in the capture of a CUDA graph over gradients at new addresses; take a step over the same gradients before the capture",
             ));
         }
         // PyTorch's graph launches what is planned, for as long as it likes.

@@ -56,7 +56,7 @@ pub(crate) fn orientation_of(text: &str) -> Result<Orientation, Error> {
         "rowwise" => Ok(Orientation::Rowwise),
         "columnwise" => Ok(Orientation::Columnwise),
         other => Err(Error::new(format!(
-            "orientation '{other}'; there are rowwise and columnwise"
+            "orientation '{other}'; give rowwise or columnwise"
         ))),
     }
 }

@@ -218,7 +218,9 @@ impl<B: Held> Hooked for Of<B> {
     fn pre(&self, device: &Device) -> Result<Sent, Error> {
         let backend = B::of_or(device, "the gather")?;
         let outgoing = self.outgoing.as_ref();
-        let outgoing = outgoing.ok_or_else(|| Error::new("a gather before its buffers"))?;
+        let outgoing = outgoing.ok_or_else(|| {
+            Error::new("pre before attach; give the gather its padded buffers first")
+        })?;
         Ok(outgoing.pre_all_gather(&backend)?)
     }
 
@@ -259,7 +261,7 @@ impl<B: Held> Hooked for Of<B> {
         let backend = B::of_or(device, "the gather")?;
         match &mut self.full {
             Some(full) => Ok(full.derive(&backend)?),
-            None => Err(Error::new("nothing was gathered yet")),
+            None => Err(Error::new("derive before post; gather the tensor first")),
         }
     }
 }

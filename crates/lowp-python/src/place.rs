@@ -58,7 +58,7 @@ impl Device {
                  `cargo xtask wheel` where nvcc is there, or move the tensor to the CPU"
             ))),
             other => Err(Error::new(format!(
-                "tensors on {other} are not supported; lowp works on cpu and cuda"
+                "a tensor on {other}; lowp works on cpu and cuda: move it there"
             ))),
         }
     }
@@ -159,7 +159,7 @@ pub(crate) trait Place: Backend {
     fn of_or(device: &Device, what: &str) -> Result<Self, Error> {
         Self::of(device).cloned().ok_or_else(|| {
             Error::new(format!(
-                "{what} was made on another kind of device than {device:?}; make it there again"
+                "{what} was made on another kind of device than {device:?}; make it again on that device"
             ))
         })
     }
@@ -170,7 +170,7 @@ pub(crate) trait Place: Backend {
             "float32" => Ok(Source::F32(self.wrap::<f32>(memory)?)),
             "bfloat16" => Ok(Source::Bf16(self.wrap::<bf16>(memory)?)),
             other => Err(Error::new(format!(
-                "values in {other}; lowp reads float32 and bfloat16"
+                "values of dtype {other}; lowp reads float32 and bfloat16: convert them"
             ))),
         }
     }

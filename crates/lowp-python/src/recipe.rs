@@ -36,11 +36,7 @@ pub(crate) struct Buffer {
 pub(crate) fn usage(text: &str) -> Result<Usage, Error> {
     let all = [Usage::BOTH, Usage::ROWWISE, Usage::COLUMNWISE];
     let found = all.into_iter().find(|usage| usage.label() == text);
-    found.ok_or_else(|| {
-        Error::new(format!(
-            "usage '{text}'; there are both, rowwise and columnwise"
-        ))
-    })
+    found.ok_or_else(|| Error::new(format!("usage '{text}'; give both, rowwise or columnwise")))
 }
 
 /// `weight`, `activation` or `gradient`.
@@ -50,7 +46,7 @@ fn role(text: &str) -> Result<Role, Error> {
         "activation" => Ok(Role::Activation),
         "gradient" => Ok(Role::Gradient),
         other => Err(Error::new(format!(
-            "role '{other}'; there are weight, activation and gradient"
+            "role '{other}'; give weight, activation or gradient"
         ))),
     }
 }
@@ -103,8 +99,7 @@ impl Recipe {
         let of = |orientation| quantizers.of(orientation).kernel.scale.is_delayed();
         if !of(Orientation::Rowwise) && !of(Orientation::Columnwise) {
             return Err(Error::new(format!(
-                "encode_scale={encode_scale:?} for {}, whose scales follow from the values; leave it out, or take a recipe with delayed \
-                 scales (fp8-delayed)",
+                "encode_scale={encode_scale:?} for {}, whose scales follow from the values; leave it out, or take a recipe whose scales are delayed",
                 self.name()
             )));
         }

@@ -8,15 +8,18 @@ use recent::Recent;
 #[test]
 fn the_value_that_was_not_used_for_longest_goes() {
     let mut of = Recent::new(2);
-    assert_eq!(of.get(&"a"), None);
+    assert_eq!(of.get(&"a").copied(), None);
     assert_eq!(of.put("a", 1), None);
     assert_eq!(of.put("b", 2), None);
-    assert_eq!(of.get(&"a"), Some(&1));
+    assert_eq!(of.get(&"a").copied(), Some(1));
     assert_eq!(of.put("c", 3), Some(2));
-    assert_eq!((of.get(&"b"), of.len()), (None, 2));
+    assert_eq!((of.get(&"b").copied(), of.len()), (None, 2));
     // Being put counts as being used.
     assert_eq!(of.put("d", 4), Some(1));
-    assert_eq!((of.get(&"c"), of.get(&"d")), (Some(&3), Some(&4)));
+    assert_eq!(
+        (of.get(&"c").copied(), of.get(&"d").copied()),
+        (Some(3), Some(4))
+    );
 }
 
 #[test]
@@ -25,7 +28,10 @@ fn a_key_that_is_put_again_has_the_new_value_and_no_other_goes() {
     assert_eq!(of.put("a", 1), None);
     assert_eq!(of.put("b", 2), None);
     assert_eq!(of.put("a", 3), Some(1));
-    assert_eq!((of.get(&"a"), of.get(&"b")), (Some(&3), Some(&2)));
+    assert_eq!(
+        (of.get(&"a").copied(), of.get(&"b").copied()),
+        (Some(3), Some(2))
+    );
 }
 
 #[test]
@@ -33,5 +39,5 @@ fn one_is_always_kept() {
     let mut of = Recent::new(0);
     assert_eq!(of.put("a", 1), None);
     assert_eq!(of.put("b", 2), Some(1));
-    assert_eq!((of.get(&"b"), of.len()), (Some(&2), 1));
+    assert_eq!((of.get(&"b").copied(), of.len()), (Some(2), 1));
 }

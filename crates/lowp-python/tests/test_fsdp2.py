@@ -176,7 +176,7 @@ class Gathers(unittest.TestCase):
 
     def test_cuts_off_the_quantum_are_an_error_on_every_rank(self):
         for message in ranks.run(2, off_quantum):
-            self.assertIn("mxfp8-2d is cut at multiples of 32 rows, and 48 is none", message)
+            self.assertIn("mxfp8-2d is cut at multiples of 32 rows, and 48 is not one", message)
 
 
 class Training(unittest.TestCase):

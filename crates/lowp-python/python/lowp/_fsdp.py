@@ -35,7 +35,8 @@ class Exchange:
         """Fills the full tensor of another shard from here on: the one before a checkpoint or a move replaced the shard."""
         if (full.recipe, full.shape) != (self.store.recipe, self.full):
             raise LowpError(
-                f"a gather of {self.store.recipe!r} {self.full} into a full tensor of {full.recipe!r} {full.shape}; shard the model again"
+                f"FSDP2 holds a full tensor of {full.recipe!r} {full.shape} for a shard of {self.store.recipe!r} {self.full}; call fully_shard "
+                "on a new model"
             )
         # FSDP2 holds that list.
         inner = full.full.inner
@@ -109,14 +110,14 @@ def pre_all_gather(store, mesh, outer_size, module):
     kept = group is None or not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
     if kept and exchange is not None and not exchange.kept:
         raise UnsupportedOp(
-            "set_reshard_after_forward or set_reshard_after_backward with False behind the first gather: FSDP2 allocated for the codes of one "
-            "phase; call it before the first forward"
+            "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, when FSDP2 had allocated "
+            "memory for the codes of one phase; call it before the first forward"
         )
     if exchange is None:
         exchange = store.exchange = Exchange(store, full, world, mesh.get_local_rank(), kept, mesh.get_group())
     if (exchange.full, exchange.world) != (full, world):
         raise LowpError(
-            f"a gather of {full} over {world} ranks of a shard of {exchange.full} over {exchange.world}; shard the model once"
+            f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {exchange.full} over {exchange.world}; call fully_shard once"
         )
     index = 0 if exchange.kept else int(_is_backward(group))
     gather = exchange.gathers[index]
@@ -181,7 +182,7 @@ def _group_of(module):
             _GROUPS[module] = weakref.ref(group)
     if group is not None and getattr(group, "_use_post_forward_mesh", False):
         raise UnsupportedOp(
-            "reshard_after_forward as a number of ranks: FSDP2 reshards plain parameters alone so; give True or False"
+            "reshard_after_forward is a number of ranks, which FSDP2 supports for plain parameters only; give True or False"
         )
     return group
 

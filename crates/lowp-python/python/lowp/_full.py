@@ -26,7 +26,10 @@ def _claiming(store, rows):
 def _pad(func, tensor, pad, value=0):
     below = pad[-1]
     if tensor.dim() != 2 or any(pad[:-1]) or below < 0 or value:
-        raise UnsupportedOp(f"{func} of a lowp.Tensor by {list(pad)}; decode it first (.dequantize())")
+        raise UnsupportedOp(
+            f"{func} of a lowp.Tensor by {list(pad)} with {value}; only rows of zeros can follow its rows: decode it first "
+            "(.dequantize())"
+        )
     return _ops.Tensor(_claiming(tensor._store, tensor._store.rows + below), tensor.dtype)
 
 
@@ -55,7 +58,7 @@ def gather_rows(store, group):
     cut = -(-rows // world)
     if counts != [min(cut, max(rows - cut * rank, 0)) for rank in range(world)]:
         raise UnsupportedOp(
-            f"a full tensor of {counts} rows; lowp gathers rows as FSDP2 cuts them, {cut} to each of {world} ranks: decode the rows first "
+            f"a full tensor of {counts} rows on {world} ranks; lowp gathers rows as FSDP2 cuts them, at most {cut} on each: decode the rows first "
             "(.to_local().dequantize())"
         )
     with together(ranks):

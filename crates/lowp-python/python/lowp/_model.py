@@ -38,14 +38,15 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         if not hit:
             chosen.append((name, module))
     if unused:
-        raise LowpError(f"ignore={sorted(unused)!r} names no module of the model")
+        raise LowpError(f"ignore={sorted(unused)!r} names no module of the model; give names as model.named_modules() has them, or patterns")
     users = _users(model)
     modules = {id(module) for _, module in chosen}
     for name, module in chosen:
         weight = module.weight
         if "weight" not in module._parameters:
             raise LowpError(
-                f"{name} is computed by a parametrization; remove that (torch.nn.utils.parametrize), or leave the layer out: ignore=[{name!r}]"
+                f"{name} is computed by a parametrization; remove it (torch.nn.utils.parametrize.remove_parametrizations), or leave the layer "
+                f"out: ignore=[{name!r}]"
             )
         if torch.nn.parameter.is_lazy(weight):
             raise LowpError(f"{name} has no shape yet; run the model once before quantize_model_, or leave it out: ignore=[{name!r}]")
@@ -57,11 +58,11 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         others = [other for user, other in users[id(weight)] if id(user) not in modules]
         if others:
             raise LowpError(
-                f"{name} is {', '.join(others)}, too, which is not quantized, and both would be two parameters; leave it out: "
-                f"ignore=[{name!r}], or untie them"
+                f"{name} is {', '.join(others)}, too, which is not quantized, so they would be tied no longer; leave it out: "
+                f"ignore=[{name!r}], or give the layer a weight of its own"
             )
         if hasattr(weight, "_local_tensor"):
-            raise LowpError(f"{name} is a DTensor already; call quantize_model_ before fully_shard")
+            raise LowpError(f"{name} is a DTensor; call quantize_model_ before fully_shard")
         try:
             recipe.check(*weight.shape)
         except LowpError as error:

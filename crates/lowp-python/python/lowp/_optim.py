@@ -45,7 +45,7 @@ class AdamW(torch.optim.Optimizer):
         capturable=False,
     ):
         if moments_dtype not in (_F32, _BF16):
-            raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
+            raise LowpError(f"moments_dtype={moments_dtype}; give torch.float32 or torch.bfloat16")
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
@@ -56,13 +56,13 @@ class AdamW(torch.optim.Optimizer):
 
     def add_param_group(self, param_group):
         if getattr(self, "_built", None) is not None:
-            raise LowpError("a group added after the first step; the step is planned: make a new optimizer")
+            raise LowpError("add_param_group after the first step, which planned all groups; make a new optimizer")
         super().add_param_group(param_group)
 
     def __getstate__(self):
         raise LowpError(
-            "a copy or a pickle of a lowp.AdamW, whose step is planned over the memory of its parameters; make a new optimizer over the other "
-            "parameters and load the state_dict() of this one"
+            "a lowp.AdamW cannot be copied or pickled, because its step is planned over the memory of its parameters; make a new optimizer over "
+            "the other parameters and load the state_dict() of this one"
         )
 
     # A step.
@@ -85,11 +85,11 @@ class AdamW(torch.optim.Optimizer):
         grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
-                raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
+                raise LowpError("step() in the capture of a CUDA graph; make the optimizer with capturable=True")
             if built not in self._captured:
                 self._captured.append(built)
             if built.moved():
-                raise LowpError("a capture of a step over parameters in other memory than before; take a step before it")
+                raise LowpError("step() in the capture of a CUDA graph after parameters moved to other memory; take a step before the capture")
             built.rust.again(device_of(built.device), grads)
         else:
             same, built.known = grads is built.known, None
@@ -101,9 +101,10 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def last_step(self):
-        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
+        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``,
+        ``skipped``. Waits for it."""
         if self._built is None:
-            raise LowpError("no step was taken yet")
+            raise LowpError("last_step() before the first step(); call it after")
         return self._built.rust.report()
 
     def _groups(self):
@@ -122,7 +123,10 @@ class AdamW(torch.optim.Optimizer):
             return state
         local = _local(param)
         if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
-            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
+            raise LowpError(
+                f"a parameter of shape {tuple(local.shape)} with strides {tuple(local.stride())} is not contiguous; call .contiguous() before "
+                "the optimizer is made"
+            )
         if isinstance(local, Tensor):
             master = local._store.master
             if master is None:
@@ -132,7 +136,10 @@ class AdamW(torch.optim.Optimizer):
         elif local.dtype == _BF16:
             state["master"] = _like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
-            raise LowpError(f"a parameter in {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor")
+            raise LowpError(
+                f"a parameter of shape {tuple(local.shape)} has the dtype {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor: "
+                "convert it"
+            )
         zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
         state["exp_avg"], state["exp_avg_sq"] = _like(param, zeros()), _like(param, zeros())
         state["step"] = torch.tensor(0.0)
@@ -202,7 +209,10 @@ class AdamW(torch.optim.Optimizer):
         groups, saved = self.param_groups, state_dict["param_groups"]
         sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
         if sizes[0] != sizes[1]:
-            raise LowpError(f"a state of groups of {sizes[1]} parameters; the optimizer has groups of {sizes[0]}")
+            raise LowpError(
+                f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
+                "groups"
+            )
         self._counts, self._delayed = None, {}
         for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
@@ -235,10 +245,16 @@ class AdamW(torch.optim.Optimizer):
             if key not in state:
                 continue
             if key not in values:
-                raise LowpError(f"a state without {key}; it is of another optimizer, or of a parameter in another dtype")
+                raise LowpError(
+                    f"the state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
+                    "the same dtype"
+                )
             own, new = _local(state[key]), _local(values[key])
             if own.shape != new.shape:
-                raise LowpError(f"{key} of shape {tuple(new.shape)} for one of {tuple(own.shape)}: other shards, or another model")
+                raise LowpError(
+                    f"the state has a {key} of shape {tuple(new.shape)} where {tuple(own.shape)} belongs; load the state of the same model and "
+                    "shards"
+                )
             own.copy_(new)
         self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
         # Also for a state_dict before the first step.
@@ -257,11 +273,11 @@ class _Built:
         self.trained = [param.requires_grad for param in self.all]
         self.params = [param for param, trained in zip(self.all, self.trained) if trained]
         if not self.params:
-            raise LowpError("no parameter requires gradients")
+            raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those that train")
         self.device = _local(self.params[0]).device
         others = {str(_local(p).device) for p in self.params} - {str(self.device)}
         if others:
-            raise LowpError(f"parameters on {self.device} and {', '.join(sorted(others))}; an optimizer updates those of one device")
+            raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.ranks, mesh = _ranks_of(self.params, self.device)
         with together(self.ranks):
             args = self._args(optimizer, mesh)
@@ -287,7 +303,7 @@ class _Built:
                 if key in state and _local(state[key]).device != self.device:
                     raise LowpError(
                         f"{key} of parameter {index} on {_local(state[key]).device}, and the parameter on {self.device}; make the optimizer "
-                        "behind the move of the model, and load its state then"
+                        "after the model was moved, and load its state then"
                     )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
         halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
@@ -480,12 +496,15 @@ def _ranks_of(params, device):
     for param in sharded:
         if param.device_mesh != mesh or tuple(param.placements) != placements:
             raise LowpError(
-                f"parameters over {mesh} as {placements} and over {param.device_mesh} as {tuple(param.placements)}; make an optimizer for "
-                "each of them"
+                f"some parameters are sharded over {mesh} as {placements} and others over {param.device_mesh} as {tuple(param.placements)}; make an "
+                "optimizer for each"
             )
     last = placements[-1]
     if not (last.is_shard() and last.dim == 0) or any(not p.is_replicate() for p in placements[:-1]):
-        raise LowpError(f"parameters as {placements}; lowp.AdamW updates rows of FSDP2: Shard(0), behind Replicate() for HSDP")
+        raise LowpError(
+            f"the parameters are sharded as {placements}; lowp.AdamW updates the rows of FSDP2, (Shard(0),), and of HSDP, (Replicate(), "
+            "Shard(0))"
+        )
     replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
     if len(sharded) != len(params) and mesh.size() > 1:
         plain = next(tuple(p.shape) for p in params if _local(p) is p)

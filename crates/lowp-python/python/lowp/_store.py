@@ -44,7 +44,7 @@ class Store:
         names = sorted(buffers)
         found = next((of for of in expected if sorted(of) == names), None)
         if found is None:
-            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; it has {', '.join(expected[0])}")
+            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; give {', '.join(expected[0])}")
         for name, buffer in buffers.items():
             _check_memory(f"{name} of {what}", buffer, torch.uint8, (found[name],))
         devices = {buffer.device for buffer in buffers.values()}
@@ -52,7 +52,7 @@ class Store:
             _check_memory(f"the master of {what}", master, torch.float32, (rows, cols))
             devices.add(master.device)
         if len(devices) != 1:
-            raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; its buffers and its master are on one device")
+            raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; move its buffers and its master to one device")
         return cls(recipe, rows, cols, dict(buffers), devices.pop(), master)
 
     @property
@@ -181,7 +181,10 @@ class Store:
         whole, start, end = self._window
         transposed = [name for name, spec in whole.specs().items() if spec.is_transpose and name in whole.buffers]
         if transposed:
-            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
+            raise UnsupportedOp(
+                f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose of the whole; copy into the "
+                "whole tensor"
+            )
 
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
@@ -191,7 +194,10 @@ class Store:
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
                 if whole._stale is not None:
-                    raise LowpError(f"rows {start} to {end} of {whole.rows} with another {name} than rows that were copied before")
+                    raise LowpError(
+                        f"rows {start} to {end} of {whole.rows} have another {name} than rows that were copied before; copy rows of one "
+                        "tensor"
+                    )
                 whole._stale = torch.ones(whole.rows, dtype=torch.bool)
                 cut.copy_(self.buffers[name])
             if not shared:
@@ -208,7 +214,10 @@ class Store:
     def check_whole(self):
         """Raises where a part of the rows was replaced and the others are of another scale, or where rows are padding."""
         if self.unpadded is not None:
-            raise UnsupportedOp(f"{self.rows} rows of which {self.unpadded.rows} are there and the rest is padding; cut it off first")
+            raise UnsupportedOp(
+                f"{self.rows} rows of which {self.unpadded.rows} are there and the rest is padding; take those rows first "
+                f"([:{self.unpadded.rows}])"
+            )
         if self._stale is not None:
             rows = int(self._stale.sum())
             raise LowpError(f"{rows} of {self.rows} rows are of another scale than the rest, which was replaced; copy those rows, too")
@@ -258,7 +267,8 @@ class Store:
             return
         if not self.serves(orientation):
             raise UnsupportedOp(
-                f"{orientation} codes of a weight that FSDP2 gathered for the other phase, such as a forward that activation checkpointing "
+                f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase, such as a forward that activation "
+                "checkpointing "
                 "repeats in the backward; give that module reshard_after_forward=False, which gathers both directions at once"
             )
         if orientation == "columnwise":
@@ -274,7 +284,7 @@ def _check_memory(what, tensor, dtype, shape):
     plain = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
     if not plain or tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
         found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise LowpError(f"{what} is {found}; it is contiguous {dtype} {shape}")
+        raise LowpError(f"{what} is {found}; give a contiguous tensor of {dtype} {shape}")
 
 
 _CASTS = {}

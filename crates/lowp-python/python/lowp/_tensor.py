@@ -65,7 +65,7 @@ class Tensor(torch.Tensor):
     def quantize_(self, source, *, encode_scale=None):
         """Casts ``source``, of the same shape, into the buffers."""
         if source.shape != self.shape:
-            raise LowpError(f"{tuple(source.shape)} values into a lowp.Tensor of {tuple(self.shape)}")
+            raise LowpError(f"values of shape {tuple(source.shape)} for a lowp.Tensor of {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
         self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
         if self._store.master is not None:
@@ -108,7 +108,7 @@ class Tensor(torch.Tensor):
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The full tensor of what arrived; ``out`` is filled again in place."""
         if out is not None and not isinstance(out, Tensor):
-            raise LowpError(f"a gather of a lowp.Tensor into a {type(out).__name__}; shard the model again")
+            raise LowpError(f"FSDP2 gathers a lowp.Tensor into a {type(out).__name__}; call fully_shard on a new model")
         full = None if out is None else out._store
         store, inner = _fsdp.post_all_gather(self._store, all_gather_outputs, metadata, full)
         if out is not None:
@@ -133,7 +133,7 @@ class Tensor(torch.Tensor):
     def __reduce_ex__(self, protocol):
         store = self._store
         if store.full is not None:
-            raise LowpError("a gathered tensor is not saved; save the state_dict of the sharded model")
+            raise LowpError("a tensor that FSDP2 gathered cannot be saved, since its memory is freed; save the state_dict of the sharded model")
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
         flat, is_param = self.dim() == 1, getattr(self, "_is_param", False)
@@ -156,7 +156,7 @@ def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad, is_para
     name, options = recipe
     store = Store.of(as_recipe(name, options), shape, buffers, master)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise LowpError(f"a saved lowp.Tensor of dtype {dtype!r}; it has one of floating point")
+        raise LowpError(f"a saved lowp.Tensor has the dtype {dtype!r}, and not one of floating point; save it again from the tensor")
     tensor = Tensor(store, dtype, bool(flat)).requires_grad_(bool(requires_grad))
     return _as_parameter(tensor) if is_param else tensor
 
@@ -169,8 +169,8 @@ def _send(tensor):
     store = tensor._store
     if store.held and not all(buffer.is_shared() for buffer in store.buffers.values()):
         raise UnsupportedOp(
-            "a lowp.Tensor for another process behind its first gather or step, which are planned over its memory, and sharing moves it; "
-            "send a copy (.detach().clone()), or share the model before"
+            "a lowp.Tensor cannot be sent to another process after its first gather or step, which are planned over its memory, since sharing "
+            "moves that; send a copy (.detach().clone()), or send it before"
         )
     return tensor.__reduce_ex__(2)
 
@@ -191,7 +191,7 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     """
     recipe = as_recipe(recipe, options)
     if source.dim() != 2:
-        raise LowpError(f"a tensor of {source.dim()} axes; lowp quantizes matrices: reshape it to two axes")
+        raise LowpError(f"a tensor of {source.dim()} axes, {tuple(source.shape)}; lowp quantizes matrices: reshape it to two axes")
     if source.device.type == "meta":
         raise LowpError("a tensor on meta has no values to quantize; materialize it first (to_empty, then its initial values)")
     dtype = source.dtype if source.dtype.is_floating_point else torch.float32
