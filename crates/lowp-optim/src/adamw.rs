@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_kernels::{Backend, Moments, Pending, StepCounts};
+use lowp_kernels::{Backend, Moments, StepCounts};
 use lowp_shard::{Communicator, FlatGather, Mesh, Requantize, ScaleBook, Traffic, or_abort};
 
 use crate::memory::OverGrads;
@@ -123,11 +123,10 @@ impl<B: Backend> AdamW<B> {
                 }
             }
         }
-        let bytes = self.work.report()?;
         if enqueued {
-            return Ok(self.pending(bytes));
+            return self.outcome();
         }
-        self.report(options, bytes).map(PendingStep::here)
+        self.finish(options).map(PendingStep::here)
     }
 
     /// The part of a step that the host does: checks that every gradient is there, gives the device the
@@ -143,8 +142,7 @@ impl<B: Backend> AdamW<B> {
             // It was captured with other passes.
             self.graph = None;
         }
-        let scalars = options.scalars(&self.groups);
-        self.work.set(options, self.number + 1, &scalars)?;
+        self.work.set(options, self.number + 1, &self.groups)?;
         // Before the first write, so that no gather takes the old rows for current.
         self.params.iter().for_each(|p| p.item.begin_write());
         self.number += 1;
@@ -166,18 +164,20 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// The backend failed.
     pub fn outcome(&self) -> Result<PendingStep<B>, OptimError> {
-        Ok(self.pending(self.work.report()?))
+        let (bytes, world) = (self.work.report()?, Arc::clone(&self.world));
+        Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard))
     }
 
-    fn pending(&self, bytes: Pending<u8>) -> PendingStep<B> {
-        PendingStep::on_its_way(bytes, Arc::clone(&self.world), self.mesh.shard)
-    }
-
-    /// What became of a step that is done.
-    fn report(&self, options: &StepOptions, bytes: Pending<u8>) -> Result<StepReport, OptimError> {
-        let report = read(bytes)?;
+    /// The same where the collectives of a step are done when [`AdamW::enqueue`] returns
+    /// ([`Communicator::is_enqueued`] is false): waits for the step, and where ranks gave other options or
+    /// hyperparameters its error names the first. Every rank must call it.
+    ///
+    /// # Errors
+    /// As [`PendingStep::wait`].
+    pub fn finish(&self, options: &StepOptions) -> Result<StepReport, OptimError> {
+        let report = read(self.work.report()?)?;
         let what = match report.consensus {
-            Some(_) => self.work.difference(options, self.number)?,
+            Some(_) => self.work.difference(options, self.number, &self.groups)?,
             None => "the step",
         };
         of_device(&report, what, self.mesh.shard, self.world.world_size())

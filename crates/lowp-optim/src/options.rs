@@ -58,15 +58,29 @@ impl StepOptions {
         self.skip_nonfinite || self.max_norm.is_some()
     }
 
-    /// What ranks must have in common in step `number`.
-    pub(crate) fn common(&self, number: u64) -> [(&'static str, u64); 5] {
+    /// What ranks must have in common in step `number` of `groups`.
+    pub(crate) fn common(&self, number: u64, groups: &[Group]) -> [(&'static str, u64); 9] {
         let max_norm = self.max_norm.map_or(u64::MAX, |x| x.to_bits().into());
+        let of = |bits: fn(&Group) -> u64| digest(groups.iter().map(bits));
         [
             ("the number of steps", number),
             ("lr_factor", self.lr_factor.to_bits().into()),
             ("grad_scale", self.grad_scale.to_bits().into()),
             ("max_norm", max_norm),
             ("skip_nonfinite", self.skip_nonfinite.into()),
+            ("lr", of(|group| group.lr.to_bits().into())),
+            (
+                "betas",
+                of(|group| {
+                    let (beta1, beta2) = group.betas;
+                    (u64::from(beta1.to_bits()) << 32) | u64::from(beta2.to_bits())
+                }),
+            ),
+            ("eps", of(|group| group.eps.to_bits().into())),
+            (
+                "weight_decay",
+                of(|group| group.weight_decay.to_bits().into()),
+            ),
         ]
     }
 
@@ -82,15 +96,18 @@ impl StepOptions {
     }
 
     /// This rank's part of step `number` as [`GradPart`] has it, without the gradients.
-    pub(crate) fn part(&self, number: u64) -> GradPart {
-        let values = self.common(number).map(|(_, bits)| bits);
+    pub(crate) fn part(&self, number: u64, groups: &[Group]) -> GradPart {
+        let values = self.common(number, groups).into_iter();
         GradPart {
-            consensus: values
-                .into_iter()
-                .fold(0, |digest, bits| mix(digest ^ bits)),
+            consensus: digest(values.map(|(_, bits)| bits)),
             ..GradPart::default()
         }
     }
+}
+
+/// One number of all `values`, in their order.
+fn digest(values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(0, |digest, bits| mix(digest ^ bits))
 }
 
 /// A bijection of 64 bits of which every bit depends on every bit (splitmix64).
@@ -106,42 +123,61 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_option_and_the_number_of_the_step_show() {
+    fn every_option_hyperparameter_and_the_number_of_the_step_show() {
         let good = StepOptions::default();
+        let group = Group::default();
+        let with = |group: Group| good.part(1, &[Group::default(), group]);
         let all = [
-            good.part(1),
-            good.part(2),
+            with(group),
+            with(Group { lr: 0.5, ..group }),
+            with(Group {
+                betas: (0.5, group.betas.1),
+                ..group
+            }),
+            with(Group {
+                betas: (group.betas.0, 0.5),
+                ..group
+            }),
+            with(Group { eps: 0.5, ..group }),
+            with(Group {
+                weight_decay: 0.5,
+                ..group
+            }),
+            // The same values, each in the other group.
+            good.part(1, &[Group { lr: 0.5, ..group }, group]),
+            good.part(1, &[]),
+            good.part(2, &[]),
             StepOptions {
                 lr_factor: 0.5,
                 ..good
             }
-            .part(1),
+            .part(1, &[]),
             StepOptions {
                 grad_scale: 0.5,
                 ..good
             }
-            .part(1),
+            .part(1, &[]),
             StepOptions {
                 skip_nonfinite: false,
                 ..good
             }
-            .part(1),
+            .part(1, &[]),
             StepOptions {
                 max_norm: Some(0.5),
                 ..good
             }
-            .part(1),
+            .part(1, &[]),
             StepOptions {
                 max_norm: Some(f32::INFINITY),
                 ..good
             }
-            .part(1),
+            .part(1, &[]),
         ];
         for (i, a) in all.iter().enumerate() {
             for b in &all[..i] {
                 assert_ne!(a.consensus, b.consensus);
             }
         }
-        assert_eq!(good.part(1), good.part(1));
+        assert_eq!(with(group), with(group));
     }
 }

@@ -97,8 +97,12 @@ impl<B: Backend> PendingStep<B> {
                 // Collectives that were ended left what was there before.
                 world.control().failure().map_or(Ok(()), Err)?;
                 let size = world.world_size();
-                let checked =
-                    of_device(&report, "the step, its options or its number", shards, size);
+                let checked = of_device(
+                    &report,
+                    "the step: its number, its options or the hyperparameters of a group",
+                    shards,
+                    size,
+                );
                 or_abort(&*world, checked)
             }
         }

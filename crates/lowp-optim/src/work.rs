@@ -10,7 +10,7 @@ use lowp_kernels::{
 use lowp_shard::{Communicator, FlatGather, GatherItem, Mesh, ScaleBook, ShardError, ordered};
 
 use crate::param::Param;
-use crate::{OptimError, StepOptions};
+use crate::{Group, OptimError, StepOptions};
 
 /// Buffers and plans of a step. Nothing in it waits for the host: the norm, the clipping factor, the
 /// decision to skip and the bias corrections are made where the update reads them.
@@ -166,16 +166,16 @@ impl<B: Backend> StepWork<B> {
         ]
     }
 
-    /// Gives the device the options of step `number`.
+    /// Gives the device the options and the hyperparameters of step `number`.
     pub(crate) fn set(
         &mut self,
         options: &StepOptions,
         number: u64,
-        scalars: &StepScalars,
+        groups: &[Group],
     ) -> Result<(), OptimError> {
         self.measures = options.measures();
-        let mut bytes = options.part(number).to_bytes()[GradPart::SUMS..].to_vec();
-        bytes.extend(scalars.to_bytes());
+        let mut bytes = options.part(number, groups).to_bytes()[GradPart::SUMS..].to_vec();
+        bytes.extend(options.scalars(groups).to_bytes());
         if self.written != bytes {
             self.backend.write(&self.input, GradPart::SUMS, &bytes)?;
             self.written = bytes;
@@ -254,8 +254,9 @@ impl<B: Backend> StepWork<B> {
         &self,
         options: &StepOptions,
         number: u64,
+        groups: &[Group],
     ) -> Result<&'static str, OptimError> {
-        for (what, bits) in options.common(number) {
+        for (what, bits) in options.common(number, groups) {
             match self.world.control().agree(what, &bits.to_string()) {
                 Ok(()) => {}
                 Err(ShardError::Mismatch { .. }) => return Ok(what),

@@ -1,25 +1,29 @@
 //! [`AdamW`]: `lowp_optim::AdamW` over masters, moments and gradients of PyTorch.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 use lowp_format::Shape;
 use lowp_kernels::{Moments, StepCounts};
-use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, StepOptions};
+use lowp_optim::{AdamWBuilder, Group, ParamId, ParamMemory, PendingStep, StepOptions, StepReport};
 use lowp_shard::{Communicator, DelayedState, Mesh, or_abort};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Error;
 use crate::gather::{Held, Shard};
-use crate::place::{Device, DeviceArg, Memory, MemoryArg, on_device};
+use crate::place::{Device, DeviceArg, Memory, MemoryArg, check_process, on_device};
 use crate::ranks::communicator;
 use crate::recipe::Recipe;
 use crate::tensor::{Named, tensor};
 
 /// Sets of addresses of gradients that work stays planned for.
 const SETS: usize = 8;
+
+/// Steps whose reports the host does not wait for.
+const BEHIND: usize = 2;
 
 /// lr, beta1, beta2, eps, weight decay.
 type GroupArg = (f32, f32, f32, f32, f32);
@@ -61,8 +65,12 @@ pub(crate) struct AdamW {
     of: Mutex<Box<dyn Steps>>,
 }
 
-/// Norm, clipping factor and counts of a step.
-type Report = (bool, Option<f64>, u64, f32, u64, u64);
+/// What became of a step.
+struct Report {
+    step: StepReport,
+    /// Whether it took the norm.
+    measured: bool,
+}
 
 /// What the optimizers of all backends can do.
 trait Steps: Send + Sync {
@@ -94,6 +102,8 @@ struct Of<B: Held> {
     last: Vec<Range<usize>>,
     /// Whether the last step took the norm.
     measured: bool,
+    /// Reports of the last steps, where the device does the collectives.
+    reports: VecDeque<PendingStep<B>>,
 }
 
 impl<B: Held> Of<B> {
@@ -117,6 +127,7 @@ impl<B: Held> Of<B> {
             groups,
             last: Vec::new(),
             measured: true,
+            reports: VecDeque::new(),
         })
     }
 
@@ -149,7 +160,7 @@ impl<B: Held> Of<B> {
                 },
                 other => {
                     return Err(Error::new(format!(
-                        "moments of {} in {other}; there are float32 and bfloat16",
+                        "the moments of {} have the dtype {other}; give float32 or bfloat16",
                         param.name
                     )));
                 }
@@ -163,7 +174,10 @@ impl<B: Held> Of<B> {
                 Some(shard) => {
                     let shard = B::shard(&shard.get().of);
                     let shard = shard.ok_or_else(|| {
-                        Error::new(format!("the shard of {} is on another device", param.name))
+                        Error::new(format!(
+                            "the shard of {} is on another device than the optimizer; make the optimizer after the model was moved",
+                            param.name
+                        ))
                     })?;
                     builder.param_in(shard.local(), param.name, param.group, memory)?
                 }
@@ -197,7 +211,9 @@ impl<B: Held> Of<B> {
         self.measured = options.skip_nonfinite || options.max_norm.is_some();
         let Some(grads) = grads else {
             if !self.adamw.take_grads_at(&self.last) {
-                return Err(Error::new("no step before this one was over gradients"));
+                return Err(Error::new(
+                    "the gradients are said to lie as in the last step, and there was none; give their addresses",
+                ));
             }
             return Ok(self.adamw.prepare(options)?);
         };
@@ -214,6 +230,25 @@ impl<B: Held> Of<B> {
         }
         self.last = spans;
         Ok(self.adamw.prepare(options)?)
+    }
+
+    /// Fails on every rank where ranks gave other hyperparameters or options: such a step is skipped. Where the device does the
+    /// collectives the host looks at the step before the last one, so that it need not wait for the device.
+    fn check_ranks(&mut self, options: &StepOptions) -> Result<(), Error> {
+        if self.comm.world_size() == 1 {
+            return Ok(());
+        }
+        if !self.comm.is_enqueued() {
+            self.adamw.finish(options)?;
+            return Ok(());
+        }
+        self.reports.push_back(self.adamw.outcome()?);
+        if self.reports.len() > BEHIND
+            && let Some(report) = self.reports.pop_front()
+        {
+            let _: StepReport = report.wait()?;
+        }
+        Ok(())
     }
 
     /// Where gradients lie. Handles are made of those at new addresses alone: on a GPU the end of each costs a look at every
@@ -249,7 +284,8 @@ impl<B: Held> Steps for Of<B> {
         // Nothing where both are the same stream.
         self.backend.wait_for(&stream)?;
         self.adamw.enqueue()?;
-        Ok(stream.wait_for(&self.backend)?)
+        stream.wait_for(&self.backend)?;
+        self.check_ranks(options)
     }
 
     fn abort(&self, message: &str) {
@@ -261,7 +297,7 @@ impl<B: Held> Steps for Of<B> {
         let spans = self.spans(grads)?;
         if !self.adamw.take_grads_at(&spans) {
             return Err(Error::new(
-                "a capture of a step over gradients at new addresses; take a step before it with the same gradients",
+                "step() in the capture of a CUDA graph over gradients at new addresses; take a step over the same gradients before the capture",
             ));
         }
         // PyTorch's graph launches what is planned, for as long as it likes.
@@ -276,15 +312,10 @@ impl<B: Held> Steps for Of<B> {
     }
 
     fn report(&self) -> Result<Report, Error> {
-        let report = self.adamw.outcome()?.wait()?;
-        Ok((
-            report.applied,
-            self.measured.then_some(report.grad.norm),
-            report.grad.non_finite,
-            report.clip,
-            report.steps,
-            report.skipped,
-        ))
+        Ok(Report {
+            step: self.adamw.outcome()?.wait()?,
+            measured: self.measured,
+        })
     }
 
     fn counts(&self) -> Result<StepCounts, Error> {
@@ -318,9 +349,10 @@ fn memory<B: Held>(backend: &B, pointer: u64, bytes: usize) -> Memory {
 }
 
 impl AdamW {
-    fn lock(&self) -> MutexGuard<'_, Box<dyn Steps>> {
+    fn lock(&self) -> Result<MutexGuard<'_, Box<dyn Steps>>, Error> {
+        check_process()?;
         // Whoever failed in between said what became of the parameters.
-        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(self.of.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -367,54 +399,56 @@ impl AdamW {
             max_norm,
             skip_nonfinite,
         };
-        py.detach(|| self.lock().step(&device, grads, groups, &options))
+        py.detach(|| self.lock()?.step(&device, grads, groups, &options))
     }
 
     /// A step with the options of the last one, over gradients that one was taken over: what a capture of PyTorch records.
     fn again(&self, py: Python<'_>, device: DeviceArg, grads: Vec<GradArg>) -> Result<(), Error> {
         let device = Device::new(&device)?;
-        py.detach(|| self.lock().again(&device, &grads))
+        py.detach(|| self.lock()?.again(&device, &grads))
     }
 
     /// Tells the other ranks that this one failed: they get `message`.
-    fn abort(&self, py: Python<'_>, message: &str) {
-        py.detach(|| self.lock().abort(message));
+    fn abort(&self, py: Python<'_>, message: &str) -> Result<(), Error> {
+        py.detach(|| {
+            self.lock()?.abort(message);
+            Ok(())
+        })
     }
 
     /// Casts the masters with scales from the values. Collective.
     fn calibrate(&self, py: Python<'_>) -> Result<(), Error> {
-        py.detach(|| self.lock().calibrate())
+        py.detach(|| self.lock()?.calibrate())
     }
 
     /// What became of the last step: waits for it.
     fn report<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>, Error> {
-        let report = py.detach(|| self.lock().report())?;
-        let (applied, norm, nonfinite, clip, steps, skipped) = report;
+        let Report { step, measured } = py.detach(|| self.lock()?.report())?;
         let dict = PyDict::new(py);
-        dict.set_item("applied", applied)?;
-        dict.set_item("grad_norm", norm)?;
-        dict.set_item("nonfinite", nonfinite)?;
-        dict.set_item("clip", clip)?;
-        dict.set_item("steps", steps)?;
-        dict.set_item("skipped", skipped)?;
+        dict.set_item("applied", step.applied)?;
+        dict.set_item("grad_norm", measured.then_some(step.grad.norm))?;
+        dict.set_item("nonfinite", step.grad.non_finite)?;
+        dict.set_item("clip", step.clip)?;
+        dict.set_item("steps", step.steps)?;
+        dict.set_item("skipped", step.skipped)?;
         Ok(dict)
     }
 
     /// Steps that were applied and skipped.
     fn counts(&self, py: Python<'_>) -> Result<(u64, u64), Error> {
-        let counts = py.detach(|| self.lock().counts())?;
+        let counts = py.detach(|| self.lock()?.counts())?;
         Ok((counts.applied, counts.skipped))
     }
 
     /// Goes on behind as many steps.
     fn set_counts(&self, py: Python<'_>, applied: u64, skipped: u64) -> Result<(), Error> {
         let counts = StepCounts { applied, skipped };
-        py.detach(|| self.lock().set_counts(counts))
+        py.detach(|| self.lock()?.set_counts(counts))
     }
 
     /// The delayed scales of a parameter with their histories.
     fn delayed(&self, py: Python<'_>, param: usize) -> Result<Vec<(f32, Vec<f32>)>, Error> {
-        let states = py.detach(|| self.lock().delayed(param))?;
+        let states = py.detach(|| self.lock()?.delayed(param))?;
         Ok(states.into_iter().map(|s| (s.scale, s.history)).collect())
     }
 
@@ -428,6 +462,6 @@ impl AdamW {
         let states = states.into_iter();
         let states = states.map(|(scale, history)| DelayedState { scale, history });
         let states = states.collect();
-        py.detach(|| self.lock().set_delayed(param, states))
+        py.detach(|| self.lock()?.set_delayed(param, states))
     }
 }

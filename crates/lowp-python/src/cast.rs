@@ -24,6 +24,7 @@ pub(crate) fn quantize(
     buffers: Named,
     encode_scale: Option<f32>,
 ) -> Result<(), Error> {
+    encode_scale.map_or(Ok(()), |scale| recipe.check_encode_scale(scale))?;
     let recipe = recipe.recipe;
     let device = Device::new(&device)?;
     on_device!(&device, |backend| {
@@ -43,8 +44,7 @@ pub(crate) fn quantize(
                     book.set_scale(slot, scale)?;
                     Ok(cast.run(&book, &comm)?)
                 }
-                (Some(_), None) => Err(Error::new("encode_scale is of delayed scales alone")),
-                (None, _) => Ok(cast.calibrate(&book, &comm)?),
+                _ => Ok(cast.calibrate(&book, &comm)?),
             }
         })
     })
@@ -56,7 +56,7 @@ pub(crate) fn orientation_of(text: &str) -> Result<Orientation, Error> {
         "rowwise" => Ok(Orientation::Rowwise),
         "columnwise" => Ok(Orientation::Columnwise),
         other => Err(Error::new(format!(
-            "orientation '{other}'; there are rowwise and columnwise"
+            "orientation '{other}'; give rowwise or columnwise"
         ))),
     }
 }

@@ -1,10 +1,10 @@
 //! [`Casts`]: casts of values whose addresses come again, such as activations and gathered weights, planned once for each
 //! set of addresses.
 
-use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lowp_format::{AnyRecipe, Shape};
+use lowp_format::{AnyRecipe, Recipe as _, Shape};
 #[cfg(feature = "cuda")]
 use lowp_kernels::Cuda;
 use lowp_kernels::{Cpu, DecodeJob, StepScalars, Work};
@@ -14,12 +14,14 @@ use pyo3::prelude::*;
 use crate::cast::orientation_of;
 use crate::error::Error;
 use crate::place::{Device, DeviceArg, MemoryArg, Place, on_device};
+use crate::recent::Recent;
 use crate::recipe::Recipe;
 use crate::tensor::{Named, tensor};
 
-/// What work is planned over, beside the recipe.
+/// What work is planned over.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
+    recipe: ByName,
     /// Device and stream: a cast belongs to one.
     place: (usize, u64),
     shape: (usize, usize),
@@ -30,10 +32,25 @@ struct Key {
     spans: Vec<(u64, usize)>,
 }
 
+/// A recipe as a part of a key: its options have floats, which nothing hashes.
+#[derive(Clone, PartialEq)]
+struct ByName(AnyRecipe);
+
+/// Options are numbers: none is unequal to itself.
+impl Eq for ByName {}
+
+impl Hash for ByName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.name().hash(state);
+    }
+}
+
+/// Planned work by what it is over.
+type Known<B> = Recent<Key, Arc<Planned<B>>>;
+
 /// Planned casts of one device, up to a number of them; beyond it the one that was not used for longest goes.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Casts {
-    most: usize,
     cpu: Mutex<Known<Cpu>>,
     #[cfg(feature = "cuda")]
     cuda: Mutex<Known<Cuda>>,
@@ -54,75 +71,6 @@ impl Kept for Cpu {
 impl Kept for Cuda {
     fn known(casts: &Casts) -> &Mutex<Known<Self>> {
         &casts.cuda
-    }
-}
-
-/// Plans by what they are over. Recipes have floats, which no key has: each key has the plans of its recipes.
-struct Known<B: Place> {
-    of: HashMap<Key, Vec<Entry<B>>>,
-    len: usize,
-    calls: u64,
-}
-
-struct Entry<B: Place> {
-    recipe: AnyRecipe,
-    plan: Arc<Planned<B>>,
-    /// The number of the call that used it last.
-    used: u64,
-}
-
-impl<B: Place> Default for Known<B> {
-    fn default() -> Self {
-        Self {
-            of: HashMap::new(),
-            len: 0,
-            calls: 0,
-        }
-    }
-}
-
-impl<B: Place> Known<B> {
-    fn find(&mut self, key: &Key, recipe: AnyRecipe) -> Option<Arc<Planned<B>>> {
-        self.calls += 1;
-        let entries = self.of.get_mut(key)?;
-        let entry = entries.iter_mut().find(|entry| entry.recipe == recipe)?;
-        entry.used = self.calls;
-        Some(Arc::clone(&entry.plan))
-    }
-
-    /// Keeps a plan. Returns those that went for it: they end where no lock is held.
-    fn keep(
-        &mut self,
-        most: usize,
-        key: Key,
-        recipe: AnyRecipe,
-        plan: Arc<Planned<B>>,
-    ) -> Vec<Entry<B>> {
-        let mut gone = Vec::new();
-        while self.len >= most.max(1) {
-            let all = self.of.iter().flat_map(|(key, entries)| {
-                let entries = entries.iter().enumerate();
-                entries.map(move |(at, entry)| (entry.used, at, key))
-            });
-            let Some((at, oldest)) = all
-                .min_by_key(|(used, ..)| *used)
-                .map(|(_, at, key)| (at, key.clone()))
-            else {
-                break;
-            };
-            if let Some(entries) = self.of.get_mut(&oldest) {
-                gone.push(entries.swap_remove(at));
-                self.len -= 1;
-                if entries.is_empty() {
-                    self.of.remove(&oldest);
-                }
-            }
-        }
-        let used = self.calls;
-        let entry = Entry { recipe, plan, used };
-        self.of.entry(key).or_default().push(entry);
-        self.len += 1;
-        gone
     }
 }
 
@@ -185,15 +133,14 @@ impl Casts {
         &self,
         backend: &B,
         key: Key,
-        recipe: AnyRecipe,
         plan: impl FnOnce() -> Result<Planned<B>, Error>,
     ) -> Result<(), Error> {
-        let known = lock(B::known(self)).find(&key, recipe);
+        let known = lock(B::known(self)).get(&key).cloned();
         let planned = match known {
             Some(planned) => planned,
             None => {
                 let planned = Arc::new(plan()?);
-                let gone = lock(B::known(self)).keep(self.most, key, recipe, Arc::clone(&planned));
+                let gone = lock(B::known(self)).put(key, Arc::clone(&planned));
                 drop(gone);
                 planned
             }
@@ -208,10 +155,9 @@ impl Casts {
     #[new]
     fn new(most: usize) -> Self {
         Self {
-            most,
-            cpu: Mutex::default(),
+            cpu: Mutex::new(Recent::new(most)),
             #[cfg(feature = "cuda")]
-            cuda: Mutex::default(),
+            cuda: Mutex::new(Recent::new(most)),
         }
     }
 
@@ -227,11 +173,10 @@ impl Casts {
         dtype: &str,
         buffers: Named,
     ) -> Result<(), Error> {
-        let key = key(&device, shape, dtype.to_owned(), &source, &buffers);
-        let of = recipe.recipe;
+        let key = key(&device, recipe, shape, dtype.to_owned(), &source, &buffers);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
             let plan = || Encode::new(backend, recipe, shape, (source, dtype), buffers);
-            self.run(backend, key, of, || Ok(Planned::Encode(Box::new(plan()?))))
+            self.run(backend, key, || Ok(Planned::Encode(Box::new(plan()?))))
         }))
     }
 
@@ -249,25 +194,25 @@ impl Casts {
         dtype: &str,
     ) -> Result<(), Error> {
         let how = format!("{orientation} {dtype}");
-        let key = key(&device, shape, how, &out, &buffers);
-        let of = recipe.recipe;
+        let key = key(&device, recipe, shape, how, &out, &buffers);
         on_device!(&Device::new(&device)?, |backend| py.detach(|| {
             let plan = || decode(backend, recipe, shape, buffers, orientation, (out, dtype));
-            self.run(backend, key, of, || Ok(Planned::Decode(plan()?)))
+            self.run(backend, key, || Ok(Planned::Decode(plan()?)))
         }))
     }
 
     /// How many casts are planned.
     fn __len__(&self) -> usize {
-        let len = lock(&self.cpu).len;
+        let len = lock(&self.cpu).len();
         #[cfg(feature = "cuda")]
-        let len = len + lock(&self.cuda).len;
+        let len = len + lock(&self.cuda).len();
         len
     }
 }
 
 fn key(
     device: &DeviceArg,
+    recipe: &Recipe,
     shape: (usize, usize),
     how: String,
     values: &MemoryArg,
@@ -277,6 +222,7 @@ fn key(
     let of = |(_, (pointer, bytes, ..)): &(String, MemoryArg)| (*pointer, *bytes);
     spans.extend(buffers.iter().map(of));
     Key {
+        recipe: ByName(recipe.recipe),
         place: (device.1, device.2),
         shape,
         how,

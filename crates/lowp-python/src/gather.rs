@@ -147,10 +147,29 @@ pub(crate) struct Gather {
     of: Mutex<Box<dyn Hooked>>,
 }
 
-/// An input: buffer, bytes that every rank sends, whether this rank sends a padded copy.
-type InputRow = (String, usize, bool);
-/// An output: buffer, bytes, what it is (`arrived`, `memory` or `shard`), which input and from which byte, whether it is derived later.
-type OutputRow = (String, usize, &'static str, usize, usize, bool);
+/// What every rank sends of a buffer.
+#[pyclass(frozen, get_all, module = "lowp._lowp")]
+pub(crate) struct GatherInput {
+    name: String,
+    /// Bytes that every rank sends.
+    bytes: usize,
+    /// Whether this rank sends a padded copy.
+    is_padded: bool,
+}
+
+/// A buffer of the full tensor.
+#[pyclass(frozen, get_all, module = "lowp._lowp")]
+pub(crate) struct GatherOutput {
+    name: String,
+    bytes: usize,
+    /// Where it lies: `arrived`, `memory` (its own) or `shard`.
+    place: &'static str,
+    /// Of what arrived: which input, and from which byte.
+    input: usize,
+    start: usize,
+    /// Whether it is derived later.
+    is_derived: bool,
+}
 
 /// What the gathers of all backends can do.
 trait Hooked: Send + Sync {
@@ -199,7 +218,9 @@ impl<B: Held> Hooked for Of<B> {
     fn pre(&self, device: &Device) -> Result<Sent, Error> {
         let backend = B::of_or(device, "the gather")?;
         let outgoing = self.outgoing.as_ref();
-        let outgoing = outgoing.ok_or_else(|| Error::new("a gather before its buffers"))?;
+        let outgoing = outgoing.ok_or_else(|| {
+            Error::new("pre before attach; give the gather its padded buffers first")
+        })?;
         Ok(outgoing.pre_all_gather(&backend)?)
     }
 
@@ -240,7 +261,7 @@ impl<B: Held> Hooked for Of<B> {
         let backend = B::of_or(device, "the gather")?;
         match &mut self.full {
             Some(full) => Ok(full.derive(&backend)?),
-            None => Err(Error::new("nothing was gathered yet")),
+            None => Err(Error::new("derive before post; gather the tensor first")),
         }
     }
 }
@@ -287,27 +308,34 @@ impl Gather {
     }
 
     /// What every rank sends.
-    fn inputs(&self) -> Vec<InputRow> {
+    fn inputs(&self) -> Vec<GatherInput> {
         let of = self.lock();
         let rank = of.rank();
-        let row = |input: &lowp_shard::HookInput| {
-            let short = input.pieces[rank] != input.padded;
-            (name(input.spec.key), input.padded, short)
+        let row = |input: &lowp_shard::HookInput| GatherInput {
+            name: name(input.spec.key),
+            bytes: input.padded,
+            is_padded: input.pieces[rank] != input.padded,
         };
         of.hooks().inputs().iter().map(row).collect()
     }
 
     /// What the full tensor is made of.
-    fn outputs(&self) -> Vec<OutputRow> {
+    fn outputs(&self) -> Vec<GatherOutput> {
         let of = self.lock();
         let row = |output: &lowp_shard::HookOutput| {
-            let (kind, input, start) = match &output.source {
+            let (place, input, start) = match &output.source {
                 HookSource::Arrived { input, bytes } => ("arrived", *input, bytes.start),
                 HookSource::Pieces { .. } | HookSource::TransposeOf(_) => ("memory", 0, 0),
                 HookSource::Shard => ("shard", 0, 0),
             };
-            let name = name(output.spec.key);
-            (name, output.bytes, kind, input, start, output.delayed)
+            GatherOutput {
+                name: name(output.spec.key),
+                bytes: output.bytes,
+                place,
+                input,
+                start,
+                is_derived: output.delayed,
+            }
         };
         of.hooks().outputs().iter().map(row).collect()
     }

@@ -29,6 +29,7 @@ mod gather;
 mod place;
 mod plan;
 mod ranks;
+mod recent;
 mod recipe;
 mod tensor;
 
@@ -41,6 +42,9 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<recipe::Recipe>()?;
     module.add_class::<gather::Shard>()?;
     module.add_class::<gather::Gather>()?;
+    module.add_class::<gather::GatherInput>()?;
+    module.add_class::<gather::GatherOutput>()?;
+    module.add_class::<recipe::Buffer>()?;
     module.add_class::<adamw::AdamW>()?;
     module.add_class::<casts::Casts>()?;
     module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;

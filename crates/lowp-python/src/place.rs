@@ -5,6 +5,7 @@
 #[cfg(feature = "cuda")]
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::OnceLock;
 #[cfg(feature = "cuda")]
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -46,6 +47,7 @@ pub(crate) use on_device;
 impl Device {
     /// The handle of a device and stream. Those of GPUs are kept: PyTorch's streams live as long as the process.
     pub(crate) fn new((kind, ordinal, stream): &DeviceArg) -> Result<Self, Error> {
+        check_process()?;
         match kind.as_str() {
             "cpu" => Ok(Self::Cpu(Cpu)),
             #[cfg(feature = "cuda")]
@@ -56,10 +58,24 @@ impl Device {
                  `cargo xtask wheel` where nvcc is there, or move the tensor to the CPU"
             ))),
             other => Err(Error::new(format!(
-                "tensors on {other} are not supported; lowp works on cpu and cuda"
+                "a tensor on {other}; lowp works on cpu and cuda: move it there"
             ))),
         }
     }
+}
+
+/// Fails in a process that was forked after its parent worked with lowp: it would wait for threads that only the parent has.
+pub(crate) fn check_process() -> Result<(), Error> {
+    static FIRST: OnceLock<u32> = OnceLock::new();
+    let now = std::process::id();
+    let first = *FIRST.get_or_init(|| now);
+    if now == first {
+        return Ok(());
+    }
+    Err(Error::new(format!(
+        "process {now} was forked after process {first} worked with lowp, whose threads the fork did not copy; start workers with the spawn \
+         method (torch.multiprocessing.get_context(\"spawn\"), multiprocessing_context=\"spawn\" of a DataLoader), or fork before"
+    )))
 }
 
 #[cfg(feature = "cuda")]
@@ -143,7 +159,7 @@ pub(crate) trait Place: Backend {
     fn of_or(device: &Device, what: &str) -> Result<Self, Error> {
         Self::of(device).cloned().ok_or_else(|| {
             Error::new(format!(
-                "{what} was made on another kind of device than {device:?}; make it there again"
+                "{what} was made on another kind of device than {device:?}; make it again on that device"
             ))
         })
     }
@@ -154,7 +170,7 @@ pub(crate) trait Place: Backend {
             "float32" => Ok(Source::F32(self.wrap::<f32>(memory)?)),
             "bfloat16" => Ok(Source::Bf16(self.wrap::<bf16>(memory)?)),
             other => Err(Error::new(format!(
-                "values in {other}; lowp reads float32 and bfloat16"
+                "values of dtype {other}; lowp reads float32 and bfloat16: convert them"
             ))),
         }
     }

@@ -93,7 +93,8 @@ impl Control for Ranks {
     }
 
     fn split(&self, _color: usize, _key: usize) -> Result<Arc<dyn Control>, ShardError> {
-        let message = "a split of a process group of PyTorch; give the groups of a device mesh";
+        let message =
+            "a process group of PyTorch cannot be split here; give the groups of a device mesh";
         Err(ShardError::Failed {
             rank: self.rank,
             message: message.to_owned(),

@@ -1,6 +1,8 @@
 //! [`Recipe`]: a recipe with its options, and what PyTorch must know of its buffers.
 
-use lowp_format::{AnyRecipe, Axis, Origin, Recipe as _, RecipeOptions, Role, Shape, Usage};
+use lowp_format::{
+    AnyRecipe, Axis, Orientation, Origin, Recipe as _, RecipeOptions, Role, Shape, Usage,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -13,19 +15,28 @@ pub(crate) struct Recipe {
     pub(crate) recipe: AnyRecipe,
 }
 
-/// A buffer as Python sees it: name, bytes, whether rows are the first physical axis, rows to an entry (0: of the whole tensor), bytes of a physical row,
-/// bits of an entry, whether it is a transpose of another one.
-type BufferRow = (String, usize, bool, usize, usize, usize, bool);
+/// A buffer of a tensor, as Python sees it.
+#[pyclass(frozen, get_all, module = "lowp._lowp")]
+pub(crate) struct Buffer {
+    name: String,
+    bytes: usize,
+    /// Whether rows are the first physical axis.
+    rows_first: bool,
+    /// Rows that share an entry; 0 where all do.
+    entry_rows: usize,
+    /// Bytes of a physical row.
+    row_bytes: usize,
+    /// Bits of an entry.
+    entry_bits: usize,
+    /// Whether it is a transpose of another one.
+    is_transpose: bool,
+}
 
 /// `both`, `rowwise` or `columnwise`.
 pub(crate) fn usage(text: &str) -> Result<Usage, Error> {
     let all = [Usage::BOTH, Usage::ROWWISE, Usage::COLUMNWISE];
     let found = all.into_iter().find(|usage| usage.label() == text);
-    found.ok_or_else(|| {
-        Error::new(format!(
-            "usage '{text}'; there are both, rowwise and columnwise"
-        ))
-    })
+    found.ok_or_else(|| Error::new(format!("usage '{text}'; give both, rowwise or columnwise")))
 }
 
 /// `weight`, `activation` or `gradient`.
@@ -35,7 +46,7 @@ fn role(text: &str) -> Result<Role, Error> {
         "activation" => Ok(Role::Activation),
         "gradient" => Ok(Role::Gradient),
         other => Err(Error::new(format!(
-            "role '{other}'; there are weight, activation and gradient"
+            "role '{other}'; give weight, activation or gradient"
         ))),
     }
 }
@@ -82,6 +93,25 @@ impl Recipe {
         Ok(self.recipe.check(shape)?)
     }
 
+    /// Raises where tensors of the recipe cannot be cast with an encode scale that is given.
+    pub(crate) fn check_encode_scale(&self, encode_scale: f32) -> Result<(), Error> {
+        let quantizers = self.recipe.quantizers(Role::Weight);
+        let of = |orientation| quantizers.of(orientation).kernel.scale.is_delayed();
+        if !of(Orientation::Rowwise) && !of(Orientation::Columnwise) {
+            return Err(Error::new(format!(
+                "encode_scale={encode_scale:?} for {}, whose scales follow from the values; leave it out, or take a recipe whose scales are delayed",
+                self.name()
+            )));
+        }
+        // Codes are decoded by its inverse.
+        if !(encode_scale > 0.0 && encode_scale.is_finite() && encode_scale.recip().is_finite()) {
+            return Err(Error::new(format!(
+                "encode_scale={encode_scale:?} as a float32; give a finite number above 0 whose inverse is finite, too"
+            )));
+        }
+        Ok(())
+    }
+
     /// The multiple at which rows are cut for shards that serve both phases.
     #[getter]
     fn row_quantum(&self) -> usize {
@@ -102,7 +132,7 @@ impl Recipe {
         cols: usize,
         usage: &str,
         stored: bool,
-    ) -> Result<Vec<BufferRow>, Error> {
+    ) -> Result<Vec<Buffer>, Error> {
         let (shape, usage) = (Shape::new(rows, cols), self::usage(usage)?);
         self.check(rows, cols)?;
         let specs = match stored {
@@ -117,15 +147,15 @@ impl Recipe {
             } else {
                 side
             };
-            (
-                spec.key.to_string(),
-                spec.bytes(shape),
+            Buffer {
+                name: spec.key.to_string(),
+                bytes: spec.bytes(shape),
                 rows_first,
-                side,
-                spec.row_bytes(shape),
-                spec.code.bits(),
-                matches!(spec.origin, Origin::TransposeOf(_)),
-            )
+                entry_rows: side,
+                row_bytes: spec.row_bytes(shape),
+                entry_bits: spec.code.bits(),
+                is_transpose: matches!(spec.origin, Origin::TransposeOf(_)),
+            }
         };
         Ok(specs.iter().map(row).collect())
     }

@@ -26,7 +26,7 @@ pub(crate) fn tensor<B: Place>(
         match memory {
             Some(memory) if found == bytes => backend.wrap(memory),
             _ => Err(Error::new(format!(
-                "{} of {} {shape} has {found} bytes where {bytes} belong",
+                "{} of {} {shape} has {found} bytes; give a buffer of {bytes} bytes",
                 spec.key,
                 recipe.name()
             ))),
@@ -45,7 +45,7 @@ fn specs(recipe: AnyRecipe, names: &[&str]) -> Result<Vec<BufferSpec>, Error> {
         }
     }
     Err(Error::new(format!(
-        "{} has no tensor with buffers {}",
+        "{} has no tensor with the buffers {}; give those of one usage (both, rowwise or columnwise)",
         recipe.name(),
         names.join(", ")
     )))

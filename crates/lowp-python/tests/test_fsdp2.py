@@ -69,7 +69,7 @@ class Check:
         assert isinstance(weight, lowp.Tensor), type(weight)
         assert weight.recipe == self.whole.recipe
         for name, buffer in weight.buffers.items():
-            if name in self.whole.buffers and not any(o[0] == name and o[5] for o in weight._store.full.gather.outputs):
+            if name in self.whole.buffers and not any(o.name == name and o.is_derived for o in weight._store.full.gather.outputs):
                 assert torch.equal(buffer, self.whole.buffers[name]), (weight, name)
         assert torch.equal(weight.dequantize(), self.whole.dequantize()), weight
 
@@ -176,7 +176,7 @@ class Gathers(unittest.TestCase):
 
     def test_cuts_off_the_quantum_are_an_error_on_every_rank(self):
         for message in ranks.run(2, off_quantum):
-            self.assertIn("mxfp8-2d is cut at multiples of 32 rows, and 48 is none", message)
+            self.assertIn("mxfp8-2d is cut at multiples of 32 rows, and 48 is not one", message)
 
 
 class Training(unittest.TestCase):

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import unittest
 
 import torch
@@ -156,6 +157,58 @@ class Steps(unittest.TestCase):
         opt._built.rust = rust
         self.assertEqual(opt.last_step()["steps"], 4)
         del kept, other
+
+    def test_parameters_that_are_frozen_or_unfrozen_later_are_an_error(self):
+        for first in (True, False):
+            net = quantized()
+            net[1].bias.requires_grad_(first)
+            opt = lowp.AdamW(net.parameters(), lr=1e-2)
+            steps(net, opt, range(2))
+            before = copy.deepcopy(net.state_dict())
+            net[1].bias.requires_grad_(not first)
+            change = "required gradients .* is frozen now" if first else "requires gradients now"
+            with self.subTest(first=first):
+                with self.assertRaisesRegex(lowp.LowpError, f"parameter 3 of shape \\(64,\\) {change}.*make a new optimizer"):
+                    steps(net, opt, range(2, 3))
+                for name, value in net.state_dict().items():
+                    self.assertTrue(torch.equal(value, before[name]), name)
+                other = lowp.AdamW(net.parameters(), lr=1e-2)
+                other.load_state_dict(opt.state_dict())
+                steps(net, other, range(2, 3))
+                self.assertEqual(other.last_step()["steps"], 3)
+
+    def test_a_graph_of_the_values_before_a_step_is_not_used(self):
+        for name in ("mxfp8-2d", None):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+            if name:
+                lowp.quantize_model_(net, name)
+            opt = lowp.AdamW(net.parameters())
+            loss = net(torch.randn(4, 64)).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)
+            opt.step()
+            with self.subTest(name=name), self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                loss.backward()
+        weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8"))
+        writes = (
+            lambda: weight.quantize_(torch.zeros(64, 64)),
+            lambda: weight.copy_(torch.zeros(64, 64)),
+            lambda: weight.detach().quantize_(torch.zeros(64, 64)),
+            lambda: lowp.cast_master_weights([weight], [torch.zeros(64 * 64)], [0]),
+        )
+        for index, write in enumerate(writes):
+            out = nn.functional.linear(torch.randn(4, 64, requires_grad=True), weight)
+            with torch.no_grad():
+                write()
+            with self.subTest(index=index), self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                out.sum().backward()
+
+    def test_optimizers_are_not_copied_whole(self):
+        opt = lowp.AdamW([nn.Parameter(torch.zeros(2))])
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(lowp.LowpError, "state_dict"):
+                call(opt)
 
     def test_errors_name_the_parameter_and_the_remedy(self):
         net = nn.Linear(8, 8)

@@ -67,7 +67,31 @@ def other_gathers(rank, world):
     return message(lambda: net(torch.ones(4, 64)))
 
 
+def other_rates(rank, world, key, max_norm):
+    """Hyperparameters that one rank changes after the second step, which is skipped on both."""
+    net = sharded()
+    opt = lowp.AdamW(net.parameters(), lr=1e-2, max_norm=max_norm)
+    for step in range(3):
+        for group in opt.param_groups:
+            group["lr"] = 1e-2 / (step + 1)
+        net(torch.ones(4, 64)).sum().backward()
+        opt.step()
+    before = [param.to_local().clone() for param in net.parameters()]
+    if rank == 1:
+        opt.param_groups[0][key] = (0.5, 0.5) if key == "betas" else 0.5
+    found = message(opt.step)
+    for param, old in zip(net.parameters(), before):
+        assert torch.equal(param.to_local(), old)
+    return found
+
+
 class OneOfTwo(unittest.TestCase):
+    def test_hyperparameters_that_differ_in_any_step(self):
+        for key, max_norm in (("lr", 1.0), ("lr", None), ("betas", None), ("eps", None), ("weight_decay", None)):
+            with self.subTest(key=key, max_norm=max_norm):
+                for found in ranks.run(2, other_rates, key, max_norm):
+                    self.assertIn(f"the ranks disagree on {key} (rank 1 of 2 has another than rank 0)", found)
+
     def test_a_missing_gradient(self):
         for own, of_other in zip(*ranks.run(2, missing_gradient)):
             self.assertIn("rank 1 failed: LowpError: parameter 1 of shape (64,) has no gradient", own)

@@ -88,8 +88,22 @@ class Values(unittest.TestCase):
     def test_delayed_scales_may_be_given(self):
         weight = lowp.quantize(values(), "fp8-delayed", encode_scale=16.0)
         self.assertEqual(weight.buffers["tensor_scale"].view(torch.float32).item(), 1 / 16)
-        with self.assertRaisesRegex(lowp.LowpError, "delayed"):
-            lowp.quantize(values(), "mxfp8", encode_scale=16.0)
+        for name, scale, message in (
+            ("mxfp8", 16.0, "encode_scale=16.0 for mxfp8, .* delayed"),
+            ("mxfp8", float("nan"), "encode_scale=NaN for mxfp8"),
+            ("fp8-delayed", float("nan"), "encode_scale=NaN"),
+            ("fp8-delayed", float("inf"), "encode_scale=inf"),
+            ("fp8-delayed", 1e300, "encode_scale=inf as a float32"),
+            ("fp8-delayed", 0.0, "encode_scale=0.0"),
+            ("fp8-delayed", -2.0, "encode_scale=-2.0"),
+            ("fp8-delayed", 1e-45, "encode_scale=1e-45 .*inverse"),
+        ):
+            weight = lowp.quantize(values(), name)
+            before = weight.clone()
+            for call in (lambda: lowp.quantize(values(), name, encode_scale=scale), lambda: weight.quantize_(values() * 2, encode_scale=scale)):
+                with self.subTest(name=name, scale=scale), self.assertRaisesRegex(lowp.LowpError, message):
+                    call()
+            self.assertTrue(torch.equal(weight, before))
 
 
 class Plans(unittest.TestCase):
@@ -162,7 +176,7 @@ class Operations(unittest.TestCase):
             rows = max(recipe.row_quantum, 16)
             source = values((2 * rows, 256))
             weight = lowp.quantize(source, name)
-            transposed = [row[0] for row in recipe.buffers(2 * rows, 256) if row[6]]
+            transposed = [spec.name for spec in recipe.buffers(2 * rows, 256) if spec.is_transpose]
             before, other = weight.clone(), lowp.quantize(source[:rows] * 2, name)
             for write in (lambda part: part.copy_(other), lambda part: part.quantize_(source[:rows] * 2)):
                 with self.subTest(name=name):
@@ -179,7 +193,7 @@ class Operations(unittest.TestCase):
         for name in low():
             rows = max(lowp.Recipe(name).row_quantum, 16)
             weight = lowp.quantize(values((2 * rows, 256)), name)
-            if any(row[6] for row in weight.recipe.buffers(2 * rows, 256)):
+            if any(spec.is_transpose for spec in weight.recipe.buffers(2 * rows, 256)):
                 continue
             weight[:rows].copy_(lowp.quantize(values((rows, 256)) * 2, name))
             if weight._store._stale is None:
@@ -223,6 +237,33 @@ class Operations(unittest.TestCase):
             weight * 2
         with self.assertRaises(NotImplementedError):
             weight * 2
+
+    def test_memory_of_its_own_is_refused(self):
+        import numpy
+
+        weight = lowp.quantize(values(), "mxfp8")
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        for name, call in (
+            ("share_memory_", weight.share_memory_),
+            ("share_memory_", layer.share_memory),
+            ("data_ptr", weight.data_ptr),
+            ("numpy", weight.numpy),
+            ("numpy", lambda: weight.numpy(force=True)),
+            ("__array__", lambda: numpy.asarray(weight)),
+            ("__dlpack__", weight.__dlpack__),
+            ("__dlpack_device__", lambda: torch.from_dlpack(weight)),
+            ("tolist", weight.tolist),
+            ("storage", weight.storage),
+            ("an assignment to .data", lambda: setattr(weight, "data", torch.zeros(SHAPE))),
+        ):
+            with self.subTest(name=name), self.assertRaisesRegex(lowp.UnsupportedOp, f"^{name} of a lowp.Tensor, .*; [a-z]"):
+                call()
+        # Sizes alone, which torch.distributed.checkpoint asks for.
+        self.assertEqual(weight.untyped_storage().size(), weight.nbytes)
+        with self.assertRaises(RuntimeError):
+            weight.untyped_storage().data_ptr()
+        self.assertEqual(layer.double().weight.dtype, torch.float64)
 
     def test_sources_that_do_not_fit(self):
         for message, call in (
@@ -373,11 +414,35 @@ class Models(unittest.TestCase):
                 self.lm_head.weight = self.body.weight
 
         net = Net()
-        self.assertEqual(lowp.quantize_model_(net, "mxfp8", ignore=["lm_head"]), ["body.weight"])
-        self.assertNotIsInstance(net.lm_head.weight, lowp.Tensor)
+        with self.assertRaisesRegex(lowp.LowpError, r"body.weight is lm_head.weight, too.*ignore=\['body.weight'\]"):
+            lowp.quantize_model_(net, "mxfp8", ignore=["lm_head"])
+        self.assertIs(net.lm_head.weight, net.body.weight)
+        self.assertEqual(lowp.quantize_model_(Net(), "mxfp8", ignore=["lm_head", "body"]), [])
         net = Net()
+        net.alias = net.body  # a module in two places
         self.assertEqual(lowp.quantize_model_(net, "mxfp8"), ["body.weight", "lm_head.weight"])
         self.assertIs(net.lm_head.weight, net.body.weight)
+
+    def test_embeddings_that_are_tied_stay_tied(self):
+        net = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64), nn.Linear(64, 64, bias=False))
+        net[2].weight = net[0].weight
+        with self.assertRaisesRegex(lowp.LowpError, r"2.weight is 0.weight, too.*ignore=\['2.weight'\]"):
+            lowp.quantize_model_(net, "mxfp8")
+        self.assertEqual(lowp.quantize_model_(net, "mxfp8", ignore=["2"]), ["1.weight"])
+        self.assertIs(net[2].weight, net[0].weight)
+
+    def test_weights_that_others_multiply_by_are_refused(self):
+        for message, name, net in (
+            ("MultiheadAttention", "self_attn.out_proj.weight", nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)),
+            ("parametrization", "0.weight", nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)))),
+            ("no shape yet", "0.weight", nn.Sequential(nn.LazyLinear(64))),
+        ):
+            with self.subTest(name=name):
+                with self.assertRaisesRegex(lowp.LowpError, f"^{name} .*{message}.*ignore=.'{name}'"):
+                    lowp.quantize_model_(net, "mxfp8")
+                lowp.quantize_model_(net, "mxfp8", ignore=[name])
+                for train in (True, False):
+                    net.train(train)(torch.randn(2, 3, 64))
 
     def test_errors_change_nothing(self):
         net = nn.Sequential(nn.Linear(64, 64), nn.Linear(30, 64))

@@ -14,6 +14,7 @@ from ._model import quantize_model_
 from ._flat import cast_master_weights
 from ._tensor import Tensor, quantize
 from ._plan import Plan, plan
+from . import _full  # what DTensor gathers by
 
 __all__ = [
     "AdamW",

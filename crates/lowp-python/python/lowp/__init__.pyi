@@ -14,6 +14,17 @@ Orientation = Literal["rowwise", "columnwise"]
 Role = Literal["weight", "activation", "gradient"]
 Usage = Literal["both", "rowwise", "columnwise"]
 
+class _Buffer:
+    """A buffer of a tensor: rows that share an entry (0: all), bytes of a physical row, bits of an entry."""
+
+    name: str
+    bytes: int
+    rows_first: bool
+    entry_rows: int
+    row_bytes: int
+    entry_bits: int
+    is_transpose: bool
+
 class Recipe:
     """A recipe with its options. Equal recipes with equal options are equal."""
 
@@ -29,7 +40,8 @@ class Recipe:
     def check(self, rows: int, cols: int) -> None: ...
     def buffers(
         self, rows: int, cols: int, usage: Usage = "both", stored: bool = False
-    ) -> list[tuple[str, int, bool, int, int, int, bool]]: ...
+    ) -> list[_Buffer]: ...
+    def check_encode_scale(self, encode_scale: float) -> None: ...
     def product(self, orientation: Orientation, role: Role = "weight") -> tuple[str, str | None]: ...
     def __hash__(self) -> int: ...
 

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+from torch.autograd.graph import increment_version
+
 from . import _lowp
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory, values
@@ -19,7 +21,8 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
     """
     if not len(model_weights) == len(master_weights) == len(start_offsets):
         raise LowpError(
-            f"{len(model_weights)} weights, {len(master_weights)} masters and {len(start_offsets)} offsets; give one of each for a weight"
+            f"{len(model_weights)} weights, {len(master_weights)} masters and {len(start_offsets)} offsets; give one master and one offset for "
+            "each weight"
         )
     if not model_weights:
         return
@@ -29,6 +32,7 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
         args, alive = _args(model_weights, master_weights, start_offsets)
     _lowp.cast_master_weights(device_of(device), args, ranks)
     del alive
+    increment_version(model_weights)
     for weight in model_weights:
         weight._store.follow_codes()
 
@@ -53,5 +57,5 @@ def _args(model_weights, master_weights, start_offsets):
         )
     devices = {str(weight._store.device) for weight in model_weights}
     if len(devices) > 1:
-        raise LowpError(f"weights on {', '.join(sorted(devices))}; cast those of one device in one call")
+        raise LowpError(f"the weights are on {', '.join(sorted(devices))}; make one call for each device")
     return args, alive

@@ -35,7 +35,8 @@ class Exchange:
         """Fills the full tensor of another shard from here on: the one before a checkpoint or a move replaced the shard."""
         if (full.recipe, full.shape) != (self.store.recipe, self.full):
             raise LowpError(
-                f"a gather of {self.store.recipe!r} {self.full} into a full tensor of {full.recipe!r} {full.shape}; shard the model again"
+                f"FSDP2 holds a full tensor of {full.recipe!r} {full.shape} for a shard of {self.store.recipe!r} {self.full}; call fully_shard "
+                "on a new model"
             )
         # FSDP2 holds that list.
         inner = full.full.inner
@@ -50,20 +51,20 @@ class _Gather:
     def __init__(self, gather, store):
         self.gather = gather
         self.inputs, self.outputs = gather.inputs(), gather.outputs()
-        padded = [empty(bytes, store.device).zero_() for _, bytes, short in self.inputs if short]
+        padded = [empty(sent.bytes, store.device).zero_() for sent in self.inputs if sent.is_padded]
         gather.attach(device_of(store.device), [memory(buffer, keep=True) for buffer in padded])
         padded = iter(padded)
-        self.sends = [next(padded) if short else store.buffers[name] for name, _, short in self.inputs]
+        self.sends = [next(padded) if sent.is_padded else store.buffers[sent.name] for sent in self.inputs]
         self.memory = None
 
     def own_memory(self, device):
         """Memory of the outputs that have their own, without storage until the gather is there."""
         if self.memory is None:
             self.memory = {}
-            for name, bytes, kind, *_ in self.outputs:
-                if kind == "memory":
-                    self.memory[name] = empty(bytes, device)
-                    self.memory[name].untyped_storage().resize_(0)
+            for output in self.outputs:
+                if output.place == "memory":
+                    self.memory[output.name] = empty(output.bytes, device)
+                    self.memory[output.name].untyped_storage().resize_(0)
         return self.memory
 
 
@@ -109,14 +110,14 @@ def pre_all_gather(store, mesh, outer_size, module):
     kept = group is None or not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
     if kept and exchange is not None and not exchange.kept:
         raise UnsupportedOp(
-            "set_reshard_after_forward or set_reshard_after_backward with False behind the first gather: FSDP2 allocated for the codes of one "
-            "phase; call it before the first forward"
+            "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, when FSDP2 had allocated "
+            "memory for the codes of one phase; call it before the first forward"
         )
     if exchange is None:
         exchange = store.exchange = Exchange(store, full, world, mesh.get_local_rank(), kept, mesh.get_group())
     if (exchange.full, exchange.world) != (full, world):
         raise LowpError(
-            f"a gather of {full} over {world} ranks of a shard of {exchange.full} over {exchange.world}; shard the model once"
+            f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {exchange.full} over {exchange.world}; call fully_shard once"
         )
     index = 0 if exchange.kept else int(_is_backward(group))
     gather = exchange.gathers[index]
@@ -137,8 +138,12 @@ def post_all_gather(store, arrived, metadata, full=None):
     exchange = store.exchange
     if full is not None and full is not exchange.gathered:
         exchange.adopt(full)
-    index, sent = metadata
-    gather = exchange.gathers[index]
+    return fill(exchange, *metadata, arrived), exchange.inner
+
+
+def fill(exchange, index, sent, arrived):
+    """The store of the full tensor, with what arrived in it."""
+    store, gather = exchange.store, exchange.gathers[index]
     if exchange.world == 1:
         arrived = gather.sends
     own = gather.own_memory(store.device)
@@ -150,17 +155,18 @@ def post_all_gather(store, arrived, metadata, full=None):
     device = device_of(store.device)
     gather.gather.post(device, sent, [memory(piece) for piece in arrived], [memory(buffer) for buffer in own.values()])
     buffers = {}
-    for name, bytes, kind, source, start, _ in gather.outputs:
-        if kind == "arrived":
-            buffers[name] = arrived[source][start : start + bytes]
-        elif kind == "memory":
+    for output in gather.outputs:
+        name = output.name
+        if output.place == "arrived":
+            buffers[name] = arrived[output.input][output.start : output.start + output.bytes]
+        elif output.place == "memory":
             buffers[name] = own[name]
         else:
             buffers[name] = store.buffers[name]
     full = exchange.gathered
     full.buffers = buffers
-    full.full.gather, full.full.derived = gather, not any(output[5] for output in gather.outputs)
-    return full, exchange.inner
+    full.full.gather, full.full.derived = gather, not any(output.is_derived for output in gather.outputs)
+    return full
 
 
 _GROUPS = weakref.WeakKeyDictionary()
@@ -176,7 +182,7 @@ def _group_of(module):
             _GROUPS[module] = weakref.ref(group)
     if group is not None and getattr(group, "_use_post_forward_mesh", False):
         raise UnsupportedOp(
-            "reshard_after_forward as a number of ranks: FSDP2 reshards plain parameters alone so; give True or False"
+            "reshard_after_forward is a number of ranks, which FSDP2 supports for plain parameters only; give True or False"
         )
     return group
 

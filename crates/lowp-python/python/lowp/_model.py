@@ -10,14 +10,19 @@ from ._plan import as_recipe
 from ._tensor import quantize
 
 
+#: The output projection of torch.nn.MultiheadAttention, which is a linear layer by class alone: attention reads its weight.
+_OF_ATTENTION = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
+
+
 def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
     """Quantizes the weight of every ``torch.nn.Linear`` of ``model`` in place, before ``fully_shard``.
 
     ``ignore`` has patterns as of a shell, of names of modules (``"lm_head"``, ``"*.norm"``) or parameters. The values stay beside the
-    codes in float32 as masters of ``lowp.AdamW`` (``keep_master``), and are sharded with them. Weights that modules share become
+    codes in float32 as masters of ``lowp.AdamW`` (``keep_master``), and are sharded with them. A weight that linear layers share becomes
     one tensor. Returns the names of the parameters that were quantized.
 
-    Raises ``lowp.LowpError``, before anything is changed, where a weight does not fit the recipe.
+    Raises ``lowp.LowpError``, before anything is changed, where a weight does not fit the recipe, where a module that is not a linear
+    layer uses it, too, such as a tied embedding, and for the projection of ``torch.nn.MultiheadAttention``: name it in ``ignore``.
     """
     recipe = as_recipe(recipe, options)
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
@@ -33,11 +38,31 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         if not hit:
             chosen.append((name, module))
     if unused:
-        raise LowpError(f"ignore={sorted(unused)!r} names no module of the model")
+        raise LowpError(f"ignore={sorted(unused)!r} names no module of the model; give names as model.named_modules() has them, or patterns")
+    users = _users(model)
+    modules = {id(module) for _, module in chosen}
     for name, module in chosen:
         weight = module.weight
+        if "weight" not in module._parameters:
+            raise LowpError(
+                f"{name} is computed by a parametrization; remove it (torch.nn.utils.parametrize.remove_parametrizations), or leave the layer "
+                f"out: ignore=[{name!r}]"
+            )
+        if torch.nn.parameter.is_lazy(weight):
+            raise LowpError(f"{name} has no shape yet; run the model once before quantize_model_, or leave it out: ignore=[{name!r}]")
+        if isinstance(module, _OF_ATTENTION):
+            raise LowpError(
+                f"{name} is used by torch.nn.MultiheadAttention, which multiplies by plain values; leave it out: ignore=[{name!r}], or "
+                "ignore=['*.out_proj'] for all of them"
+            )
+        others = [other for user, other in users[id(weight)] if id(user) not in modules]
+        if others:
+            raise LowpError(
+                f"{name} is {', '.join(others)}, too, which is not quantized, so they would be tied no longer; leave it out: "
+                f"ignore=[{name!r}], or give the layer a weight of its own"
+            )
         if hasattr(weight, "_local_tensor"):
-            raise LowpError(f"{name} is a DTensor already; call quantize_model_ before fully_shard")
+            raise LowpError(f"{name} is a DTensor; call quantize_model_ before fully_shard")
         try:
             recipe.check(*weight.shape)
         except LowpError as error:
@@ -53,3 +78,13 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         if type(module) is torch.nn.Linear:
             module.__class__ = Linear
     return [name for name, _ in chosen]
+
+
+def _users(model):
+    """The modules that use each parameter, by its id, with its name in them."""
+    users = {}
+    for module_name, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                users.setdefault(id(param), []).append((module, f"{module_name}.{name}" if module_name else name))
+    return users

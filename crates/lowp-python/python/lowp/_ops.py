@@ -11,6 +11,8 @@ HANDLERS = {}
 
 
 def handles(*ops):
+    """Registers what does ``ops``: overloads, all overloads of one operation, or names of those that are not there yet."""
+
     def register(handler):
         for op in ops:
             HANDLERS[op] = handler
@@ -22,13 +24,40 @@ def handles(*ops):
 def dispatch(cls, func, args, kwargs):
     handler = HANDLERS.get(func)
     if handler is None:
-        handler = HANDLERS.get(func.overloadpacket)
+        handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.name())
     if handler is None:
-        raise UnsupportedOp(
-            f"{func} of a lowp.Tensor, which holds codes; decode it first (.dequantize()), or leave the parameter out of "
-            "quantize_model_ (ignore=[..])"
-        )
+        remedy = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
+        if func.namespace == "c10d" or func is aten.cat.default:
+            remedy = (
+                "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank; load a full state dictionary "
+                "before fully_shard, or sharded states after it"
+            )
+        raise UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {remedy}")
     return handler(func, *args, **kwargs)
+
+
+#: What reads the memory that other tensors have, by what to do in its place.
+_BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
+_MEMORY = {
+    torch.Tensor.data_ptr: f"{_BYTES}; save it with dcp.save, and not dcp.async_save, which copies memory",
+    torch.Tensor.numpy: _BYTES,
+    torch.Tensor.tolist: _BYTES,
+    torch.Tensor.storage: _BYTES,
+    torch.Tensor.__array__: _BYTES,
+    torch.Tensor.__dlpack__: _BYTES,
+    torch.Tensor.__dlpack_device__: _BYTES,
+    torch.Tensor.__cuda_array_interface__.__get__: _BYTES,
+    torch.Tensor.share_memory_: "send the tensor through a queue of torch.multiprocessing, which shares its buffers, or share its .buffers",
+    torch.Tensor.data.__set__: "copy the values or the codes into the tensor that is there (.copy_())",
+}
+
+
+def check_memory(func):
+    """Raises where a function needs memory that a quantized tensor has not: PyTorch would give a null pointer."""
+    remedy = _MEMORY.get(func)
+    if remedy is not None:
+        name = {"__get__": "__cuda_array_interface__", "__set__": "an assignment to .data"}.get(func.__name__, func.__name__)
+        raise UnsupportedOp(f"{name} of a lowp.Tensor, which has no memory beside its buffers of codes and scales; {remedy}")
 
 
 def alias(tensor, flat=None):
@@ -50,7 +79,7 @@ def _clone(func, tensor, memory_format=None):
 def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     store = tensor._store
     if device is not None and torch.device(device).type == "meta":
-        raise UnsupportedOp("a lowp.Tensor on meta: it would have no codes; keep it where it is")
+        raise UnsupportedOp("a lowp.Tensor cannot be moved to meta, where it would have no codes; keep it on its device")
 
     def move(buffer):
         moved = buffer.to(device=device, non_blocking=non_blocking, copy=True)
@@ -58,7 +87,7 @@ def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None
 
     dtype = tensor.dtype if dtype is None else dtype
     if not dtype.is_floating_point:
-        raise UnsupportedOp(f"a lowp.Tensor as {dtype}; decode it first (.dequantize())")
+        raise UnsupportedOp(f"a lowp.Tensor cannot have the dtype {dtype}, only one of floating point; decode it first (.dequantize())")
     return Tensor(store.map(move), dtype, tensor.dim() == 1)
 
 
@@ -67,7 +96,7 @@ def _copy(func, target, source, non_blocking=False):
     if not isinstance(target, Tensor):
         return target.copy_(source.dequantize(dtype=target.dtype).view(source.shape), non_blocking)
     if target.numel() != source.numel():
-        raise LowpError(f"a copy of {tuple(source.shape)} into a lowp.Tensor of {tuple(target.shape)}")
+        raise LowpError(f"a copy of shape {tuple(source.shape)} into a lowp.Tensor of {tuple(target.shape)}; give a source of the same shape")
     if isinstance(source, Tensor):
         if source._store is not target._store:
             target._store.copy_(source._store.map(lambda b: b.to(target.device)) if source.device != target.device else source._store)
@@ -129,14 +158,14 @@ def _split_with_sizes(func, tensor, sizes, dim=0):
 
 def _parts(func, tensor, sizes, dim):
     if dim % tensor.dim() != 0 or tensor.dim() != 2:
-        raise UnsupportedOp(f"{func} of a lowp.Tensor along axis {dim}; its rows (axis 0) can be cut")
+        raise UnsupportedOp(f"{func} of a lowp.Tensor along axis {dim}; only its rows (axis 0) can be cut: decode it first (.dequantize())")
     store = tensor._store
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     quantum = store.recipe.row_quantum
     off = [start for start in starts if start % quantum and start < store.rows]
     if off:
         raise LowpError(
-            f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is none; "
+            f"{store.rows} rows in parts of {sizes[0]}: {store.recipe.name} is cut at multiples of {quantum} rows, and {off[0]} is not one; "
             f"choose a matrix of a multiple of {quantum * len(sizes)} rows, another number of ranks, a recipe with smaller blocks, or leave "
             "it out of quantize_model_ (ignore=[..])"
         )
@@ -152,7 +181,10 @@ def _slice(func, tensor, dim=0, start=None, end=None, step=1):
     if step == 1 and (start, end) == (0, length):
         return alias(tensor)
     if step != 1 or dim % tensor.dim() != 0 or tensor.dim() != 2:
-        raise UnsupportedOp(f"slice {start}:{end}:{step} of axis {dim} of a lowp.Tensor; its rows can be cut, in steps of 1")
+        raise UnsupportedOp(
+            f"slice {start}:{end}:{step} along axis {dim} of a lowp.Tensor; only its rows (axis 0) can be cut, in steps of 1: decode it first "
+            "(.dequantize())"
+        )
     return Tensor(tensor._store.slice(start, max(start, end)), tensor.dtype)
 
 
@@ -168,7 +200,10 @@ def _view(func, tensor, size):
         return alias(tensor, flat=False)
     if size == [store.rows * store.cols]:
         return alias(tensor, flat=True)
-    raise UnsupportedOp(f"a view of a lowp.Tensor of {tuple(tensor.shape)} as {tuple(size)}; it can be flat, or as it was")
+    raise UnsupportedOp(
+        f"a view of a lowp.Tensor of {tuple(tensor.shape)} as {tuple(size)}; it can be {store.shape} or flat: decode it first "
+        "(.dequantize())"
+    )
 
 
 @handles(aten.as_strided)
@@ -176,7 +211,10 @@ def _as_strided(func, tensor, size, stride, storage_offset=None):
     store = tensor._store
     if tuple(size) == store.shape and tuple(stride) == (store.cols, 1) and not storage_offset:
         return alias(tensor, flat=False)
-    raise UnsupportedOp(f"as_strided of a lowp.Tensor of {tuple(tensor.shape)} as {tuple(size)} with strides {tuple(stride)}")
+    raise UnsupportedOp(
+        f"as_strided of a lowp.Tensor of {tuple(tensor.shape)} as {tuple(size)} with strides {tuple(stride)}; decode it first "
+        "(.dequantize())"
+    )
 
 
 @handles(aten.equal)

@@ -1,5 +1,6 @@
 """``lowp.AdamW``: one fused update and cast of all parameters."""
 
+import contextlib
 from types import SimpleNamespace
 
 import torch
@@ -44,19 +45,25 @@ class AdamW(torch.optim.Optimizer):
         capturable=False,
     ):
         if moments_dtype not in (_F32, _BF16):
-            raise LowpError(f"moments in {moments_dtype}; there are torch.float32 and torch.bfloat16")
+            raise LowpError(f"moments_dtype={moments_dtype}; give torch.float32 or torch.bfloat16")
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.moments_dtype, self.capturable = moments_dtype, capturable
         self._built = None
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
-        # What was loaded, for the plan: (applied, skipped), and delayed scales by parameter.
+        # What was loaded, for the plan: (applied, skipped), and the delayed scales of parameters.
         self._counts, self._delayed = None, {}
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     def add_param_group(self, param_group):
         if getattr(self, "_built", None) is not None:
-            raise LowpError("a group added after the first step; the step is planned: make a new optimizer")
+            raise LowpError("add_param_group after the first step, which planned all groups; make a new optimizer")
         super().add_param_group(param_group)
+
+    def __getstate__(self):
+        raise LowpError(
+            "a lowp.AdamW cannot be copied or pickled, because its step is planned over the memory of its parameters; make a new optimizer over "
+            "the other parameters and load the state_dict() of this one"
+        )
 
     # A step.
 
@@ -70,30 +77,34 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         built = self._built or self._build()
         capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with built.alone():
+            built.check_trained()
         if not capturing:
             if built.moved():
                 built = self._rebuild()
         grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
-                raise LowpError("a step in a capture of a CUDA graph; make the optimizer with capturable=True")
+                raise LowpError("step() in the capture of a CUDA graph; make the optimizer with capturable=True")
             if built not in self._captured:
                 self._captured.append(built)
             if built.moved():
-                raise LowpError("a capture of a step over parameters in other memory than before; take a step before it")
+                raise LowpError("step() in the capture of a CUDA graph after parameters moved to other memory; take a step before the capture")
             built.rust.again(device_of(built.device), grads)
         else:
             same, built.known = grads is built.known, None
             args = (None if same else grads, self._groups(), float(grad_scale), self.max_norm, self.skip_nonfinite)
             built.rust.step(device_of(built.device), *args)
             built.known = grads
+        built.note_step()
         del alive
         return loss
 
     def last_step(self):
-        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``, ``skipped``. Waits for it."""
+        """What became of the last step: ``applied``, ``grad_norm`` (``None`` where it was not taken), ``nonfinite``, ``clip``, ``steps``,
+        ``skipped``. Waits for it."""
         if self._built is None:
-            raise LowpError("no step was taken yet")
+            raise LowpError("last_step() before the first step(); call it after")
         return self._built.rust.report()
 
     def _groups(self):
@@ -112,7 +123,10 @@ class AdamW(torch.optim.Optimizer):
             return state
         local = _local(param)
         if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
-            raise LowpError(f"a parameter of shape {tuple(local.shape)} that is not contiguous; make it so before the optimizer")
+            raise LowpError(
+                f"a parameter of shape {tuple(local.shape)} with strides {tuple(local.stride())} is not contiguous; call .contiguous() before "
+                "the optimizer is made"
+            )
         if isinstance(local, Tensor):
             master = local._store.master
             if master is None:
@@ -122,7 +136,10 @@ class AdamW(torch.optim.Optimizer):
         elif local.dtype == _BF16:
             state["master"] = _like(param, local.detach().float().contiguous())
         elif local.dtype != _F32:
-            raise LowpError(f"a parameter in {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor")
+            raise LowpError(
+                f"a parameter of shape {tuple(local.shape)} has the dtype {local.dtype}; lowp.AdamW updates float32, bfloat16 and lowp.Tensor: "
+                "convert it"
+            )
         zeros = lambda: torch.zeros(tuple(local.shape), dtype=self.moments_dtype, device=local.device)
         state["exp_avg"], state["exp_avg_sq"] = _like(param, zeros()), _like(param, zeros())
         state["step"] = torch.tensor(0.0)
@@ -131,7 +148,7 @@ class AdamW(torch.optim.Optimizer):
     def _build(self):
         built = _Built(self)
         # Codes that were loaded stay as they are, where their delayed scales were, too.
-        unknown = (n not in self._delayed and built.rust.delayed(n) for n in range(len(built.params)))
+        unknown = (param not in self._delayed and built.rust.delayed(index) for index, param in enumerate(built.params))
         if self._counts is None or any(unknown):
             built.rust.calibrate()
         self._built = built
@@ -143,7 +160,7 @@ class AdamW(torch.optim.Optimizer):
         the parameter."""
         old = self._built
         self._counts = old.rust.counts()
-        self._delayed = {n: states for n in range(len(old.params)) if (states := old.rust.delayed(n))}
+        self._delayed = {param: states for index, param in enumerate(old.params) if (states := old.rust.delayed(index))}
         for param, place in zip(old.params, old.places):
             local = _local(param)
             if not isinstance(local, Tensor):
@@ -168,8 +185,9 @@ class AdamW(torch.optim.Optimizer):
         """Gives the plan the counts and delayed scales that were loaded."""
         if self._counts is not None:
             self._built.rust.set_counts(*self._counts)
-        for index, states in self._delayed.items():
-            self._built.rust.set_delayed(index, states)
+        for index, param in enumerate(self._built.params):
+            if param in self._delayed:
+                self._built.rust.set_delayed(index, self._delayed[param])
         self._counts, self._delayed = None, {}
 
     def state_dict(self):
@@ -191,8 +209,10 @@ class AdamW(torch.optim.Optimizer):
         groups, saved = self.param_groups, state_dict["param_groups"]
         sizes = [[len(group["params"]) for group in of] for of in (groups, saved)]
         if sizes[0] != sizes[1]:
-            raise LowpError(f"a state of groups of {sizes[1]} parameters; the optimizer has groups of {sizes[0]}")
-        index = 0
+            raise LowpError(
+                f"the state has groups of {sizes[1]} parameters, and the optimizer has groups of {sizes[0]}; make it over the same "
+                "groups"
+            )
         self._counts, self._delayed = None, {}
         for group, other in zip(groups, saved):
             group.update({key: value for key, value in other.items() if key != "params"})
@@ -201,8 +221,7 @@ class AdamW(torch.optim.Optimizer):
                     continue
                 values = state_dict["state"].get(number)
                 if values is not None:
-                    self._load_param(param, index, values)
-                index += 1
+                    self._load_param(param, values)
         if not state_dict["state"]:
             self._forget()
         if self._built is not None:
@@ -220,16 +239,22 @@ class AdamW(torch.optim.Optimizer):
         if self._built is not None:
             self._counts = (0, 0)
 
-    def _load_param(self, param, index, values):
+    def _load_param(self, param, values):
         state = self._param_state(param)
         for key in ("master", "exp_avg", "exp_avg_sq"):
             if key not in state:
                 continue
             if key not in values:
-                raise LowpError(f"a state without {key}; it is of another optimizer, or of a parameter in another dtype")
+                raise LowpError(
+                    f"the state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
+                    "the same dtype"
+                )
             own, new = _local(state[key]), _local(values[key])
             if own.shape != new.shape:
-                raise LowpError(f"{key} of shape {tuple(new.shape)} for one of {tuple(own.shape)}: other shards, or another model")
+                raise LowpError(
+                    f"the state has a {key} of shape {tuple(new.shape)} where {tuple(own.shape)} belongs; load the state of the same model and "
+                    "shards"
+                )
             own.copy_(new)
         self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
         # Also for a state_dict before the first step.
@@ -237,24 +262,22 @@ class AdamW(torch.optim.Optimizer):
         state.pop("scales", None)
         if "scales" in values:
             state["scales"] = values["scales"].clone()
-            self._delayed[index] = [(row[0], row[1:]) for row in values["scales"].tolist()]
+            self._delayed[param] = [(scale, history) for scale, *history in values["scales"].tolist()]
 
 
 class _Built:
     """The planned step, with the tensors that it works on."""
 
     def __init__(self, optimizer):
-        self.params = []
-        for number, group in enumerate(optimizer.param_groups):
-            for param in group["params"]:
-                if param.requires_grad:
-                    self.params.append(param)
+        self.all = [param for group in optimizer.param_groups for param in group["params"]]
+        self.trained = [param.requires_grad for param in self.all]
+        self.params = [param for param, trained in zip(self.all, self.trained) if trained]
         if not self.params:
-            raise LowpError("no parameter requires gradients")
+            raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those that train")
         self.device = _local(self.params[0]).device
         others = {str(_local(p).device) for p in self.params} - {str(self.device)}
         if others:
-            raise LowpError(f"parameters on {self.device} and {', '.join(sorted(others))}; an optimizer updates those of one device")
+            raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
         self.ranks, mesh = _ranks_of(self.params, self.device)
         with together(self.ranks):
             args = self._args(optimizer, mesh)
@@ -280,25 +303,47 @@ class _Built:
                 if key in state and _local(state[key]).device != self.device:
                     raise LowpError(
                         f"{key} of parameter {index} on {_local(state[key]).device}, and the parameter on {self.device}; make the optimizer "
-                        "behind the move of the model, and load its state then"
+                        "after the model was moved, and load its state then"
                     )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
         halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
         halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
+        self.steps = 0  # each counts as one write of every parameter
         self.halves = [(local, _local(optimizer.state[param]["master"]), local._version) for param, local in halves]
+        self.written = self.params + [_local(param) for param, _ in self.shards]
         self.alive = alive  # until Rust has them
         return args
 
     def ready(self, capturing):
         """Gradients of a step, for which this rank may fail alone: the others get its message."""
-        try:
+        with self.alone():
             if not capturing:
                 self.follow_writes()
             return self.grads()
+
+    @contextlib.contextmanager
+    def alone(self):
+        """What may fail on this rank alone: the others get its message."""
+        try:
+            yield
         except Exception as error:
             if self.ranks is not None:
                 self.rust.abort(f"{type(error).__name__}: {error}")
             raise
+
+    def check_trained(self):
+        """Raises where other parameters require gradients than in the step that was planned."""
+        # Else each look at a lowp.Tensor is a call of __torch_function__.
+        with torch._C.DisableTorchFunctionSubclass():
+            now = [param.requires_grad for param in self.all]
+        if now == self.trained:
+            return
+        index = next(index for index, (new, old) in enumerate(zip(now, self.trained)) if new != old)
+        change = "requires gradients now and did not in the first step" if now[index] else "required gradients in the first step and is frozen now"
+        raise LowpError(
+            f"parameter {index} of shape {tuple(self.all[index].shape)} {change}; the step is planned for the parameters that train, and counts "
+            "its steps for all of them together: make a new optimizer, and load the state_dict() of this one where its moments should stay"
+        )
 
     def moved(self):
         """Whether a parameter lies elsewhere than planned."""
@@ -314,16 +359,21 @@ class _Built:
                 return True
         return False
 
+    def note_step(self):
+        """Has autograd know that a step wrote the parameters: a graph that saved them is not walked with other values."""
+        torch.autograd.graph.increment_version(self.written)
+        self.steps += 1
+
     def note_writes(self):
         """Takes bfloat16 parameters for what their masters say."""
-        self.halves = [(local, _local(master), local._version) for local, master, _ in self.halves]
+        self.halves = [(local, _local(master), local._version - self.steps) for local, master, _ in self.halves]
 
     def follow_writes(self):
         """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
         for index, (local, master, version) in enumerate(self.halves):
-            if local._version != version:
+            if local._version - self.steps != version:
                 _follow(master, local)
-                self.halves[index] = (local, master, local._version)
+                self.halves[index] = (local, master, local._version - self.steps)
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
@@ -378,7 +428,7 @@ def _arg(name, group, param, state, grad, mesh):
         shape = (local.shape[0], param.numel() // param.shape[0]) if param.dim() and param.shape[0] else (1, param.numel())
         recipe = as_recipe("bf16" if local.dtype == _BF16 else "fp32", {})
         # A float32 parameter is its own master, and nothing is cast.
-        names = [row[0] for row in recipe.buffers(*shape)] if local.dtype == _BF16 else []
+        names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
         buffers = [(name, memory(local.detach(), keep=True)) for name in names]
     master = _local(state["master"]) if "master" in state else local.detach()
     exp_avg, exp_avg_sq = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
@@ -446,12 +496,15 @@ def _ranks_of(params, device):
     for param in sharded:
         if param.device_mesh != mesh or tuple(param.placements) != placements:
             raise LowpError(
-                f"parameters over {mesh} as {placements} and over {param.device_mesh} as {tuple(param.placements)}; make an optimizer for "
-                "each of them"
+                f"some parameters are sharded over {mesh} as {placements} and others over {param.device_mesh} as {tuple(param.placements)}; make an "
+                "optimizer for each"
             )
     last = placements[-1]
     if not (last.is_shard() and last.dim == 0) or any(not p.is_replicate() for p in placements[:-1]):
-        raise LowpError(f"parameters as {placements}; lowp.AdamW updates rows of FSDP2: Shard(0), behind Replicate() for HSDP")
+        raise LowpError(
+            f"the parameters are sharded as {placements}; lowp.AdamW updates the rows of FSDP2, (Shard(0),), and of HSDP, (Replicate(), "
+            "Shard(0))"
+        )
     replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
     if len(sharded) != len(params) and mesh.size() > 1:
         plain = next(tuple(p.shape) for p in params if _local(p) is p)

@@ -22,6 +22,6 @@ def as_recipe(recipe, options):
     """A recipe by its name and options, or as it is."""
     if isinstance(recipe, Recipe):
         if options:
-            raise _lowp.LowpError(f"options {sorted(options)} beside {recipe!r}, which has its options; give its name")
+            raise _lowp.LowpError(f"options {sorted(options)} beside {recipe!r}, which has its own; give the name of the recipe with options")
         return recipe
     return Recipe(recipe, **options)

@@ -41,13 +41,17 @@ class Ranks:
 
     def agree(self, what, text):
         """Raises on every rank unless all give the same text."""
+        for rank, other in enumerate(self.collect(what, text)):
+            if other != text:
+                raise LowpError(f"ranks disagree on {what}: rank {self.rank} has {text}; rank {rank} has {other}")
+
+    def collect(self, what, text):
+        """The texts of all ranks. Raises on every rank where one failed."""
         texts = self.exchange(f"agree on {what}", _WELL + text.encode())
         for rank, bytes in enumerate(texts):
             if bytes[:1] == _FAILED:
                 raise LowpError(f"rank {rank} failed: {bytes[1:].decode()}")
-            other = bytes[1:].decode()
-            if other != text:
-                raise LowpError(f"ranks disagree on {what}: rank {self.rank} has {text}; rank {rank} has {other}")
+        return [bytes[1:].decode() for bytes in texts]
 
     def fail(self, message):
         """Tells the others, in the round in which they wait, that this rank failed."""

@@ -19,6 +19,8 @@ class Store:
         self.full = None  # what FSDP2 gathered: Gathered
         self.blank = False  # zeros that FSDP2 copies a shard into
         self.token = None  # its number in compiled graphs
+        self.unpadded = None  # the rows behind a number of rows that DTensor padded
+        self.held = False  # whether Rust holds the memory of the buffers
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
@@ -27,8 +29,8 @@ class Store:
     def empty(cls, recipe, rows, cols, device, usage="both", stored=False, zeros=False):
         """Buffers without content, or of zeros."""
         make = torch.zeros if zeros else torch.empty
-        rows_of = recipe.buffers(rows, cols, usage, stored)
-        buffers = {row[0]: make(row[1], dtype=torch.uint8, device=device) for row in rows_of}
+        specs = recipe.buffers(rows, cols, usage, stored)
+        buffers = {spec.name: make(spec.bytes, dtype=torch.uint8, device=device) for spec in specs}
         return cls(recipe, rows, cols, buffers, device)
 
     @classmethod
@@ -39,11 +41,11 @@ class Store:
         recipe.check(rows, cols)
         what = f"{recipe.name} {rows}x{cols}"
         kinds = [(usage, stored) for usage in ("both", "rowwise", "columnwise") for stored in (False, True)]
-        expected = [{row[0]: row[1] for row in recipe.buffers(rows, cols, *kind)} for kind in kinds]
+        expected = [{spec.name: spec.bytes for spec in recipe.buffers(rows, cols, *kind)} for kind in kinds]
         names = sorted(buffers)
         found = next((of for of in expected if sorted(of) == names), None)
         if found is None:
-            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; it has {', '.join(expected[0])}")
+            raise LowpError(f"{what} with buffers {', '.join(names) or 'none'}; give {', '.join(expected[0])}")
         for name, buffer in buffers.items():
             _check_memory(f"{name} of {what}", buffer, torch.uint8, (found[name],))
         devices = {buffer.device for buffer in buffers.values()}
@@ -51,7 +53,7 @@ class Store:
             _check_memory(f"the master of {what}", master, torch.float32, (rows, cols))
             devices.add(master.device)
         if len(devices) != 1:
-            raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; its buffers and its master are on one device")
+            raise LowpError(f"{what} on {', '.join(sorted(map(str, devices)))}; move its buffers and its master to one device")
         return cls(recipe, rows, cols, dict(buffers), devices.pop(), master)
 
     @property
@@ -65,12 +67,13 @@ class Store:
     def named(self, keep=False):
         """The buffers as Rust takes them."""
         self.check_whole()
+        self.held = self.held or keep
         return [(name, memory(buffer, keep)) for name, buffer in self.buffers.items()]
 
     def specs(self, stored=False):
         """What is known of the buffers, by name."""
-        rows = self.recipe.buffers(self.rows, self.cols, "both", stored)
-        return {row[0]: row for row in rows}
+        specs = self.recipe.buffers(self.rows, self.cols, "both", stored)
+        return {spec.name: spec for spec in specs}
 
     def slice(self, start, end):
         """Rows ``start`` to ``end``, with the buffers that a shard stores; those whose rows come first are views."""
@@ -78,6 +81,8 @@ class Store:
         start = min(start, end)
         if (start, end) == (0, self.rows):
             return self
+        if self.unpadded is not None and (start, end) == (0, self.unpadded.rows):
+            return self.unpadded
         quantum = self.recipe.row_quantum
         if start % quantum or (end % quantum and end != self.rows):
             if not (start == 0 and self.blank):
@@ -99,19 +104,19 @@ class Store:
     def _cuts(self, start, end):
         """The parts of the buffers that hold rows ``start`` to ``end``, as views, and whether all rows share them."""
         cuts = {}
-        for name, _, rows_first, side, row_bytes, bits, _ in self.specs(stored=True).values():
+        for name, spec in self.specs(stored=True).items():
             if name not in self.buffers:
-                raise UnsupportedOp(f"rows of a tensor without {name}; quantize it for both directions")
-            buffer = self.buffers[name]
-            if side == 0:
+                raise UnsupportedOp(f"rows of a tensor without {name}; quantize it for both directions (usage='both')")
+            buffer, row_bytes = self.buffers[name], spec.row_bytes
+            if spec.entry_rows == 0:
                 cuts[name] = (buffer, True)
                 continue
-            first, last = start // side, -(-end // side)
-            if rows_first:
+            first, last = start // spec.entry_rows, -(-end // spec.entry_rows)
+            if spec.rows_first:
                 cuts[name] = (buffer[first * row_bytes : last * row_bytes], False)
             else:
                 table = buffer.view(-1, row_bytes) if row_bytes else buffer.view(0, 0)
-                cuts[name] = (table[:, first * bits // 8 : -(-last * bits // 8)], False)
+                cuts[name] = (table[:, first * spec.entry_bits // 8 : -(-last * spec.entry_bits // 8)], False)
         return cuts
 
     def prefix(self, rows):
@@ -126,8 +131,8 @@ class Store:
         """Zeros for so many rows, with what all rows share: a rank without rows gets no copy of it."""
         store = Store.empty(self.recipe, rows, self.cols, self.device, stored=True, zeros=True)
         store.blank = True
-        for name, _, _, side, *_ in store.specs(stored=True).values():
-            if side == 0 and name in self.buffers:
+        for name, spec in store.specs(stored=True).items():
+            if spec.entry_rows == 0 and name in self.buffers:
                 store.buffers[name].copy_(self.buffers[name])
         return store
 
@@ -175,9 +180,12 @@ class Store:
         if self._window is None:
             return
         whole, start, end = self._window
-        transposed = [name for name, spec in whole.specs().items() if spec[6] and name in whole.buffers]
+        transposed = [name for name, spec in whole.specs().items() if spec.is_transpose and name in whole.buffers]
         if transposed:
-            raise UnsupportedOp(f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose")
+            raise UnsupportedOp(
+                f"a copy into rows {start} to {end} of a tensor that holds {', '.join(transposed)}, a transpose of the whole; copy into the "
+                "whole tensor"
+            )
 
     def _write_back(self):
         """Brings rows that were written to the tensor that they were cut out of."""
@@ -187,7 +195,10 @@ class Store:
             if shared and not torch.equal(cut, self.buffers[name]):
                 # A checkpoint that other ranks saved comes in parts: the other rows must follow.
                 if whole._stale is not None:
-                    raise LowpError(f"rows {start} to {end} of {whole.rows} with another {name} than rows that were copied before")
+                    raise LowpError(
+                        f"rows {start} to {end} of {whole.rows} have another {name} than rows that were copied before; copy rows of one "
+                        "tensor"
+                    )
                 whole._stale = torch.ones(whole.rows, dtype=torch.bool)
                 cut.copy_(self.buffers[name])
             if not shared:
@@ -202,7 +213,12 @@ class Store:
             self.shard.begin_write()
 
     def check_whole(self):
-        """Raises where a part of the rows was replaced and the others are of another scale."""
+        """Raises where a part of the rows was replaced and the others are of another scale, or where rows are padding."""
+        if self.unpadded is not None:
+            raise UnsupportedOp(
+                f"{self.rows} rows of which {self.unpadded.rows} are there and the rest is padding; take those rows first "
+                f"([:{self.unpadded.rows}])"
+            )
         if self._stale is not None:
             rows = int(self._stale.sum())
             raise LowpError(f"{rows} of {self.rows} rows are of another scale than the rest, which was replaced; copy those rows, too")
@@ -224,6 +240,8 @@ class Store:
     def quantize_(self, values, dtype, encode_scale=None):
         """Casts values into all buffers, and into the tensor that they were cut out of."""
         self._check_window()
+        if encode_scale is not None:
+            self.recipe.check_encode_scale(encode_scale)
         self.begin_rewrite()
         _lowp.quantize(
             device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
@@ -252,7 +270,8 @@ class Store:
             return
         if not self.serves(orientation):
             raise UnsupportedOp(
-                f"{orientation} codes of a weight that FSDP2 gathered for the other phase, such as a forward that activation checkpointing "
+                f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase, such as a forward that activation "
+                "checkpointing "
                 "repeats in the backward; give that module reshard_after_forward=False, which gathers both directions at once"
             )
         if orientation == "columnwise":
@@ -268,7 +287,7 @@ def _check_memory(what, tensor, dtype, shape):
     plain = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
     if not plain or tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
         found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise LowpError(f"{what} is {found}; it is contiguous {dtype} {shape}")
+        raise LowpError(f"{what} is {found}; give a contiguous tensor of {dtype} {shape}")
 
 
 _CASTS = {}

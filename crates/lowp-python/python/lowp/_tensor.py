@@ -1,9 +1,11 @@
 """``lowp.Tensor``: a quantized matrix as a tensor of PyTorch."""
 
+from multiprocessing.reduction import ForkingPickler
+
 import torch
 
 from . import _compile, _fsdp, _linear, _ops
-from ._errors import LowpError
+from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
@@ -63,11 +65,12 @@ class Tensor(torch.Tensor):
     def quantize_(self, source, *, encode_scale=None):
         """Casts ``source``, of the same shape, into the buffers."""
         if source.shape != self.shape:
-            raise LowpError(f"{tuple(source.shape)} values into a lowp.Tensor of {tuple(self.shape)}")
+            raise LowpError(f"values of shape {tuple(source.shape)} for a lowp.Tensor of {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
         self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
         if self._store.master is not None:
             self._store.master.copy_(source)
+        torch.autograd.graph.increment_version(self)
         return self
 
     def __repr__(self, *, tensor_contents=None):
@@ -90,6 +93,7 @@ class Tensor(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.linear:
             return _linear.linear(*args, **(kwargs or {}))
+        _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -105,7 +109,7 @@ class Tensor(torch.Tensor):
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The full tensor of what arrived; ``out`` is filled again in place."""
         if out is not None and not isinstance(out, Tensor):
-            raise LowpError(f"a gather of a lowp.Tensor into a {type(out).__name__}; shard the model again")
+            raise LowpError(f"FSDP2 gathers a lowp.Tensor into a {type(out).__name__}; call fully_shard on a new model")
         full = None if out is None else out._store
         store, inner = _fsdp.post_all_gather(self._store, all_gather_outputs, metadata, full)
         if out is not None:
@@ -136,11 +140,11 @@ class Tensor(torch.Tensor):
     def __reduce_ex__(self, protocol):
         store = self._store
         if store.full is not None:
-            raise LowpError("a gathered tensor is not saved; save the state_dict of the sharded model")
+            raise LowpError("a tensor that FSDP2 gathered cannot be saved, since its memory is freed; save the state_dict of the sharded model")
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
-        state = (recipe, store.shape, self.dtype, self.dim() == 1, dict(store.buffers), store.master, self.requires_grad)
-        return (_rebuild, state)
+        flat, is_param = self.dim() == 1, getattr(self, "_is_param", False)
+        return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.master, self.requires_grad, is_param))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -154,17 +158,31 @@ def _as_parameter(tensor):
     return torch.nn.Parameter(tensor, requires_grad=tensor.requires_grad)
 
 
-def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad):
+def _rebuild(recipe, shape, dtype, flat, buffers, master, requires_grad, is_param=False):
     """A tensor of what ``torch.save`` wrote."""
     name, options = recipe
     store = Store.of(as_recipe(name, options), shape, buffers, master)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise LowpError(f"a saved lowp.Tensor of dtype {dtype!r}; it has one of floating point")
-    tensor = Tensor(store, dtype, bool(flat))
-    return tensor.requires_grad_(bool(requires_grad))
+        raise LowpError(f"a saved lowp.Tensor has the dtype {dtype!r}, and not one of floating point; save it again from the tensor")
+    tensor = Tensor(store, dtype, bool(flat)).requires_grad_(bool(requires_grad))
+    return _as_parameter(tensor) if is_param else tensor
 
 
 torch.serialization.add_safe_globals([_rebuild])
+
+
+def _send(tensor):
+    """A tensor for another process, which shares its buffers: PyTorch moves them to shared memory."""
+    store = tensor._store
+    if store.held and not all(buffer.is_shared() for buffer in store.buffers.values()):
+        raise UnsupportedOp(
+            "a lowp.Tensor cannot be sent to another process after its first gather or step, which are planned over its memory, since sharing "
+            "moves that; send a copy (.detach().clone()), or send it before"
+        )
+    return tensor.__reduce_ex__(2)
+
+
+ForkingPickler.register(Tensor, _send)
 
 
 @torch.no_grad()
@@ -180,7 +198,7 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     """
     recipe = as_recipe(recipe, options)
     if source.dim() != 2:
-        raise LowpError(f"a tensor of {source.dim()} axes; lowp quantizes matrices: reshape it to two axes")
+        raise LowpError(f"a tensor of {source.dim()} axes, {tuple(source.shape)}; lowp quantizes matrices: reshape it to two axes")
     if source.device.type == "meta":
         raise LowpError("a tensor on meta has no values to quantize; materialize it first (to_empty, then its initial values)")
     dtype = source.dtype if source.dtype.is_floating_point else torch.float32
