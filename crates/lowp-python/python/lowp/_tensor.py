@@ -93,7 +93,8 @@ class Tensor(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.linear:
             return _linear.linear(*args, **(kwargs or {}))
-        _ops.check_memory(func)
+        if not torch.compiler.is_compiling():
+            _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
