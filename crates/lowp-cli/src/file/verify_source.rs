@@ -301,8 +301,8 @@ impl<'c, 'a> Check<'c, 'a> {
     }
 }
 
-/// Bytes from which two threads compare.
-const LARGE: usize = 1 << 20;
+/// Bytes from which two threads compare. Fewer are compared before a second thread runs, on a machine that has other work.
+const LARGE: usize = 4 << 20;
 
 /// The first of `bytes` that is not that of `tensor`, where they begin at byte `at`.
 fn compare(tensor: &Tensor<'_>, at: usize, bytes: &[u8]) -> Result<Option<Byte>> {
