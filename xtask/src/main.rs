@@ -1,6 +1,7 @@
 //! `cargo xtask`: the build and test commands of the workspace. `cargo xtask --help` lists them.
 
 mod bench;
+mod bench_files;
 mod ci;
 mod command;
 mod cuda;
@@ -62,6 +63,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Time the file commands in memory-backed files, as multiples of `cp`; a bar that is missed fails.
+    BenchFiles(bench_files::Options),
 }
 
 fn main() -> ExitCode {
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
         Task::Wheel(options) => wheel::wheel(&options),
+        Task::BenchFiles(options) => bench_files::bench_files(&options),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };
     match done {

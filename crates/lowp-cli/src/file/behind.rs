@@ -1,7 +1,8 @@
 //! [`Behind`]: a file whose bytes are written beside the work that makes them.
 
+use super::place::Place;
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io;
 use std::mem;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -15,21 +16,27 @@ const SMALL: usize = 64 << 10;
 const SCATTERED: usize = 16 << 10;
 /// Bytes of full buffers that may wait for the writer.
 const WAITING: usize = 4 << 20;
-/// Most bytes of what is [`Later`] that wait for the writer while others are made.
-const BESIDE: usize = 256 << 20;
-/// Bytes of what is [`Later`] that are read at a time: they stay in the cache until they are written.
-const READ: usize = 256 << 10;
 
 /// Bytes that the writer reads where they are, when their turn comes.
 pub(super) trait Later: Send {
     /// Number of bytes.
     fn len(&self) -> usize;
 
-    /// Copies them from byte `start` on.
+    /// Hands them to `take`, piece by piece.
     ///
     /// # Errors
-    /// They cannot be read.
-    fn read(&self, start: usize, bytes: &mut [u8]) -> io::Result<()>;
+    /// They cannot be read, or whatever `take` returns.
+    fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>;
+}
+
+impl Later for Vec<u8> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        take(self)
+    }
 }
 
 /// A file that is written place by place. One that is shorter than a chunk is written by the caller alone.
@@ -59,14 +66,14 @@ struct Writer {
 /// What is written to one place.
 enum Job {
     Here(Vec<u8>),
-    Later(Box<dyn Later>),
+    Later(Place, Box<dyn Later>),
 }
 
 impl Job {
     fn len(&self) -> usize {
         match self {
             Self::Here(bytes) => bytes.len(),
-            Self::Later(bytes) => bytes.len(),
+            Self::Later(_, bytes) => bytes.len(),
         }
     }
 }
@@ -144,27 +151,29 @@ impl Behind {
         }
     }
 
-    /// Writes `bytes` to the place that begins at byte `at`, beside whatever comes next.
+    /// Writes `bytes` to their `place` in what begins at byte `at`, beside whatever comes next.
     ///
     /// # Errors
     /// As [`Behind::write_at`]; these cannot be read.
-    pub(super) fn write_later(&mut self, at: u64, bytes: Box<dyn Later>) -> io::Result<()> {
-        self.flush()?;
-        let len = bytes.len();
-        self.at = at + len as u64;
+    pub(super) fn write_later(
+        &mut self,
+        at: u64,
+        place: Place,
+        bytes: Box<dyn Later>,
+    ) -> io::Result<()> {
         if self.chunk < CHUNK {
-            return put_later(&self.file, at, &*bytes, &mut Vec::new());
+            return put_later(&self.file, at, place, &*bytes);
         }
-        self.give(at, Job::Later(bytes))
+        self.give(at, Job::Later(place, bytes))
     }
 
-    /// Waits until nothing is left to be read later, so that the memory it lies in is free; where `many` bytes may wait, until there are
-    /// not more.
+    /// Waits until at most `most` bytes are left to be written, in the order in which they were given: the memory that all before them lie
+    /// in is free.
     ///
     /// # Errors
     /// Something cannot be read or written.
-    pub(super) fn settle(&mut self, many: bool) -> io::Result<()> {
-        self.wait_for(if many { BESIDE } else { 0 }, 0)
+    pub(super) fn settle(&mut self, most: usize) -> io::Result<()> {
+        self.wait_for(most, 0)
     }
 
     /// Waits until everything is on the disk.
@@ -230,7 +239,7 @@ impl Behind {
         let len = job.len();
         let most = match job {
             Job::Here(_) => WAITING.saturating_sub(len),
-            Job::Later(_) => usize::MAX,
+            Job::Later(..) => usize::MAX,
         };
         self.wait_for(most, len)?;
         let sent = self
@@ -262,8 +271,16 @@ impl Behind {
     }
 }
 
-/// Writes `bytes` to their place, with the position that whoever writes the file has for itself.
+/// Writes `bytes` to their place.
+#[cfg(unix)]
+fn put(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
+}
+
+/// The same with the position that whoever writes the file has for itself.
+#[cfg(not(unix))]
 fn put(mut file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
+    use std::io::{Seek, SeekFrom, Write};
     if bytes.is_empty() {
         return Ok(());
     }
@@ -271,16 +288,16 @@ fn put(mut file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Reads `bytes` piece by piece into the memory of `piece`, and writes them.
-fn put_later(file: &File, at: u64, bytes: &dyn Later, piece: &mut Vec<u8>) -> io::Result<()> {
-    let len = bytes.len();
-    piece.resize(READ.min(len).max(piece.len()), 0);
-    for start in (0..len).step_by(READ) {
-        let piece = &mut piece[..READ.min(len - start)];
-        bytes.read(start, piece)?;
-        put(file, at + start as u64, piece)?;
-    }
-    Ok(())
+/// Writes `bytes` from where they lie.
+fn put_later(file: &File, at: u64, place: Place, bytes: &dyn Later) -> io::Result<()> {
+    let mut done = 0;
+    bytes.each(&mut |piece| {
+        for (range, to) in place.pieces(done, piece.len()) {
+            put(file, at + to as u64, &piece[range])?;
+        }
+        done += piece.len();
+        Ok(())
+    })
 }
 
 impl Writer {
@@ -293,7 +310,6 @@ impl Writer {
         });
         let (file, ending) = (Arc::clone(file), Ending(Arc::clone(&load)));
         let work = move || {
-            let mut piece = Vec::new();
             for (at, job) in given {
                 let len = job.len();
                 match job {
@@ -303,7 +319,7 @@ impl Writer {
                         // Whoever fills them may be done.
                         drop(done.send(bytes));
                     }
-                    Job::Later(bytes) => put_later(&file, at, &*bytes, &mut piece)?,
+                    Job::Later(place, bytes) => put_later(&file, at, place, &*bytes)?,
                 }
                 ending
                     .0
@@ -334,19 +350,6 @@ mod tests {
     use proptest::prelude::*;
     use std::fs;
 
-    struct Owned(Vec<u8>);
-
-    impl Later for Owned {
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-
-        fn read(&self, start: usize, bytes: &mut [u8]) -> io::Result<()> {
-            bytes.copy_from_slice(&self.0[start..start + bytes.len()]);
-            Ok(())
-        }
-    }
-
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
@@ -376,8 +379,8 @@ mod tests {
             for (order, place) in places {
                 let (at, bytes) = (place.start as u64, &expected[place]);
                 match order % 4 {
-                    0 => out.write_later(at, Box::new(Owned(bytes.to_vec())))?,
-                    1 => out.settle(order % 8 == 1).and_then(|()| out.write_at(at, bytes))?,
+                    0 => out.write_later(at, Place::FIRST, Box::new(bytes.to_vec()))?,
+                    1 => out.settle(order as usize).and_then(|()| out.write_at(at, bytes))?,
                     _ => out.write_at(at, bytes)?,
                 }
             }
@@ -401,10 +404,10 @@ mod tests {
             }
             assert!(written.and_then(|()| out.finish()).is_err(), "{chunks}");
         }
-        for many in [false, true] {
+        for most in [0, CHUNK] {
             let mut out = Behind::new(File::open(&path)?);
-            let written = out.write_later(0, Box::new(Owned(vec![1; 3 * CHUNK])));
-            let settled = written.and_then(|()| out.settle(many));
+            let written = out.write_later(0, Place::FIRST, Box::new(vec![1; 3 * CHUNK]));
+            let settled = written.and_then(|()| out.settle(most));
             assert!(settled.and_then(|()| out.finish()).is_err());
         }
         // What cannot be read is told, too.
@@ -414,13 +417,13 @@ mod tests {
                 CHUNK
             }
 
-            fn read(&self, _: usize, _: &mut [u8]) -> io::Result<()> {
+            fn each(&self, _: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
                 Err(io::Error::other("the device is gone"))
             }
         }
         let mut out = Behind::new(File::create(&path)?);
-        out.write_later(0, Box::new(Gone))?;
-        let error = out.settle(false).and_then(|()| out.finish());
+        out.write_later(0, Place::FIRST, Box::new(Gone))?;
+        let error = out.settle(0).and_then(|()| out.finish());
         assert!(error.expect_err("no bytes").to_string().contains("gone"));
         Ok(())
     }

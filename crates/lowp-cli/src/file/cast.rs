@@ -2,7 +2,9 @@
 
 use super::fields::keeps_amax;
 use anyhow::Result;
-use lowp_format::{AnyRecipe, BufferSpec, Orientation, QuantizedTensor, Recipe, Shape};
+use lowp_format::{
+    AnyRecipe, BufferSpec, Extent, Orientation, QuantizedTensor, Recipe, Shape, Usage,
+};
 use lowp_kernels::{AmaxJob, Backend, Cpu, Source, Work};
 use lowp_shard::{
     CastItem, Communicator, Requantize, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError,
@@ -54,6 +56,28 @@ pub(super) fn cast<B: Backend>(
     Ok(amax)
 }
 
+/// Fills the buffers of `tensor`, some or all rows of a tensor whose amax is `amax`, from `source`.
+///
+/// # Errors
+/// A source of another length.
+pub(super) fn cast_known<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    source: Source<B>,
+    (delayed_scale, amax): (Option<f32>, Option<f32>),
+) -> Result<(), ShardError> {
+    let mut book = ScaleBookBuilder::default();
+    let item = CastItem::rows(tensor, source, &mut book);
+    let slot = delayed_slot(&item);
+    let book = book.build(backend)?;
+    begin(&book, &item, amax)?;
+    match (delayed_scale, slot) {
+        (Some(scale), Some(slot)) => book.set_scale(slot, scale)?,
+        _ => book.roll()?,
+    }
+    Ok(backend.once(Work::Encode(vec![item.encode_job(&book)?]))?)
+}
+
 /// Begins the observation of `item` with the amax of other tensors.
 pub(super) fn begin<B: Backend>(
     book: &ScaleBook<B>,
@@ -93,6 +117,15 @@ pub(super) fn observe<B: Backend>(
 pub(super) fn delayed_slot<B: Backend>(item: &CastItem<B>) -> Option<ScaleSlot> {
     let mut kernels = item.kernels.iter().zip(item.slots);
     kernels.find_map(|(key, slot)| slot.filter(|_| key.scale.is_delayed()))
+}
+
+/// Whether a cast of `recipe` for `usage` depends on an amax of the whole tensor; `None` where it depends on those of lines, or on two of the tensor.
+pub(super) fn needs_amax(recipe: &impl Recipe, usage: Usage) -> Option<bool> {
+    let kernels = || usage.orientations().map(|o| recipe.kernel(o));
+    let outer = || kernels().filter_map(|kernel| kernel.scale.outer());
+    let lines = outer().any(|(extent, _)| extent == Extent::Line);
+    let transformed = kernels().any(|kernel| kernel.hadamard);
+    (!lines && !transformed).then(|| keeps_amax(recipe) || outer().next().is_some())
 }
 
 /// Whether `recipe` encodes with a scale that is known before the values.

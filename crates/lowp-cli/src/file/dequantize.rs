@@ -1,5 +1,7 @@
 //! `lowp dequantize`: a quantized model as tensors of floats.
 
+use super::behind::Later;
+use super::decoding::Decoding;
 use super::fields::holding;
 use super::input_error::file_error;
 use super::interchange::hub::Hub;
@@ -11,18 +13,20 @@ use super::out::OutArgs;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::round;
-use super::spare::Spare;
+use super::spare::Turns;
 use super::summary::{Summary, Verbosity};
-use super::unpack::{decode, served, unpack};
+use super::unpack::{served, unpack};
 use super::write::{Item, ItemSource, Parts, Sink};
 use crate::device::{Device, OnDevice};
 use crate::output::{note, shown};
 use anyhow::Result;
 use lowp_format::{Orientation, Usage};
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, CpuBuffer};
 use safetensors::Dtype;
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 
 /// Decode a quantized model to floats
@@ -108,17 +112,17 @@ impl OnDevice for &Args {
             jobs.push((tensor, orientation));
         }
         groups.sort_by(|a, b| a.name().cmp(b.name()));
-        let (overflows, spare) = (Overflows::default(), Spare::default());
+        let (overflows, memory) = (Overflows::default(), Turns::default());
         let make = Box::new(|job: usize| {
             let (tensor, orientation) = jobs[job];
-            let codes = unpack(backend, &model, tensor, Some(orientation))?;
-            let values = decode(backend, &codes, orientation, &spare)?;
-            Ok(Box::new(Decoded {
-                backend: backend.clone(),
-                values,
+            Ok(Box::new(Decoding {
+                backend,
+                codes: unpack(backend, &model, tensor, Some(orientation))?,
+                orientation,
                 float: self.dtype,
                 name: &tensor.name,
                 overflows: &overflows,
+                memory: &memory,
             }) as Box<dyn Parts>)
         });
         let mut metadata = copied_metadata(&model);
@@ -156,7 +160,50 @@ pub(super) struct Decoded<'a, B: Backend> {
     pub(super) overflows: &'a Overflows,
 }
 
+/// f32 values, whose bytes are those of the file.
+struct Floats<B: Backend> {
+    backend: B,
+    values: B::Buffer<f32>,
+}
+
+impl<B: Backend> Later for Floats<B> {
+    fn len(&self) -> usize {
+        self.backend.len::<f32>(&self.values) * size_of::<f32>()
+    }
+
+    fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let values: &dyn Any = &self.values;
+        if let Some(on_host) = values.downcast_ref::<CpuBuffer<f32>>()
+            && cfg!(target_endian = "little")
+        {
+            let values = on_host.read().map_err(io::Error::other)?;
+            return take(bytemuck::cast_slice(&values));
+        }
+        let (len, mut bytes) = (self.len() / size_of::<f32>(), Vec::new());
+        let mut values = vec![0f32; CHUNK.min(len)];
+        for start in (0..len).step_by(CHUNK) {
+            let values = &mut values[..CHUNK.min(len - start)];
+            let read = self.backend.read(&self.values, start, values);
+            read.map_err(io::Error::other)?;
+            bytes.clear();
+            round::append(FloatName::F32, values, &mut bytes);
+            take(&bytes)?;
+        }
+        Ok(())
+    }
+}
+
 impl<B: Backend> Parts for Decoded<'_, B> {
+    fn later(&self, _: usize) -> Option<Box<dyn Later>> {
+        let is_long = self.backend.len::<f32>(&self.values) >= CHUNK;
+        (is_long && self.float == FloatName::F32).then(|| -> Box<dyn Later> {
+            Box::new(Floats {
+                backend: self.backend.clone(),
+                values: self.values.clone(),
+            })
+        })
+    }
+
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
         let len = self.backend.len::<f32>(&self.values);
         let (mut values, mut bytes) = (vec![0f32; CHUNK.min(len)], Vec::new());

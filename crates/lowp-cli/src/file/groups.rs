@@ -4,7 +4,7 @@ use super::cast::observe;
 use super::model::Tensor;
 use super::progress::Progress;
 use super::select::Choice;
-use super::source::load;
+use super::source::{load, mapped};
 use anyhow::Result;
 use lowp_format::Recipe;
 use lowp_kernels::Backend;
@@ -69,7 +69,11 @@ impl Amaxes {
         // Reads of their own, beside those that the work is made of.
         let unseen = Progress::new("amax");
         for tensor in groups.members.get(&group).into_iter().flatten() {
-            let source = load(backend, tensor, part(tensor)?, &unseen)?;
+            let part = part(tensor)?;
+            let source = match mapped(tensor) {
+                Some(mapped) => mapped.view(backend, part)?,
+                None => load(backend, tensor, part, &unseen)?,
+            };
             observe(backend, recipe, source, &amax)?;
         }
         let amax = backend.download::<f32>(&amax)?[0];

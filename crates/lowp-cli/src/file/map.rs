@@ -1,14 +1,14 @@
-//! Bytes of parts of input files: read-only memory maps of long parts, copies of short ones.
+//! Bytes of parts of input files: memory maps of long parts, copies of short ones.
 
 #![expect(unsafe_code, reason = "maps input files")]
 
+use lowp_kernels::{CpuBuffer, Element};
 use memmap2::{Mmap, MmapOptions};
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
 
 /// Parts up to this many bytes are copied: a map of each of 100,000 small tensors takes longer than all else.
-#[cfg(unix)]
 const COPIED: usize = 64 << 10;
 
 /// Bytes of a file, in memory while this value lives.
@@ -45,6 +45,31 @@ impl Bytes {
         let map = unsafe { options.map(file) }?;
         Ok(Self::Mapped(map))
     }
+}
+
+/// The values of `place` of `file` where they lie, for kernels of the CPU: both cores bring pages into the map as they come to them, and no byte is
+/// copied. `None` where they are few, not aligned,
+/// not in the order of this machine, or cannot be mapped; they can be read then.
+pub(super) fn values<T: Element>(file: &File, place: &Range<usize>) -> Option<CpuBuffer<T>> {
+    let size = size_of::<T>();
+    let whole = place.start.is_multiple_of(size) && place.len().is_multiple_of(size);
+    if place.len() <= COPIED || !whole || cfg!(target_endian = "big") {
+        return None;
+    }
+    let mut options = MmapOptions::new();
+    options.offset(place.start as u64).len(place.len());
+    // Nobody writes, so that no memory is set aside for it.
+    options.no_reserve_swap();
+    // SAFETY: a private map, whose writes, of which there are none, would stay with it. That the file stays as it is
+    // while a command runs is asked for, as above.
+    let mut map = unsafe { options.map_copy(file) }.ok()?;
+    #[cfg(unix)]
+    // What the system makes of the advice does not matter.
+    drop(map.advise(memmap2::Advice::WillNeed));
+    let (pointer, len) = (map.as_mut_ptr().cast::<T>(), place.len() / size);
+    // SAFETY: the map is `len` values long, valid for reads and writes, and the buffer owns it. Any bytes are values of
+    // an element. Nobody else has the map.
+    unsafe { CpuBuffer::from_raw(pointer, len, map) }.ok()
 }
 
 /// Reads parts of a file one after the other into one buffer, whose pages the system gives once and not for every part.

@@ -1,8 +1,10 @@
 //! The file commands: quantize, shard, inspect and compare safetensors files (docs/decisions/0005-files.md).
 
 mod args;
+mod bands;
 mod behind;
 mod cast;
+mod decoding;
 mod dequantize;
 mod difference;
 mod export;
@@ -26,6 +28,7 @@ mod names;
 mod options;
 mod out;
 mod pack;
+mod place;
 mod progress;
 mod quantize;
 mod ranks;

@@ -3,11 +3,12 @@
 use super::foreign;
 use super::header::{self, MAX_HEADER, Unique};
 use super::input_error::{file_error, input_error};
-use super::map::{Bytes, Reader};
+use super::map::{self, Bytes, Reader};
 use super::meta;
 use crate::files::{open_regular, read_regular};
 use crate::output::{dims, shown};
 use anyhow::{Context, Result, ensure};
+use lowp_kernels::{CpuBuffer, Element};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -18,7 +19,7 @@ use std::path::{Component, Path, PathBuf};
 pub(super) const PIECE: usize = 4 << 20;
 
 /// Bytes that are read at a time, which stay in a core's cache; a multiple of every element's size.
-const READ: usize = 1 << 20;
+const READ: usize = 256 << 10;
 
 /// One open file.
 #[derive(Debug)]
@@ -103,6 +104,12 @@ impl Tensor<'_> {
     /// Where it begins in its file.
     pub(super) fn start(&self) -> usize {
         self.place.start
+    }
+
+    /// Its values where they lie, for kernels of the CPU; `None` where they cannot be used there.
+    pub(super) fn values<T: Element>(&self) -> Option<CpuBuffer<T>> {
+        let Stretch { start, len, file } = self.place;
+        map::values(&file.file, &(start..start + len))
     }
 
     /// Bytes `range` of the tensor. Memory is used only while they live.

@@ -54,6 +54,13 @@ pub(super) enum FloatName {
     F16,
 }
 
+impl FloatName {
+    /// Bytes of a value.
+    pub(super) fn size(self) -> usize {
+        Dtype::from(self).bitsize() / 8
+    }
+}
+
 impl From<FloatName> for Dtype {
     fn from(name: FloatName) -> Self {
         match name {

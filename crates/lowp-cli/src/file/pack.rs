@@ -6,8 +6,9 @@ use super::fields::{Content, Field};
 use super::write::{Parts, Sink};
 use anyhow::{Context, Result};
 use lowp_format::{Form, Part};
-use lowp_kernels::Backend;
+use lowp_kernels::{Backend, CpuBuffer};
 use lowp_shard::scales_in_form;
+use std::any::Any;
 use std::io;
 
 /// Bytes that are copied from the device at a time.
@@ -33,9 +34,20 @@ impl<B: Backend> Later for Shared<B> {
         self.backend.len::<u8>(&self.buffer)
     }
 
-    fn read(&self, start: usize, bytes: &mut [u8]) -> io::Result<()> {
-        let read = self.backend.read(&self.buffer, start, bytes);
-        read.map_err(io::Error::other)
+    fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let buffer: &dyn Any = &self.buffer;
+        if let Some(on_host) = buffer.downcast_ref::<CpuBuffer<u8>>() {
+            return take(&on_host.read().map_err(io::Error::other)?);
+        }
+        let len = self.len();
+        let mut bytes = vec![0; CHUNK.min(len)];
+        for start in (0..len).step_by(CHUNK) {
+            let bytes = &mut bytes[..CHUNK.min(len - start)];
+            let read = self.backend.read(&self.buffer, start, bytes);
+            read.map_err(io::Error::other)?;
+            take(bytes)?;
+        }
+        Ok(())
     }
 }
 

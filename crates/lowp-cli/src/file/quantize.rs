@@ -1,7 +1,7 @@
 //! `lowp quantize`: a model with its matrices in a low-precision recipe.
 
 use super::args::{RecipeArgs, Setup, example};
-use super::cast::{cast, empty};
+use super::bands::{Bands, Cast};
 use super::fields::{self, Field, worked};
 use super::flat::{Flat, FlatCuts};
 use super::groups::{Amaxes, Groups};
@@ -16,7 +16,7 @@ use super::out::OutArgs;
 use super::pack::Packed;
 use super::progress::Progress;
 use super::select::{Choice, Matrix};
-use super::source::{Room, load, load_in};
+use super::source::load;
 use super::summary::{Summary, Verbosity};
 use super::write::{Item, ItemSource, Parts};
 use crate::device::{Device, OnDevice};
@@ -24,9 +24,9 @@ use crate::output::shown;
 use anyhow::Result;
 use lowp_format::{Recipe, Usage};
 use lowp_kernels::Backend;
-use lowp_shard::LocalComm;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 /// Quantize the matrices of a safetensors model
 #[derive(Clone, Debug, clap::Args)]
@@ -148,39 +148,38 @@ pub(super) fn weights<'a, B: Backend>(
         });
         jobs.push((choice, matrix, fields));
     }
-    let (amaxes, room) = (Amaxes::default(), Room::default());
+    let (amaxes, memory) = (Amaxes::default(), Rc::default());
     let make = Box::new(move |job: usize| {
-        let (Choice { tensor, group, .. }, Matrix { shape, setup }, fields) = &jobs[job];
-        let specs = setup.recipe.buffers(setup.usage);
-        let (recipe, delayed_scale) = (setup.recipe, setup.delayed_scale);
-        let load = |range| load(backend, tensor, range, progress);
-        let worked = worked([*shape; 2], &specs);
+        let (Choice { tensor, group, .. }, matrix, fields) = &jobs[job];
+        let Matrix { shape, setup } = *matrix;
+        let recipe = setup.recipe;
         let whole = |tensor: &Tensor<'_>| Ok(0..tensor.shape.iter().product());
         let shared = amaxes.of(backend, &recipe, (&members, *group), whole)?;
-        let (full, amax) = match &cuts {
-            None => {
-                let elements = 0..shape.elements();
-                let source = load_in(backend, &room, tensor, elements, progress)?;
-                let full = empty(backend, recipe, worked, &specs)?;
-                let solo = LocalComm::solo(backend);
-                let amax = cast(backend, &solo, &full, source, (delayed_scale, shared))?;
-                (full, amax)
-            }
-            Some(cuts) => {
-                let flat = Flat {
-                    recipe,
-                    shape: worked,
-                    specs: &specs,
-                    delayed_scale,
-                    shared,
-                };
-                cuts.cast(backend, &flat, load)?
-            }
-        };
         let fields = fields.clone();
+        let Some(cuts) = &cuts else {
+            let cast = Cast {
+                backend,
+                tensor: *tensor,
+                matrix: *matrix,
+                fields,
+                progress,
+            };
+            let bands = Bands::new(cast, shared, &memory)?;
+            return Ok(Box::new(bands) as Box<dyn Parts>);
+        };
+        let specs = setup.recipe.buffers(setup.usage);
+        let flat = Flat {
+            recipe,
+            shape: worked([shape; 2], &specs),
+            specs: &specs,
+            delayed_scale: setup.delayed_scale,
+            shared,
+        };
+        let load = |range| load(backend, tensor, range, progress);
+        let (tensor, amax) = cuts.cast(backend, &flat, load)?;
         Ok(Box::new(Packed {
             backend: backend.clone(),
-            tensor: full,
+            tensor,
             amax,
             fields,
         }) as Box<dyn Parts>)

@@ -7,8 +7,9 @@ use super::spare::Spare;
 use crate::output::shown;
 use anyhow::{Result, anyhow};
 use half::{bf16, f16};
-use lowp_kernels::{Backend, Element, Source};
+use lowp_kernels::{Backend, CpuBuffer, Element, Source};
 use safetensors::Dtype;
+use std::any::Any;
 use std::ops::Range;
 use std::thread;
 
@@ -33,6 +34,21 @@ impl<B: Backend> Default for Room<B> {
             bf16: Spare::default(),
         }
     }
+}
+
+/// The values of `tensor` where they lie in its file, where the kernels of `B` can read them there.
+pub(super) fn mapped<B: Backend>(tensor: &Tensor<'_>) -> Option<Source<B>> {
+    Some(match tensor.dtype {
+        Dtype::F32 => Source::F32(own::<f32, B>(tensor.values()?)?),
+        Dtype::BF16 => Source::Bf16(own::<bf16, B>(tensor.values()?)?),
+        _ => return None,
+    })
+}
+
+/// `buffer` as one of `B`, which it is on the CPU.
+pub(super) fn own<T: Element, B: Backend>(buffer: CpuBuffer<T>) -> Option<B::Buffer<T>> {
+    let buffer: Box<dyn Any> = Box::new(buffer);
+    buffer.downcast().ok().map(|buffer| *buffer)
 }
 
 /// Elements `range` of `tensor`, read under the eyes of `progress`. F16 is widened to F32, which is exact.

@@ -1,6 +1,6 @@
-//! [`Spare`]: a buffer that is used again.
+//! [`Spare`] and [`Turns`]: buffers that are used again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// A buffer that tensors of one size fill one after the other: memory that is new costs as much as what is done with it.
 #[derive(Debug)]
@@ -31,5 +31,36 @@ impl<T: Clone> Spare<T> {
         let made = make()?;
         *kept = Some(made.clone());
         Ok(made)
+    }
+}
+
+/// Two buffers in turn: one is filled while the other is written.
+#[derive(Debug)]
+pub(super) struct Turns<T> {
+    spares: [Spare<T>; 2],
+    next: Cell<usize>,
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self {
+            spares: Default::default(),
+            next: Cell::new(0),
+        }
+    }
+}
+
+impl<T: Clone> Turns<T> {
+    /// As [`Spare::take`], of the buffer that was not taken last.
+    ///
+    /// # Errors
+    /// Whatever `make` returns.
+    pub(super) fn take<E>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let turn = self.next.replace(1 - self.next.get());
+        self.spares[turn].take(fits, make)
     }
 }

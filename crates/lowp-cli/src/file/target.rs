@@ -2,6 +2,7 @@
 
 use super::behind::{Behind, Later};
 use super::input_error::input_error;
+use super::place::Place;
 use crate::files::{NewFile, NewFolder};
 use anyhow::{Context, Result};
 use std::fmt::Display;
@@ -139,24 +140,29 @@ impl Draft {
             .with_context(|| cannot_write(&self.name))
     }
 
-    /// The same of bytes that are read when they are written, which may be later.
+    /// The same of bytes that are read when they are written, which may be later; `place` says where each lies from there.
     ///
     /// # Errors
     /// As [`Draft::write_at`].
-    pub(super) fn write_later(&mut self, at: u64, bytes: Box<dyn Later>) -> Result<()> {
+    pub(super) fn write_later(
+        &mut self,
+        at: u64,
+        place: Place,
+        bytes: Box<dyn Later>,
+    ) -> Result<()> {
         self.written += bytes.len() as u64;
         self.out
-            .write_later(at, bytes)
+            .write_later(at, place, bytes)
             .with_context(|| cannot_write(&self.name))
     }
 
-    /// Waits for what was given by [`Draft::write_later`]: all of it, or so much that not `many` bytes are left.
+    /// Waits until at most `most` bytes of what was given by [`Draft::write_later`] are left.
     ///
     /// # Errors
     /// As [`Draft::write_at`].
-    pub(super) fn settle(&mut self, many: bool) -> Result<()> {
+    pub(super) fn settle(&mut self, most: usize) -> Result<()> {
         self.out
-            .settle(many)
+            .settle(most)
             .with_context(|| cannot_write(&self.name))
     }
 

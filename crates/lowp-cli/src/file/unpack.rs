@@ -4,6 +4,7 @@ use super::cast::Tensor;
 use super::fields::{holding, worked};
 use super::meta::Quantized;
 use super::model::Model;
+use super::source::own;
 use super::spare::Spare;
 use crate::output::shown;
 use anyhow::{Context, Result};
@@ -55,9 +56,22 @@ pub(super) fn decode<B: Backend>(
         |out| backend.len::<f32>(out) == len,
         || backend.alloc::<f32>(len),
     )?;
-    let job = DecodeJob::new(tensor, orientation, Source::F32(out.clone()))?;
-    backend.once(Work::Decode(vec![job]))?;
+    decode_into(backend, tensor, orientation, &out)?;
     Ok(out)
+}
+
+/// Writes the values of `tensor` as `orientation` serves them to `out`.
+///
+/// # Errors
+/// The tensor cannot serve it.
+pub(super) fn decode_into<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    orientation: Orientation,
+    out: &B::Buffer<f32>,
+) -> Result<()> {
+    let job = DecodeJob::new(tensor, orientation, out.clone())?;
+    Ok(backend.once(Work::Decode(vec![job]))?)
 }
 
 /// One buffer in its Compact form.
@@ -74,10 +88,16 @@ fn read<B: Backend>(
     let field = holding(&tensor.fields, spec.key, orientation)
         .with_context(|| format!("'{}' has no field for {}", shown(&tensor.name), spec.key))?;
     let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
-    let bytes = backend.alloc::<u8>(found.len())?;
-    found.pieces(0..found.len(), |start, piece| {
-        Ok(backend.write(&bytes, start, piece)?)
-    })?;
+    let bytes = match found.values().and_then(own::<u8, B>) {
+        Some(mapped) => mapped,
+        None => {
+            let bytes = backend.alloc::<u8>(found.len())?;
+            found.pieces(0..found.len(), |start, piece| {
+                Ok(backend.write(&bytes, start, piece)?)
+            })?;
+            bytes
+        }
+    };
     let Some(from_layout) = field.layout.filter(|layout| layout.form() != Form::Compact) else {
         return Ok(bytes);
     };

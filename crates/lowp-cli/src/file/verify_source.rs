@@ -11,13 +11,15 @@ use super::names::{Dtypes, Named};
 use super::progress::Progress;
 use super::quantize;
 use super::select::{Choice, Matrix, reject_quantized};
-use super::write::{Item, ItemSource, Maker, reads};
+use super::write::{Item, ItemSource, Outputs};
 use crate::device::OnDevice;
 use crate::output::{dims, shown};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use lowp_kernels::Backend;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
+use std::thread;
 
 /// The check of a quantized file against its source: the model is quantized as the file says, and compared.
 #[derive(Clone, Copy, Debug)]
@@ -68,9 +70,8 @@ impl OnDevice for SourceCheck<'_> {
             .collect();
         let (a, b) = names_of(&file, &model);
         let requantized = format!("{b} quantized again");
-        let order: Vec<&Item<'_>> = items.values().copied().collect();
-        progress.begin(outputs.bytes() + reads(&order, &outputs.sources));
-        let mut maker = outputs.maker();
+        progress.begin(outputs.work());
+        let mut check = Check::new(&file, &outputs, &progress);
         for name in names {
             let item = items.get(name).copied();
             let made = item.is_some_and(|item| matches!(item.source, ItemSource::Made { .. }));
@@ -89,12 +90,12 @@ impl OnDevice for SourceCheck<'_> {
                     ((tensor.dtype, tensor.shape), (item.dtype, &item.shape[..]));
                 return Err(pair.kinds(name, found, expected));
             }
-            if let Some(byte) = first_difference(&tensor, item, &mut maker, &progress)? {
+            if let Some(byte) = check.first_difference(&tensor, item)? {
                 return Err(pair.bytes(name, byte));
             }
         }
         let (count, bytes) = (outputs.items.len(), outputs.bytes());
-        drop((maker, items));
+        drop((items, check));
         drop(outputs);
         progress.finish();
         crate::output::print(&format!(
@@ -199,22 +200,131 @@ fn groups<'t>(
     Ok(groups)
 }
 
-/// The first byte of `tensor` that is not that of `item`, which has its length.
-fn first_difference(
-    tensor: &Tensor<'_>,
-    item: &Item<'_>,
-    maker: &mut Maker<'_, '_>,
-    progress: &Progress,
-) -> Result<Option<Byte>> {
-    let (mut start, mut found) = (0, None);
-    maker.write(item, &mut |made| {
-        if found.is_none() {
-            let range = start..start + made.len();
-            found = Byte::first(start, &tensor.bytes_at(range)?, made);
+/// The comparison of a file with what is made of a model, each job at a time.
+struct Check<'c, 'a> {
+    file: &'c Model,
+    outputs: &'c Outputs<'a>,
+    progress: &'c Progress,
+    /// The parts of jobs that were not made.
+    of_job: BTreeMap<usize, Vec<(usize, &'c Item<'a>)>>,
+    /// The first differences of parts whose job was made and whose turn has not come, by job and part.
+    found: BTreeMap<(usize, usize), Option<Byte>>,
+}
+
+impl<'c, 'a> Check<'c, 'a> {
+    fn new(file: &'c Model, outputs: &'c Outputs<'a>, progress: &'c Progress) -> Self {
+        let mut of_job: BTreeMap<usize, Vec<(usize, &Item<'_>)>> = BTreeMap::new();
+        for item in &outputs.items {
+            if let ItemSource::Made { job, part } = item.source {
+                of_job.entry(job).or_default().push((part, item));
+            }
         }
-        start += made.len();
-        progress.add(made.len());
+        Self {
+            file,
+            outputs,
+            progress,
+            of_job,
+            found: BTreeMap::new(),
+        }
+    }
+
+    /// The first byte of `tensor` that is not that of `item`, which has its length.
+    fn first_difference(&mut self, tensor: &Tensor<'_>, item: &Item<'_>) -> Result<Option<Byte>> {
+        match item.source {
+            ItemSource::Input(source) => {
+                let mut found = None;
+                source.pieces(0..source.len(), |start, bytes| {
+                    self.progress.add(bytes.len());
+                    found = found.or(compare(tensor, start, bytes)?);
+                    Ok(())
+                })?;
+                Ok(found)
+            }
+            ItemSource::Made { job, part } => {
+                if !self.found.contains_key(&(job, part)) {
+                    let made = self.make(job);
+                    made.with_context(|| format!("'{}'", shown(&item.name)))?;
+                }
+                Ok(self.found.remove(&(job, part)).flatten())
+            }
+        }
+    }
+
+    /// Makes `job` and compares all of its parts that the file has.
+    fn make(&mut self, job: usize) -> Result<()> {
+        let of_job = self.of_job.remove(&job).unwrap_or_default();
+        let there = |&(part, item): &(usize, &Item<'_>)| {
+            let tensor = self.file.get(&item.name)?;
+            (tensor.len() == item.bytes).then_some((part, tensor))
+        };
+        let parts: Vec<(usize, Tensor<'_>)> = of_job.iter().filter_map(there).collect();
+        let made = (self.outputs.make)(job)?;
+        for band in 0..made.bands() {
+            let band = made.band(band)?;
+            let band = band.as_deref().unwrap_or(&*made);
+            for (part, tensor) in &parts {
+                let found = self.found.entry((job, *part)).or_default();
+                let Some(place) = band.place(*part) else {
+                    continue;
+                };
+                let mut done = 0;
+                let mut take = |bytes: &[u8]| -> Result<()> {
+                    for (range, at) in place.pieces(done, bytes.len()) {
+                        let other = compare(tensor, at, &bytes[range])?;
+                        // Bands come in the order of rows, and the first byte is asked for.
+                        let both = [*found, other].into_iter().flatten();
+                        *found = both.min_by_key(|byte| byte.at);
+                    }
+                    done += bytes.len();
+                    self.progress.add(bytes.len());
+                    Ok(())
+                };
+                match band.later(*part) {
+                    Some(later) => {
+                        let mut failed = None;
+                        let handed = later.each(&mut |bytes| {
+                            take(bytes).map_err(|error| {
+                                failed = Some(error);
+                                io::ErrorKind::Other.into()
+                            })
+                        });
+                        match failed {
+                            Some(error) => return Err(error),
+                            None => handed?,
+                        }
+                    }
+                    None => band.write(*part, &mut take)?,
+                }
+            }
+        }
         Ok(())
-    })?;
-    Ok(found)
+    }
+}
+
+/// Bytes from which two threads compare. Fewer are compared before a second thread runs, on a machine that has other work.
+const LARGE: usize = 4 << 20;
+
+/// The first of `bytes` that is not that of `tensor`, where they begin at byte `at`.
+fn compare(tensor: &Tensor<'_>, at: usize, bytes: &[u8]) -> Result<Option<Byte>> {
+    let of = |start: usize, bytes: &[u8]| {
+        let mut found = None;
+        let from = at + start;
+        tensor.pieces(from..from + bytes.len(), |start, there| {
+            if found.is_none() {
+                found = Byte::first(from + start, there, &bytes[start..start + there.len()]);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    };
+    if bytes.len() < LARGE {
+        return of(0, bytes);
+    }
+    let (low, high) = bytes.split_at(bytes.len() / 2);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| of(low.len(), high));
+        let first = of(0, low);
+        let other = other.join().map_err(|_| anyhow!("a reader panicked"));
+        Ok(first?.or(other??))
+    })
 }

@@ -4,6 +4,7 @@ use super::behind::Later;
 use super::header::MAX_HEADER;
 use super::input_error::input_error;
 use super::model::Tensor;
+use super::place::Place;
 use super::progress::Progress;
 use super::target::Draft;
 use crate::output::shown;
@@ -48,6 +49,9 @@ impl<'a> Item<'a> {
 /// Takes bytes, piece by piece.
 pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
+/// Bytes of a band that may wait to be written while the next one is made.
+const BESIDE: usize = 256 << 20;
+
 /// What a job made; its parts become bytes one at a time.
 pub(super) trait Parts {
     /// Hands the bytes of one part to `sink`.
@@ -56,9 +60,27 @@ pub(super) trait Parts {
     /// There is no such part, or whatever `sink` returns.
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
 
-    /// The bytes of one part as another thread can read them while the next job is made; `None` of parts that are handed over.
+    /// The bytes of one part as another thread can read them while what comes next is made; `None` of parts that are handed over.
     fn later(&self, _part: usize) -> Option<Box<dyn Later>> {
         None
+    }
+
+    /// Where the bytes of one part lie in the whole part; `None` where this has none of them.
+    fn place(&self, _part: usize) -> Option<Place> {
+        Some(Place::FIRST)
+    }
+
+    /// Number of bands of rows that this is made in, one after the other.
+    fn bands(&self) -> usize {
+        1
+    }
+
+    /// The parts of one band; `None` where this has them itself. Whoever takes a band is done with all but the one before it.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    fn band(&self, _band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
+        Ok(None)
     }
 }
 
@@ -113,11 +135,6 @@ impl<'a> Outputs<'a> {
             Ok(Some(item.bytes))
         })
     }
-
-    /// Makes the bytes of items, one at a time.
-    pub(super) fn maker(&self) -> Maker<'_, 'a> {
-        Maker::new(&self.make)
-    }
 }
 
 /// Rejects names that are there twice.
@@ -143,20 +160,6 @@ pub(super) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
     items
 }
 
-/// Bytes of `sources` that are read when a [`Maker`] writes all items in this order: those of a job each time that its items begin, which
-/// may be again after those of another job.
-pub(super) fn reads(items: &[&Item<'_>], sources: &[usize]) -> usize {
-    let (mut last, mut total) = (None, 0);
-    for item in items {
-        if let ItemSource::Made { job, .. } = item.source
-            && last.replace(job) != Some(job)
-        {
-            total += sources.get(job).copied().unwrap_or(0);
-        }
-    }
-    total
-}
-
 /// Writes `items`, which are [`sorted`] and follow each other from byte `begin` on; `bytes` says how many each has in this file, or that
 /// it is in another one. Each job is made once, and its parts are written to their places.
 ///
@@ -180,52 +183,95 @@ pub(super) fn fill(
             of_job.entry(job).or_default().push(number);
         }
     }
-    let put = |draft: &mut Draft, number: usize, parts: Option<&dyn Parts>| -> Result<()> {
-        let (item, (at, Some(bytes))) = (items[number], places[number]) else {
-            return Ok(());
-        };
-        let later = match (item.source, parts) {
-            (ItemSource::Made { part, .. }, Some(parts)) => parts.later(part),
-            _ => None,
-        };
-        if let Some(later) = later.filter(|later| later.len() == bytes) {
-            progress.add(bytes);
-            return draft.write_later(at, later);
-        }
-        let mut sink = |written: usize, bytes: &[u8]| {
-            draft.write_at(at + written as u64, bytes)?;
-            progress.add(bytes.len());
-            Ok(())
-        };
-        hand(item, bytes, parts, &mut sink)
-    };
+    // Bytes of the band before, which may still be written while the next one is made.
+    let mut beside = 0;
     for (number, item) in items.iter().enumerate() {
-        match item.source {
-            ItemSource::Input(_) => put(draft, number, None)?,
-            ItemSource::Made { job, .. } => {
-                let Some(numbers) = of_job.remove(&job) else {
-                    continue;
+        let ItemSource::Made { job, .. } = item.source else {
+            if let (at, Some(bytes)) = places[number] {
+                let mut sink = |written: usize, piece: &[u8]| {
+                    draft.write_at(at + written as u64, piece)?;
+                    progress.add(piece.len());
+                    Ok(())
                 };
-                let parts = make(job).with_context(|| format!("'{}'", shown(&item.name)))?;
-                // The job before this one was written meanwhile: there are never more than two.
-                draft.settle(false)?;
-                for number in numbers {
-                    put(draft, number, Some(&*parts))?;
+                check(item, hand(item, None, &mut sink)?, bytes)?;
+            }
+            continue;
+        };
+        let Some(numbers) = of_job.remove(&job) else {
+            continue;
+        };
+        let named = || format!("'{}'", shown(&item.name));
+        draft.settle(beside)?;
+        let parts = make(job).with_context(named)?;
+        let mut written = vec![0; numbers.len()];
+        for band in 0..parts.bands() {
+            draft.settle(beside)?;
+            let band = parts.band(band).with_context(named)?;
+            let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
+            for (&number, written) in numbers.iter().zip(&mut written) {
+                if let (at, Some(_)) = places[number] {
+                    let bytes = put(draft, at, items[number], band, progress)?;
+                    *written += bytes;
+                    given += bytes;
                 }
-                draft.settle(true)?;
+            }
+            beside = if given > BESIDE { 0 } else { given };
+        }
+        for (number, written) in numbers.into_iter().zip(written) {
+            if let (_, Some(bytes)) = places[number] {
+                check(items[number], written, bytes)?;
             }
         }
     }
     Ok(())
 }
 
-/// Hands the `bytes` bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it.
+/// Writes what `parts` have of `item`, which begins at byte `at`. Returns how many bytes that are.
+fn put(
+    draft: &mut Draft,
+    at: u64,
+    item: &Item<'_>,
+    parts: &dyn Parts,
+    progress: &Progress,
+) -> Result<usize> {
+    let ItemSource::Made { part, .. } = item.source else {
+        return Ok(0);
+    };
+    let Some(place) = parts.place(part) else {
+        return Ok(0);
+    };
+    let mut later = parts.later(part);
+    if later.is_none() && !place.is_one_run() {
+        // Many short runs are written from one place in memory, too.
+        let mut bytes = Vec::new();
+        hand(item, Some(parts), &mut |_, piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        later = Some(Box::new(bytes));
+    }
+    if let Some(later) = later {
+        let bytes = later.len();
+        draft.write_later(at, place, later)?;
+        progress.add(bytes);
+        return Ok(bytes);
+    }
+    hand(item, Some(parts), &mut |written, piece| {
+        for (range, to) in place.pieces(written, piece.len()) {
+            draft.write_at(at + to as u64, &piece[range])?;
+        }
+        progress.add(piece.len());
+        Ok(())
+    })
+}
+
+/// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
+/// their number.
 fn hand(
     item: &Item<'_>,
-    bytes: usize,
     parts: Option<&dyn Parts>,
     sink: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
-) -> Result<()> {
+) -> Result<usize> {
     let mut written = 0;
     let mut counted = |piece: &[u8]| {
         sink(written, piece)?;
@@ -238,6 +284,11 @@ fn hand(
         (ItemSource::Made { .. }, None) => Err(input_error("nothing was made")),
     };
     handed.with_context(|| format!("'{}'", shown(&item.name)))?;
+    Ok(written)
+}
+
+/// Checks that as many bytes were made of `item` as were announced.
+fn check(item: &Item<'_>, written: usize, bytes: usize) -> Result<()> {
     ensure!(
         written == bytes,
         "'{}': {written} bytes were made where {bytes} were announced",
@@ -293,35 +344,4 @@ pub(super) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
     let length = text.len() as u64;
     text.splice(0..0, length.to_le_bytes());
     Ok(text)
-}
-
-/// Makes items one at a time, in any order.
-pub(super) struct Maker<'m, 'a> {
-    make: &'m Make<'a>,
-    /// The job that was made last.
-    made: Option<(usize, Box<dyn Parts + 'a>)>,
-}
-
-impl<'m, 'a> Maker<'m, 'a> {
-    /// One for the items whose jobs `make` makes.
-    fn new(make: &'m Make<'a>) -> Self {
-        Self { make, made: None }
-    }
-
-    /// Hands the bytes of `item` to `sink`. Items of one job that follow each other share its work.
-    ///
-    /// # Errors
-    /// It cannot be made, or whatever `sink` returns.
-    pub(super) fn write(&mut self, item: &Item<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        if let ItemSource::Made { job, .. } = item.source
-            && self.made.as_ref().is_none_or(|(last, _)| *last != job)
-        {
-            // Room for the next job first.
-            self.made = None;
-            let made = (self.make)(job).with_context(|| format!("'{}'", shown(&item.name)))?;
-            self.made = Some((job, made));
-        }
-        let made = self.made.as_ref().map(|(_, made)| &**made as &dyn Parts);
-        hand(item, item.bytes, made, &mut |_, bytes| sink(bytes))
-    }
 }

@@ -100,9 +100,7 @@ def _cast_shapes(values, name, options):
 
 @_operator("cast(Tensor values, str name, str[] options) -> (Tensor, Tensor, Tensor)", _cast_shapes)
 def _cast(values, name, options):
-    store = _scaled.cast(values.contiguous(), _recipe(name, options))
-    rowwise, scale = _scaled.codes(store, "rowwise")
-    return rowwise, _scaled.codes(store, "columnwise")[0], scale.view(())
+    return _scaled.cast(values.contiguous(), _recipe(name, options))
 
 
 def _multiply_shapes(codes, scale, token, orientation, width, dtype, bias):

@@ -158,7 +158,8 @@ def fill(exchange, index, sent, arrived):
     for output in gather.outputs:
         name = output.name
         if output.place == "arrived":
-            buffers[name] = arrived[output.input][output.start : output.start + output.bytes]
+            piece, start, end = arrived[output.input], output.start, output.start + output.bytes
+            buffers[name] = piece if (start, end) == (0, piece.numel()) else piece[start:end]
         elif output.place == "memory":
             buffers[name] = own[name]
         else:

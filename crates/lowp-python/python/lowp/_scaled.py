@@ -1,16 +1,20 @@
 """Products of codes, by ``torch._scaled_mm``, where the GPU has them: FP8 with one scale for each tensor."""
 
+import functools
+
 import torch
 
 from ._memory import device_of, memory, values
 from ._plan import as_recipe
-from ._store import Store, casts_of
+from ._store import casts_of
 
 #: Multiple of every side of a product of FP8 codes.
 SIDE = 16
 _DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 _DIRECTIONS = ("rowwise", "columnwise")
 _OPERANDS = {}
+#: Buffers of a cast operand: a scale for the tensor.
+_BUFFERS = ("rowwise_data", "columnwise_data", "tensor_scale")
 
 
 def serves(input, weight):
@@ -53,27 +57,36 @@ def _operands_of(recipe):
 
 
 def cast(source, recipe):
-    """``source`` as codes of both directions. Plans stay for addresses that come again."""
-    device = source.device
-    store = Store.empty(recipe, *source.shape, device)
-    dtype = "bfloat16" if source.dtype == torch.bfloat16 else "float32"
-    casts_of(device).encode(device_of(device), recipe, store.shape, memory(source), dtype, store.named())
-    return store
+    """Contiguous values as codes of both directions, each row-major, and their scale. Plans stay for addresses that come again."""
+    device, (rows, cols), element = source.device, source.shape, dtype_of(recipe)
+    made = (
+        torch.empty((rows, cols), dtype=element, device=device),
+        torch.empty((cols, rows), dtype=element, device=device),
+        torch.empty((), dtype=torch.float32, device=device),
+    )
+    spans = [(name, memory(tensor)) for name, tensor in zip(_BUFFERS, made)]
+    dtype = "bfloat16" if source.dtype is torch.bfloat16 else "float32"
+    casts_of(device).encode(device_of(device), recipe, (rows, cols), memory(source), dtype, spans)
+    return made
+
+
+@functools.cache
+def dtype_of(recipe, orientation="rowwise"):
+    """The dtype of codes."""
+    return _DTYPES[recipe.product(orientation)[0]]
 
 
 def codes(store, orientation):
-    """The codes of an orientation, row-major, and their scale."""
-    name = f"{orientation}_data"
-    element = _DTYPES[store.recipe.product(orientation)[0]]
-    data = store.buffers[name if name in store.buffers else "shared_data"].view(element)
+    """The codes of an orientation of a weight, row-major, and their scale."""
+    buffers = store.buffers
+    data = buffers.get(f"{orientation}_data")
+    if data is None:
+        data = buffers["shared_data"]
+    scale = buffers.get("tensor_scale")
+    if scale is None:
+        scale = buffers[f"{orientation}_scale_inv"]
     sides = store.shape if orientation == "rowwise" else store.shape[::-1]
-    scale = next(store.buffers[n] for n in (f"{orientation}_scale_inv", "tensor_scale") if n in store.buffers)
-    return data.view(sides), scale.view(torch.float32)
-
-
-def dtype_of(recipe):
-    """The dtype of the codes of a recipe of operands."""
-    return _DTYPES[recipe.product("rowwise")[0]]
+    return data.view(dtype_of(store.recipe, orientation)).view(sides), scale.view(torch.float32)
 
 
 def product(a, b, dtype, **options):
@@ -99,18 +112,17 @@ def multiply(a, store, orientation, dtype, bias=None):
 def forward(input, weight, bias):
     """The product in the dtype of the input, and what its backward needs."""
     store = weight._store
-    made = cast(input.contiguous(), operands(store.recipe)[0])
-    out = multiply(codes(made, "rowwise"), store, "rowwise", input.dtype, bias)
-    return out, codes(made, "columnwise")
+    rowwise, columnwise, scale = cast(input.contiguous(), operands(store.recipe)[0])
+    return multiply((rowwise, scale), store, "rowwise", input.dtype, bias), (columnwise, scale)
 
 
 def backward(grad, weight, saved, needs):
     """The gradients of the input and of the weight."""
     store = weight._store
-    made = cast(values(grad), operands(store.recipe)[1])
+    rowwise, columnwise, scale = cast(values(grad), operands(store.recipe)[1])
     of_input = of_weight = None
     if needs[0]:
-        of_input = multiply(codes(made, "rowwise"), store, "columnwise", grad.dtype)
+        of_input = multiply((rowwise, scale), store, "columnwise", grad.dtype)
     if needs[1]:
-        of_weight = product(codes(made, "columnwise"), tuple(saved), grad.dtype)
+        of_weight = product((columnwise, scale), tuple(saved), grad.dtype)
     return of_input, of_weight

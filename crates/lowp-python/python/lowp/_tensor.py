@@ -1,5 +1,6 @@
 """``lowp.Tensor``: a quantized matrix as a tensor of PyTorch."""
 
+import inspect
 from multiprocessing.reduction import ForkingPickler
 
 import torch
@@ -140,6 +141,9 @@ class Tensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol):
         store = self._store
+        if isinstance(store, _compile.Traced):
+            # A part of the key by which PyTorch keeps graphs.
+            return (str, (_compile.cache_key(self),))
         if store.full is not None:
             raise LowpError("a tensor that FSDP2 gathered cannot be saved, since its memory is freed; save the state_dict of the sharded model")
         store.check_whole()
@@ -153,6 +157,10 @@ class Tensor(torch.Tensor):
             copy.requires_grad_(self.requires_grad)
             memo[id(self)] = _as_parameter(copy) if getattr(self, "_is_param", False) else copy
         return memo[id(self)]
+
+
+# FSDP2 asks how many parameters the hook has, in each gather of each weight.
+Tensor.fsdp_pre_all_gather.__signature__ = inspect.signature(Tensor.fsdp_pre_all_gather)
 
 
 def _as_parameter(tensor):

@@ -1,0 +1,374 @@
+//! [`Bands`]: the cast of a matrix in bands of rows, so that memory holds a band and the codes of two, whatever the size of the matrix.
+
+use super::behind::Later;
+use super::cast::{self, cast, cast_known, empty, observe};
+use super::fields::{self, Field, worked};
+use super::model::Tensor;
+use super::pack::Packed;
+use super::place::{Place, is_filled};
+use super::progress::Progress;
+use super::select::Matrix;
+use super::source::{Room, load_in, mapped};
+use super::spare::Turns;
+use super::write::{Parts, Sink};
+use anyhow::Result;
+use lowp_format::{Axis, Recipe, Shape};
+use lowp_kernels::{Backend, Source};
+use lowp_shard::LocalComm;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Bytes of source in a band, about, where the bytes of its rows follow each other in all that is made of them: source and codes stay in
+/// the caches from the cast to the file. Tests have many bands.
+const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
+/// The same where they do not: long bands make long runs.
+const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
+/// Rows that end a band, at least: whole blocks of every recipe, and whole tiles of their scales.
+const UNITS: [usize; 2] = [128, 512];
+
+/// A matrix to cast, and what it becomes.
+#[derive(Clone, Debug)]
+pub(super) struct Cast<'a, B: Backend> {
+    pub(super) backend: &'a B,
+    pub(super) tensor: Tensor<'a>,
+    pub(super) matrix: Matrix,
+    pub(super) fields: Vec<Field>,
+    pub(super) progress: &'a Progress,
+}
+
+/// What the bands of all matrices take in turn.
+pub(super) struct Memory<B: Backend> {
+    room: Room<B>,
+    codes: Turns<cast::Tensor<B>>,
+}
+
+impl<B: Backend> Default for Memory<B> {
+    fn default() -> Self {
+        Self {
+            room: Room::default(),
+            codes: Turns::default(),
+        }
+    }
+}
+
+/// A matrix whose bands are cast when they are asked for.
+pub(super) struct Bands<'a, B: Backend> {
+    cast: Cast<'a, B>,
+    shape: Shape,
+    /// The amax of the tensor, or of all that it has one amax with.
+    amax: Option<f32>,
+    /// Whether one cast of all rows finds by itself what it depends on.
+    alone: bool,
+    /// Rows of a band.
+    rows: usize,
+    /// All values, where they are read from the file's pages.
+    mapped: Option<Source<B>>,
+    /// The elements that were loaded last.
+    loaded: RefCell<Option<(Range<usize>, Source<B>)>>,
+    memory: Rc<Memory<B>>,
+}
+
+impl<'a, B: Backend> Bands<'a, B> {
+    /// Cuts the matrix of `cast` into bands, and finds its amax, which is `shared` where it has one with others.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn new(
+        cast: Cast<'a, B>,
+        shared: Option<f32>,
+        memory: &Rc<Memory<B>>,
+    ) -> Result<Self> {
+        let Matrix { shape, setup } = cast.matrix;
+        let specs = setup.recipe.buffers(setup.usage);
+        let needs_amax = cast::needs_amax(&setup.recipe, setup.usage);
+        let alone = needs_amax.is_none() || shape.elements() == 0;
+        let mut bands = Self {
+            shape: worked([shape; 2], &specs),
+            amax: shared,
+            alone,
+            rows: shape.rows.max(1),
+            mapped: mapped(&cast.tensor),
+            loaded: RefCell::new(None),
+            memory: Rc::clone(memory),
+            cast,
+        };
+        if !alone {
+            bands.rows = bands.rows_of_a_band()?;
+        }
+        if !alone && needs_amax == Some(true) && shared.is_none() {
+            let amax = bands.cast.backend.alloc::<f32>(1)?;
+            for band in 0..bands.bands() {
+                let source = bands.source(&bands.rows_of(band))?;
+                observe(bands.cast.backend, &setup.recipe, source, &amax)?;
+            }
+            bands.amax = Some(bands.cast.backend.download::<f32>(&amax)?[0]);
+        }
+        Ok(bands)
+    }
+
+    /// Rows of a band: whole blocks and tiles, as many as fit.
+    fn rows_of_a_band(&self) -> Result<usize> {
+        let row = (self.cast.tensor.len() / self.shape.rows.max(1)).max(1);
+        let layouts = || self.cast.fields.iter().filter_map(|field| field.layout);
+        let follow = layouts().all(|layout| layout.axes()[0] == Axis::Rows);
+        let bytes = match (&self.mapped, follow) {
+            (Some(_), true) => CACHED,
+            (Some(_), false) => LONG,
+            // They are held, and may be wider there.
+            (None, _) => LONG / 2,
+        };
+        for unit in UNITS {
+            let rows = (bytes / row / unit).max(1) * unit;
+            if rows >= self.shape.rows {
+                break;
+            }
+            let fields = self.fields(rows)?;
+            let mut layouts = fields.iter().filter_map(|field| field.layout);
+            if layouts.all(|layout| is_filled(&layout)) {
+                return Ok(rows);
+            }
+        }
+        Ok(self.shape.rows)
+    }
+
+    /// The fields of `rows` rows.
+    fn fields(&self, rows: usize) -> Result<Vec<Field>> {
+        let Matrix { shape, setup } = self.cast.matrix;
+        let specs = setup.recipe.buffers(setup.usage);
+        let shape = Shape::new(rows, shape.cols);
+        Ok(fields::fields(
+            &setup.recipe,
+            &specs,
+            shape,
+            setup.usage,
+            setup.form,
+        )?)
+    }
+
+    fn rows_of(&self, band: usize) -> Range<usize> {
+        let end = |band: usize| (band * self.rows).min(self.shape.rows);
+        end(band)..end(band + 1)
+    }
+
+    /// The values of `rows`.
+    fn source(&self, rows: &Range<usize>) -> Result<Source<B>> {
+        let backend = self.cast.backend;
+        let elements = rows.start * self.shape.cols..rows.end * self.shape.cols;
+        if let Some(mapped) = &self.mapped {
+            return Ok(mapped.view(backend, elements)?);
+        }
+        let mut loaded = self.loaded.borrow_mut();
+        if let Some((_, source)) = loaded.as_ref().filter(|(range, _)| *range == elements) {
+            return Ok(source.clone());
+        }
+        // Room for the next one first.
+        *loaded = None;
+        // Told where it is cast.
+        let unseen = Progress::new("source");
+        let tensor = &self.cast.tensor;
+        let source = load_in(
+            backend,
+            &self.memory.room,
+            tensor,
+            elements.clone(),
+            &unseen,
+        )?;
+        *loaded = Some((elements, source.clone()));
+        Ok(source)
+    }
+}
+
+impl<B: Backend> Parts for Bands<'_, B> {
+    fn bands(&self) -> usize {
+        self.shape.rows.div_ceil(self.rows).max(1)
+    }
+
+    fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
+        let Cast {
+            backend,
+            tensor: values,
+            matrix: Matrix { setup, .. },
+            ref fields,
+            progress,
+        } = self.cast;
+        let rows = self.rows_of(band);
+        let shape = Shape::new(rows.len(), self.shape.cols);
+        let specs = setup.recipe.buffers(setup.usage);
+        let source = self.source(&rows)?;
+        let fits = |codes: &cast::Tensor<B>| {
+            let same = codes.buffers().iter().map(|buffer| buffer.spec);
+            codes.recipe() == setup.recipe
+                && codes.shape() == shape
+                && same.eq(specs.iter().copied())
+        };
+        let make = || empty(backend, setup.recipe, shape, &specs);
+        let tensor = self.memory.codes.take(fits, make)?;
+        let mut amax = self.amax;
+        if self.alone {
+            let solo = LocalComm::solo(backend);
+            amax = cast(backend, &solo, &tensor, source, (setup.delayed_scale, amax))?;
+        } else {
+            cast_known(backend, &tensor, source, (setup.delayed_scale, amax))?;
+        }
+        progress.add(values.len() / self.shape.rows.max(1) * rows.len());
+        if rows.len() >= self.shape.rows && self.bands() == 1 {
+            return Ok(Some(Box::new(Packed {
+                backend: backend.clone(),
+                tensor,
+                amax,
+                fields: fields.clone(),
+            })));
+        }
+        let own = self.fields(rows.len())?;
+        let place = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
+            (Some(whole), Some(own)) => Some(Place::of(whole, own, rows.start)),
+            // One number for all rows.
+            _ => (band == 0).then_some(Place::FIRST),
+        };
+        Ok(Some(Box::new(Band {
+            places: fields.iter().zip(&own).map(place).collect(),
+            packed: Packed {
+                backend: backend.clone(),
+                tensor,
+                amax,
+                fields: own,
+            },
+        })))
+    }
+
+    fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
+        anyhow::bail!("its bands are written")
+    }
+}
+
+/// Rows of a quantized tensor, and where their bytes lie among those of all.
+struct Band<B: Backend> {
+    packed: Packed<B>,
+    places: Vec<Option<Place>>,
+}
+
+impl<B: Backend> Parts for Band<B> {
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        self.packed.write(part, sink)
+    }
+
+    fn later(&self, part: usize) -> Option<Box<dyn Later>> {
+        self.packed.later(part)
+    }
+
+    fn place(&self, part: usize) -> Option<Place> {
+        self.places.get(part).copied().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::args::Setup;
+    use crate::file::model::Model;
+    use crate::file::names::Dtypes;
+    use lowp_format::{AnyRecipe, Form, Usage};
+    use lowp_kernels::Cpu;
+    use std::fs;
+    use std::path::Path;
+
+    /// A file with one tensor of values of all magnitudes, which begin at a multiple of their size, or not.
+    fn write_model(path: &Path, dtype: &str, shape: Shape, aligned: bool) -> Result<()> {
+        let width = if dtype == "F32" { 4 } else { 2 };
+        let len = shape.elements() * width;
+        let header = format!(
+            "{{\"t\":{{\"dtype\":\"{dtype}\",\"shape\":[{},{}],\"data_offsets\":[0,{len}]}}}}",
+            shape.rows, shape.cols
+        );
+        let end = header.len().next_multiple_of(8) + usize::from(!aligned);
+        let header = format!("{header:end$}");
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        let random = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 & 0xbf;
+        file.extend((0..len as u64).map(random));
+        Ok(fs::write(path, file)?)
+    }
+
+    /// All fields, put together of the parts of every band. Returns the number of bands, too.
+    fn written(bands: &Bands<'_, Cpu>) -> Result<(Vec<Vec<u8>>, usize)> {
+        let of = |field: &Field| vec![0xee; field.bytes()];
+        let mut fields: Vec<Vec<u8>> = bands.cast.fields.iter().map(of).collect();
+        for number in 0..bands.bands() {
+            let band = bands.band(number)?.expect("a band");
+            for (part, field) in fields.iter_mut().enumerate() {
+                let Some(place) = band.place(part) else {
+                    continue;
+                };
+                let mut done = 0;
+                band.write(part, &mut |piece| {
+                    for (range, at) in place.pieces(done, piece.len()) {
+                        field[at..at + range.len()].copy_from_slice(&piece[range]);
+                    }
+                    done += piece.len();
+                    Ok(())
+                })?;
+            }
+        }
+        Ok((fields, bands.bands()))
+    }
+
+    /// Bands give the bytes of one cast of all rows: for every recipe, usage and form, of values in the pages of the file and of copies.
+    #[test]
+    fn bands_are_the_whole() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("in.safetensors");
+        let (shape, progress) = (Shape::new(1300, 256), Progress::new("test"));
+        let mut cut = 0;
+        for (dtype, aligned) in [
+            ("BF16", true),
+            ("F32", true),
+            ("F16", true),
+            ("BF16", false),
+        ] {
+            write_model(&path, dtype, shape, aligned)?;
+            let model = Model::open(&path)?;
+            let tensor = model.tensors().next().expect("a tensor");
+            let usages = [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
+            let ways = usages
+                .into_iter()
+                .flat_map(|usage| Form::ALL.map(|form| (usage, form)));
+            let ways: Vec<_> = ways.collect();
+            let recipes = AnyRecipe::low_precision();
+            for (recipe, &(usage, form)) in recipes
+                .into_iter()
+                .flat_map(|r| ways.iter().map(move |way| (r, way)))
+            {
+                let specs = recipe.buffers(usage);
+                let Ok(of_tensor) = fields::fields(&recipe, &specs, shape, usage, form) else {
+                    continue;
+                };
+                let setup = Setup {
+                    recipe,
+                    usage,
+                    form,
+                    delayed_scale: None,
+                    dtypes: Dtypes::U8,
+                };
+                let cast = Cast {
+                    backend: &Cpu,
+                    tensor,
+                    matrix: Matrix { shape, setup },
+                    fields: of_tensor,
+                    progress: &progress,
+                };
+                let banded = Bands::new(cast.clone(), None, &Rc::default())?;
+                let mut whole = Bands::new(cast, None, &Rc::default())?;
+                (whole.rows, whole.alone) = (shape.rows, true);
+                let (found, count) = written(&banded)?;
+                assert!(
+                    found == written(&whole)?.0,
+                    "{recipe:?} {usage} {form:?} {dtype}"
+                );
+                cut += usize::from(count > 1);
+            }
+        }
+        assert!(cut > 100, "{cut} casts had bands");
+        Ok(())
+    }
+}
