@@ -70,7 +70,7 @@ pub(super) fn decode_into<B: Backend>(
     orientation: Orientation,
     out: &B::Buffer<f32>,
 ) -> Result<()> {
-    let job = DecodeJob::new(tensor, orientation, out.clone())?;
+    let job = DecodeJob::new(tensor, orientation, Source::F32(out.clone()))?;
     Ok(backend.once(Work::Decode(vec![job]))?)
 }
 
