@@ -14,9 +14,9 @@ pub enum Product {
     /// FP8 codes, f32 scales per 128 along the contracted axis: of each row, or of 128 rows of one operand.
     Fp8Groups128,
     /// FP8 codes, an E8M0 scale per 32 along the contracted axis. Written for Blackwell and not run on one yet.
-    Mxfp8,
+    Fp8Groups32,
     /// E2M1 codes, an E4M3 scale per 16 along the contracted axis and an amax per tensor. Written for Blackwell and not run on one yet.
-    Nvfp4,
+    Fp4Groups16,
     /// bf16 values: those of operands that hold codes are decoded first.
     Bf16,
 }
@@ -108,11 +108,13 @@ impl Product {
                 {
                     Self::Fp8Groups128
                 }
-                (Scales::E8M0, Scales::E8M0) if blackwell && (k_inner || any_order) => Self::Mxfp8,
+                (Scales::E8M0, Scales::E8M0) if blackwell && (k_inner || any_order) => {
+                    Self::Fp8Groups32
+                }
                 _ => Self::Bf16,
             },
             (Code::E2M1, Code::E2M1) => match scales {
-                (Scales::TwoLevel, Scales::TwoLevel) if blackwell && k_inner => Self::Nvfp4,
+                (Scales::TwoLevel, Scales::TwoLevel) if blackwell && k_inner => Self::Fp4Groups16,
                 _ => Self::Bf16,
             },
             _ => Self::Bf16,
@@ -131,7 +133,7 @@ impl Product {
     pub const fn scale_form(self) -> Option<Form> {
         match self {
             Self::Fp8Groups128 => Some(Form::Padded),
-            Self::Mxfp8 | Self::Nvfp4 => Some(Form::Swizzled),
+            Self::Fp8Groups32 | Self::Fp4Groups16 => Some(Form::Swizzled),
             Self::Fp8Tensor | Self::Fp8Rows | Self::Bf16 => None,
         }
     }
@@ -142,8 +144,8 @@ impl Product {
             Self::Fp8Tensor => "FP8 codes, a scale per tensor",
             Self::Fp8Rows => "FP8 codes, a scale per row",
             Self::Fp8Groups128 => "FP8 codes, scales per 128",
-            Self::Mxfp8 => "FP8 codes, scales per 32",
-            Self::Nvfp4 => "E2M1 codes, scales per 16",
+            Self::Fp8Groups32 => "FP8 codes, scales per 32",
+            Self::Fp4Groups16 => "E2M1 codes, scales per 16",
             Self::Bf16 => "bf16",
         }
     }
@@ -238,16 +240,20 @@ mod tests {
 
     #[test]
     fn blackwell_multiplies_blocks_of_32_and_16() {
-        use Product::{Bf16, Mxfp8, Nvfp4};
+        use Product::{Bf16, Fp4Groups16, Fp8Groups32};
         let (b200, rtx, hopper) = ((10, 0), (12, 0), (9, 0));
         // Columnwise codes of MXFP8 are row-major: inner to the contraction forward alone.
         for name in ["mxfp8", "mxfp8-2d"] {
-            assert_eq!(products(name, &[], b200), [Mxfp8; 3], "{name}");
-            assert_eq!(products(name, &[], rtx), [Mxfp8, Bf16, Bf16], "{name}");
+            assert_eq!(products(name, &[], b200), [Fp8Groups32; 3], "{name}");
+            assert_eq!(
+                products(name, &[], rtx),
+                [Fp8Groups32, Bf16, Bf16],
+                "{name}"
+            );
         }
         for name in ["nvfp4-1d", "nvfp4-2d"] {
             for capability in [b200, rtx] {
-                assert_eq!(products(name, &[], capability), [Nvfp4; 3], "{name}");
+                assert_eq!(products(name, &[], capability), [Fp4Groups16; 3], "{name}");
             }
         }
         for name in ["mxfp8", "mxfp8-2d", "nvfp4-1d", "nvfp4-2d", "mxfp4"] {
@@ -261,6 +267,6 @@ mod tests {
         assert_eq!(products("mxfp4", &[], b200), [Bf16; 3]);
         // cuBLASLt has no product of E5M2 by E5M2, nor of weights in FP4 by inputs in FP8.
         assert_eq!(products("mxfp8", &[("format", "e5m2")], b200), [Bf16; 3]);
-        assert_eq!(products("nvfp4-mxfp8", &[], b200)[0], Nvfp4);
+        assert_eq!(products("nvfp4-mxfp8", &[], b200)[0], Fp4Groups16);
     }
 }

@@ -353,7 +353,7 @@ impl<R: Recipe> Linear<R> {
             arena,
             ..
         } = &*self.shared;
-        let two_level = self.products[pass as usize] == Product::Nvfp4;
+        let two_level = self.products[pass as usize] == Product::Fp4Groups16;
         let product = Planned {
             rows,
             cols,

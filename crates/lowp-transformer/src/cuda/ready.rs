@@ -61,8 +61,8 @@ impl Ready {
             Product::Fp8Rows => Scale::Rows,
             Product::Fp8Groups128 if scale_spec.tile == [128, 128] => Scale::Square128,
             Product::Fp8Groups128 => Scale::Vec128,
-            Product::Mxfp8 => Scale::Vec32,
-            Product::Nvfp4 => Scale::Vec16,
+            Product::Fp8Groups32 => Scale::Vec32,
+            Product::Fp4Groups16 => Scale::Vec16,
             Product::Fp8Tensor | Product::Bf16 => Scale::Tensor,
         };
         let (amax, largest) = match kernel.scale {
