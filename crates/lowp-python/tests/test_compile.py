@@ -1,5 +1,6 @@
 """Graphs of ``torch.compile`` around linear layers: they are whole, and train what layers without graphs train."""
 
+import contextlib
 import unittest
 from unittest import mock
 
@@ -23,7 +24,7 @@ def train(rank, world, name, backend, codes, reshard):
     """Losses, each rank on its part of the batch."""
     torch._dynamo.reset()
     with torch.compiler.config.patch(force_disable_caches=True):
-        with mock.patch.object(_scaled, "serves", multiplies_codes) if codes else mock.MagicMock():
+        with mock.patch.object(_scaled, "serves", multiplies_codes) if codes else contextlib.nullcontext():
             fsdp = world > 1
             return model.train(name, STEPS, rank, world, fsdp, policy=fsdp, backend=backend, reshard=reshard)[0]
 
@@ -68,6 +69,26 @@ class Compiled(unittest.TestCase):
             found = compiled(x)
             self.assertEqual(found.dtype, torch.bfloat16)
             self.assertTrue(torch.equal(found, layer(x)))
+
+    def test_graphs_decode_and_refuse_the_rest(self):
+        weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8"))
+        compiled = torch.compile(lambda x: x @ weight.dequantize(), backend="aot_eager")
+        x = torch.randn(4, 64)
+        self.assertTrue(torch.equal(compiled(x), x @ weight.dequantize()))
+        with self.assertRaisesRegex(Exception, "knows the shape of a lowp.Tensor and not its codes"):
+            torch.compile(lambda x: x @ weight.clone().dequantize(), backend="aot_eager")(x)
+
+    def test_a_write_before_backward_is_an_error(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        opt = lowp.AdamW(layer.parameters())
+        compiled(torch.randn(4, 64)).sum().backward()
+        for write in (opt.step, lambda: layer.weight.quantize_(torch.zeros(64, 64))):
+            out = compiled(torch.randn(4, 64, requires_grad=True))
+            write()
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                out.sum().backward()
 
     def test_a_weight_that_is_gone_is_an_error(self):
         token = torch.tensor([1 << 40])

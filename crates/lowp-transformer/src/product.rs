@@ -121,6 +121,15 @@ impl Product {
         }
     }
 
+    /// This product, or that of values where it takes no contraction over `depth` entries: groups are whole, and rows of FP4 aligned.
+    #[must_use]
+    pub const fn over(self, depth: usize) -> Self {
+        match self {
+            Self::Fp8Groups32 | Self::Fp4Groups16 if !depth.is_multiple_of(32) => Self::Bf16,
+            other => other,
+        }
+    }
+
     /// What runs in `pass` of a layer whose weight lives in `recipe`.
     pub fn of_recipe(recipe: &impl Recipe, pass: Pass, capability: (i32, i32)) -> Self {
         let codes = pass
@@ -265,6 +274,9 @@ mod tests {
             Bf16
         );
         assert_eq!(products("mxfp4", &[], b200), [Bf16; 3]);
+        // A last group that is not whole.
+        assert_eq!(Fp4Groups16.over(2736), Bf16);
+        assert_eq!(Fp8Groups32.over(2752), Fp8Groups32);
         // cuBLASLt has no product of E5M2 by E5M2, nor of weights in FP4 by inputs in FP8.
         assert_eq!(products("mxfp8", &[("format", "e5m2")], b200), [Bf16; 3]);
         assert_eq!(products("nvfp4-mxfp8", &[], b200)[0], Fp4Groups16);

@@ -156,7 +156,6 @@ impl<B: Backend> Planner<'_, B> {
         self.values(job, what, source, needed, Mode::Read)
     }
 
-    /// Notes a use of all of `values`, which are `needed` ones.
     fn values(
         &mut self,
         job: usize,

@@ -14,15 +14,18 @@ use crate::rounding::bf16_bits;
 
 /// How a dtype stores vectors of f32.
 pub(crate) trait Stored: Copy + Default + Send + Sync {
-    /// Stores `x`; with `STREAM`, past the caches if it fills a line of them, which the caller fences.
-    fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [Self; LANES]);
+    /// Stores `x`; with `STREAM`, past the caches if it fills a line of them.
+    ///
+    /// # Safety
+    /// With `STREAM` nobody reads the line before a fence.
+    unsafe fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [Self; LANES]);
 }
 
 impl Stored for f32 {
     #[inline(always)]
-    fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [f32; LANES]) {
+    unsafe fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [f32; LANES]) {
         if STREAM && line.as_ptr().addr().is_multiple_of(size_of::<Line>()) {
-            // SAFETY: the line is aligned, and the caller fences before anybody reads it.
+            // SAFETY: the line is aligned; the caller's promise.
             unsafe { lanes.stream(x, line) };
         } else {
             lanes.store(x, line);
@@ -33,7 +36,7 @@ impl Stored for f32 {
 /// Rounded to nearest even. A vector is half a line, so that none goes past the caches.
 impl Stored for bf16 {
     #[inline(always)]
-    fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [bf16; LANES]) {
+    unsafe fn store<const STREAM: bool, L: Lanes>(lanes: L, x: L::F, line: &mut [bf16; LANES]) {
         let mut wide = [0.0; LANES];
         lanes.store(x, &mut wide);
         *line = wide.map(|x| bf16::from_bits(bf16_bits(x)));
@@ -54,8 +57,8 @@ impl<'a, T: Stored> Out<'a, T> {
     pub(crate) fn put<const STREAM: bool, L: Lanes>(&mut self, lanes: L, at: usize, x: L::F) {
         let (line, _) = self.0[at..].split_at_mut(LANES);
         if let Some(line) = line.first_chunk_mut::<LANES>() {
-            // Borrowed until `self` is dropped, which fences.
-            T::store::<STREAM, L>(lanes, x, line);
+            // SAFETY: borrowed until `self` is dropped, which fences.
+            unsafe { T::store::<STREAM, L>(lanes, x, line) };
         }
     }
 
@@ -63,7 +66,8 @@ impl<'a, T: Stored> Out<'a, T> {
     #[inline(always)]
     pub(crate) fn put_some<L: Lanes>(&mut self, lanes: L, at: usize, len: usize, x: L::F) {
         let mut line = [T::default(); LANES];
-        T::store::<false, L>(lanes, x, &mut line);
+        // SAFETY: not past the caches.
+        unsafe { T::store::<false, L>(lanes, x, &mut line) };
         self.0[at..at + len].copy_from_slice(&line[..len]);
     }
 }

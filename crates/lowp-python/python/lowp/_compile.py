@@ -4,19 +4,20 @@ A compiled graph takes what a tensor holds for constant, and the codes that FSDP
 therefore have the number of the weight's store, a tensor of one integer, and operators look the codes up when they run.
 """
 
+import itertools
 import weakref
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _scaled
-from ._errors import LowpError
+from ._errors import LowpError, UnsupportedOp
 from ._lowp import VERSION
 from ._plan import as_recipe
 
 Tensor = None  # set by _tensor.py, which uses this file
 _STORES = weakref.WeakValueDictionary()
-_NUMBERS = iter(range(1 << 62))
+_NUMBERS = itertools.count()
 
 
 def token_of(store):
@@ -44,6 +45,24 @@ class Traced:
         self.recipe, self.shape, self.device, self.token = recipe, shape, device, token
         self.rows, self.cols = shape
         self.buffers, self.master = {}, None
+
+    def decode(self, orientation, dtype=torch.float32):
+        return torch.ops.lowp.decode(self.token, orientation, self.shape, dtype, self.device)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedOp(
+            f"a compiled graph knows the shape of a lowp.Tensor and not its codes ({name}); multiply by it or decode it in the graph, and do the rest "
+            "in a function of torch.compiler.disable"
+        )
+
+
+def note_writes(tensors):
+    """Has autograd know that tensors were written: graphs that saved them, or their tokens, are not walked with other values."""
+    stores = [tensor._store for tensor in tensors if isinstance(tensor, Tensor)]
+    tokens = [store.token for store in stores if store.token is not None]
+    torch.autograd.graph.increment_version([*tensors, *tokens])
 
 
 def flatten(tensor):

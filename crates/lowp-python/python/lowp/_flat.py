@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
-from torch.autograd.graph import increment_version
 
 from . import _lowp
+from ._compile import note_writes
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory, values
 from ._ranks import Ranks, together
@@ -32,7 +32,7 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
         args, alive = _args(model_weights, master_weights, start_offsets)
     _lowp.cast_master_weights(device_of(device), args, ranks)
     del alive
-    increment_version(model_weights)
+    note_writes(model_weights)
     for weight in model_weights:
         weight._store.follow_codes()
 

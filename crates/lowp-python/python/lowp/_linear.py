@@ -22,7 +22,8 @@ def linear(input, weight, bias=None):
         dtype = torch.get_autocast_dtype(kind)
         input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    if torch.compiler.is_compiling():
+    # Older versions of PyTorch also come by here with what a graph knows of the weight.
+    if torch.compiler.is_compiling() or isinstance(weight._store, _compile.Traced):
         return _compile.linear(input, weight, bias)
     return _Linear.apply(input, weight, bias)
 

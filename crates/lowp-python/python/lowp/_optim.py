@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from . import _lowp
+from ._compile import note_writes
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory
 from ._plan import as_recipe
@@ -361,7 +362,7 @@ class _Built:
 
     def note_step(self):
         """Has autograd know that a step wrote the parameters: a graph that saved them is not walked with other values."""
-        torch.autograd.graph.increment_version(self.written)
+        note_writes(self.written)
         self.steps += 1
 
     def note_writes(self):

@@ -209,6 +209,8 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
+        if self.token is not None:
+            torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
             self.shard.begin_write()
 

@@ -71,7 +71,7 @@ class Tensor(torch.Tensor):
         self._store.quantize_(source, dtype_name(source.dtype), encode_scale)
         if self._store.master is not None:
             self._store.master.copy_(source)
-        torch.autograd.graph.increment_version(self)
+        _compile.note_writes([self])
         return self
 
     def __repr__(self, *, tensor_contents=None):
@@ -133,7 +133,7 @@ class Tensor(torch.Tensor):
         return cls(*_compile.unflatten(inner, context))
 
     def __getattr__(self, name):
-        # The buffers, for those who flatten the tensor.
+        # Buffers by their names.
         store = object.__getattribute__(self, "_store")
         if name in store.buffers:
             return store.buffers[name]

@@ -133,7 +133,12 @@ impl<R: Recipe> Linear<R> {
             let [a, b] = pass
                 .operands()
                 .map(|(role, orientation)| codes_of(role, orientation));
-            Product::of(a, b, shared.capability)
+            let depth = match pass {
+                Pass::Forward => shape.cols,
+                Pass::InputGrad => shape.rows,
+                Pass::WeightGrad => tokens,
+            };
+            Product::of(a, b, shared.capability).over(depth)
         });
         // What the weight's gradient reads stays until backward.
         let len = tokens * shape.cols;
