@@ -117,7 +117,7 @@ class Plans(unittest.TestCase):
 
         def decode(number, recipe=weight.recipe):
             outs[number].fill_(-1)
-            casts.decode(cpu, recipe, (32, 64), weight._store.named(), "rowwise", memory(outs[number]))
+            casts.decode(cpu, recipe, (32, 64), weight._store.named(), "rowwise", memory(outs[number]), "float32")
             self.assertTrue(torch.equal(outs[number], weight.dequantize()))
 
         for number, planned in ((0, 1), (1, 2), (0, 2), (2, 3), (3, 3), (0, 3), (4, 3), (1, 3)):

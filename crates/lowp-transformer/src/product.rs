@@ -270,7 +270,7 @@ mod tests {
         }
         // An amax for each row is no factor of the whole product.
         assert_eq!(
-            products("nvfp4-1d", &[("row-scaled", "true")], b200)[0],
+            products("nvfp4-1d", &[("row_scaled", "true")], b200)[0],
             Bf16
         );
         assert_eq!(products("mxfp4", &[], b200), [Bf16; 3]);
