@@ -183,7 +183,7 @@ pub(super) fn fill(
             of_job.entry(job).or_default().push(number);
         }
     }
-    // Bytes of the band before, which may still be written while the next one is made.
+    // Bytes of the band before that are written from where they lie, and may still be while the next one is made.
     let mut beside = 0;
     for (number, item) in items.iter().enumerate() {
         let ItemSource::Made { job, .. } = item.source else {
@@ -210,9 +210,9 @@ pub(super) fn fill(
             let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
             for (&number, written) in numbers.iter().zip(&mut written) {
                 if let (at, Some(_)) = places[number] {
-                    let bytes = put(draft, at, items[number], band, progress)?;
+                    let (bytes, later) = put(draft, at, items[number], band, progress)?;
                     *written += bytes;
-                    given += bytes;
+                    given += later;
                 }
             }
             beside = if given > BESIDE { 0 } else { given };
@@ -226,19 +226,19 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Writes what `parts` have of `item`, which begins at byte `at`. Returns how many bytes that are.
+/// Writes what `parts` have of `item`, which begins at byte `at`. Returns how many bytes that are, and how many of them are written later.
 fn put(
     draft: &mut Draft,
     at: u64,
     item: &Item<'_>,
     parts: &dyn Parts,
     progress: &Progress,
-) -> Result<usize> {
+) -> Result<(usize, usize)> {
     let ItemSource::Made { part, .. } = item.source else {
-        return Ok(0);
+        return Ok((0, 0));
     };
     let Some(place) = parts.place(part) else {
-        return Ok(0);
+        return Ok((0, 0));
     };
     let mut later = parts.later(part);
     if later.is_none() && !place.is_one_run() {
@@ -254,15 +254,16 @@ fn put(
         let bytes = later.len();
         draft.write_later(at, place, later)?;
         progress.add(bytes);
-        return Ok(bytes);
+        return Ok((bytes, bytes));
     }
-    hand(item, Some(parts), &mut |written, piece| {
+    let bytes = hand(item, Some(parts), &mut |written, piece| {
         for (range, to) in place.pieces(written, piece.len()) {
             draft.write_at(at + to as u64, &piece[range])?;
         }
         progress.add(piece.len());
         Ok(())
-    })
+    })?;
+    Ok((bytes, 0))
 }
 
 /// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
