@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train bf16 --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train torchao --compile
+    torchrun --nproc-per-node 2 benches/peers/torch_gpt.py train lowp:fp8-current --compile --profile
     python3 benches/peers/torch_gpt.py step
     torchrun --nproc-per-node 2 benches/peers/torch_gpt.py gather
 
@@ -166,6 +167,37 @@ def train(args, device):
         first=round(first, 4),
         loss=round(loss.item(), 4),
     )
+    if args.profile:
+        profile(args, once)
+
+
+def profile(args, once):
+    """What a step's time is spent on: kernels, and operations on the host that take longest by themselves."""
+    steps = 3
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        begun = time.time()
+        for _ in range(steps):
+            once()
+        torch.cuda.synchronize()
+        seconds = time.time() - begun
+    rows = found.key_averages()
+    kernels = [row for row in rows if row.device_type == torch.autograd.DeviceType.CUDA]
+    of_nccl = sum(row.self_device_time_total for row in kernels if "nccl" in row.key)
+    busy = sum(row.self_device_time_total for row in kernels) - of_nccl
+    say(
+        table="profile",
+        what=args.what,
+        compile=args.compile,
+        ms=round(1e3 * seconds / steps, 1),
+        gpu_busy_ms=round(busy / steps / 1e3, 1),
+        nccl_ms=round(of_nccl / steps / 1e3, 1),
+        launches=sum(row.count for row in kernels) // steps,
+    )
+    for row in sorted(kernels, key=lambda row: -row.self_device_time_total)[:20]:
+        say(table="kernel", name=row.key[:80], ms=round(row.self_device_time_total / steps / 1e3, 2), count=row.count // steps)
+    for row in sorted(rows, key=lambda row: -row.self_cpu_time_total)[:40]:
+        say(table="host", name=row.key[:80], ms=round(row.self_cpu_time_total / steps / 1e3, 2), count=row.count // steps)
 
 
 def steps(args, device):
@@ -262,6 +294,7 @@ def main():
     parser.add_argument("table", choices=("train", "step", "gather"))
     parser.add_argument("what", nargs="?", default="bf16", help="bf16, torchao, torchao-mxfp8 or lowp:RECIPE")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="tables of kernels and of operations on the host, behind those of `train`")
     parser.add_argument("--recipes", nargs="+", default=["fp8-current", "mxfp8-2d", "mxfp8", "nvfp4-2d"])
     for name, value in dict(width=2048, layers=24, heads=16, words=32768, length=2048, batch=4, runs=10, warm=4).items():
         parser.add_argument(f"--{name}", type=int, default=value)
