@@ -182,8 +182,9 @@ def profile(args, once):
         torch.cuda.synchronize()
         seconds = time.time() - begun
     rows = found.key_averages()
-    kernels = [row for row in rows if row.device_type == torch.autograd.DeviceType.CUDA]
-    of_nccl = sum(row.self_device_time_total for row in kernels if "nccl" in row.key)
+    kernels = [row for row in rows if row.device_type == torch.autograd.DeviceType.CUDA and not row.is_user_annotation]
+    kernels = [row for row in kernels if not row.key.startswith("nccl:")]  # the same once more
+    of_nccl = sum(row.self_device_time_total for row in kernels if row.key.startswith("nccl"))
     busy = sum(row.self_device_time_total for row in kernels) - of_nccl
     say(
         table="profile",
@@ -194,7 +195,7 @@ def profile(args, once):
         nccl_ms=round(of_nccl / steps / 1e3, 1),
         launches=sum(row.count for row in kernels) // steps,
     )
-    for row in sorted(kernels, key=lambda row: -row.self_device_time_total)[:20]:
+    for row in sorted(kernels, key=lambda row: -row.self_device_time_total)[:30]:
         say(table="kernel", name=row.key[:80], ms=round(row.self_device_time_total / steps / 1e3, 2), count=row.count // steps)
     for row in sorted(rows, key=lambda row: -row.self_cpu_time_total)[:40]:
         say(table="host", name=row.key[:80], ms=round(row.self_cpu_time_total / steps / 1e3, 2), count=row.count // steps)

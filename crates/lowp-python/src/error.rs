@@ -62,3 +62,6 @@ macro_rules! from {
 }
 
 from!(FormatError, KernelError, OptimError, ShardError);
+
+#[cfg(feature = "cuda")]
+from!(lowp_matmul::MatmulError);

@@ -177,6 +177,7 @@ trait Hooked: Send + Sync {
     fn rank(&self) -> usize;
     fn attach(&mut self, device: &Device, padded: Vec<Memory>) -> Result<(), Error>;
     fn pre(&self, device: &Device) -> Result<Sent, Error>;
+    fn check(&self, sent: &Sent) -> Result<(), Error>;
     fn post(
         &mut self,
         device: &Device,
@@ -222,6 +223,10 @@ impl<B: Held> Hooked for Of<B> {
             Error::new("pre before attach; give the gather its padded buffers first")
         })?;
         Ok(outgoing.pre_all_gather(&backend)?)
+    }
+
+    fn check(&self, sent: &Sent) -> Result<(), Error> {
+        Ok(sent.check(&self.shard)?)
     }
 
     fn post(
@@ -355,6 +360,11 @@ impl Gather {
     fn pre(&self, device: DeviceArg) -> Result<SentMark, Error> {
         let sent = self.lock().pre(&Device::new(&device)?)?;
         Ok(SentMark { sent })
+    }
+
+    /// Fails where the shard was cast since its bytes were sent.
+    fn check(&self, sent: &SentMark) -> Result<(), Error> {
+        self.lock().check(&sent.sent)
     }
 
     /// Makes the full tensor of what arrived, on the stream that reads. `memory` is for the outputs that have their own.

@@ -28,6 +28,8 @@ mod flat;
 mod gather;
 mod place;
 mod plan;
+#[cfg(feature = "cuda")]
+mod products;
 mod ranks;
 mod recent;
 mod recipe;
@@ -47,6 +49,8 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<recipe::Buffer>()?;
     module.add_class::<adamw::AdamW>()?;
     module.add_class::<casts::Casts>()?;
+    #[cfg(feature = "cuda")]
+    module.add_class::<products::Products>()?;
     module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;

@@ -187,8 +187,9 @@ impl Recipe {
 
     fn __hash__(&self) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
+        // Options are floats, too, which nothing hashes; a program uses few of one recipe.
         let mut hasher = DefaultHasher::new();
-        self.__repr__().hash(&mut hasher);
+        self.recipe.name().hash(&mut hasher);
         hasher.finish()
     }
 }

@@ -69,7 +69,7 @@ class Check:
         assert isinstance(weight, lowp.Tensor), type(weight)
         assert weight.recipe == self.whole.recipe
         for name, buffer in weight.buffers.items():
-            if name in self.whole.buffers and not any(o.name == name and o.is_derived for o in weight._store.full.gather.outputs):
+            if name in self.whole.buffers and not any(o.name == name and o.is_derived for o in weight._store.full.gather.gather.outputs()):
                 assert torch.equal(buffer, self.whole.buffers[name]), (weight, name)
         assert torch.equal(weight.dequantize(), self.whole.dequantize()), weight
 

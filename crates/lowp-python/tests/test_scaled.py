@@ -16,8 +16,8 @@ def product(name, dtype, **options):
     lowp.quantize_model_(layer, name, **options)
     weight = layer.weight
     x, grad = torch.randn(32, 64, dtype=dtype), torch.randn(32, 48, dtype=dtype) * 1e-3
-    out, saved = _scaled.forward(x, weight, layer.bias)
-    of_input, of_weight = _scaled.backward(grad, weight, saved, (True, True))
+    out, *saved = _scaled.forward(x, weight._store, layer.bias)
+    of_input, of_weight = _scaled.backward(grad, weight._store, saved, (True, True))
     return weight, layer.bias, x, grad, (out, of_input, of_weight)
 
 

@@ -44,7 +44,7 @@ class Traced:
     def __init__(self, recipe, shape, device, token):
         self.recipe, self.shape, self.device, self.token = recipe, shape, device, token
         self.rows, self.cols = shape
-        self.buffers, self.master = {}, None
+        self.buffers, self.master, self.contexts = {}, None, {}
 
     def decode(self, orientation, dtype=torch.float32):
         return torch.ops.lowp.decode(self.token, orientation, self.shape, dtype, self.device)
@@ -65,16 +65,22 @@ def note_writes(tensors):
     torch.autograd.graph.increment_version([*tensors, *tokens])
 
 
+_INNER = ["_token"]
+
+
 def flatten(tensor):
     """The tensor as its token, and what graphs take for constant."""
-    store = tensor._store
-    recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
-    return ["_token"], (recipe, store.shape, tensor.dtype, tensor.dim() == 1, str(store.device))
+    store, dtype, flat = tensor._store, tensor._dtype, tensor._flat
+    context = store.contexts.get((dtype, flat))
+    if context is None:
+        recipe = (store.recipe.name, tuple(sorted(store.recipe.options.items())))
+        context = store.contexts[dtype, flat] = (recipe, store.shape, dtype, flat, str(store.device))
+    return _INNER, context
 
 
 def cache_key(tensor):
     """What graphs that PyTorch keeps for other processes depend on."""
-    return repr((VERSION, *flatten(tensor)))
+    return repr((VERSION, *_SCHEMAS, *flatten(tensor)))
 
 
 def unflatten(inner, context):
@@ -87,6 +93,7 @@ def unflatten(inner, context):
 
 
 _LIBRARY = torch.library.Library("lowp", "DEF")
+_SCHEMAS = []
 
 
 def _operator(schema, fake):
@@ -95,6 +102,7 @@ def _operator(schema, fake):
 
     def register(function):
         _LIBRARY.define(schema)
+        _SCHEMAS.append(schema)
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"lowp::{name}", fake, lib=_LIBRARY)
         return function
@@ -110,43 +118,32 @@ def _decode(token, orientation, shape, dtype, device):
     return store_of(token).decode(orientation, dtype)
 
 
-def _cast_shapes(values, name, options):
-    rows, cols = values.shape
-    element = _scaled.dtype_of(_recipe(name, options))
-    codes = [values.new_empty(sides, dtype=element) for sides in ((rows, cols), (cols, rows))]
-    return *codes, values.new_empty((), dtype=torch.float32)
-
-
-@_operator("cast(Tensor values, str name, str[] options) -> (Tensor, Tensor, Tensor)", _cast_shapes)
-def _cast(values, name, options):
-    return _scaled.cast(values.contiguous(), _recipe(name, options))
-
-
-def _multiply_shapes(codes, scale, token, orientation, width, dtype, bias):
-    return codes.new_empty((codes.shape[0], width), dtype=dtype)
+def _forward_shapes(input, token, width, dtype, bias):
+    (rows, cols), scale = input.shape, torch.float32
+    return input.new_empty((rows, width)), input.new_empty((cols, rows), dtype=dtype), input.new_empty((), dtype=scale)
 
 
 @_operator(
-    "multiply(Tensor codes, Tensor scale, Tensor token, str orientation, SymInt width, ScalarType dtype, Tensor? bias) -> Tensor",
-    _multiply_shapes,
+    "forward(Tensor input, Tensor token, SymInt width, ScalarType dtype, Tensor? bias) -> (Tensor, Tensor, Tensor)",
+    _forward_shapes,
 )
-def _multiply(codes, scale, token, orientation, width, dtype, bias):
-    return _scaled.multiply((codes, scale), store_of(token), orientation, dtype, bias)
+def _forward(input, token, width, dtype, bias):
+    return _scaled.forward(input, store_of(token), bias)
 
 
-_RECIPES = {}
+def _backward_shapes(grad, codes, scale, token, width, of_input, of_weight):
+    rows, cols = grad.shape
+    made = grad.new_empty((rows, width) if of_input else 0)
+    return made, grad.new_empty((cols, codes.shape[0]) if of_weight else 0)
 
 
-def _recipe(name, options):
-    """The recipe of an operator's arguments."""
-    key = (name, *options)
-    if key not in _RECIPES:
-        _RECIPES[key] = as_recipe(name, dict(option.split("=", 1) for option in options))
-    return _RECIPES[key]
-
-
-def _as_arguments(recipe):
-    return recipe.name, [f"{name}={value}" for name, value in recipe.options.items()]
+@_operator(
+    "backward(Tensor grad, Tensor codes, Tensor scale, Tensor token, SymInt width, bool of_input, bool of_weight) -> (Tensor, Tensor)",
+    _backward_shapes,
+)
+def _backward_of_codes(grad, codes, scale, token, width, *needs):
+    made = _scaled.backward(grad, store_of(token), (codes, scale), needs)
+    return tuple(grad.new_empty(0) if of is None else of for of in made)
 
 
 def _linear_shapes(*_):
@@ -168,9 +165,9 @@ def linear_forward(func, input, weight, bias=None):
         decoded = torch.ops.lowp.decode(token, "rowwise", store.shape, input.dtype, store.device)
         out = torch.nn.functional.linear(flat, decoded, bias)
         return out.view(sides), input.new_empty(0), input.new_empty(0)
-    rowwise, columnwise, scale = torch.ops.lowp.cast(flat, *_as_arguments(_scaled.operands(store.recipe)[0]))
-    out = torch.ops.lowp.multiply(rowwise, scale, token, "rowwise", store.rows, input.dtype, bias)
-    return out.view(sides), columnwise, scale
+    dtype = _scaled.dtype_of(_scaled.operands(store.recipe)[0], "columnwise")
+    out, codes, scale = torch.ops.lowp.forward(flat, token, store.rows, dtype, bias)
+    return out.view(sides), codes, scale
 
 
 def _save(ctx, inputs, output):
@@ -189,11 +186,9 @@ def _backward(ctx, grad, *_):
     store, flat = weight._store, grad.reshape(-1, grad.shape[-1])
     token = weight._token
     if codes.numel():
-        rowwise, columnwise, of_grad = torch.ops.lowp.cast(flat, *_as_arguments(_scaled.operands(store.recipe)[1]))
-        if ctx.needs_input_grad[0]:
-            of_input = torch.ops.lowp.multiply(rowwise, of_grad, token, "columnwise", store.cols, grad.dtype, None)
-        if ctx.needs_input_grad[1]:
-            of_weight = _scaled.product((columnwise, of_grad), (codes, scale), grad.dtype)
+        needs = ctx.needs_input_grad[:2]
+        made = torch.ops.lowp.backward(flat, codes, scale, token, store.cols, *needs)
+        of_input, of_weight = (of if needed else None for of, needed in zip(made, needs))
     else:
         if ctx.needs_input_grad[0]:
             of_input = flat @ torch.ops.lowp.decode(token, "columnwise", store.shape, flat.dtype, store.device)

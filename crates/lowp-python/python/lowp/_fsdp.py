@@ -49,23 +49,37 @@ class _Gather:
     """One gather, with the memory that Python allocated for it."""
 
     def __init__(self, gather, store):
-        self.gather = gather
-        self.inputs, self.outputs = gather.inputs(), gather.outputs()
-        padded = [empty(sent.bytes, store.device).zero_() for sent in self.inputs if sent.is_padded]
+        self.gather, self.device = gather, store.device
+        inputs, outputs = gather.inputs(), gather.outputs()
+        padded = [empty(sent.bytes, store.device).zero_() for sent in inputs if sent.is_padded]
         gather.attach(device_of(store.device), [memory(buffer, keep=True) for buffer in padded])
+        self.is_padded = bool(padded)
         padded = iter(padded)
-        self.sends = [next(padded) if sent.is_padded else store.buffers[sent.name] for sent in self.inputs]
-        self.memory = None
+        self.sends = [next(padded) if sent.is_padded else store.buffers[sent.name] for sent in inputs]
+        # Parts of what arrives, buffers of the shard, and memory of its own, without storage until the gather is there.
+        self.parts = [(o.name, o.input, o.start, o.start + o.bytes) for o in outputs if o.place == "arrived"]
+        self.shared = [o.name for o in outputs if o.place == "shard"]
+        self.own = {o.name: empty(o.bytes, store.device) for o in outputs if o.place == "memory"}
+        for buffer in self.own.values():
+            buffer.untyped_storage().resize_(0)
+        # Without work that everybody needs, all of it waits for the first who needs what is derived.
+        self.is_derived = any(o.is_derived for o in outputs)
+        self.waits = all(o.place != "memory" or o.is_derived for o in outputs)
+        self.found = None
 
-    def own_memory(self, device):
-        """Memory of the outputs that have their own, without storage until the gather is there."""
-        if self.memory is None:
-            self.memory = {}
-            for output in self.outputs:
-                if output.place == "memory":
-                    self.memory[output.name] = empty(output.bytes, device)
-                    self.memory[output.name].untyped_storage().resize_(0)
-        return self.memory
+    def buffers(self, arrived, shard):
+        """The buffers of the full tensor. FSDP2 frees storages and fills them again: views of them stay."""
+        storages = [piece.untyped_storage()._cdata for piece in arrived]
+        if self.found is None or self.found[0] != storages:
+            flat = [piece.reshape(-1) for piece in arrived]
+            views = {name: flat[input][start:end] for name, input, start, end in self.parts}
+            self.found = (storages, {**views, **self.own})
+        return self.found[1] | {name: shard.buffers[name] for name in self.shared}
+
+    def fill(self, sent, arrived):
+        """Makes what is there at once of what arrived, on the stream that is current."""
+        own = [memory(buffer) for buffer in self.own.values()]
+        self.gather.post(device_of(self.device), sent, [memory(piece) for piece in arrived], own)
 
 
 class Gathered:
@@ -75,12 +89,26 @@ class Gathered:
         self.exchange = weakref.ref(exchange)
         self.inner = exchange.inner
         self.gather = None
+        self.waiting = None
         self.derived = False
 
+    def follow(self, gather, sent, arrived):
+        """A gather is there."""
+        self.gather, self.derived, self.waiting = gather, not gather.is_derived, None
+        if gather.waits:
+            gather.gather.check(sent)
+            self.waiting = (sent, arrived)
+        else:
+            gather.fill(sent, arrived)
+
     def derive(self):
-        if not self.derived and self.gather is not None:
-            self.gather.gather.derive(device_of(self.exchange().store.device))
-            self.derived = True
+        if self.derived or self.gather is None:
+            return
+        if self.waiting is not None:
+            self.gather.fill(*self.waiting)
+            self.waiting = None
+        self.gather.gather.derive(device_of(self.gather.device))
+        self.derived = True
 
 
 class _AnySize(tuple):
@@ -122,7 +150,7 @@ def pre_all_gather(store, mesh, outer_size, module):
     index = 0 if exchange.kept else int(_is_backward(group))
     gather = exchange.gathers[index]
     sent = gather.gather.pre(device_of(store.device))
-    exchange.inner[:] = gather.own_memory(store.device).values()
+    exchange.inner[:] = gather.own.values()
     if world == 1:
         # FSDP2 copies one buffer and gathers none: the shard is the tensor.
         return (empty(1, store.device),), (index, sent)
@@ -146,27 +174,13 @@ def fill(exchange, index, sent, arrived):
     store, gather = exchange.store, exchange.gathers[index]
     if exchange.world == 1:
         arrived = gather.sends
-    own = gather.own_memory(store.device)
-    for buffer in own.values():
+    for buffer in gather.own.values():
         storage = buffer.untyped_storage()
         if storage.size() != buffer.numel():
             storage.resize_(buffer.numel())
-    arrived = [piece.reshape(-1) for piece in arrived]
-    device = device_of(store.device)
-    gather.gather.post(device, sent, [memory(piece) for piece in arrived], [memory(buffer) for buffer in own.values()])
-    buffers = {}
-    for output in gather.outputs:
-        name = output.name
-        if output.place == "arrived":
-            piece, start, end = arrived[output.input], output.start, output.start + output.bytes
-            buffers[name] = piece if (start, end) == (0, piece.numel()) else piece[start:end]
-        elif output.place == "memory":
-            buffers[name] = own[name]
-        else:
-            buffers[name] = store.buffers[name]
     full = exchange.gathered
-    full.buffers = buffers
-    full.full.gather, full.full.derived = gather, not any(output.is_derived for output in gather.outputs)
+    full.buffers = gather.buffers(arrived, store)
+    full.full.follow(gather, sent, arrived)
     return full
 
 

@@ -34,9 +34,9 @@ class _Linear(torch.autograd.Function):
         flat = input.reshape(-1, input.shape[-1])
         ctx.has_bias = bias is not None
         if _scaled.serves(flat, weight):
-            out, saved = _scaled.forward(flat, weight, bias)
+            out, codes, scale = _scaled.forward(flat, weight._store, bias)
             ctx.scaled = True
-            ctx.save_for_backward(weight, *saved)
+            ctx.save_for_backward(weight, codes, scale)
         else:
             ctx.scaled = False
             ctx.save_for_backward(weight, input)
@@ -52,7 +52,7 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         of_input = of_weight = of_bias = None
         if ctx.scaled:
-            of_input, of_weight = _scaled.backward(flat, weight, saved, ctx.needs_input_grad)
+            of_input, of_weight = _scaled.backward(flat, weight._store, saved, ctx.needs_input_grad)
         else:
             if ctx.needs_input_grad[0]:
                 of_input = flat @ weight._store.decode("columnwise", flat.dtype)

@@ -1,10 +1,11 @@
-"""Products of codes, by ``torch._scaled_mm``, where the GPU has them: FP8 with one scale for each tensor."""
+"""Products of codes, where the GPU has them: FP8 with one scale for each tensor."""
 
 import functools
 
 import torch
 
-from ._memory import device_of, memory, values
+from . import _lowp
+from ._memory import device_of, dtype_name, empty, memory
 from ._plan import as_recipe
 from ._store import casts_of
 
@@ -77,7 +78,7 @@ def dtype_of(recipe, orientation="rowwise"):
 
 
 def codes(store, orientation):
-    """The codes of an orientation of a weight, row-major, and their scale."""
+    """The codes of an orientation of a weight, row-major, and their scale: views, made once for each buffer."""
     buffers = store.buffers
     data = buffers.get(f"{orientation}_data")
     if data is None:
@@ -85,44 +86,68 @@ def codes(store, orientation):
     scale = buffers.get("tensor_scale")
     if scale is None:
         scale = buffers[f"{orientation}_scale_inv"]
+    known = store.operands.get(orientation)
+    if known is not None and known[0] is data and known[1] is scale:
+        return known[2]
     sides = store.shape if orientation == "rowwise" else store.shape[::-1]
-    return data.view(dtype_of(store.recipe, orientation)).view(sides), scale.view(torch.float32)
+    viewed = data.view(dtype_of(store.recipe, orientation)).view(sides), scale.view(torch.float32)
+    store.operands[orientation] = (data, scale, viewed)
+    return viewed
 
 
-def product(a, b, dtype, **options):
+_ELEMENTS = {dtype: name for name, dtype in _DTYPES.items()}
+_PRODUCTS = {}
+#: Bytes that products of a stream work in, as many as PyTorch gives its own on a Hopper.
+_WORKSPACE = 32 << 20
+
+
+def product(a, b, dtype, bias=None, fast=False):
     """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
     (a, of_a), (b, of_b) = a, b
-    return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=dtype, **options)
+    fits = bias is not None and dtype is torch.bfloat16
+    fused = bias.to(dtype) if fits else None
+    if a.device.type == "cuda":
+        (rows, depth), cols = a.shape, b.shape[0]
+        out = torch.empty((rows, cols), dtype=dtype, device=a.device)
+        left, right = ((t.data_ptr(), scale.data_ptr(), _ELEMENTS[t.dtype]) for t, scale in ((a, of_a), (b, of_b)))
+        address = 0 if fused is None else fused.data_ptr()
+        products = _products_of(a.device)
+        products.multiply((rows, cols, depth), left, right, out.data_ptr(), dtype_name(dtype), address, fast)
+    else:
+        out = torch._scaled_mm(a, b.t(), of_a, of_b, bias=fused, out_dtype=dtype, use_fast_accum=fast)
+    if bias is not None and not fits:
+        out += bias  # the product adds no bias to float32
+    return out
+
+
+def _products_of(device):
+    place = device_of(device)
+    products = _PRODUCTS.get(place)
+    if products is None:
+        # PyTorch's memory, so that a graph may be captured on a stream that is new.
+        workspace = empty(_WORKSPACE, device)
+        products = _PRODUCTS[place] = _lowp.Products(place, memory(workspace, keep=True))
+    return products
 
 
 def multiply(a, store, orientation, dtype, bias=None):
     """The product of codes with those of a weight: with ``rowwise`` ones for the output of the layer, else for the gradient of its input."""
     store.check_serves(orientation)
-    options = {}
-    if orientation == "rowwise":
-        options["use_fast_accum"] = True
-    if bias is not None and dtype == torch.bfloat16:
-        options["bias"] = bias.to(dtype)
-    out = product(a, codes(store, orientation), dtype, **options)
-    if bias is not None and "bias" not in options:
-        out += bias  # the product adds no bias to float32
-    return out
+    return product(a, codes(store, orientation), dtype, bias, fast=orientation == "rowwise")
 
 
-def forward(input, weight, bias):
+def forward(input, store, bias):
     """The product in the dtype of the input, and what its backward needs."""
-    store = weight._store
     rowwise, columnwise, scale = cast(input.contiguous(), operands(store.recipe)[0])
-    return multiply((rowwise, scale), store, "rowwise", input.dtype, bias), (columnwise, scale)
+    return multiply((rowwise, scale), store, "rowwise", input.dtype, bias), columnwise, scale
 
 
-def backward(grad, weight, saved, needs):
-    """The gradients of the input and of the weight."""
-    store = weight._store
-    rowwise, columnwise, scale = cast(values(grad), operands(store.recipe)[1])
+def backward(grad, store, saved, needs):
+    """The gradients of the input and of the weight that are needed."""
+    rowwise, columnwise, scale = cast(grad.contiguous(), operands(store.recipe)[1])
     of_input = of_weight = None
     if needs[0]:
         of_input = multiply((rowwise, scale), store, "columnwise", grad.dtype)
     if needs[1]:
-        of_weight = product((columnwise, scale), tuple(saved), grad.dtype)
+        of_weight = product((columnwise, scale), saved, grad.dtype)
     return of_input, of_weight

@@ -12,6 +12,20 @@ from ._plan import as_recipe
 from ._store import Store
 
 
+class _PreAllGather:
+    """The hook of FSDP2, with the signature that it asks for in each gather of each weight."""
+
+    __slots__ = ("store",)
+
+    def __init__(self, store):
+        self.store = store
+
+    def __call__(self, mesh, outer_size, outer_stride, module, mp_policy):
+        return _fsdp.pre_all_gather(self.store, mesh, outer_size, module)
+
+    __signature__ = inspect.Signature(list(inspect.signature(__call__).parameters.values())[1:])
+
+
 class Tensor(torch.Tensor):
     """A matrix whose values live in codes and scales. ``lowp.quantize`` makes it.
 
@@ -20,7 +34,8 @@ class Tensor(torch.Tensor):
     cannot be done exactly raises ``lowp.UnsupportedOp``.
     """
 
-    __slots__ = ("_store",)
+    # What the tensor is, and what PyTorch would be asked for in each call.
+    __slots__ = ("_store", "_dtype", "_flat")
 
     @staticmethod
     def __new__(cls, store, dtype, flat=False, requires_grad=False):
@@ -28,7 +43,7 @@ class Tensor(torch.Tensor):
         tensor = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad
         )
-        tensor._store = store
+        tensor._store, tensor._dtype, tensor._flat = store, dtype, flat
         return tensor
 
     def __init__(self, *args, **kwargs):
@@ -104,9 +119,10 @@ class Tensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _ops.dispatch(cls, func, args, kwargs or {})
 
-    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+    @property
+    def fsdp_pre_all_gather(self):
         """What this rank sends of its rows: bytes of the direction that the phase needs."""
-        return _fsdp.pre_all_gather(self._store, mesh, outer_size, module)
+        return _PreAllGather(self._store)
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The full tensor of what arrived; ``out`` is filled again in place."""
@@ -159,8 +175,6 @@ class Tensor(torch.Tensor):
         return memo[id(self)]
 
 
-# FSDP2 asks how many parameters the hook has, in each gather of each weight.
-Tensor.fsdp_pre_all_gather.__signature__ = inspect.signature(Tensor.fsdp_pre_all_gather)
 
 
 def _as_parameter(tensor):

@@ -187,7 +187,7 @@ impl<R: Recipe> Sent<R> {
         arrived: &[B::Buffer<u8>],
         alloc: impl FnMut(&HookOutput) -> Result<B::Buffer<u8>, ShardError>,
     ) -> Result<FullTensor<B, R>, ShardError> {
-        self.check(backend, shard, arrived)?;
+        self.check_arrived(backend, shard, arrived)?;
         let mut full = FullTensor::new(backend, &self.hooks, &self.shard, alloc)?;
         full.fill(backend, self.version, shard, arrived)?;
         Ok(full)
@@ -207,18 +207,17 @@ impl<R: Recipe> Sent<R> {
         arrived: &[B::Buffer<u8>],
         full: &mut FullTensor<B, R>,
     ) -> Result<(), ShardError> {
-        self.check(backend, shard, arrived)?;
+        self.check_arrived(backend, shard, arrived)?;
         full.check_made_for(&self.hooks, &self.shard)?;
         full.fill(backend, self.version, shard, arrived)
     }
 
-    fn check<B: Backend>(
-        &self,
-        backend: &B,
-        shard: &ShardedTensor<B, R>,
-        arrived: &[B::Buffer<u8>],
-    ) -> Result<(), ShardError> {
-        let (what, inputs) = (|| self.hooks.name(), self.hooks.inputs());
+    /// Whether `shard` is what was sent: for callers that use parts of what arrived as they are, and make the full tensor
+    /// later or not at all.
+    ///
+    /// # Errors
+    /// Another shard, or one that was cast since its bytes were sent.
+    pub fn check<B: Backend>(&self, shard: &ShardedTensor<B, R>) -> Result<(), ShardError> {
         if version_of(shard) != self.shard {
             return Err(ShardError::OtherGather {
                 what: "the shard",
@@ -231,10 +230,21 @@ impl<R: Recipe> Sent<R> {
         }
         if shard.version() != self.version {
             return Err(ShardError::GatherAgain {
-                what: what(),
+                what: self.hooks.name(),
                 why: "was cast after pre_all_gather, so its bytes and its scales may be of different casts",
             });
         }
+        Ok(())
+    }
+
+    fn check_arrived<B: Backend>(
+        &self,
+        backend: &B,
+        shard: &ShardedTensor<B, R>,
+        arrived: &[B::Buffer<u8>],
+    ) -> Result<(), ShardError> {
+        self.check(shard)?;
+        let (what, inputs) = (|| self.hooks.name(), self.hooks.inputs());
         if arrived.len() != inputs.len() {
             return Err(ShardError::Arrivals {
                 what: what(),

@@ -198,6 +198,7 @@ impl Attention {
             out_stride: of_scores,
             batch: matrices,
             fast: false,
+            bias: false,
             device_factors: false,
         };
         // SAFETY: all buffers of this attention have the sizes of the product.
@@ -236,6 +237,7 @@ impl Attention {
             out_stride: seq * dim,
             batch: matrices,
             fast: false,
+            bias: false,
             device_factors: false,
         }
     }
@@ -317,6 +319,7 @@ impl Attention {
             out_stride: seq * seq,
             batch: matrices,
             fast: false,
+            bias: false,
             device_factors: false,
         };
         // SAFETY: as in `forward`.

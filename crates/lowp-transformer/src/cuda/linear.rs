@@ -370,12 +370,13 @@ impl<R: Recipe> Linear<R> {
             batch: 1,
             // cuBLASLt has scales by block only for sums in f32.
             fast: pass == Pass::Forward && left.side.scale == Scale::Tensor,
+            bias: false,
             device_factors: two_level,
         };
         let factors = if two_level {
             let made = arena.sums("factors of a product", 3)?;
             let reciprocal = 1.0 / (left.largest * right.largest);
-            ops.two_level_factors([left.place.amax, right.place.amax], reciprocal, &made)?;
+            ops.two_level_factors([left.amax, right.amax], reciprocal, &made)?;
             let at = |index: u64| made.pointer() + index * size_of::<f32>() as u64;
             Factors::Device([at(0), at(1 + u64::from(accumulate))])
         } else {

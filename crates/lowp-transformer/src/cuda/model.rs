@@ -512,6 +512,7 @@ fn dense([rows, cols, k]: [usize; 3], [left, right]: [bool; 2], out: Dtype) -> P
         out_stride: 0,
         batch: 1,
         fast: false,
+        bias: false,
         device_factors: false,
     }
 }

@@ -12,7 +12,9 @@ use crate::product::Product;
 pub(super) struct Ready {
     pub(super) side: Side,
     pub(super) place: Place,
-    /// The largest value under an amax of two-level scales.
+    /// Address of the amax of two-level scales; 0 without.
+    pub(super) amax: u64,
+    /// The largest value under that amax.
     pub(super) largest: f32,
 }
 
@@ -27,6 +29,7 @@ impl Ready {
                 stride: 0,
             },
             place: Place::values(data),
+            amax: 0,
             largest: 0.0,
         }
     }
@@ -83,8 +86,8 @@ impl Ready {
             place: Place {
                 data: data.pointer(),
                 scale: scale.pointer(),
-                amax,
             },
+            amax,
             largest,
         })
     }

@@ -1,0 +1,29 @@
+//! [`MatmulError`]: why a product does not run.
+
+use lowp_kernels::KernelError;
+use thiserror::Error;
+
+/// What is wrong.
+#[derive(Debug, Error)]
+pub enum MatmulError {
+    /// cuBLASLt was not found.
+    #[error(
+        "NVIDIA's cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's libraries and have their folder in \
+         LD_LIBRARY_PATH, for example /usr/local/cuda/lib64"
+    )]
+    NoCublas,
+    /// cuBLASLt has no kernel for a product.
+    #[error(
+        "cuBLASLt has no kernel for {product} ({why}); products of codes with scales per row or per 128 need cuBLASLt 12.9 or later: \
+         install it, or take another recipe (`lowp recipes --device cuda`)"
+    )]
+    NoProduct {
+        /// The product.
+        product: String,
+        /// Its status.
+        why: String,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}

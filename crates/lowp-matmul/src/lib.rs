@@ -1,0 +1,41 @@
+//! Products of matrices on a GPU by NVIDIA's cuBLASLt, over bf16 and f32 values and over FP8 and FP4 codes with their scales. Each is
+//! planned once: a call then costs the host what cuBLASLt takes to enqueue a kernel.
+//!
+//! The library is found at run time: `libcublasLt.so.13` or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the
+//! one that the process has loaded already, as PyTorch's has.
+//!
+//! # Example
+//!
+//! ```no_run
+//! # #[cfg(feature = "cuda")]
+//! # fn main() -> Result<(), lowp_matmul::MatmulError> {
+//! use lowp_kernels::{Backend, Cuda};
+//! use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE};
+//!
+//! let cuda = Cuda::new(0)?;
+//! let matmuls = Matmuls::new(&cuda, cuda.alloc(WORKSPACE)?)?;
+//! // y[8, 16] = x[8, 32] w[16, 32]^T, whose contracted axis is the inner one of both.
+//! let values = Side { dtype: Dtype::F32, scale: Scale::None, k_inner: true, stride: 0 };
+//! let (rows, cols, k) = (8, 16, 32);
+//! let product = Product {
+//!     rows, cols, k,
+//!     left: values, right: values, out: Dtype::F32, out_stride: 0, batch: 1,
+//!     bias: false, fast: false, device_factors: false,
+//! };
+//! let (x, w, y) = (cuda.upload(&[1.0f32; 8 * 32])?, cuda.upload(&[0.5f32; 16 * 32])?, cuda.alloc::<f32>(8 * 16)?);
+//! let places = [Place::values(x.pointer()), Place::values(w.pointer())];
+//! // SAFETY: the buffers have these shapes, and live until the work is done.
+//! unsafe { matmuls.run(&product, places, y.pointer(), 0, Factors::Host(1.0, false))? };
+//! assert_eq!(cuda.download(&y)?, [16.0; 8 * 16]);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "cuda"))]
+//! # fn main() {}
+//! ```
+#![cfg(feature = "cuda")]
+
+mod error;
+mod matmul;
+
+pub use error::MatmulError;
+pub use matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE};
