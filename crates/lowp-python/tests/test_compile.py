@@ -1,6 +1,7 @@
 """Graphs of ``torch.compile`` around linear layers: they are whole, and train what layers without graphs train."""
 
 import contextlib
+import shutil
 import unittest
 from unittest import mock
 
@@ -69,6 +70,38 @@ class Compiled(unittest.TestCase):
             found = compiled(x)
             self.assertEqual(found.dtype, torch.bfloat16)
             self.assertTrue(torch.equal(found, layer(x)))
+
+    @unittest.skipUnless(shutil.which("g++"), "inductor compiles C++ for the CPU")
+    def test_inductor_and_batches_of_any_size(self):
+        torch.manual_seed(3)
+        for name, codes in (("mxfp8", False), ("fp8-current", True)):
+            layers = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32, bias=False))
+            lowp.quantize_model_(layers, name)
+            torch._dynamo.reset()
+            compiled = torch.compile(layers, dynamic=True, fullgraph=True)
+            with mock.patch.object(_scaled, "serves", multiplies_codes) if codes else contextlib.nullcontext():
+                for rows in (16, 48, 80):
+                    with self.subTest(name=name, rows=rows):
+                        x = torch.randn(rows, 64)
+                        found = []
+                        for net in (layers, compiled):
+                            own = x.clone().requires_grad_()
+                            out = net(own)
+                            out.square().sum().backward()
+                            found.append((out, own.grad, *(p.grad for p in layers.parameters())))
+                            layers.zero_grad()
+                        for a, b in zip(*found, strict=True):
+                            self.assertLess((a - b).norm() / a.norm(), 1e-2 if codes else 1e-5)
+
+    def test_frozen_layers(self):
+        layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        lowp.quantize_model_(layers, "fp8-current")
+        layers[0].requires_grad_(False)
+        compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
+        with mock.patch.object(_scaled, "serves", multiplies_codes):
+            compiled(torch.randn(16, 64)).sum().backward()
+        self.assertIsNone(layers[0].weight.grad)
+        self.assertGreater(layers[1].weight.grad.norm(), 0)
 
     def test_graphs_decode(self):
         weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8"))

@@ -16,6 +16,7 @@ from ._lowp import VERSION
 from ._plan import as_recipe
 
 Tensor = None  # set by _tensor.py, which uses this file
+layer = None  # set by _linear.py: forward and gradients
 _STORES = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
@@ -48,6 +49,14 @@ class Traced:
 
     def decode(self, orientation, dtype=torch.float32):
         return torch.ops.lowp.decode(self.token, orientation, self.shape, dtype, self.device)
+
+    def forward(self, input, bias):
+        dtype = _scaled.dtype_of(_scaled.operands(self.recipe)[0], "columnwise")
+        return torch.ops.lowp.forward(input, self.token, self.rows, dtype, bias)
+
+    def backward(self, grad, codes, scale, needs):
+        made = torch.ops.lowp.backward(grad, codes, scale, self.token, self.cols, *needs)
+        return [of if needed else None for of, needed in zip(made, needs)]
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -158,22 +167,13 @@ _LIBRARY.impl("linear", _linear_shapes, "CompositeExplicitAutograd")
 
 def linear_forward(func, input, weight, bias=None):
     """The product, and codes of the input and their scale, which its gradients need; both are empty where values are multiplied."""
-    store, flat = weight._store, input.reshape(-1, input.shape[-1])
-    token = weight._token
-    sides = (*input.shape[:-1], store.rows)
-    if not _scaled.serves(flat, weight):
-        decoded = torch.ops.lowp.decode(token, "rowwise", store.shape, input.dtype, store.device)
-        out = torch.nn.functional.linear(flat, decoded, bias)
-        return out.view(sides), input.new_empty(0), input.new_empty(0)
-    dtype = _scaled.dtype_of(_scaled.operands(store.recipe)[0], "columnwise")
-    out, codes, scale = torch.ops.lowp.forward(flat, token, store.rows, dtype, bias)
-    return out.view(sides), codes, scale
+    out, *saved = layer[0](input, weight, bias)
+    return out, *(input.new_empty(0) if tensor is None else tensor for tensor in saved)
 
 
 def _save(ctx, inputs, output):
     input, weight, bias = inputs
     _, codes, scale = output
-    ctx.has_bias = bias is not None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(input, weight, codes, scale)
 
@@ -182,25 +182,9 @@ def _backward(ctx, grad, *_):
     input, weight, codes, scale = ctx.saved_tensors
     if grad is None:
         return None, None, None
-    of_input = of_weight = of_bias = None
-    store, flat = weight._store, grad.reshape(-1, grad.shape[-1])
-    token = weight._token
-    if codes.numel():
-        needs = ctx.needs_input_grad[:2]
-        made = torch.ops.lowp.backward(flat, codes, scale, token, store.cols, *needs)
-        of_input, of_weight = (of if needed else None for of, needed in zip(made, needs))
-    else:
-        if ctx.needs_input_grad[0]:
-            of_input = flat @ torch.ops.lowp.decode(token, "columnwise", store.shape, flat.dtype, store.device)
-        if ctx.needs_input_grad[1]:
-            of_weight = flat.t() @ input.reshape(-1, input.shape[-1]).to(flat.dtype)
-    if of_input is not None:
-        of_input = of_input.view(input.shape)
-    if of_weight is not None:
-        of_weight = of_weight.to(weight.dtype)
-    if ctx.has_bias and ctx.needs_input_grad[2]:
-        of_bias = flat.sum(0)
-    return of_input, of_weight, of_bias
+    if not codes.numel():
+        codes = scale = None
+    return layer[1](grad, input, weight, codes, scale, ctx.needs_input_grad)
 
 
 torch.library.register_autograd("lowp::linear", _backward, setup_context=_save, lib=_LIBRARY)

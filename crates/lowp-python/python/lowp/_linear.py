@@ -28,39 +28,46 @@ def linear(input, weight, bias=None):
     return _Linear.apply(input, weight, bias)
 
 
+def forward(input, weight, bias):
+    """The output, and codes of the input and their scale, which the gradients need; both are ``None`` where values are multiplied."""
+    store, flat = weight._store, input.reshape(-1, input.shape[-1])
+    codes = scale = None
+    if _scaled.serves(flat, weight):
+        out, codes, scale = store.forward(flat, bias)
+    else:
+        out = torch.nn.functional.linear(flat, store.decode("rowwise", input.dtype), bias)
+    return out.view(*input.shape[:-1], store.rows), codes, scale
+
+
+def gradients(grad, input, weight, codes, scale, needs):
+    """Those of input, weight and bias that are needed. ``input`` is ``None`` beside its codes."""
+    store, flat = weight._store, grad.reshape(-1, grad.shape[-1])
+    of_input = of_weight = None
+    if codes is not None:
+        of_input, of_weight = store.backward(flat, codes, scale, needs[:2])
+    else:
+        if needs[0]:
+            of_input = flat @ store.decode("columnwise", flat.dtype)
+        if needs[1]:
+            of_weight = flat.t() @ input.reshape(-1, input.shape[-1]).to(flat.dtype)
+    if of_input is not None:
+        of_input = of_input.view(*grad.shape[:-1], store.cols)
+    if of_weight is not None:
+        of_weight = of_weight.to(weight.dtype)
+    return of_input, of_weight, flat.sum(0) if needs[2] else None
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias):
-        flat = input.reshape(-1, input.shape[-1])
-        ctx.has_bias = bias is not None
-        if _scaled.serves(flat, weight):
-            out, codes, scale = _scaled.forward(flat, weight._store, bias)
-            ctx.scaled = True
-            ctx.save_for_backward(weight, codes, scale)
-        else:
-            ctx.scaled = False
-            ctx.save_for_backward(weight, input)
-            decoded = weight._store.decode("rowwise", input.dtype)
-            out = torch.nn.functional.linear(flat, decoded, bias)
-        ctx.shape, ctx.dtype = input.shape, input.dtype
-        return out.view(*input.shape[:-1], weight.shape[0])
+        out, codes, scale = forward(input, weight, bias)
+        ctx.save_for_backward(input if codes is None else None, weight, codes, scale)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        weight, *saved = ctx.saved_tensors
-        flat = grad.reshape(-1, grad.shape[-1])
-        of_input = of_weight = of_bias = None
-        if ctx.scaled:
-            of_input, of_weight = _scaled.backward(flat, weight._store, saved, ctx.needs_input_grad)
-        else:
-            if ctx.needs_input_grad[0]:
-                of_input = flat @ weight._store.decode("columnwise", flat.dtype)
-            if ctx.needs_input_grad[1]:
-                input = saved[0].reshape(-1, ctx.shape[-1])
-                of_weight = flat.t() @ input.to(flat.dtype)
-        if ctx.needs_input_grad[0]:
-            of_input = of_input.view(ctx.shape)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = flat.sum(0)
-        return of_input, None if of_weight is None else of_weight.to(weight.dtype), of_bias
+        return gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad)
+
+
+_compile.layer = (forward, gradients)

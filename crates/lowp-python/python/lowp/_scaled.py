@@ -5,9 +5,9 @@ import functools
 import torch
 
 from . import _lowp
+from ._casts import casts_of
 from ._memory import device_of, dtype_name, empty, memory
 from ._plan import as_recipe
-from ._store import casts_of
 
 #: Multiple of every side of a product of FP8 codes.
 SIDE = 16

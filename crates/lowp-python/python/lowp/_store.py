@@ -2,7 +2,8 @@
 
 import torch
 
-from . import _lowp
+from . import _lowp, _scaled
+from ._casts import casts_of
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, dtype_name, memory
 
@@ -259,9 +260,16 @@ class Store:
         out = torch.empty(self.shape, dtype=written, device=self.device)
         buffers = self._for(orientation)
         device, name = device_of(self.device), dtype_name(written)
-        # What a layer decodes comes at the same addresses again: planned once.
         casts_of(self.device).decode(device, self.recipe, self.shape, buffers, orientation, memory(out), name)
         return out.to(dtype)
+
+    def forward(self, input, bias):
+        """The product of a layer by codes, and what its gradients need."""
+        return _scaled.forward(input, self, bias)
+
+    def backward(self, grad, codes, scale, needs):
+        """The gradients of a layer's input and weight by codes; ``None`` for those that nobody needs."""
+        return _scaled.backward(grad, self, (codes, scale), needs)
 
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""
@@ -292,14 +300,3 @@ def _check_memory(what, tensor, dtype, shape):
     if not plain or tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
         found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise LowpError(f"{what} is {found}; give a contiguous tensor of {dtype} {shape}")
-
-
-_CASTS = {}
-
-
-def casts_of(device):
-    """The planned casts of a device."""
-    casts = _CASTS.get(device)
-    if casts is None:
-        casts = _CASTS[device] = _lowp.Casts(1024)
-    return casts
