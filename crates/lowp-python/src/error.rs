@@ -39,11 +39,18 @@ impl std::fmt::Display for Error {
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         match error {
+            Error::Lowp(message) if message.contains("STREAM_CAPTURE") => {
+                LowpError::new_err(format!("{message}; {CAPTURES}"))
+            }
             Error::Lowp(message) => LowpError::new_err(message),
             Error::Python(error) => error,
         }
     }
 }
+
+/// What cannot be in a CUDA graph.
+const CAPTURES: &str = "what a stream or a set of addresses needs when it first comes is not made in a capture of a CUDA graph: steps of an \
+                        optimizer are captured behind one on the same stream, and layers whose weights are lowp tensors stay out of the graph";
 
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Self {
