@@ -12,6 +12,7 @@ mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod json_object;
+mod limits;
 mod losses;
 mod output;
 mod plan;

@@ -1,5 +1,6 @@
 //! Signals that end the process: something is tidied up first, then they end it as they would have.
 
+use crate::limits::no_thread;
 use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGXCPU, SIGXFSZ,
@@ -44,7 +45,8 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
                 // The parent, a shell most often, sees a process that died of the signal. This does not return.
                 let _ = emulate_default_handler(signal);
             }
-        })?;
+        })
+        .map_err(|e| no_thread("the thread that waits for signals", &e))?;
     *listening = true;
     Ok(())
 }
