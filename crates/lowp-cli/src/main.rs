@@ -14,6 +14,8 @@ mod gpus;
 mod json_object;
 mod limits;
 mod losses;
+#[cfg(unix)]
+mod lost_pages;
 mod output;
 mod plan;
 mod recipes;
