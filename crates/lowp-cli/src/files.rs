@@ -2,7 +2,8 @@
 //!
 //! What replaces a file has the permissions of that file. Its owner is who runs the command.
 
-use crate::temporary::Temporary;
+use crate::limits::{hinted, is_descriptors};
+use crate::temporary::{self, Temporary};
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
 use std::fs::{self, File, Permissions};
@@ -152,6 +153,11 @@ impl NewFolder {
         }
         let path = resolve(path)?;
         match fs::read_dir(&path).map(|entries| entries.count()) {
+            Ok(0) if is_mount(&path) => {
+                return Err(io::Error::other(
+                    "another file system is mounted there, whose folder cannot be replaced; give the name of a folder in it",
+                ));
+            }
             Ok(0) => {}
             Ok(_) => {
                 return Err(io::Error::other(
@@ -293,7 +299,11 @@ fn writable(permissions: &Permissions) -> Permissions {
 
 /// A temporary beside `path`, whose folder exists.
 fn beside(path: &Path) -> io::Result<Temporary> {
+    temporary::listen().map_err(hinted)?;
     Temporary::beside(path).map_err(|error| {
+        if is_descriptors(&error) {
+            return hinted(error);
+        }
         let folder = path.parent().unwrap_or(path).display();
         io::Error::other(format!(
             "the folder {folder} takes no new file ({error}); give a name in another one, or free it"
@@ -301,16 +311,49 @@ fn beside(path: &Path) -> io::Result<Temporary> {
     })
 }
 
+/// Whether the folder `path` is where a file system begins.
+#[cfg(unix)]
+fn is_mount(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| fs::metadata(path).map(|data| data.dev()).ok();
+    path.parent()
+        .is_some_and(|parent| device(parent) != device(path))
+}
+
+#[cfg(not(unix))]
+fn is_mount(_path: &Path) -> bool {
+    false
+}
+
 /// The path behind links; its parent must exist.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
-    match fs::canonicalize(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    // Another process may make it or remove it in between.
+    for _ in 0..100 {
+        let found = fs::canonicalize(path);
+        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        if !found.as_ref().is_err_and(gone) {
+            return resolved(path, found);
+        }
+        match fs::symlink_metadata(path) {
             // A rename would replace the link and not what it names.
-            if fs::symlink_metadata(path).is_ok() {
+            Ok(data) if data.is_symlink() && fs::metadata(path).as_ref().is_err_and(gone) => {
                 return Err(io::Error::other(
                     "it is a link to something that is not there; make that, or give another name",
                 ));
             }
+            Ok(_) => {}
+            Err(_) => return resolved(path, found),
+        }
+    }
+    Err(io::Error::other(
+        "other processes make it and remove it all the time; give another name",
+    ))
+}
+
+/// The path of [`resolve`], where the system says `found` of it.
+fn resolved(path: &Path, found: io::Result<PathBuf>) -> io::Result<PathBuf> {
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let name = path
                 .file_name()
                 .ok_or_else(|| io::Error::other("it is no file name"))?;
@@ -430,6 +473,41 @@ mod tests {
             fs::remove_file(path.join("file"))?;
         }
         assert_eq!(fs::read_dir(dir.path())?.count(), 1);
+        Ok(())
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn where_a_file_system_begins() -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        fs::create_dir(dir.path().join("folder"))?;
+        assert!(!is_mount(&dir.path().join("folder")));
+        assert!(is_mount(Path::new("/proc")));
+        Ok(())
+    }
+
+    /// A link to nothing is told, and whatever another process makes or removes at the moment is not taken for one.
+    #[cfg(unix)]
+    #[test]
+    fn names_that_come_and_go() -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("nothing"), &link)?;
+        let error = check_writable("--json", &link).unwrap_err();
+        assert!(error.to_string().contains("a link to something"), "{error}");
+        let path = dir.path().join("file");
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                for _ in 0..2000 {
+                    fs::write(&path, "").and_then(|()| fs::remove_file(&path))?;
+                }
+                io::Result::Ok(())
+            });
+            while !other.is_finished() {
+                assert_eq!(resolve(&path)?.file_name(), path.file_name());
+            }
+            other.join().expect("no panic")
+        })?;
         Ok(())
     }
 

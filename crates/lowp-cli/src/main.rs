@@ -12,7 +12,10 @@ mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod json_object;
+mod limits;
 mod losses;
+#[cfg(unix)]
+mod lost_pages;
 mod output;
 mod plan;
 mod recipes;

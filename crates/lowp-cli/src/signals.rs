@@ -1,12 +1,14 @@
 //! Signals that end the process: something is tidied up first, then they end it as they would have.
 
+use crate::limits::no_thread;
+use crate::lost_pages;
 use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGXCPU, SIGXFSZ,
 };
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
+use signal_hook::low_level::{emulate_default_handler, exit};
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,10 +43,16 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 let _tidied = tidy();
+                if lost_pages::happened() {
+                    exit(lost_pages::EXIT);
+                }
                 // The parent, a shell most often, sees a process that died of the signal. This does not return.
                 let _ = emulate_default_handler(signal);
             }
-        })?;
+        })
+        .map_err(|e| no_thread("the thread that waits for signals", &e))?;
+    let heard = ENDING.iter().find(|&&signal| !is_in(ignored, signal));
+    lost_pages::wake_by(heard.copied().unwrap_or(0));
     *listening = true;
     Ok(())
 }

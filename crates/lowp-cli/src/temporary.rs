@@ -3,11 +3,14 @@
 //! It goes away with its value, when the process is told to end, and, after a kill that no process can answer, on the
 //! next run for the same output. Reasons: docs/decisions/0007-temporaries.md.
 
-use std::collections::BTreeSet;
+use crate::limits;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Bytes of the output's name that its temporary repeats; file systems allow 255 in all.
 const MAX_NAME: usize = 128;
@@ -15,20 +18,31 @@ const MAX_NAME: usize = 128;
 const INFIX: &str = ".lowp-";
 const SUFFIX: &str = ".tmp";
 
-/// The temporaries of this process. Whoever creates or removes one holds the lock, so that none appears behind the back
-/// of a signal.
-static LIVE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// The temporaries of this process, each with the open folder that is locked: this tells other processes that it is in use.
+/// Whoever creates or removes one holds this mutex, so that none appears behind the back of a signal.
+static LIVE: Mutex<BTreeMap<PathBuf, Option<File>>> = Mutex::new(BTreeMap::new());
 
-fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+/// Numbers of folders: no name is taken twice by one process, so that nobody removes what was made under it later.
+static ATTEMPTS: AtomicU32 = AtomicU32::new(0);
+
+fn live() -> MutexGuard<'static, BTreeMap<PathBuf, Option<File>>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the temporaries of this process when a signal ends it.
+///
+/// # Errors
+/// The system cannot install a signal handler or start a thread.
+pub(crate) fn listen() -> io::Result<()> {
+    #[cfg(unix)]
+    crate::signals::listen(remove_all)?;
+    Ok(())
 }
 
 /// A hidden folder that exists while this value does.
 #[derive(Debug)]
 pub(crate) struct Temporary {
     path: PathBuf,
-    /// Locked: tells other processes that this folder is in use.
-    _lock: Option<File>,
 }
 
 impl Temporary {
@@ -37,33 +51,47 @@ impl Temporary {
     /// # Errors
     /// `output` has no file name, or its folder is missing or cannot be written.
     pub(crate) fn beside(output: &Path) -> io::Result<Self> {
-        #[cfg(unix)]
-        crate::signals::listen(remove_all)?;
         let name = output
             .file_name()
             .ok_or_else(|| io::Error::other("it is no file name"))?;
         let prefix = prefix(&name.to_string_lossy());
         let folder = output.parent().unwrap_or(Path::new(""));
         sweep(folder, &prefix);
-        let mut attempt = 0u32;
         loop {
             let process = std::process::id();
+            let attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!("{prefix}{process}-{attempt}{SUFFIX}"));
-            attempt += 1;
-            let mut live = live();
-            match fs::create_dir(&path) {
-                Ok(()) => live.insert(path.clone()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                Err(error) => return Err(error),
-            };
-            drop(live);
-            let lock = lock(&path);
-            let made = Self { path, _lock: lock };
-            // Before it was locked, the sweep of another process may have taken it for a leftover.
-            if made.path.is_dir() {
+            if let Some(made) = Self::at(path)? {
                 return Ok(made);
             }
         }
+    }
+
+    /// Makes and locks the folder `path`; `None` where the name is taken, or another process took the folder for a leftover before it
+    /// was locked.
+    fn at(path: PathBuf) -> io::Result<Option<Self>> {
+        let mut live = live();
+        match fs::create_dir(&path) {
+            Ok(()) => live.insert(path.clone(), None),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        drop(live);
+        // What fails from here on takes the folder with it.
+        let made = Self { path };
+        give_owner(&made.path)?;
+        let lock = match lock(&made.path) {
+            Ok(Some(lock)) if is_at(&lock, &made.path) => Some(lock),
+            Ok(None) if made.path.is_dir() => None,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            // Another process locked it first, and removed it. What is there now is not ours.
+            _ => {
+                self::live().remove(&made.path);
+                return Ok(None);
+            }
+        };
+        self::live().insert(made.path.clone(), lock);
+        Ok(Some(made))
     }
 
     /// Gives `draft`, which is this folder or a file in it, the name `path`. Once the process is being told to end it
@@ -89,25 +117,40 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         let mut live = live();
-        remove(&self.path);
-        live.remove(&self.path);
+        if let Some(lock) = live.remove(&self.path) {
+            remove(&self.path, lock);
+        }
     }
 }
 
 /// Removes every temporary of this process, and keeps new ones from being made until the returned value goes.
 #[cfg(unix)]
 fn remove_all() -> impl Sized {
-    let live = live();
-    live.iter().for_each(|path| remove(path));
+    let mut live = live();
+    live.iter_mut()
+        .for_each(|(path, lock)| remove(path, lock.take()));
     live
 }
 
-/// Removes a folder that another thread may still be writing to.
-fn remove(path: &Path) {
+/// Removes a folder of this process that another thread may still be writing to. Where descriptors are used up, that of the lock is the
+/// one that it takes; what another process removes meanwhile need not be removed.
+fn remove(path: &Path, lock: Option<File>) {
+    // An empty folder takes none.
+    if fs::remove_dir(path).is_err() {
+        drop(lock);
+        remove_filled(path);
+    }
+}
+
+fn remove_filled(path: &Path) {
     for _ in 0..100 {
         match fs::remove_dir_all(path) {
             // A file was created in it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            // Another thread took the descriptor.
+            Err(error) if limits::is_descriptors(&error) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             // Whatever else is wrong, the error that led here is the one worth reporting.
             _ => return,
         }
@@ -133,9 +176,11 @@ fn sweep(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(here).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let ours = name.to_str().is_some_and(|name| is_temporary(name, prefix));
-        if ours && entry.file_type().is_ok_and(|kind| kind.is_dir()) && is_abandoned(&entry.path())
-        {
-            remove(&entry.path());
+        if ours && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            // Locked while it is removed: its owner may be about to lock it.
+            if let Some(_lock) = abandoned(&entry.path()) {
+                remove_filled(&entry.path());
+            }
         }
     }
 }
@@ -150,29 +195,70 @@ fn is_temporary(name: &str, prefix: &str) -> bool {
     numbers.is_some_and(|(process, attempt)| is_number(process) && is_number(attempt))
 }
 
-/// Whether the folder can be locked, so that its process is gone. A process number alone would not tell: it may be of
+/// The folder with its lock, where that can be had, so that its process is gone. A process number alone would not tell: it may be of
 /// another container or machine that shares the disk. Where the file system has no locks, nothing is abandoned.
 #[cfg(unix)]
-fn is_abandoned(path: &Path) -> bool {
-    File::open(path).is_ok_and(|folder| folder.try_lock().is_ok())
-}
-
-#[cfg(not(unix))]
-fn is_abandoned(_path: &Path) -> bool {
-    false
-}
-
-/// Locks the folder, where the system can.
-#[cfg(unix)]
-fn lock(path: &Path) -> Option<File> {
+fn abandoned(path: &Path) -> Option<File> {
     let folder = File::open(path).ok()?;
-    folder.lock().ok()?;
-    Some(folder)
+    folder.try_lock().ok()?;
+    // Its owner may have given it its name meanwhile, and ended.
+    is_at(&folder, path).then_some(folder)
 }
 
 #[cfg(not(unix))]
-fn lock(_path: &Path) -> Option<File> {
+fn abandoned(_path: &Path) -> Option<File> {
     None
+}
+
+/// Locks the folder, where the file system can.
+///
+/// # Errors
+/// It cannot be opened.
+#[cfg(unix)]
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let folder = File::open(path)?;
+    Ok(folder.lock().is_ok().then_some(folder))
+}
+
+#[cfg(not(unix))]
+fn lock(_path: &Path) -> io::Result<Option<File>> {
+    Ok(None)
+}
+
+/// Whether `path` is the folder that is open as `folder`.
+#[cfg(unix)]
+fn is_at(folder: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |data: fs::Metadata| (data.dev(), data.ino());
+    match (folder.metadata(), fs::symlink_metadata(path)) {
+        (Ok(open), Ok(there)) => id(open) == id(there),
+        _ => false,
+    }
+}
+
+#[cfg(not(unix))]
+fn is_at(_folder: &File, path: &Path) -> bool {
+    path.is_dir()
+}
+
+/// Lets the owner of the folder use it, whatever the umask takes.
+#[cfg(unix)]
+fn give_owner(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = match fs::symlink_metadata(path) {
+        Ok(data) => data.permissions().mode(),
+        // Whoever locks it finds out.
+        Err(_) => return Ok(()),
+    };
+    match mode & 0o700 {
+        0o700 => Ok(()),
+        _ => fs::set_permissions(path, fs::Permissions::from_mode(mode | 0o700)),
+    }
+}
+
+#[cfg(not(unix))]
+fn give_owner(_path: &Path) -> io::Result<()> {
+    Ok(())
 }
 
 #[cfg(test)]
@@ -227,6 +313,56 @@ mod tests {
         expected.retain(|name| name != ".q.lowp-1-0.tmp");
         assert_eq!(names(dir.path()), expected);
         assert!(held.path().is_dir());
+        Ok(())
+    }
+
+    /// What is left and what is in use stay apart while many threads make, sweep and remove folders of one output at a time.
+    #[test]
+    fn no_run_removes_what_another_one_has() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let output = dir.path().join("q");
+        let run = || -> io::Result<()> {
+            for _ in 0..200 {
+                let made = Temporary::beside(&output)?;
+                fs::write(made.path().join("draft"), "whole")?;
+                made.publish(&made.path().join("draft"), &output)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended
+                .map(|ended| ended.expect("no panic"))
+                .collect::<io::Result<Vec<()>>>()
+        })?;
+        assert_eq!(names(dir.path()), ["q"]);
+        Ok(())
+    }
+
+    /// A folder that is locked by who removes it is not used, and another one is made.
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_that_goes_before_it_is_locked_is_made_again() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let stale = dir.path().join(".q.lowp-1-0.tmp");
+        fs::create_dir(&stale)?;
+        let sweeper = abandoned(&stale).expect("no process has it");
+        // As its owner would between making and using it.
+        let owner = std::thread::spawn({
+            let stale = stale.clone();
+            move || lock(&stale).map(|lock| lock.is_some_and(|lock| is_at(&lock, &stale)))
+        });
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        remove_filled(&stale);
+        drop(sweeper);
+        let ours = owner.join().expect("no panic");
+        assert!(!ours.is_ok_and(|ours| ours));
+        // One that got its name is not removed by who listed it before.
+        fs::create_dir(&stale)?;
+        let listed = File::open(&stale)?;
+        fs::rename(&stale, dir.path().join("q"))?;
+        assert!(!is_at(&listed, &stale));
         Ok(())
     }
 

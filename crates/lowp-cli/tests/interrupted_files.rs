@@ -46,10 +46,15 @@ fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
 }
 
 /// Starts `command` and returns when it is at work: when its temporary holds a file.
-fn started(bench: &Bench, mut command: Command) -> Child {
+fn started(bench: &Bench, command: Command) -> Child {
+    started_with(bench, command, Stdio::null())
+}
+
+/// The same with a place for its messages.
+fn started_with(bench: &Bench, mut command: Command, messages: Stdio) -> Child {
     let child = command
         .current_dir(bench.path(""))
-        .stderr(Stdio::null())
+        .stderr(messages)
         .spawn()
         .expect("lowp starts");
     let filled = |name: &String| {
@@ -190,4 +195,106 @@ fn a_file_that_cannot_be_completed() {
         "{message}"
     );
     assert_eq!(bench.listing(), before);
+}
+
+/// The exit code and the message of a command that ended.
+fn ended(child: Child) -> (Option<i32>, String) {
+    let output = child.wait_with_output().expect("lowp ends");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), message)
+}
+
+/// What another process writes to an input, or takes off its end, ends whoever reads it: with one line, and nothing left.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_input_that_changes_while_it_is_read() {
+    use std::os::unix::fs::FileExt;
+    const FOLDER: &str = "quantize long.safetensors -o quantized --recipe mxfp8";
+    const SHARD: &str = "shard long.safetensors -o ranks --world-size 2 --recipe mxfp8";
+    let bench = bench();
+    let path = bench.path("long.safetensors");
+    let whole = std::fs::metadata(&path).expect("a file").len();
+    let file = std::fs::File::options().write(true).open(path);
+    let file = file.expect("a file");
+    let before = bench.listing();
+    for line in [LONG, FOLDER, SHARD] {
+        // Within what is mapped, to a page, and bytes only.
+        for length in [whole / 8, 4096, whole] {
+            let child = started_with(&bench, lowp(line), Stdio::piped());
+            match length == whole {
+                true => file.write_all_at(&[0; 8], whole / 2).expect("written"),
+                false => file.set_len(length).expect("cut"),
+            }
+            let (code, message) = ended(child);
+            assert_eq!(code, Some(2), "{line}, {length}: {message}");
+            assert!(
+                message.starts_with("error: ") && message.lines().count() == 1,
+                "{message}"
+            );
+            let is_told = ["was changed while", "became shorter while"];
+            assert!(
+                is_told.iter().any(|told| message.contains(told)),
+                "{message}"
+            );
+            assert_eq!(bench.listing(), before, "{line}, {length}");
+            // All behind the header is zeros.
+            file.set_len(whole).expect("longer");
+        }
+    }
+}
+
+/// However few files may be open, the error says so, and nothing is left.
+#[test]
+fn too_few_files_can_be_open() {
+    let bench = Bench::new();
+    bench.write("short.safetensors", &[matrix("w", &[64, 64], 1)]);
+    let before = bench.listing();
+    let mut refused = 0;
+    for line in [
+        "quantize short.safetensors -o q.safetensors --recipe mxfp8",
+        "shard short.safetensors -o ranks --world-size 4 --recipe mxfp8",
+    ] {
+        for files in 5..14 {
+            let output = Command::new("sh")
+                .args(["-c", &format!("ulimit -n {files}; exec \"$@\""), "sh"])
+                .arg(env!("CARGO_BIN_EXE_lowp"))
+                .args(line.words())
+                .current_dir(bench.path(""))
+                .output()
+                .expect("lowp runs");
+            let message = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() {
+                std::fs::remove_file(bench.path("q.safetensors")).ok();
+                std::fs::remove_dir_all(bench.path("ranks")).ok();
+                continue;
+            }
+            refused += 1;
+            assert!(
+                message.contains("(ulimit -n)") && message.lines().count() == 1,
+                "{files}: {message}"
+            );
+            assert_eq!(bench.listing(), before, "{line}, {files}");
+        }
+    }
+    assert!(refused > 2, "{refused}");
+}
+
+/// A umask that takes the rights of the user, too, is no reason to leave anything.
+#[test]
+fn a_umask_that_takes_all_rights() {
+    let bench = Bench::new();
+    bench.write("short.safetensors", &[matrix("w", &[64, 64], 1)]);
+    for line in [
+        "quantize short.safetensors -o q.safetensors --recipe mxfp8",
+        "shard short.safetensors -o ranks --world-size 2 --recipe mxfp8",
+    ] {
+        let status = Command::new("sh")
+            .args(["-c", "umask 0777; exec \"$@\"", "sh"])
+            .arg(env!("CARGO_BIN_EXE_lowp"))
+            .args(line.words())
+            .current_dir(bench.path(""))
+            .status();
+        assert!(status.expect("lowp runs").success(), "{line}");
+        assert_eq!(hidden(&bench), [""; 0]);
+    }
 }

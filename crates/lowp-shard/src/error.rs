@@ -117,6 +117,18 @@ pub enum ShardError {
         /// What it must be.
         why: String,
     },
+    /// The system has no thread for a rank.
+    #[error(
+        "rank {rank} of {world} got no thread: {why}; raise the limit of processes (ulimit -u), or use fewer ranks"
+    )]
+    NoThread {
+        /// The first rank that has none.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+        /// What the system says.
+        why: String,
+    },
     /// A rank number outside its world.
     #[error("rank {rank} is outside a world of {world} ranks; ranks count from 0 to world - 1")]
     NoSuchRank {

@@ -26,6 +26,9 @@ const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
 /// Rows that end a band, at least: whole blocks of every recipe, and whole tiles of their scales.
 const UNITS: [usize; 2] = [128, 512];
+/// Rows of a band where bytes do not follow each other, at least, however wide they are: each column is a run, and shorter ones take longer to
+/// write than to make (1024 x 262144 F32 to mxfp4).
+const LEAST: usize = 512;
 
 /// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
@@ -119,7 +122,8 @@ impl<'a, B: Backend> Bands<'a, B> {
             (None, _) => LONG / 2,
         };
         for unit in UNITS {
-            let rows = (bytes / row / unit).max(1) * unit;
+            let least = if follow { unit } else { LEAST };
+            let rows = (bytes / row / unit * unit).max(least);
             if rows >= self.shape.rows {
                 break;
             }

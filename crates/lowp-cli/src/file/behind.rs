@@ -39,7 +39,8 @@ impl Later for Vec<u8> {
     }
 }
 
-/// A file that is written place by place. One that is shorter than a chunk is written by the caller alone.
+/// A file that is written place by place. One that is shorter than a chunk is written by the caller alone, and so is each where the
+/// system has no thread for a writer.
 #[derive(Debug)]
 pub(super) struct Behind {
     file: Arc<File>,
@@ -51,6 +52,8 @@ pub(super) struct Behind {
     scattered: Vec<(u64, Vec<u8>)>,
     waiting: usize,
     writer: Option<Writer>,
+    /// No thread could be started.
+    alone: bool,
 }
 
 /// A thread that writes what it is given, in that order. A second one would wait for the first: the system lets one write to a file at a
@@ -74,6 +77,18 @@ impl Job {
         match self {
             Self::Here(bytes) => bytes.len(),
             Self::Later(_, bytes) => bytes.len(),
+        }
+    }
+
+    /// Writes it. Returns the buffer of bytes that were here, which is empty now.
+    fn done(self, file: &File, at: u64) -> io::Result<Option<Vec<u8>>> {
+        match self {
+            Self::Here(mut bytes) => {
+                put(file, at, &bytes)?;
+                bytes.clear();
+                Ok(Some(bytes))
+            }
+            Self::Later(place, bytes) => put_later(file, at, place, &*bytes).map(|()| None),
         }
     }
 }
@@ -131,6 +146,7 @@ impl Behind {
             scattered: Vec::new(),
             waiting: 0,
             writer: None,
+            alone: false,
         }
     }
 
@@ -231,10 +247,14 @@ impl Behind {
         self.give(at, Job::Here(full))
     }
 
-    /// Gives `job` to the writer, which is started if there is none.
+    /// Gives `job` to the writer, which is started if there is none, or does it.
     fn give(&mut self, at: u64, job: Job) -> io::Result<()> {
-        if self.writer.is_none() {
-            self.writer = Some(Writer::start(&self.file)?);
+        if self.writer.is_none() && !self.alone {
+            self.writer = Writer::start(&self.file).ok();
+            self.alone = self.writer.is_none();
+        }
+        if self.alone {
+            return job.done(&self.file, at).map(drop);
         }
         let len = job.len();
         let most = match job {
@@ -312,14 +332,9 @@ impl Writer {
         let work = move || {
             for (at, job) in given {
                 let len = job.len();
-                match job {
-                    Job::Here(mut bytes) => {
-                        put(&file, at, &bytes)?;
-                        bytes.clear();
-                        // Whoever fills them may be done.
-                        drop(done.send(bytes));
-                    }
-                    Job::Later(place, bytes) => put_later(&file, at, place, &*bytes)?,
+                if let Some(bytes) = job.done(&file, at)? {
+                    // Whoever fills them may be done.
+                    drop(done.send(bytes));
                 }
                 ending
                     .0
@@ -359,11 +374,13 @@ mod tests {
             parts in prop::collection::vec((prop_oneof![0usize..100, 0..CHUNK * 2, Just(CHUNK), Just(SMALL)], any::<u32>()), 0..14),
             small in any::<bool>(),
             in_order in any::<bool>(),
+            alone in any::<bool>(),
         ) {
             let folder = tempfile::tempdir()?;
             let path = folder.path().join("file");
             let file = File::create(&path)?;
             let mut out = if small { Behind::small(file) } else { Behind::new(file) };
+            out.alone = alone;
             let (mut expected, mut next, mut places) = (Vec::new(), 0u32, Vec::new());
             for (part, order) in parts {
                 let byte = |_| {

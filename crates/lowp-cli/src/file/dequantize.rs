@@ -135,7 +135,9 @@ impl OnDevice for &Args {
         };
         weights.check()?;
         let progress = Progress::new("dequantize");
-        let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
+        let written = out.write([&model], &weights, &progress, |target| {
+            beside.copy_all(target)
+        })?;
         progress.finish();
         if summary.is_told() {
             beside.tell();

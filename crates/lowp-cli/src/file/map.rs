@@ -37,14 +37,22 @@ impl Bytes {
             file.read_exact_at(&mut bytes, place.start as u64)?;
             return Ok(Self::Copied(bytes));
         }
+        watch();
         let mut options = MmapOptions::new();
         options.offset(place.start as u64).len(place.len());
         // SAFETY: the map is read-only and only handed out as shared slices. It would show changes that another process
         // makes to the file in place meanwhile; docs/decisions/0005-files.md asks that inputs stay as they are while a
-        // command runs. Programs that replace model files by renaming, as this one does, comply.
+        // command runs, which then fails (`stamp`, `lost_pages`). Programs that replace model files by renaming, as this one does,
+        // comply.
         let map = unsafe { options.map(file) }?;
         Ok(Self::Mapped(map))
     }
+}
+
+/// Has an answer for pages that are taken away.
+fn watch() {
+    #[cfg(unix)]
+    crate::lost_pages::watch();
 }
 
 /// The values of `place` of `file` where they lie, for kernels of the CPU: both cores bring pages into the map as they come to them, and no byte is
@@ -56,6 +64,7 @@ pub(super) fn values<T: Element>(file: &File, place: &Range<usize>) -> Option<Cp
     if place.len() <= COPIED || !whole || cfg!(target_endian = "big") {
         return None;
     }
+    watch();
     let mut options = MmapOptions::new();
     options.offset(place.start as u64).len(place.len());
     // Nobody writes, so that no memory is set aside for it.

@@ -38,6 +38,7 @@ mod select;
 mod shard;
 mod source;
 mod spare;
+mod stamp;
 mod stats;
 mod summary;
 mod target;

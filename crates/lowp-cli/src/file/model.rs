@@ -5,13 +5,16 @@ use super::header::{self, MAX_HEADER, Unique};
 use super::input_error::{file_error, input_error};
 use super::map::{self, Bytes, Reader};
 use super::meta;
+use super::stamp::{Stamp, changed};
 use crate::files::{open_regular, read_regular};
+use crate::limits::hinted;
 use crate::output::{dims, shown};
 use anyhow::{Context, Result, ensure};
 use lowp_kernels::{CpuBuffer, Element};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -26,7 +29,7 @@ const READ: usize = 256 << 10;
 struct Opened {
     path: PathBuf,
     file: File,
-    length: usize,
+    stamp: Stamp,
 }
 
 #[derive(Debug)]
@@ -55,7 +58,7 @@ impl Stretch<'_> {
             &self.file.file,
             &(self.start + range.start..self.start + range.end),
         )
-        .map_err(|e| cannot_read(&self.file.path, &e))
+        .map_err(|e| cannot_read(&self.file.path, e))
     }
 
     /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
@@ -71,7 +74,7 @@ impl Stretch<'_> {
         for start in range.clone().step_by(READ) {
             let place = self.start + start..self.start + range.end.min(start + READ);
             let bytes = reader.bytes(&place);
-            let bytes = bytes.map_err(|e| cannot_read(&self.file.path, &e))?;
+            let bytes = bytes.map_err(|e| cannot_read(&self.file.path, e))?;
             take(start - range.start, bytes)?;
         }
         Ok(())
@@ -173,7 +176,7 @@ impl Model {
         struct Index {
             weight_map: Unique<String>,
         }
-        let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, &e))?;
+        let text = read_regular(path, MAX_HEADER as u64).map_err(|e| cannot_read(path, e))?;
         if let Some(what) = foreign::explain(&text) {
             return Err(file_error(path, what));
         }
@@ -247,10 +250,11 @@ impl Model {
     }
 
     fn add_file(&mut self, path: &Path) -> Result<()> {
-        let (file, length) = open_regular(path).map_err(|e| cannot_read(path, &e))?;
-        let length = usize::try_from(length)
+        let (file, _) = open_regular(path).map_err(|e| cannot_read(path, e))?;
+        let stamp = Stamp::of(&file).map_err(|e| cannot_read(path, e))?;
+        let length = usize::try_from(stamp.length)
             .map_err(|_| file_error(path, "larger than this machine can address"))?;
-        let bytes = Bytes::of(&file, &(0..length)).map_err(|e| cannot_read(path, &e))?;
+        let bytes = Bytes::of(&file, &(0..length)).map_err(|e| cannot_read(path, e))?;
         let (begin, header) = header::read(path, &bytes)?;
         let index = self.files.len();
         for (name, info) in header.tensors() {
@@ -281,7 +285,7 @@ impl Model {
         self.files.push(Opened {
             path: path.to_owned(),
             file,
-            length,
+            stamp,
         });
         Ok(())
     }
@@ -304,9 +308,22 @@ impl Model {
         Ok(())
     }
 
+    /// What was made of it, `made`, where no file was changed meanwhile.
+    ///
+    /// # Errors
+    /// The first file that was; or that of `made`.
+    pub(super) fn steady<T>(&self, made: Result<T>) -> Result<T> {
+        for Opened { path, file, stamp } in &self.files {
+            if Stamp::of(file).map_err(|e| cannot_read(path, e))? != *stamp {
+                return Err(changed(path));
+            }
+        }
+        made
+    }
+
     /// Bytes of all files.
     pub(super) fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.length as u64).sum()
+        self.files.iter().map(|file| file.stamp.length).sum()
     }
 
     /// Forgets all metadata, and the tensors that `keep` is false for.
@@ -323,7 +340,7 @@ impl Model {
         let file = self.files.first().context("a model of no file")?;
         let end = start.checked_add(len);
         ensure!(
-            end.is_some_and(|end| end <= file.length),
+            end.is_some_and(|end| end as u64 <= file.stamp.length),
             "{}: bytes {start} to {len} more are beyond its end",
             file.path.display()
         );
@@ -404,11 +421,10 @@ impl Model {
     }
 }
 
-fn cannot_read(path: &Path, error: &std::io::Error) -> anyhow::Error {
-    // EMFILE: each rank of a world has its own file.
-    let remedy = match error.raw_os_error() {
-        Some(24) if cfg!(unix) => "; allow more of them (ulimit -n)",
-        _ => "",
-    };
-    input_error(format!("cannot read {}: {error}{remedy}", path.display()))
+fn cannot_read(path: &Path, error: io::Error) -> anyhow::Error {
+    // Bytes are looked for only where they were when it was opened.
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return changed(path);
+    }
+    input_error(format!("cannot read {}: {}", path.display(), hinted(error)))
 }

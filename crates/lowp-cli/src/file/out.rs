@@ -3,6 +3,7 @@
 use super::input_error::input_error;
 use super::interchange::shards::Weights;
 use super::interchange::size::Size;
+use super::model::Model;
 use super::progress::Progress;
 use super::target::{FileTarget, FolderTarget, output_error};
 use anyhow::Result;
@@ -71,25 +72,30 @@ impl OutArgs {
 }
 
 impl Out {
-    /// Writes `weights`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of all files.
+    /// Writes `weights`, which are made of `inputs`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of
+    /// all files.
     ///
     /// # Errors
-    /// A tensor cannot be made, or a file cannot be written; nothing is left behind then.
-    pub(super) fn write(
+    /// A tensor cannot be made, a file cannot be written, or an input was changed; nothing is left behind then.
+    pub(super) fn write<'m>(
         self,
+        inputs: impl IntoIterator<Item = &'m Model>,
         weights: &Weights<'_>,
         progress: &Progress,
         beside: impl FnOnce(&FolderTarget) -> Result<u64>,
     ) -> Result<u64> {
+        let mut inputs = inputs.into_iter();
+        let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
         match self {
             Self::File(target) => {
                 let outputs = weights.whole();
                 progress.begin(outputs.work());
-                target.fill(|draft| outputs.write(draft, progress))
+                target.fill(|draft| outputs.write(draft, progress), steady)
             }
             Self::Folder(target, most) => {
                 progress.begin(weights.work(most));
                 let written = weights.write(&target, most, progress)? + beside(&target)?;
+                steady()?;
                 target.publish()?;
                 Ok(written)
             }

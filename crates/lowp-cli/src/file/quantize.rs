@@ -98,7 +98,9 @@ impl OnDevice for &Args {
         let progress = Progress::new("quantize");
         let weights = weights(backend, &model, &choices.all, cuts, &progress)?;
         weights.check()?;
-        let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
+        let written = out.write([&model], &weights, &progress, |target| {
+            beside.copy_all(target)
+        })?;
         drop(weights);
         progress.finish();
         if summary.is_told() {

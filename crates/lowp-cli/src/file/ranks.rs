@@ -3,6 +3,7 @@
 use super::input_error::file_error;
 use super::meta::MAX_WORLD;
 use super::saved::is_saved;
+use crate::limits::hinted;
 use crate::output::dims;
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -47,7 +48,7 @@ pub(super) fn is_folder(path: &Path) -> bool {
 /// A folder without rank files, of more than one world, or in which a rank is missing.
 pub(super) fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
-        .map_err(|e| file_error(folder, format!("cannot read this folder: {e}")))?;
+        .map_err(|e| file_error(folder, format!("cannot read this folder: {}", hinted(e))))?;
     let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
     let mut worlds = Vec::new();
     for entry in entries {

@@ -105,6 +105,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     });
     let written = ranks.map_err(|failed| failed.cause)?;
     let written = written.iter().sum::<u64>() + beside.copy_all(&target)?;
+    model.steady(Ok(()))?;
     target.publish()?;
     progress.finish();
     if summary.is_told() {

@@ -128,11 +128,23 @@ fn convert<const N: usize, T: Element, B: Backend>(
     thread::scope(|scope| -> Result<()> {
         let mut parts = parts;
         let own = parts.next().unwrap_or(0..0);
-        let others: Vec<_> = parts.map(|part| scope.spawn(|| fill(part))).collect();
+        let fill = &fill;
+        let start = |part: Range<usize>| {
+            let (start, end) = (part.start, part.end);
+            let thread = thread::Builder::new().spawn_scoped(scope, move || fill(start..end));
+            thread.map_err(|_| part)
+        };
+        let others: Vec<_> = parts.map(start).collect();
         let mut filled = fill(own);
         for other in others {
-            let other = other.join().map_err(|_| anyhow!("a reader panicked"));
-            filled = filled.and(other.and_then(|result| result));
+            filled = filled.and(match other {
+                Ok(thread) => {
+                    let ended = thread.join().map_err(|_| anyhow!("a reader panicked"));
+                    ended.and_then(|result| result)
+                }
+                // The system has no thread for it.
+                Err(part) => fill(part),
+            });
         }
         filled
     })?;

@@ -4,6 +4,7 @@ use super::behind::{Behind, Later};
 use super::input_error::input_error;
 use super::place::Place;
 use crate::files::{NewFile, NewFolder};
+use crate::limits::hinted;
 use anyhow::{Context, Result};
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -28,16 +29,21 @@ impl FileTarget {
         Ok(Self(file))
     }
 
-    /// Lets `write` fill a file under a temporary name, then gives it its own. Returns its length.
+    /// Lets `write` fill a file under a temporary name, then gives it its own, unless `check` fails. Returns its length.
     ///
     /// # Errors
-    /// Whatever `write` returns, or the file cannot be written; nothing is left behind then.
-    pub(super) fn fill(self, write: impl FnOnce(&mut Draft) -> Result<()>) -> Result<u64> {
+    /// Whatever `write` or `check` returns, or the file cannot be written; nothing is left behind then.
+    pub(super) fn fill(
+        self,
+        write: impl FnOnce(&mut Draft) -> Result<()>,
+        check: impl FnOnce() -> Result<()>,
+    ) -> Result<u64> {
         let Self(file) = self;
         let path = file.path().to_owned();
         let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
         write(&mut draft)?;
         let written = draft.finish()?;
+        check()?;
         file.publish().with_context(|| cannot_write(&path))?;
         Ok(written)
     }
@@ -112,7 +118,7 @@ impl Draft {
     /// The file that was made for what will be called `name`.
     fn new(out: io::Result<Behind>, name: &Path) -> Result<Self> {
         Ok(Self {
-            out: out.with_context(|| cannot_write(name))?,
+            out: out.map_err(hinted).with_context(|| cannot_write(name))?,
             name: name.to_owned(),
             written: 0,
         })

@@ -80,7 +80,10 @@ pub(super) fn main(args: &Args) -> Result<()> {
     let weights = weights(&world, metadata, args.dtypes.dtypes)?;
     weights.check()?;
     let progress = Progress::new("unshard");
-    let written = out.write(&weights, &progress, |target| beside.copy_all(target))?;
+    let inputs = world.ranks.iter().map(|rank| &rank.model);
+    let written = out.write(inputs, &weights, &progress, |target| {
+        beside.copy_all(target)
+    })?;
     progress.finish();
     if summary.is_told() {
         beside.tell();

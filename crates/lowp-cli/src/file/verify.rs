@@ -102,7 +102,7 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
         let progress = Progress::new(if of_ranks { &label } else { "verify" });
         let size: usize = x.tensors().map(|tensor| tensor.len()).sum();
         progress.begin(size);
-        compare(&x, &y, &progress)?;
+        x.steady(y.steady(compare(&x, &y, &progress)))?;
         progress.finish();
         (tensors, bytes) = (tensors + x.tensors().count(), bytes + size);
     }

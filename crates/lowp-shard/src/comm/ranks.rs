@@ -2,9 +2,10 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use lowp_kernels::Backend;
@@ -94,10 +95,25 @@ where
     let world: Vec<Arc<dyn Communicator<B>>> = world.into_iter().map(Into::into).collect();
     let failures: Mutex<Vec<(usize, E)>> = Mutex::new(Vec::new());
     let cause: Mutex<Option<ShardError>> = Mutex::new(None);
+    let ranks = world.len();
     let results: Vec<Option<T>> = thread::scope(|scope| {
         let (f, failures, cause) = (&f, &failures, &cause);
-        let run = |(rank, comm)| scope.spawn(move || run_rank(rank, comm, f, failures, cause));
-        let threads: Vec<_> = world.into_iter().enumerate().map(run).collect();
+        let mut threads = Vec::with_capacity(ranks);
+        for (rank, comm) in world.into_iter().enumerate() {
+            let own = Arc::clone(&comm);
+            let run = move || run_rank(rank, comm, f, failures, cause);
+            match start(scope, run) {
+                Ok(thread) => threads.push(thread),
+                Err(why) => {
+                    // The ranks before it end; those after it never begin.
+                    let why = why.to_string();
+                    let world = ranks;
+                    let error = ShardError::NoThread { rank, world, why };
+                    fail(rank, own, &error.to_string(), error.into(), failures, cause);
+                    break;
+                }
+            }
+        }
         // `run_rank` catches panics of `f`, so a join cannot fail.
         threads
             .into_iter()
@@ -165,15 +181,39 @@ where
             )
         }
     };
+    fail(rank, comm, &message, error, failures, cause);
+    None
+}
+
+/// Notes the `error` of a rank and wakes the others, who hear `message`.
+fn fail<B: Backend, E>(
+    rank: usize,
+    comm: Arc<dyn Communicator<B>>,
+    message: &str,
+    error: E,
+    failures: &Mutex<Vec<(usize, E)>>,
+    cause: &Mutex<Option<ShardError>>,
+) {
     failures
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .push((rank, error));
-    comm.control().abort(&message);
+    comm.control().abort(message);
     let ended = comm.control().failure();
     let mut cause = cause.lock().unwrap_or_else(PoisonError::into_inner);
     *cause = cause.take().or(ended);
-    None
+}
+
+/// Starts the thread of a rank.
+fn start<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    run: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    #[cfg(test)]
+    if tests::is_refused() {
+        return Err(io::Error::other("no more of them"));
+    }
+    thread::Builder::new().spawn_scoped(scope, run)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
@@ -183,5 +223,44 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
         text
     } else {
         "no message"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_kernels::Cpu;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Threads that can still be started from this one.
+        static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    pub(super) fn is_refused() -> bool {
+        let left = LEFT.get();
+        LEFT.set(left.saturating_sub(1));
+        left == 0
+    }
+
+    /// Ranks that wait for one that has no thread are told, whichever it is.
+    #[test]
+    fn a_rank_without_a_thread_ends_all() {
+        for started in 0..4 {
+            LEFT.set(started);
+            let patience = Duration::from_secs(60);
+            let ended = run_ranks(&Cpu, 4, patience, |_, comm| comm.control().barrier());
+            LEFT.set(usize::MAX);
+            let failed = ended.expect_err("a rank has no thread");
+            let text = failed.cause.to_string();
+            assert_eq!(failed.rank, started);
+            assert_eq!(
+                text,
+                format!(
+                    "rank {started} of 4 got no thread: no more of them; raise the limit of processes (ulimit -u), or use fewer ranks"
+                )
+            );
+            assert_eq!(failed.others.len(), started);
+        }
     }
 }

@@ -206,6 +206,7 @@ impl<'a> Input<'a> {
         }
         if let Some(hub) = hub {
             written += hub.beside.copy_others(&target)?;
+            hub.model.steady(Ok(()))?;
         }
         target.publish()?;
         progress.finish();

@@ -240,7 +240,7 @@ impl<'a> Imported<'a> {
         weights.check()?;
         let progress = Progress::new("import");
         let out = args.out.open(hub.model.files())?;
-        let written = out.write(&weights, &progress, |target| {
+        let written = out.write([&hub.model], &weights, &progress, |target| {
             let mut written = 0;
             for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
                 written += write_text(target, name, &document)?;

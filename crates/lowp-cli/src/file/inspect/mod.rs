@@ -78,10 +78,13 @@ pub(super) fn main(args: &Args) -> Result<()> {
         .transpose()?;
     let mut document = Document { files: Vec::new() };
     for (i, file) in files.iter().enumerate() {
-        let report = report(
-            &Hub::open(file)?.model,
-            reference.as_ref().map(|hub| &hub.model),
-        )?;
+        let (model, reference) = (Hub::open(file)?.model, reference.as_ref());
+        let reference = reference.map(|hub| &hub.model);
+        let made = model.steady(report(&model, reference));
+        let report = match reference {
+            Some(reference) => reference.steady(made)?,
+            None => made?,
+        };
         if args.json {
             document.files.push(report);
             continue;

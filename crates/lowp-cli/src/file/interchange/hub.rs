@@ -7,6 +7,7 @@ use crate::file::target::FolderTarget;
 use crate::file::{ranks, saved};
 use crate::files::{open_regular, read_regular};
 use crate::json_object::JsonObject;
+use crate::limits::hinted;
 use crate::output::{note, shown};
 use anyhow::{Context, Result};
 use std::fs;
@@ -162,7 +163,7 @@ fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
     let mut buffer = vec![0; 1 << 20];
     for (name, path) in files {
         let cannot = || format!("cannot read {}", path.display());
-        let (mut file, _) = open_regular(path).with_context(cannot)?;
+        let (mut file, _) = open_regular(path).map_err(hinted).with_context(cannot)?;
         let mut draft = target.create(name)?;
         loop {
             let count = file.read(&mut buffer).with_context(cannot)?;
@@ -181,7 +182,7 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     let cannot =
         |e: &dyn std::fmt::Display| file_error(folder, format!("cannot read this folder: {e}"));
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(|e| cannot(&e))? {
+    for entry in fs::read_dir(folder).map_err(|e| cannot(&hinted(e)))? {
         let name = entry.map_err(|e| cannot(&e))?.file_name();
         let name = name.into_string().map_err(|name| {
             file_error(
@@ -244,7 +245,7 @@ fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<JsonObje
     }
     let path = folder.join(name);
     let bytes = read_regular(&path, MAX_CONFIG)
-        .map_err(|e| file_error(&path, format!("cannot read it: {e}")))?;
+        .map_err(|e| file_error(&path, format!("cannot read it: {}", hinted(e))))?;
     let object = JsonObject::parse(bytes)
         .map_err(|why| file_error(&path, format!("{}; write it again", shown(&why))))?;
     Ok(Some(object))
