@@ -26,9 +26,10 @@ const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
 /// Rows that end a band, at least: whole blocks of every recipe, and whole tiles of their scales.
 const UNITS: [usize; 2] = [128, 512];
-/// Rows of a band where bytes do not follow each other, at least, however wide they are: each column is a run, and shorter ones take longer to
-/// write than to make (1024 x 262144 F32 to mxfp4).
+/// Rows of a band where bytes do not follow each other, at least: each column is a run, and shorter ones take longer to write than to make
+/// (1024 x 262144 F32 to mxfp4). Fewer where they would be more source than `WIDE`.
 const LEAST: usize = 512;
+const WIDE: usize = 256 << 20;
 
 /// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
@@ -122,7 +123,10 @@ impl<'a, B: Backend> Bands<'a, B> {
             (None, _) => LONG / 2,
         };
         for unit in UNITS {
-            let least = if follow { unit } else { LEAST };
+            let least = match follow {
+                true => unit,
+                false => (WIDE / row / unit * unit).clamp(unit, LEAST),
+            };
             let rows = (bytes / row / unit * unit).max(least);
             if rows >= self.shape.rows {
                 break;
