@@ -14,12 +14,14 @@ pub enum MatmulError {
     NoCublas,
     /// cuBLASLt has no kernel for a product.
     #[error(
-        "cuBLASLt has no kernel for {product} ({why}); products of codes with scales per row or per 128 need cuBLASLt 12.9 or later: \
-         install it, or take another recipe (`lowp recipes --device cuda`)"
+        "cuBLASLt has no kernel for {product} at addresses that are multiples of {alignment} bytes ({why}); codes need multiples of 16, and \
+         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe (`lowp recipes --device cuda`)"
     )]
     NoProduct {
         /// The product.
         product: String,
+        /// What all addresses are multiples of.
+        alignment: u32,
         /// Its status.
         why: String,
     },

@@ -15,6 +15,8 @@ use crate::MatmulError;
 
 /// Bytes that products of a large model work in.
 pub const WORKSPACE: usize = 64 << 20;
+/// Products that are kept: batches of many sizes would add to them without end.
+const MOST: usize = 4096;
 
 /// What a matrix holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +34,15 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    const fn bits(self) -> usize {
+        match self {
+            Dtype::F32 => 32,
+            Dtype::Bf16 => 16,
+            Dtype::E4M3 | Dtype::E5M2 => 8,
+            Dtype::E2M1 => 4,
+        }
+    }
+
     fn raw(self) -> sys::cudaDataType_t {
         match self {
             Dtype::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
@@ -63,11 +74,11 @@ pub enum Scale {
 }
 
 impl Scale {
+    /// The mode that cuBLASLt is told; one for a tensor is what it expects, and versions before 12.8 know of no other.
     fn mode(self) -> Option<sys::cublasLtMatmulMatrixScale_t> {
         use sys::cublasLtMatmulMatrixScale_t as Mode;
         match self {
-            Scale::None => None,
-            Scale::Tensor => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F),
+            Scale::None | Scale::Tensor => None,
             Scale::Rows => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
             Scale::Vec128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
             Scale::Square128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
@@ -133,6 +144,16 @@ impl From<(f32, bool)> for Factors {
 }
 
 impl Product {
+    /// Bytes of one left operand, one right operand and one result.
+    pub const fn bytes(&self) -> [usize; 3] {
+        let Self { rows, cols, k, .. } = *self;
+        [
+            (rows * k * self.left.dtype.bits()).div_ceil(8),
+            (cols * k * self.right.dtype.bits()).div_ceil(8),
+            (rows * cols * self.out.bits()).div_ceil(8),
+        ]
+    }
+
     /// Operands, result and sizes.
     pub fn describe(&self) -> String {
         let Self {
@@ -241,7 +262,7 @@ impl Matmuls {
     ///
     /// # Safety
     /// The places, `out` and `bias` are those of matrices as `product` has them, in memory of the device that is not freed before work that
-    /// the stream has by now. Factors are where `product` says.
+    /// the stream has by now; of a product that is captured, not before its graph. Factors are where `product` says.
     pub unsafe fn run(
         &self,
         product: &Product,
@@ -251,6 +272,9 @@ impl Matmuls {
         factors: Factors,
     ) -> Result<(), MatmulError> {
         let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+        if planned.len() >= MOST {
+            planned.clear();
+        }
         let (alpha, beta) = match factors {
             Factors::Host(alpha, accumulate) => (alpha, f32::from(u8::from(accumulate))),
             Factors::Device(_) => (0.0, 0.0),
@@ -259,9 +283,10 @@ impl Matmuls {
             Factors::Host(..) => [from_ref(&alpha).cast(), from_ref(&beta).cast()],
             Factors::Device(addresses) => addresses.map(|address| address as *const c_void),
         };
-        let alignment = alignment([left.data, right.data, out]);
+        // cuBLASLt takes a bias to be aligned as the result is.
+        let alignment = alignment([left.data, right.data, out | bias]);
         self.cuda.foreign_work(
-            || (),
+            || self.workspace.clone(),
             |stream| {
                 let planned = match planned.entry((*product, alignment)) {
                     std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -428,10 +453,14 @@ impl Planned {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         if let Some(mode) = product.right.scale.mode() {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
-            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right)?;
         }
         if let Some(mode) = product.left.scale.mode() {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
+        }
+        if product.right.scale != Scale::None {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right)?;
+        }
+        if product.left.scale != Scale::None {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &left)?;
         }
         if product.bias {
@@ -479,6 +508,7 @@ impl Planned {
             .map(|found| found.algo)
             .map_err(|error| MatmulError::NoProduct {
                 product: product.describe(),
+                alignment,
                 why: format!("{:?}", error.0),
             })
     }
@@ -504,7 +534,31 @@ fn failed(call: &'static str) -> impl Fn(CublasError) -> KernelError {
 
 #[cfg(test)]
 mod tests {
-    use super::alignment;
+    use super::{Dtype, Product, Scale, Side, alignment};
+
+    #[test]
+    fn bytes_are_those_of_the_sides() {
+        let side = |dtype| Side {
+            dtype,
+            scale: Scale::Tensor,
+            k_inner: true,
+            stride: 0,
+        };
+        let product = Product {
+            rows: 3,
+            cols: 5,
+            k: 7,
+            left: side(Dtype::E4M3),
+            right: side(Dtype::E2M1),
+            out: Dtype::Bf16,
+            out_stride: 0,
+            batch: 1,
+            bias: false,
+            fast: false,
+            device_factors: false,
+        };
+        assert_eq!(product.bytes(), [21, 18, 30]);
+    }
 
     #[test]
     fn an_alignment_is_that_of_the_worst_address_and_at_most_256() {

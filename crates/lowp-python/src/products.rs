@@ -8,13 +8,15 @@ use pyo3::prelude::*;
 use crate::error::Error;
 use crate::place::{Device, DeviceArg, MemoryArg, Place as _};
 
-/// An operand as Python gives it: addresses of its codes and of its scale, and the name of its dtype.
-type OperandArg<'a> = (u64, u64, &'a str);
+/// An operand as Python gives it: its codes, its scale, and the name of its dtype.
+type OperandArg<'a> = (MemoryArg, MemoryArg, &'a str);
 
 /// The products of a stream of a GPU. Each is planned once.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Products {
     of: Matmuls,
+    /// Number of the GPU.
+    device: i64,
 }
 
 #[pymethods]
@@ -29,20 +31,21 @@ impl Products {
             )));
         };
         let of = Matmuls::new(cuda, cuda.wrap(workspace.into())?)?;
-        Ok(Self { of })
+        let device = cuda.number();
+        Ok(Self { of, device })
     }
 
-    /// `out = left @ right.T`, `(rows, depth) @ (cols, depth).T` for `sides` (rows, cols, depth), all row-major, summed in f32 and rounded to `dtype`, `bfloat16` or
-    /// `float32`. A `bias` of bf16, if its address is not 0, is added to each row. `fast` lets sums stay in the tensor core's accumulator.
+    /// `out = left @ right.T`, `(rows, depth) @ (cols, depth).T` for `sides` (rows, cols, depth), all row-major, summed in f32 and rounded
+    /// to `dtype`, `bfloat16` or `float32`. A `bias` of bf16 is added to each row. `fast` lets sums stay in the tensor core's accumulator.
     #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn multiply(
         &self,
         sides: (usize, usize, usize),
         left: OperandArg<'_>,
         right: OperandArg<'_>,
-        out: u64,
+        out: MemoryArg,
         dtype: &str,
-        bias: u64,
+        bias: Option<MemoryArg>,
         fast: bool,
     ) -> Result<(), Error> {
         let (rows, cols, depth) = sides;
@@ -50,27 +53,32 @@ impl Products {
             rows,
             cols,
             k: depth,
-            left: side(left.2, true)?,
-            right: side(right.2, true)?,
+            left: side(left.2)?,
+            right: side(right.2)?,
             out: dtype_of(dtype)?,
             out_stride: 0,
             batch: 1,
-            bias: bias != 0,
+            bias: bias.is_some(),
             fast,
             device_factors: false,
         };
-        let places = [left, right].map(|(data, scale, _)| Place { data, scale });
-        if places
-            .iter()
-            .any(|place| place.data == 0 || place.scale == 0)
-            || out == 0
-        {
-            return Err(Error::new(
-                "a product of codes whose memory is gone; FSDP2 frees a gathered weight behind its module's forward and backward".to_owned(),
-            ));
-        }
-        // SAFETY: the package gives addresses of tensors of these shapes and dtypes, which it holds for the call; PyTorch reuses memory of a
-        // stream behind the work of that stream.
+        let [of_left, of_right, of_out] = product.bytes();
+        let place = |operand: &OperandArg<'_>, bytes: usize, what: &str| -> Result<Place, Error> {
+            let data = self.address(&operand.0, bytes, what)?;
+            let scale = self.address(&operand.1, 4, "the scale of an operand")?;
+            Ok(Place { data, scale })
+        };
+        let places = [
+            place(&left, of_left, "the left operand")?,
+            place(&right, of_right, "the right operand")?,
+        ];
+        let out = self.address(&out, of_out, "the result")?;
+        let bias = match &bias {
+            Some(bias) => self.address(bias, 2 * cols, "the bias")?,
+            None => 0,
+        };
+        // SAFETY: addresses are those of contiguous tensors with so many bytes on this device, which the package holds for the call;
+        // PyTorch reuses memory of a stream behind the work of that stream.
         Ok(unsafe {
             self.of
                 .run(&product, places, out, bias, Factors::Host(1.0, false))
@@ -78,11 +86,41 @@ impl Products {
     }
 }
 
-fn side(dtype: &str, k_inner: bool) -> Result<Side, Error> {
+impl Products {
+    /// The address of memory that has `needed` bytes on this device.
+    fn address(
+        &self,
+        (pointer, bytes, device, _): &MemoryArg,
+        needed: usize,
+        what: &str,
+    ) -> Result<u64, Error> {
+        if *device != self.device {
+            return Err(Error::new(format!(
+                "{what} of a product is on device {device}, and the product on device {}; move all tensors to one device",
+                self.device
+            )));
+        }
+        if *bytes != needed {
+            return Err(Error::new(format!(
+                "{what} of a product has {bytes} bytes where its shape takes {needed}; give an input as wide as the weight, and a bias as \
+                 long as the output is wide"
+            )));
+        }
+        if *pointer == 0 {
+            return Err(Error::new(format!(
+                "the memory of {what} of a product is gone; FSDP2 frees gathered parameters behind the forward and the backward of their module"
+            )));
+        }
+        Ok(*pointer)
+    }
+}
+
+/// An operand whose contracted axis is the inner one.
+fn side(dtype: &str) -> Result<Side, Error> {
     Ok(Side {
         dtype: dtype_of(dtype)?,
         scale: Scale::Tensor,
-        k_inner,
+        k_inner: true,
         stride: 0,
     })
 }

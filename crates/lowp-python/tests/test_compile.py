@@ -94,14 +94,40 @@ class Compiled(unittest.TestCase):
                             self.assertLess((a - b).norm() / a.norm(), 1e-2 if codes else 1e-5)
 
     def test_frozen_layers(self):
-        layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        torch.manual_seed(5)
+        layers = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(3)])
         lowp.quantize_model_(layers, "fp8-current")
-        layers[0].requires_grad_(False)
+        layers[1].requires_grad_(False)
         compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
+        x, found = torch.randn(16, 64), []
         with mock.patch.object(_scaled, "serves", multiplies_codes):
-            compiled(torch.randn(16, 64)).sum().backward()
-        self.assertIsNone(layers[0].weight.grad)
-        self.assertGreater(layers[1].weight.grad.norm(), 0)
+            for net in (layers, compiled):
+                net(x).square().sum().backward()
+                self.assertIsNone(layers[1].weight.grad)
+                found.append([layers[0].weight.grad, layers[2].weight.grad])
+                layers.zero_grad()
+        for a, b in zip(*found):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_layers_of_one_input_share_its_codes(self):
+        layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(3))
+        lowp.quantize_model_(layers, "fp8-current")
+        compiled = torch.compile(lambda x: sum(layer(x) for layer in layers), backend="aot_eager_decomp_partition", fullgraph=True)
+        x = torch.randn(16, 64)
+        with mock.patch.object(_scaled, "serves", multiplies_codes):
+            expected = sum(layer(x) for layer in layers)
+            with mock.patch.object(_scaled, "cast", side_effect=_scaled.cast) as cast:
+                self.assertTrue(torch.equal(compiled(x), expected))
+        self.assertEqual(cast.call_count, 1)
+
+    def test_inputs_of_another_width_are_an_error(self):
+        for name in ("fp8-current", "mxfp8"):
+            layer = nn.Linear(64, 64)
+            lowp.quantize_model_(layer, name)
+            for shape in ((16, 32), (16, 128), (), (64, 1)):
+                for net in (layer, torch.compile(layer, backend="eager")):
+                    with self.assertRaisesRegex(Exception, "its last axis must have 64 values"):
+                        net(torch.zeros(shape))
 
     def test_graphs_decode(self):
         weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8"))

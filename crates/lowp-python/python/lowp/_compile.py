@@ -16,7 +16,7 @@ from ._lowp import VERSION
 from ._plan import as_recipe
 
 Tensor = None  # set by _tensor.py, which uses this file
-layer = None  # set by _linear.py: forward and gradients
+layer_forward = layer_gradients = None  # set by _linear.py, which uses this file
 _STORES = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
@@ -51,8 +51,10 @@ class Traced:
         return torch.ops.lowp.decode(self.token, orientation, self.shape, dtype, self.device)
 
     def forward(self, input, bias):
-        dtype = _scaled.dtype_of(_scaled.operands(self.recipe)[0], "columnwise")
-        return torch.ops.lowp.forward(input, self.token, self.rows, dtype, bias)
+        # An operator of its own, so that layers of one input share its codes.
+        rowwise, columnwise, scale = torch.ops.lowp.cast(input, *_as_arguments(_scaled.operands(self.recipe)[0]))
+        out = torch.ops.lowp.multiply(rowwise, scale, self.token, self.rows, input.dtype, bias)
+        return out, columnwise, scale
 
     def backward(self, grad, codes, scale, needs):
         made = torch.ops.lowp.backward(grad, codes, scale, self.token, self.cols, *needs)
@@ -127,17 +129,25 @@ def _decode(token, orientation, shape, dtype, device):
     return store_of(token).decode(orientation, dtype)
 
 
-def _forward_shapes(input, token, width, dtype, bias):
-    (rows, cols), scale = input.shape, torch.float32
-    return input.new_empty((rows, width)), input.new_empty((cols, rows), dtype=dtype), input.new_empty((), dtype=scale)
+def _cast_shapes(values, name, options):
+    rows, cols = values.shape
+    recipe = _recipe(name, options)
+    sides = (("rowwise", (rows, cols)), ("columnwise", (cols, rows)))
+    codes = [values.new_empty(shape, dtype=_scaled.dtype_of(recipe, orientation)) for orientation, shape in sides]
+    return *codes, values.new_empty((), dtype=torch.float32)
+
+
+@_operator("cast(Tensor values, str name, str[] options) -> (Tensor, Tensor, Tensor)", _cast_shapes)
+def _cast(values, name, options):
+    return _scaled.cast(values.contiguous(), _recipe(name, options))
 
 
 @_operator(
-    "forward(Tensor input, Tensor token, SymInt width, ScalarType dtype, Tensor? bias) -> (Tensor, Tensor, Tensor)",
-    _forward_shapes,
+    "multiply(Tensor codes, Tensor scale, Tensor token, SymInt width, ScalarType dtype, Tensor? bias) -> Tensor",
+    lambda codes, scale, token, width, dtype, bias: codes.new_empty((codes.shape[0], width), dtype=dtype),
 )
-def _forward(input, token, width, dtype, bias):
-    return _scaled.forward(input, store_of(token), bias)
+def _multiply(codes, scale, token, width, dtype, bias):
+    return _scaled.multiply((codes, scale), store_of(token), "rowwise", dtype, bias)
 
 
 def _backward_shapes(grad, codes, scale, token, width, of_input, of_weight):
@@ -155,19 +165,34 @@ def _backward_of_codes(grad, codes, scale, token, width, *needs):
     return tuple(grad.new_empty(0) if of is None else of for of in made)
 
 
-def _linear_shapes(*_):
+_RECIPES = {}
+
+
+def _recipe(name, options):
+    """The recipe of an operator's arguments."""
+    key = (name, *options)
+    if key not in _RECIPES:
+        _RECIPES[key] = as_recipe(name, dict(option.split("=", 1) for option in options))
+    return _RECIPES[key]
+
+
+def _as_arguments(recipe):
+    return recipe.name, [f"{name}={value}" for name, value in recipe.options.items()]
+
+
+def _no_such_weight(*_):
     raise LowpError("lowp::linear is of a weight that is a lowp.Tensor")
 
 
 # The one that a graph is first made of. With a weight that is a lowp.Tensor PyTorch calls ``linear_forward``, so that graphs for execution
 # have the operators above, and plain ones around them.
 _LIBRARY.define("linear(Tensor input, Tensor weight, Tensor? bias) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.impl("linear", _linear_shapes, "CompositeExplicitAutograd")
+_LIBRARY.impl("linear", _no_such_weight, "CompositeExplicitAutograd")
 
 
 def linear_forward(func, input, weight, bias=None):
     """The product, and codes of the input and their scale, which its gradients need; both are empty where values are multiplied."""
-    out, *saved = layer[0](input, weight, bias)
+    out, *saved = layer_forward(input, weight, bias)
     return out, *(input.new_empty(0) if tensor is None else tensor for tensor in saved)
 
 
@@ -184,7 +209,7 @@ def _backward(ctx, grad, *_):
         return None, None, None
     if not codes.numel():
         codes = scale = None
-    return layer[1](grad, input, weight, codes, scale, ctx.needs_input_grad)
+    return layer_gradients(grad, input, weight, codes, scale, ctx.needs_input_grad)
 
 
 torch.library.register_autograd("lowp::linear", _backward, setup_context=_save, lib=_LIBRARY)

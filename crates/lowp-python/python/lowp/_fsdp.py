@@ -53,7 +53,6 @@ class _Gather:
         inputs, outputs = gather.inputs(), gather.outputs()
         padded = [empty(sent.bytes, store.device).zero_() for sent in inputs if sent.is_padded]
         gather.attach(device_of(store.device), [memory(buffer, keep=True) for buffer in padded])
-        self.is_padded = bool(padded)
         padded = iter(padded)
         self.sends = [next(padded) if sent.is_padded else store.buffers[sent.name] for sent in inputs]
         # Parts of what arrives, buffers of the shard, and memory of its own, without storage until the gather is there.
@@ -65,16 +64,16 @@ class _Gather:
         # Without work that everybody needs, all of it waits for the first who needs what is derived.
         self.is_derived = any(o.is_derived for o in outputs)
         self.waits = all(o.place != "memory" or o.is_derived for o in outputs)
-        self.found = None
+        self.views = None
 
     def buffers(self, arrived, shard):
         """The buffers of the full tensor. FSDP2 frees storages and fills them again: views of them stay."""
         storages = [piece.untyped_storage()._cdata for piece in arrived]
-        if self.found is None or self.found[0] != storages:
+        if self.views is None or self.views[0] != storages:
             flat = [piece.reshape(-1) for piece in arrived]
             views = {name: flat[input][start:end] for name, input, start, end in self.parts}
-            self.found = (storages, {**views, **self.own})
-        return self.found[1] | {name: shard.buffers[name] for name in self.shared}
+            self.views = (storages, {**views, **self.own})
+        return self.views[1] | {name: shard.buffers[name] for name in self.shared}
 
     def fill(self, sent, arrived):
         """Makes what is there at once of what arrived, on the stream that is current."""
@@ -104,6 +103,11 @@ class Gathered:
     def derive(self):
         if self.derived or self.gather is None:
             return
+        if any(buffer.untyped_storage().size() < buffer.numel() for buffer in self.gather.own.values()):
+            raise LowpError(
+                "a gathered weight was used after FSDP2 freed it, which it does behind the forward and the backward of its module; use it within them, "
+                "or call unshard() before"
+            )
         if self.waiting is not None:
             self.gather.fill(*self.waiting)
             self.waiting = None

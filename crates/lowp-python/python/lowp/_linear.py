@@ -4,6 +4,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from . import _compile, _scaled
+from ._errors import LowpError
 
 
 class Linear(torch.nn.Linear):
@@ -30,7 +31,10 @@ def linear(input, weight, bias=None):
 
 def forward(input, weight, bias):
     """The output, and codes of the input and their scale, which the gradients need; both are ``None`` where values are multiplied."""
-    store, flat = weight._store, input.reshape(-1, input.shape[-1])
+    store = weight._store
+    if input.dim() == 0 or input.shape[-1] != store.cols:
+        raise LowpError(f"an input of shape {tuple(input.shape)} for a weight of {store.rows}x{store.cols}; its last axis must have {store.cols} values")
+    flat = input.reshape(-1, store.cols)
     codes = scale = None
     if _scaled.serves(flat, weight):
         out, codes, scale = store.forward(flat, bias)
@@ -70,4 +74,4 @@ class _Linear(torch.autograd.Function):
         return gradients(grad, *ctx.saved_tensors, ctx.needs_input_grad)
 
 
-_compile.layer = (forward, gradients)
+_compile.layer_forward, _compile.layer_gradients = forward, gradients

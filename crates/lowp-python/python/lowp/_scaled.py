@@ -20,7 +20,7 @@ _BUFFERS = ("rowwise_data", "columnwise_data", "tensor_scale")
 
 def serves(input, weight):
     """Whether both operands can be codes: on a GPU that multiplies FP8, by a recipe with one scale for each tensor."""
-    if input.device.type != "cuda" or not _multiplies(input.device):
+    if input.device.type != "cuda" or input.device != weight.device or not _multiplies(input.device):
         return False
     if input.dtype not in (torch.bfloat16, torch.float32):
         return False
@@ -34,7 +34,7 @@ def _multiplies(device):
 
 def operands(recipe):
     """The recipes of inputs and of gradients beside a weight of ``recipe``: its elements by role, with its options. ``None`` where
-    ``torch._scaled_mm`` cannot multiply them."""
+    products of codes cannot take them."""
     if recipe not in _OPERANDS:
         _OPERANDS[recipe] = _operands_of(recipe)
     return _OPERANDS[recipe]
@@ -86,12 +86,12 @@ def codes(store, orientation):
     scale = buffers.get("tensor_scale")
     if scale is None:
         scale = buffers[f"{orientation}_scale_inv"]
-    known = store.operands.get(orientation)
+    known = store.views.get(orientation)
     if known is not None and known[0] is data and known[1] is scale:
         return known[2]
     sides = store.shape if orientation == "rowwise" else store.shape[::-1]
     viewed = data.view(dtype_of(store.recipe, orientation)).view(sides), scale.view(torch.float32)
-    store.operands[orientation] = (data, scale, viewed)
+    store.views[orientation] = (data, scale, viewed)
     return viewed
 
 
@@ -105,14 +105,14 @@ def product(a, b, dtype, bias=None, fast=False):
     """``a @ b.T`` of codes with their scales, summed in float32 and rounded to ``dtype``."""
     (a, of_a), (b, of_b) = a, b
     fits = bias is not None and dtype is torch.bfloat16
-    fused = bias.to(dtype) if fits else None
+    fused = bias.to(dtype).contiguous() if fits else None
     if a.device.type == "cuda":
         (rows, depth), cols = a.shape, b.shape[0]
         out = torch.empty((rows, cols), dtype=dtype, device=a.device)
-        left, right = ((t.data_ptr(), scale.data_ptr(), _ELEMENTS[t.dtype]) for t, scale in ((a, of_a), (b, of_b)))
-        address = 0 if fused is None else fused.data_ptr()
+        left, right = ((memory(t), memory(scale), _ELEMENTS[t.dtype]) for t, scale in ((a, of_a), (b, of_b)))
+        added = None if fused is None else memory(fused)
         products = _products_of(a.device)
-        products.multiply((rows, cols, depth), left, right, out.data_ptr(), dtype_name(dtype), address, fast)
+        products.multiply((rows, cols, depth), left, right, memory(out), dtype_name(dtype), added, fast)
     else:
         out = torch._scaled_mm(a, b.t(), of_a, of_b, bias=fused, out_dtype=dtype, use_fast_accum=fast)
     if bias is not None and not fits:
@@ -124,7 +124,6 @@ def _products_of(device):
     place = device_of(device)
     products = _PRODUCTS.get(place)
     if products is None:
-        # PyTorch's memory, so that a graph may be captured on a stream that is new.
         workspace = empty(_WORKSPACE, device)
         products = _PRODUCTS[place] = _lowp.Products(place, memory(workspace, keep=True))
     return products

@@ -22,7 +22,7 @@ class Store:
         self.token = None  # its number in compiled graphs
         self.contexts = {}  # what they take for constant, by dtype and whether the tensor is flat
         self.unpadded = None  # the rows behind a number of rows that DTensor padded
-        self.operands = {}  # its codes as torch._scaled_mm takes them
+        self.views = {}  # its codes and their scale as products take them, by orientation
         self.held = False  # whether Rust holds the memory of the buffers
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part

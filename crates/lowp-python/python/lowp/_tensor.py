@@ -175,8 +175,6 @@ class Tensor(torch.Tensor):
         return memo[id(self)]
 
 
-
-
 def _as_parameter(tensor):
     return torch.nn.Parameter(tensor, requires_grad=tensor.requires_grad)
 
