@@ -217,7 +217,13 @@ fn abandoned(_path: &Path) -> Option<File> {
 #[cfg(unix)]
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let folder = File::open(path)?;
-    Ok(folder.lock().is_ok().then_some(folder))
+    loop {
+        match folder.lock() {
+            Ok(()) => return Ok(Some(folder)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return Ok(None),
+        }
+    }
 }
 
 #[cfg(not(unix))]

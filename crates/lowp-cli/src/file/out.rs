@@ -94,8 +94,11 @@ impl Out {
             }
             Self::Folder(target, most) => {
                 progress.begin(weights.work(most));
-                let written = weights.write(&target, most, progress)? + beside(&target)?;
+                let written = weights.write(&target, most, progress);
+                let written = written.and_then(|bytes| Ok(bytes + beside(&target)?));
+                // What fails of an input that was changed is told as that.
                 steady()?;
+                let written = written?;
                 target.publish()?;
                 Ok(written)
             }

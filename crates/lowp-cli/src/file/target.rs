@@ -41,9 +41,10 @@ impl FileTarget {
         let Self(file) = self;
         let path = file.path().to_owned();
         let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
-        write(&mut draft)?;
-        let written = draft.finish()?;
+        let made = write(&mut draft).and_then(|()| draft.finish());
+        // What fails of an input that was changed is told as that.
         check()?;
+        let written = made?;
         file.publish().with_context(|| cannot_write(&path))?;
         Ok(written)
     }

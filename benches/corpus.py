@@ -1,6 +1,6 @@
 """Source code, headers and documents of this machine as one file to train on.
 
-    python3 benches/peers/corpus.py OUT --mb 264 /usr /opt
+    python3 benches/corpus.py OUT --mb 264 /usr /opt
 
 Files come in the order of a hash of their paths, each content once, so that text of one kind is spread over the file.
 """
