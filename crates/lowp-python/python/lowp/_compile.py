@@ -216,5 +216,5 @@ torch.library.register_autograd("lowp::linear", _backward, setup_context=_save, 
 
 
 def linear(input, weight, bias):
-    """The layer in a graph."""
+    """The layer in a graph, for rows of input."""
     return torch.ops.lowp.linear(input, weight, bias)[0]

@@ -100,14 +100,19 @@ class Gathered:
         else:
             gather.fill(sent, arrived)
 
-    def derive(self):
-        if self.derived or self.gather is None:
-            return
-        if any(buffer.untyped_storage().size() < buffer.numel() for buffer in self.gather.own.values()):
+    def check_there(self, buffers):
+        """Raises where FSDP2 freed the memory of buffers."""
+        if any(buffer.untyped_storage().size() < buffer.numel() for buffer in buffers):
             raise LowpError(
                 "a gathered weight was used after FSDP2 freed it, which it does behind the forward and the backward of its module; use it within them, "
                 "or call unshard() before"
             )
+
+    def derive(self):
+        """Makes what was left for later, once."""
+        if self.derived or self.gather is None:
+            return
+        self.check_there(self.gather.own.values())
         if self.waiting is not None:
             self.gather.fill(*self.waiting)
             self.waiting = None
@@ -221,4 +226,6 @@ def _find_group(module):
 
 
 def _is_backward(group):
-    return group is not None and group._training_state.name == "PRE_BACKWARD"
+    # After an exception in a backward FSDP2 stays in that state.
+    running = torch._C._current_graph_task_id() != -1
+    return running and group is not None and group._training_state.name == "PRE_BACKWARD"

@@ -4,7 +4,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from . import _compile, _scaled
-from ._errors import LowpError
+from ._errors import LowpError, UnsupportedOp
 
 
 class Linear(torch.nn.Linear):
@@ -16,49 +16,51 @@ class Linear(torch.nn.Linear):
 
 def linear(input, weight, bias=None):
     """``torch.nn.functional.linear`` where the weight is a ``lowp.Tensor``."""
+    if isinstance(input, _compile.Tensor) or isinstance(bias, _compile.Tensor):
+        raise UnsupportedOp("a linear layer whose input or bias is a lowp.Tensor; decode it first (.dequantize())")
     if not isinstance(weight, _compile.Tensor):  # a layer that was given plain values again
         return torch.nn.functional.linear(input, weight, bias)
+    store = weight._store
+    if input.dim() == 0 or input.shape[-1] != store.cols:
+        raise LowpError(f"an input of shape {tuple(input.shape)} for a weight of {store.rows}x{store.cols}; its last axis must have {store.cols} values")
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    flat = input.reshape(-1, store.cols)
     # Older versions of PyTorch also come by here with what a graph knows of the weight.
-    if torch.compiler.is_compiling() or isinstance(weight._store, _compile.Traced):
-        return _compile.linear(input, weight, bias)
-    return _Linear.apply(input, weight, bias)
+    if torch.compiler.is_compiling() or isinstance(store, _compile.Traced):
+        out = _compile.linear(flat, weight, bias)
+    else:
+        out = _Linear.apply(flat, weight, bias)
+    # Here, where autograd sees it: what a function of its own returns as a view may not be written to.
+    return out if input.dim() == 2 else out.view(*input.shape[:-1], store.rows)
 
 
 def forward(input, weight, bias):
-    """The output, and codes of the input and their scale, which the gradients need; both are ``None`` where values are multiplied."""
+    """The output for rows of input, and codes of the input and their scale, which the gradients need; both are ``None`` where values are
+    multiplied."""
     store = weight._store
-    if input.dim() == 0 or input.shape[-1] != store.cols:
-        raise LowpError(f"an input of shape {tuple(input.shape)} for a weight of {store.rows}x{store.cols}; its last axis must have {store.cols} values")
-    flat = input.reshape(-1, store.cols)
-    codes = scale = None
-    if _scaled.serves(flat, weight):
-        out, codes, scale = store.forward(flat, bias)
-    else:
-        out = torch.nn.functional.linear(flat, store.decode("rowwise", input.dtype), bias)
-    return out.view(*input.shape[:-1], store.rows), codes, scale
+    if _scaled.serves(input, weight):
+        return store.forward(input, bias)
+    return torch.nn.functional.linear(input, store.decode("rowwise", input.dtype), bias), None, None
 
 
 def gradients(grad, input, weight, codes, scale, needs):
     """Those of input, weight and bias that are needed. ``input`` is ``None`` beside its codes."""
-    store, flat = weight._store, grad.reshape(-1, grad.shape[-1])
+    store = weight._store
     of_input = of_weight = None
     if codes is not None:
-        of_input, of_weight = store.backward(flat, codes, scale, needs[:2])
+        of_input, of_weight = store.backward(grad, codes, scale, needs[:2])
     else:
         if needs[0]:
-            of_input = flat @ store.decode("columnwise", flat.dtype)
+            of_input = grad @ store.decode("columnwise", grad.dtype)
         if needs[1]:
-            of_weight = flat.t() @ input.reshape(-1, input.shape[-1]).to(flat.dtype)
-    if of_input is not None:
-        of_input = of_input.view(*grad.shape[:-1], store.cols)
+            of_weight = grad.t() @ input.to(grad.dtype)
     if of_weight is not None:
         of_weight = of_weight.to(weight.dtype)
-    return of_input, of_weight, flat.sum(0) if needs[2] else None
+    return of_input, of_weight, grad.sum(0) if needs[2] else None
 
 
 class _Linear(torch.autograd.Function):

@@ -222,6 +222,8 @@ def _equal(func, a, b):
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise UnsupportedOp("a comparison of a lowp.Tensor with plain values; decode it first (.dequantize())")
     a, b = a._store, b._store
+    a.derive()
+    b.derive()
     if (a.recipe, a.shape, a.buffers.keys()) != (b.recipe, b.shape, b.buffers.keys()):
         return False
     return all(torch.equal(buffer, b.buffers[name]) for name, buffer in a.buffers.items())

@@ -68,6 +68,7 @@ class AdamW(torch.optim.Optimizer):
 
     # A step.
 
+    @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure=None, *, grad_scale=1.0):
         """Updates every parameter. ``grad_scale`` multiplies gradients first: the inverse of a loss scale, or of the number of batches that
@@ -271,7 +272,8 @@ class _Built:
 
     def __init__(self, optimizer):
         self.all = [param for group in optimizer.param_groups for param in group["params"]]
-        self.trained = [param.requires_grad for param in self.all]
+        with torch._C.DisableTorchFunctionSubclass():
+            self.trained = [param.requires_grad for param in self.all]
         self.params = [param for param, trained in zip(self.all, self.trained) if trained]
         if not self.params:
             raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those that train")

@@ -106,6 +106,7 @@ class Store:
 
     def _cuts(self, start, end):
         """The parts of the buffers that hold rows ``start`` to ``end``, as views, and whether all rows share them."""
+        self.derive()
         cuts = {}
         for name, spec in self.specs(stored=True).items():
             if name not in self.buffers:
@@ -146,6 +147,8 @@ class Store:
                 f"a copy of {other.recipe!r} {other.rows}x{other.cols} into {self.recipe!r} {self.rows}x{self.cols}; dequantize and "
                 "quantize again to change either"
             )
+        self.derive()
+        other.derive()
         missing = self.buffers.keys() - other.buffers.keys()
         for name in missing:
             self._derive(name)
@@ -235,6 +238,7 @@ class Store:
 
     def map(self, change):
         """The same with every buffer, and the master, changed."""
+        self.derive()
         buffers = {name: change(buffer) for name, buffer in self.buffers.items()}
         master = None if self.master is None else change(self.master)
         device = next(iter(buffers.values())).device if buffers else self.device
@@ -274,7 +278,15 @@ class Store:
     def _for(self, orientation):
         """Buffers that serve an orientation; a shard leaves out those that it can derive."""
         self.check_serves(orientation)
+        if self.full is not None:
+            self.full.check_there(self.buffers.values())
         return self.named()
+
+    def derive(self):
+        """Makes what a gathered tensor left for later: before all buffers are read."""
+        if self.full is not None:
+            self.full.check_there(self.buffers.values())
+            self.full.derive()
 
     def check_serves(self, orientation):
         """Makes codes of an orientation that were left for later. Raises where a gathered tensor has none."""
@@ -282,9 +294,9 @@ class Store:
             return
         if not self.serves(orientation):
             raise UnsupportedOp(
-                f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase, such as a forward that activation "
-                "checkpointing "
-                "repeats in the backward; give that module reshard_after_forward=False, which gathers both directions at once"
+                f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase: in a forward that activation checkpointing "
+                "repeats in the backward, a copy of the weight, or a call of unshard() between forward and backward; give that module "
+                "reshard_after_forward=False, which gathers both directions at once. After an exception in a backward call reshard() on the modules"
             )
         if orientation == "columnwise":
             self.full.derive()

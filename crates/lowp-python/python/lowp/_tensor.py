@@ -57,6 +57,7 @@ class Tensor(torch.Tensor):
     @property
     def buffers(self):
         """The buffers by name, as bytes: those of the tensor, not copies."""
+        self._store.derive()
         return dict(self._store.buffers)
 
     @property
@@ -152,6 +153,7 @@ class Tensor(torch.Tensor):
         # Buffers by their names.
         store = object.__getattribute__(self, "_store")
         if name in store.buffers:
+            store.derive()
             return store.buffers[name]
         raise AttributeError(f"lowp.Tensor has no attribute {name!r}")
 
