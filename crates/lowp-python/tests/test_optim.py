@@ -312,6 +312,24 @@ class Writes(unittest.TestCase):
 
 
 class States(unittest.TestCase):
+    def test_its_own_state_is_loaded(self):
+        # As torch.distributed.checkpoint does: it writes to what state_dict() returned, and loads that.
+        net = quantized("fp8-delayed")
+        opt = lowp.AdamW(net.parameters(), lr=1e-2)
+        steps(net, opt, range(3))
+        saved, of_net = copy.deepcopy(opt.state_dict()), copy.deepcopy(net.state_dict())
+        steps(net, opt, range(3, 6))
+        expected = copy.deepcopy(net.state_dict())
+        net.load_state_dict(of_net)
+        own = opt.state_dict()
+        for number, state in own["state"].items():
+            for key, value in state.items():
+                value.copy_(saved["state"][number][key])
+        opt.load_state_dict(own)
+        steps(net, opt, range(3, 6))
+        for key, value in net.state_dict().items():
+            self.assertTrue(torch.equal(value, expected[key]), key)
+
     def test_a_state_before_the_first_step(self):
         for name in ("mxfp8-2d", "fp8-delayed"):
             net = quantized(name)

@@ -20,22 +20,24 @@ def linear(input, weight, bias=None):
         raise UnsupportedOp("a linear layer whose input or bias is a lowp.Tensor; decode it first (.dequantize())")
     if not isinstance(weight, _compile.Tensor):  # a layer that was given plain values again
         return torch.nn.functional.linear(input, weight, bias)
-    store = weight._store
-    if input.dim() == 0 or input.shape[-1] != store.cols:
-        raise LowpError(f"an input of shape {tuple(input.shape)} for a weight of {store.rows}x{store.cols}; its last axis must have {store.cols} values")
+    if weight.dim() != 2:
+        raise UnsupportedOp("a linear layer whose weight is a flat lowp.Tensor; view it as a matrix first")
+    rows, cols = weight.shape
+    if input.dim() == 0 or input.shape[-1] != cols:
+        raise LowpError(f"an input of shape {tuple(input.shape)} for a weight of {rows}x{cols}; its last axis must have {cols} values")
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    flat = input.reshape(-1, store.cols)
+    flat = input.reshape(-1, cols)
     # Older versions of PyTorch also come by here with what a graph knows of the weight.
-    if torch.compiler.is_compiling() or isinstance(store, _compile.Traced):
+    if torch.compiler.is_compiling() or isinstance(weight._store, _compile.Traced):
         out = _compile.linear(flat, weight, bias)
     else:
         out = _Linear.apply(flat, weight, bias)
     # Here, where autograd sees it: what a function of its own returns as a view may not be written to.
-    return out if input.dim() == 2 else out.view(*input.shape[:-1], store.rows)
+    return out if input.dim() == 2 else out.view(*input.shape[:-1], rows)
 
 
 def forward(input, weight, bias):

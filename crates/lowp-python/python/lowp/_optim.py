@@ -259,12 +259,14 @@ class AdamW(torch.optim.Optimizer):
                 )
             own.copy_(new)
         self._counts = (int(values.get("step", 0)), int(values.get("skipped", 0)))
+        # PyTorch loads what state_dict() returned, too, whose dictionaries are those of this state.
+        scales = values.get("scales")
         # Also for a state_dict before the first step.
         state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
         state.pop("scales", None)
-        if "scales" in values:
-            state["scales"] = values["scales"].clone()
-            self._delayed[param] = [(scale, history) for scale, *history in values["scales"].tolist()]
+        if scales is not None:
+            state["scales"] = scales.clone()
+            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
 
 
 class _Built:
