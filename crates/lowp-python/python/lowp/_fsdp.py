@@ -226,6 +226,4 @@ def _find_group(module):
 
 
 def _is_backward(group):
-    # After an exception in a backward FSDP2 stays in that state.
-    running = torch._C._current_graph_task_id() != -1
-    return running and group is not None and group._training_state.name == "PRE_BACKWARD"
+    return group is not None and group._training_state.name == "PRE_BACKWARD"

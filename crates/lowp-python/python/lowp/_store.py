@@ -296,7 +296,8 @@ class Store:
             raise UnsupportedOp(
                 f"the {orientation} codes of a weight were used, which FSDP2 gathered for the other phase: in a forward that activation checkpointing "
                 "repeats in the backward, a copy of the weight, or a call of unshard() between forward and backward; give that module "
-                "reshard_after_forward=False, which gathers both directions at once. After an exception in a backward call reshard() on the modules"
+                "reshard_after_forward=False, which gathers both directions at once. After an exception in a backward FSDP2 stays in that phase: make the "
+                "model again, and load its state"
             )
         if orientation == "columnwise":
             self.full.derive()
