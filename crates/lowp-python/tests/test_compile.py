@@ -131,6 +131,37 @@ class Compiled(unittest.TestCase):
             with self.assertRaisesRegex(Exception, "its last axis must have 64 values"):
                 torch.compile(layer, backend="eager")(torch.zeros(16, 32))
 
+    def test_weights_are_looked_at_behind_a_break(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+
+        def look(x):
+            out = layer(x)
+            torch._dynamo.graph_break()
+            return out, [(p.requires_grad, p.shape, p.dim(), p.dtype, p.device) for p in layer.parameters()]
+
+        x = torch.randn(16, 64)
+        for _ in range(2):
+            found, expected = torch.compile(look, backend="aot_eager")(x), look(x)
+            self.assertTrue(torch.equal(found[0], expected[0]))
+            self.assertEqual(found[1], expected[1])
+
+    def test_a_compiled_step(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        opt, before = lowp.AdamW(layer.parameters(), lr=1e-2), layer.weight.dequantize()
+
+        @torch.compile(backend="aot_eager")
+        def step(x):
+            opt.zero_grad()
+            layer(x).square().sum().backward()
+            opt.step()
+
+        for _ in range(2):
+            step(torch.randn(16, 64))
+        self.assertEqual(opt.last_step()["steps"], 2)
+        self.assertFalse(torch.equal(layer.weight.dequantize(), before))
+
     def test_graphs_decode(self):
         weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8"))
         compiled = torch.compile(lambda x: x @ weight.dequantize(), backend="aot_eager")

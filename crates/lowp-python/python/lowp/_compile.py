@@ -4,6 +4,7 @@ A compiled graph takes what a tensor holds for constant, and the codes that FSDP
 therefore have the number of the weight's store, a tensor of one integer, and operators look the codes up when they run.
 """
 
+import functools
 import itertools
 import weakref
 
@@ -76,11 +77,23 @@ def note_writes(tensors):
     torch.autograd.graph.increment_version([*tensors, *tokens])
 
 
+@functools.cache
+def _skip_frames():
+    """Has Dynamo make no graphs that begin in ``__torch_function__``, whose guards do not tell one attribute from another; it follows calls into it
+    as before. Not when lowp is imported, as Dynamo takes a second to be."""
+    from torch._dynamo import eval_frame
+
+    skip = getattr(eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(Tensor.__torch_function__.__func__.__code__)
+
+
 _INNER = ["_token"]
 
 
 def flatten(tensor):
     """The tensor as its token, and what graphs take for constant."""
+    _skip_frames()
     store, dtype, flat = tensor._store, tensor._dtype, tensor._flat
     context = store.contexts.get((dtype, flat))
     if context is None:

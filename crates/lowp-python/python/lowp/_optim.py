@@ -68,7 +68,7 @@ class AdamW(torch.optim.Optimizer):
 
     # A step.
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure=None, *, grad_scale=1.0):
         """Updates every parameter. ``grad_scale`` multiplies gradients first: the inverse of a loss scale, or of the number of batches that
