@@ -150,7 +150,53 @@ def settings(rank, world):
     return found
 
 
+class Copies(nn.Module):
+    """A layer that multiplies by copies of its weight, and keeps the last one's codes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x):
+        self.kept = self.weight
+        self.codes = {name: buffer.clone() for name, buffer in self.weight.buffers.items()}
+        for copy in (lambda w: w.to(x.dtype), lambda w: w.detach().clone(), lambda w: torch.empty_like(w).copy_(w)):
+            x = torch.nn.functional.linear(x, copy(self.weight))
+        return x
+
+
+def copies(rank, world, name):
+    """Codes of a gathered weight that is copied before anything asked for its columnwise codes, and gradients through the copies; then the
+    error of a weight that was kept."""
+    torch.manual_seed(3)
+    net = nn.Sequential(Copies())
+    whole = lowp.quantize(net[0].weight.detach(), name)
+    net[0].weight = nn.Parameter(lowp.quantize(net[0].weight.detach(), name, keep_master=True))
+    fully_shard(net[0], reshard_after_forward=False)
+    fully_shard(net)
+    x = torch.randn(16, 64, requires_grad=True)
+    net(x).sum().backward()
+    own = x.detach().clone().requires_grad_()
+    out = own
+    for _ in range(3):
+        out = torch.nn.functional.linear(out, whole)
+    out.sum().backward()
+    for key, codes in net[0].codes.items():
+        assert torch.equal(codes, whole.buffers[key]), key
+    assert torch.equal(x.grad, own.grad)
+    net[0].reshard()
+    try:
+        net[0].kept.dequantize()
+    except lowp.LowpError as error:
+        return str(error)
+
+
 class Gathers(unittest.TestCase):
+    def test_copies_of_gathered_weights(self):
+        for name in ("fp8-current", "mxfp8"):
+            for message in ranks.run(2, copies, name):
+                self.assertIn("after FSDP2 freed it", message)
+
     def test_settings_that_change_when_tensors_are_gathered(self):
         for found in ranks.run(2, settings):
             self.assertEqual((found[0], found[3]), ("well", "well"))

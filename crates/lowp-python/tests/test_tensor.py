@@ -461,6 +461,23 @@ class StoredAndSent(unittest.TestCase):
         self.assertIn("shared_data", str(plan))
         self.assertIn("multiple", lowp.plan("mxfp8-2d", 96, 64, 2)["fsdp2"])
 
+    def test_what_layers_return_may_be_written_to(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        for shape in ((16, 64), (2, 8, 64), (64,)):
+            x = torch.randn(shape, requires_grad=True)
+            out = layer(x)
+            out += 1
+            out.relu_().sum().backward()
+            self.assertEqual(x.grad.shape, x.shape)
+
+    def test_codes_are_no_inputs_of_layers(self):
+        codes, plain = lowp.quantize(torch.randn(64, 64), "mxfp8"), torch.randn(64, 64)
+        linear = torch.nn.functional.linear
+        for call in (lambda: linear(codes, plain), lambda: linear(codes, codes), lambda: linear(plain, codes, lowp.quantize(plain, "mxfp8"))):
+            with self.assertRaisesRegex(lowp.UnsupportedOp, "whose input or bias"):
+                call()
+
 
 if __name__ == "__main__":
     unittest.main()

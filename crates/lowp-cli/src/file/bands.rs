@@ -27,8 +27,9 @@ const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
 /// Rows that end a band, at least: whole blocks of every recipe, and whole tiles of their scales.
 const UNITS: [usize; 2] = [128, 512];
 /// Rows of a band where bytes do not follow each other, at least: each column is a run, and shorter ones take longer to write than to make
-/// (1024 x 262144 F32 to mxfp4). Fewer where they would be more source than `WIDE`.
+/// (1024 x 262144 F32 to mxfp4). Fewer where they would be more source than [`WIDE`].
 const LEAST: usize = 512;
+/// Bytes of source that a band of [`LEAST`] rows has at most.
 const WIDE: usize = 256 << 20;
 
 /// A matrix to cast, and what it becomes.
