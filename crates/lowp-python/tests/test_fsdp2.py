@@ -159,7 +159,7 @@ class Copies(nn.Module):
 
     def forward(self, x):
         self.kept = self.weight
-        self.codes = {name: buffer.clone() for name, buffer in self.weight.buffers.items()}
+        self.codes = self.weight.detach().clone().buffers  # before anything asked for one direction
         for copy in (lambda w: w.to(x.dtype), lambda w: w.detach().clone(), lambda w: torch.empty_like(w).copy_(w)):
             x = torch.nn.functional.linear(x, copy(self.weight))
         return x
