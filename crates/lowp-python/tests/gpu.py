@@ -11,6 +11,7 @@ from torch import nn
 import lowp
 import model
 import ranks
+from lowp import _scaled
 
 DEVICE = torch.device("cuda", 0)
 
@@ -64,6 +65,80 @@ class Casts(unittest.TestCase):
                     found.append((out, own.grad, net.weight.grad, net.bias.grad))
                 for a, b in zip(*found):
                     self.assertLess((a.float() - b.float()).norm() / b.float().norm(), 0.08)
+
+
+def coded(dtype=torch.bfloat16, bias=True, name="fp8-current"):
+    """A layer and an input, both wide enough that codes are multiplied."""
+    torch.manual_seed(3)
+    layer = nn.Linear(512, 256, device=DEVICE, dtype=dtype, bias=bias)
+    lowp.quantize_model_(layer, name)
+    x = torch.randn(64, 512, device=DEVICE, dtype=dtype)
+    return layer, x
+
+
+def decoded(values, recipe):
+    return lowp.quantize(values, recipe).dequantize(dtype=torch.float32)
+
+
+class Products(unittest.TestCase):
+    def test_they_are_those_of_the_decoded_operands(self):
+        for dtype, near in ((torch.float32, 1e-3), (torch.bfloat16, 1e-2)):
+            for bias in (True, False):
+                with self.subTest(dtype=dtype, bias=bias):
+                    layer, x = coded(dtype, bias)
+                    self.assertTrue(_scaled.serves(x, layer.weight))
+                    x.requires_grad_()
+                    out = layer(x)
+                    grad = torch.randn_like(out) * 1e-3
+                    out.backward(grad)
+                    input, gradient = _scaled.operands(layer.weight.recipe)
+                    w, own, back = layer.weight.dequantize(dtype=torch.float32), decoded(x.detach(), input), decoded(grad, gradient)
+                    plain = own @ w.t() + (layer.bias.float() if bias else 0)
+                    for found, expected in ((out, plain), (x.grad, back @ w), (layer.weight.grad, back.t() @ own)):
+                        self.assertEqual(found.dtype, dtype)
+                        self.assertLess((found.float() - expected).norm() / expected.norm(), near)
+
+    def test_sides_that_do_not_fit_are_errors_and_the_next_product_is_right(self):
+        layer, x = coded()
+        right = layer(x)
+        with self.assertRaisesRegex(lowp.LowpError, "must have 512 values"):
+            layer(torch.randn(64, 528, device=DEVICE, dtype=torch.bfloat16))
+        input, _ = _scaled.operands(layer.weight.recipe)
+        rowwise, _, scale = _scaled.cast(x, input)
+        weight, of_weight = _scaled.codes(layer.weight._store, "rowwise")
+        with self.assertRaisesRegex(lowp.LowpError, "the right operand of a product has .* bytes where its shape takes"):
+            _scaled.product((rowwise, scale), (weight[:, :256].contiguous(), of_weight), torch.bfloat16)
+        with self.assertRaisesRegex(lowp.LowpError, "the bias of a product has 510 bytes .* 512"):
+            _scaled.product((rowwise, scale), (weight, of_weight), torch.bfloat16, layer.bias[:255])
+        with self.assertRaisesRegex(lowp.LowpError, "the scale of an operand of a product is on device"):
+            _scaled.product((rowwise, scale.cpu()), (weight, of_weight), torch.bfloat16)
+        self.assertTrue(torch.equal(layer(x), right))
+
+    def test_freed_codes_are_an_error(self):
+        layer, x = coded()
+        layer(x)
+        for buffer in layer.weight.buffers.values():
+            buffer.untyped_storage().resize_(0)
+        with self.assertRaises(lowp.LowpError):
+            layer(x)
+
+    def test_compiled_layers_multiply_the_same_codes(self):
+        for name in ("fp8-current", "mxfp8-2d"):
+            for dynamic in (False, True):
+                with self.subTest(name=name, dynamic=dynamic):
+                    torch._dynamo.reset()
+                    layer, x = coded(name=name)
+                    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic)
+                    for rows in (64, 32):
+                        found = []
+                        for net in (compiled, layer):
+                            own = x[:rows].clone().requires_grad_()
+                            layer.zero_grad()
+                            out = net(own)
+                            out.square().sum().backward()
+                            found.append((out.detach(), own.grad, layer.weight.grad.clone(), layer.bias.grad.clone()))
+                        for a, b in zip(*found):
+                            self.assertLess((a.float() - b.float()).norm() / b.float().norm(), 1e-2)
 
 
 class Steps(unittest.TestCase):

@@ -12,9 +12,11 @@ use super::source::{Room, load_in, mapped};
 use super::spare::Turns;
 use super::write::{Parts, Sink};
 use anyhow::Result;
+use half::bf16;
 use lowp_format::{Axis, Recipe, Shape};
 use lowp_kernels::{Backend, Source};
 use lowp_shard::LocalComm;
+use safetensors::Dtype;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,13 +26,14 @@ use std::rc::Rc;
 const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 /// The same where they do not: long bands make long runs.
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
-/// Rows that end a band, at least: whole blocks of every recipe, and whole tiles of their scales.
-const UNITS: [usize; 2] = [128, 512];
+/// Rows that end a band, at least: whole blocks, and whole tiles of scales. The fewest are for matrices so wide that more are over [`HELD`].
+const UNITS: [usize; 3] = [32, 128, 512];
 /// Rows of a band where bytes do not follow each other, at least: each column is a run, and shorter ones take longer to write than to make
-/// (1024 x 262144 F32 to mxfp4). Fewer where they would be more source than [`WIDE`].
+/// (1024 x 262144 F32 to mxfp4). Fewer where they would be over [`HELD`].
 const LEAST: usize = 512;
-/// Bytes of source that a band of [`LEAST`] rows has at most.
-const WIDE: usize = 256 << 20;
+/// Bytes that bands take at most, but for the rows that blocks need: the values of one, unless they are read where they are mapped, its codes,
+/// and those of the band before.
+const HELD: usize = if cfg!(test) { 1 << 20 } else { 232 << 20 };
 
 /// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
@@ -123,22 +126,35 @@ impl<'a, B: Backend> Bands<'a, B> {
             // They are held, and may be wider there.
             (None, _) => LONG / 2,
         };
+        let most = HELD / self.held_by_a_row().max(1);
         for unit in UNITS {
-            let least = match follow {
-                true => unit,
-                false => (WIDE / row / unit * unit).clamp(unit, LEAST),
-            };
-            let rows = (bytes / row / unit * unit).max(least);
+            if unit == UNITS[0] && most >= UNITS[1] {
+                continue;
+            }
+            let least = if follow { unit } else { LEAST };
+            let rows = (bytes / row).max(least).min(most) / unit * unit;
+            let rows = rows.max(unit);
             if rows >= self.shape.rows {
                 break;
             }
             let fields = self.fields(rows)?;
             let mut layouts = fields.iter().filter_map(|field| field.layout);
-            if layouts.all(|layout| is_filled(&layout)) {
+            if layouts.all(|layout| is_filled(&layout, rows)) {
                 return Ok(rows);
             }
         }
         Ok(self.shape.rows)
+    }
+
+    /// Bytes that a row takes while it is cast and written.
+    fn held_by_a_row(&self) -> usize {
+        let values = match (&self.mapped, self.cast.tensor.dtype) {
+            (Some(_), _) => 0,
+            (None, Dtype::BF16) => size_of::<bf16>(),
+            (None, _) => size_of::<f32>(),
+        };
+        let codes: usize = self.cast.fields.iter().map(Field::bytes).sum();
+        self.shape.cols * values + 2 * codes / self.shape.rows.max(1)
     }
 
     /// The fields of `rows` rows.
@@ -193,6 +209,10 @@ impl<B: Backend> Parts for Bands<'_, B> {
         self.shape.rows.div_ceil(self.rows).max(1)
     }
 
+    fn bands_take_turns(&self) -> bool {
+        self.held_by_a_row().saturating_mul(self.rows) <= HELD
+    }
+
     fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         let Cast {
             backend,
@@ -212,7 +232,11 @@ impl<B: Backend> Parts for Bands<'_, B> {
                 && same.eq(specs.iter().copied())
         };
         let make = || empty(backend, setup.recipe, shape, &specs);
-        let tensor = self.memory.codes.take(fits, make)?;
+        let codes = &self.memory.codes;
+        let tensor = match self.bands_take_turns() {
+            true => codes.take(fits, make)?,
+            false => codes.take_one(fits, make)?,
+        };
         let mut amax = self.amax;
         if self.alone {
             let solo = LocalComm::solo(backend);

@@ -75,8 +75,8 @@ impl Place {
     }
 }
 
-/// Whether the rows of `layout`, which are not the last of their matrix, fill what they take: those behind them follow without padding.
-pub(super) fn is_filled(layout: &ScaleLayout) -> bool {
+/// Whether the `rows` of `layout`, which are not the last of their matrix, fill what they take: those behind them follow without padding.
+pub(super) fn is_filled(layout: &ScaleLayout, rows: usize) -> bool {
     let axis = usize::from(layout.axes()[0] != Axis::Rows);
     let entries = layout.entries()[axis];
     let whole_bytes = axis == 0 || layout.code() != Code::E2M1 || entries.is_multiple_of(2);
@@ -85,7 +85,11 @@ pub(super) fn is_filled(layout: &ScaleLayout) -> bool {
         (Form::Swizzled, _) => 4,
         (Form::Compact | Form::Padded, _) => 1,
     };
-    whole_bytes && entries == layout.padded()[axis] && entries.is_multiple_of(unit)
+    let whole_blocks = rows.is_multiple_of(layout.tile()[axis]);
+    whole_bytes
+        && whole_blocks
+        && entries == layout.padded()[axis]
+        && entries.is_multiple_of(unit)
 }
 
 #[cfg(test)]
@@ -118,7 +122,7 @@ mod tests {
                     for first in (0..full.rows).step_by(step) {
                         let rows = step.min(full.rows - first);
                         let part = of(Shape::new(rows, full.cols)).expect("the form of the whole");
-                        assert!(rows < step || is_filled(&part), "{form:?} {part:?}");
+                        assert!(rows < step || is_filled(&part, rows), "{form:?} {part:?}");
                         let place = Place::of(&whole, &part, first);
                         let mut at = vec![0; part.bytes()];
                         // In two pieces that end anywhere.

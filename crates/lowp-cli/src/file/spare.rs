@@ -63,4 +63,18 @@ impl<T: Clone> Turns<T> {
         let turn = self.next.replace(1 - self.next.get());
         self.spares[turn].take(fits, make)
     }
+
+    /// As [`Spare::take`], always of one buffer, where there is no room for two.
+    ///
+    /// # Errors
+    /// Whatever `make` returns.
+    pub(super) fn take_one<E>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        *self.spares[1].0.borrow_mut() = None;
+        self.next.set(0);
+        self.spares[0].take(fits, make)
+    }
 }

@@ -50,7 +50,7 @@ impl<'a> Item<'a> {
 pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Bytes of a band that may wait to be written while the next one is made.
-const BESIDE: usize = 256 << 20;
+const BESIDE: usize = 116 << 20;
 
 /// What a job made; its parts become bytes one at a time.
 pub(super) trait Parts {
@@ -75,7 +75,13 @@ pub(super) trait Parts {
         1
     }
 
-    /// The parts of one band; `None` where this has them itself. Whoever takes a band is done with all but the one before it.
+    /// Whether a band lies in other memory than the one before it, which may still be written while this one is made.
+    fn bands_take_turns(&self) -> bool {
+        true
+    }
+
+    /// The parts of one band; `None` where this has them itself. Whoever takes a band is done with all but the one before it, and with
+    /// that one, too, where they do not take turns.
     ///
     /// # Errors
     /// It cannot be made.
@@ -204,8 +210,9 @@ pub(super) fn fill(
         draft.settle(beside)?;
         let parts = make(job).with_context(named)?;
         let mut written = vec![0; numbers.len()];
+        let turns = parts.bands_take_turns();
         for band in 0..parts.bands() {
-            draft.settle(beside)?;
+            draft.settle(if turns { beside } else { 0 })?;
             let band = parts.band(band).with_context(named)?;
             let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
             for (&number, written) in numbers.iter().zip(&mut written) {
@@ -215,7 +222,7 @@ pub(super) fn fill(
                     given += later;
                 }
             }
-            beside = if given > BESIDE { 0 } else { given };
+            beside = if turns && given <= BESIDE { given } else { 0 };
         }
         for (number, written) in numbers.into_iter().zip(written) {
             if let (_, Some(bytes)) = places[number] {
