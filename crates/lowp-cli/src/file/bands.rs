@@ -299,6 +299,7 @@ impl<B: Backend> Parts for Band<B> {
 mod tests {
     use super::*;
     use crate::file::args::Setup;
+    use crate::file::hostile::run;
     use crate::file::model::Model;
     use crate::file::names::Dtypes;
     use lowp_format::{AnyRecipe, Form, Usage};
@@ -402,6 +403,49 @@ mod tests {
             }
         }
         assert!(cut > 100, "{cut} casts had bands");
+        Ok(())
+    }
+
+    /// Bands whose codes have no room beside those of the band before: they are written first, also where that band is of another matrix.
+    #[test]
+    fn bands_of_wide_matrices() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("in.safetensors");
+        let out = folder.path().join("out.safetensors");
+        let (path, out) = (
+            path.to_str().expect("a path"),
+            out.to_str().expect("a path"),
+        );
+        let shapes = [[640, 4096], [300, 4100], [96, 64], [640, 4096]];
+        let mut at = 0;
+        let entries: Vec<String> = shapes
+            .iter()
+            .enumerate()
+            .map(|(number, [rows, cols])| {
+                let start = at;
+                at += rows * cols * 4;
+                let offsets = format!("{start},{at}");
+                format!("\"{number}\":{{\"dtype\":\"F32\",\"shape\":[{rows},{cols}],\"data_offsets\":[{offsets}]}}")
+            })
+            .collect();
+        let header = format!("{{{}}}", entries.join(","));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes());
+        let random = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 & 0xbf;
+        file.extend((0..at as u64).map(random));
+        fs::write(path, file)?;
+        for (recipe, scales) in [
+            ("mxfp8", "swizzled"),
+            ("fp8-block", "padded"),
+            ("fp8-current", "compact"),
+        ] {
+            let words = [
+                "quantize", path, "-o", out, "--recipe", recipe, "--scales", scales,
+            ];
+            let done = run(&[&words[..], &["--tensors", "*", "--keep-unfit"]].concat());
+            assert!(done, "{recipe}");
+            assert!(run(&["verify", out, "--source", path]), "{recipe}");
+        }
         Ok(())
     }
 }

@@ -86,10 +86,7 @@ pub(super) fn is_filled(layout: &ScaleLayout, rows: usize) -> bool {
         (Form::Compact | Form::Padded, _) => 1,
     };
     let whole_blocks = rows.is_multiple_of(layout.tile()[axis]);
-    whole_bytes
-        && whole_blocks
-        && entries == layout.padded()[axis]
-        && entries.is_multiple_of(unit)
+    whole_bytes && whole_blocks && entries == layout.padded()[axis] && entries.is_multiple_of(unit)
 }
 
 #[cfg(test)]
