@@ -2,7 +2,7 @@
 
 use lowp_format::{Phase, QuantizedTensor, Recipe};
 use lowp_kernels::Backend;
-use lowp_shard::{GatherAccount, GatherGroup, ParamAccount, ShardError};
+use lowp_shard::{GatherAccount, GatherGroup, GatherWatch, ParamAccount, ShardError};
 
 /// A weight that is gathered for each use, or that every rank has whole.
 #[derive(Debug)]
@@ -27,6 +27,13 @@ impl<B: Backend, R: Recipe> Held<B, R> {
         match self {
             Self::Rows(group) => group.prefetch(phase),
             Self::Whole(_) => Ok(()),
+        }
+    }
+
+    /// Has `watch` told of every gather of its own.
+    pub(crate) fn watch(&mut self, watch: GatherWatch<B>) {
+        if let Self::Rows(group) = self {
+            group.watch(watch);
         }
     }
 

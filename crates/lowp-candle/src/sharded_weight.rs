@@ -12,8 +12,8 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, MeshComm, Reshard, ShardError, ShardedTensor,
-    audit_in_group, or_abort,
+    Divergence, GatherAccount, GatherGroup, GatherWatch, MeshComm, Reshard, ShardError,
+    ShardedTensor, audit_in_group, or_abort,
 };
 use serde_json::Value;
 
@@ -381,6 +381,15 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
 }
 
 impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
+    /// Has `watch` told of every gather of this weight; where the optimizer's step gathers all weights, of none.
+    ///
+    /// # Errors
+    /// A thread failed while it used the weight.
+    pub fn watch_gathers(&self, watch: GatherWatch<B>) -> std::result::Result<(), ShardError> {
+        self.locked()?.held.watch(watch);
+        Ok(())
+    }
+
     /// Starts the gather for `phase`, beside the work that the backend's stream has. Collective over the shard group.
     ///
     /// # Errors

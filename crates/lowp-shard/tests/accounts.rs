@@ -3,14 +3,14 @@
 
 mod common;
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
 
 use common::{Comm, failing, ranks};
 use lowp_format::{AnyRecipe, GatherStep, Origin, Phase, Recipe, Shape, Transport, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherPool, GradWire, LocalComm, ReduceItem, ScaleBookBuilder,
-    ScaleSlot, ShardError, ShardSpec, ShardedTensor,
+    Communicator, GatherGroup, GatherPool, GatherWatch, GradWire, LocalComm, ReduceItem,
+    ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec, ShardedTensor,
 };
 
 fn shard(recipe: AnyRecipe, comm: &Comm) -> Result<ShardedTensor<Cpu>, ShardError> {
@@ -247,5 +247,34 @@ fn a_pool_has_the_buffers_of_the_plans_and_the_arrivals_of_interleaved_pieces() 
                 });
             }
         }
+    }
+}
+
+/// A watch is told before and behind each gather: what was sent by then is what was sent before it, and with it.
+#[test]
+fn watches_are_told_of_every_gather() {
+    for recipe in AnyRecipe::low_precision() {
+        ranks(2, |rank, comm| {
+            let mut group = group(recipe, &comm, true)?;
+            let sent = Arc::new(Mutex::new(Vec::new()));
+            let (of, to) = (comm.clone(), sent.clone());
+            group.watch(GatherWatch::new(move |_: &Cpu| {
+                let bytes = of.traffic().all_gather_bytes;
+                to.lock().expect("a number").push(bytes);
+                Ok(())
+            }));
+            let mut expected = Vec::new();
+            for phase in [Phase::Forward, Phase::Backward, Phase::Forward] {
+                let before = comm.traffic().all_gather_bytes;
+                group.prefetch(phase)?;
+                group.unshard(phase)?;
+                expected.extend([before, comm.traffic().all_gather_bytes]);
+                group.reshard();
+            }
+            // The last rank may have no rows.
+            assert!(expected[0] < expected[1] || rank > 0, "{recipe:?}");
+            assert_eq!(*sent.lock().expect("numbers"), expected, "{recipe:?}");
+            Ok(())
+        });
     }
 }

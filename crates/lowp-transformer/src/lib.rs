@@ -26,5 +26,7 @@ mod cuda;
 mod sizes;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{GATHERS, MicroBatch, Spent, Tokens, Transformer, TransformerError, capability};
+pub use cuda::{
+    GATHERS, MicroBatch, Profile, Spent, Tokens, Transformer, TransformerError, capability,
+};
 pub use sizes::{Block, Sizes};

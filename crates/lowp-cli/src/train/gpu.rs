@@ -106,9 +106,9 @@ impl Network<Cuda> for Gpu {
     }
 
     fn take_profile(&self) -> Result<Option<Profile>> {
-        let spent = self.transformer.take_profile()?;
+        let lowp_transformer::Profile { spent, gathering } = self.transformer.take_profile()?;
         let gathers = spent.iter().filter(|spent| spent.what == GATHERS);
-        let gathers = gathers.map(|spent| spent.milliseconds / 1e3).sum();
+        let waited = gathers.map(|spent| spent.milliseconds / 1e3).sum();
         let all: f64 = spent.iter().map(|spent| spent.milliseconds).sum();
         let mut table = Columns::new(&["work", "times", "ms", "%"], &[0]);
         for Spent {
@@ -133,7 +133,8 @@ impl Network<Cuda> for Gpu {
         ]);
         Ok(Some(Profile {
             table: table.render(),
-            gathers,
+            waited,
+            gathered: gathering.map(|milliseconds| milliseconds / 1e3),
         }))
     }
 }

@@ -23,7 +23,9 @@ pub(super) struct Profile {
     /// By work.
     pub(super) table: String,
     /// Seconds in which it waited for gathered weights.
-    pub(super) gathers: f64,
+    pub(super) waited: f64,
+    /// Seconds of gathers from begin to end, where they were timed.
+    pub(super) gathered: Option<f64>,
 }
 
 /// Bytes on a device.

@@ -43,6 +43,8 @@ pub(super) struct Outcome {
     pub(super) gathering: f64,
     /// Those of the last step, as a device measured them.
     pub(super) waited: Option<f64>,
+    /// Seconds of gathers in the last step from begin to end, as a device measured them.
+    pub(super) gathered: Option<f64>,
     /// Bytes of parameters that it held.
     pub(super) memory: u64,
     /// The most bytes that it held on a device, as counted and as measured.
@@ -171,6 +173,7 @@ impl<B: Backend> Rank<'_, B> {
             seconds: 0.0,
             gathering: 0.0,
             waited: None,
+            gathered: None,
             memory: 0,
             device: None,
         };
@@ -253,10 +256,15 @@ impl<B: Backend> Rank<'_, B> {
 
     /// Keeps what the last step was spent on, and prints it where that was asked for.
     fn report(&self, profile: Option<Profile>, outcome: &mut Outcome) -> Result<()> {
-        let Some(Profile { table, gathers }) = profile else {
+        let Some(Profile {
+            table,
+            waited,
+            gathered,
+        }) = profile
+        else {
             return Ok(());
         };
-        outcome.waited = Some(gathers);
+        (outcome.waited, outcome.gathered) = (Some(waited), gathered);
         match self.config.profile {
             true => output::print(&table),
             false => Ok(()),

@@ -122,7 +122,11 @@ pub(crate) fn run(
             [counted, measured]
         }),
         gather_seconds_exposed: first.waited.unwrap_or(per_step(first.gathering)),
-        gather_seconds_hidden: (first.waited.is_none() || !config.prefetch).then_some(0.0),
+        gather_seconds_hidden: match (first.waited, first.gathered) {
+            (Some(waited), Some(gathered)) => Some((gathered - waited).max(0.0)),
+            (Some(_), None) => None,
+            (None, _) => Some(0.0),
+        },
     })
 }
 

@@ -18,6 +18,7 @@ mod reshard;
 mod scratch;
 mod steps;
 mod views;
+mod watch;
 
 pub use account::{GatherAccount, ParamAccount};
 use plan::{describe, plan_params};
@@ -29,6 +30,7 @@ pub use reshard::Reshard;
 pub use scratch::Scratch;
 pub use steps::{GatherTarget, run_steps};
 use views::Views;
+pub use watch::GatherWatch;
 
 /// A full tensor as the pool's buffers hold it.
 type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
@@ -68,6 +70,7 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     gathered: Vec<u64>,
     /// By exchange, whether the ranks have compared that they all make it.
     compared: [bool; Exchange::ALL.len()],
+    watch: Option<GatherWatch<B>>,
     sent: u64,
     gathers: u64,
 }
@@ -117,9 +120,15 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             started: None,
             gathered,
             compared: [false; Exchange::ALL.len()],
+            watch: None,
             sent: 0,
             gathers: 0,
         })
+    }
+
+    /// Has `watch` told of every gather from now on. Those that a capture records are told when they are recorded, not when they run.
+    pub fn watch(&mut self, watch: GatherWatch<B>) {
+        self.watch = Some(watch);
     }
 
     /// Makes the full tensors of all parameters ready for `phase`. Collective; does nothing if
@@ -259,7 +268,9 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         }
         let after = self.backend.record()?;
         stream.wait(&after)?;
-        let gathered = self.gather(exchange, builds && !forward_held);
+        let gathered = self.watched(&stream, |group| {
+            group.gather(exchange, builds && !forward_held)
+        });
         // Also behind a part of it that failed: what it reads and writes is lent to others next.
         let arrived = stream.record();
         if gathered.is_err() {
@@ -273,6 +284,22 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         self.comm_of(exchange).expect(arrived.clone(), "a gather");
         self.started = Some((phase, arrived));
         Ok(())
+    }
+
+    /// Runs `gather`, and tells the watch.
+    fn watched(
+        &mut self,
+        stream: &B,
+        gather: impl FnOnce(&mut Self) -> Result<(), ShardError>,
+    ) -> Result<(), ShardError> {
+        let watch = self.watch.take();
+        let tell = || watch.as_ref().map_or(Ok(()), |watch| watch.tell(stream));
+        let done = tell().map_err(ShardError::from).and_then(|()| {
+            gather(self)?;
+            Ok(tell()?)
+        });
+        self.watch = watch;
+        done
     }
 
     /// Whether what forward gathered is still there in backward.

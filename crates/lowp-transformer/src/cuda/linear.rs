@@ -17,6 +17,7 @@ use lowp_kernels::{
     Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
     Work,
 };
+use lowp_shard::GatherWatch;
 
 use super::TransformerError;
 use super::matmul::{Dtype, Factors, Matmuls, Product as Planned, Scale};
@@ -124,6 +125,8 @@ impl<R: Recipe> Linear<R> {
         let missing =
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
         let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
+        let trace = Arc::clone(&shared.trace);
+        weight.watch_gathers(GatherWatch::new(move |stream| trace.mark_gather(stream)))?;
         let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
         let arena = &shared.arena;

@@ -15,7 +15,7 @@ mod trace;
 
 pub use error::TransformerError;
 pub use model::{MicroBatch, Tokens, Transformer};
-pub use trace::{GATHERS, Spent};
+pub use trace::{GATHERS, Profile, Spent};
 
 use lowp_kernels::{Cuda, KernelError};
 

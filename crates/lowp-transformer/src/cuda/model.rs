@@ -18,7 +18,7 @@ use super::linear::Shared;
 use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
 use super::ops::Ops;
 use super::place::{Arena, at};
-use super::trace::{Spent, Trace};
+use super::trace::{Profile, Trace};
 use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
@@ -268,11 +268,11 @@ impl<R: Recipe> Transformer<R> {
         Ok(self.shared.trace.start()?)
     }
 
-    /// Ends it, with the optimizer's step as the last work: what each kind of work took, the most first.
+    /// Ends it, with the optimizer's step as the last work.
     ///
     /// # Errors
     /// The device failed.
-    pub fn take_profile(&self) -> Done<Vec<Spent>> {
+    pub fn take_profile(&self) -> Done<Profile> {
         let trace = &self.shared.trace;
         trace.mark(|| "optimizer".to_owned())?;
         Ok(trace.take()?)

@@ -1,12 +1,21 @@
 //! [`Trace`]: where the time of a stream goes.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Cuda, CudaMark, KernelError};
 
 /// What a stream that waits for gathered weights is said to spend its time on ([`Spent::what`]).
 pub const GATHERS: &str = "gather of weights";
+
+/// What a step spent its time on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// The stream that computes, by work, the most first.
+    pub spent: Vec<Spent>,
+    /// Milliseconds of the stream that gathers weights from the begin to the end of each gather; `None` where it gathered none.
+    pub gathering: Option<f64>,
+}
 
 /// What a stream spent on one kind of work.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +33,8 @@ pub struct Spent {
 pub(super) struct Trace {
     cuda: Cuda,
     marks: Mutex<Option<Vec<(String, CudaMark)>>>,
+    /// The begin and the end of each gather, on its stream.
+    gathers: Mutex<Vec<CudaMark>>,
 }
 
 impl Trace {
@@ -31,33 +42,39 @@ impl Trace {
         Self {
             cuda: cuda.clone(),
             marks: Mutex::default(),
+            gathers: Mutex::default(),
         }
     }
 
     /// Begins to mark.
     pub(super) fn start(&self) -> Result<(), KernelError> {
         let first = ("start".to_owned(), self.cuda.mark()?);
-        *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = Some(vec![first]);
+        lock(&self.gathers).clear();
+        *lock(&self.marks) = Some(vec![first]);
         Ok(())
     }
 
     /// Marks the end of what `label` names.
     pub(super) fn mark(&self, label: impl FnOnce() -> String) -> Result<(), KernelError> {
-        let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = lock(&self.marks);
         if let Some(marks) = marks.as_mut() {
             marks.push((label(), self.cuda.mark()?));
         }
         Ok(())
     }
 
-    /// Ends the marks: what each kind of work took, the most first. Waits for the device.
-    pub(super) fn take(&self) -> Result<Vec<Spent>, KernelError> {
-        let marks = self
-            .marks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let marks = marks.unwrap_or_default();
+    /// Marks the begin or the end of a gather on its `stream`.
+    pub(super) fn mark_gather(&self, stream: &Cuda) -> Result<(), KernelError> {
+        if lock(&self.marks).is_some() {
+            lock(&self.gathers).push(stream.mark()?);
+        }
+        Ok(())
+    }
+
+    /// Ends the marks. Waits for the device.
+    pub(super) fn take(&self) -> Result<Profile, KernelError> {
+        let marks = lock(&self.marks).take().unwrap_or_default();
+        let gathers = std::mem::take(&mut *lock(&self.gathers));
         let mut sums: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
         for pair in marks.windows(2) {
             let [(_, before), (what, behind)] = pair else {
@@ -74,6 +91,18 @@ impl Trace {
         };
         let mut all: Vec<Spent> = sums.into_iter().map(spent).collect();
         all.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
-        Ok(all)
+        let mut gathering = None;
+        for pair in gathers.chunks_exact(2) {
+            let milliseconds = f64::from(pair[0].milliseconds_to(&pair[1])?);
+            *gathering.get_or_insert(0.0) += milliseconds;
+        }
+        Ok(Profile {
+            spent: all,
+            gathering,
+        })
     }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
