@@ -1,19 +1,21 @@
 //! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
 
 use super::measure::copy_rate;
-use super::report::{PLAIN, RankRow, RanksReport};
+use super::report::{ONE, PLAIN, RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
 use anyhow::{Context, Result, anyhow};
-use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
+use half::bf16;
+use lowp_format::{AnyRecipe, Phase, PlainBf16, Recipe, Role, Shape};
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
-    GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered, run_comms,
+    Communicator, GatherGroup, GatherItem, GatherPool, GatherWatch, GradBucketOptions, GradBuckets,
+    GradParam, GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered,
+    run_comms,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Layers and width of the model: 1.007 billion parameters in 80 weights.
@@ -26,6 +28,9 @@ const ANY: &str = "any";
 /// Powers of two of the bytes of plain gathers: 256 KiB to 256 MiB.
 const SMALLEST: u32 = 18;
 const LARGEST: u32 = 28;
+
+/// Columns of the weight that is gathered by itself.
+const ONE_COLS: usize = 64;
 
 /// Runs before timing starts: ranks connect, gathers become graphs.
 const WARM_UP: usize = 3;
@@ -172,6 +177,11 @@ impl Rank<'_> {
             let end: CudaMark = self.cuda.mark()?;
             times.push(f64::from(begin.milliseconds_to(&end)?) / CALLS as f64);
         }
+        self.slowest(times)
+    }
+
+    /// The largest of the medians of all ranks.
+    fn slowest(&self, mut times: Vec<f64>) -> Result<f64> {
         times.sort_by(f64::total_cmp);
         let median = times[times.len() / 2];
         let bits = median.to_bits().to_le_bytes().to_vec();
@@ -183,24 +193,57 @@ impl Rank<'_> {
         Ok(all.iter().map(of).fold(0.0, f64::max))
     }
 
-    /// Plain all-gathers as small as those of single weights: what `lowp plan --bandwidth` reads.
+    /// Plain all-gathers and gathers of single weights, by size: what `lowp plan --bandwidth` reads.
     fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
         self.say("gather  by size");
         let world = self.comm.world_size();
-        let row = |bytes: usize| -> Result<RankRow> {
-            let milliseconds = self.plain_gather(bytes)?;
-            Ok(RankRow {
-                operation: PLAIN.to_owned(),
-                recipe: ANY.to_owned(),
-                bytes,
-                milliseconds,
-                gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
-                share: 1.0,
-                host_microseconds_per_weight: None,
-            })
-        };
-        let sizes = (SMALLEST..=LARGEST).map(|power| 1usize << power);
-        sizes.map(|bytes| row(bytes / self.size.shrink)).collect()
+        let mut rows = Vec::new();
+        for bytes in (SMALLEST..=LARGEST).map(|power| (1usize << power) / self.size.shrink) {
+            let plain = self.plain_gather(bytes)?;
+            let one = self.gather_of_one(bytes)?;
+            rows.extend(
+                [(PLAIN, plain), (ONE, one)].map(|(operation, milliseconds)| RankRow {
+                    operation: operation.to_owned(),
+                    recipe: ANY.to_owned(),
+                    bytes,
+                    milliseconds,
+                    gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
+                    share: plain / milliseconds,
+                    host_microseconds_per_weight: None,
+                }),
+            );
+        }
+        Ok(rows)
+    }
+
+    /// Milliseconds of the gather of one weight of `bytes`, between two marks of the stream that gathers.
+    fn gather_of_one(&self, bytes: usize) -> Result<f64> {
+        let recipe = AnyRecipe::from(PlainBf16::default());
+        let shape = Shape::new(bytes / size_of::<bf16>() / ONE_COLS, ONE_COLS);
+        let spec = ShardSpec::new(&recipe, shape, self.comm.world_size(), self.comm.rank())?;
+        let shards = vec![ShardedTensor::new(&self.cuda, recipe, spec)?];
+        let pool = GatherPool::new(&self.cuda);
+        let mut group = GatherGroup::new(&self.cuda, Arc::clone(&self.comm), &pool, shards, true)?;
+        let marks: Arc<Mutex<Vec<CudaMark>>> = Arc::default();
+        let to = Arc::clone(&marks);
+        group.watch(GatherWatch::new(move |stream: &Cuda| {
+            let mark = stream.mark()?;
+            to.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
+            Ok(())
+        }));
+        for _ in 0..WARM_UP + self.size.runs {
+            self.together()?;
+            for _ in 0..CALLS {
+                group.unshard(Phase::Forward)?;
+                group.reshard();
+            }
+        }
+        let marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = Vec::new();
+        for pair in marks.chunks_exact(2).skip(WARM_UP * CALLS) {
+            times.push(f64::from(pair[0].milliseconds_to(&pair[1])?));
+        }
+        self.slowest(times)
     }
 
     /// One plain all-gather of `bytes`, then the gather of all weights for forward, and the host's part of gathers by block.

@@ -153,7 +153,8 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   parameter_bytes_per_rank  most bytes of weights, masters, moments, gradients and variables that a rank held at once
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step, on a GPU of the last
-  gather_seconds_hidden  seconds of gathers from begin to end, less those exposed: 0 on a CPU; null where the optimizer's step gathers
+  gather_seconds         on GPUs, seconds of the gathers of the last step, each from its begin to its end; null where the optimizer's step gathers
+  gather_seconds_hidden  the same less those exposed: 0 on a CPU
 Losses that are not finite are null.";
 
 /// Train a small transformer on sharded low-precision weights, next to fp32

@@ -49,6 +49,8 @@ pub(crate) struct RunResult {
     pub(crate) device_bytes_per_rank: Option<[u64; 2]>,
     /// Seconds of a step in which rank 0 did nothing but wait for gathered weights.
     pub(crate) gather_seconds_exposed: f64,
+    /// Seconds of gathers from begin to end, where a device timed them.
+    pub(crate) gather_seconds: Option<f64>,
     /// Seconds of gathers that ran beside other work, where that is known.
     pub(crate) gather_seconds_hidden: Option<f64>,
 }
@@ -218,6 +220,7 @@ pub(super) mod tests {
             parameter_bytes_per_rank: 12_000,
             device_bytes_per_rank: None,
             gather_seconds_exposed: 0.025,
+            gather_seconds: None,
             gather_seconds_hidden: Some(0.0),
         }
     }

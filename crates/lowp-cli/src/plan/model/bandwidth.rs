@@ -2,17 +2,19 @@
 
 use super::keys::read_json;
 use super::links::Links;
-use crate::bench::report::PLAIN;
+use crate::bench::report::{ONE, PLAIN};
 use crate::output::shown;
 use crate::usage::UsageError;
 use serde_json::Value;
 use std::path::Path;
 
-/// Rates of the links within a node and between nodes.
+/// Rates of the links within a node and between nodes, and of memory.
 #[derive(Clone, Debug)]
 pub(super) struct Bandwidth {
     pub(super) within_node: Rate,
     pub(super) between_nodes: Option<Rate>,
+    /// 10^9 bytes that a copy reads and writes in a second, where that was measured.
+    copy: Option<f64>,
 }
 
 /// 10^9 bytes that arrive at a rank in a second.
@@ -34,14 +36,22 @@ impl Bandwidth {
     pub(super) fn new(text: &str) -> Result<Self, UsageError> {
         let rates: Vec<&str> = text.split(',').map(str::trim).collect();
         match rates[..] {
-            [within] => Ok(Self {
-                within_node: Rate::new(within)?,
-                between_nodes: None,
-            }),
-            [within, between] => Ok(Self {
-                within_node: Rate::new(within)?,
-                between_nodes: Some(Rate::new(between)?),
-            }),
+            [within] => {
+                let (within_node, copy) = Rate::new(within)?;
+                Ok(Self {
+                    within_node,
+                    between_nodes: None,
+                    copy,
+                })
+            }
+            [within, between] => {
+                let (within_node, copy) = Rate::new(within)?;
+                Ok(Self {
+                    within_node,
+                    between_nodes: Some(Rate::new(between)?.0),
+                    copy,
+                })
+            }
             _ => Err(UsageError::new(format!(
                 "--bandwidth {}: {} rates; give one within a node, and one between nodes behind a comma",
                 shown(text),
@@ -50,15 +60,17 @@ impl Bandwidth {
         }
     }
 
-    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once.
-    pub(super) fn seconds(&self, rank: Links, bytes: u128) -> f64 {
+    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. Behind it `local` bytes are
+    /// read and written, which take no time where the rate of copies is not known.
+    pub(super) fn seconds(&self, rank: Links, bytes: u128, local: u64) -> f64 {
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
             arrives => arrives as f64 / (rate.at(bytes) * 1e9),
         };
         let between = self.between_nodes.as_ref();
         let between = between.map_or(0.0, |rate| time(rate, rank.between_nodes));
-        between.max(time(&self.within_node, rank.within_node))
+        let behind = self.copy.map_or(0.0, |rate| local as f64 / (rate * 1e9));
+        between.max(time(&self.within_node, rank.within_node)) + behind
     }
 
     /// What to know of the rates where the smallest and the largest gather are of these bytes.
@@ -82,9 +94,10 @@ impl Bandwidth {
 }
 
 impl Rate {
-    fn new(text: &str) -> Result<Self, UsageError> {
+    /// A rate as it is given, or those of a file, and the rate of copies beside them.
+    fn new(text: &str) -> Result<(Self, Option<f64>), UsageError> {
         match text.parse::<f64>() {
-            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(Self::Given(rate)),
+            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok((Self::Given(rate), None)),
             Ok(rate) => Err(UsageError::new(format!(
                 "--bandwidth {rate}: expected a positive number of GB/s, or a file of `lowp bench --ranks`"
             ))),
@@ -92,11 +105,16 @@ impl Rate {
                 "--bandwidth {}: no number, and there is no such file; give GB/s, or a file of `lowp bench --ranks`",
                 shown(text)
             ))),
-            Err(_) => Self::measured(text, &read_json("--bandwidth", text)?),
+            Err(_) => {
+                let report = read_json("--bandwidth", text)?;
+                let copy = report["copy_gb_per_s"].as_f64();
+                let copy = copy.filter(|rate| rate.is_finite() && *rate > 0.0);
+                Ok((Self::measured(text, &report)?, copy))
+            }
         }
     }
 
-    /// The plain all-gathers of a report of `lowp bench --ranks`.
+    /// The gathers of single weights in a report of `lowp bench --ranks`, or the plain all-gathers of one that has none.
     fn measured(file: &str, report: &Value) -> Result<Self, UsageError> {
         let remedy = "write it with `lowp bench --device cuda --ranks N --json FILE`";
         let error =
@@ -106,7 +124,10 @@ impl Rate {
             return Err(error("is no report of several ranks"));
         };
         let mut found: Vec<(u64, f64)> = Vec::new();
-        for row in rows.iter().filter(|row| row["operation"] == PLAIN) {
+        let is = |row: &Value, operation: &str| row["operation"] == operation;
+        let one = rows.iter().any(|row| is(row, ONE));
+        let operation = if one { ONE } else { PLAIN };
+        for row in rows.iter().filter(|row| is(row, operation)) {
             let (bytes, rate) = (row["bytes"].as_u64(), row["gb_per_s"].as_f64());
             match (bytes, rate) {
                 (Some(bytes), Some(rate)) if bytes > 0 && rate.is_finite() && rate > 0.0 => {
@@ -114,7 +135,7 @@ impl Rate {
                 }
                 _ => {
                     return Err(error(&format!(
-                        "has a row '{PLAIN}' whose bytes or gb_per_s are no positive number"
+                        "has a row '{operation}' whose bytes or gb_per_s are no positive number"
                     )));
                 }
             }
@@ -191,10 +212,31 @@ mod tests {
         let bandwidth = Bandwidth {
             within_node: rate,
             between_nodes: None,
+            copy: None,
         };
         assert_eq!(bandwidth.notes([1000, 4000]), [""; 0]);
         let notes = bandwidth.notes([999, 4000]);
         assert!(notes[0].contains("measured 1000 to 4000"), "{notes:?}");
+    }
+
+    /// Gathers of single weights count where they were measured, and copies with them.
+    #[test]
+    fn gathers_of_single_weights_and_copies() -> Result<(), Box<dyn std::error::Error>> {
+        let mut report = report(&[(1000, 100.0)]);
+        let rows = report["rows"].as_array_mut().ok_or("rows")?;
+        rows.push(json!({"operation": ONE, "bytes": 1000, "gb_per_s": 50.0}));
+        report["copy_gb_per_s"] = json!(4000.0);
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("bench.json");
+        std::fs::write(&file, report.to_string())?;
+        let bandwidth = Bandwidth::new(file.to_str().ok_or("a path")?)?;
+        let links = Links {
+            within_node: 50_000_000_000,
+            between_nodes: 0,
+        };
+        let seconds = bandwidth.seconds(links, 1000, 2_000_000_000_000);
+        assert!((seconds - 1.5).abs() < 1e-9, "{seconds}");
+        Ok(())
     }
 
     /// The slower kind of link decides.
@@ -205,11 +247,11 @@ mod tests {
             within_node,
             between_nodes,
         };
-        assert_eq!(bandwidth.seconds(links(400_000_000_000, 0), 1), 2.0);
+        assert_eq!(bandwidth.seconds(links(400_000_000_000, 0), 1, 0), 2.0);
         assert_eq!(
-            bandwidth.seconds(links(400_000_000_000, 50_000_000_000), 1),
+            bandwidth.seconds(links(400_000_000_000, 50_000_000_000), 1, 0),
             2.0
         );
-        assert_eq!(bandwidth.seconds(links(0, 200_000_000_000), 1), 4.0);
+        assert_eq!(bandwidth.seconds(links(0, 200_000_000_000), 1, 9), 4.0);
     }
 }

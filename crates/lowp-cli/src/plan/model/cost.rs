@@ -25,6 +25,8 @@ pub(super) struct Gather {
     pub(super) of: Use,
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
+    /// Bytes that each rank reads and writes beside: what it transposes and interleaves, and all of them where no other rank has any.
+    pub(super) local: u64,
 }
 
 /// One weight over the ranks of a replica.
@@ -72,14 +74,17 @@ impl Cost {
         let rows = || cuts.ranges().map(|range| range.len());
         let forward = pieces(&plans.forward);
         let mut gathers = Vec::new();
+        let within = local(&plans.forward);
         gathers.push(Gather {
             of: Use::Forward,
             pieces: forward.clone(),
+            local: within,
         });
         if setup.recompute && setup.reshard != ReshardAfterForward::No {
             gathers.push(Gather {
                 of: Use::Again,
                 pieces: forward,
+                local: within,
             });
         }
         let parts = plans.parts.as_ref().map(pieces);
@@ -90,6 +95,7 @@ impl Cost {
         gathers.push(Gather {
             of: Use::Backward,
             pieces: backward,
+            local: local(&plans.backward),
         });
         Ok(Self {
             stored: rows()
@@ -144,6 +150,7 @@ impl Cost {
             gathers: vec![Gather {
                 of: Use::Whole,
                 pieces: sent,
+                local: 0,
             }],
             plans: None,
             gathered: 0,
@@ -160,6 +167,19 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
         pieces.map(|bytes| bytes as u64).sum()
     };
     (0..plan.cuts.world()).map(of).collect()
+}
+
+/// Bytes that a rank reads and writes to make the buffers of what arrived.
+fn local(plan: &GatherPlan) -> u64 {
+    let alone = plan.cuts.world() == 1;
+    let of = |step: &GatherStep| match step {
+        GatherStep::Concat { transport, .. } if alone || *transport == Transport::Interleave => {
+            step.wire_bytes()
+        }
+        GatherStep::Derive { spec, .. } => spec.bytes(plan.full),
+        GatherStep::Concat { .. } | GatherStep::Replicated { .. } => 0,
+    };
+    2 * plan.steps.iter().map(of).sum::<usize>() as u64
 }
 
 /// Bytes of one set of destination buffers (`GatherPool`): each buffer of all plans once, and once more where pieces have to be

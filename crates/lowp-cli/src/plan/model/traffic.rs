@@ -108,6 +108,7 @@ impl Step {
         let gather = Gather {
             of: Use::Forward,
             pieces,
+            local: 0,
         };
         step.gather(&mut sum, &gather, 1, setup, bandwidth);
         step.operations.push(sum);
@@ -124,14 +125,14 @@ impl Step {
         setup: &Setup,
         bandwidth: Option<&Bandwidth>,
     ) {
-        let Gather { pieces, .. } = gather;
+        let Gather { pieces, local, .. } = gather;
         let bytes: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
         let groups = setup.mesh.world() / pieces.len();
         let moved = neighbours(pieces, groups, setup.per_node, Route::Shared);
         sum.sent += bytes * (setup.mesh.shard / pieces.len()) as u128 * times;
         sum.moved += moved * times;
         if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
-            *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes);
+            *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, *local);
         }
         if moved.world != Links::default() {
             let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);
