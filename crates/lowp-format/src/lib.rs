@@ -55,7 +55,8 @@ pub use recipe::*;
 pub use reshard::ReshardAfterForward;
 pub use scale_layout::{Form, ScaleLayout};
 pub use scale_rule::{
-    AmaxAlgorithm, Extent, KernelKey, MxScale, ScaleRule, SourceRounding, history, tensor_scale,
+    AmaxAlgorithm, Extent, KernelKey, MxScale, ScaleRule, SourceRounding, delayed_numerator,
+    history, tensor_scale,
 };
 pub use shape::Shape;
 pub use table::Table;

@@ -245,12 +245,23 @@ pub fn history(
     }
     history[0] = 0.0;
     if amax.is_finite() && amax > 0.0 {
-        let numerator = element.max_finite() * (-margin as f32).exp2();
-        let scale = numerator / amax;
+        let scale = delayed_numerator(element, margin) / amax;
         if scale.is_infinite() { f32::MAX } else { scale }
     } else {
         scale
     }
+}
+
+/// What a delayed scale is a multiple of: `scale = delayed_numerator / amax`. It is `max_finite * 2^-margin`, rounded once, the same on every
+/// machine (`f32::exp2` promises no last bit).
+pub fn delayed_numerator(element: Code, margin: i32) -> f32 {
+    let power = match margin.saturating_neg() {
+        exponent @ -126..=127 => ((exponent + 127) as u32) << 23,
+        exponent @ -149..=-127 => 1 << (exponent + 149),
+        exponent if exponent > 0 => f32::INFINITY.to_bits(),
+        _ => 0,
+    };
+    element.max_finite() * f32::from_bits(power)
 }
 
 impl MxScale {

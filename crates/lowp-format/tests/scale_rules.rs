@@ -2,10 +2,10 @@
 
 use lowp_format::codec::{e2m1, e4m3, e5m2, e8m0};
 use lowp_format::{
-    AmaxAlgorithm, Code, FourOverSix, MxScale, chooses_four, four_over_six_error,
-    four_over_six_rows, four_over_six_scales, hadamard_rows, hadamard16, history, rotate_rows,
-    tensor_scale, two_level_block_scale, two_level_decode_factor, two_level_encode_scale,
-    two_level_multiplier,
+    AmaxAlgorithm, Code, FourOverSix, MxScale, chooses_four, delayed_numerator,
+    four_over_six_error, four_over_six_rows, four_over_six_scales, hadamard_rows, hadamard16,
+    history, rotate_rows, tensor_scale, two_level_block_scale, two_level_decode_factor,
+    two_level_encode_scale, two_level_multiplier,
 };
 
 fn f(bits: u32) -> f32 {
@@ -38,6 +38,25 @@ fn e8m0_table() {
         (0x7F7F_FFFF, 0xFE),
     ] {
         assert_eq!(e8m0::encode_ceil(f(v)), code, "{v:08X}");
+    }
+}
+
+/// A margin halves or doubles, exactly until the value is subnormal or infinite.
+#[test]
+fn delayed_numerators_are_powers_of_two_apart() {
+    for element in [Code::E4M3, Code::E5M2] {
+        let largest = element.max_finite();
+        assert_eq!(delayed_numerator(element, 0), largest);
+        let (mut down, mut up) = (f64::from(largest), f64::from(largest));
+        for margin in 1..=160 {
+            (down, up) = (down / 2.0, up * 2.0);
+            // 2^-margin is itself 0 behind the last subnormal number, and infinite above the largest power.
+            let expected = if margin <= 149 { down as f32 } else { 0.0 };
+            assert_eq!(delayed_numerator(element, margin), expected, "{margin}");
+            assert_eq!(delayed_numerator(element, -margin), up as f32, "-{margin}");
+        }
+        assert_eq!(delayed_numerator(element, i32::MAX), 0.0);
+        assert_eq!(delayed_numerator(element, i32::MIN), f32::INFINITY);
     }
 }
 

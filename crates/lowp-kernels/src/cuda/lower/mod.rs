@@ -8,7 +8,7 @@ pub(super) use amax::amaxes;
 use ingredients::{ingredients, known, outers, put_outer};
 use lowp_format::{
     AmaxAlgorithm, Axis, Form, KernelKey, Orientation, Part, ScaleLayout, Shape, SourceRounding,
-    cdiv,
+    cdiv, delayed_numerator,
 };
 
 use super::device::Cuda;
@@ -86,7 +86,7 @@ pub(super) fn history(job: &HistoryJob<Cuda>) -> History {
         scale: job.scales.at(job.index),
         history: job.history.pointer(),
         window: job.history.len() as u64,
-        numerator: job.element.max_finite() * (-job.margin as f32).exp2(),
+        numerator: delayed_numerator(job.element, job.margin),
         most_recent: u8::from(job.algorithm == AmaxAlgorithm::MostRecent),
         ..History::default()
     }
