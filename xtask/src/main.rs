@@ -7,6 +7,7 @@ mod command;
 mod cuda;
 mod gpu_pack;
 mod licences;
+mod miri;
 mod mutants;
 mod package;
 mod packages;
@@ -43,6 +44,8 @@ enum Task {
     GpuPack(gpu_pack::Options),
     /// Break lowp-format, lowp-shard and lowp-optim in small ways, and count what the tests see.
     Mutants(mutants::Options),
+    /// Run tests under Miri, which finds undefined behaviour. Needs a nightly toolchain with it.
+    Miri(miri::Options),
     /// Package every crate as cargo would publish it.
     Package {
         /// Also build each crate from its archive alone. Takes minutes the first time.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Task::Cuda(options) => cuda::cuda(&options),
         Task::GpuPack(options) => gpu_pack::gpu_pack(&options),
         Task::Mutants(options) => mutants::mutants(&options),
+        Task::Miri(options) => miri::miri(&options),
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
         Task::Wheel(options) => wheel::wheel(&options),

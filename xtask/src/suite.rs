@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::command::{cargo, run, succeeds, target_dir};
 use crate::cuda;
+use crate::miri;
 use crate::python;
 use crate::snapshots::References;
 use crate::stages::Stages;
@@ -71,8 +72,12 @@ pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> 
             run(cargo(&["test", "--workspace", "--bench", "*"])?)
         })?;
         stages.run("snapshots", || references.reject_unreferenced())?;
+        match miri::ready() {
+            true => stages.run("miri", || miri::miri(&miri::Options { short: true }))?,
+            false => stages.skip("miri", miri::MISSING),
+        }
     } else {
-        for name in ["doctests", "benches", "snapshots"] {
+        for name in ["doctests", "benches", "snapshots", "miri"] {
             stages.skip(name, FILTERED);
         }
     }

@@ -252,16 +252,11 @@ pub fn history(
     }
 }
 
-/// What a delayed scale is a multiple of: `scale = delayed_numerator / amax`. It is `max_finite * 2^-margin`, rounded once, the same on every
-/// machine (`f32::exp2` promises no last bit).
+/// What a delayed scale is a multiple of, `max_finite * 2^-margin`: `scale = delayed_numerator / amax`. Exact, and the same on every machine
+/// (`f32::exp2` promises no last bit), for the margins of `-64..=64` that recipes have; those beyond 126 count as 126.
 pub fn delayed_numerator(element: Code, margin: i32) -> f32 {
-    let power = match margin.saturating_neg() {
-        exponent @ -126..=127 => ((exponent + 127) as u32) << 23,
-        exponent @ -149..=-127 => 1 << (exponent + 149),
-        exponent if exponent > 0 => f32::INFINITY.to_bits(),
-        _ => 0,
-    };
-    element.max_finite() * f32::from_bits(power)
+    let exponent = 127 - margin.clamp(-126, 126);
+    element.max_finite() * f32::from_bits((exponent as u32) << 23)
 }
 
 impl MxScale {

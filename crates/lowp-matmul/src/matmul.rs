@@ -144,13 +144,13 @@ impl From<(f32, bool)> for Factors {
 }
 
 impl Product {
-    /// Bytes of one left operand, one right operand and one result.
+    /// Bytes of one left operand, one right operand and one result; more than any memory has where the number does not fit.
     pub const fn bytes(&self) -> [usize; 3] {
         let Self { rows, cols, k, .. } = *self;
         [
-            (rows * k * self.left.dtype.bits()).div_ceil(8),
-            (cols * k * self.right.dtype.bits()).div_ceil(8),
-            (rows * cols * self.out.bits()).div_ceil(8),
+            bytes(rows, k, self.left.dtype),
+            bytes(cols, k, self.right.dtype),
+            bytes(rows, cols, self.out),
         ]
     }
 
@@ -175,6 +175,14 @@ impl Product {
             "{:?} x {:?} to {out:?}, {rows}x{cols}x{k}{times}",
             left.dtype, right.dtype
         )
+    }
+}
+
+const fn bytes(rows: usize, cols: usize, dtype: Dtype) -> usize {
+    let entries = rows.saturating_mul(cols);
+    match entries.checked_mul(dtype.bits()) {
+        Some(bits) => bits.div_ceil(8),
+        None => usize::MAX,
     }
 }
 
@@ -272,9 +280,6 @@ impl Matmuls {
         factors: Factors,
     ) -> Result<(), MatmulError> {
         let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
-        if planned.len() >= MOST {
-            planned.clear();
-        }
         let (alpha, beta) = match factors {
             Factors::Host(alpha, accumulate) => (alpha, f32::from(u8::from(accumulate))),
             Factors::Device(_) => (0.0, 0.0),
@@ -285,6 +290,9 @@ impl Matmuls {
         };
         // cuBLASLt takes a bias to be aligned as the result is.
         let alignment = alignment([left.data, right.data, out | bias]);
+        if planned.len() >= MOST && !planned.contains_key(&(*product, alignment)) {
+            planned.clear();
+        }
         self.cuda.foreign_work(
             || self.workspace.clone(),
             |stream| {

@@ -27,6 +27,6 @@ mod sizes;
 
 #[cfg(feature = "cuda")]
 pub use cuda::{
-    GATHERS, MicroBatch, Profile, Spent, Tokens, Transformer, TransformerError, capability,
+    GATHERS, Gathers, MicroBatch, Profile, Spent, Tokens, Transformer, TransformerError, capability,
 };
 pub use sizes::{Block, Sizes};

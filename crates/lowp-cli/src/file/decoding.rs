@@ -7,7 +7,7 @@ use super::names::FloatName;
 use super::place::Place;
 use super::spare::Turns;
 use super::unpack::decode_into;
-use super::write::{Parts, Sink};
+use super::write::{HELD, Parts, Sink};
 use anyhow::{Result, bail};
 use lowp_format::{Axis, BufferSpec, Orientation, QuantizedTensor, Shape, lcm};
 use lowp_kernels::Backend;
@@ -57,6 +57,11 @@ impl<B: Backend> Parts for Decoding<'_, B> {
         self.codes.shape().rows.div_ceil(self.rows().max(1)).max(1)
     }
 
+    fn bands_take_turns(&self) -> bool {
+        let band = self.rows().saturating_mul(self.codes.shape().cols);
+        band.saturating_mul(2 * size_of::<f32>()) <= HELD
+    }
+
     fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         let (rows, all) = (self.rows_of(band), self.codes.shape());
         let shape = Shape::new(rows.len(), all.cols);
@@ -76,10 +81,12 @@ impl<B: Backend> Parts for Decoding<'_, B> {
             )?,
         };
         let len = shape.elements();
-        let values = self.memory.take(
-            |values| self.backend.len::<f32>(values) == len,
-            || self.backend.alloc::<f32>(len),
-        )?;
+        let fits = |values: &B::Buffer<f32>| self.backend.len::<f32>(values) == len;
+        let make = || self.backend.alloc::<f32>(len);
+        let values = match self.bands_take_turns() {
+            true => self.memory.take(fits, make)?,
+            false => self.memory.take_one(fits, make)?,
+        };
         decode_into(self.backend, &codes, self.orientation, &values)?;
         Ok(Some(Box::new(DecodedRows {
             place: Place::from(rows.start * all.cols * self.float.size()),

@@ -11,8 +11,8 @@ use lowp_shard::scales_in_form;
 use std::any::Any;
 use std::io;
 
-/// Bytes that are copied from the device at a time.
-const CHUNK: usize = 1 << 20;
+/// Bytes that are copied from the device at a time. Buffers with fewer are written at once. Tests have many with more.
+const CHUNK: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
 
 /// A quantized tensor, and the fields that it is written as.
 pub(super) struct Packed<B: Backend> {

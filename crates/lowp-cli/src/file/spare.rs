@@ -64,6 +64,16 @@ impl<T: Clone> Turns<T> {
         self.spares[turn].take(fits, make)
     }
 
+    /// Lets go of buffers that do not fit.
+    pub(super) fn keep(&self, fits: impl Fn(&T) -> bool) {
+        for spare in &self.spares {
+            let mut kept = spare.0.borrow_mut();
+            if kept.as_ref().is_some_and(|kept| !fits(kept)) {
+                *kept = None;
+            }
+        }
+    }
+
     /// As [`Spare::take`], always of one buffer, where there is no room for two.
     ///
     /// # Errors

@@ -49,8 +49,11 @@ impl<'a> Item<'a> {
 /// Takes bytes, piece by piece.
 pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
+/// Bytes that bands take at most, but for the rows that blocks need: the values of one, unless they are read where they are mapped, what it
+/// becomes, and what the band before became. With what else a command holds they are fewer than 256 MB. Tests have many bands.
+pub(super) const HELD: usize = if cfg!(test) { 1 << 20 } else { 232 << 20 };
 /// Bytes of a band that may wait to be written while the next one is made.
-const BESIDE: usize = 116 << 20;
+const BESIDE: usize = HELD / 2;
 
 /// What a job made; its parts become bytes one at a time.
 pub(super) trait Parts {
@@ -352,4 +355,99 @@ pub(super) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -
     let length = text.len() as u64;
     text.splice(0..0, length.to_le_bytes());
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::target::FileTarget;
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    const LEN: usize = 1 << 10;
+    const BANDS: usize = 3;
+
+    /// Bands of one memory: none may be made before those before it are written.
+    struct OneMemory(Arc<AtomicUsize>);
+
+    /// One of them.
+    struct Band(Arc<AtomicUsize>, usize);
+
+    /// What is written slowly, and counted.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Later for Slow {
+        fn len(&self) -> usize {
+            LEN
+        }
+
+        fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+            sleep(Duration::from_millis(20));
+            take(&[1; LEN])?;
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    impl Parts for Band {
+        fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
+            anyhow::bail!("it is written later")
+        }
+
+        fn later(&self, _: usize) -> Option<Box<dyn Later>> {
+            Some(Box::new(Slow(Arc::clone(&self.0))))
+        }
+
+        fn place(&self, _: usize) -> Option<Place> {
+            Some(Place::from(self.1 * LEN))
+        }
+    }
+
+    impl Parts for OneMemory {
+        fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
+            anyhow::bail!("its bands are written")
+        }
+
+        fn bands(&self) -> usize {
+            BANDS
+        }
+
+        fn bands_take_turns(&self) -> bool {
+            false
+        }
+
+        fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
+            let written = self.0.load(Ordering::SeqCst);
+            ensure!(written % BANDS == band, "band {band} behind {written}");
+            Ok(Some(Box::new(Band(Arc::clone(&self.0), band))))
+        }
+    }
+
+    #[test]
+    fn bands_of_one_memory_are_written_first() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let target = FileTarget::new(&folder.path().join("out"), [])?;
+        let written = Arc::new(AtomicUsize::new(0));
+        let item = |job: usize| Item {
+            name: job.to_string(),
+            dtype: Dtype::U8,
+            shape: vec![BANDS * LEN],
+            bytes: BANDS * LEN,
+            source: ItemSource::Made { job, part: 0 },
+        };
+        let to = Arc::clone(&written);
+        let outputs = Outputs {
+            items: (0..2).map(item).collect(),
+            metadata: BTreeMap::new(),
+            make: Box::new(move |_| Ok(Box::new(OneMemory(Arc::clone(&to))))),
+            sources: vec![0; 2],
+        };
+        let progress = Progress::new("test");
+        target.fill(|draft| outputs.write(draft, &progress), || Ok(()))?;
+        assert_eq!(written.load(Ordering::SeqCst), 2 * BANDS);
+        Ok(())
+    }
 }

@@ -165,7 +165,7 @@ pub(crate) struct Args {
     pub(super) ranks_per_node: usize,
 
     /// Rates for the time of gathers, within a node and between nodes: 10^9 bytes that arrive at a rank in a second, or the
-    /// file that `lowp bench --device cuda --ranks N --json FILE` wrote
+    /// file that `lowp bench --device cuda --ranks N --json FILE` wrote, which also says what copies and transposes on a rank take
     #[arg(
         long,
         value_name = "GB/S|FILE[,GB/S|FILE]",

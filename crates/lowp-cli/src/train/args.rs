@@ -154,7 +154,7 @@ JSON: {\"device\": \"cpu\" or \"cuda\", \"runs\": [..], \"config\": {..}}. One e
   device_bytes_per_rank  on GPUs, most bytes that a rank held there, activations included: as counted, and as measured
   gather_seconds_exposed  seconds of a step in which rank 0 only waited for gathered weights: of an average step, on a GPU of the last
   gather_seconds         on GPUs, seconds of the gathers of the last step, each from its begin to its end; null where the optimizer's step gathers
-  gather_seconds_hidden  the same less those exposed: 0 on a CPU
+  gather_seconds_hidden  those of them in which it did not wait for a weight: 0 on a CPU
 Losses that are not finite are null.";
 
 /// Train a small transformer on sharded low-precision weights, next to fp32

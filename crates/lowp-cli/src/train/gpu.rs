@@ -106,7 +106,8 @@ impl Network<Cuda> for Gpu {
     }
 
     fn take_profile(&self) -> Result<Option<Profile>> {
-        let lowp_transformer::Profile { spent, gathering } = self.transformer.take_profile()?;
+        let profile = self.transformer.take_profile()?;
+        let (spent, timed) = (profile.spent, profile.gathers);
         let gathers = spent.iter().filter(|spent| spent.what == GATHERS);
         let waited = gathers.map(|spent| spent.milliseconds / 1e3).sum();
         let all: f64 = spent.iter().map(|spent| spent.milliseconds).sum();
@@ -134,7 +135,7 @@ impl Network<Cuda> for Gpu {
         Ok(Some(Profile {
             table: table.render(),
             waited,
-            gathered: gathering.map(|milliseconds| milliseconds / 1e3),
+            gathered: timed.map(|of| [of.milliseconds / 1e3, of.hidden / 1e3]),
         }))
     }
 }

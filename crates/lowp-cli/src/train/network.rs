@@ -24,8 +24,8 @@ pub(super) struct Profile {
     pub(super) table: String,
     /// Seconds in which it waited for gathered weights.
     pub(super) waited: f64,
-    /// Seconds of gathers from begin to end, where they were timed.
-    pub(super) gathered: Option<f64>,
+    /// Seconds of gathers from begin to end, and those of them in which it computed, where they were timed.
+    pub(super) gathered: Option<[f64; 2]>,
 }
 
 /// Bytes on a device.

@@ -43,8 +43,8 @@ pub(super) struct Outcome {
     pub(super) gathering: f64,
     /// Those of the last step, as a device measured them.
     pub(super) waited: Option<f64>,
-    /// Seconds of gathers in the last step from begin to end, as a device measured them.
-    pub(super) gathered: Option<f64>,
+    /// Seconds of gathers in the last step from begin to end, and those of them in which it computed, as a device measured them.
+    pub(super) gathered: Option<[f64; 2]>,
     /// Bytes of parameters that it held.
     pub(super) memory: u64,
     /// The most bytes that it held on a device, as counted and as measured.

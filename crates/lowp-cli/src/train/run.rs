@@ -122,11 +122,10 @@ pub(crate) fn run(
             [counted, measured]
         }),
         gather_seconds_exposed: first.waited.unwrap_or(per_step(first.gathering)),
-        gather_seconds: first.gathered,
-        gather_seconds_hidden: match (first.waited, first.gathered) {
-            (Some(waited), Some(gathered)) => Some((gathered - waited).max(0.0)),
-            (Some(_), None) => None,
-            (None, _) => Some(0.0),
+        gather_seconds: first.gathered.map(|[all, _]| all),
+        gather_seconds_hidden: match first.waited {
+            Some(_) => first.gathered.map(|[_, hidden]| hidden),
+            None => Some(0.0),
         },
     })
 }

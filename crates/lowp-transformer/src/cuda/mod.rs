@@ -15,7 +15,7 @@ mod trace;
 
 pub use error::TransformerError;
 pub use model::{MicroBatch, Tokens, Transformer};
-pub use trace::{GATHERS, Profile, Spent};
+pub use trace::{GATHERS, Gathers, Profile, Spent};
 
 use lowp_kernels::{Cuda, KernelError};
 

@@ -13,8 +13,17 @@ pub const GATHERS: &str = "gather of weights";
 pub struct Profile {
     /// The stream that computes, by work, the most first.
     pub spent: Vec<Spent>,
-    /// Milliseconds of the stream that gathers weights from the begin to the end of each gather; `None` where it gathered none.
-    pub gathering: Option<f64>,
+    /// The stream that gathers weights; `None` where it gathered none.
+    pub gathers: Option<Gathers>,
+}
+
+/// What gathers of weights took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gathers {
+    /// Milliseconds from the begin to the end of each.
+    pub milliseconds: f64,
+    /// Those of them in which the stream that computes did not wait for a weight.
+    pub hidden: f64,
 }
 
 /// What a stream spent on one kind of work.
@@ -75,6 +84,11 @@ impl Trace {
     pub(super) fn take(&self) -> Result<Profile, KernelError> {
         let marks = lock(&self.marks).take().unwrap_or_default();
         let gathers = std::mem::take(&mut *lock(&self.gathers));
+        let mut waits: Vec<[f64; 2]> = Vec::new();
+        let since_start = |mark: &CudaMark| match marks.first() {
+            Some((_, start)) => start.milliseconds_to(mark).map(f64::from),
+            None => Ok(0.0),
+        };
         let mut sums: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
         for pair in marks.windows(2) {
             let [(_, before), (what, behind)] = pair else {
@@ -83,6 +97,9 @@ impl Trace {
             let sum = sums.entry(what).or_default();
             sum.0 += 1;
             sum.1 += f64::from(before.milliseconds_to(behind)?);
+            if what == GATHERS {
+                waits.push([since_start(before)?, since_start(behind)?]);
+            }
         }
         let spent = |(what, (count, milliseconds)): (&str, (usize, f64))| Spent {
             what: what.to_owned(),
@@ -91,18 +108,50 @@ impl Trace {
         };
         let mut all: Vec<Spent> = sums.into_iter().map(spent).collect();
         all.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
-        let mut gathering = None;
+        let mut timed = Vec::new();
         for pair in gathers.chunks_exact(2) {
-            let milliseconds = f64::from(pair[0].milliseconds_to(&pair[1])?);
-            *gathering.get_or_insert(0.0) += milliseconds;
+            timed.push([since_start(&pair[0])?, since_start(&pair[1])?]);
         }
         Ok(Profile {
             spent: all,
-            gathering,
+            gathers: (!timed.is_empty()).then(|| Gathers::of(&timed, &waits)),
         })
+    }
+}
+
+impl Gathers {
+    /// Those of `gathers`, where another stream had these `waits`: all from begin to end.
+    fn of(gathers: &[[f64; 2]], waits: &[[f64; 2]]) -> Self {
+        let mut sum = Self::default();
+        for &[begin, end] in gathers {
+            let beside = |&[from, to]: &[f64; 2]| (to.min(end) - from.max(begin)).max(0.0);
+            let exposed: f64 = waits.iter().map(beside).sum();
+            sum.milliseconds += end - begin;
+            sum.hidden += (end - begin - exposed).max(0.0);
+        }
+        sum
     }
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wait behind other work of the stream that gathers hides nothing of other gathers.
+    #[test]
+    fn what_waits_overlap_is_not_hidden() {
+        let gathers = [[0.0, 4.0], [10.0, 12.0], [20.0, 21.0]];
+        let waits = [[3.0, 4.0], [5.0, 11.0], [19.0, 30.0]];
+        let found = Gathers::of(&gathers, &waits);
+        let expected = Gathers {
+            milliseconds: 7.0,
+            hidden: 3.0 + 1.0,
+        };
+        assert_eq!(found, expected);
+        assert_eq!(Gathers::of(&[], &waits), Gathers::default());
+    }
 }

@@ -46,10 +46,11 @@ impl Bandwidth {
             }
             [within, between] => {
                 let (within_node, copy) = Rate::new(within)?;
+                let (between_nodes, other) = Rate::new(between)?;
                 Ok(Self {
                     within_node,
-                    between_nodes: Some(Rate::new(between)?.0),
-                    copy,
+                    between_nodes: Some(between_nodes),
+                    copy: copy.or(other),
                 })
             }
             _ => Err(UsageError::new(format!(

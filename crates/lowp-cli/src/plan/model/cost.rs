@@ -25,7 +25,7 @@ pub(super) struct Gather {
     pub(super) of: Use,
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
-    /// Bytes that each rank reads and writes beside: what it transposes and interleaves, and all of them where no other rank has any.
+    /// Bytes that each rank reads and writes beside: what it transposes, interleaves and keeps, and all of them in a world of one.
     pub(super) local: u64,
 }
 
@@ -74,7 +74,8 @@ impl Cost {
         let rows = || cuts.ranges().map(|range| range.len());
         let forward = pieces(&plans.forward);
         let mut gathers = Vec::new();
-        let within = local(&plans.forward);
+        let kept = plans.parts.as_ref().map(pieces).unwrap_or_default();
+        let within = local(&plans.forward) + 2 * kept.iter().max().copied().unwrap_or(0);
         gathers.push(Gather {
             of: Use::Forward,
             pieces: forward.clone(),
@@ -95,7 +96,7 @@ impl Cost {
         gathers.push(Gather {
             of: Use::Backward,
             pieces: backward,
-            local: local(&plans.backward),
+            local: local(plans.parts.as_ref().unwrap_or(&plans.backward)),
         });
         Ok(Self {
             stored: rows()
@@ -150,7 +151,8 @@ impl Cost {
             gathers: vec![Gather {
                 of: Use::Whole,
                 pieces: sent,
-                local: 0,
+                // Each is read and written in its other order.
+                local: 2 * staged,
             }],
             plans: None,
             gathered: 0,
@@ -173,13 +175,24 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
 fn local(plan: &GatherPlan) -> u64 {
     let alone = plan.cuts.world() == 1;
     let of = |step: &GatherStep| match step {
-        GatherStep::Concat { transport, .. } if alone || *transport == Transport::Interleave => {
-            step.wire_bytes()
-        }
+        GatherStep::Concat { .. } if alone || is_interleaved(step) => step.wire_bytes(),
         GatherStep::Derive { spec, .. } => spec.bytes(plan.full),
         GatherStep::Concat { .. } | GatherStep::Replicated { .. } => 0,
     };
     2 * plan.steps.iter().map(of).sum::<usize>() as u64
+}
+
+/// Whether pieces of several ranks arrive beside where they go.
+fn is_interleaved(step: &GatherStep) -> bool {
+    let several = |pieces: &[usize]| pieces.iter().filter(|&&piece| piece > 0).count() > 1;
+    match step {
+        GatherStep::Concat {
+            transport: Transport::Interleave,
+            pieces,
+            ..
+        } => several(pieces),
+        _ => false,
+    }
 }
 
 /// Bytes of one set of destination buffers (`GatherPool`): each buffer of all plans once, and once more where pieces have to be
@@ -200,16 +213,11 @@ fn gathered(plans: &PhasePlans) -> u64 {
     for plan in all.into_iter().flatten() {
         for step in &plan.steps {
             let spec = step.spec();
-            match step {
-                GatherStep::Replicated { .. } => continue,
-                GatherStep::Concat {
-                    transport: Transport::Interleave,
-                    pieces,
-                    ..
-                } if pieces.iter().filter(|&&piece| piece > 0).count() > 1 => {
-                    take(spec.key, true, step.wire_bytes());
-                }
-                GatherStep::Concat { .. } | GatherStep::Derive { .. } => {}
+            if matches!(step, GatherStep::Replicated { .. }) {
+                continue;
+            }
+            if is_interleaved(step) {
+                take(spec.key, true, step.wire_bytes());
             }
             take(spec.key, false, spec.bytes(plan.full));
         }

@@ -112,7 +112,9 @@ impl Step {
         };
         step.gather(&mut sum, &gather, 1, setup, bandwidth);
         step.operations.push(sum);
-        step.operations.retain(|operation| operation.sent > 0);
+        let takes_time = |operation: &Operation| operation.seconds.is_some_and(|s| s > 0.0);
+        step.operations
+            .retain(|operation| operation.sent > 0 || takes_time(operation));
         step
     }
 

@@ -188,6 +188,15 @@ fn measured() -> Value {
     json!({"device": "a device", "ranks": 8, "rows": [row(1_000_000_000, 350.0), row(10_000_000, 150.0)]})
 }
 
+/// The same with gathers of single weights and the rate of copies.
+fn measured_with_copies() -> Value {
+    let mut report = measured();
+    let one = json!({"operation": "gather of one weight", "bytes": 10_000_000, "gb_per_s": 100.0});
+    report["rows"].as_array_mut().expect("rows").push(one);
+    report["copy_gb_per_s"] = json!(4000.0);
+    report
+}
+
 /// `lowp plan` in a folder.
 fn shown(dir: &TempDir, args: &str) -> String {
     let mut command = command();
@@ -220,6 +229,65 @@ fn tables() {
         "--model moe.json --mesh 2x512 --recipe fp8-current",
     ];
     insta::assert_snapshot!(plans.map(|args| shown(&dir, args)).join("\n"));
+}
+
+/// What a rank transposes and copies takes time where its rate is known, whichever way weights come.
+#[test]
+fn copies_take_time() {
+    let (dir, _) = file("llama.json", &llama());
+    for (name, value) in [
+        ("plain.json", measured()),
+        ("all.json", measured_with_copies()),
+    ] {
+        fs::write(dir.path().join(name), value.to_string()).expect("a file");
+    }
+    let seconds = |options: &str, operation: &str| {
+        let model = dir.path().join("llama.json");
+        let plan = plan_json(&format!("--model {} {options}", model.display()));
+        let operations = plan["operations"].as_array().expect("operations").clone();
+        let found = operations.iter().find(|o| o["what"] == operation);
+        found.and_then(|o| o["seconds"].as_f64())
+    };
+    let (plain, all) = (dir.path().join("plain.json"), dir.path().join("all.json"));
+    let with = |file: &std::path::Path, options: &str, operation: &str| {
+        seconds(
+            &format!("--bandwidth {} {options}", file.display()),
+            operation,
+        )
+    };
+    for (options, operation) in [
+        ("--world-size 8 --recipe fp8-current", "backward"),
+        (
+            "--world-size 8 --recipe fp8-current --reshard-after-forward false",
+            "backward",
+        ),
+        (
+            "--world-size 8 --recipe fp8-current --reshard-after-forward 2",
+            "forward",
+        ),
+        (
+            "--world-size 8 --recipe fp8-current --sharding zero1",
+            "full_weights",
+        ),
+        ("--world-size 1 --recipe mxfp8", "forward"),
+    ] {
+        let (before, now) = (
+            with(&plain, options, operation),
+            with(&all, options, operation),
+        );
+        assert!(
+            now.expect("a time") > before.unwrap_or(0.0),
+            "{options}: {now:?} {before:?}"
+        );
+    }
+    // Twice as many bytes as arrive are read and written, 40 times as fast.
+    let forward = with(&all, "--world-size 8 --recipe bf16", "forward").expect("a time");
+    let own = format!("350,{}", all.display());
+    let given = seconds(
+        &format!("--world-size 8 --recipe bf16 --bandwidth {own}"),
+        "forward",
+    );
+    assert!((given.expect("a time") / forward - 100.0 / 350.0).abs() < 1e-6);
 }
 
 #[test]

@@ -1,0 +1,119 @@
+//! `cargo xtask miri`: tests under Miri, which interprets a program and finds undefined behaviour: accesses outside of memory or of
+//! what is not initialised, broken aliasing rules, data races. It also varies what floating-point functions leave open.
+
+use std::env;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use crate::command::{run, succeeds, target_dir, workspace_root};
+
+/// Tests of a crate.
+struct Subject {
+    package: &'static str,
+    /// What cargo runs of it.
+    targets: &'static [&'static str],
+    /// Tests that Miri cannot run, or not within minutes.
+    skipped: &'static [&'static str],
+    /// Whether a short run has them, too.
+    short: bool,
+}
+
+const SUBJECTS: [Subject; 4] = [
+    Subject {
+        package: "lowp-shard",
+        targets: &["--test", "small_tensors"],
+        skipped: &[],
+        short: true,
+    },
+    Subject {
+        package: "lowp-optim",
+        targets: &["--test", "counts"],
+        skipped: &[],
+        short: true,
+    },
+    Subject {
+        package: "lowp-format",
+        targets: &["--test", "scale_rules"],
+        skipped: &[],
+        short: true,
+    },
+    Subject {
+        package: "lowp-format",
+        targets: &[
+            "--lib",
+            "--test",
+            "format_laws",
+            "--test",
+            "gather_laws",
+            "--test",
+            "recipe_answers",
+            "--test",
+            "recipe_options",
+        ],
+        skipped: &[
+            "buffers_have_the_ingredients_of_the_orientations_that_they_serve",
+            "cells_of_any_length_and_rows_of_any_number",
+            "every_form_leads_back_to_every_other",
+            "parts_are_of_what_forward_gathered_and_each_group_has_all_of_them",
+            "swizzled_scales_lie_in_128x4_tiles",
+        ],
+        short: false,
+    },
+];
+
+/// What to run.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Only the casts, gathers, decodes and steps of small tensors.
+    #[arg(long)]
+    pub(crate) short: bool,
+}
+
+/// Why nothing runs without it.
+pub(crate) const MISSING: &str =
+    "no Miri; `rustup toolchain install nightly --component miri,rust-src` installs it";
+
+/// Whether a nightly toolchain has Miri.
+pub(crate) fn ready() -> bool {
+    cargo(&["miri", "--version"]).is_ok_and(succeeds)
+}
+
+/// Runs the tests.
+pub(crate) fn miri(options: &Options) -> Result<()> {
+    ensure!(ready(), "{MISSING}");
+    for subject in SUBJECTS.iter().filter(|s| s.short || !options.short) {
+        let mut command = cargo(&["miri", "test", "--package", subject.package])?;
+        command.args(subject.targets).arg("--");
+        for test in subject.skipped {
+            command.args(["--skip", test]);
+        }
+        run(command)?;
+    }
+    Ok(())
+}
+
+/// The cargo of the nightly toolchain, in a folder of its own for what it builds.
+fn cargo(args: &[&str]) -> Result<Command> {
+    let mut command = Command::new("rustup");
+    // What a cargo tells the programs that it starts is of another toolchain.
+    for (name, _) in env::vars_os() {
+        let of_cargo = name.to_str().is_some_and(|name| {
+            name.starts_with("CARGO_") || name == "CARGO" || name.starts_with("RUSTUP_TOOLCHAIN")
+        });
+        if of_cargo && name != "CARGO_HOME" {
+            command.env_remove(name);
+        }
+    }
+    command
+        .args(["run", "nightly", "cargo"])
+        .args(args)
+        .current_dir(workspace_root()?)
+        .env("CARGO_TARGET_DIR", target_dir()?.join("miri"))
+        .env("LOWP_CUDA_KERNELS", "none")
+        .env("PROPTEST_CASES", "1")
+        // The pool of threads outlives the tests.
+        .env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks");
+    Ok(command)
+}
