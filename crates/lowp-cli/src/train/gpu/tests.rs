@@ -248,6 +248,31 @@ fn steps_are_the_same_bits_again() {
     }
 }
 
+/// Gathers are timed where layers gather, and no longer hidden than they take.
+#[test]
+fn gathers_are_timed_on_their_stream() {
+    let Some(cuda) = gpu() else { return };
+    for (words, layers_gather) in [
+        ("--sharding fsdp", true),
+        ("--sharding fsdp --no-prefetch", true),
+        ("--sharding zero1", false),
+    ] {
+        let config = config(&format!("{SMALL} --recipe mxfp8 {words} --device cuda"));
+        let (mut sharded, mut network) = model::<_, Gpu>(&cuda, &config);
+        for _ in 0..2 {
+            network.start_profile().expect("a profile");
+            run(&mut sharded, &mut network, &config, (1, 0));
+            let profile = network.take_profile().expect("a profile");
+            let profile = profile.expect("a GPU measures it");
+            assert_eq!(profile.gathered.is_some(), layers_gather, "{words}");
+            if let Some([all, hidden]) = profile.gathered {
+                assert!(all > 0.0 && all < 1.0, "{words}: {all}");
+                assert!((0.0..=all).contains(&hidden), "{words}: {hidden} of {all}");
+            }
+        }
+    }
+}
+
 /// Blocks that run forward again have what they had.
 #[test]
 fn recomputed_blocks_give_the_same_bits() {
