@@ -31,6 +31,9 @@ const LARGEST: u32 = 28;
 
 /// Bytes of a copy that keeps the device busy for 0.1 ms.
 const AHEAD: usize = 256 << 20;
+/// Bytes of a small copy, and how many are in a graph.
+const FEW: usize = 256;
+const COPIES: usize = 64;
 /// Columns of the weight that is gathered by itself.
 const ONE_COLS: usize = 64;
 
@@ -117,6 +120,7 @@ impl Rank<'_> {
                     .iter()
                     .sum::<usize>(),
             copy_gb_per_s: copy_rate(&self.cuda, self.size.shrink)?,
+            small_copy_microseconds: self.small_copy()?,
             rows: Vec::new(),
         };
         if wanted("gather", ANY) {
@@ -216,6 +220,15 @@ impl Rank<'_> {
             );
         }
         Ok(rows)
+    }
+
+    /// Microseconds of a copy of few bytes among others in a graph.
+    fn small_copy(&self) -> Result<f64> {
+        let [from, to] = [self.cuda.alloc::<u8>(FEW)?, self.cuda.alloc(FEW)?];
+        let copy = |_| self.cuda.copy::<u8>(&from, 0..FEW, &to, 0);
+        let graph = self.cuda.capture(|| (0..COPIES).try_for_each(copy))?;
+        let milliseconds = self.timed(|| Ok(self.cuda.launch(&graph)?))?;
+        Ok(milliseconds * 1e3 / COPIES as f64)
     }
 
     /// Milliseconds of the gather of one weight of `bytes`, between two marks of the stream that gathers.

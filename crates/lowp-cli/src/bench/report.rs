@@ -128,6 +128,8 @@ pub(super) struct RanksReport {
     pub(super) parameters: usize,
     /// As [`Report::copy_gb_per_s`].
     pub(super) copy_gb_per_s: f64,
+    /// A copy of few bytes among others in a graph.
+    pub(super) small_copy_microseconds: f64,
     /// The rows.
     pub(super) rows: Vec<RankRow>,
 }

@@ -1,20 +1,33 @@
 //! [`Bandwidth`]: the time that gathers take at rates that were measured or are given.
 
+use super::cost::Local;
 use super::keys::read_json;
 use super::links::Links;
 use crate::bench::report::{ONE, PLAIN};
 use crate::output::shown;
 use crate::usage::UsageError;
 use serde_json::Value;
+use std::ops::RangeInclusive;
 use std::path::Path;
+
+/// Rates that links and memory may have, in 10^9 bytes per second.
+const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
 /// Rates of the links within a node and between nodes, and of memory.
 #[derive(Clone, Debug)]
 pub(super) struct Bandwidth {
     pub(super) within_node: Rate,
     pub(super) between_nodes: Option<Rate>,
-    /// 10^9 bytes that a copy reads and writes in a second, where that was measured.
-    copy: Option<f64>,
+    copy: Option<Copies>,
+}
+
+/// What copies on a rank take.
+#[derive(Clone, Copy, Debug)]
+struct Copies {
+    /// 10^9 bytes that one reads and writes in a second.
+    gb_per_s: f64,
+    /// Seconds of one of few bytes.
+    least: f64,
 }
 
 /// 10^9 bytes that arrive at a rank in a second.
@@ -61,17 +74,24 @@ impl Bandwidth {
         }
     }
 
-    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. Behind it `local` bytes are
-    /// read and written, which take no time where the rate of copies is not known.
-    pub(super) fn seconds(&self, rank: Links, bytes: u128, local: u64) -> f64 {
+    /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work behind it
+    /// takes no time where the rate of copies is not known.
+    pub(super) fn seconds(&self, rank: Links, bytes: u128, local: Local) -> f64 {
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
             arrives => arrives as f64 / (rate.at(bytes) * 1e9),
         };
         let between = self.between_nodes.as_ref();
         let between = between.map_or(0.0, |rate| time(rate, rank.between_nodes));
-        let behind = self.copy.map_or(0.0, |rate| local as f64 / (rate * 1e9));
+        let behind = self.copy.map_or(0.0, |copy| {
+            local.bytes as f64 / (copy.gb_per_s * 1e9) + local.count as f64 * copy.least
+        });
         between.max(time(&self.within_node, rank.within_node)) + behind
+    }
+
+    /// Whether copies take time.
+    pub(super) fn knows_copies(&self) -> bool {
+        self.copy.is_some()
     }
 
     /// What to know of the rates where the smallest and the largest gather are of these bytes.
@@ -86,7 +106,7 @@ impl Bandwidth {
             outside.then(|| {
                 format!(
                     "gathers are of {smallest} to {largest} bytes, and {source} measured {first} to {last}: outside of \
-                     them the rate of the nearest size is taken, which is too high for smaller gathers"
+                     them the rate of the nearest size is taken, which is too high for smaller gathers and too low for larger ones"
                 )
             })
         };
@@ -94,13 +114,39 @@ impl Bandwidth {
     }
 }
 
+impl Copies {
+    /// Those of a report; `None` where it has none.
+    fn measured(file: &str, report: &Value) -> Result<Option<Self>, UsageError> {
+        let number = |key: &str| match &report[key] {
+            Value::Null => Ok(None),
+            value => {
+                let number = value.as_f64().filter(|number| RATES.contains(number));
+                let error = || {
+                    UsageError::new(format!(
+                        "--bandwidth {}: {key} is {value}; expected a number from {} to {}, or none",
+                        shown(file),
+                        RATES.start(),
+                        RATES.end()
+                    ))
+                };
+                number.map(Some).ok_or_else(error)
+            }
+        };
+        let least = number("small_copy_microseconds")?.unwrap_or(0.0) / 1e6;
+        let rate = number("copy_gb_per_s")?;
+        Ok(rate.map(|gb_per_s| Self { gb_per_s, least }))
+    }
+}
+
 impl Rate {
     /// A rate as it is given, or those of a file, and the rate of copies beside them.
-    fn new(text: &str) -> Result<(Self, Option<f64>), UsageError> {
+    fn new(text: &str) -> Result<(Self, Option<Copies>), UsageError> {
         match text.parse::<f64>() {
-            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok((Self::Given(rate), None)),
+            Ok(rate) if RATES.contains(&rate) => Ok((Self::Given(rate), None)),
             Ok(rate) => Err(UsageError::new(format!(
-                "--bandwidth {rate}: expected a positive number of GB/s, or a file of `lowp bench --ranks`"
+                "--bandwidth {rate}: expected a number of GB/s from {} to {}, or a file of `lowp bench --ranks`",
+                RATES.start(),
+                RATES.end()
             ))),
             Err(_) if !Path::new(text).exists() => Err(UsageError::new(format!(
                 "--bandwidth {}: no number, and there is no such file; give GB/s, or a file of `lowp bench --ranks`",
@@ -108,9 +154,9 @@ impl Rate {
             ))),
             Err(_) => {
                 let report = read_json("--bandwidth", text)?;
-                let copy = report["copy_gb_per_s"].as_f64();
-                let copy = copy.filter(|rate| rate.is_finite() && *rate > 0.0);
-                Ok((Self::measured(text, &report)?, copy))
+                let rates = Self::measured(text, &report)?;
+                let copy = Copies::measured(text, &report)?;
+                Ok((rates, copy))
             }
         }
     }
@@ -120,7 +166,7 @@ impl Rate {
         let remedy = "write it with `lowp bench --device cuda --ranks N --json FILE`";
         let error =
             |what: &str| UsageError::new(format!("--bandwidth {} {what}; {remedy}", shown(file)));
-        let (Some(ranks), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
+        let (Some(ranks @ 2..), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
         else {
             return Err(error("is no report of several ranks"));
         };
@@ -131,18 +177,20 @@ impl Rate {
         for row in rows.iter().filter(|row| is(row, operation)) {
             let (bytes, rate) = (row["bytes"].as_u64(), row["gb_per_s"].as_f64());
             match (bytes, rate) {
-                (Some(bytes), Some(rate)) if bytes > 0 && rate.is_finite() && rate > 0.0 => {
+                (Some(bytes), Some(rate)) if bytes > 0 && RATES.contains(&rate) => {
                     found.push((bytes, rate));
                 }
                 _ => {
                     return Err(error(&format!(
-                        "has a row '{operation}' whose bytes or gb_per_s are no positive number"
+                        "has a row '{operation}' whose bytes are none, or whose gb_per_s is no number from {} to {}",
+                        RATES.start(),
+                        RATES.end()
                     )));
                 }
             }
         }
         if found.is_empty() {
-            return Err(error(&format!("has no row '{PLAIN}'")));
+            return Err(error(&format!("has no row '{ONE}' or '{PLAIN}'")));
         }
         found.sort_by_key(|(bytes, _)| *bytes);
         let mean = |same: &[(u64, f64)]| {
@@ -157,7 +205,7 @@ impl Rate {
         })
     }
 
-    /// The rate of a gather of `bytes`: between two sizes that were measured in proportion to the logarithm of the size, outside of
+    /// The rate of a gather of `bytes`: between two sizes that were measured so that the time is in proportion to the size, outside of
     /// them that of the nearest.
     fn at(&self, bytes: u128) -> f64 {
         let rates = match self {
@@ -168,9 +216,10 @@ impl Rate {
         match (rates.get(above.wrapping_sub(1)), rates.get(above)) {
             (Some((_, rate)), None) | (None, Some((_, rate))) => *rate,
             (Some((small, low)), Some((large, high))) => {
-                let part =
-                    (bytes as f64 / *small as f64).ln() / (*large as f64 / *small as f64).ln();
-                low + part * (high - low)
+                let [bytes, small, large] = [bytes as f64, *small as f64, *large as f64];
+                let part = (bytes - small) / (large - small);
+                let time = small / low + part * (large / high - small / low);
+                bytes / time
             }
             (None, None) => f64::INFINITY,
         }
@@ -204,6 +253,7 @@ mod tests {
         for (bytes, expected) in [
             (1, 150.0),
             (1000, 150.0),
+            // 6.667 us for 1000 bytes and 13.333 for 4000 are 8.889 for 2000.
             (2000, 225.0),
             (4000, 300.0),
             (1 << 40, 300.0),
@@ -227,6 +277,7 @@ mod tests {
         let rows = report["rows"].as_array_mut().ok_or("rows")?;
         rows.push(json!({"operation": ONE, "bytes": 1000, "gb_per_s": 50.0}));
         report["copy_gb_per_s"] = json!(4000.0);
+        report["small_copy_microseconds"] = json!(10.0 / 3.0);
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("bench.json");
         std::fs::write(&file, report.to_string())?;
@@ -235,8 +286,12 @@ mod tests {
             within_node: 50_000_000_000,
             between_nodes: 0,
         };
-        let seconds = bandwidth.seconds(links, 1000, 2_000_000_000_000);
-        assert!((seconds - 1.5).abs() < 1e-9, "{seconds}");
+        let local = Local {
+            bytes: 2_000_000_000_000,
+            count: 3,
+        };
+        let seconds = bandwidth.seconds(links, 1000, local);
+        assert!((seconds - 1.50001).abs() < 1e-9, "{seconds}");
         Ok(())
     }
 
@@ -248,11 +303,15 @@ mod tests {
             within_node,
             between_nodes,
         };
-        assert_eq!(bandwidth.seconds(links(400_000_000_000, 0), 1, 0), 2.0);
+        let own = Local { bytes: 9, count: 1 };
         assert_eq!(
-            bandwidth.seconds(links(400_000_000_000, 50_000_000_000), 1, 0),
+            bandwidth.seconds(links(400_000_000_000, 0), 1, Local::default()),
             2.0
         );
-        assert_eq!(bandwidth.seconds(links(0, 200_000_000_000), 1, 9), 4.0);
+        assert_eq!(
+            bandwidth.seconds(links(400_000_000_000, 50_000_000_000), 1, Local::default()),
+            2.0
+        );
+        assert_eq!(bandwidth.seconds(links(0, 200_000_000_000), 1, own), 4.0);
     }
 }

@@ -7,6 +7,7 @@ use lowp_format::{
     ReshardAfterForward, Role, RowCuts, Shape, Transport, Usage,
 };
 use lowp_shard::{FlatShard, ShardError};
+use std::iter::Sum;
 
 /// What a weight is gathered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +26,36 @@ pub(super) struct Gather {
     pub(super) of: Use,
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
-    /// Bytes that each rank reads and writes beside: what it transposes, interleaves and keeps, and all of them in a world of one.
-    pub(super) local: u64,
+    /// What each rank does beside: what it transposes, interleaves and keeps, and all of them in a world of one.
+    pub(super) local: Local,
+}
+
+/// Work of a rank beside the exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Local {
+    /// Bytes read and written.
+    pub(super) bytes: u64,
+    /// Copies and transposes.
+    pub(super) count: u64,
+}
+
+impl Local {
+    fn of(bytes: u64) -> Self {
+        let count = u64::from(bytes > 0);
+        Self {
+            bytes: 2 * bytes,
+            count,
+        }
+    }
+}
+
+impl Sum for Local {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            bytes: sum.bytes + one.bytes,
+            count: sum.count + one.count,
+        })
+    }
 }
 
 /// One weight over the ranks of a replica.
@@ -75,7 +104,8 @@ impl Cost {
         let forward = pieces(&plans.forward);
         let mut gathers = Vec::new();
         let kept = plans.parts.as_ref().map(pieces).unwrap_or_default();
-        let within = local(&plans.forward) + 2 * kept.iter().max().copied().unwrap_or(0);
+        let keeping = Local::of(kept.iter().max().copied().unwrap_or(0));
+        let within = [local(&plans.forward), keeping].into_iter().sum();
         gathers.push(Gather {
             of: Use::Forward,
             pieces: forward.clone(),
@@ -152,7 +182,7 @@ impl Cost {
                 of: Use::Whole,
                 pieces: sent,
                 // Each is read and written in its other order.
-                local: 2 * staged,
+                local: Local::of(staged),
             }],
             plans: None,
             gathered: 0,
@@ -172,14 +202,15 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
 }
 
 /// Bytes that a rank reads and writes to make the buffers of what arrived.
-fn local(plan: &GatherPlan) -> u64 {
+fn local(plan: &GatherPlan) -> Local {
     let alone = plan.cuts.world() == 1;
-    let of = |step: &GatherStep| match step {
+    let bytes = |step: &GatherStep| match step {
         GatherStep::Concat { .. } if alone || is_interleaved(step) => step.wire_bytes(),
         GatherStep::Derive { spec, .. } => spec.bytes(plan.full),
         GatherStep::Concat { .. } | GatherStep::Replicated { .. } => 0,
     };
-    2 * plan.steps.iter().map(of).sum::<usize>() as u64
+    let steps = plan.steps.iter();
+    steps.map(|step| Local::of(bytes(step) as u64)).sum()
 }
 
 /// Whether pieces of several ranks arrive beside where they go.

@@ -108,8 +108,17 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
             ))
             .into());
         }
-        if let Some(sizes) = costs.step.sizes {
+        let sizes = [&costs, &bf16].map(|costs| costs.step.sizes);
+        let all = sizes.into_iter().flatten();
+        let sizes = all.reduce(|a, b| [a[0].min(b[0]), a[1].max(b[1])]);
+        if let Some(sizes) = sizes {
             notes.extend(bandwidth.notes(sizes));
+        }
+        if !bandwidth.knows_copies() && costs.step.copies {
+            notes.push(
+                "what a rank copies and transposes beside gathers takes no time here: a file of `lowp bench --ranks` has its rate"
+                    .to_owned(),
+            );
         }
     }
     let kept_in_bf16 = model.layers.iter().zip(&kept).filter(|(_, kept)| **kept);

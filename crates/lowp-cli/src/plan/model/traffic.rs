@@ -2,7 +2,7 @@
 
 use super::Setup;
 use super::bandwidth::Bandwidth;
-use super::cost::{Gather, Use};
+use super::cost::{Gather, Local, Use};
 use super::links::{Links, Moved, Route, neighbours, replicas};
 use super::weights::Weights;
 use lowp_shard::GradWire;
@@ -31,6 +31,8 @@ pub(super) struct Step {
     pub(super) operations: Vec<Operation>,
     /// Bytes of the smallest and of the largest gather.
     pub(super) sizes: Option<[u128; 2]>,
+    /// Whether ranks copy or transpose beside gathers.
+    pub(super) copies: bool,
     /// What gradients would move in f32 if all sums were made on the way.
     pub(super) gradients_shared: Moved,
 }
@@ -108,7 +110,7 @@ impl Step {
         let gather = Gather {
             of: Use::Forward,
             pieces,
-            local: 0,
+            local: Local::default(),
         };
         step.gather(&mut sum, &gather, 1, setup, bandwidth);
         step.operations.push(sum);
@@ -136,6 +138,7 @@ impl Step {
         if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
             *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, *local);
         }
+        self.copies |= *local != Local::default();
         if moved.world != Links::default() {
             let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);
             self.sizes = Some([smallest.min(bytes), largest.max(bytes)]);
