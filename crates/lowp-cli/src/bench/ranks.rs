@@ -4,9 +4,10 @@ use super::measure::copy_rate;
 use super::report::{ONE, PLAIN, RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
+use crate::train::plain_recipe;
 use anyhow::{Context, Result, anyhow};
 use half::bf16;
-use lowp_format::{AnyRecipe, Phase, PlainBf16, Recipe, Role, Shape};
+use lowp_format::{AnyRecipe, Code, Phase, Recipe, Role, Shape};
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
@@ -233,7 +234,7 @@ impl Rank<'_> {
 
     /// Milliseconds of the gather of one weight of `bytes`, between two marks of the stream that gathers.
     fn gather_of_one(&self, bytes: usize) -> Result<f64> {
-        let recipe = AnyRecipe::from(PlainBf16::default());
+        let recipe = plain_recipe(Code::Bf16).context("a recipe of bf16")?;
         let shape = Shape::new(bytes / size_of::<bf16>() / ONE_COLS, ONE_COLS);
         let spec = ShardSpec::new(&recipe, shape, self.comm.world_size(), self.comm.rank())?;
         let shards = vec![ShardedTensor::new(&self.cuda, recipe, spec)?];
