@@ -1,11 +1,11 @@
 //! [`Bands`]: the cast of a matrix in bands of rows, so that memory holds a band and the codes of two, or of one where two would be too many.
 
 use super::behind::Later;
-use super::cast::{self, cast, cast_known, empty, observe};
+use super::cast::{self, Needs, SharedAmaxes, cast, cast_known, empty, observe};
 use super::fields::{self, Field, worked};
 use super::model::Tensor;
 use super::pack::Packed;
-use super::place::{Place, is_filled};
+use super::place::{Place, is_filled, is_of_all_rows};
 use super::progress::Progress;
 use super::select::Matrix;
 use super::source::{Room, load_in, mapped};
@@ -65,6 +65,8 @@ pub(super) struct Bands<'a, B: Backend> {
     shape: Shape,
     /// The amax of the tensor, or of all that it has one amax with.
     amax: Option<f32>,
+    /// Amaxes of columns that bands have in common, where scales are those of lines.
+    lines: Option<SharedAmaxes>,
     /// Whether one cast of all rows finds by itself what it depends on.
     alone: bool,
     /// Rows of a band.
@@ -88,12 +90,13 @@ impl<'a, B: Backend> Bands<'a, B> {
     ) -> Result<Self> {
         let Matrix { shape, setup } = cast.matrix;
         let specs = setup.recipe.buffers(setup.usage);
-        let needs_amax = cast::needs_amax(&setup.recipe, setup.usage);
-        let alone = needs_amax.is_none() || shape.elements() == 0;
+        let needs = Needs::of(&setup.recipe, setup.usage);
+        let alone = needs == Needs::All || shape.elements() == 0;
         let mut bands = Self {
             shape: worked([shape; 2], &specs),
             amax: shared,
             alone,
+            lines: None,
             rows: shape.rows.max(1),
             mapped: mapped(&cast.tensor),
             loaded: RefCell::new(None),
@@ -103,7 +106,20 @@ impl<'a, B: Backend> Bands<'a, B> {
         if !alone {
             bands.rows = bands.rows_of_a_band()?;
         }
-        if !alone && needs_amax == Some(true) && shared.is_none() {
+        if !alone && needs == Needs::Lines {
+            let mut amaxes = SharedAmaxes::default();
+            for band in 0..bands.bands() {
+                let rows = bands.rows_of(band);
+                let source = bands.source(&rows)?;
+                let backend = bands.cast.backend;
+                let shape = Shape::new(rows.len(), bands.shape.cols);
+                // Nothing is written there.
+                let tensor = empty(backend, setup.recipe, shape, &specs)?;
+                amaxes.observe(backend, &tensor, source)?;
+            }
+            bands.lines = Some(amaxes);
+        }
+        if !alone && needs == Needs::Tensor && shared.is_none() {
             let amax = bands.cast.backend.alloc::<f32>(1)?;
             for band in 0..bands.bands() {
                 let source = bands.source(&bands.rows_of(band))?;
@@ -117,7 +133,10 @@ impl<'a, B: Backend> Bands<'a, B> {
     /// Rows of a band: whole blocks and tiles, as many as fit.
     fn rows_of_a_band(&self) -> Result<usize> {
         let row = (self.cast.tensor.len() / self.shape.rows.max(1)).max(1);
-        let layouts = || self.cast.fields.iter().filter_map(|field| field.layout);
+        let layouts = || {
+            let layouts = self.cast.fields.iter().filter_map(|field| field.layout);
+            layouts.filter(|layout| !is_of_all_rows(layout))
+        };
         let follow = layouts().all(|layout| layout.axes()[0] == Axis::Rows);
         let bytes = match (&self.mapped, follow) {
             (Some(_), true) => CACHED,
@@ -136,7 +155,7 @@ impl<'a, B: Backend> Bands<'a, B> {
             }
             let fields = self.fields(rows)?;
             let mut layouts = fields.iter().filter_map(|field| field.layout);
-            if layouts.all(|layout| is_filled(&layout, rows)) {
+            if layouts.all(|layout| is_of_all_rows(&layout) || is_filled(&layout, rows)) {
                 return Ok(rows);
             }
         }
@@ -240,6 +259,8 @@ impl<B: Backend> Parts for Bands<'_, B> {
         if self.alone {
             let solo = LocalComm::solo(backend);
             amax = cast(backend, &solo, &tensor, source, (setup.delayed_scale, amax))?;
+        } else if let Some(amaxes) = &self.lines {
+            amaxes.cast(backend, &tensor, source)?;
         } else {
             cast_known(backend, &tensor, source, (setup.delayed_scale, amax))?;
         }
@@ -254,8 +275,10 @@ impl<B: Backend> Parts for Bands<'_, B> {
         }
         let own = self.fields(rows.len())?;
         let place = |(whole, own): (&Field, &Field)| match (&whole.layout, &own.layout) {
-            (Some(whole), Some(own)) => Some(Place::of(whole, own, rows.start)),
-            // One number for all rows.
+            (Some(whole), Some(own)) if !is_of_all_rows(whole) => {
+                Some(Place::of(whole, own, rows.start))
+            }
+            // The same for all rows.
             _ => (band == 0).then_some(Place::FIRST),
         };
         Ok(Some(Box::new(Band {
@@ -303,7 +326,7 @@ mod tests {
     use crate::file::model::Model;
     use crate::file::names::Dtypes;
     use crate::file::source::load;
-    use lowp_format::{AnyRecipe, Form, Part, Usage};
+    use lowp_format::{AnyRecipe, Form, Part, RecipeOptions, Usage};
     use lowp_kernels::Cpu;
     use lowp_shard::quantize;
     use std::fs;
@@ -375,7 +398,12 @@ mod tests {
                 .into_iter()
                 .flat_map(|usage| Form::ALL.map(|form| (usage, form)));
             let ways: Vec<_> = ways.collect();
-            let recipes = AnyRecipe::low_precision();
+            let mut recipes = AnyRecipe::low_precision();
+            // Two-level scales of rows and of columns.
+            let mut options = RecipeOptions::default();
+            options.set("row_scaled", "true");
+            let of_lines = |name: &&str| AnyRecipe::from_name(name, &options).ok();
+            recipes.extend(AnyRecipe::names().iter().filter_map(of_lines));
             for (recipe, &(usage, form)) in recipes
                 .into_iter()
                 .flat_map(|r| ways.iter().map(move |way| (r, way)))
@@ -409,7 +437,7 @@ mod tests {
                 cut += usize::from(count > 1);
             }
         }
-        assert!(cut > 100, "{cut} casts had bands");
+        assert!(cut > 300, "{cut} casts had bands");
         Ok(())
     }
 

@@ -78,6 +78,74 @@ pub(super) fn cast_known<B: Backend>(
     Ok(backend.once(Work::Encode(vec![item.encode_job(&book)?]))?)
 }
 
+/// Amaxes that all rows of a tensor share: of the tensor, and of its columns.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedAmaxes {
+    tensor: Option<f32>,
+    columns: Vec<f32>,
+}
+
+impl SharedAmaxes {
+    /// Raises them to those of `source`, rows of a tensor that are cast into buffers like those of `tensor`, which stay as they are.
+    ///
+    /// # Errors
+    /// A source of another length.
+    pub(super) fn observe<B: Backend>(
+        &mut self,
+        backend: &B,
+        tensor: &Tensor<B>,
+        source: Source<B>,
+    ) -> Result<(), ShardError> {
+        let mut book = ScaleBookBuilder::default();
+        let item = CastItem::rows(tensor, source, &mut book);
+        let book = book.build(backend)?;
+        if let Some(job) = item.amax_job(&book)? {
+            backend.once(Work::Amax(vec![job]))?;
+        }
+        let (of_tensor, lines) = book.observation(item.slots)?;
+        let observed = backend.download::<f32>(book.observed())?;
+        // NaN is no amax of a rank either.
+        if let Some(at) = of_tensor {
+            self.tensor = Some(observed[at].max(self.tensor.unwrap_or(0.0)));
+        }
+        if let Some(start) = lines[Orientation::Columnwise as usize] {
+            let columns = &observed[start..start + tensor.shape().cols];
+            self.columns.resize(columns.len(), 0.0);
+            for (shared, own) in self.columns.iter_mut().zip(columns) {
+                *shared = own.max(*shared);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the buffers of `tensor`, some rows of a tensor of these amaxes, from `source`. What depends on a row alone is observed here.
+    ///
+    /// # Errors
+    /// A source of another length.
+    pub(super) fn cast<B: Backend>(
+        &self,
+        backend: &B,
+        tensor: &Tensor<B>,
+        source: Source<B>,
+    ) -> Result<(), ShardError> {
+        let mut book = ScaleBookBuilder::default();
+        let item = CastItem::rows(tensor, source, &mut book);
+        let book = book.build(backend)?;
+        if let Some(job) = item.amax_job(&book)? {
+            backend.once(Work::Amax(vec![job]))?;
+        }
+        let (of_tensor, lines) = book.observation(item.slots)?;
+        if let (Some(at), Some(amax)) = (of_tensor, self.tensor) {
+            backend.write(book.observed(), at, &[amax])?;
+        }
+        if let Some(start) = lines[Orientation::Columnwise as usize] {
+            backend.write(book.observed(), start, &self.columns)?;
+        }
+        book.roll()?;
+        Ok(backend.once(Work::Encode(vec![item.encode_job(&book)?]))?)
+    }
+}
+
 /// Begins the observation of `item` with the amax of other tensors.
 pub(super) fn begin<B: Backend>(
     book: &ScaleBook<B>,
@@ -119,13 +187,34 @@ pub(super) fn delayed_slot<B: Backend>(item: &CastItem<B>) -> Option<ScaleSlot> 
     kernels.find_map(|(key, slot)| slot.filter(|_| key.scale.is_delayed()))
 }
 
-/// Whether a cast of `recipe` for `usage` depends on an amax of the whole tensor; `None` where it depends on those of lines, or on two of the tensor.
-pub(super) fn needs_amax(recipe: &impl Recipe, usage: Usage) -> Option<bool> {
-    let kernels = || usage.orientations().map(|o| recipe.kernel(o));
-    let outer = || kernels().filter_map(|kernel| kernel.scale.outer());
-    let lines = outer().any(|(extent, _)| extent == Extent::Line);
-    let transformed = kernels().any(|kernel| kernel.hadamard);
-    (!lines && !transformed).then(|| keeps_amax(recipe) || outer().next().is_some())
+/// What a cast of rows needs to know of the other rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    Nothing,
+    /// The amax of the tensor.
+    Tensor,
+    /// Amaxes of columns, or none where lines are rows.
+    Lines,
+    /// Two amaxes of the tensor: all rows are cast together.
+    All,
+}
+
+impl Needs {
+    /// Those of `recipe` for `usage`.
+    pub(super) fn of(recipe: &impl Recipe, usage: Usage) -> Self {
+        let kernels = || usage.orientations().map(|o| recipe.kernel(o));
+        let outer = || kernels().filter_map(|kernel| kernel.scale.outer());
+        let lines = outer().any(|(extent, _)| extent == Extent::Line);
+        let keeps = keeps_amax(recipe);
+        if kernels().any(|kernel| kernel.hadamard) || lines && keeps {
+            return Self::All;
+        }
+        match (lines, keeps || outer().next().is_some()) {
+            (true, _) => Self::Lines,
+            (false, true) => Self::Tensor,
+            (false, false) => Self::Nothing,
+        }
+    }
 }
 
 /// Whether `recipe` encodes with a scale that is known before the values.

@@ -1,6 +1,6 @@
 //! [`Place`]: where bytes of some rows of a tensor lie among those of all.
 
-use lowp_format::{Axis, Code, Form, ScaleLayout};
+use lowp_format::{Axis, BufferSpec, Code, Form, ScaleLayout};
 use std::ops::Range;
 
 /// Runs of bytes that lie a stride apart: the rows of an array whose rows are the columns of the matrix have a run each, and all other rows of
@@ -73,6 +73,12 @@ impl Place {
             Some((piece, place))
         })
     }
+}
+
+/// Whether an entry of `layout` stands for all rows: the scale of a column.
+pub(super) fn is_of_all_rows(layout: &ScaleLayout) -> bool {
+    let axis = usize::from(layout.axes()[0] != Axis::Rows);
+    layout.tile()[axis] == BufferSpec::WHOLE
 }
 
 /// Whether the `rows` of `layout`, which are not the last of their matrix, fill what they take: those behind them follow without padding.
