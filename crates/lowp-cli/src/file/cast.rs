@@ -96,12 +96,7 @@ impl SharedAmaxes {
         tensor: &Tensor<B>,
         source: Source<B>,
     ) -> Result<(), ShardError> {
-        let mut book = ScaleBookBuilder::default();
-        let item = CastItem::rows(tensor, source, &mut book);
-        let book = book.build(backend)?;
-        if let Some(job) = item.amax_job(&book)? {
-            backend.once(Work::Amax(vec![job]))?;
-        }
+        let (book, item) = observed(backend, tensor, source)?;
         let (of_tensor, lines) = book.observation(item.slots)?;
         let observed = backend.download::<f32>(book.observed())?;
         // NaN is no amax of a rank either.
@@ -128,12 +123,7 @@ impl SharedAmaxes {
         tensor: &Tensor<B>,
         source: Source<B>,
     ) -> Result<(), ShardError> {
-        let mut book = ScaleBookBuilder::default();
-        let item = CastItem::rows(tensor, source, &mut book);
-        let book = book.build(backend)?;
-        if let Some(job) = item.amax_job(&book)? {
-            backend.once(Work::Amax(vec![job]))?;
-        }
+        let (book, item) = observed(backend, tensor, source)?;
         let (of_tensor, lines) = book.observation(item.slots)?;
         if let (Some(at), Some(amax)) = (of_tensor, self.tensor) {
             backend.write(book.observed(), at, &[amax])?;
@@ -144,6 +134,21 @@ impl SharedAmaxes {
         book.roll()?;
         Ok(backend.once(Work::Encode(vec![item.encode_job(&book)?]))?)
     }
+}
+
+/// The cast of `source` into `tensor`, and a book with the amaxes of `source` that it depends on.
+fn observed<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    source: Source<B>,
+) -> Result<(ScaleBook<B>, CastItem<B>), ShardError> {
+    let mut book = ScaleBookBuilder::default();
+    let item = CastItem::rows(tensor, source, &mut book);
+    let book = book.build(backend)?;
+    if let Some(job) = item.amax_job(&book)? {
+        backend.once(Work::Amax(vec![job]))?;
+    }
+    Ok((book, item))
 }
 
 /// Begins the observation of `item` with the amax of other tensors.

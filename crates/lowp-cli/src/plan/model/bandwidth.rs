@@ -49,28 +49,26 @@ impl Bandwidth {
     pub(super) fn new(text: &str) -> Result<Self, UsageError> {
         let rates: Vec<&str> = text.split(',').map(str::trim).collect();
         match rates[..] {
-            [within] => {
-                let (within_node, copy) = Rate::new(within)?;
-                Ok(Self {
-                    within_node,
-                    between_nodes: None,
-                    copy,
-                })
-            }
-            [within, between] => {
-                let (within_node, copy) = Rate::new(within)?;
-                let (between_nodes, other) = Rate::new(between)?;
-                Ok(Self {
-                    within_node,
-                    between_nodes: Some(between_nodes),
-                    copy: copy.or(other),
-                })
-            }
+            [within] => Ok(Self::of(Rate::new(within)?, None)),
+            [within, between] => Ok(Self::of(Rate::new(within)?, Some(Rate::new(between)?))),
             _ => Err(UsageError::new(format!(
                 "--bandwidth {}: {} rates; give one within a node, and one between nodes behind a comma",
                 shown(text),
                 rates.len()
             ))),
+        }
+    }
+
+    /// Rates within a node and between nodes, each with what copies take where its file says so.
+    fn of(
+        (within_node, copy): (Rate, Option<Copies>),
+        between: Option<(Rate, Option<Copies>)>,
+    ) -> Self {
+        let (between_nodes, other) = between.unzip();
+        Self {
+            within_node,
+            between_nodes,
+            copy: copy.or(other.flatten()),
         }
     }
 
@@ -253,7 +251,6 @@ mod tests {
         for (bytes, expected) in [
             (1, 150.0),
             (1000, 150.0),
-            // 6.667 us for 1000 bytes and 13.333 for 4000 are 8.889 for 2000.
             (2000, 225.0),
             (4000, 300.0),
             (1 << 40, 300.0),
