@@ -36,7 +36,7 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
     }
     // The flag is of no interest: with a handler of any kind the write returns an error.
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
-    let ignored = ignored();
+    let [ignored, blocked] = ignored_and_blocked();
     let mut signals = Signals::new(ENDING.iter().filter(|&&signal| !is_in(ignored, signal)))?;
     thread::Builder::new()
         .name("signals".to_owned())
@@ -51,20 +51,23 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
             }
         })
         .map_err(|e| no_thread("the thread that waits for signals", &e))?;
-    let heard = ENDING.iter().find(|&&signal| !is_in(ignored, signal));
+    let heard = ENDING
+        .iter()
+        .find(|&&signal| !is_in(ignored | blocked, signal));
     lost_pages::wake_by(heard.copied().unwrap_or(0));
     *listening = true;
     Ok(())
 }
 
-/// The signals that this process ignores, one bit each, as Linux tells it. Elsewhere none are known.
-fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    parse_ignored(&status)
+/// The signals that this process ignores, and those that this thread, and those it starts, do not get, one bit each, as Linux tells them.
+/// Elsewhere none are known.
+fn ignored_and_blocked() -> [u64; 2] {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    ["SigIgn:", "SigBlk:"].map(|name| parse_set(&status, name))
 }
 
-fn parse_ignored(status: &str) -> u64 {
-    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+fn parse_set(status: &str, name: &str) -> u64 {
+    let bits = status.lines().find_map(|line| line.strip_prefix(name));
     bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
         .unwrap_or(0)
 }
@@ -82,11 +85,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_signals_are_read() {
-        let set =
-            parse_ignored("Name:\tlowp\nSigBlk:\tffff\nSigIgn:\t0000000000000001\nSigCgt:\t2\n");
-        assert!(is_in(set, SIGHUP) && !is_in(set, SIGINT) && !is_in(set, SIGTERM));
-        assert_eq!(parse_ignored(""), 0);
+    fn sets_of_signals_are_read() {
+        let status = "Name:\tlowp\nSigBlk:\tffff\nSigIgn:\t0000000000000001\nSigCgt:\t2\n";
+        let ignored = parse_set(status, "SigIgn:");
+        assert!(is_in(ignored, SIGHUP) && !is_in(ignored, SIGINT) && !is_in(ignored, SIGTERM));
+        assert_eq!(parse_set(status, "SigBlk:"), 0xffff);
+        assert_eq!(parse_set("", "SigIgn:"), 0);
         assert!(is_in(1 << 14, SIGTERM));
     }
 }

@@ -5,7 +5,7 @@ use super::cast::{self, Needs, SharedAmaxes, cast, cast_known, empty, observe};
 use super::fields::{self, Field, worked};
 use super::model::Tensor;
 use super::pack::Packed;
-use super::place::{Place, is_filled, is_of_all_rows};
+use super::place::{Place, is_of_all_rows, is_whole};
 use super::progress::Progress;
 use super::select::Matrix;
 use super::source::{Room, load_in, mapped};
@@ -26,13 +26,15 @@ use std::rc::Rc;
 const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 /// The same where they do not: long bands make long runs.
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
-/// The rows of a band are a multiple of the first of these that holds whole blocks and whole tiles of scales.
-const UNITS: [usize; 2] = [128, 512];
-/// The same, tried before, for matrices so wide that more rows would take more than [`HELD`].
-const FEW: usize = 32;
-/// Rows of a band where bytes do not follow each other, at least: each column is a run, and shorter ones take longer to write than to make
-/// (1024 x 262144 F32 to mxfp4). Fewer where they would be over [`HELD`].
-const LEAST: usize = 512;
+/// The rows of a band are a multiple of this, or a lower power of two, so that they end where padding does or between two such places.
+const UNIT: usize = 512;
+/// Rows of a band, at least.
+const LEAST: usize = 32;
+/// The same where they are not over [`HELD`].
+const FEW: usize = 128;
+/// The same where bytes do not follow each other: each column is a run, and shorter ones take longer to write than to make (1024 x 262144 F32
+/// to mxfp4).
+const LONG_RUN: usize = 512;
 
 /// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
@@ -109,13 +111,9 @@ impl<'a, B: Backend> Bands<'a, B> {
         if !alone && needs == Needs::Lines {
             let mut amaxes = SharedAmaxes::default();
             for band in 0..bands.bands() {
-                let rows = bands.rows_of(band);
-                let source = bands.source(&rows)?;
-                let backend = bands.cast.backend;
-                let shape = Shape::new(rows.len(), bands.shape.cols);
-                // Nothing is written there.
-                let tensor = empty(backend, setup.recipe, shape, &specs)?;
-                amaxes.observe(backend, &tensor, source)?;
+                // Nothing is written to the codes.
+                let (source, codes) = bands.source_and_codes(&bands.rows_of(band))?;
+                amaxes.observe(bands.cast.backend, &codes, source)?;
             }
             bands.lines = Some(amaxes);
         }
@@ -145,19 +143,20 @@ impl<'a, B: Backend> Bands<'a, B> {
             (None, _) => LONG / 2,
         };
         let most = HELD / self.held_by_a_row().max(1);
-        let few = (most < UNITS[0]).then_some(FEW);
-        for unit in few.into_iter().chain(UNITS) {
-            let least = if follow { unit } else { LEAST };
-            let rows = (bytes / row).max(least).min(most) / unit * unit;
-            let rows = rows.max(unit);
-            if rows >= self.shape.rows {
-                break;
-            }
+        let rows = (bytes / row)
+            .max(if follow { FEW } else { LONG_RUN })
+            .min(most);
+        let mut rows = match rows {
+            0..UNIT => 1 << rows.max(LEAST).ilog2(),
+            _ => rows / UNIT * UNIT,
+        };
+        while rows < self.shape.rows {
             let fields = self.fields(rows)?;
             let mut layouts = fields.iter().filter_map(|field| field.layout);
-            if layouts.all(|layout| is_of_all_rows(&layout) || is_filled(&layout, rows)) {
+            if layouts.all(|layout| is_of_all_rows(&layout) || is_whole(&layout, rows)) {
                 return Ok(rows);
             }
+            rows *= 2;
         }
         Ok(self.shape.rows)
     }
@@ -210,13 +209,36 @@ impl<'a, B: Backend> Bands<'a, B> {
         let tensor = &self.cast.tensor;
         let source = load_in(
             backend,
-            &self.memory.room,
+            (&self.memory.room, self.rows * self.shape.cols),
             tensor,
             elements.clone(),
             &unseen,
         )?;
         *loaded = Some((elements, source.clone()));
         Ok(source)
+    }
+
+    /// The values of `rows`, and buffers for what they become.
+    fn source_and_codes(&self, rows: &Range<usize>) -> Result<(Source<B>, cast::Tensor<B>)> {
+        let Matrix { setup, .. } = self.cast.matrix;
+        let shape = Shape::new(rows.len(), self.shape.cols);
+        let specs = setup.recipe.buffers(setup.usage);
+        let fits = |codes: &cast::Tensor<B>| {
+            let same = codes.buffers().iter().map(|buffer| buffer.spec);
+            codes.recipe() == setup.recipe
+                && codes.shape() == shape
+                && same.eq(specs.iter().copied())
+        };
+        let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
+        let codes = &self.memory.codes;
+        // Room for the values first.
+        codes.keep(fits);
+        let source = self.source(rows)?;
+        let codes = match self.bands_take_turns() {
+            true => codes.take(fits, make)?,
+            false => codes.take_one(fits, make)?,
+        };
+        Ok((source, codes))
     }
 }
 
@@ -238,23 +260,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
             progress,
         } = self.cast;
         let rows = self.rows_of(band);
-        let shape = Shape::new(rows.len(), self.shape.cols);
-        let specs = setup.recipe.buffers(setup.usage);
-        let fits = |codes: &cast::Tensor<B>| {
-            let same = codes.buffers().iter().map(|buffer| buffer.spec);
-            codes.recipe() == setup.recipe
-                && codes.shape() == shape
-                && same.eq(specs.iter().copied())
-        };
-        let make = || empty(backend, setup.recipe, shape, &specs);
-        let codes = &self.memory.codes;
-        // Room for the values first.
-        codes.keep(fits);
-        let source = self.source(&rows)?;
-        let tensor = match self.bands_take_turns() {
-            true => codes.take(fits, make)?,
-            false => codes.take_one(fits, make)?,
-        };
+        let (source, tensor) = self.source_and_codes(&rows)?;
         let mut amax = self.amax;
         if self.alone {
             let solo = LocalComm::solo(backend);

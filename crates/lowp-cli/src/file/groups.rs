@@ -4,13 +4,16 @@ use super::cast::observe;
 use super::model::Tensor;
 use super::progress::Progress;
 use super::select::Choice;
-use super::source::{load, mapped};
+use super::source::{Room, load_in, mapped};
 use anyhow::Result;
 use lowp_format::Recipe;
 use lowp_kernels::Backend;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// Values that are loaded at a time where they are not mapped. Tests load often.
+const LOADED: usize = if cfg!(test) { 1 << 10 } else { 8 << 20 };
 
 /// The members of each group, by number.
 #[derive(Debug, Default)]
@@ -68,13 +71,24 @@ impl Amaxes {
         let amax = backend.alloc::<f32>(1)?;
         // Reads of their own, beside those that the work is made of.
         let unseen = Progress::new("amax");
+        let room = Room::default();
         for tensor in groups.members.get(&group).into_iter().flatten() {
             let part = part(tensor)?;
-            let source = match mapped(tensor) {
-                Some(mapped) => mapped.view(backend, part)?,
-                None => load(backend, tensor, part, &unseen)?,
-            };
-            observe(backend, recipe, source, &amax)?;
+            if let Some(mapped) = mapped(tensor) {
+                observe(backend, recipe, mapped.view(backend, part)?, &amax)?;
+                continue;
+            }
+            for start in part.clone().step_by(LOADED) {
+                let some = start..part.end.min(start + LOADED);
+                let source = load_in(
+                    backend,
+                    (&room, LOADED.min(part.len())),
+                    tensor,
+                    some,
+                    &unseen,
+                )?;
+                observe(backend, recipe, source, &amax)?;
+            }
         }
         let amax = backend.download::<f32>(&amax)?[0];
         self.0.borrow_mut().insert(group, amax);

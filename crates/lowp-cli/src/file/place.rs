@@ -3,12 +3,15 @@
 use lowp_format::{Axis, BufferSpec, Code, Form, ScaleLayout};
 use std::ops::Range;
 
-/// Runs of bytes that lie a stride apart: the rows of an array whose rows are the columns of the matrix have a run each, and all other rows of
-/// a matrix are one run.
+/// Runs of bytes that lie a stride apart, each with padding behind it that is left out: the rows of an array whose rows are the columns of the
+/// matrix have a run each, and all other rows of a matrix are one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     start: usize,
+    /// Bytes of a run and of its padding.
     run: usize,
+    /// Bytes of a run.
+    kept: usize,
     stride: usize,
 }
 
@@ -21,31 +24,54 @@ impl Place {
         Self {
             start,
             run: usize::MAX,
+            kept: usize::MAX,
             stride: 0,
         }
     }
 
-    /// Where the bytes of rows that begin with matrix row `first`, laid out as `rows`, lie in `whole`.
+    /// Where the bytes of rows that begin with matrix row `first`, laid out as `rows`, lie in `whole`. Padding is left out, but for what `whole`
+    /// has behind the last rows: those have as much where the rows before them are in parts of 32, 64, 128, 256 or a multiple of 512.
     pub(super) fn of(whole: &ScaleLayout, rows: &ScaleLayout, first: usize) -> Self {
         let bytes = |layout: &ScaleLayout, entries: usize| match layout.form() {
             // Tiles follow each other, 128 entries high; entries of those have 8 bits.
             Form::Swizzled => entries * 128,
             Form::Compact | Form::Padded => layout.code().bytes(entries),
         };
-        if whole.axes()[0] == Axis::Rows {
-            let entry = first / whole.tile()[0];
-            return Self::from(entry * whole.code().bytes(whole.padded()[1]));
+        let axis = usize::from(whole.axes()[0] != Axis::Rows);
+        let entry = first / whole.tile()[axis];
+        let is_last = entry + rows.entries()[axis] >= whole.entries()[axis];
+        let kept = match is_last {
+            true => whole.padded()[axis] - entry,
+            false => rows.entries()[axis],
+        };
+        debug_assert!(kept <= rows.padded()[axis], "{whole:?} {rows:?} {first}");
+        if axis == 0 {
+            let row = whole.code().bytes(whole.padded()[1]);
+            return Self {
+                kept: kept * row,
+                ..Self::from(entry * row)
+            };
         }
-        Self {
-            start: bytes(whole, first / whole.tile()[1]),
+        let place = Self {
+            start: bytes(whole, entry),
             run: bytes(rows, rows.padded()[1]),
+            kept: bytes(rows, kept),
             stride: bytes(whole, whole.padded()[1]),
+        };
+        match place.kept == place.stride {
+            true => Self::from(place.start),
+            false => place,
         }
     }
 
     /// Whether all bytes follow each other.
     pub(super) fn is_one_run(&self) -> bool {
-        self.run == usize::MAX || self.run == self.stride
+        self.run == usize::MAX
+    }
+
+    /// How many of the first `len` bytes have a place.
+    pub(super) fn placed(&self, len: usize) -> usize {
+        len / self.run * self.kept + (len % self.run).min(self.kept)
     }
 
     /// Where the `len` bytes from byte `from` on lie: ranges of them, each with its place.
@@ -54,23 +80,26 @@ impl Place {
         from: usize,
         len: usize,
     ) -> impl Iterator<Item = (Range<usize>, usize)> {
-        let Self { start, run, stride } = *self;
-        let one = self.is_one_run();
+        let Self {
+            start,
+            run,
+            kept,
+            stride,
+        } = *self;
         let mut at = 0;
         std::iter::from_fn(move || {
-            if at == len {
+            let (mut number, mut within) = ((from + at) / run, (from + at) % run);
+            if within >= kept {
+                // Padding.
+                at = at.saturating_add(run - within);
+                (number, within) = (number + 1, 0);
+            }
+            if at >= len {
                 return None;
             }
-            let (left, place) = match one {
-                true => (len - at, start + from + at),
-                false => {
-                    let (number, within) = ((from + at) / run, (from + at) % run);
-                    (run - within, start + number * stride + within)
-                }
-            };
-            let piece = at..at + left.min(len - at);
+            let piece = at..len.min(at.saturating_add(kept - within));
             at = piece.end;
-            Some((piece, place))
+            Some((piece, start + number * stride + within))
         })
     }
 }
@@ -81,8 +110,8 @@ pub(super) fn is_of_all_rows(layout: &ScaleLayout) -> bool {
     layout.tile()[axis] == BufferSpec::WHOLE
 }
 
-/// Whether the `rows` of `layout`, which are not the last of their matrix, fill what they take: those behind them follow without padding.
-pub(super) fn is_filled(layout: &ScaleLayout, rows: usize) -> bool {
+/// Whether other rows can follow the `rows` of `layout`: they end where a block, a byte and a tile of scales ends.
+pub(super) fn is_whole(layout: &ScaleLayout, rows: usize) -> bool {
     let axis = usize::from(layout.axes()[0] != Axis::Rows);
     let entries = layout.entries()[axis];
     let whole_bytes = axis == 0 || layout.code() != Code::E2M1 || entries.is_multiple_of(2);
@@ -92,7 +121,7 @@ pub(super) fn is_filled(layout: &ScaleLayout, rows: usize) -> bool {
         (Form::Compact | Form::Padded, _) => 1,
     };
     let whole_blocks = rows.is_multiple_of(layout.tile()[axis]);
-    whole_bytes && whole_blocks && entries == layout.padded()[axis] && entries.is_multiple_of(unit)
+    whole_bytes && whole_blocks && entries.is_multiple_of(unit)
 }
 
 #[cfg(test)]
@@ -103,14 +132,16 @@ mod tests {
     /// Every entry of rows lies where their place says, whatever the recipe, the orientation and the form.
     #[test]
     fn rows_lie_in_the_whole_where_their_place_says() {
-        let full = Shape::new(1100, 320);
-        let mut cut = [0; 3];
-        for (recipe, (number, step)) in AnyRecipe::low_precision().into_iter().flat_map(|recipe| {
-            [32, 128, 512]
-                .into_iter()
-                .enumerate()
-                .map(move |of| (recipe, of))
-        }) {
+        const STEPS: [usize; 6] = [32, 64, 128, 256, 512, 1536];
+        let mut cut = [0; STEPS.len()];
+        // Rows that end in the first, the second, the third and the last block of four.
+        let shapes = [1100, 1180, 1300, 1500].map(|rows| Shape::new(rows, 320));
+        for (recipe, (number, step), full) in
+            AnyRecipe::low_precision().into_iter().flat_map(|recipe| {
+                let steps = STEPS.into_iter().enumerate();
+                steps.flat_map(move |step| shapes.map(|full| (recipe, step, full)))
+            })
+        {
             for spec in recipe
                 .buffers(Usage::BOTH)
                 .iter()
@@ -128,8 +159,8 @@ mod tests {
                         continue;
                     };
                     let first = of(Shape::new(step, full.cols)).expect("the form of the whole");
-                    let filled = is_filled(&first, step);
-                    assert!(filled || step < 512, "{form:?} {first:?}");
+                    let filled = is_whole(&first, step);
+                    assert!(filled || step < 128, "{form:?} {first:?}");
                     // Rows that end within a block are none that others can follow.
                     let axis = usize::from(first.axes()[0] != Axis::Rows);
                     assert!(!filled || step.is_multiple_of(first.tile()[axis]));
@@ -141,15 +172,18 @@ mod tests {
                     for first in (0..full.rows).step_by(step) {
                         let rows = step.min(full.rows - first);
                         let part = of(Shape::new(rows, full.cols)).expect("the form of the whole");
-                        assert!(rows < step || is_filled(&part, rows), "{form:?} {part:?}");
+                        assert!(rows < step || is_whole(&part, rows), "{form:?} {part:?}");
                         let place = Place::of(&whole, &part, first);
-                        let mut at = vec![0; part.bytes()];
+                        let mut at = vec![usize::MAX; part.bytes()];
+                        let mut placed = 0;
                         // In two pieces that end anywhere.
                         for (from, len) in [
                             (0, part.bytes() / 3),
                             (part.bytes() / 3, part.bytes() - part.bytes() / 3),
                         ] {
                             for (piece, start) in place.pieces(from, len) {
+                                assert!(!piece.is_empty() && piece.end <= len);
+                                placed += piece.len();
                                 for (at, start) in at[from..][piece].iter_mut().zip(start..) {
                                     *at = start;
                                     assert!(!covered[start], "{form:?}");
@@ -157,6 +191,7 @@ mod tests {
                                 }
                             }
                         }
+                        assert_eq!(placed, place.placed(part.bytes()));
                         let bits = part.code().bits();
                         for i in 0..part.entries()[0] {
                             for j in 0..part.entries()[1] {

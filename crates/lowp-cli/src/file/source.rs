@@ -61,34 +61,42 @@ pub(super) fn load<B: Backend>(
     range: Range<usize>,
     progress: &Progress,
 ) -> Result<Source<B>> {
-    load_in(backend, &Room::default(), tensor, range, progress)
+    let room = (&Room::default(), range.len());
+    load_in(backend, room, tensor, range, progress)
 }
 
-/// [`load`] into `room`, where the source before it is done.
+/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given beside
+/// it, so that shorter ones need no other.
 ///
 /// # Errors
 /// As [`load`].
 pub(super) fn load_in<B: Backend>(
     backend: &B,
-    room: &Room<B>,
+    (room, most): (&Room<B>, usize),
     tensor: &Tensor<'_>,
     range: Range<usize>,
     progress: &Progress,
 ) -> Result<Source<B>> {
+    let most = most.max(range.len());
     let from = (tensor, range, progress);
     let Room {
         f32: wide,
         bf16: narrow,
     } = room;
+    // Room for one of them.
+    match tensor.dtype {
+        Dtype::BF16 => wide.release(),
+        _ => narrow.release(),
+    }
     Ok(match tensor.dtype {
         Dtype::F32 => Source::F32(convert::<4, _, _>(
-            (backend, wide),
+            (backend, wide, most),
             from,
             f32::from_le_bytes,
         )?),
-        Dtype::F16 => Source::F32(convert::<2, _, _>((backend, wide), from, f32_of_f16)?),
+        Dtype::F16 => Source::F32(convert::<2, _, _>((backend, wide, most), from, f32_of_f16)?),
         Dtype::BF16 => Source::Bf16(convert::<2, _, _>(
-            (backend, narrow),
+            (backend, narrow, most),
             from,
             bf16::from_le_bytes,
         )?),
@@ -98,14 +106,15 @@ pub(super) fn load_in<B: Backend>(
 
 /// Reads values of `N` bytes each.
 fn convert<const N: usize, T: Element, B: Backend>(
-    (backend, spare): (&B, &Spare<B::Buffer<T>>),
+    (backend, spare, most): (&B, &Spare<B::Buffer<T>>, usize),
     (tensor, range, progress): (&Tensor<'_>, Range<usize>, &Progress),
     value: impl Fn([u8; N]) -> T + Sync,
 ) -> Result<B::Buffer<T>> {
     let buffer = spare.take(
-        |buffer| backend.len::<T>(buffer) == range.len(),
-        || backend.alloc::<T>(range.len()),
+        |buffer| backend.len::<T>(buffer) == most,
+        || backend.alloc::<T>(most),
     )?;
+    let buffer = backend.view::<T>(&buffer, 0..range.len())?;
     let fill = |part: Range<usize>| {
         let from = range.start + part.start..range.start + part.end;
         each_chunk::<N, T>(tensor, from, &value, |start, values| {
@@ -244,7 +253,8 @@ mod tests {
                     expected.extend_from_slice(values);
                     Ok(())
                 })?;
-                let found: Vec<f32> = match load_in(&Cpu, &room, &tensor, whole, &progress)? {
+                let found: Vec<f32> = match load_in(&Cpu, (&room, len), &tensor, whole, &progress)?
+                {
                     Source::F32(values) => Cpu.download(&values)?,
                     Source::Bf16(values) => {
                         Cpu.download(&values)?.iter().map(|x| x.to_f32()).collect()

@@ -32,6 +32,11 @@ impl<T: Clone> Spare<T> {
         *kept = Some(made.clone());
         Ok(made)
     }
+
+    /// Lets go of the buffer.
+    pub(super) fn release(&self) {
+        *self.0.borrow_mut() = None;
+    }
 }
 
 /// Two buffers in turn: one is filled while the other is written.
@@ -83,7 +88,7 @@ impl<T: Clone> Turns<T> {
         fits: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        *self.spares[1].0.borrow_mut() = None;
+        self.spares[1].release();
         self.next.set(0);
         self.spares[0].take(fits, make)
     }

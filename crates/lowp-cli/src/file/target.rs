@@ -157,7 +157,7 @@ impl Draft {
         place: Place,
         bytes: Box<dyn Later>,
     ) -> Result<()> {
-        self.written += bytes.len() as u64;
+        self.written += place.placed(bytes.len()) as u64;
         self.out
             .write_later(at, place, bytes)
             .with_context(|| cannot_write(&self.name))

@@ -272,13 +272,13 @@ impl<'c, 'a> Check<'c, 'a> {
                 let mut done = 0;
                 let mut take = |bytes: &[u8]| -> Result<()> {
                     for (range, at) in place.pieces(done, bytes.len()) {
+                        self.progress.add(range.len());
                         let other = compare(tensor, at, &bytes[range])?;
                         // Bands come in the order of rows, and the first byte is asked for.
                         let both = [*found, other].into_iter().flatten();
                         *found = both.min_by_key(|byte| byte.at);
                     }
                     done += bytes.len();
-                    self.progress.add(bytes.len());
                     Ok(())
                 };
                 match band.later(*part) {

@@ -51,7 +51,7 @@ pub(super) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Bytes that bands take at most, but for the rows that blocks need: the values of one, unless they are read where they are mapped, what it
 /// becomes, and what the band before became. With what else a command holds they are fewer than 256 MB. Tests have many bands.
-pub(super) const HELD: usize = if cfg!(test) { 1 << 20 } else { 232 << 20 };
+pub(super) const HELD: usize = if cfg!(test) { 1 << 20 } else { 208 << 20 };
 /// Bytes of a band that may wait to be written while the next one is made.
 const BESIDE: usize = HELD / 2;
 
@@ -262,18 +262,19 @@ fn put(
     }
     if let Some(later) = later {
         let bytes = later.len();
+        let placed = place.placed(bytes);
         draft.write_later(at, place, later)?;
-        progress.add(bytes);
-        return Ok((bytes, bytes));
+        progress.add(placed);
+        return Ok((placed, bytes));
     }
     let bytes = hand(item, Some(parts), &mut |written, piece| {
         for (range, to) in place.pieces(written, piece.len()) {
+            progress.add(range.len());
             draft.write_at(at + to as u64, &piece[range])?;
         }
-        progress.add(piece.len());
         Ok(())
     })?;
-    Ok((bytes, 0))
+    Ok((place.placed(bytes), 0))
 }
 
 /// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
