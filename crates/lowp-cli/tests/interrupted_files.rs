@@ -243,6 +243,35 @@ fn an_input_that_changes_while_it_is_read() {
     }
 }
 
+/// The parent may have had us wait with signals, as some job runners do: a page that is gone ends the command all the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_input_that_changes_where_signals_are_blocked() {
+    let bench = bench();
+    let path = bench.path("long.safetensors");
+    let file = std::fs::File::options().write(true).open(path);
+    let file = file.expect("a file");
+    let before = bench.listing();
+    let whole = file.metadata().expect("a file").len();
+    for blocked in ["--block-signal=ABRT,ALRM,HUP", "--block-signal"] {
+        let mut command = Command::new("env");
+        command
+            .args([blocked, env!("CARGO_BIN_EXE_lowp")])
+            .args(LONG.words());
+        let child = started_with(&bench, command, Stdio::piped());
+        let begin = Instant::now();
+        file.set_len(whole / 8).expect("cut");
+        let (code, message) = ended(child);
+        assert_eq!(code, Some(2), "{message}");
+        assert!(begin.elapsed() < Duration::from_secs(30), "{message}");
+        file.set_len(whole).expect("longer");
+        // Where every signal is blocked nothing can tell who tidies: the next command does.
+        if blocked != "--block-signal" {
+            assert_eq!(bench.listing(), before, "{message}");
+        }
+    }
+}
+
 /// However few files may be open, the error says so, and nothing is left.
 #[test]
 fn too_few_files_can_be_open() {

@@ -73,8 +73,8 @@ pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;
 pub use flat_weights::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
 pub use gather::{
-    GatherAccount, GatherGroup, GatherPool, GatherTarget, GatherWatch, ParamAccount, Reshard,
-    Scratch, Unsharded, run_steps,
+    GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
+    Reshard, Scratch, Unsharded, run_steps,
 };
 pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam};
 pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};

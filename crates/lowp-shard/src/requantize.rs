@@ -58,16 +58,31 @@ impl<B: Backend> CastItem<B> {
     /// Casts `source` into every buffer of `into`, registering its scale in `book`.
     pub fn rows(into: &impl CastInto<B>, source: Source<B>, book: &mut ScaleBookBuilder) -> Self {
         let tensor = into.tensor();
-        let recipe = tensor.recipe();
+        let (recipe, shape, usage) = (tensor.recipe(), tensor.shape(), tensor.usage());
         Self {
-            shape: tensor.shape(),
+            targets: targets(tensor),
+            version: into.version().cloned(),
+            ..Self::observed(&recipe, shape, usage, source, book)
+        }
+    }
+
+    /// The cast of `source`, of `shape`, into no buffer: what a cast as `recipe` says for `usage` depends on can be observed.
+    pub fn observed(
+        recipe: &impl Recipe,
+        shape: Shape,
+        usage: Usage,
+        source: Source<B>,
+        book: &mut ScaleBookBuilder,
+    ) -> Self {
+        Self {
+            shape,
             extent: Extent::Rows,
             source,
             kernels: recipe.quantizers(Role::Weight).kernels(),
             source_rounding: recipe.source_rounding(),
-            slots: book.register(&recipe, tensor.shape(), tensor.usage()),
-            targets: targets(tensor),
-            version: into.version().cloned(),
+            slots: book.register(recipe, shape, usage),
+            targets: Vec::new(),
+            version: None,
         }
     }
 

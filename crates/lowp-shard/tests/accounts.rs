@@ -9,8 +9,8 @@ use common::{Comm, failing, ranks};
 use lowp_format::{AnyRecipe, GatherStep, Origin, Phase, Recipe, Shape, Transport, Usage};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherPool, GatherWatch, GradWire, LocalComm, ReduceItem,
-    ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec, ShardedTensor,
+    Communicator, GatherGroup, GatherPoint, GatherPool, GatherWatch, GradWire, LocalComm,
+    ReduceItem, ScaleBookBuilder, ScaleSlot, ShardError, ShardSpec, ShardedTensor,
 };
 
 fn shard(recipe: AnyRecipe, comm: &Comm) -> Result<ShardedTensor<Cpu>, ShardError> {
@@ -258,9 +258,9 @@ fn watches_are_told_of_every_gather() {
             let mut group = group(recipe, &comm, true)?;
             let sent = Arc::new(Mutex::new(Vec::new()));
             let (of, to) = (comm.clone(), sent.clone());
-            group.watch(GatherWatch::new(move |_: &Cpu| {
+            group.watch(GatherWatch::new(move |_: &Cpu, point| {
                 let bytes = of.traffic().all_gather_bytes;
-                to.lock().expect("a number").push(bytes);
+                to.lock().expect("a number").push((point, bytes));
                 Ok(())
             }));
             let mut expected = Vec::new();
@@ -268,11 +268,12 @@ fn watches_are_told_of_every_gather() {
                 let before = comm.traffic().all_gather_bytes;
                 group.prefetch(phase)?;
                 group.unshard(phase)?;
-                expected.extend([before, comm.traffic().all_gather_bytes]);
+                let behind = comm.traffic().all_gather_bytes;
+                expected.extend([(GatherPoint::Begin, before), (GatherPoint::End, behind)]);
                 group.reshard();
             }
             // The last rank may have no rows.
-            assert!(expected[0] < expected[1] || rank > 0, "{recipe:?}");
+            assert!(expected[0].1 < expected[1].1 || rank > 0, "{recipe:?}");
             assert_eq!(*sent.lock().expect("numbers"), expected, "{recipe:?}");
             Ok(())
         });

@@ -12,9 +12,9 @@ use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPool, GatherWatch, GradBucketOptions, GradBuckets,
-    GradParam, GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered,
-    run_comms,
+    Communicator, GatherGroup, GatherItem, GatherPoint, GatherPool, GatherWatch, GradBucketOptions,
+    GradBuckets, GradParam, GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec,
+    ShardedTensor, ordered, run_comms,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -240,10 +240,10 @@ impl Rank<'_> {
         let shards = vec![ShardedTensor::new(&self.cuda, recipe, spec)?];
         let pool = GatherPool::new(&self.cuda);
         let mut group = GatherGroup::new(&self.cuda, Arc::clone(&self.comm), &pool, shards, true)?;
-        let marks: Arc<Mutex<Vec<CudaMark>>> = Arc::default();
+        let marks: Arc<Mutex<Vec<(GatherPoint, CudaMark)>>> = Arc::default();
         let to = Arc::clone(&marks);
-        group.watch(GatherWatch::new(move |stream: &Cuda| {
-            let mark = stream.mark()?;
+        group.watch(GatherWatch::new(move |stream: &Cuda, point| {
+            let mark = (point, stream.mark()?);
             to.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
             Ok(())
         }));
@@ -261,9 +261,12 @@ impl Rank<'_> {
         }
         let marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut times = Vec::new();
-        for pair in marks.chunks_exact(2).skip(WARM_UP * CALLS) {
-            times.push(f64::from(pair[0].milliseconds_to(&pair[1])?));
+        for pair in marks.windows(2) {
+            if let [(GatherPoint::Begin, begin), (GatherPoint::End, end)] = pair {
+                times.push(f64::from(begin.milliseconds_to(end)?));
+            }
         }
+        times.drain(..times.len().min(WARM_UP * CALLS));
         self.slowest(times)
     }
 

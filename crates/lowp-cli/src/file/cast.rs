@@ -86,17 +86,29 @@ pub(super) struct SharedAmaxes {
 }
 
 impl SharedAmaxes {
-    /// Raises them to those of `source`, rows of a tensor that are cast into buffers like those of `tensor`, which stay as they are.
+    /// Whether rows of a tensor have any for `recipe` and `usage`: the amax of a row is its own.
+    pub(super) fn are_any(recipe: &impl Recipe, usage: Usage) -> bool {
+        usage.orientations().any(|orientation| {
+            let outer = recipe.kernel(orientation).scale.outer();
+            let is_of_rows = orientation == Orientation::Rowwise;
+            outer.is_some_and(|(extent, _)| extent != Extent::Line || !is_of_rows)
+        })
+    }
+
+    /// Raises them to those of `source`, rows of `shape` of a tensor that is cast as `recipe` says for `usage`.
     ///
     /// # Errors
     /// A source of another length.
     pub(super) fn observe<B: Backend>(
         &mut self,
         backend: &B,
-        tensor: &Tensor<B>,
+        (recipe, usage): (&impl Recipe, Usage),
+        shape: Shape,
         source: Source<B>,
     ) -> Result<(), ShardError> {
-        let (book, item) = observed(backend, tensor, source)?;
+        let mut book = ScaleBookBuilder::default();
+        let item = CastItem::observed(recipe, shape, usage, source, &mut book);
+        let (book, item) = observed(backend, book, item)?;
         let (of_tensor, lines) = book.observation(item.slots)?;
         let observed = backend.download::<f32>(book.observed())?;
         // NaN is no amax of a rank either.
@@ -104,7 +116,7 @@ impl SharedAmaxes {
             self.tensor = Some(observed[at].max(self.tensor.unwrap_or(0.0)));
         }
         if let Some(start) = lines[Orientation::Columnwise as usize] {
-            let columns = &observed[start..start + tensor.shape().cols];
+            let columns = &observed[start..start + shape.cols];
             self.columns.resize(columns.len(), 0.0);
             for (shared, own) in self.columns.iter_mut().zip(columns) {
                 *shared = own.max(*shared);
@@ -123,7 +135,9 @@ impl SharedAmaxes {
         tensor: &Tensor<B>,
         source: Source<B>,
     ) -> Result<(), ShardError> {
-        let (book, item) = observed(backend, tensor, source)?;
+        let mut book = ScaleBookBuilder::default();
+        let item = CastItem::rows(tensor, source, &mut book);
+        let (book, item) = observed(backend, book, item)?;
         let (of_tensor, lines) = book.observation(item.slots)?;
         if let (Some(at), Some(amax)) = (of_tensor, self.tensor) {
             backend.write(book.observed(), at, &[amax])?;
@@ -136,14 +150,12 @@ impl SharedAmaxes {
     }
 }
 
-/// The cast of `source` into `tensor`, and a book with the amaxes of `source` that it depends on.
+/// `item`, and its book with the amaxes of its source that it depends on.
 fn observed<B: Backend>(
     backend: &B,
-    tensor: &Tensor<B>,
-    source: Source<B>,
+    book: ScaleBookBuilder,
+    item: CastItem<B>,
 ) -> Result<(ScaleBook<B>, CastItem<B>), ShardError> {
-    let mut book = ScaleBookBuilder::default();
-    let item = CastItem::rows(tensor, source, &mut book);
     let book = book.build(backend)?;
     if let Some(job) = item.amax_job(&book)? {
         backend.once(Work::Amax(vec![job]))?;

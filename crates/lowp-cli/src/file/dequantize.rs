@@ -28,6 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Decode a quantized model to floats
 #[derive(Clone, Debug, clap::Args)]
@@ -156,7 +157,8 @@ const CHUNK: usize = 1 << 18;
 /// The values of a tensor, its only part.
 pub(super) struct Decoded<'a, B: Backend> {
     pub(super) backend: B,
-    pub(super) values: B::Buffer<f32>,
+    /// Held until all of them are written.
+    pub(super) values: Arc<B::Buffer<f32>>,
     pub(super) float: FloatName,
     pub(super) name: &'a str,
     pub(super) overflows: &'a Overflows,
@@ -165,7 +167,7 @@ pub(super) struct Decoded<'a, B: Backend> {
 /// f32 values, whose bytes are those of the file.
 struct Floats<B: Backend> {
     backend: B,
-    values: B::Buffer<f32>,
+    values: Arc<B::Buffer<f32>>,
 }
 
 impl<B: Backend> Later for Floats<B> {
@@ -174,7 +176,7 @@ impl<B: Backend> Later for Floats<B> {
     }
 
     fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-        let values: &dyn Any = &self.values;
+        let values: &dyn Any = &*self.values;
         if let Some(on_host) = values.downcast_ref::<CpuBuffer<f32>>()
             && cfg!(target_endian = "little")
         {
@@ -201,7 +203,7 @@ impl<B: Backend> Parts for Decoded<'_, B> {
         (is_long && self.float == FloatName::F32).then(|| -> Box<dyn Later> {
             Box::new(Floats {
                 backend: self.backend.clone(),
-                values: self.values.clone(),
+                values: Arc::clone(&self.values),
             })
         })
     }

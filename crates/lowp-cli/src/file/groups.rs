@@ -95,3 +95,66 @@ impl Amaxes {
         Ok(Some(amax))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::model::Model;
+    use half::{bf16, f16};
+    use lowp_format::AnyRecipe;
+    use lowp_kernels::Cpu;
+    use std::fs;
+
+    /// The amax of a group is the largest of all parts, however few of their values are loaded at a time.
+    #[test]
+    fn values_that_are_not_mapped_count() -> Result<()> {
+        let len = 2 * LOADED + 7;
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("in.safetensors");
+        let entry = |name: &str, dtype: &str, at: usize| {
+            let (start, end) = (at * 2 * len, (at + 1) * 2 * len);
+            format!(
+                "\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":[{len}],\"data_offsets\":[{start},{end}]}}"
+            )
+        };
+        let header = format!("{{{},{}}}", entry("a", "BF16", 0), entry("b", "F16", 1));
+        // Not aligned.
+        let end = header.len().next_multiple_of(8) + 1;
+        let header = format!("{header:end$}");
+        let write = |narrow: &[f32], half: &[f32]| {
+            let mut file = (header.len() as u64).to_le_bytes().to_vec();
+            file.extend(header.bytes());
+            let values = narrow
+                .iter()
+                .map(|&value| bf16::from_f32(value).to_le_bytes());
+            file.extend(values.flatten());
+            let values = half.iter().map(|&value| f16::from_f32(value).to_le_bytes());
+            file.extend(values.flatten());
+            fs::write(&path, file)
+        };
+        let recipe = AnyRecipe::from_name("nvfp4-2d", &Default::default())?;
+        for (tensor, at) in [0, 1]
+            .into_iter()
+            .flat_map(|tensor| [3, LOADED, 2 * LOADED + 6].map(|at| (tensor, at)))
+        {
+            let mut values = [vec![0.5; len], vec![-0.25; len]];
+            values[tensor][at] = -3.0;
+            write(&values[0], &values[1])?;
+            let model = Model::open(&path)?;
+            let mut groups = Groups::default();
+            groups.members.insert(0, model.tensors().collect());
+            let of = |part: Range<usize>| {
+                let part = |_: &Tensor<'_>| Ok(part.clone());
+                Amaxes::default().of(&Cpu, &recipe, (&groups, Some(0)), part)
+            };
+            assert_eq!(of(0..len)?, Some(3.0), "{tensor} {at}");
+            assert_eq!(of(at..at + 1)?, Some(3.0));
+            // A part that begins behind it.
+            assert_eq!(
+                of(at + 1..len)?,
+                (at + 1 < len).then_some(0.5).or(Some(0.0))
+            );
+        }
+        Ok(())
+    }
+}

@@ -10,6 +10,7 @@ use lowp_kernels::{Backend, CpuBuffer};
 use lowp_shard::scales_in_form;
 use std::any::Any;
 use std::io;
+use std::sync::Arc;
 
 /// Bytes that are copied from the device at a time. Buffers with fewer are written at once. Tests have many with more.
 const CHUNK: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
@@ -17,16 +18,18 @@ const CHUNK: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
 /// A quantized tensor, and the fields that it is written as.
 pub(super) struct Packed<B: Backend> {
     pub(super) backend: B,
-    pub(super) tensor: Tensor<B>,
+    /// Held until all of it is written.
+    pub(super) tensor: Arc<Tensor<B>>,
     /// The amax of the source, where it is in no buffer.
     pub(super) amax: Option<f32>,
     pub(super) fields: Vec<Field>,
 }
 
-/// A buffer of bytes.
+/// A buffer of bytes of `tensor`.
 struct Shared<B: Backend> {
     backend: B,
     buffer: B::Buffer<u8>,
+    _tensor: Arc<Tensor<B>>,
 }
 
 impl<B: Backend> Later for Shared<B> {
@@ -63,6 +66,7 @@ impl<B: Backend> Parts for Packed<B> {
             Box::new(Shared {
                 backend: self.backend.clone(),
                 buffer: buffer.clone(),
+                _tensor: Arc::clone(&self.tensor),
             })
         })
     }

@@ -27,6 +27,7 @@ use lowp_kernels::Backend;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Quantize the matrices of a safetensors model
 #[derive(Clone, Debug, clap::Args)]
@@ -181,7 +182,7 @@ pub(super) fn weights<'a, B: Backend>(
         let (tensor, amax) = cuts.cast(backend, &flat, load)?;
         Ok(Box::new(Packed {
             backend: backend.clone(),
-            tensor,
+            tensor: Arc::new(tensor),
             amax,
             fields,
         }) as Box<dyn Parts>)

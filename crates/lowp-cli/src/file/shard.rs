@@ -254,7 +254,7 @@ impl<'a> Plan<'a> {
             let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
             Ok(Box::new(Packed {
                 backend: Cpu,
-                tensor: local,
+                tensor: Arc::new(local),
                 amax,
                 fields,
             }) as Box<dyn Parts>)

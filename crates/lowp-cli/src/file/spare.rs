@@ -1,6 +1,7 @@
 //! [`Spare`] and [`Turns`]: buffers that are used again.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 /// A buffer that tensors of one size fill one after the other: memory that is new costs as much as what is done with it.
 #[derive(Debug)]
@@ -39,10 +40,10 @@ impl<T: Clone> Spare<T> {
     }
 }
 
-/// Two buffers in turn: one is filled while the other is written.
+/// Two buffers in turn: one is filled while the other is written. A buffer that someone still holds is never taken.
 #[derive(Debug)]
 pub(super) struct Turns<T> {
-    spares: [Spare<T>; 2],
+    spares: [Spare<Arc<T>>; 2],
     next: Cell<usize>,
 }
 
@@ -55,8 +56,8 @@ impl<T> Default for Turns<T> {
     }
 }
 
-impl<T: Clone> Turns<T> {
-    /// As [`Spare::take`], of the buffer that was not taken last.
+impl<T> Turns<T> {
+    /// The buffer that was not taken last, if it is one that `fits` and nobody holds it, else the one that `make` makes.
     ///
     /// # Errors
     /// Whatever `make` returns.
@@ -64,9 +65,33 @@ impl<T: Clone> Turns<T> {
         &self,
         fits: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
+    ) -> Result<Arc<T>, E> {
         let turn = self.next.replace(1 - self.next.get());
-        self.spares[turn].take(fits, make)
+        self.take_from(turn, fits, make)
+    }
+
+    /// As [`Turns::take`], always of one buffer, where there is no room for two.
+    ///
+    /// # Errors
+    /// Whatever `make` returns.
+    pub(super) fn take_one<E>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        self.spares[1].release();
+        self.next.set(0);
+        self.take_from(0, fits, make)
+    }
+
+    fn take_from<E>(
+        &self,
+        turn: usize,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let is_free = |kept: &Arc<T>| Arc::strong_count(kept) == 1;
+        self.spares[turn].take(|kept| is_free(kept) && fits(kept), || make().map(Arc::new))
     }
 
     /// Lets go of buffers that do not fit.
@@ -78,18 +103,38 @@ impl<T: Clone> Turns<T> {
             }
         }
     }
+}
 
-    /// As [`Spare::take`], always of one buffer, where there is no room for two.
-    ///
-    /// # Errors
-    /// Whatever `make` returns.
-    pub(super) fn take_one<E>(
-        &self,
-        fits: impl Fn(&T) -> bool,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
-        self.spares[1].release();
-        self.next.set(0);
-        self.spares[0].take(fits, make)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    /// Buffers are taken in turn and again, and one that someone holds is left to them.
+    #[test]
+    fn no_buffer_has_two_holders() -> Result<(), Infallible> {
+        let turns = Turns::default();
+        let made = Cell::new(0);
+        let make = || {
+            made.set(made.get() + 1);
+            Ok::<_, Infallible>(made.get())
+        };
+        let take = || turns.take(|_| true, make);
+        let taken = || take().map(|buffer| *buffer);
+        assert_eq!([taken()?, taken()?, taken()?, taken()?], [1, 2, 1, 2]);
+        let held = take()?;
+        let beside = take()?;
+        assert_eq!([*held, *beside], [1, 2]);
+        // Its turn again, and it is still held.
+        let third = take()?;
+        assert_eq!([*held, *third], [1, 3]);
+        drop((held, beside, third));
+        assert_eq!([taken()?, taken()?], [2, 3]);
+        let one = turns.take_one(|_| true, make)?;
+        assert_eq!([*one, *turns.take_one(|_| true, make)?], [3, 4]);
+        drop(one);
+        turns.keep(|_| false);
+        assert_eq!(taken()?, 5);
+        Ok(())
     }
 }

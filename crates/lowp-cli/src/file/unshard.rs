@@ -27,6 +27,7 @@ use lowp_shard::{GatherTarget, run_steps};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Gather rank files into one quantized model
 #[derive(Clone, Debug, clap::Args)]
@@ -393,7 +394,7 @@ fn weights(
         let (tensor, fields) = (world.gather(&tensor.name)?, fields.clone());
         Ok(Box::new(Packed {
             backend: Cpu,
-            tensor,
+            tensor: Arc::new(tensor),
             amax,
             fields,
         }) as Box<dyn Parts>)

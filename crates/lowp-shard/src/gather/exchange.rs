@@ -3,8 +3,8 @@
 use lowp_format::Recipe;
 use lowp_kernels::{Backend, KernelError, StepScalars};
 
-use super::GatherGroup;
 use super::pool::{Exchange, Lease, Move};
+use super::{GatherGroup, GatherPoint};
 use crate::{Collective, Communicator, GatherItem, ShardError, Traffic};
 
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
@@ -66,7 +66,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             }
         };
         if !launched {
-            self.run(lease, exchange)?;
+            self.watched(exchange, || self.run(lease, exchange))?;
         }
         self.views[views].gathers[exchange as usize].ran = true;
         let sent = self.comm_of(exchange).traffic().since(before);
@@ -96,11 +96,27 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let comm = self.comm_of(exchange);
         // Collectives of a world that has failed end without moving anything.
         comm.control().failure().map_or(Ok(()), Err)?;
-        comm.backend().launch(graph)?;
+        self.watched(exchange, || Ok(comm.backend().launch(graph)?))?;
         if !first {
             comm.count(*sent);
         }
         Ok(())
+    }
+
+    /// Runs `give`, which gives the communicator's stream an exchange, and tells the watch.
+    fn watched(
+        &self,
+        exchange: Exchange,
+        give: impl FnOnce() -> Result<(), ShardError>,
+    ) -> Result<(), ShardError> {
+        let stream = self.comm_of(exchange).backend();
+        let tell = |point| match &self.watch {
+            Some(watch) => watch.tell(stream, point),
+            None => Ok(()),
+        };
+        tell(GatherPoint::Begin)?;
+        give()?;
+        Ok(tell(GatherPoint::End)?)
     }
 
     /// Gives the communicator's stream an exchange and its local work.

@@ -30,7 +30,7 @@ pub use reshard::Reshard;
 pub use scratch::Scratch;
 pub use steps::{GatherTarget, run_steps};
 use views::Views;
-pub use watch::GatherWatch;
+pub use watch::{GatherPoint, GatherWatch};
 
 /// A full tensor as the pool's buffers hold it.
 type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
@@ -126,7 +126,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         })
     }
 
-    /// Has `watch` told of every gather from now on. Those that a capture records are told when they are recorded, not when they run.
+    /// Has `watch` told of every gather from now on; one for backward that builds on that for forward is two. Those that a capture records are told when they are recorded, not when they run.
     pub fn watch(&mut self, watch: GatherWatch<B>) {
         self.watch = Some(watch);
     }
@@ -268,9 +268,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         }
         let after = self.backend.record()?;
         stream.wait(&after)?;
-        let gathered = self.watched(&stream, |group| {
-            group.gather(exchange, builds && !forward_held)
-        });
+        let gathered = self.gather(exchange, builds && !forward_held);
         // Also behind a part of it that failed: what it reads and writes is lent to others next.
         let arrived = stream.record();
         if gathered.is_err() {
@@ -284,22 +282,6 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         self.comm_of(exchange).expect(arrived.clone(), "a gather");
         self.started = Some((phase, arrived));
         Ok(())
-    }
-
-    /// Runs `gather`, and tells the watch.
-    fn watched(
-        &mut self,
-        stream: &B,
-        gather: impl FnOnce(&mut Self) -> Result<(), ShardError>,
-    ) -> Result<(), ShardError> {
-        let watch = self.watch.take();
-        let tell = || watch.as_ref().map_or(Ok(()), |watch| watch.tell(stream));
-        let done = tell().map_err(ShardError::from).and_then(|()| {
-            gather(self)?;
-            Ok(tell()?)
-        });
-        self.watch = watch;
-        done
     }
 
     /// Whether what forward gathered is still there in backward.

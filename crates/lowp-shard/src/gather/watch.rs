@@ -6,19 +6,30 @@ use std::sync::Arc;
 use lowp_kernels::{Backend, KernelError};
 
 /// Called with the stream of a gather, right before the stream is given the gather and right behind it: a device can mark both points to
-/// time it.
+/// time it. What the host does for the gather before is not between them: ranks that compare what they gather, the capture of a graph.
 pub struct GatherWatch<B>(Arc<Call<B>>);
 
-type Call<B> = dyn Fn(&B) -> Result<(), KernelError> + Send + Sync;
+type Call<B> = dyn Fn(&B, GatherPoint) -> Result<(), KernelError> + Send + Sync;
+
+/// A point of a gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatherPoint {
+    /// Before it.
+    Begin,
+    /// Behind it; a gather that fails has none.
+    End,
+}
 
 impl<B: Backend> GatherWatch<B> {
     /// One that calls `call`.
-    pub fn new(call: impl Fn(&B) -> Result<(), KernelError> + Send + Sync + 'static) -> Self {
+    pub fn new(
+        call: impl Fn(&B, GatherPoint) -> Result<(), KernelError> + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(call))
     }
 
-    pub(super) fn tell(&self, stream: &B) -> Result<(), KernelError> {
-        (self.0)(stream)
+    pub(super) fn tell(&self, stream: &B, point: GatherPoint) -> Result<(), KernelError> {
+        (self.0)(stream, point)
     }
 }
 

@@ -126,7 +126,9 @@ impl<R: Recipe> Linear<R> {
             || TransformerError::Unsupported(format!("the model has no linear layer {index}"));
         let weight = Arc::clone(model.weight(index).ok_or_else(missing)?);
         let trace = Arc::clone(&shared.trace);
-        weight.watch_gathers(GatherWatch::new(move |stream| trace.mark_gather(stream)))?;
+        weight.watch_gathers(GatherWatch::new(move |stream, point| {
+            trace.mark_gather(stream, point)
+        }))?;
         let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
         let arena = &shared.arena;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Cuda, CudaMark, KernelError};
+use lowp_shard::GatherPoint;
 
 /// What a stream that waits for gathered weights is said to spend its time on ([`Spent::what`]).
 pub const GATHERS: &str = "gather of weights";
@@ -43,7 +44,7 @@ pub(super) struct Trace {
     cuda: Cuda,
     marks: Mutex<Option<Vec<(String, CudaMark)>>>,
     /// The begin and the end of each gather, on its stream.
-    gathers: Mutex<Vec<CudaMark>>,
+    gathers: Mutex<Vec<(CudaMark, Option<CudaMark>)>>,
 }
 
 impl Trace {
@@ -72,10 +73,17 @@ impl Trace {
         Ok(())
     }
 
-    /// Marks the begin or the end of a gather on its `stream`.
-    pub(super) fn mark_gather(&self, stream: &Cuda) -> Result<(), KernelError> {
-        if lock(&self.marks).is_some() {
-            lock(&self.gathers).push(stream.mark()?);
+    /// Marks a point of a gather on its `stream`.
+    pub(super) fn mark_gather(&self, stream: &Cuda, point: GatherPoint) -> Result<(), KernelError> {
+        if lock(&self.marks).is_none() {
+            return Ok(());
+        }
+        let (mark, mut gathers) = (stream.mark()?, lock(&self.gathers));
+        match (point, gathers.last_mut()) {
+            (GatherPoint::Begin, _) => gathers.push((mark, None)),
+            (GatherPoint::End, Some((_, end))) => *end = Some(mark),
+            // It began before anyone asked.
+            (GatherPoint::End, None) => {}
         }
         Ok(())
     }
@@ -109,8 +117,11 @@ impl Trace {
         let mut all: Vec<Spent> = sums.into_iter().map(spent).collect();
         all.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
         let mut timed = Vec::new();
-        for pair in gathers.chunks_exact(2) {
-            timed.push([since_start(&pair[0])?, since_start(&pair[1])?]);
+        for (begin, end) in &gathers {
+            // One that failed has no end.
+            if let Some(end) = end {
+                timed.push([since_start(begin)?, since_start(end)?]);
+            }
         }
         Ok(Profile {
             spent: all,

@@ -24,6 +24,7 @@ use lowp_format::{
 };
 use lowp_kernels::Cpu;
 use safetensors::Dtype;
+use std::sync::Arc;
 
 /// What becomes of a weight.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +211,7 @@ impl<'a> Weight<'a> {
                 let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
                 Ok(Box::new(Decoded {
                     backend: Cpu,
-                    values,
+                    values: Arc::new(values),
                     float,
                     name: &self.tensor.name,
                     overflows,
@@ -236,7 +237,7 @@ impl<'a> Weight<'a> {
                 let amax = self.amax()?;
                 Ok(Box::new(Packed {
                     backend: Cpu,
-                    tensor,
+                    tensor: Arc::new(tensor),
                     amax,
                     fields: self.fields.clone(),
                 }))

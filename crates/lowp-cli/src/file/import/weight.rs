@@ -23,6 +23,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use safetensors::Dtype;
+use std::sync::Arc;
 
 /// A weight.
 pub(super) struct Weight<'a> {
@@ -141,7 +142,7 @@ impl<'a> Weight<'a> {
             let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
             return Ok(Box::new(Decoded {
                 backend: Cpu,
-                values,
+                values: Arc::new(values),
                 float,
                 name: &self.tensor.name,
                 overflows,
@@ -154,7 +155,7 @@ impl<'a> Weight<'a> {
         let tensor = self.quantized(&self.tensor.specs)?;
         Ok(Box::new(Packed {
             backend: Cpu,
-            tensor,
+            tensor: Arc::new(tensor),
             amax,
             fields: self.tensor.fields.clone(),
         }))
