@@ -99,10 +99,11 @@ fn cargo(args: &[&str]) -> Result<Command> {
     let mut command = Command::new("rustup");
     // What a cargo tells the programs that it starts is of another toolchain.
     for (name, _) in env::vars_os() {
-        let of_cargo = name.to_str().is_some_and(|name| {
-            name.starts_with("CARGO_") || name == "CARGO" || name.starts_with("RUSTUP_TOOLCHAIN")
-        });
-        if of_cargo && name != "CARGO_HOME" {
+        let told = ["CARGO_PKG_", "CARGO_MANIFEST_", "RUSTUP_TOOLCHAIN"];
+        let of_cargo = name
+            .to_str()
+            .is_some_and(|name| name == "CARGO" || told.iter().any(|told| name.starts_with(told)));
+        if of_cargo {
             command.env_remove(name);
         }
     }

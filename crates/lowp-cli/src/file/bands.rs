@@ -27,15 +27,15 @@ use std::sync::Arc;
 const CACHED: usize = if cfg!(test) { 1 << 16 } else { 4 << 20 };
 /// The same where they do not: long bands make long runs.
 const LONG: usize = if cfg!(test) { 1 << 18 } else { 64 << 20 };
-/// The rows of a band are a multiple of this, or a lower power of two, so that they end where padding does or between two such places.
+/// The rows of a band are a multiple of this, four blocks of 128 rows, which scales are padded to at most, or a lower power of two.
 const UNIT: usize = 512;
 /// Rows of a band, at least.
-const LEAST: usize = 32;
-/// The same where they are not over [`HELD`].
-const FEW: usize = 128;
-/// The same where bytes do not follow each other: each column is a run, and shorter ones take longer to write than to make (1024 x 262144 F32
-/// to mxfp4).
-const LONG_RUN: usize = 512;
+const LEAST_ROWS: usize = 32;
+/// Rows of a band, at least, where they are not over [`HELD`].
+const USUAL_LEAST_ROWS: usize = 128;
+/// Rows of a band, at least, where they are not over [`HELD`] and bytes do not follow each other: each column is a run, and shorter ones take
+/// longer to write than to make (1024 x 262144 F32 to mxfp4).
+const LEAST_ROWS_OF_RUNS: usize = 512;
 
 /// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
@@ -149,11 +149,13 @@ impl<'a, B: Backend> Bands<'a, B> {
             (None, _) => LONG / 2,
         };
         let most = HELD / self.held_by_a_row().max(1);
-        let rows = (bytes / row)
-            .max(if follow { FEW } else { LONG_RUN })
-            .min(most);
+        let least = match follow {
+            true => USUAL_LEAST_ROWS,
+            false => LEAST_ROWS_OF_RUNS,
+        };
+        let rows = (bytes / row).max(least).min(most);
         let mut rows = match rows {
-            0..UNIT => 1 << rows.max(LEAST).ilog2(),
+            0..UNIT => 1 << rows.max(LEAST_ROWS).ilog2(),
             _ => rows / UNIT * UNIT,
         };
         while rows < self.shape.rows {
@@ -390,7 +392,7 @@ mod tests {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("in.safetensors");
         let progress = Progress::new("test");
-        let mut cut = 0;
+        let (mut cut, mut alone) = (0, 0);
         let tall = Shape::new(1300, 256);
         // Bands of few rows, of which some have no room beside another.
         let wide = Shape::new(200, 8192);
@@ -446,10 +448,16 @@ mod tests {
                     found == written(&whole)?.0,
                     "{recipe:?} {usage} {form:?} {dtype}"
                 );
-                cut += usize::from(count > 1);
+                let in_bands = Needs::of(&recipe, usage) != Needs::All;
+                assert_eq!(count > 1, in_bands, "{recipe:?} {usage} {form:?}");
+                (cut, alone) = (
+                    cut + usize::from(in_bands),
+                    alone + usize::from(!banded.bands_take_turns()),
+                );
             }
         }
         assert!(cut > 300, "{cut} casts had bands");
+        assert!(alone > 20, "{alone} had no room for two");
         Ok(())
     }
 

@@ -73,10 +73,17 @@ enum Job {
 }
 
 impl Job {
-    fn len(&self) -> usize {
+    /// What it adds to what waits.
+    fn load(&self) -> Waiting {
         match self {
-            Self::Here(bytes) => bytes.len(),
-            Self::Later(_, bytes) => bytes.len(),
+            Self::Here(bytes) => Waiting {
+                all: bytes.len(),
+                copied: bytes.len(),
+            },
+            Self::Later(_, bytes) => Waiting {
+                all: bytes.len(),
+                copied: 0,
+            },
         }
     }
 
@@ -93,27 +100,40 @@ impl Job {
     }
 }
 
-/// Bytes that wait for the writer; `None` once it ended.
+/// Bytes that wait for the writer, or are being written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waiting {
+    all: usize,
+    /// Those of full buffers.
+    copied: usize,
+}
+
+/// What waits for the writer; `None` once it ended.
 #[derive(Debug)]
 struct Load {
-    bytes: Mutex<Option<usize>>,
+    waiting: Mutex<Option<Waiting>>,
     changed: Condvar,
 }
 
 impl Load {
-    fn set(&self, change: impl FnOnce(&mut Option<usize>)) {
-        change(&mut self.bytes.lock().unwrap_or_else(PoisonError::into_inner));
+    fn set(&self, change: impl FnOnce(&mut Option<Waiting>)) {
+        change(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
     }
 
-    /// Waits until at most `most` bytes wait, and adds `more`. Whether there is a writer.
-    fn add(&self, most: usize, more: usize) -> bool {
-        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = |bytes: &mut Option<usize>| bytes.is_some_and(|bytes| bytes > most);
-        let bytes = self.changed.wait_while(bytes, full);
-        let mut bytes = bytes.unwrap_or_else(PoisonError::into_inner);
-        *bytes = bytes.map(|bytes| bytes + more);
-        bytes.is_some()
+    /// Waits until at most as many wait as `most` says, and adds `more`. Whether there is a writer.
+    fn add(&self, most: Waiting, more: Waiting) -> bool {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |waiting: &mut Option<Waiting>| {
+            waiting.is_some_and(|waiting| waiting.all > most.all || waiting.copied > most.copied)
+        };
+        let waiting = self.changed.wait_while(waiting, full);
+        let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
+        *waiting = waiting.map(|waiting| Waiting {
+            all: waiting.all + more.all,
+            copied: waiting.copied + more.copied,
+        });
+        waiting.is_some()
     }
 }
 
@@ -122,7 +142,7 @@ struct Ending(Arc<Load>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.0.set(|bytes| *bytes = None);
+        self.0.set(|waiting| *waiting = None);
     }
 }
 
@@ -189,7 +209,11 @@ impl Behind {
     /// # Errors
     /// Something cannot be read or written.
     pub(super) fn settle(&mut self, most: usize) -> io::Result<()> {
-        self.wait_for(most, 0)
+        let most = Waiting {
+            all: most,
+            copied: usize::MAX,
+        };
+        self.wait_for(most, Waiting::default())
     }
 
     /// Waits until everything is on the disk.
@@ -256,12 +280,12 @@ impl Behind {
         if self.alone {
             return job.done(&self.file, at).map(drop);
         }
-        let len = job.len();
-        let most = match job {
-            Job::Here(_) => WAITING.saturating_sub(len),
-            Job::Later(..) => usize::MAX,
+        let load = job.load();
+        let most = Waiting {
+            all: usize::MAX,
+            copied: WAITING.saturating_sub(load.copied),
         };
-        self.wait_for(most, len)?;
+        self.wait_for(most, load)?;
         let sent = self
             .writer
             .as_ref()
@@ -272,8 +296,8 @@ impl Behind {
         }
     }
 
-    /// Waits until at most `most` bytes wait for the writer, if there is one, and adds `more`.
-    fn wait_for(&mut self, most: usize, more: usize) -> io::Result<()> {
+    /// Waits until at most as many bytes wait for the writer, if there is one, as `most` says, and adds `more`.
+    fn wait_for(&mut self, most: Waiting, more: Waiting) -> io::Result<()> {
         match self
             .writer
             .as_ref()
@@ -325,20 +349,23 @@ impl Writer {
         let (jobs, given) = channel::<(u64, Job)>();
         let (done, empty) = channel();
         let load = Arc::new(Load {
-            bytes: Mutex::new(Some(0)),
+            waiting: Mutex::new(Some(Waiting::default())),
             changed: Condvar::new(),
         });
         let (file, ending) = (Arc::clone(file), Ending(Arc::clone(&load)));
         let work = move || {
             for (at, job) in given {
-                let len = job.len();
+                let load = job.load();
                 if let Some(bytes) = job.done(&file, at)? {
                     // Whoever fills them may be done.
                     drop(done.send(bytes));
                 }
-                ending
-                    .0
-                    .set(|bytes| *bytes = bytes.map(|bytes| bytes - len));
+                ending.0.set(|waiting| {
+                    *waiting = waiting.map(|waiting| Waiting {
+                        all: waiting.all - load.all,
+                        copied: waiting.copied - load.copied,
+                    });
+                });
             }
             Ok(())
         };

@@ -55,9 +55,8 @@ fn watch() {
     crate::lost_pages::watch();
 }
 
-/// The values of `place` of `file` where they lie, for kernels of the CPU: both cores bring pages into the map as they come to them, and no byte is
-/// copied. `None` where they are few, not aligned,
-/// not in the order of this machine, or cannot be mapped; they can be read then.
+/// The values of `place` of `file` where they lie, for kernels of the CPU: every thread brings pages into the map as it comes to them, and no
+/// byte is copied. `None` where they are few, not aligned, not in the order of this machine, or cannot be mapped; they can be read then.
 pub(super) fn values<T: Element>(file: &File, place: &Range<usize>) -> Option<CpuBuffer<T>> {
     let size = size_of::<T>();
     let whole = place.start.is_multiple_of(size) && place.len().is_multiple_of(size);

@@ -29,22 +29,23 @@ impl Place {
         }
     }
 
-    /// Where the bytes of rows that begin with matrix row `first`, laid out as `rows`, lie in `whole`. Padding is left out, but for what `whole`
-    /// has behind the last rows: those have as much where the rows before them are in parts of 32, 64, 128, 256 or a multiple of 512.
+    /// Where the bytes of rows that begin with matrix row `first`, laid out as `rows`, lie in `whole`. Padding is left out, but for that of
+    /// `whole` behind the last rows: they have at least as much where `first` is a multiple of a power of two, up to 512, that no rows before
+    /// them exceed, or of 512.
     pub(super) fn of(whole: &ScaleLayout, rows: &ScaleLayout, first: usize) -> Self {
         let bytes = |layout: &ScaleLayout, entries: usize| match layout.form() {
             // Tiles follow each other, 128 entries high; entries of those have 8 bits.
             Form::Swizzled => entries * 128,
             Form::Compact | Form::Padded => layout.code().bytes(entries),
         };
-        let axis = usize::from(whole.axes()[0] != Axis::Rows);
+        let axis = axis_of_rows(whole);
         let entry = first / whole.tile()[axis];
         let is_last = entry + rows.entries()[axis] >= whole.entries()[axis];
         let kept = match is_last {
             true => whole.padded()[axis] - entry,
             false => rows.entries()[axis],
         };
-        debug_assert!(kept <= rows.padded()[axis], "{whole:?} {rows:?} {first}");
+        assert!(kept <= rows.padded()[axis], "{whole:?} {rows:?} {first}");
         if axis == 0 {
             let row = whole.code().bytes(whole.padded()[1]);
             return Self {
@@ -104,15 +105,20 @@ impl Place {
     }
 }
 
+/// The physical axis that matrix rows run along.
+fn axis_of_rows(layout: &ScaleLayout) -> usize {
+    usize::from(layout.axes()[0] != Axis::Rows)
+}
+
 /// Whether an entry of `layout` stands for all rows: the scale of a column.
 pub(super) fn is_of_all_rows(layout: &ScaleLayout) -> bool {
-    let axis = usize::from(layout.axes()[0] != Axis::Rows);
+    let axis = axis_of_rows(layout);
     layout.tile()[axis] == BufferSpec::WHOLE
 }
 
 /// Whether other rows can follow the `rows` of `layout`: they end where a block, a byte and a tile of scales ends.
 pub(super) fn is_whole(layout: &ScaleLayout, rows: usize) -> bool {
-    let axis = usize::from(layout.axes()[0] != Axis::Rows);
+    let axis = axis_of_rows(layout);
     let entries = layout.entries()[axis];
     let whole_bytes = axis == 0 || layout.code() != Code::E2M1 || entries.is_multiple_of(2);
     let unit = match (layout.form(), axis) {
