@@ -33,14 +33,15 @@ measured by `cargo xtask bench`.
 
 With --ranks the rows are gathers, reduce-scatters and optimizer steps of 1 billion parameters over
 that many GPUs, which NCCL joins: bytes that arrive per second, as a part of what one all-gather of
-the same bytes reaches, or of a copy.")]
+the same bytes reaches, or of a copy. One GPU has what gathers take there, which are copies.
+`lowp plan --bandwidth FILE` reads the file of --json.")]
 pub(crate) struct Args {
     /// The device: `cuda` or `cuda:N`
     #[arg(long, value_name = "DEVICE")]
     device: Device,
 
     /// Measure gathers, reduce-scatters and steps over this many GPUs, from the device on
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
 
     /// Who adds gradients in f32 (with --ranks) [default: nccl]

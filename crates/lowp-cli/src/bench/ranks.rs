@@ -32,9 +32,10 @@ const LARGEST: u32 = 28;
 
 /// Bytes of a copy that keeps the device busy for 0.1 ms.
 const AHEAD: usize = 256 << 20;
-/// Bytes of a small copy, and how many are in a graph.
-const FEW: usize = 256;
-const COPIES: usize = 64;
+/// Bytes of a small copy and of the large one before it, and how many of both are in a graph: more than caches have.
+const FEW: usize = 512 << 10;
+const MANY: usize = 12 << 20;
+const COPIES: usize = 16;
 /// Columns of the weight that is gathered by itself.
 const ONE_COLS: usize = 64;
 
@@ -223,13 +224,25 @@ impl Rank<'_> {
         Ok(rows)
     }
 
-    /// Microseconds of a copy of few bytes among others in a graph.
+    /// Microseconds that a copy of few bytes takes in a graph behind one of many, as scales have theirs behind codes.
     fn small_copy(&self) -> Result<f64> {
-        let [from, to] = [self.cuda.alloc::<u8>(FEW)?, self.cuda.alloc(FEW)?];
-        let copy = |_| self.cuda.copy::<u8>(&from, 0..FEW, &to, 0);
-        let graph = self.cuda.capture(|| (0..COPIES).try_for_each(copy))?;
-        let milliseconds = self.timed(|| Ok(self.cuda.launch(&graph)?))?;
-        Ok(milliseconds * 1e3 / COPIES as f64)
+        let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
+        let times = [false, true].map(|small| {
+            let copies = |number: usize| {
+                let at = number * (MANY + FEW);
+                self.cuda.copy::<u8>(&from, at..at + MANY, &to, at)?;
+                match small {
+                    true => self
+                        .cuda
+                        .copy::<u8>(&from, at + MANY..at + MANY + FEW, &to, at + MANY),
+                    false => Ok(()),
+                }
+            };
+            let graph = self.cuda.capture(|| (0..COPIES).try_for_each(copies))?;
+            self.timed(|| Ok(self.cuda.launch(&graph)?))
+        });
+        let [without, with] = times;
+        Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
     }
 
     /// Milliseconds of the gather of one weight of `bytes`, between two marks of the stream that gathers.

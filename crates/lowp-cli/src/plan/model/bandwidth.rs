@@ -13,6 +13,9 @@ use std::path::Path;
 /// Rates that links and memory may have, in 10^9 bytes per second.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
+/// Bytes from which a copy is one of memory: caches of GPUs have no room for what it reads and writes.
+const UNCACHED: f64 = (32u32 << 20) as f64;
+
 /// Rates of the links within a node and between nodes, and of memory.
 #[derive(Clone, Debug)]
 pub(super) struct Bandwidth {
@@ -28,13 +31,15 @@ struct Copies {
     gb_per_s: f64,
     /// Seconds of one of few bytes.
     least: f64,
+    /// Seconds of a gather on a GPU that has no others, beside its copies.
+    alone: f64,
 }
 
 /// 10^9 bytes that arrive at a rank in a second.
 #[derive(Clone, Debug)]
 pub(super) enum Rate {
     Given(f64),
-    /// By the bytes of the whole gather, which grow.
+    /// By the bytes of the whole gather, which grow; none of one GPU.
     Measured {
         source: String,
         rates: Vec<(u64, f64)>,
@@ -81,10 +86,21 @@ impl Bandwidth {
         };
         let between = self.between_nodes.as_ref();
         let between = between.map_or(0.0, |rate| time(rate, rank.between_nodes));
+        let is_alone = rank.within_node == 0 && rank.between_nodes == 0;
         let behind = self.copy.map_or(0.0, |copy| {
-            local.bytes as f64 / (copy.gb_per_s * 1e9) + local.count as f64 * copy.least
+            let alone = if is_alone { copy.alone } else { 0.0 };
+            local.bytes as f64 / (copy.gb_per_s * 1e9) + local.count as f64 * copy.least + alone
         });
         between.max(time(&self.within_node, rank.within_node)) + behind
+    }
+
+    /// Where a rate is that of a GPU without others, which sends nothing.
+    pub(super) fn of_one_gpu(&self) -> Option<&str> {
+        let mut rates = std::iter::once(&self.within_node).chain(&self.between_nodes);
+        rates.find_map(|rate| match rate {
+            Rate::Measured { source, rates } if rates.is_empty() => Some(source.as_str()),
+            _ => None,
+        })
     }
 
     /// Whether copies take time.
@@ -131,8 +147,33 @@ impl Copies {
             }
         };
         let least = number("small_copy_microseconds")?.unwrap_or(0.0) / 1e6;
-        let rate = number("copy_gb_per_s")?;
-        Ok(rate.map(|gb_per_s| Self { gb_per_s, least }))
+        let Some(gb_per_s) = number("copy_gb_per_s")? else {
+            return Ok(None);
+        };
+        let mut copies = Self {
+            gb_per_s,
+            least,
+            alone: 0.0,
+        };
+        if report["ranks"] == 1 {
+            copies.alone = copies.beside(report).unwrap_or(0.0);
+        }
+        Ok(Some(copies))
+    }
+
+    /// Seconds that gathers of single weights on one GPU take beside their copies: the median of those larger than its caches.
+    fn beside(&self, report: &Value) -> Option<f64> {
+        let rows = report["rows"].as_array()?.iter();
+        let beside = |row: &Value| {
+            let bytes = row["bytes"].as_f64().filter(|&bytes| bytes >= UNCACHED)?;
+            let copied = 2.0 * bytes / (self.gb_per_s * 1e9);
+            let beside = row["milliseconds"].as_f64()? / 1e3 - copied - self.least;
+            beside.is_finite().then_some(beside.max(0.0))
+        };
+        let of_one = rows.filter(|row| row["operation"] == ONE);
+        let mut all: Vec<f64> = of_one.filter_map(beside).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied()
     }
 }
 
@@ -164,10 +205,16 @@ impl Rate {
         let remedy = "write it with `lowp bench --device cuda --ranks N --json FILE`";
         let error =
             |what: &str| UsageError::new(format!("--bandwidth {} {what}; {remedy}", shown(file)));
-        let (Some(ranks @ 2..), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
+        let (Some(ranks @ 1..), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
         else {
-            return Err(error("is no report of several ranks"));
+            return Err(error("is no report of ranks"));
         };
+        let device = report["device"].as_str().unwrap_or("an unnamed device");
+        let source = format!("{} ({ranks} x {})", shown(file), shown(device));
+        if ranks == 1 {
+            let rates = Vec::new();
+            return Ok(Self::Measured { source, rates });
+        }
         let mut found: Vec<(u64, f64)> = Vec::new();
         let is = |row: &Value, operation: &str| row["operation"] == operation;
         let one = rows.iter().any(|row| is(row, ONE));
@@ -196,11 +243,7 @@ impl Rate {
             (same[0].0, sum / same.len() as f64)
         };
         let rates = found.chunk_by(|a, b| a.0 == b.0).map(mean).collect();
-        let device = report["device"].as_str().unwrap_or("an unnamed device");
-        Ok(Self::Measured {
-            source: format!("{} ({ranks} x {})", shown(file), shown(device)),
-            rates,
-        })
+        Ok(Self::Measured { source, rates })
     }
 
     /// The rate of a gather of `bytes`: between two sizes that were measured so that the time is in proportion to the size, outside of
@@ -289,6 +332,36 @@ mod tests {
         };
         let seconds = bandwidth.seconds(links, 1000, local);
         assert!((seconds - 1.50001).abs() < 1e-9, "{seconds}");
+        Ok(())
+    }
+
+    /// A report of one GPU has what gathers take there, and no rate of links.
+    #[test]
+    fn one_gpu_has_copies_alone() -> Result<(), Box<dyn std::error::Error>> {
+        // 2 * 40 * 10^6 bytes at 10^12 in a second are 80 us, a copy 1 us more: 3, 4 and 5 us beside.
+        let row = |bytes: u64, us: f64| json!({"operation": ONE, "bytes": bytes, "gb_per_s": 0.0, "milliseconds": us / 1e3});
+        let report = json!({
+            "device": "a device", "ranks": 1, "copy_gb_per_s": 1000.0, "small_copy_microseconds": 1.0,
+            "rows": [row(40_000_000, 86.0), row(1_000_000, 7.0), row(40_000_000, 84.0), row(40_000_000, 85.0)],
+        });
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("bench.json");
+        std::fs::write(&file, report.to_string())?;
+        let bandwidth = Bandwidth::new(file.to_str().ok_or("a path")?)?;
+        let source = bandwidth.of_one_gpu().ok_or("rates of links")?;
+        assert!(source.ends_with("(1 x a device)"), "{source}");
+        let own = Local {
+            bytes: 3_000_000,
+            count: 2,
+        };
+        let links = |within_node| Links {
+            within_node,
+            between_nodes: 0,
+        };
+        let seconds = bandwidth.seconds(links(0), 1, own);
+        assert!((seconds - 9e-6).abs() < 1e-12, "{seconds}");
+        let given = Bandwidth::new("100").expect("a rate");
+        assert_eq!(given.of_one_gpu(), None);
         Ok(())
     }
 

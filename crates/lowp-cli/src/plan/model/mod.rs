@@ -98,8 +98,14 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     notes.extend(uneven(&costs, &setup));
     notes.extend(direct(&costs, &setup));
     if let Some(bandwidth) = bandwidth {
+        let Mesh { shard, .. } = setup.mesh;
+        if let (Some(source), 2..) = (bandwidth.of_one_gpu(), shard) {
+            return Err(UsageError::new(format!(
+                "--bandwidth: {source} says nothing of gathers among {shard} ranks; give a file of `lowp bench --ranks N` of several, or GB/s",
+            ))
+            .into());
+        }
         if bandwidth.between_nodes.is_none() && costs.step.gathers_between_nodes() {
-            let Mesh { shard, .. } = setup.mesh;
             return Err(UsageError::new(format!(
                 "--bandwidth has the rate within a node, and groups of {shard} ranks span nodes of {} ranks; give the rate between \
                  nodes, too: --bandwidth {},GB/S",

@@ -398,6 +398,10 @@ fn errors_of_options() {
             json!({"device": "a device", "ranks": 2, "rows": []}),
         ),
         (
+            "one-rank.json",
+            json!({"device": "a device", "ranks": 1, "copy_gb_per_s": 4000.0, "rows": []}),
+        ),
+        (
             "bad-row.json",
             json!({"ranks": 2, "rows": [{"operation": "one all-gather of the same bytes", "bytes": 5, "gb_per_s": 0}]}),
         ),
@@ -436,6 +440,7 @@ fn errors_of_options() {
         "--model 10m --world-size 8 --bandwidth -1",
         "--model 10m --world-size 8 --bandwidth nope.json",
         "--model 10m --world-size 8 --bandwidth one-device.json",
+        "--model 10m --world-size 8 --bandwidth one-rank.json",
         "--model 10m --world-size 8 --bandwidth no-rows.json",
         "--model 10m --world-size 8 --bandwidth bad-row.json",
     ] {
