@@ -38,8 +38,8 @@ mod linux {
     use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
     /// The line that is written.
-    const LINE: &[u8] = b"error: an input file became shorter while it was read, or its disk failed; nothing was written (let \
-        whoever writes it finish, and run the command again)\n";
+    const LINE: &[u8] = b"error: an input file became shorter while it was read, or its disk failed (let whoever writes it \
+        finish, and run the command again)\n";
     /// What the system says of a page that is not there.
     const BUS_ADRERR: c_int = 2;
     /// Seconds that tidying may take.

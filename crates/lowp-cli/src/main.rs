@@ -8,6 +8,7 @@ mod counted;
 mod device;
 mod file;
 mod files;
+mod freed;
 mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;

@@ -11,13 +11,14 @@ use super::select::Matrix;
 use super::source::{Room, load_in, mapped};
 use super::spare::Turns;
 use super::write::{HELD, Parts, Sink};
+use crate::freed;
 use anyhow::Result;
 use half::bf16;
 use lowp_format::{Axis, Recipe, Shape};
 use lowp_kernels::{Backend, Source};
 use lowp_shard::LocalComm;
 use safetensors::Dtype;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,6 +37,9 @@ const USUAL_LEAST_ROWS: usize = 128;
 /// Rows of a band, at least, where they are not over [`HELD`] and bytes do not follow each other: each column is a run, and shorter ones take
 /// longer to write than to make (1024 x 262144 F32 to mxfp4).
 const LEAST_ROWS_OF_RUNS: usize = 512;
+
+/// Bytes of a band from which memory of other sizes is given back to the system first.
+const LARGE: usize = 16 << 20;
 
 /// A matrix to cast, and what it becomes.
 #[derive(Clone, Debug)]
@@ -62,14 +66,24 @@ impl<B: Backend> Default for Memory<B> {
     }
 }
 
+/// Amaxes that bands have in common.
+#[derive(Default)]
+struct Amaxes {
+    /// Of the tensor, or of all that it has one amax with.
+    tensor: Option<f32>,
+    /// Of columns, where scales are those of lines.
+    lines: Option<SharedAmaxes>,
+}
+
 /// A matrix whose bands are cast when they are asked for.
 pub(super) struct Bands<'a, B: Backend> {
     cast: Cast<'a, B>,
     shape: Shape,
-    /// The amax of the tensor, or of all that it has one amax with.
-    amax: Option<f32>,
-    /// Amaxes of columns that bands have in common, where scales are those of lines.
-    lines: Option<SharedAmaxes>,
+    /// The amax of all that the tensor has one amax with.
+    shared: Option<f32>,
+    /// What bands have in common, once one is asked for.
+    amaxes: OnceCell<Amaxes>,
+    needs: Needs,
     /// Whether one cast of all rows finds by itself what it depends on.
     alone: bool,
     /// Rows of a band.
@@ -82,10 +96,10 @@ pub(super) struct Bands<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Bands<'a, B> {
-    /// Cuts the matrix of `cast` into bands, and finds its amax, which is `shared` where it has one with others.
+    /// Cuts the matrix of `cast` into bands. Its amax is `shared` where it has one with others.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// A shape that the recipe cannot take.
     pub(super) fn new(
         cast: Cast<'a, B>,
         shared: Option<f32>,
@@ -97,9 +111,10 @@ impl<'a, B: Backend> Bands<'a, B> {
         let alone = needs == Needs::All || shape.elements() == 0;
         let mut bands = Self {
             shape: worked([shape; 2], &specs),
-            amax: shared,
+            shared,
+            amaxes: OnceCell::new(),
+            needs,
             alone,
-            lines: None,
             rows: shape.rows.max(1),
             mapped: mapped(&cast.tensor),
             loaded: RefCell::new(None),
@@ -109,29 +124,70 @@ impl<'a, B: Backend> Bands<'a, B> {
         if !alone {
             bands.rows = bands.rows_of_a_band()?;
         }
-        if !alone && needs == Needs::Lines {
-            let mut amaxes = SharedAmaxes::default();
-            let of = (&setup.recipe, setup.usage);
-            let passed = match SharedAmaxes::are_any(of.0, of.1) {
-                true => bands.bands(),
+        Ok(bands)
+    }
+
+    /// What bands have in common, found in a pass over all of them where it has to be.
+    fn amaxes(&self) -> Result<&Amaxes> {
+        if let Some(amaxes) = self.amaxes.get() {
+            return Ok(amaxes);
+        }
+        let Cast {
+            backend,
+            matrix: Matrix { setup, .. },
+            ..
+        } = self.cast;
+        let (recipe, usage) = (&setup.recipe, setup.usage);
+        let mut found = Amaxes {
+            tensor: self.shared,
+            lines: None,
+        };
+        if !self.alone && self.needs == Needs::Lines {
+            let mut lines = SharedAmaxes::default();
+            let passed = match SharedAmaxes::are_any(recipe, usage) {
+                true => self.bands(),
                 false => 0,
             };
             for band in 0..passed {
-                let rows = bands.rows_of(band);
-                let shape = Shape::new(rows.len(), bands.shape.cols);
-                amaxes.observe(bands.cast.backend, of, shape, bands.source(&rows)?)?;
+                let rows = self.rows_of(band);
+                let shape = Shape::new(rows.len(), self.shape.cols);
+                lines.observe(backend, (recipe, usage), shape, self.source(&rows)?)?;
             }
-            bands.lines = Some(amaxes);
+            found.lines = Some(lines);
         }
-        if !alone && needs == Needs::Tensor && shared.is_none() {
-            let amax = bands.cast.backend.alloc::<f32>(1)?;
-            for band in 0..bands.bands() {
-                let source = bands.source(&bands.rows_of(band))?;
-                observe(bands.cast.backend, &setup.recipe, source, &amax)?;
+        if !self.alone && self.needs == Needs::Tensor && self.shared.is_none() {
+            let amax = backend.alloc::<f32>(1)?;
+            for band in 0..self.bands() {
+                let source = self.source(&self.rows_of(band))?;
+                observe(backend, recipe, source, &amax)?;
             }
-            bands.amax = Some(bands.cast.backend.download::<f32>(&amax)?[0]);
+            found.tensor = Some(backend.download::<f32>(&amax)?[0]);
         }
-        Ok(bands)
+        Ok(self.amaxes.get_or_init(|| found))
+    }
+
+    /// Lets go of what the matrix before had and this one has no use for.
+    fn make_room(&self, rows: &Range<usize>) {
+        let Cast {
+            backend, tensor, ..
+        } = self.cast;
+        let most = self.rows * self.shape.cols;
+        let loads = self.mapped.is_none();
+        let room = loads.then_some((tensor.dtype, most));
+        let values = self.memory.room.keep(backend, room);
+        let codes = self.memory.codes.keep(|codes| self.fits(codes, rows));
+        if (values || codes) && self.held() >= LARGE {
+            freed::give_back();
+        }
+    }
+
+    /// Whether `codes` have the buffers of `rows`.
+    fn fits(&self, codes: &cast::Tensor<B>, rows: &Range<usize>) -> bool {
+        let Matrix { setup, .. } = self.cast.matrix;
+        let specs = setup.recipe.buffers(setup.usage);
+        codes.recipe() == setup.recipe
+            && codes.shape() == Shape::new(rows.len(), self.shape.cols)
+            && codes.buffers().iter().map(|buffer| buffer.spec).eq(specs)
     }
 
     /// Rows of a band: whole blocks and tiles, as many as fit.
@@ -231,16 +287,11 @@ impl<'a, B: Backend> Bands<'a, B> {
         let Matrix { setup, .. } = self.cast.matrix;
         let shape = Shape::new(rows.len(), self.shape.cols);
         let specs = setup.recipe.buffers(setup.usage);
-        let fits = |codes: &cast::Tensor<B>| {
-            let same = codes.buffers().iter().map(|buffer| buffer.spec);
-            codes.recipe() == setup.recipe
-                && codes.shape() == shape
-                && same.eq(specs.iter().copied())
-        };
+        let fits = |codes: &cast::Tensor<B>| self.fits(codes, rows);
         let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
         let codes = &self.memory.codes;
         // Room for the values first.
-        codes.keep(fits);
+        self.make_room(rows);
         let source = self.source(rows)?;
         let codes = match self.bands_take_turns() {
             true => codes.take(fits, make)?,
@@ -259,6 +310,12 @@ impl<B: Backend> Parts for Bands<'_, B> {
         self.held_by_a_row().saturating_mul(self.rows) <= HELD
     }
 
+    fn held(&self) -> usize {
+        let codes =
+            self.cast.fields.iter().map(Field::bytes).sum::<usize>() / self.shape.rows.max(1);
+        (self.held_by_a_row() - codes).saturating_mul(self.rows)
+    }
+
     fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         let Cast {
             backend,
@@ -268,12 +325,14 @@ impl<B: Backend> Parts for Bands<'_, B> {
             progress,
         } = self.cast;
         let rows = self.rows_of(band);
+        self.make_room(&rows);
+        let known = self.amaxes()?;
         let (source, tensor) = self.source_and_codes(&rows)?;
-        let mut amax = self.amax;
+        let mut amax = known.tensor;
         if self.alone {
             let solo = LocalComm::solo(backend);
             amax = cast(backend, &solo, &tensor, source, (setup.delayed_scale, amax))?;
-        } else if let Some(amaxes) = &self.lines {
+        } else if let Some(amaxes) = &known.lines {
             amaxes.cast(backend, &tensor, source)?;
         } else {
             cast_known(backend, &tensor, source, (setup.delayed_scale, amax))?;

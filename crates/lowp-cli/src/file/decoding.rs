@@ -98,6 +98,11 @@ impl<B: Backend> Parts for Decoding<'_, B> {
         band.saturating_mul(2 * size_of::<f32>()) <= HELD
     }
 
+    fn held(&self) -> usize {
+        let band = self.rows().saturating_mul(self.codes.shape().cols);
+        band.saturating_mul(size_of::<f32>())
+    }
+
     fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         let (rows, all) = (self.rows_of(band), self.codes.shape());
         let shape = Shape::new(rows.len(), all.cols);

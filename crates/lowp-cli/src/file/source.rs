@@ -36,6 +36,21 @@ impl<B: Backend> Default for Room<B> {
     }
 }
 
+impl<B: Backend> Room<B> {
+    /// Lets go of the source that lies there, unless it has room for `most` values of `dtype`; `None` is for none. Whether there was one.
+    pub(super) fn keep(&self, backend: &B, room: Option<(Dtype, usize)>) -> bool {
+        let [wide, narrow] = match room {
+            None => [None; 2],
+            Some((Dtype::BF16, most)) => [None, Some(most)],
+            Some((_, most)) => [Some(most), None],
+        };
+        let wide = wide.is_none_or(|most| !self.f32.has(|kept| backend.len::<f32>(kept) == most));
+        let narrow =
+            narrow.is_none_or(|most| !self.bf16.has(|kept| backend.len::<bf16>(kept) == most));
+        (wide && self.f32.release()) | (narrow && self.bf16.release())
+    }
+}
+
 /// The values of `tensor` where they lie in its file, where the kernels of `B` can read them there.
 pub(super) fn mapped<B: Backend>(tensor: &Tensor<'_>) -> Option<Source<B>> {
     Some(match tensor.dtype {
@@ -83,11 +98,7 @@ pub(super) fn load_in<B: Backend>(
         f32: wide,
         bf16: narrow,
     } = room;
-    // Room for one of them.
-    match tensor.dtype {
-        Dtype::BF16 => wide.release(),
-        _ => narrow.release(),
-    }
+    room.keep(backend, Some((tensor.dtype, most)));
     Ok(match tensor.dtype {
         Dtype::F32 => Source::F32(convert::<4, _, _>(
             (backend, wide, most),

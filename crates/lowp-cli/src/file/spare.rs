@@ -34,9 +34,14 @@ impl<T: Clone> Spare<T> {
         Ok(made)
     }
 
-    /// Lets go of the buffer.
-    pub(super) fn release(&self) {
-        *self.0.borrow_mut() = None;
+    /// Whether there is a buffer that `fits`.
+    pub(super) fn has(&self, fits: impl Fn(&T) -> bool) -> bool {
+        self.0.borrow().as_ref().is_some_and(fits)
+    }
+
+    /// Lets go of the buffer. Whether there was one.
+    pub(super) fn release(&self) -> bool {
+        self.0.borrow_mut().take().is_some()
     }
 }
 
@@ -94,14 +99,14 @@ impl<T> Turns<T> {
         self.spares[turn].take(|kept| is_free(kept) && fits(kept), || make().map(Arc::new))
     }
 
-    /// Lets go of buffers that do not fit.
-    pub(super) fn keep(&self, fits: impl Fn(&T) -> bool) {
+    /// Lets go of buffers that do not fit. Whether there were any.
+    pub(super) fn keep(&self, fits: impl Fn(&T) -> bool) -> bool {
+        let mut any = false;
         for spare in &self.spares {
-            let mut kept = spare.0.borrow_mut();
-            if kept.as_ref().is_some_and(|kept| !fits(kept)) {
-                *kept = None;
-            }
+            let is_of_use = spare.0.borrow().as_deref().is_none_or(&fits);
+            any |= !is_of_use && spare.release();
         }
+        any
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_format::SourceRounding;
 
-use super::amax::{COLUMNS_TASK, raise, raise_all, raise_lines, round_bits};
+use super::amax::{raise, raise_all, raise_lines, round_bits, rows_of_columns_task};
 use super::convert::{Rect, Stream, Values, narrow, round_rect};
 use super::encode::{Encoder, Load, Tile};
 use super::{Context, map, source};
@@ -343,8 +343,7 @@ fn tasks<'v>(
         // Tasks that raise the amaxes of lines have whole rows.
         let unit = match &job.amax {
             Some(amax) if amax.blocks().next().is_some() => {
-                let cols = amax.shape.cols.max(1);
-                cols * (COLUMNS_TASK / cols).max(1)
+                amax.shape.cols.max(1) * rows_of_columns_task(amax.shape)
             }
             _ => TASK,
         };

@@ -5,7 +5,7 @@ use lowp_format::{BufferSpec, HADAMARD_ROWS, Shape, SourceRounding};
 use super::convert::Values;
 use super::hadamard::transform;
 use super::maxima::{Amax, magnitude};
-use super::{Context, map, source};
+use super::{Context, map, source, threads};
 use crate::cpu::Cpu;
 use crate::cpu::access::AllViews;
 use crate::lanes::Lanes;
@@ -15,8 +15,10 @@ use crate::{AmaxJob, BlockAmax, KernelError};
 
 /// Elements of one task.
 const TASK: usize = 64 * 1024;
-/// The same, where each task has maxima of all columns.
-pub(super) const COLUMNS_TASK: usize = 16 * TASK;
+/// The same, at least, where each task has maxima of all columns.
+const COLUMNS_TASK: usize = 16 * TASK;
+/// Such tasks of a thread, at most: all maxima are there at once, and those of a task of one row are as many as its elements.
+const COLUMNS_TASKS: usize = 4;
 /// Elements widened at a time.
 const CHUNK: usize = 4096;
 
@@ -211,6 +213,13 @@ fn run_task(isa: Isa, jobs: &[AmaxJob<Cpu>], task: Task<'_>) -> Partial {
     }
 }
 
+/// Rows of a task that has maxima of all columns, of a matrix of `shape`.
+pub(super) fn rows_of_columns_task(shape: Shape) -> usize {
+    let most = COLUMNS_TASKS * threads::available();
+    let rows = COLUMNS_TASK / shape.cols.max(1);
+    rows.max(shape.rows.div_ceil(most)).max(1)
+}
+
 /// `block` within a matrix of `shape`.
 fn clipped(block: [usize; 2], shape: Shape) -> [usize; 2] {
     let side = |side: usize, len: usize| match side {
@@ -283,12 +292,10 @@ pub(crate) fn run(
         let cols = job.shape.cols;
         for &part in &job.blocks {
             // Tasks are cut at block rows of the full matrix, so that no two share a block; or, of columns, at rows.
-            let (rows, task) = match part.block[0] {
-                BufferSpec::WHOLE => (1, COLUMNS_TASK),
-                rows => (rows, TASK),
+            let unit = match part.block[0] {
+                BufferSpec::WHOLE => cols * rows_of_columns_task(job.shape),
+                rows => rows * cols * (TASK / (rows * cols)).max(1),
             };
-            let unit = rows * cols;
-            let unit = unit * (task / unit).max(1);
             let (mut at, end) = (job.start, job.start + values.len());
             while at < end {
                 let next = ((at / unit + 1) * unit).min(end);
