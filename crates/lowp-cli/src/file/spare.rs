@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// A buffer that tensors of one size fill one after the other: memory that is new costs as much as what is done with it.
 #[derive(Debug)]
@@ -95,7 +96,12 @@ impl<T> Turns<T> {
         fits: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
-        let is_free = |kept: &Arc<T>| Arc::strong_count(kept) == 1;
+        let is_free = |kept: &Arc<T>| {
+            let is_free = Arc::strong_count(kept) == 1;
+            // What the last other holder did with it comes before what is done next.
+            fence(Ordering::Acquire);
+            is_free
+        };
         self.spares[turn].take(|kept| is_free(kept) && fits(kept), || make().map(Arc::new))
     }
 

@@ -219,7 +219,7 @@ pub(super) fn fill(
         let parts = make(job).with_context(named)?;
         let mut written = vec![0; numbers.len()];
         let turns = parts.bands_take_turns();
-        if beside + parts.held() > HELD {
+        if parts.held().saturating_add(beside) > HELD {
             // The band before is of another job, and may be larger than those of this one.
             beside = 0;
         }

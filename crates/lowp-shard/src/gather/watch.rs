@@ -14,7 +14,7 @@ type Call<B> = dyn Fn(&B, GatherPoint) -> Result<(), KernelError> + Send + Sync;
 /// A point of a gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatherPoint {
-    /// Before it.
+    /// Before it; once more where a graph cannot be launched and the calls themselves are given.
     Begin,
     /// Behind it; a gather that fails has none.
     End,
