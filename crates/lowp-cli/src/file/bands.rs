@@ -290,8 +290,6 @@ impl<'a, B: Backend> Bands<'a, B> {
         let fits = |codes: &cast::Tensor<B>| self.fits(codes, rows);
         let make = || empty(self.cast.backend, setup.recipe, shape, &specs);
         let codes = &self.memory.codes;
-        // Room for the values first.
-        self.make_room(rows);
         let source = self.source(rows)?;
         let codes = match self.bands_take_turns() {
             true => codes.take(fits, make)?,
@@ -325,6 +323,7 @@ impl<B: Backend> Parts for Bands<'_, B> {
             progress,
         } = self.cast;
         let rows = self.rows_of(band);
+        // Room for the values first.
         self.make_room(&rows);
         let known = self.amaxes()?;
         let (source, tensor) = self.source_and_codes(&rows)?;
