@@ -31,7 +31,7 @@ pub(crate) fn open(option: &str, first: usize, ranks: usize) -> Result<Vec<Cuda>
 /// Their communicators, each on a stream of its own. A rank that waits longer than `limit` for another fails.
 ///
 /// # Errors
-/// No NCCL, or a rank that failed.
+/// No NCCL for several, or a rank that failed.
 pub(crate) fn join(
     devices: &[Cuda],
     limit: Duration,

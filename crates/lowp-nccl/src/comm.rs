@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, KernelError, Source};
 use lowp_shard::{
-    Collective, Communicator, Control, Counters, GatherItem, GradWire, ReduceItem, ShardError,
-    Traffic, or_abort,
+    Collective, Communicator, Control, Counters, GatherItem, GradWire, LARGE_PIECE, ReduceItem,
+    ShardError, Traffic, or_abort,
 };
 
 use crate::rank_order::RankOrder;
@@ -50,14 +50,12 @@ impl Default for NcclOptions {
     }
 }
 
-/// Pieces from this length on are large: in one NCCL group with smaller ones they would take up to 1.3 times as long.
-const LARGE: usize = 1 << 20;
-
 /// One rank of a group of GPUs, whose data NCCL moves. Every call only enqueues.
 ///
 /// Pieces go straight to where they belong, without staging. A batch is one NCCL group, or two where it has large and small
 /// pieces. Gradients that travel in bfloat16
 /// are added in f32 by the rank that receives the sum, in rank order; those in f32 as [`Sums`] says.
+/// A group of one rank copies, and needs no NCCL.
 ///
 /// # Failure
 /// A thread watches the group. When a rank fails, is killed, or a batch is not done within the limit, it ends the
@@ -68,7 +66,8 @@ pub struct NcclComm {
     watchdog: Arc<Watchdog>,
     control: Arc<dyn Control>,
     cuda: Cuda,
-    raw: Arc<Raw>,
+    /// None of a group of one, which has nobody to exchange with.
+    raw: Option<Arc<Raw>>,
     options: NcclOptions,
     ordered: Mutex<RankOrder>,
     counters: Counters,
@@ -79,7 +78,7 @@ impl NcclComm {
     /// rank. Collective.
     ///
     /// # Errors
-    /// No NCCL, or a rank that failed meanwhile.
+    /// No NCCL for a group of several, or a rank that failed meanwhile.
     pub fn new(
         control: Arc<dyn Control>,
         cuda: &Cuda,
@@ -96,19 +95,13 @@ impl NcclComm {
         options: NcclOptions,
         watchdog: Arc<Watchdog>,
     ) -> Result<Self, ShardError> {
-        raw::found()?;
-        let id = if control.rank() == 0 {
-            raw::new_id()?.to_vec()
-        } else {
-            Vec::new()
+        let raw = match control.world_size() {
+            1 => None,
+            _ => Some(Self::join_nccl(&control, cuda, options)?),
         };
-        let id = control.broadcast("NCCL's id", id)?;
-        let id: [u8; ID] = id.try_into().map_err(|id: Vec<u8>| ShardError::Failed {
-            rank: control.members()[0],
-            message: format!("it gave {} bytes as NCCL's id of {ID}", id.len()),
-        })?;
-        let raw = Arc::new(join_watched(&control, cuda, id, options)?);
-        watchdog.add(&raw);
+        if let Some(raw) = &raw {
+            watchdog.add(raw);
+        }
         Ok(Self {
             control,
             cuda: cuda.clone(),
@@ -120,15 +113,38 @@ impl NcclComm {
         })
     }
 
-    /// One NCCL group.
+    /// Joins NCCL's group of the ranks of `control`.
+    fn join_nccl(
+        control: &Arc<dyn Control>,
+        cuda: &Cuda,
+        options: NcclOptions,
+    ) -> Result<Arc<Raw>, ShardError> {
+        raw::found()?;
+        let id = if control.rank() == 0 {
+            raw::new_id()?.to_vec()
+        } else {
+            Vec::new()
+        };
+        let id = control.broadcast("NCCL's id", id)?;
+        let id: [u8; ID] = id.try_into().map_err(|id: Vec<u8>| ShardError::Failed {
+            rank: control.members()[0],
+            message: format!("it gave {} bytes as NCCL's id of {ID}", id.len()),
+        })?;
+        Ok(Arc::new(join_watched(control, cuda, id, options)?))
+    }
+
+    /// One NCCL group; nothing where the rank is alone.
     fn batch<M: Send + Sync + 'static>(
         &self,
         memory: impl FnOnce() -> M,
         calls: impl FnOnce(&raw::Calls) -> Result<(), KernelError>,
     ) -> Result<(), ShardError> {
+        let Some(raw) = &self.raw else {
+            return Ok(());
+        };
         // A graph keeps the group, too.
-        let memory = || (memory(), Arc::clone(&self.raw));
-        match self.raw.batch(&self.cuda, memory, calls)? {
+        let memory = || (memory(), Arc::clone(raw));
+        match raw.batch(&self.cuda, memory, calls)? {
             Some(()) => Ok(()),
             None => Err(self.ended()),
         }
@@ -144,7 +160,11 @@ impl NcclComm {
     }
 
     fn gather(&self, items: &[GatherItem<'_, Cuda>]) -> Result<(), ShardError> {
-        let large = |item: &&GatherItem<'_, Cuda>| item.ranges.iter().any(|r| r.len() >= LARGE);
+        if self.raw.is_none() {
+            return items.iter().try_for_each(|item| self.copy(item));
+        }
+        let large =
+            |item: &&GatherItem<'_, Cuda>| item.ranges.iter().any(|r| r.len() >= LARGE_PIECE);
         let (large, small): (Vec<_>, Vec<_>) = items.iter().partition(large);
         for items in [large, small] {
             if !items.is_empty() {
@@ -152,6 +172,17 @@ impl NcclComm {
             }
         }
         Ok(())
+    }
+
+    /// The gather of the only rank: its piece is all.
+    fn copy(&self, item: &GatherItem<'_, Cuda>) -> Result<(), ShardError> {
+        let Range { start, end } = item.ranges[0].clone();
+        let place = self.cuda.view(item.dest, start..end)?;
+        if self.cuda.span(item.source).start == self.cuda.span(&place).start {
+            return Ok(());
+        }
+        let piece = 0..end - start;
+        Ok(self.cuda.copy(item.source, piece, item.dest, start)?)
     }
 
     fn gather_group(&self, items: &[&GatherItem<'_, Cuda>]) -> Result<(), ShardError> {
@@ -188,6 +219,13 @@ impl NcclComm {
                 });
                 pairs.collect::<Vec<_>>()
             };
+            if self.raw.is_none() {
+                let copy = |(grad, item): &(&CudaBuffer<f32>, &ReduceItem<'_, Cuda>)| {
+                    let own = item.ranges[0].clone();
+                    Ok(self.cuda.copy(grad, own, item.out, 0)?)
+                };
+                return items.iter().try_for_each(copy);
+            }
             return self.batch(memory, |calls| {
                 for (grad, item) in &items {
                     match even(item.ranges) {
@@ -213,6 +251,10 @@ impl NcclComm {
     }
 
     fn sum(&self, buffers: &[&CudaBuffer<f32>]) -> Result<(), ShardError> {
+        // The vector of one rank is its own sum.
+        if self.raw.is_none() {
+            return Ok(());
+        }
         if self.options.sums == Sums::Nccl {
             return self.combine(buffers, &Op::Sum);
         }
@@ -377,8 +419,8 @@ impl Communicator<Cuda> for NcclComm {
 impl Drop for NcclComm {
     fn drop(&mut self) {
         // A group in peace ends with its last user, which may be a graph.
-        if self.control.failure().is_some() {
-            self.raw.abort();
+        if let (Some(raw), Some(_)) = (&self.raw, self.control.failure()) {
+            raw.abort();
         }
     }
 }

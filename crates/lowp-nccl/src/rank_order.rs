@@ -50,11 +50,13 @@ impl Needed {
         let room = |len: usize| len.next_multiple_of(16);
         let own = item.ranges[rank].len();
         let mut needed = Self::default();
-        needed.arrivals[usize::from(item.wire(wire) == GradWire::Bf16)] = room(world * own);
+        let arrive = &mut needed.arrivals[usize::from(item.wire(wire) == GradWire::Bf16)];
+        *arrive = room(arriving(world, own));
         if item.grad.dtype() == FloatDtype::F32 && wire == GradWire::Bf16 {
             needed.narrow = room(end(item.ranges));
         }
-        needed.added = if item.accumulate { room(own) } else { 0 };
+        let added = item.accumulate && world > 1;
+        needed.added = if added { room(own) } else { 0 };
         needed
     }
 
@@ -100,6 +102,11 @@ impl Staging {
             None => Source::alloc(cuda, FloatDtype::F32, 0),
         }
     }
+}
+
+/// Elements of the memory where the parts of a range of `own` arrive: nothing arrives at a rank that is alone.
+fn arriving(world: usize, own: usize) -> usize {
+    if world > 1 { world * own } else { 0 }
 }
 
 fn end(ranges: &[Range<usize>]) -> usize {
@@ -306,7 +313,7 @@ fn reduction(
         };
         let dtype = usize::from(sent.dtype() == FloatDtype::Bf16);
         let (memory, start) = (staging.arrivals[dtype].as_ref(), used.arrivals[dtype]);
-        let received = Staging::view(cuda, memory, start, world * own)?;
+        let received = Staging::view(cuda, memory, start, arriving(world, own))?;
         let (mut to, mut from) = (vec![], vec![]);
         for (peer, range) in item.ranges.iter().enumerate() {
             to.push(sent.view(cuda, range.clone())?);
@@ -316,17 +323,26 @@ fn reduction(
                 received.view(cuda, peer * own..(peer + 1) * own)?
             });
         }
+        let added = used.added;
+        used.add(Needed::of(item, wire, rank, world));
+        let into_out = |from| SumJob {
+            from,
+            into: Source::F32(item.out.clone()),
+        };
+        // The part of a rank that is alone is the sum.
+        let only = if world == 1 { from.first() } else { None };
+        if let (Some(only), true) = (only, item.accumulate) {
+            into.push(into_out(only.clone()));
+            planned.push(Item { to, from });
+            continue;
+        }
         let sum = if item.accumulate {
-            let sum = Staging::view(cuda, staging.added.as_ref(), used.added, own)?;
-            into.push(SumJob {
-                from: sum.clone(),
-                into: Source::F32(item.out.clone()),
-            });
+            let sum = Staging::view(cuda, staging.added.as_ref(), added, own)?;
+            into.push(into_out(sum.clone()));
             sum
         } else {
             Source::F32(item.out.clone())
         };
-        used.add(Needed::of(item, wire, rank, world));
         add.push((from.clone(), sum));
         planned.push(Item { to, from });
     }

@@ -1,4 +1,4 @@
-//! NCCL between GPUs, against the definition: content, order of sums, a training step, and failure. Each test needs two GPUs and
+//! NCCL between GPUs, against the definition: content, order of sums, a training step, and failure. Most tests need two GPUs and
 //! NCCL; elsewhere they pass, unless `LOWP_REQUIRE_GPUS` names a number of GPUs that must be there. Only with the feature
 //! `cuda`.
 #![cfg(feature = "cuda")]
@@ -8,7 +8,7 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Rank, bytes, tiling, values, world};
+use common::{Rank, alone_and_together, bytes, tiling, values, world};
 use half::bf16;
 use lowp_kernels::{Backend, FloatDtype, Source};
 use lowp_nccl::Sums;
@@ -25,7 +25,7 @@ fn cuda_nccl_gathers_even_uneven_and_empty_pieces() {
         [0; 8],
         [1 << 20; 8],
     ];
-    world(2, LIMIT, Sums::Nccl, |rank| {
+    alone_and_together(LIMIT, Sums::Nccl, |rank| {
         let (cuda, comm) = (&rank.cuda, &*rank.comm);
         let (me, n) = (comm.rank(), comm.world_size());
         let full = |item: usize| bytes(item as u64, lens[item][..n].iter().sum());
@@ -57,7 +57,7 @@ fn cuda_nccl_gathers_even_uneven_and_empty_pieces() {
 #[test]
 fn cuda_nccl_sums_are_those_of_the_definition() {
     for sums in [Sums::Nccl, Sums::RankOrder] {
-        world(2, LIMIT, sums, |rank| {
+        alone_and_together(LIMIT, sums, |rank| {
             for lens in [vec![5000; 8], vec![70_000, 3, 0, 1, 9, 8, 7, 6]] {
                 for wire in [GradWire::F32, GradWire::Bf16] {
                     for accumulate in [false, true] {
@@ -77,7 +77,7 @@ fn cuda_nccl_sums_are_those_of_the_definition() {
             ordered(cuda, comm, || comm.all_reduce_sum(&sum))?;
             let expected = |i: usize| (1..n).fold(values(0, 333)[i], |s, r| s + values(r, 333)[i]);
             for (i, x) in cuda.download(&sum)?.into_iter().enumerate() {
-                check(x, expected(i), sums == Sums::RankOrder || n == 2);
+                check(x, expected(i), sums == Sums::RankOrder || n <= 2);
             }
             let max = cuda.upload(&values(comm.rank() as u64, 333))?;
             ordered(cuda, comm, || comm.all_reduce_max(&max))?;
@@ -127,8 +127,8 @@ fn reduce_scatter(
         false => all[r][i],
         true => bf16::from_f32(all[r][i]).to_f32(),
     };
-    // Two values have one sum.
-    let exact = n == 2 || sums == Sums::RankOrder || narrow;
+    // Two values have one sum, and one is its own.
+    let exact = n <= 2 || sums == Sums::RankOrder || narrow;
     for (j, (x, i)) in cuda
         .download(&out)?
         .into_iter()

@@ -1,6 +1,8 @@
 //! `lowp bench`: what every operation costs on a device, next to a plain copy.
 
 #[cfg(feature = "cuda")]
+mod by_size;
+#[cfg(feature = "cuda")]
 mod cases;
 #[cfg(feature = "cuda")]
 mod data;

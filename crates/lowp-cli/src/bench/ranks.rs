@@ -1,22 +1,19 @@
 //! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
 
 use super::measure::copy_rate;
-use super::report::{ONE, PLAIN, RankRow, RanksReport};
+use super::report::{PLAIN, RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
-use crate::train::plain_recipe;
 use anyhow::{Context, Result, anyhow};
-use half::bf16;
-use lowp_format::{AnyRecipe, Code, Phase, Recipe, Role, Shape};
+use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, GatherGroup, GatherItem, GatherPoint, GatherPool, GatherWatch, GradBucketOptions,
-    GradBuckets, GradParam, GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec,
-    ShardedTensor, ordered, run_comms,
+    Communicator, GatherGroup, GatherItem, GatherPool, GradBucketOptions, GradBuckets, GradParam,
+    GradWire, Mesh, MeshComm, ReduceItem, ShardError, ShardSpec, ShardedTensor, ordered, run_comms,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Layers and width of the model: 1.007 billion parameters in 80 weights.
@@ -25,24 +22,11 @@ const WIDTH: usize = 2048;
 /// A batch that is not done by then has failed.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// The recipe of rows that are of none.
-const ANY: &str = "any";
-/// Powers of two of the bytes of plain gathers: 256 KiB to 256 MiB.
-const SMALLEST: u32 = 18;
-const LARGEST: u32 = 28;
-
-/// Bytes of a copy that keeps the device busy for 0.1 ms.
-const AHEAD: usize = 256 << 20;
-/// Bytes of a small copy and of the large one before it, and how many of both are in a graph: more than caches have.
-const FEW: usize = 512 << 10;
-const MANY: usize = 12 << 20;
-const COPIES: usize = 16;
-/// Columns of the weight that is gathered by itself.
-const ONE_COLS: usize = 64;
-
+pub(super) const ANY: &str = "any";
 /// Runs before timing starts: ranks connect, gathers become graphs.
-const WARM_UP: usize = 3;
+pub(super) const WARM_UP: usize = 3;
 /// Calls between two looks at the clock: what one waits for the host for is nothing beside them.
-const CALLS: usize = 8;
+pub(super) const CALLS: usize = 8;
 /// Steps of the optimizer after which memory is looked at.
 const STEPS: usize = 200;
 
@@ -64,10 +48,10 @@ pub(super) struct Size {
 }
 
 /// One rank.
-struct Rank<'a> {
-    cuda: Cuda,
-    comm: Arc<dyn Communicator<Cuda>>,
-    size: Size,
+pub(super) struct Rank<'a> {
+    pub(super) cuda: Cuda,
+    pub(super) comm: Arc<dyn Communicator<Cuda>>,
+    pub(super) size: Size,
     options: NcclOptions,
     note: &'a (dyn Fn(&str) + Sync),
 }
@@ -146,7 +130,7 @@ impl Rank<'_> {
         Ok(report)
     }
 
-    fn say(&self, text: &str) {
+    pub(super) fn say(&self, text: &str) {
         if self.comm.rank() == 0 {
             (self.note)(text);
         }
@@ -164,14 +148,14 @@ impl Rank<'_> {
     }
 
     /// All ranks begin together.
-    fn together(&self) -> Result<()> {
+    pub(super) fn together(&self) -> Result<()> {
         self.cuda.synchronize()?;
         self.comm.backend().synchronize()?;
         Ok(self.comm.control().barrier()?)
     }
 
     /// Median milliseconds of `call` on the device, all ranks together: the slowest rank's.
-    fn timed(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    pub(super) fn timed(&self, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
         for _ in 0..WARM_UP {
             call()?;
         }
@@ -189,7 +173,7 @@ impl Rank<'_> {
     }
 
     /// The largest of the medians of all ranks.
-    fn slowest(&self, mut times: Vec<f64>) -> Result<f64> {
+    pub(super) fn slowest(&self, mut times: Vec<f64>) -> Result<f64> {
         times.sort_by(f64::total_cmp);
         let median = times[times.len() / 2];
         let bits = median.to_bits().to_le_bytes().to_vec();
@@ -199,88 +183,6 @@ impl Rank<'_> {
             f64::from_bits(u64::from_le_bytes(bytes))
         };
         Ok(all.iter().map(of).fold(0.0, f64::max))
-    }
-
-    /// Plain all-gathers and gathers of single weights, by size: what `lowp plan --bandwidth` reads.
-    fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
-        self.say("gather  by size");
-        let world = self.comm.world_size();
-        let mut rows = Vec::new();
-        for bytes in (SMALLEST..=LARGEST).map(|power| (1usize << power) / self.size.shrink) {
-            let plain = self.plain_gather(bytes)?;
-            let one = self.gather_of_one(bytes)?;
-            rows.extend(
-                [(PLAIN, plain), (ONE, one)].map(|(operation, milliseconds)| RankRow {
-                    operation: operation.to_owned(),
-                    recipe: ANY.to_owned(),
-                    bytes,
-                    milliseconds,
-                    gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
-                    share: plain / milliseconds,
-                    host_microseconds_per_weight: None,
-                }),
-            );
-        }
-        Ok(rows)
-    }
-
-    /// Microseconds that a copy of few bytes takes in a graph behind one of many, as scales have theirs behind codes.
-    fn small_copy(&self) -> Result<f64> {
-        let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
-        let times = [false, true].map(|small| {
-            let copies = |number: usize| {
-                let at = number * (MANY + FEW);
-                self.cuda.copy::<u8>(&from, at..at + MANY, &to, at)?;
-                match small {
-                    true => self
-                        .cuda
-                        .copy::<u8>(&from, at + MANY..at + MANY + FEW, &to, at + MANY),
-                    false => Ok(()),
-                }
-            };
-            let graph = self.cuda.capture(|| (0..COPIES).try_for_each(copies))?;
-            self.timed(|| Ok(self.cuda.launch(&graph)?))
-        });
-        let [without, with] = times;
-        Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
-    }
-
-    /// Milliseconds of the gather of one weight of `bytes`, between two marks of the stream that gathers.
-    fn gather_of_one(&self, bytes: usize) -> Result<f64> {
-        let recipe = plain_recipe(Code::Bf16).context("a recipe of bf16")?;
-        let shape = Shape::new(bytes / size_of::<bf16>() / ONE_COLS, ONE_COLS);
-        let spec = ShardSpec::new(&recipe, shape, self.comm.world_size(), self.comm.rank())?;
-        let shards = vec![ShardedTensor::new(&self.cuda, recipe, spec)?];
-        let pool = GatherPool::new(&self.cuda);
-        let mut group = GatherGroup::new(&self.cuda, Arc::clone(&self.comm), &pool, shards, true)?;
-        let marks: Arc<Mutex<Vec<(GatherPoint, CudaMark)>>> = Arc::default();
-        let to = Arc::clone(&marks);
-        group.watch(GatherWatch::new(move |stream: &Cuda, point| {
-            let mark = (point, stream.mark()?);
-            to.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
-            Ok(())
-        }));
-        let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
-        for _ in 0..WARM_UP + self.size.runs {
-            self.together()?;
-            // The device is busy until the host has given it all gathers, as in training.
-            for _ in 0..CALLS {
-                self.cuda.copy::<u8>(&from, 0..AHEAD, &to, 0)?;
-            }
-            for _ in 0..CALLS {
-                group.unshard(Phase::Forward)?;
-                group.reshard();
-            }
-        }
-        let marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut times = Vec::new();
-        for pair in marks.windows(2) {
-            if let [(GatherPoint::Begin, begin), (GatherPoint::End, end)] = pair {
-                times.push(f64::from(begin.milliseconds_to(end)?));
-            }
-        }
-        times.drain(..times.len().min(WARM_UP * CALLS));
-        self.slowest(times)
     }
 
     /// One plain all-gather of `bytes`, then the gather of all weights for forward, and the host's part of gathers by block.
@@ -345,7 +247,7 @@ impl Rank<'_> {
     }
 
     /// Milliseconds of one all-gather of `bytes` in one buffer.
-    fn plain_gather(&self, bytes: usize) -> Result<f64> {
+    pub(super) fn plain_gather(&self, bytes: usize) -> Result<f64> {
         let comm = &*self.comm;
         let world = comm.world_size();
         let piece = bytes.div_ceil(world);

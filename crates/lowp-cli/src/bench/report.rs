@@ -12,6 +12,9 @@ pub(crate) const PLAIN: &str = "one all-gather of the same bytes";
 /// What it calls a weight's gather by itself, from its begin to its end on the stream of the ranks.
 pub(crate) const ONE: &str = "gather of one weight";
 
+/// The same of a weight with scales in a buffer of their own.
+pub(crate) const SCALED: &str = "gather of one weight with scales";
+
 /// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {

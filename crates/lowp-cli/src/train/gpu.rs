@@ -8,11 +8,11 @@ use crate::columns::Columns;
 use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lowp_candle::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
-use lowp_shard::{Communicator, Control, LocalComm};
+use lowp_shard::{Communicator, Control};
 use lowp_transformer::product;
 use lowp_transformer::{Block, GATHERS, MicroBatch, Sizes, Spent, Tokens, Transformer};
 use std::sync::{Arc, Once};
@@ -228,26 +228,16 @@ pub(super) fn process(
 /// The GPUs and communicators of ranks that are threads.
 ///
 /// # Errors
-/// Too few GPUs, no NCCL, or a rank that failed.
+/// Too few GPUs, no NCCL for several, or a rank that failed.
 pub(super) fn world(first: usize, ranks: usize, limit: Duration) -> Result<(Vec<Cuda>, Vec<Comm>)> {
     let devices = gpus::open("--world-size", first, ranks)?;
-    let [device] = devices.as_slice() else {
-        let options = NcclOptions {
-            limit,
-            ..NcclOptions::default()
-        };
-        let comms = gpus::join(&devices, limit, options)?;
-        return Ok((
-            devices,
-            comms
-                .into_iter()
-                .map(|comm| Arc::new(comm) as Comm)
-                .collect(),
-        ));
+    let options = NcclOptions {
+        limit,
+        ..NcclOptions::default()
     };
-    let alone = LocalComm::world_on(&[device.fork()?], limit);
-    let alone = alone.into_iter().next().context("no rank")?;
-    Ok((devices, vec![alone.into()]))
+    let comms = gpus::join(&devices, limit, options)?;
+    let comms = comms.into_iter().map(Comm::from).collect();
+    Ok((devices, comms))
 }
 
 #[cfg(test)]

@@ -44,7 +44,16 @@ pub(crate) fn try_world<T: Send>(
     sums: Sums,
     f: impl Fn(&Rank) -> Result<T, ShardError> + Sync,
 ) -> Option<Result<Vec<T>, RanksFailed<T, ShardError>>> {
-    let devices = devices(least)?;
+    try_world_of(&devices(least)?, limit, sums, f)
+}
+
+/// Runs `f` as every rank of a world of these GPUs, if there is NCCL for several.
+fn try_world_of<T: Send>(
+    devices: &[Cuda],
+    limit: Duration,
+    sums: Sums,
+    f: impl Fn(&Rank) -> Result<T, ShardError> + Sync,
+) -> Option<Result<Vec<T>, RanksFailed<T, ShardError>>> {
     let controls = threads(devices.len(), limit);
     let comm = |(cuda, control): (&Cuda, Arc<dyn Control>)| {
         let options = NcclOptions {
@@ -87,6 +96,22 @@ pub(crate) fn world<T: Send>(
         Some(Ok(results)) => results,
         Some(Err(failed)) => panic!("{failed}"),
         None => Vec::new(),
+    }
+}
+
+/// Runs `f` as the only rank of a world of one GPU, then as every rank of one of all, if there are more.
+pub(crate) fn alone_and_together(
+    limit: Duration,
+    sums: Sums,
+    f: impl Fn(&Rank) -> Result<(), ShardError> + Sync,
+) {
+    let Some(devices) = devices(1) else {
+        return;
+    };
+    for ranks in [1, devices.len()] {
+        if let Some(Err(failed)) = try_world_of(&devices[..ranks], limit, sums, &f) {
+            panic!("of {ranks}: {failed}");
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! [`Bandwidth`]: the time that gathers take at rates that were measured or are given.
 
-use super::cost::Local;
+use super::cost::Gather;
 use super::keys::read_json;
 use super::links::Links;
-use crate::bench::report::{ONE, PLAIN};
+use crate::bench::report::{ONE, PLAIN, SCALED};
 use crate::output::shown;
 use crate::usage::UsageError;
+use lowp_shard::LARGE_PIECE;
 use serde_json::Value;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -29,10 +30,19 @@ pub(super) struct Bandwidth {
 struct Copies {
     /// 10^9 bytes that one reads and writes in a second.
     gb_per_s: f64,
-    /// Seconds of one of few bytes.
+    /// Seconds of one of few bytes behind others.
     least: f64,
-    /// Seconds of a gather on a GPU that has no others, beside its copies.
-    alone: f64,
+    /// Of gathers on a GPU that has no others, where they were measured.
+    alone: Option<Alone>,
+}
+
+/// What gathers take on a GPU that has no others, beside the time of their bytes.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    /// Seconds of one copy.
+    first: f64,
+    /// Seconds of each copy or transpose behind it.
+    another: f64,
 }
 
 /// 10^9 bytes that arrive at a rank in a second.
@@ -43,6 +53,8 @@ pub(super) enum Rate {
     Measured {
         source: String,
         rates: Vec<(u64, f64)>,
+        /// Seconds that a gather in two exchanges takes longer than one of as many bytes.
+        another: f64,
     },
 }
 
@@ -79,17 +91,29 @@ impl Bandwidth {
 
     /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work behind it
     /// takes no time where the rate of copies is not known.
-    pub(super) fn seconds(&self, rank: Links, bytes: u128, local: Local) -> f64 {
+    pub(super) fn seconds(&self, rank: Links, bytes: u128, gather: &Gather) -> f64 {
+        let Gather {
+            exchanges, local, ..
+        } = gather;
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
-            arrives => arrives as f64 / (rate.at(bytes) * 1e9),
+            arrives => {
+                let others = exchanges.saturating_sub(1) as f64 * rate.another();
+                arrives as f64 / (rate.at(bytes) * 1e9) + others
+            }
         };
         let between = self.between_nodes.as_ref();
         let between = between.map_or(0.0, |rate| time(rate, rank.between_nodes));
         let is_alone = rank.within_node == 0 && rank.between_nodes == 0;
         let behind = self.copy.map_or(0.0, |copy| {
-            let alone = if is_alone { copy.alone } else { 0.0 };
-            local.bytes as f64 / (copy.gb_per_s * 1e9) + local.count as f64 * copy.least + alone
+            let beside = match (copy.alone, local.count) {
+                (_, 0) => 0.0,
+                (Some(alone), count) if is_alone => {
+                    alone.first + (count - 1) as f64 * alone.another
+                }
+                (_, count) => count as f64 * copy.least,
+            };
+            local.bytes as f64 / (copy.gb_per_s * 1e9) + beside
         });
         between.max(time(&self.within_node, rank.within_node)) + behind
     }
@@ -98,7 +122,7 @@ impl Bandwidth {
     pub(super) fn of_one_gpu(&self) -> Option<&str> {
         let mut rates = std::iter::once(&self.within_node).chain(&self.between_nodes);
         rates.find_map(|rate| match rate {
-            Rate::Measured { source, rates } if rates.is_empty() => Some(source.as_str()),
+            Rate::Measured { source, rates, .. } if rates.is_empty() => Some(source.as_str()),
             _ => None,
         })
     }
@@ -112,7 +136,7 @@ impl Bandwidth {
     pub(super) fn notes(&self, [smallest, largest]: [u128; 2]) -> Vec<String> {
         let rates = [Some(&self.within_node), self.between_nodes.as_ref()];
         let note = |rate: &Rate| {
-            let Rate::Measured { source, rates } = rate else {
+            let Rate::Measured { source, rates, .. } = rate else {
                 return None;
             };
             let ((first, _), (last, _)) = (rates.first()?, rates.last()?);
@@ -153,28 +177,43 @@ impl Copies {
         let mut copies = Self {
             gb_per_s,
             least,
-            alone: 0.0,
+            alone: None,
         };
         if report["ranks"] == 1 {
-            copies.alone = copies.beside(report).unwrap_or(0.0);
+            copies.alone = copies.alone(report);
         }
         Ok(Some(copies))
     }
 
-    /// Seconds that gathers of single weights on one GPU take beside their copies: the median of those larger than its caches.
-    fn beside(&self, report: &Value) -> Option<f64> {
-        let rows = report["rows"].as_array()?.iter();
-        let beside = |row: &Value| {
-            let bytes = row["bytes"].as_f64().filter(|&bytes| bytes >= UNCACHED)?;
-            let copied = 2.0 * bytes / (self.gb_per_s * 1e9);
-            let beside = row["milliseconds"].as_f64()? / 1e3 - copied - self.least;
-            beside.is_finite().then_some(beside.max(0.0))
+    /// What gathers of single weights on one GPU take beside the time of their bytes, where those are more than caches have.
+    fn alone(&self, report: &Value) -> Option<Alone> {
+        let beside = |operation| {
+            let copied = |bytes: f64| 2.0 * bytes / (self.gb_per_s * 1e9);
+            longer(report, operation, UNCACHED, copied)
         };
-        let of_one = rows.filter(|row| row["operation"] == ONE);
-        let mut all: Vec<f64> = of_one.filter_map(beside).collect();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied()
+        let first = beside(ONE)?;
+        let another = beside(SCALED).map_or(self.least, |two| (two - first).max(0.0));
+        Some(Alone { first, another })
     }
+}
+
+/// Seconds that an operation on `least` bytes or more takes longer than `expected` for its bytes: the median of the rows of a report.
+fn longer(
+    report: &Value,
+    operation: &str,
+    least: f64,
+    expected: impl Fn(f64) -> f64,
+) -> Option<f64> {
+    let rows = report["rows"].as_array()?.iter();
+    let longer = |row: &Value| {
+        let bytes = row["bytes"].as_f64().filter(|&bytes| bytes >= least)?;
+        let longer = row["milliseconds"].as_f64()? / 1e3 - expected(bytes);
+        longer.is_finite().then_some(longer.max(0.0))
+    };
+    let rows = rows.filter(|row| row["operation"] == operation);
+    let mut all: Vec<f64> = rows.filter_map(longer).collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied()
 }
 
 impl Rate {
@@ -212,8 +251,12 @@ impl Rate {
         let device = report["device"].as_str().unwrap_or("an unnamed device");
         let source = format!("{} ({ranks} x {})", shown(file), shown(device));
         if ranks == 1 {
-            let rates = Vec::new();
-            return Ok(Self::Measured { source, rates });
+            let (rates, another) = (Vec::new(), 0.0);
+            return Ok(Self::Measured {
+                source,
+                rates,
+                another,
+            });
         }
         let mut found: Vec<(u64, f64)> = Vec::new();
         let is = |row: &Value, operation: &str| row["operation"] == operation;
@@ -243,7 +286,20 @@ impl Rate {
             (same[0].0, sum / same.len() as f64)
         };
         let rates = found.chunk_by(|a, b| a.0 == b.0).map(mean).collect();
-        Ok(Self::Measured { source, rates })
+        let mut measured = Self::Measured {
+            source,
+            rates,
+            another: 0.0,
+        };
+        let arrives = |bytes: f64| bytes - bytes / ranks as f64;
+        let one = |bytes: f64| arrives(bytes) / (measured.at(bytes as u128) * 1e9);
+        // Smaller ones are one exchange.
+        let least = (ranks * LARGE_PIECE as u64) as f64;
+        let longer = longer(report, SCALED, least, one);
+        if let (Self::Measured { another, .. }, Some(longer)) = (&mut measured, longer) {
+            *another = longer;
+        }
+        Ok(measured)
     }
 
     /// The rate of a gather of `bytes`: between two sizes that were measured so that the time is in proportion to the size, outside of
@@ -266,6 +322,14 @@ impl Rate {
         }
     }
 
+    /// Seconds of each exchange behind the first of the same gather.
+    fn another(&self) -> f64 {
+        match self {
+            Self::Given(_) => 0.0,
+            Self::Measured { another, .. } => *another,
+        }
+    }
+
     /// Where it comes from.
     pub(super) fn source(&self) -> String {
         match self {
@@ -277,8 +341,27 @@ impl Rate {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cost::{Local, Use};
     use super::*;
     use serde_json::json;
+
+    /// A gather in `exchanges`, and `count` copies of `bytes` read and written beside.
+    fn gather(exchanges: u64, bytes: u64, count: u64) -> Gather {
+        Gather {
+            of: Use::Forward,
+            pieces: Vec::new(),
+            exchanges,
+            local: Local { bytes, count },
+        }
+    }
+
+    /// What `--bandwidth` reads of `report`.
+    fn read(report: &Value) -> Result<Bandwidth, Box<dyn std::error::Error>> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("bench.json");
+        std::fs::write(&file, report.to_string())?;
+        Ok(Bandwidth::new(file.to_str().ok_or("a path")?)?)
+    }
 
     fn report(rates: &[(u64, f64)]) -> Value {
         let row = |(bytes, rate): &(u64, f64)| json!({"operation": PLAIN, "bytes": bytes, "gb_per_s": rate});
@@ -318,48 +401,62 @@ mod tests {
         rows.push(json!({"operation": ONE, "bytes": 1000, "gb_per_s": 50.0}));
         report["copy_gb_per_s"] = json!(4000.0);
         report["small_copy_microseconds"] = json!(10.0 / 3.0);
-        let folder = tempfile::tempdir()?;
-        let file = folder.path().join("bench.json");
-        std::fs::write(&file, report.to_string())?;
-        let bandwidth = Bandwidth::new(file.to_str().ok_or("a path")?)?;
+        let bandwidth = read(&report)?;
         let links = Links {
             within_node: 50_000_000_000,
             between_nodes: 0,
         };
-        let local = Local {
-            bytes: 2_000_000_000_000,
-            count: 3,
-        };
-        let seconds = bandwidth.seconds(links, 1000, local);
+        let seconds = bandwidth.seconds(links, 1000, &gather(2, 2_000_000_000_000, 3));
         assert!((seconds - 1.50001).abs() < 1e-9, "{seconds}");
+        Ok(())
+    }
+
+    /// Large and small pieces are exchanges of their own, and the second takes what it was measured to.
+    #[test]
+    fn another_exchange_takes_longer() -> Result<(), Box<dyn std::error::Error>> {
+        // Half of 8 * 10^6 bytes arrive, at 40 GB/s: 100 us.
+        let one = json!({"operation": ONE, "bytes": 8_000_000, "gb_per_s": 40.0});
+        let scaled = |bytes: u64, us: f64| json!({"operation": SCALED, "bytes": bytes, "milliseconds": us / 1e3});
+        let rows = [
+            one,
+            scaled(2_000_000, 900.0),
+            scaled(8_000_000, 109.0),
+            scaled(8_000_000, 107.0),
+            scaled(8_000_000, 90.0),
+        ];
+        let report = json!({"device": "a device", "ranks": 2, "rows": rows});
+        let bandwidth = read(&report)?;
+        let links = Links {
+            within_node: 4_000_000,
+            between_nodes: 0,
+        };
+        for (exchanges, us) in [(1, 100.0), (2, 107.0)] {
+            let seconds = bandwidth.seconds(links, 8_000_000, &gather(exchanges, 0, 0));
+            assert!((seconds * 1e6 - us).abs() < 1e-6, "{exchanges}: {seconds}");
+        }
         Ok(())
     }
 
     /// A report of one GPU has what gathers take there, and no rate of links.
     #[test]
     fn one_gpu_has_copies_alone() -> Result<(), Box<dyn std::error::Error>> {
-        // 2 * 40 * 10^6 bytes at 10^12 in a second are 80 us, a copy 1 us more: 3, 4 and 5 us beside.
-        let row = |bytes: u64, us: f64| json!({"operation": ONE, "bytes": bytes, "gb_per_s": 0.0, "milliseconds": us / 1e3});
-        let report = json!({
+        // 2 * 40 * 10^6 bytes at 10^12 in a second are 80 us: 4, 5 and 6 us beside.
+        let of = |operation: &str, bytes: u64, us: f64| json!({"operation": operation, "bytes": bytes, "gb_per_s": 0.0, "milliseconds": us / 1e3});
+        let row = |bytes: u64, us: f64| of(ONE, bytes, us);
+        let mut report = json!({
             "device": "a device", "ranks": 1, "copy_gb_per_s": 1000.0, "small_copy_microseconds": 1.0,
             "rows": [row(40_000_000, 86.0), row(1_000_000, 7.0), row(40_000_000, 84.0), row(40_000_000, 85.0)],
         });
-        let folder = tempfile::tempdir()?;
-        let file = folder.path().join("bench.json");
-        std::fs::write(&file, report.to_string())?;
-        let bandwidth = Bandwidth::new(file.to_str().ok_or("a path")?)?;
+        let bandwidth = read(&report)?;
         let source = bandwidth.of_one_gpu().ok_or("rates of links")?;
         assert!(source.ends_with("(1 x a device)"), "{source}");
-        let own = Local {
-            bytes: 3_000_000,
-            count: 2,
-        };
-        let links = |within_node| Links {
-            within_node,
-            between_nodes: 0,
-        };
-        let seconds = bandwidth.seconds(links(0), 1, own);
+        // Bytes take 3 us, the first copy 5, and another what a small one takes, or what was measured.
+        let seconds = bandwidth.seconds(Links::default(), 1, &gather(1, 3_000_000, 2));
         assert!((seconds - 9e-6).abs() < 1e-12, "{seconds}");
+        let rows = report["rows"].as_array_mut().ok_or("rows")?;
+        rows.push(of(SCALED, 40_000_000, 88.5));
+        let seconds = read(&report)?.seconds(Links::default(), 1, &gather(1, 3_000_000, 3));
+        assert!((seconds - 15e-6).abs() < 1e-12, "{seconds}");
         let given = Bandwidth::new("100").expect("a rate");
         assert_eq!(given.of_one_gpu(), None);
         Ok(())
@@ -373,15 +470,9 @@ mod tests {
             within_node,
             between_nodes,
         };
-        let own = Local { bytes: 9, count: 1 };
-        assert_eq!(
-            bandwidth.seconds(links(400_000_000_000, 0), 1, Local::default()),
-            2.0
-        );
-        assert_eq!(
-            bandwidth.seconds(links(400_000_000_000, 50_000_000_000), 1, Local::default()),
-            2.0
-        );
-        assert_eq!(bandwidth.seconds(links(0, 200_000_000_000), 1, own), 4.0);
+        let seconds = |links| bandwidth.seconds(links, 1, &gather(2, 9, 1));
+        assert_eq!(seconds(links(400_000_000_000, 0)), 2.0);
+        assert_eq!(seconds(links(400_000_000_000, 50_000_000_000)), 2.0);
+        assert_eq!(seconds(links(0, 200_000_000_000)), 4.0);
     }
 }

@@ -6,7 +6,7 @@ use lowp_format::{
     Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
     ReshardAfterForward, Role, RowCuts, Shape, Transport, Usage,
 };
-use lowp_shard::{FlatShard, ShardError};
+use lowp_shard::{FlatShard, LARGE_PIECE, ShardError};
 use std::iter::Sum;
 
 /// What a weight is gathered for.
@@ -26,6 +26,8 @@ pub(super) struct Gather {
     pub(super) of: Use,
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
+    /// In how many exchanges, one after the other: large pieces are sent apart from small ones.
+    pub(super) exchanges: u64,
     /// What each rank does beside: what it transposes, interleaves and keeps, and all of them in a world of one.
     pub(super) local: Local,
 }
@@ -102,6 +104,7 @@ impl Cost {
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
         let forward = pieces(&plans.forward);
+        let together = exchanges(&plans.forward);
         let mut gathers = Vec::new();
         let kept = plans.parts.as_ref().map(pieces).unwrap_or_default();
         let keeping = Local::of(kept.iter().max().copied().unwrap_or(0));
@@ -109,12 +112,14 @@ impl Cost {
         gathers.push(Gather {
             of: Use::Forward,
             pieces: forward.clone(),
+            exchanges: together,
             local: within,
         });
         if setup.recompute && setup.reshard != ReshardAfterForward::No {
             gathers.push(Gather {
                 of: Use::Again,
                 pieces: forward,
+                exchanges: together,
                 local: within,
             });
         }
@@ -123,10 +128,12 @@ impl Cost {
             (ReshardAfterForward::Group(group), Some(parts)) => parts[..group].to_vec(),
             _ => pieces(&plans.backward),
         };
+        let behind = plans.parts.as_ref().unwrap_or(&plans.backward);
         gathers.push(Gather {
             of: Use::Backward,
             pieces: backward,
-            local: local(plans.parts.as_ref().unwrap_or(&plans.backward)),
+            exchanges: exchanges(behind),
+            local: local(behind),
         });
         Ok(Self {
             stored: rows()
@@ -181,6 +188,7 @@ impl Cost {
             gathers: vec![Gather {
                 of: Use::Whole,
                 pieces: sent,
+                exchanges: 1,
                 // Each is read and written in its other order.
                 local: Local::of(staged),
             }],
@@ -199,6 +207,16 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
         pieces.map(|bytes| bytes as u64).sum()
     };
     (0..plan.cuts.world()).map(of).collect()
+}
+
+/// Batches of pieces, of which those that are large are one.
+fn exchanges(plan: &GatherPlan) -> u64 {
+    let largest = plan.steps.iter().filter_map(|step| {
+        let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
+        pieces.max().filter(|&bytes| bytes > 0)
+    });
+    let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
+    u64::from(!large.is_empty()) + u64::from(!small.is_empty())
 }
 
 /// Bytes that a rank reads and writes to make the buffers of what arrived.

@@ -110,6 +110,7 @@ impl Step {
         let gather = Gather {
             of: Use::Forward,
             pieces,
+            exchanges: 1,
             local: Local::default(),
         };
         step.gather(&mut sum, &gather, 1, setup, bandwidth);
@@ -129,16 +130,16 @@ impl Step {
         setup: &Setup,
         bandwidth: Option<&Bandwidth>,
     ) {
-        let Gather { pieces, local, .. } = gather;
+        let pieces = &gather.pieces;
         let bytes: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
         let groups = setup.mesh.world() / pieces.len();
         let moved = neighbours(pieces, groups, setup.per_node, Route::Shared);
         sum.sent += bytes * (setup.mesh.shard / pieces.len()) as u128 * times;
         sum.moved += moved * times;
         if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
-            *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, *local);
+            *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, gather);
         }
-        self.copies |= *local != Local::default();
+        self.copies |= gather.local != Local::default();
         if moved.world != Links::default() {
             let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);
             self.sizes = Some([smallest.min(bytes), largest.max(bytes)]);
