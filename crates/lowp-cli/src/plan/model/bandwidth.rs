@@ -14,8 +14,8 @@ use std::path::Path;
 /// Rates that links and memory may have, in 10^9 bytes per second.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
-/// Bytes from which a copy is one of memory: caches of GPUs have no room for what it reads and writes.
-const UNCACHED: f64 = (32u32 << 20) as f64;
+/// Bytes of weights from which a copy is one of memory: of several that take turns, caches of GPUs have no room.
+const UNCACHED: f64 = (8u32 << 20) as f64;
 
 /// Rates of the links within a node and between nodes, and of memory.
 #[derive(Clone, Debug)]
@@ -445,7 +445,7 @@ mod tests {
         let row = |bytes: u64, us: f64| of(ONE, bytes, us);
         let mut report = json!({
             "device": "a device", "ranks": 1, "copy_gb_per_s": 1000.0, "small_copy_microseconds": 1.0,
-            "rows": [row(40_000_000, 86.0), row(1_000_000, 7.0), row(40_000_000, 84.0), row(40_000_000, 85.0)],
+            "rows": [row(40_000_000, 86.0), row(1_000_000, 70.0), row(40_000_000, 84.0), row(40_000_000, 85.0)],
         });
         let bandwidth = read(&report)?;
         let source = bandwidth.of_one_gpu().ok_or("rates of links")?;

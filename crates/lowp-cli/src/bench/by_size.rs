@@ -1,0 +1,134 @@
+//! Gathers of single weights by size, and copies: what `lowp plan --bandwidth` reads.
+
+use super::ranks::{ANY, CALLS, Rank, WARM_UP};
+use super::report::{ONE, PLAIN, RankRow, SCALED};
+use crate::train::plain_recipe;
+use anyhow::{Context, Result};
+use half::bf16;
+use lowp_format::{AnyRecipe, Code, Phase, Recipe, Shape};
+use lowp_kernels::{Backend, Cuda, CudaMark};
+use lowp_shard::{GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Powers of two of the bytes that are gathered: 256 KiB to 256 MiB.
+const SMALLEST: u32 = 18;
+const LARGEST: u32 = 28;
+/// The recipe of weights with scales, and the least power of two of their codes' bytes.
+const WITH_SCALES: &str = "mxfp8";
+const SMALLEST_CODES: u32 = 20;
+/// Columns of a weight that is gathered by itself: scales of MXFP8 need no padding.
+const COLS: usize = 1024;
+
+/// Bytes of a copy that keeps the device busy for 0.1 ms.
+const AHEAD: usize = 256 << 20;
+/// Bytes of a small copy and of the large one before it, and how many of both are in a graph: more than caches have.
+const FEW: usize = 512 << 10;
+const MANY: usize = 12 << 20;
+const COPIES: usize = 16;
+
+impl Rank<'_> {
+    /// Plain all-gathers and gathers of single weights, by size.
+    pub(super) fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
+        self.say("gather  by size");
+        let world = self.comm.world_size();
+        let plain = plain_recipe(Code::Bf16).context("a recipe of bf16")?;
+        let mut recipes = AnyRecipe::all().into_iter();
+        let scaled = recipes.find(|recipe| recipe.name() == WITH_SCALES);
+        let scaled = scaled.context("a recipe with scales")?;
+        let mut rows = Vec::new();
+        for power in SMALLEST..=LARGEST {
+            let bytes = (1usize << power) / self.size.shrink;
+            let shape = |width: usize| Shape::new((bytes / width / COLS).max(1), COLS);
+            let mut gathers = vec![(
+                ONE,
+                ANY,
+                self.gather_of_one(plain, shape(size_of::<bf16>()))?,
+            )];
+            if power >= SMALLEST_CODES {
+                let gather = self.gather_of_one(scaled, shape(1))?;
+                gathers.push((SCALED, WITH_SCALES, gather));
+            }
+            for (operation, recipe, (bytes, milliseconds)) in gathers {
+                let raw = self.plain_gather(bytes)?;
+                let row = |operation: &str, recipe: &str, milliseconds: f64| RankRow {
+                    operation: operation.to_owned(),
+                    recipe: recipe.to_owned(),
+                    bytes,
+                    milliseconds,
+                    gb_per_s: (bytes - bytes / world) as f64 / milliseconds / 1e6,
+                    share: raw / milliseconds,
+                    host_microseconds_per_weight: None,
+                };
+                if operation == ONE {
+                    rows.push(row(PLAIN, ANY, raw));
+                }
+                rows.push(row(operation, recipe, milliseconds));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Microseconds that a copy of few bytes takes in a graph behind one of many, as scales have theirs behind codes.
+    pub(super) fn small_copy(&self) -> Result<f64> {
+        let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
+        let times = [false, true].map(|small| {
+            let copies = |number: usize| {
+                let at = number * (MANY + FEW);
+                self.cuda.copy::<u8>(&from, at..at + MANY, &to, at)?;
+                match small {
+                    true => self
+                        .cuda
+                        .copy::<u8>(&from, at + MANY..at + MANY + FEW, &to, at + MANY),
+                    false => Ok(()),
+                }
+            };
+            let graph = self.cuda.capture(|| (0..COPIES).try_for_each(copies))?;
+            self.timed(|| Ok(self.cuda.launch(&graph)?))
+        });
+        let [without, with] = times;
+        Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
+    }
+
+    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights take turns, as in
+    /// training: what caches have of one is gone when it is its turn again.
+    fn gather_of_one(&self, recipe: impl Recipe, shape: Shape) -> Result<(usize, f64)> {
+        let (comm, pool) = (&self.comm, GatherPool::new(&self.cuda));
+        let marks: Arc<Mutex<Vec<(GatherPoint, CudaMark)>>> = Arc::default();
+        let weight = |_| -> Result<_> {
+            let spec = ShardSpec::new(&recipe, shape, comm.world_size(), comm.rank())?;
+            let shards = vec![ShardedTensor::new(&self.cuda, recipe, spec)?];
+            let mut group = GatherGroup::new(&self.cuda, Arc::clone(comm), &pool, shards, true)?;
+            let to = Arc::clone(&marks);
+            group.watch(GatherWatch::new(move |stream: &Cuda, point| {
+                let mark = (point, stream.mark()?);
+                to.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
+                Ok(())
+            }));
+            Ok(group)
+        };
+        let mut weights = (0..CALLS).map(weight).collect::<Result<Vec<_>>>()?;
+        let plan = weights[0].plan(0, Phase::Forward).context("a weight")?;
+        let bytes = plan.wire_bytes();
+        let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
+        for _ in 0..WARM_UP + self.size.runs {
+            self.together()?;
+            // The device is busy until the host has given it all gathers, as in training.
+            for _ in 0..CALLS {
+                self.cuda.copy::<u8>(&from, 0..AHEAD, &to, 0)?;
+            }
+            for weight in &mut weights {
+                weight.unshard(Phase::Forward)?;
+                weight.reshard();
+            }
+        }
+        let marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = Vec::new();
+        for pair in marks.windows(2) {
+            if let [(GatherPoint::Begin, begin), (GatherPoint::End, end)] = pair {
+                times.push(f64::from(begin.milliseconds_to(end)?));
+            }
+        }
+        times.drain(..times.len().min(WARM_UP * CALLS));
+        Ok((bytes, self.slowest(times)?))
+    }
+}
