@@ -21,6 +21,8 @@ const COLS: usize = 1024;
 
 /// Bytes of a copy that keeps the device busy for 0.1 ms.
 const AHEAD: usize = 256 << 20;
+/// Bytes of a copy that leaves nothing else in caches.
+const BETWEEN: usize = 64 << 20;
 /// Bytes of a small copy and of the large one before it, and how many of both are in a graph: more than caches have.
 const FEW: usize = 512 << 10;
 const MANY: usize = 12 << 20;
@@ -89,8 +91,8 @@ impl Rank<'_> {
         Ok(((with? - without?) * 1e3 / COPIES as f64).max(0.0))
     }
 
-    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights take turns, as in
-    /// training: what caches have of one is gone when it is its turn again.
+    /// Bytes of one weight's gather, and its milliseconds between two marks of the stream that gathers. Several weights take turns, and
+    /// between two of them the device is at other work, as in training: caches have nothing of a weight when it is its turn.
     fn gather_of_one(&self, recipe: impl Recipe, shape: Shape) -> Result<(usize, f64)> {
         let (comm, pool) = (&self.comm, GatherPool::new(&self.cuda));
         let marks: Arc<Mutex<Vec<(GatherPoint, CudaMark)>>> = Arc::default();
@@ -118,6 +120,7 @@ impl Rank<'_> {
             }
             for weight in &mut weights {
                 weight.unshard(Phase::Forward)?;
+                self.cuda.copy::<u8>(&from, 0..BETWEEN, &to, 0)?;
                 weight.reshard();
             }
         }

@@ -14,8 +14,8 @@ use std::path::Path;
 /// Rates that links and memory may have, in 10^9 bytes per second.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
-/// Bytes of weights from which a copy is one of memory: of several that take turns, caches of GPUs have no room.
-const UNCACHED: f64 = (8u32 << 20) as f64;
+/// Bytes of weights whose copies take what they take in models: in smaller ones the launch is all.
+const LEAST: f64 = (4u32 << 20) as f64;
 
 /// Rates of the links within a node and between nodes, and of memory.
 #[derive(Clone, Debug)]
@@ -185,11 +185,11 @@ impl Copies {
         Ok(Some(copies))
     }
 
-    /// What gathers of single weights on one GPU take beside the time of their bytes, where those are more than caches have.
+    /// What gathers of single weights on one GPU take beside the time of their bytes.
     fn alone(&self, report: &Value) -> Option<Alone> {
         let beside = |operation| {
             let copied = |bytes: f64| 2.0 * bytes / (self.gb_per_s * 1e9);
-            longer(report, operation, UNCACHED, copied)
+            longer(report, operation, LEAST, copied)
         };
         let first = beside(ONE)?;
         let another = beside(SCALED).map_or(self.least, |two| (two - first).max(0.0));
