@@ -5,7 +5,10 @@ use super::report::{ONE, PLAIN, RankRow, SCALED};
 use crate::train::plain_recipe;
 use anyhow::{Context, Result};
 use half::bf16;
-use lowp_format::{AnyRecipe, Code, Phase, Recipe, Shape};
+use lowp_format::{
+    AnyRecipe, Code, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward, RowCuts, Shape,
+    Usage,
+};
 use lowp_kernels::{Backend, Cuda, CudaMark};
 use lowp_shard::{GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Powers of two of the bytes that are gathered: 256 KiB to 256 MiB.
 const SMALLEST: u32 = 18;
 const LARGEST: u32 = 28;
-/// The recipe of weights with scales, and the least power of two of their codes' bytes.
-const WITH_SCALES: &str = "mxfp8";
+/// The least power of two of the bytes of codes that have scales.
 const SMALLEST_CODES: u32 = 20;
-/// Columns of a weight that is gathered by itself: scales of MXFP8 need no padding.
+/// Columns of a weight that is gathered by itself: scales of its blocks need no padding.
 const COLS: usize = 1024;
 
 /// Bytes of a copy that keeps the device busy for 0.1 ms.
@@ -28,15 +30,31 @@ const FEW: usize = 512 << 10;
 const MANY: usize = 12 << 20;
 const COPIES: usize = 16;
 
+/// The recipe that gathers the most bytes of those that gather codes and scales for forward.
+fn with_scales() -> Result<AnyRecipe> {
+    let shape = Shape::new(COLS, COLS);
+    let mut most = None;
+    for recipe in AnyRecipe::all() {
+        let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(Usage::BOTH))?;
+        let plans = PhasePlans::new(&recipe, shape, &cuts, ReshardAfterForward::Yes)?;
+        let (steps, bytes) = (&plans.forward.steps, plans.forward.wire_bytes());
+        let is_sent = |step: &GatherStep| matches!(step, GatherStep::Concat { .. });
+        let is_pair = steps.len() == 2 && steps.iter().all(is_sent);
+        if is_pair && most.is_none_or(|(least, _)| bytes > least) {
+            most = Some((bytes, recipe));
+        }
+    }
+    most.map(|(_, recipe)| recipe)
+        .context("a recipe with scales")
+}
+
 impl Rank<'_> {
     /// Plain all-gathers and gathers of single weights, by size.
     pub(super) fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
         self.say("gather  by size");
         let world = self.comm.world_size();
         let plain = plain_recipe(Code::Bf16).context("a recipe of bf16")?;
-        let mut recipes = AnyRecipe::all().into_iter();
-        let scaled = recipes.find(|recipe| recipe.name() == WITH_SCALES);
-        let scaled = scaled.context("a recipe with scales")?;
+        let scaled = with_scales()?;
         let mut rows = Vec::new();
         for power in SMALLEST..=LARGEST {
             let bytes = (1usize << power) / self.size.shrink;
@@ -48,7 +66,7 @@ impl Rank<'_> {
             )];
             if power >= SMALLEST_CODES {
                 let gather = self.gather_of_one(scaled, shape(1))?;
-                gathers.push((SCALED, WITH_SCALES, gather));
+                gathers.push((SCALED, scaled.name(), gather));
             }
             for (operation, recipe, (bytes, milliseconds)) in gathers {
                 let raw = self.plain_gather(bytes)?;
@@ -133,5 +151,21 @@ impl Rank<'_> {
         }
         times.drain(..times.len().min(WARM_UP * CALLS));
         Ok((bytes, self.slowest(times)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_format::Part;
+
+    #[test]
+    fn scales_are_gathered_behind_codes() -> Result<()> {
+        let recipe = with_scales()?;
+        let rowwise = recipe.stored(Usage::ROWWISE);
+        let parts: Vec<Part> = rowwise.iter().map(|spec| spec.key.part).collect();
+        assert_eq!(parts, [Part::Data, Part::BlockScale]);
+        assert_eq!(rowwise[0].bytes(Shape::new(64, COLS)), 64 * COLS);
+        Ok(())
     }
 }
