@@ -249,19 +249,19 @@ impl<B: Backend> Builder<'_, B> {
         Ok(shards.iter().map(FlatShard::elements).collect())
     }
 
-    /// The elements of the flattened weight whose masters this rank has.
-    pub(crate) fn elements(
+    /// The elements of the flattened weight whose masters each rank has, in rank order.
+    pub(crate) fn element_ranges(
         &self,
         recipe: &impl Recipe,
         shape: Shape,
-    ) -> Result<Range<usize>, OptimError> {
+    ) -> Result<Vec<Range<usize>>, OptimError> {
         let comm = &self.mesh.shard;
         match self.options.sharding {
             Sharding::Fsdp => {
                 let spec = ShardSpec::new(recipe, shape, comm.world_size(), comm.rank())?;
-                Ok(spec.elements())
+                Ok(spec.all_elements())
             }
-            Sharding::Zero1 => Ok(self.flat_ranges(recipe, shape)?[comm.rank()].clone()),
+            Sharding::Zero1 => self.flat_ranges(recipe, shape),
         }
     }
 

@@ -45,8 +45,14 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         let mut states = Vec::with_capacity(linears.len() + vars.len());
         for ((id, weight), spec) in self.weights.iter().zip(linears) {
             let shape = Shape::new(spec.rows, spec.cols);
-            let elements = builder.elements(&recipe(spec), shape)?;
             let own = self.adamw.state(*id)?;
+            let ranges = builder.element_ranges(&recipe(spec), shape)?;
+            // Cut as they are, on every rank.
+            if ranges == weight.element_ranges() {
+                states.push(own);
+                continue;
+            }
+            let elements = ranges[mesh.shard.rank()].clone();
             let cut = |values: &[f32]| -> Result<Vec<f32>, ModelError> {
                 let full = self.gather_f32(weight.element_ranges(), values)?;
                 Ok(full[elements.clone()].to_vec())

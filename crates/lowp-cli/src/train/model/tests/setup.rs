@@ -26,7 +26,7 @@ pub(super) struct Setup {
     pub(super) passes: Passes,
     pub(super) steps: u64,
     /// The step before which weights go to another recipe.
-    pub(super) switch: Option<(u64, AnyRecipe)>,
+    pub(super) switch: Option<(u64, [AnyRecipe; 2])>,
     /// Replicas; each has `world` over this many ranks.
     pub(super) replicas: usize,
     /// What the blocks are.
@@ -120,8 +120,10 @@ impl Setup {
             let mut losses = Vec::new();
             let mut since = first_step;
             for step in first_step..steps {
-                if let Some((_, recipe)) = switch.filter(|(at, _)| *at == step) {
-                    sharded = sharded.in_recipes(|_| recipe, &linears, &vars)?;
+                if let Some((_, recipes)) = switch.filter(|(at, _)| *at == step) {
+                    for recipe in recipes {
+                        sharded = sharded.in_recipes(|_| recipe, &linears, &vars)?;
+                    }
                     gpt = over(&sharded)?;
                     since = step;
                 }

@@ -3,7 +3,7 @@
 use super::super::Arch;
 use super::setup::Setup;
 use lowp_candle::{Passes, Sharding};
-use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role};
+use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role, Usage};
 
 /// The losses of rows.
 fn train(
@@ -125,14 +125,23 @@ fn recomputed_blocks_train_the_same_bits() {
     }
 }
 
-/// Weights are cast from masters in every step, so that casting them once more changes none, whatever the cuts; delayed scales
-/// are those of earlier amaxes, and of the values themselves where weights are cast anew.
+/// Weights are cast from masters in every step, so that casting them once more changes none, also by way of a recipe of other cuts;
+/// delayed scales are those of earlier amaxes, and of the values themselves where weights are cast anew.
 #[test]
 fn a_switch_to_the_same_recipe_changes_no_bit() {
-    for recipe in AnyRecipe::all() {
+    let all = AnyRecipe::all();
+    for (index, &recipe) in all.iter().enumerate() {
         let delayed = recipe.kernel(Orientation::Rowwise).scale.is_delayed();
-        for sharding in [Sharding::Fsdp, Sharding::Zero1] {
-            let [stays, switches] = [None, Some((2, recipe))].map(|switch| {
+        let quantum = recipe.row_quantum(Usage::BOTH);
+        let mut others = all.iter().cycle().skip(index).take(all.len());
+        let other = others.find(|other| other.row_quantum(Usage::BOTH) != quantum);
+        let other = *other.expect("a recipe of other cuts");
+        for (sharding, by_way) in [
+            (Sharding::Fsdp, recipe),
+            (Sharding::Fsdp, other),
+            (Sharding::Zero1, recipe),
+        ] {
+            let [stays, switches] = [None, Some((2, [by_way, recipe]))].map(|switch| {
                 let setup = Setup {
                     sharding,
                     steps: 4,
@@ -160,7 +169,7 @@ fn training_goes_on_in_another_recipe() {
             let setup = Setup {
                 sharding,
                 steps: 6,
-                switch: Some((3, next)),
+                switch: Some((3, [next; 2])),
                 ..Setup::new(recipe, 2)
             };
             let (losses, _) = setup.train();
