@@ -205,12 +205,16 @@ impl Saver {
                 Ok(written) => ranks.push(written),
                 Err(why) => {
                     let rank = self.control.members()[rank];
+                    self.give_up(step);
                     return Err(CheckpointError::NotSaved { step, rank, why });
                 }
             }
         }
         let published = match self.control.rank() {
-            0 => self.publish((id, step), ranks, about),
+            0 => {
+                let published = self.publish((id, step), ranks, about);
+                published.inspect_err(|_| self.give_up(step))
+            }
             _ => Ok(()),
         };
         self.agree_on("the index of the checkpoint", Some(step), published)?;
@@ -237,6 +241,14 @@ impl Saver {
             self.removing = Some(thread::spawn(move || thin_out(&folder, step, keep)));
         }
         Ok(())
+    }
+
+    /// Removes what was written of the checkpoint of `step`, all files of which are closed: a disk that is full has their room again.
+    fn give_up(&self, step: u64) {
+        if self.control.rank() == 0 {
+            // What stays is removed by the next run; why nothing was saved is the error to tell.
+            drop(remove(&unfinished(&self.folder, step)));
+        }
     }
 
     fn wait_for_removals(&mut self) {

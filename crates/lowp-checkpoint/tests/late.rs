@@ -80,5 +80,8 @@ fn bytes_that_do_not_come_are_told() {
         let error = saver.finish().expect_err("no bytes").to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(steps(folder.path()).expect("a folder"), [1]);
+        // A disk that is full would have no room for the next.
+        let left = folder.path().join(format!(".step-{step:08}.unfinished"));
+        assert!(!left.exists(), "{left:?}");
     }
 }

@@ -59,11 +59,17 @@ impl Default for NcclOptions {
 ///
 /// # Failure
 /// A thread watches the group. When a rank fails, is killed, or a batch is not done within the limit, it ends the
-/// operations on the device, so that the host's waits return; every later call is an error with the cause.
+/// operations on the device, so that the host's waits return; every later call is an error with the cause. A world of one rank has no thread
+/// and no limit.
+///
+/// # Memory
+/// Sums in rank order are planned for the buffers that they are of, and the last 4096 plans keep theirs: give gradients in buffers that are
+/// used again, as [`GradBuckets`](lowp_shard::GradBuckets) does.
 #[derive(Debug)]
 pub struct NcclComm {
     /// Dropped first: its thread holds the control, too, and is to be gone before the last handle of that.
-    watchdog: Arc<Watchdog>,
+    /// None of a world of one rank, which waits for nobody.
+    watchdog: Option<Arc<Watchdog>>,
     control: Arc<dyn Control>,
     cuda: Cuda,
     /// None of a group of one, which has nobody to exchange with.
@@ -84,7 +90,10 @@ impl NcclComm {
         cuda: &Cuda,
         options: NcclOptions,
     ) -> Result<Self, ShardError> {
-        let watchdog = Watchdog::start(Arc::clone(&control), options.limit)?;
+        let watchdog = match control.world_size() {
+            1 => None,
+            _ => Some(Watchdog::start(Arc::clone(&control), options.limit)?),
+        };
         let made = Self::join(Arc::clone(&control), cuda, options, watchdog);
         made.inspect_err(|error| control.abort(&error.to_string()))
     }
@@ -93,13 +102,13 @@ impl NcclComm {
         control: Arc<dyn Control>,
         cuda: &Cuda,
         options: NcclOptions,
-        watchdog: Arc<Watchdog>,
+        watchdog: Option<Arc<Watchdog>>,
     ) -> Result<Self, ShardError> {
         let raw = match control.world_size() {
             1 => None,
             _ => Some(Self::join_nccl(&control, cuda, options)?),
         };
-        if let Some(raw) = &raw {
+        if let (Some(raw), Some(watchdog)) = (&raw, &watchdog) {
             watchdog.add(raw);
         }
         Ok(Self {
@@ -209,7 +218,7 @@ impl NcclComm {
     }
 
     fn reduce(&self, items: &[ReduceItem<'_, Cuda>], wire: GradWire) -> Result<(), ShardError> {
-        if self.options.sums == Sums::Nccl
+        if (self.raw.is_none() || self.options.sums == Sums::Nccl)
             && let Some(items) = by_nccl(items, wire)
         {
             let memory = || {
@@ -382,13 +391,19 @@ impl Communicator<Cuda> for NcclComm {
         let run = || -> Result<(), ShardError> {
             batch.check(&self.cuda, self.rank(), self.world_size())?;
             self.own(batch)?;
+            // What others are told by NCCL's group, which the watchdog ends.
+            if self.raw.is_none() {
+                self.control.failure().map_or(Ok(()), Err)?;
+            }
             match batch {
                 Collective::AllGather(items) => self.gather(items)?,
                 Collective::ReduceScatter(items, wire) => self.reduce(items, wire)?,
                 Collective::Max(values) => self.combine(&[values], &Op::Max)?,
                 Collective::Sum(buffers) => self.sum(buffers)?,
             }
-            self.expect(self.cuda.record()?, batch.name());
+            if let Some(watchdog) = &self.watchdog {
+                watchdog.expect(self.cuda.record()?, batch.name());
+            }
             Ok(())
         };
         or_abort(self, run())?;
@@ -397,12 +412,14 @@ impl Communicator<Cuda> for NcclComm {
     }
 
     fn expect(&self, event: CudaEvent, what: &'static str) {
-        self.watchdog.expect(event, what);
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.expect(event, what);
+        }
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator<Cuda>>, ShardError> {
         let control = self.control.split(color, key)?;
-        let watchdog = Arc::clone(&self.watchdog);
+        let watchdog = self.watchdog.clone();
         let made = Self::join(control, &self.cuda, self.options, watchdog);
         Ok(Arc::new(or_abort(self, made)?))
     }

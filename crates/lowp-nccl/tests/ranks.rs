@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,12 +62,10 @@ fn cuda_nccl_sums_are_those_of_the_definition() {
             for lens in [vec![5000; 8], vec![70_000, 3, 0, 1, 9, 8, 7, 6]] {
                 for wire in [GradWire::F32, GradWire::Bf16] {
                     for accumulate in [false, true] {
-                        // Twice: planned, and from the plan.
-                        for round in 0..2 {
-                            for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
-                                let travel = (wire, dtype, accumulate);
-                                reduce_scatter(rank, sums, &lens, travel, round)?;
-                            }
+                        for dtype in [FloatDtype::F32, FloatDtype::Bf16] {
+                            let travel = (wire, dtype, accumulate);
+                            let ranges = tiling(&lens[..rank.comm.world_size()]);
+                            reduce_scatter(rank, sums, &[ranges], &[travel])?;
                         }
                     }
                 }
@@ -98,47 +97,165 @@ fn check(found: f32, expected: f32, exact: bool) {
     }
 }
 
+/// How a gradient travels, its dtype, and whether the sum is added to what is there.
+type Travel = (GradWire, FloatDtype, bool);
+
+/// A batch of gradients with these ranges, planned, from the plan, and as a graph.
 fn reduce_scatter(
     rank: &Rank,
     sums: Sums,
-    lens: &[usize],
-    (wire, dtype, accumulate): (GradWire, FloatDtype, bool),
-    round: u64,
+    ranges: &[Vec<Range<usize>>],
+    travels: &[Travel],
 ) -> Result<(), ShardError> {
     let (cuda, comm) = (&rank.cuda, &*rank.comm);
     let (me, n) = (comm.rank(), comm.world_size());
-    let ranges = tiling(&lens[..n]);
-    let len: usize = lens[..n].iter().sum();
-    let grad = |rank: usize| values(10 * round + rank as u64, len);
-    let before = values(100 + me as u64, lens[me]);
-    let full = Source::alloc(cuda, dtype, len)?;
-    full.write(cuda, 0, &grad(me))?;
-    let out = cuda.upload(&before)?;
-    let item = ReduceItem {
-        grad: &full,
-        ranges: &ranges,
-        out: &out,
-        accumulate,
-    };
-    ordered(cuda, comm, || comm.reduce_scatter(&[item], wire))?;
-    let all: Vec<Vec<f32>> = (0..n).map(grad).collect();
-    let narrow = wire == GradWire::Bf16 || dtype == FloatDtype::Bf16;
-    let wired = |r: usize, i: usize| match narrow {
-        false => all[r][i],
-        true => bf16::from_f32(all[r][i]).to_f32(),
-    };
-    // Two values have one sum, and one is its own.
-    let exact = n <= 2 || sums == Sums::RankOrder || narrow;
-    for (j, (x, i)) in cuda
-        .download(&out)?
-        .into_iter()
-        .zip(ranges[me].clone())
-        .enumerate()
-    {
-        let sum = (1..n).fold(wired(0, i), |sum, r| sum + wired(r, i));
-        check(x, if accumulate { before[j] + sum } else { sum }, exact);
+    let end = |ranges: &[Range<usize>]| ranges.iter().map(|range| range.end).max().unwrap_or(0);
+    let mut buffers = Vec::new();
+    for (ranges, (_, dtype, _)) in ranges.iter().zip(travels) {
+        let full = Source::alloc(cuda, *dtype, end(ranges))?;
+        buffers.push((full, cuda.alloc::<f32>(ranges[me].len())?));
+    }
+    let mut items = Vec::new();
+    for ((ranges, (_, _, accumulate)), (grad, out)) in ranges.iter().zip(travels).zip(&buffers) {
+        items.push(ReduceItem {
+            grad,
+            ranges,
+            out,
+            accumulate: *accumulate,
+        });
+    }
+    let (wire, ..) = travels[0];
+    let mut graph = None;
+    for round in 0..4 {
+        let grad = |item: usize, rank: usize| {
+            values((100 * item + 10 * round + rank) as u64, end(&ranges[item]))
+        };
+        let before =
+            |item: usize| values((1000 + 10 * round + item) as u64, ranges[item][me].len());
+        for (item, (full, out)) in buffers.iter().enumerate() {
+            full.write(cuda, 0, &grad(item, me))?;
+            cuda.write(out, 0, &before(item))?;
+        }
+        match (round, &graph) {
+            (0 | 1, _) => ordered(cuda, comm, || comm.reduce_scatter(&items, wire))?,
+            (_, None) => {
+                let made = comm
+                    .backend()
+                    .capture(|| comm.reduce_scatter(&items, wire))?;
+                ordered(cuda, comm, || Ok(comm.backend().launch(&made)?))?;
+                graph = Some(made);
+            }
+            (_, Some(graph)) => ordered(cuda, comm, || Ok(comm.backend().launch(graph)?))?,
+        }
+        for (item, (_, dtype, accumulate)) in travels.iter().enumerate() {
+            let all: Vec<Vec<f32>> = (0..n).map(|rank| grad(item, rank)).collect();
+            let narrow = wire == GradWire::Bf16 || *dtype == FloatDtype::Bf16;
+            let wired = |r: usize, i: usize| match narrow {
+                false => all[r][i],
+                true => bf16::from_f32(all[r][i]).to_f32(),
+            };
+            // Two values have one sum, and one is its own.
+            let exact = n <= 2 || sums == Sums::RankOrder || narrow;
+            let (found, before) = (cuda.download(&buffers[item].1)?, before(item));
+            for (j, (x, i)) in found.into_iter().zip(ranges[item][me].clone()).enumerate() {
+                let sum = (1..n).fold(wired(0, i), |sum, r| sum + wired(r, i));
+                check(x, if *accumulate { before[j] + sum } else { sum }, exact);
+            }
+        }
     }
     Ok(())
+}
+
+/// Gradients of every kind in one batch, whose ranges begin behind others' elements.
+#[test]
+fn cuda_nccl_batches_of_many_kinds() {
+    for sums in [Sums::Nccl, Sums::RankOrder] {
+        alone_and_together(LIMIT, sums, |rank| {
+            let n = rank.comm.world_size();
+            let gaps = |first: usize, len: usize| -> Vec<Range<usize>> {
+                let start = |rank: usize| first + rank * (len + 3);
+                (0..n).map(|rank| start(rank)..start(rank) + len).collect()
+            };
+            let ranges = [
+                gaps(5, 4000),
+                gaps(0, 1),
+                gaps(33, 517),
+                gaps(16, 70_000),
+                gaps(1, 64),
+            ];
+            for wire in [GradWire::F32, GradWire::Bf16] {
+                let (wide, narrow) = (FloatDtype::F32, FloatDtype::Bf16);
+                let kinds = [
+                    (wide, true),
+                    (wide, false),
+                    (narrow, true),
+                    (wide, true),
+                    (narrow, false),
+                ];
+                let travels = kinds.map(|(dtype, accumulate)| (wire, dtype, accumulate));
+                reduce_scatter(rank, sums, &ranges, &travels)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Pieces that lie where they are gathered.
+#[test]
+fn cuda_nccl_gathers_in_place() {
+    alone_and_together(LIMIT, Sums::Nccl, |rank| {
+        let (cuda, comm) = (&rank.cuda, &*rank.comm);
+        let ranges = tiling(&vec![4096; comm.world_size()]);
+        let own = ranges[comm.rank()].clone();
+        let full = bytes(1, 4096 * comm.world_size());
+        let dest = cuda.alloc::<u8>(full.len())?;
+        cuda.write(&dest, own.start, &full[own.clone()])?;
+        let source = cuda.view(&dest, own)?;
+        let item = GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &ranges,
+        };
+        ordered(cuda, comm, || comm.all_gather(&[item]))?;
+        assert!(cuda.download(&dest)? == full);
+        Ok(())
+    });
+}
+
+/// A group of one rank hears of the failure of its world.
+#[test]
+fn cuda_nccl_groups_of_one_end_with_their_world() {
+    let failed = common::failing(2, LIMIT, Sums::Nccl, |rank| {
+        let (cuda, comm) = (&rank.cuda, &*rank.comm);
+        let alone = comm.split(comm.rank(), 0)?;
+        let (source, dest) = (cuda.alloc::<u8>(8)?, cuda.alloc::<u8>(8)?);
+        let item = GatherItem {
+            source: &source,
+            dest: &dest,
+            ranges: &[0..8],
+        };
+        comm.control().barrier()?;
+        if comm.rank() == 0 {
+            return Err(ShardError::Failed {
+                rank: 0,
+                message: "enough".to_owned(),
+            });
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < LIMIT {
+            ordered(cuda, &*alone, || {
+                alone.all_gather(std::slice::from_ref(&item))
+            })?;
+        }
+        Ok(())
+    });
+    if let Some(failed) = failed {
+        assert_eq!(failed.rank, 0, "{failed}");
+        assert!(
+            failed.others.iter().all(|(_, other)| other.is_err()),
+            "{failed}"
+        );
+    }
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub use audit::{Divergence, audit, audit_in_group};
 pub use bucket::{BUCKET_ALIGN, bucket_bytes, move_into};
 pub use comm::{
     Collective, Communicator, Counters, GatherItem, GradWire, HostComm, LARGE_PIECE, LocalComm,
-    RanksFailed, ReduceItem, Started, Traffic, or_abort, ordered, run_comms, run_ranks,
+    RanksFailed, ReduceItem, Started, Traffic, exchanges, or_abort, ordered, run_comms, run_ranks,
     run_ranks_on,
 };
 pub use control::{Control, Launch, join, threads};

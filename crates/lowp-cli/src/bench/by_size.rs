@@ -6,18 +6,18 @@ use crate::train::plain_recipe;
 use anyhow::{Context, Result};
 use half::bf16;
 use lowp_format::{
-    AnyRecipe, Code, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward, RowCuts, Shape,
-    Usage,
+    AnyRecipe, Code, GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward,
+    RowCuts, Shape, Usage,
 };
 use lowp_kernels::{Backend, Cuda, CudaMark};
-use lowp_shard::{GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor};
+use lowp_shard::{
+    GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor, exchanges,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Powers of two of the bytes that are gathered: 256 KiB to 256 MiB.
 const SMALLEST: u32 = 18;
 const LARGEST: u32 = 28;
-/// The least power of two of the bytes of codes that have scales.
-const SMALLEST_CODES: u32 = 20;
 /// Columns of a weight that is gathered by itself: scales of its blocks need no padding.
 const COLS: usize = 1024;
 
@@ -30,14 +30,20 @@ const FEW: usize = 512 << 10;
 const MANY: usize = 12 << 20;
 const COPIES: usize = 16;
 
+/// The gathers of a weight over `ranks`.
+fn plans(recipe: AnyRecipe, shape: Shape, ranks: usize) -> Result<PhasePlans> {
+    let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH))?;
+    let reshard = ReshardAfterForward::Yes;
+    Ok(PhasePlans::new(&recipe, shape, &cuts, reshard)?)
+}
+
 /// The recipe that gathers the most bytes of those that gather codes and scales for forward.
 fn with_scales() -> Result<AnyRecipe> {
     let shape = Shape::new(COLS, COLS);
     let mut most = None;
     for recipe in AnyRecipe::all() {
-        let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(Usage::BOTH))?;
-        let plans = PhasePlans::new(&recipe, shape, &cuts, ReshardAfterForward::Yes)?;
-        let (steps, bytes) = (&plans.forward.steps, plans.forward.wire_bytes());
+        let GatherPlan { steps, .. } = &plans(recipe, shape, 1)?.forward;
+        let bytes: usize = steps.iter().map(GatherStep::wire_bytes).sum();
         let is_sent = |step: &GatherStep| matches!(step, GatherStep::Concat { .. });
         let is_pair = steps.len() == 2 && steps.iter().all(is_sent);
         if is_pair && most.is_none_or(|(least, _)| bytes > least) {
@@ -64,7 +70,8 @@ impl Rank<'_> {
                 ANY,
                 self.gather_of_one(plain, shape(size_of::<bf16>()))?,
             )];
-            if power >= SMALLEST_CODES {
+            // Codes and scales are apart where those are large and these are not.
+            if exchanges(&plans(scaled, shape(1), world)?.forward) == 2 {
                 let gather = self.gather_of_one(scaled, shape(1))?;
                 gathers.push((SCALED, scaled.name(), gather));
             }
@@ -126,7 +133,9 @@ impl Rank<'_> {
             }));
             Ok(group)
         };
-        let mut weights = (0..CALLS).map(weight).collect::<Result<Vec<_>>>()?;
+        // Of large ones caches keep nothing anyhow.
+        let count = (AHEAD / (shape.elements() * 2)).clamp(1, CALLS);
+        let mut weights = (0..count).map(weight).collect::<Result<Vec<_>>>()?;
         let plan = weights[0].plan(0, Phase::Forward).context("a weight")?;
         let bytes = plan.wire_bytes();
         let [from, to] = [self.cuda.alloc::<u8>(AHEAD)?, self.cuda.alloc(AHEAD)?];
@@ -136,7 +145,8 @@ impl Rank<'_> {
             for _ in 0..CALLS {
                 self.cuda.copy::<u8>(&from, 0..AHEAD, &to, 0)?;
             }
-            for weight in &mut weights {
+            for call in 0..CALLS {
+                let weight = &mut weights[call % count];
                 weight.unshard(Phase::Forward)?;
                 self.cuda.copy::<u8>(&from, 0..BETWEEN, &to, 0)?;
                 weight.reshard();

@@ -12,7 +12,7 @@ pub(crate) const PLAIN: &str = "one all-gather of the same bytes";
 /// What it calls a weight's gather by itself, from its begin to its end on the stream of the ranks.
 pub(crate) const ONE: &str = "gather of one weight";
 
-/// The same of a weight with scales in a buffer of their own.
+/// The same of a weight whose codes and scales are exchanged one after the other.
 pub(crate) const SCALED: &str = "gather of one weight with scales";
 
 /// One operation on one set of shapes.
@@ -166,12 +166,15 @@ impl RanksReport {
             0 => "thread blocks as NCCL chooses".to_owned(),
             least => format!("at least {least} thread blocks"),
         };
+        let exchange = match self.ranks {
+            1 => String::new(),
+            _ => format!("sums by {}, {blocks}; ", self.sums),
+        };
         format!(
-            "{} x {}, {:.3} billion parameters; sums by {}, {blocks}; a copy moves {:.0} GB/s (read and written)\n\n{}",
+            "{} x {}, {:.3} billion parameters; {exchange}a copy moves {:.0} GB/s (read and written)\n\n{}",
             self.ranks,
             self.device,
             self.parameters as f64 / 1e9,
-            self.sums,
             self.copy_gb_per_s,
             table.render()
         )

@@ -377,7 +377,7 @@ pub(crate) struct Args {
     pub(crate) stop_after: Option<usize>,
 
     /// Go on behind the latest checkpoints in DIR, where --save put them, or behind one checkpoint: the run that did not stop, to
-    /// the bit, on as many ranks; the same state on any others; of another recipe, from the masters
+    /// the bit, on as many ranks of the same mesh; the same state on any others; of another recipe, from the masters
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub(crate) resume: Option<PathBuf>,
 

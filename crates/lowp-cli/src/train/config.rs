@@ -5,12 +5,13 @@ use super::checkpoints::Checkpoints;
 use super::memory::{self, Needed};
 use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run, has_tensor_scale};
+use super::shapes;
 use super::variant::Variant;
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
 use lowp_candle::{LinearSpec, Passes, Sharding};
-use lowp_format::{FormatError, Recipe, ReshardAfterForward, Role, Shape, Usage, lcm};
+use lowp_format::{ReshardAfterForward, Usage};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh, check_flat};
 
@@ -107,12 +108,12 @@ impl Config {
         }
         let sharding = Sharding::from(args.sharding);
         let reshard_after_forward = reshard(args.reshard_after_forward, sharding, mesh.shard)?;
+        let kept_in_bf16 = kept_in_bf16(&args.keep_bf16, model)?;
         let runs = recipes::select(&args.recipe, &args.compare, !args.no_baseline)?;
         for run in &runs {
-            check_shapes(run, model)?;
+            shapes::check_shapes(run, model, &kept_in_bf16)?;
             check_sharding(run, sharding)?;
         }
-        let kept_in_bf16 = kept_in_bf16(&args.keep_bf16, model)?;
         let config = Self {
             model,
             device: args.device,
@@ -337,7 +338,7 @@ fn steps(args: &Args, model: GptConfig) -> Result<usize, UsageError> {
     )))
 }
 
-/// The number of steps that are `fraction` of `steps`.
+/// The number of steps that are `fraction` of `steps`, at least one of any part.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -349,7 +350,8 @@ fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
             "--precision-tail {fraction}: expected a part of the steps, from 0 to 1"
         )));
     }
-    Ok((fraction * steps as f64).round() as usize)
+    let tail = (fraction * steps as f64).round() as usize;
+    Ok(tail.max(usize::from(fraction > 0.0)))
 }
 
 /// The linear layers of `model` whose names match one of the patterns.
@@ -357,7 +359,7 @@ fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, Us
     let linears = model.linears();
     let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
     let kept = globs::matching("--keep-bf16", patterns, &names, || {
-        format!("no linear layer; {}", layers_are(&linears, model))
+        format!("no linear layer; {}", layers_are(&linears))
     })?;
     let names = names.into_iter().zip(kept);
     Ok(names
@@ -366,12 +368,12 @@ fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, Us
         .collect())
 }
 
-/// The names of the linear layers, for who gave others.
-fn layers_are(linears: &[LinearSpec], model: GptConfig) -> String {
-    let first = linears.iter().filter(|linear| linear.block == 0);
-    let first: Vec<&str> = first.map(|linear| linear.name.as_str()).collect();
-    let last = model.layers - 1;
-    format!("they are {}, in blocks 0 to {last}", first.join(", "))
+/// The names of these linear layers, for who gave others.
+fn layers_are(linears: &[LinearSpec]) -> String {
+    let [first, last] = [linears.first(), linears.last()].map(|end| end.map_or(0, |end| end.block));
+    let names = linears.iter().filter(|linear| linear.block == first);
+    let names: Vec<&str> = names.map(|linear| linear.name.as_str()).collect();
+    format!("they are {}, in blocks {first} to {last}", names.join(", "))
 }
 
 /// The linear layers of `model` that have one amax, by name.
@@ -397,10 +399,14 @@ fn amax_groups(
         let own = |run: &Run| run.recipe.of_block(linear.block, model.layers);
         !kept.contains(&linear.name) && runs.iter().any(|run| has_tensor_scale(&own(run)))
     });
+    if linears.is_empty() {
+        return Err(UsageError::new(
+            "--amax-group: --keep-bf16 keeps every linear layer that has an amax in bf16; leave one of the two out"
+                .to_owned(),
+        ));
+    }
     let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
-    let groups = globs::groups("--amax-group", patterns, &names, || {
-        layers_are(&linears, model)
-    })?;
+    let groups = globs::groups("--amax-group", patterns, &names, || layers_are(&linears))?;
     let named = |group: Vec<usize>| {
         group
             .iter()
@@ -473,76 +479,6 @@ pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
             "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; choose \
              --dim {}",
             dim.next_multiple_of(2 * heads)
-        )));
-    }
-    Ok(())
-}
-
-/// A linear layer against the blocks of its weight, of its input, whose columns are those of the weight, and of the gradient of its
-/// output, whose columns are the weight's rows.
-fn check_layer(run: &Run, linear: &LinearSpec) -> Result<(), FormatError> {
-    run.recipe.check(Shape::new(linear.rows, linear.cols))?;
-    for (role, cols) in [
-        (Role::Activation, linear.cols),
-        (Role::Gradient, linear.rows),
-    ] {
-        let operand = run.recipe.operand(role);
-        for orientation in operand.quantized.orientations() {
-            let buffers = operand.quantizers.buffers(orientation.usage());
-            let quanta = buffers.iter().map(|buffer| buffer.col_quantum());
-            let multiple = quanta.fold(1, lcm);
-            if !cols.is_multiple_of(multiple) {
-                return Err(FormatError::Columns {
-                    recipe: run.recipe.name(),
-                    shape: Shape::new(linear.cols, linear.rows),
-                    multiple,
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Every linear layer against what the recipe can block.
-fn check_shapes(run: &Run, model: GptConfig) -> Result<(), UsageError> {
-    let fits = |dim: usize| {
-        let linears = GptConfig {
-            dim,
-            layers: 1,
-            ..model
-        }
-        .linears();
-        linears.iter().all(|l| check_layer(run, l).is_ok())
-    };
-    for linear in model.linears() {
-        let shape = Shape::new(linear.rows, linear.cols);
-        let Err(error) = check_layer(run, &linear) else {
-            continue;
-        };
-        let cause = match error {
-            FormatError::Columns {
-                shape: wrong,
-                multiple,
-                ..
-            } => {
-                let what = if wrong == shape { "columns" } else { "rows" };
-                format!(
-                    "layer {} is {shape}, and {} needs {what} at a multiple of {multiple}",
-                    linear.name, run.name
-                )
-            }
-            other => format!("layer {}: {other}", linear.name),
-        };
-        let next = (1..)
-            .map(|n| n * model.heads)
-            .skip_while(|&dim| dim <= model.dim);
-        let remedy = next.take(1 << 10).find(|&dim| fits(dim)).map_or_else(
-            || "choose another recipe".to_owned(),
-            |dim| format!("choose --dim {dim}, or another recipe"),
-        );
-        return Err(UsageError::new(format!(
-            "--dim {}: {cause}; {remedy}",
-            model.dim
         )));
     }
     Ok(())

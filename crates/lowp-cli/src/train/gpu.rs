@@ -210,7 +210,7 @@ pub(super) fn check(config: &Config) -> Result<(), UsageError> {
 /// The GPU and the communicator of a rank that is a process.
 ///
 /// # Errors
-/// No such GPU, no NCCL, or a rank that failed.
+/// No such GPU, no NCCL for several ranks, or a rank that failed.
 pub(super) fn process(
     control: Arc<dyn Control>,
     (first, local): (usize, usize),

@@ -19,6 +19,7 @@ mod reference;
 mod report;
 mod result;
 mod run;
+mod shapes;
 pub(crate) mod svg;
 mod table;
 mod variant;
@@ -33,6 +34,7 @@ pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
 pub(crate) use rank::GRAD_BUCKET;
 pub(crate) use recipes::{Run, has_tensor_scale};
 pub(crate) use reference::plain_recipe;
+pub(crate) use shapes::{cause, check_layer};
 pub(crate) use variant::Variant;
 
 use crate::files::{check_distinct, check_writable, write_atomically};
@@ -71,14 +73,15 @@ fn train(args: &Args, world: &World) -> Result<()> {
         args.outputs()
             .chain(args.save.as_deref().map(|path| ("--save", path))),
     )?;
-    if let (Some(data), Some(save)) = (&args.data, &args.save)
-        && lies_below(save, data)
-    {
-        let (save, data) = (save.display(), data.display());
-        return Err(UsageError::new(format!(
-            "--save {save} lies in --data {data}, so that checkpoints would become a part of the text; name another folder"
-        ))
-        .into());
+    let saved = args.save.as_deref().map(|path| ("--save", path));
+    for (option, path) in args.outputs().chain(saved) {
+        if let Some(data) = args.data.as_deref().filter(|data| lies_below(path, data)) {
+            let (path, data) = (path.display(), data.display());
+            return Err(UsageError::new(format!(
+                "{option} {path} lies in --data {data}, so that what is written would become a part of the text; name another folder"
+            ))
+            .into());
+        }
     }
     let corpus = Corpus::load(args.data.as_deref(), config.model.seq)?;
     for (option, path) in args.outputs().filter(|_| world.reports()) {

@@ -83,6 +83,9 @@ fn messages() {
         "--precision-tail 1.5",
         "--precision-tail NaN",
         "--keep-bf16 block0",
+        "--recipe fp8-current --keep-bf16 * --amax-group *.{qkv,proj}",
+        "--recipe fp8-current --keep-bf16 block0.* --amax-group block0.{qkv,proj}",
+        "--dim 24 --keep-bf16 *.qkv",
         "--keep-bf16 [",
         "--kv-heads 1",
         "--arch llama --heads 4 --kv-heads 3",
@@ -245,4 +248,40 @@ fn a_rejected_run_leaves_no_file() {
     let json = path(&dir.path().join("out.json"));
     rejected(&["--json", &json, "--report", "/no/such/folder/out.html"]);
     assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 0);
+}
+
+/// What a run writes is no part of the text that it reads, and no text is replaced by it.
+#[test]
+fn outputs_in_the_folder_of_the_text() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "a text that is kept").expect("a file");
+    let data = dir.path().display().to_string();
+    for (option, name) in [
+        ("--json", "text.txt"),
+        ("--json", "run.json"),
+        ("--report", "run.html"),
+        ("--save", "saved"),
+    ] {
+        let path = dir.path().join(name).display().to_string();
+        let message = rejected(&["--data", &data, option, &path]);
+        assert!(
+            message.contains(&format!("{option} {path} lies in --data")),
+            "{message}"
+        );
+    }
+    assert_eq!(fs::read(&text).expect("the text"), b"a text that is kept");
+}
+
+/// Layers that stay in bf16 take any shape.
+#[test]
+fn layers_in_bf16_need_no_blocks() {
+    for kept in ["--keep-bf16 *", "--keep-bf16 block0.*"] {
+        let words = format!(
+            "train --no-baseline --dim 24 --heads 2 --layers 1 --seq 16 --steps 1 --batch 4 --eval-batches 1 {kept}"
+        );
+        let words: Vec<&str> = words.split(' ').collect();
+        let outcome = lowp(&words);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    }
 }

@@ -99,19 +99,35 @@ pub(crate) fn world<T: Send>(
     }
 }
 
-/// Runs `f` as the only rank of a world of one GPU, then as every rank of one of all, if there are more.
-pub(crate) fn alone_and_together(
+/// Runs `f` as the only rank of a world of one GPU, then as every rank of one of all, if there are more, and expects success. The results are
+/// those of each world.
+pub(crate) fn alone_and_together<T: Send>(
     limit: Duration,
     sums: Sums,
-    f: impl Fn(&Rank) -> Result<(), ShardError> + Sync,
-) {
-    let Some(devices) = devices(1) else {
-        return;
+    f: impl Fn(&Rank) -> Result<T, ShardError> + Sync,
+) -> Vec<Vec<T>> {
+    let count = devices(1).map_or(0, |devices| devices.len());
+    let mut sizes = vec![1, count];
+    sizes.truncate(count.min(2));
+    let run = |ranks| first(ranks, limit, sums, &f);
+    sizes.into_iter().map(run).collect()
+}
+
+/// Runs `f` as every rank of a world of the first GPUs, and expects success. No results where there are not as many, or no NCCL.
+pub(crate) fn first<T: Send>(
+    ranks: usize,
+    limit: Duration,
+    sums: Sums,
+    f: impl Fn(&Rank) -> Result<T, ShardError> + Sync,
+) -> Vec<T> {
+    let devices = devices(ranks).unwrap_or_default();
+    let Some(devices) = devices.get(..ranks) else {
+        return Vec::new();
     };
-    for ranks in [1, devices.len()] {
-        if let Some(Err(failed)) = try_world_of(&devices[..ranks], limit, sums, &f) {
-            panic!("of {ranks}: {failed}");
-        }
+    match try_world_of(devices, limit, sums, f) {
+        Some(Ok(results)) => results,
+        Some(Err(failed)) => panic!("of {ranks}: {failed}"),
+        None => Vec::new(),
     }
 }
 

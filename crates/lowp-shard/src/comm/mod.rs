@@ -4,6 +4,7 @@ use std::fmt::{Debug, Display};
 use std::ops::Range;
 use std::sync::Arc;
 
+use lowp_format::GatherPlan;
 use lowp_kernels::{Backend, FloatDtype, Source};
 
 use crate::{Control, ShardError};
@@ -22,6 +23,16 @@ pub use traffic::{Counters, Traffic};
 /// Pieces from this many bytes on are large. Between GPUs they are exchanged apart from smaller ones of the same batch: in one NCCL group
 /// both would take up to 1.3 times as long.
 pub const LARGE_PIECE: usize = 1 << 20;
+
+/// Batches in which GPUs exchange the pieces of a plan: large ones, and small ones.
+pub fn exchanges(plan: &GatherPlan) -> usize {
+    let largest = plan.steps.iter().filter_map(|step| {
+        let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
+        pieces.max().filter(|&bytes| bytes > 0)
+    });
+    let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
+    usize::from(!large.is_empty()) + usize::from(!small.is_empty())
+}
 
 /// One buffer of a batched all-gather.
 #[derive(Clone, Copy, Debug)]
@@ -281,4 +292,33 @@ pub fn ordered<B: Backend, T>(
     let done = done?;
     ordered?;
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_format::{
+        AnyRecipe, FormatError, Fp8Current, Mxfp8, PhasePlans, Recipe, ReshardAfterForward,
+        RowCuts, Shape, Usage,
+    };
+
+    /// Scales go apart from codes where these are large on the largest of the ranks.
+    #[test]
+    fn large_and_small_pieces_are_two_exchanges() -> Result<(), Box<dyn std::error::Error>> {
+        let of = |recipe: AnyRecipe, size: usize, ranks: usize| -> Result<usize, FormatError> {
+            let cuts = RowCuts::new(size, ranks, recipe.row_quantum(Usage::BOTH))?;
+            let shape = Shape::new(size, size);
+            let plans = PhasePlans::new(&recipe, shape, &cuts, ReshardAfterForward::Yes)?;
+            Ok(exchanges(&plans.forward))
+        };
+        let mxfp8 = AnyRecipe::from(Mxfp8::default());
+        let per_tensor = AnyRecipe::from(Fp8Current::default());
+        // 4 MiB of codes over two ranks, 512 KiB over eight; 32 tiles of rows over 33 ranks, one of which has nothing.
+        assert_eq!(of(mxfp8, 2048, 2)?, 2);
+        assert_eq!(of(mxfp8, 2048, 8)?, 1);
+        assert_eq!(of(mxfp8, 4096, 33)?, 1);
+        assert_eq!(of(mxfp8, 1 << 14, 33)?, 2);
+        assert_eq!(of(per_tensor, 2048, 2)?, 1);
+        Ok(())
+    }
 }

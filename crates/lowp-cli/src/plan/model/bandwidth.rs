@@ -6,13 +6,18 @@ use super::links::Links;
 use crate::bench::report::{ONE, PLAIN, SCALED};
 use crate::output::shown;
 use crate::usage::UsageError;
-use lowp_shard::LARGE_PIECE;
 use serde_json::Value;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 /// Rates that links and memory may have, in 10^9 bytes per second.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
+
+/// What to do about a file that cannot be read.
+const REMEDY: &str = "write it with `lowp bench --device cuda --ranks N --json FILE`";
+
+/// Milliseconds, or microseconds, that a gather may take.
+const TIMES: RangeInclusive<f64> = 0.0..=1e6;
 
 /// Bytes of weights whose copies take what they take in models: in smaller ones the launch is all.
 const LEAST: f64 = (4u32 << 20) as f64;
@@ -52,9 +57,10 @@ pub(super) enum Rate {
     /// By the bytes of the whole gather, which grow; none of one GPU.
     Measured {
         source: String,
+        ranks: u64,
         rates: Vec<(u64, f64)>,
-        /// Seconds that a gather in two exchanges takes longer than one of as many bytes.
-        another: f64,
+        /// Seconds that a gather in two exchanges takes longer than one of as many bytes, where that was measured.
+        another: Option<f64>,
     },
 }
 
@@ -98,7 +104,7 @@ impl Bandwidth {
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
             arrives => {
-                let others = exchanges.saturating_sub(1) as f64 * rate.another();
+                let others = exchanges.saturating_sub(1) as f64 * rate.another().unwrap_or(0.0);
                 arrives as f64 / (rate.at(bytes) * 1e9) + others
             }
         };
@@ -132,9 +138,21 @@ impl Bandwidth {
         self.copy.is_some()
     }
 
-    /// What to know of the rates where the smallest and the largest gather are of these bytes.
-    pub(super) fn notes(&self, [smallest, largest]: [u128; 2]) -> Vec<String> {
+    /// Whether exchanges behind the first of a gather take time.
+    pub(super) fn knows_exchanges(&self) -> bool {
+        let mut rates = std::iter::once(&self.within_node).chain(&self.between_nodes);
+        rates.any(|rate| rate.another().is_some())
+    }
+
+    /// What to know of the rates where the smallest and the largest gather are of these bytes, among `group` ranks of a node.
+    pub(super) fn notes(&self, [smallest, largest]: [u128; 2], group: usize) -> Vec<String> {
         let rates = [Some(&self.within_node), self.between_nodes.as_ref()];
+        let others = match &self.within_node {
+            Rate::Measured { source, ranks, .. } if *ranks != group as u64 => Some(format!(
+                "gathers are among {group} ranks of a node, and {source} measured {ranks}: rates of other numbers of ranks are others"
+            )),
+            _ => None,
+        };
         let note = |rate: &Rate| {
             let Rate::Measured { source, rates, .. } = rate else {
                 return None;
@@ -148,30 +166,31 @@ impl Bandwidth {
                 )
             })
         };
-        rates.into_iter().flatten().filter_map(note).collect()
+        let outside = rates.into_iter().flatten().filter_map(note);
+        others.into_iter().chain(outside).collect()
     }
 }
 
 impl Copies {
     /// Those of a report; `None` where it has none.
     fn measured(file: &str, report: &Value) -> Result<Option<Self>, UsageError> {
-        let number = |key: &str| match &report[key] {
+        let number = |key: &str, range: RangeInclusive<f64>| match &report[key] {
             Value::Null => Ok(None),
             value => {
-                let number = value.as_f64().filter(|number| RATES.contains(number));
+                let number = value.as_f64().filter(|number| range.contains(number));
                 let error = || {
                     UsageError::new(format!(
-                        "--bandwidth {}: {key} is {value}; expected a number from {} to {}, or none",
+                        "--bandwidth {}: {key} is {value}; expected a number from {} to {}, or none; {REMEDY}",
                         shown(file),
-                        RATES.start(),
-                        RATES.end()
+                        range.start(),
+                        range.end()
                     ))
                 };
                 number.map(Some).ok_or_else(error)
             }
         };
-        let least = number("small_copy_microseconds")?.unwrap_or(0.0) / 1e6;
-        let Some(gb_per_s) = number("copy_gb_per_s")? else {
+        let least = number("small_copy_microseconds", TIMES)?.unwrap_or(0.0) / 1e6;
+        let Some(gb_per_s) = number("copy_gb_per_s", RATES)? else {
             return Ok(None);
         };
         let mut copies = Self {
@@ -180,40 +199,53 @@ impl Copies {
             alone: None,
         };
         if report["ranks"] == 1 {
-            copies.alone = copies.alone(report);
+            copies.alone = copies.alone(file, report)?;
         }
         Ok(Some(copies))
     }
 
     /// What gathers of single weights on one GPU take beside the time of their bytes.
-    fn alone(&self, report: &Value) -> Option<Alone> {
+    fn alone(&self, file: &str, report: &Value) -> Result<Option<Alone>, UsageError> {
         let beside = |operation| {
             let copied = |bytes: f64| 2.0 * bytes / (self.gb_per_s * 1e9);
-            longer(report, operation, LEAST, copied)
+            longer(file, report, (operation, LEAST), copied)
         };
-        let first = beside(ONE)?;
-        let another = beside(SCALED).map_or(self.least, |two| (two - first).max(0.0));
-        Some(Alone { first, another })
+        let (first, two) = (beside(ONE)?, beside(SCALED)?);
+        let alone = |first| Alone {
+            first,
+            another: two.map_or(self.least, |two| (two - first).max(0.0)),
+        };
+        Ok(first.map(alone))
     }
 }
 
-/// Seconds that an operation on `least` bytes or more takes longer than `expected` for its bytes: the median of the rows of a report.
+/// Seconds that an operation on `least` bytes or more takes longer than `expected` for its bytes: the median of the rows of a report, `None`
+/// where it has none.
 fn longer(
+    file: &str,
     report: &Value,
-    operation: &str,
-    least: f64,
+    (operation, least): (&str, f64),
     expected: impl Fn(f64) -> f64,
-) -> Option<f64> {
-    let rows = report["rows"].as_array()?.iter();
-    let longer = |row: &Value| {
-        let bytes = row["bytes"].as_f64().filter(|&bytes| bytes >= least)?;
-        let longer = row["milliseconds"].as_f64()? / 1e3 - expected(bytes);
-        longer.is_finite().then_some(longer.max(0.0))
-    };
-    let rows = rows.filter(|row| row["operation"] == operation);
-    let mut all: Vec<f64> = rows.filter_map(longer).collect();
+) -> Result<Option<f64>, UsageError> {
+    let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut all = Vec::new();
+    for row in rows.iter().filter(|row| row["operation"] == operation) {
+        let time = row["milliseconds"].as_f64();
+        let (Some(bytes), Some(time)) = (row["bytes"].as_u64(), time.filter(|t| TIMES.contains(t)))
+        else {
+            return Err(UsageError::new(format!(
+                "--bandwidth {} has a row '{operation}' whose bytes are none, or whose milliseconds are no number from {} to {}; {REMEDY}",
+                shown(file),
+                TIMES.start(),
+                TIMES.end()
+            )));
+        };
+        if bytes as f64 >= least {
+            all.push((time / 1e3 - expected(bytes as f64)).max(0.0));
+        }
+    }
     all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied()
+    Ok(all.get(all.len() / 2).copied())
 }
 
 impl Rate {
@@ -241,9 +273,8 @@ impl Rate {
 
     /// The gathers of single weights in a report of `lowp bench --ranks`, or the plain all-gathers of one that has none.
     fn measured(file: &str, report: &Value) -> Result<Self, UsageError> {
-        let remedy = "write it with `lowp bench --device cuda --ranks N --json FILE`";
         let error =
-            |what: &str| UsageError::new(format!("--bandwidth {} {what}; {remedy}", shown(file)));
+            |what: &str| UsageError::new(format!("--bandwidth {} {what}; {REMEDY}", shown(file)));
         let (Some(ranks @ 1..), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
         else {
             return Err(error("is no report of ranks"));
@@ -251,9 +282,13 @@ impl Rate {
         let device = report["device"].as_str().unwrap_or("an unnamed device");
         let source = format!("{} ({ranks} x {})", shown(file), shown(device));
         if ranks == 1 {
-            let (rates, another) = (Vec::new(), 0.0);
+            if !rows.iter().any(|row| row["operation"] == ONE) {
+                return Err(error(&format!("has no row '{ONE}'")));
+            }
+            let (rates, another) = (Vec::new(), None);
             return Ok(Self::Measured {
                 source,
+                ranks,
                 rates,
                 another,
             });
@@ -285,18 +320,24 @@ impl Rate {
             let sum: f64 = same.iter().map(|(_, rate)| rate).sum();
             (same[0].0, sum / same.len() as f64)
         };
+        let mut least = 0.0;
+        let mean = |same: &[(u64, f64)]| {
+            let (bytes, rate) = mean(same);
+            // More bytes take no less time, whatever one of the measurements met.
+            least = f64::max(least, bytes as f64 / rate);
+            (bytes, bytes as f64 / least)
+        };
         let rates = found.chunk_by(|a, b| a.0 == b.0).map(mean).collect();
         let mut measured = Self::Measured {
             source,
+            ranks,
             rates,
-            another: 0.0,
+            another: None,
         };
         let arrives = |bytes: f64| bytes - bytes / ranks as f64;
         let one = |bytes: f64| arrives(bytes) / (measured.at(bytes as u128) * 1e9);
-        // Smaller ones are one exchange.
-        let least = (ranks * LARGE_PIECE as u64) as f64;
-        let longer = longer(report, SCALED, least, one);
-        if let (Self::Measured { another, .. }, Some(longer)) = (&mut measured, longer) {
+        let longer = longer(file, report, (SCALED, 0.0), one)?;
+        if let Self::Measured { another, .. } = &mut measured {
             *another = longer;
         }
         Ok(measured)
@@ -323,9 +364,9 @@ impl Rate {
     }
 
     /// Seconds of each exchange behind the first of the same gather.
-    fn another(&self) -> f64 {
+    fn another(&self) -> Option<f64> {
         match self {
-            Self::Given(_) => 0.0,
+            Self::Given(_) => None,
             Self::Measured { another, .. } => *another,
         }
     }
@@ -346,7 +387,7 @@ mod tests {
     use serde_json::json;
 
     /// A gather in `exchanges`, and `count` copies of `bytes` read and written beside.
-    fn gather(exchanges: u64, bytes: u64, count: u64) -> Gather {
+    fn gather(exchanges: usize, bytes: u64, count: u64) -> Gather {
         Gather {
             of: Use::Forward,
             pieces: Vec::new(),
@@ -388,9 +429,25 @@ mod tests {
             between_nodes: None,
             copy: None,
         };
-        assert_eq!(bandwidth.notes([1000, 4000]), [""; 0]);
-        let notes = bandwidth.notes([999, 4000]);
+        assert_eq!(bandwidth.notes([1000, 4000], 2), [""; 0]);
+        let notes = bandwidth.notes([999, 4000], 2);
         assert!(notes[0].contains("measured 1000 to 4000"), "{notes:?}");
+        let notes = bandwidth.notes([1000, 4000], 3);
+        assert!(notes[0].contains("among 3 ranks of a node"), "{notes:?}");
+    }
+
+    /// A measurement that met something else does not make larger gathers faster.
+    #[test]
+    fn more_bytes_take_no_less_time() {
+        let rate = Rate::measured(
+            "a file",
+            &report(&[(1000, 100.0), (2000, 10.0), (4000, 100.0)]),
+        );
+        let rate = rate.expect("rates");
+        let time = |bytes: u128| bytes as f64 / rate.at(bytes);
+        let times: Vec<f64> = (1..50).map(|n| time(100 * n)).collect();
+        assert!(times.is_sorted(), "{times:?}");
+        assert!((time(4000) - 200.0).abs() < 1e-9, "{}", time(4000));
     }
 
     /// Gathers of single weights count where they were measured, and copies with them.
@@ -419,7 +476,6 @@ mod tests {
         let scaled = |bytes: u64, us: f64| json!({"operation": SCALED, "bytes": bytes, "milliseconds": us / 1e3});
         let rows = [
             one,
-            scaled(2_000_000, 900.0),
             scaled(8_000_000, 109.0),
             scaled(8_000_000, 107.0),
             scaled(8_000_000, 90.0),

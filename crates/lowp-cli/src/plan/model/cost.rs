@@ -6,8 +6,9 @@ use lowp_format::{
     Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
     ReshardAfterForward, Role, RowCuts, Shape, Transport, Usage,
 };
-use lowp_shard::{FlatShard, LARGE_PIECE, ShardError};
+use lowp_shard::{FlatShard, ShardError, exchanges};
 use std::iter::Sum;
+use std::ops::{AddAssign, Mul};
 
 /// What a weight is gathered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(super) struct Gather {
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
     /// In how many exchanges, one after the other: large pieces are sent apart from small ones.
-    pub(super) exchanges: u64,
+    pub(super) exchanges: usize,
     /// What each rank does beside: what it transposes, interleaves and keeps, and all of them in a world of one.
     pub(super) local: Local,
 }
@@ -51,11 +52,29 @@ impl Local {
     }
 }
 
+impl AddAssign for Local {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.count += other.count;
+    }
+}
+
+impl Mul<u64> for Local {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self {
+            bytes: self.bytes * times,
+            count: self.count * times,
+        }
+    }
+}
+
 impl Sum for Local {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), |sum, one| Self {
-            bytes: sum.bytes + one.bytes,
-            count: sum.count + one.count,
+        all.fold(Self::default(), |mut sum, one| {
+            sum += one;
+            sum
         })
     }
 }
@@ -209,16 +228,6 @@ fn pieces(plan: &GatherPlan) -> Vec<u64> {
     (0..plan.cuts.world()).map(of).collect()
 }
 
-/// Batches of pieces, of which those that are large are one.
-fn exchanges(plan: &GatherPlan) -> u64 {
-    let largest = plan.steps.iter().filter_map(|step| {
-        let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
-        pieces.max().filter(|&bytes| bytes > 0)
-    });
-    let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
-    u64::from(!large.is_empty()) + u64::from(!small.is_empty())
-}
-
 /// Bytes that a rank reads and writes to make the buffers of what arrived.
 fn local(plan: &GatherPlan) -> Local {
     let alone = plan.cuts.world() == 1;
@@ -272,30 +281,4 @@ fn gathered(plans: &PhasePlans) -> u64 {
         }
     }
     bytes as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lowp_format::{AnyRecipe, Fp8Current, Mxfp8};
-
-    /// Scales go apart from codes where these are large on the largest of the ranks.
-    #[test]
-    fn large_and_small_pieces_are_two_exchanges() -> Result<(), Box<dyn std::error::Error>> {
-        let of = |recipe: AnyRecipe, size: usize, ranks: usize| -> Result<u64, FormatError> {
-            let cuts = RowCuts::new(size, ranks, recipe.row_quantum(Usage::BOTH))?;
-            let shape = Shape::new(size, size);
-            let plans = PhasePlans::new(&recipe, shape, &cuts, ReshardAfterForward::Yes)?;
-            Ok(exchanges(&plans.forward))
-        };
-        let mxfp8 = AnyRecipe::from(Mxfp8::default());
-        let per_tensor = AnyRecipe::from(Fp8Current::default());
-        // 4 MiB of codes over two ranks, 512 KiB over eight; 32 tiles of rows over 33 ranks, one of which has nothing.
-        assert_eq!(of(mxfp8, 2048, 2)?, 2);
-        assert_eq!(of(mxfp8, 2048, 8)?, 1);
-        assert_eq!(of(mxfp8, 4096, 33)?, 1);
-        assert_eq!(of(mxfp8, 1 << 14, 33)?, 2);
-        assert_eq!(of(per_tensor, 2048, 2)?, 1);
-        Ok(())
-    }
 }

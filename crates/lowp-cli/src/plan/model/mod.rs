@@ -22,8 +22,8 @@ use clap::ValueEnum;
 use keys::{Keys, read_json};
 use layers::Model;
 use lowp_candle::Sharding;
-use lowp_format::{Code, FormatError, ReshardAfterForward};
-use lowp_shard::{GradWire, Mesh, ShardError};
+use lowp_format::{Code, ReshardAfterForward};
+use lowp_shard::{GradWire, Mesh};
 use memory::Memory;
 use std::path::Path;
 use traffic::Step;
@@ -118,7 +118,13 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
         let all = sizes.into_iter().flatten();
         let sizes = all.reduce(|a, b| [a[0].min(b[0]), a[1].max(b[1])]);
         if let Some(sizes) = sizes {
-            notes.extend(bandwidth.notes(sizes));
+            notes.extend(bandwidth.notes(sizes, shard.min(setup.per_node)));
+        }
+        if !bandwidth.knows_exchanges() && costs.step.several {
+            notes.push(
+                "scales that are exchanged behind their codes take no time of their own here: a file of `lowp bench --ranks` has it"
+                    .to_owned(),
+            );
         }
         if !bandwidth.knows_copies() && costs.step.copies {
             notes.push(
@@ -216,21 +222,24 @@ fn costs(
     setup: &Setup,
     bandwidth: Option<&Bandwidth>,
 ) -> Result<Costs, UsageError> {
+    let remedy = |layer: &layers::Layer| {
+        // The same layer of every block.
+        let stem = layer.name.trim_end_matches(".weight");
+        let from = stem.rfind('.').unwrap_or(0);
+        let pattern = format!("*{}", &layer.name[from..]);
+        format!("keep it in bf16 (--keep-bf16 '{pattern}'), or choose another recipe")
+    };
+    for (layer, variant) in model.layers.iter().zip(variants) {
+        if let Err(error) = train::check_layer(variant, layer.shape) {
+            let cause = train::cause(&layer.name, layer.shape, recipe, &error);
+            return Err(UsageError::new(format!("{cause}; {}", remedy(layer))));
+        }
+    }
     let shapes = model.layers.iter().map(|layer| layer.shape);
     let weights = Weights::new(variants.iter().copied().zip(shapes), setup);
     let weights = weights.map_err(|(number, error)| {
         let layer = &model.layers[number];
-        let cause = match error {
-            ShardError::Format(FormatError::Columns { multiple, .. }) => format!(
-                "layer {} is {}, and {recipe} needs columns at a multiple of {multiple}",
-                layer.name, layer.shape
-            ),
-            other => format!("layer {}: {other}", layer.name),
-        };
-        let (_, last) = layer.name.rsplit_once('.').unwrap_or(("", &layer.name));
-        UsageError::new(format!(
-            "{cause}; keep it in bf16 (--keep-bf16 '*.{last}'), or choose another recipe"
-        ))
+        UsageError::new(format!("layer {}: {error}; {}", layer.name, remedy(layer)))
     })?;
     // Variables are rows of f32, whatever the weights are, and gathered once per step.
     let of_vars = Setup {

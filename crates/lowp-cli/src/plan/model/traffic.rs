@@ -5,7 +5,7 @@ use super::bandwidth::Bandwidth;
 use super::cost::{Gather, Local, Use};
 use super::links::{Links, Moved, Route, neighbours, replicas};
 use super::weights::Weights;
-use lowp_shard::GradWire;
+use lowp_shard::{GradWire, LARGE_PIECE};
 use std::ops::AddAssign;
 
 /// All collectives of one kind in a step.
@@ -33,6 +33,8 @@ pub(super) struct Step {
     pub(super) sizes: Option<[u128; 2]>,
     /// Whether ranks copy or transpose beside gathers.
     pub(super) copies: bool,
+    /// Whether gathers have several exchanges.
+    pub(super) several: bool,
     /// What gradients would move in f32 if all sums were made on the way.
     pub(super) gradients_shared: Moved,
 }
@@ -83,21 +85,28 @@ impl Step {
         }
         step.gradients([weights, vars], setup);
         let ranks = setup.mesh.shard;
-        let of_var = |cost: &super::cost::Cost| {
-            let mut gathers = cost.gathers.iter();
-            let forward = gathers.find(|gather| gather.of == Use::Forward);
-            forward.map(|gather| gather.pieces.clone())
+        // All together.
+        let mut gather = Gather {
+            of: Use::Forward,
+            pieces: vec![0; ranks],
+            exchanges: 0,
+            local: Local::default(),
         };
-        // All together, in one batch.
-        let mut pieces = vec![0; ranks];
+        let mut sizes = [false; 2];
         for kind in &vars.kinds {
-            for (sum, piece) in pieces
-                .iter_mut()
-                .zip(of_var(&kind.cost).unwrap_or_default())
-            {
-                *sum += u64::try_from(kind.count).unwrap_or(u64::MAX) * piece;
+            let mut gathers = kind.cost.gathers.iter();
+            let Some(one) = gathers.find(|gather| gather.of == Use::Forward) else {
+                continue;
+            };
+            let count = u64::try_from(kind.count).unwrap_or(u64::MAX);
+            for (sum, piece) in gather.pieces.iter_mut().zip(&one.pieces) {
+                *sum += count * piece;
             }
+            gather.local += one.local * count;
+            let largest = one.pieces.iter().max().copied().unwrap_or(0);
+            sizes[usize::from(largest >= LARGE_PIECE as u64)] |= largest > 0;
         }
+        gather.exchanges = sizes.into_iter().filter(|&has| has).count();
         let mut sum = Operation {
             key: "variables",
             what: "gather variables",
@@ -106,12 +115,6 @@ impl Step {
             sent: 0,
             moved: Moved::default(),
             seconds: bandwidth.map(|_| 0.0),
-        };
-        let gather = Gather {
-            of: Use::Forward,
-            pieces,
-            exchanges: 1,
-            local: Local::default(),
         };
         step.gather(&mut sum, &gather, 1, setup, bandwidth);
         step.operations.push(sum);
@@ -139,6 +142,7 @@ impl Step {
         if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
             *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, gather);
         }
+        self.several |= gather.exchanges > 1 && moved.world != Links::default();
         self.copies |= gather.local != Local::default();
         if moved.world != Links::default() {
             let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);

@@ -1,6 +1,7 @@
 //! A step on a GPU beside the same step on the CPU. Without a GPU the tests pass, unless `LOWP_REQUIRE_GPU` is set.
 
 use super::{Gpu, sizes};
+use crate::gpus;
 use crate::train::config::Config;
 use crate::train::corpus::Corpus;
 use crate::train::network::{Candle, Network, Place};
@@ -11,8 +12,9 @@ use lowp_candle::{LinearSpec, ModelOptions, ShardedModel};
 use lowp_checkpoint::{Late, Piece};
 use lowp_format::{Orientation, Part, Phase};
 use lowp_kernels::{Backend, Cpu, Cuda};
+use lowp_nccl::NcclOptions;
 use lowp_optim::StepOptions;
-use lowp_shard::{GradBucketOptions, LocalComm, Mesh, MeshComm};
+use lowp_shard::{Communicator, GradBucketOptions, LocalComm, Mesh, MeshComm};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,11 +46,27 @@ struct Trained {
     saved: Vec<BTreeMap<String, Vec<u8>>>,
 }
 
-fn model<B: Backend, N: Network<B>>(backend: &B, config: &Config) -> (ShardedModel<B, Variant>, N) {
-    let alone = LocalComm::world_on(std::slice::from_ref(backend), Duration::from_secs(60));
-    let alone: Arc<dyn lowp_shard::Communicator<B>> =
-        alone.into_iter().next().expect("a rank").into();
-    let mesh = MeshComm::new(Mesh::sharded(1), alone).expect("a mesh");
+/// A device as the only rank of a world trains on it.
+trait Alone: Backend {
+    fn alone(&self) -> Arc<dyn Communicator<Self>>;
+}
+
+impl Alone for Cpu {
+    fn alone(&self) -> Arc<dyn Communicator<Self>> {
+        LocalComm::solo(self).into()
+    }
+}
+
+impl Alone for Cuda {
+    fn alone(&self) -> Arc<dyn Communicator<Self>> {
+        let devices = std::slice::from_ref(self);
+        let comms = gpus::join(devices, Duration::from_secs(60), NcclOptions::default());
+        comms.expect("a world").remove(0).into()
+    }
+}
+
+fn model<B: Alone, N: Network<B>>(backend: &B, config: &Config) -> (ShardedModel<B, Variant>, N) {
+    let mesh = MeshComm::new(Mesh::sharded(1), backend.alone()).expect("a mesh");
     let recipe: Variant = config.runs[0].recipe;
     let options = ModelOptions {
         sharding: config.sharding,
@@ -71,7 +89,7 @@ fn model<B: Backend, N: Network<B>>(backend: &B, config: &Config) -> (ShardedMod
     (sharded, network)
 }
 
-fn train<B: Backend, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
+fn train<B: Alone, N: Network<B>>(backend: &B, config: &Config, steps: usize) -> Trained {
     let (mut sharded, mut network) = model::<B, N>(backend, config);
     run(&mut sharded, &mut network, config, (steps, 0))
 }

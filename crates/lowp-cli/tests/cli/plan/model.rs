@@ -399,11 +399,28 @@ fn errors_of_options() {
         ),
         (
             "one-rank.json",
+            json!({"device": "a device", "ranks": 1, "copy_gb_per_s": 4000.0, "small_copy_microseconds": 0.0, "rows": [
+                {"operation": "gather of one weight", "bytes": 5, "milliseconds": 1},
+            ]}),
+        ),
+        (
+            "old-rank.json",
             json!({"device": "a device", "ranks": 1, "copy_gb_per_s": 4000.0, "rows": []}),
         ),
         (
             "bad-row.json",
             json!({"ranks": 2, "rows": [{"operation": "one all-gather of the same bytes", "bytes": 5, "gb_per_s": 0}]}),
+        ),
+        (
+            "bad-time.json",
+            json!({"ranks": 2, "rows": [
+                {"operation": "gather of one weight", "bytes": 5, "gb_per_s": 1},
+                {"operation": "gather of one weight with scales", "bytes": 5, "milliseconds": 1e300},
+            ]}),
+        ),
+        (
+            "bad-copy.json",
+            json!({"ranks": 1, "copy_gb_per_s": 4000.0, "rows": [{"operation": "gather of one weight", "bytes": 5, "milliseconds": "x"}]}),
         ),
     ] {
         fs::write(dir.path().join(name), value.to_string()).expect("a file");
@@ -441,8 +458,13 @@ fn errors_of_options() {
         "--model 10m --world-size 8 --bandwidth nope.json",
         "--model 10m --world-size 8 --bandwidth one-device.json",
         "--model 10m --world-size 8 --bandwidth one-rank.json",
+        "--model 10m --world-size 1 --bandwidth old-rank.json",
         "--model 10m --world-size 8 --bandwidth no-rows.json",
+        "--model 10m --arch llama --dim 32 --heads 2 --kv-heads 1 --seq 16 --world-size 2",
+        "--model 10m --arch llama --dim 36 --heads 2 --world-size 2",
         "--model 10m --world-size 8 --bandwidth bad-row.json",
+        "--model 10m --world-size 8 --bandwidth bad-time.json",
+        "--model 10m --world-size 1 --bandwidth bad-copy.json",
     ] {
         let shown = shown(&dir, args);
         assert!(shown.contains("error: "), "{shown}");

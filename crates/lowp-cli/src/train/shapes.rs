@@ -1,0 +1,93 @@
+//! Linear layers against what recipes can block.
+
+use super::model::GptConfig;
+use super::recipes::Run;
+use super::variant::Variant;
+use crate::usage::UsageError;
+use lowp_candle::LinearSpec;
+use lowp_format::{FormatError, Recipe, Role, Shape, lcm};
+
+/// The shape of a linear layer against the blocks of its weight, of its input, whose columns are those of the weight, and of the gradient of
+/// its output, whose columns are the weight's rows.
+///
+/// # Errors
+/// The columns of one of them.
+pub(crate) fn check_layer(recipe: &Variant, shape: Shape) -> Result<(), FormatError> {
+    recipe.check(shape)?;
+    for (role, cols) in [(Role::Activation, shape.cols), (Role::Gradient, shape.rows)] {
+        let operand = recipe.operand(role);
+        for orientation in operand.quantized.orientations() {
+            let buffers = operand.quantizers.buffers(orientation.usage());
+            let quanta = buffers.iter().map(|buffer| buffer.col_quantum());
+            let multiple = quanta.fold(1, lcm);
+            if !cols.is_multiple_of(multiple) {
+                return Err(FormatError::Columns {
+                    recipe: recipe.name(),
+                    shape: Shape::new(shape.cols, shape.rows),
+                    multiple,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What [`check_layer`] found of the layer of this name.
+pub(crate) fn cause(name: &str, shape: Shape, recipe: &str, error: &FormatError) -> String {
+    match error {
+        FormatError::Columns {
+            shape: wrong,
+            multiple,
+            ..
+        } => {
+            let what = if *wrong == shape { "columns" } else { "rows" };
+            format!(
+                "layer {name} is {shape}, and {recipe} needs {what} at a multiple of {multiple}"
+            )
+        }
+        other => format!("layer {name}: {other}"),
+    }
+}
+
+/// Every linear layer against what its recipe can block; those that are `kept` in bf16 take any shape.
+///
+/// # Errors
+/// A [`UsageError`] with a width that fits.
+pub(super) fn check_shapes(run: &Run, model: GptConfig, kept: &[String]) -> Result<(), UsageError> {
+    let shape = |linear: &LinearSpec| Shape::new(linear.rows, linear.cols);
+    let recipe = |linear: &LinearSpec| match kept.contains(&linear.name) {
+        true => run.recipe.in_bf16(),
+        false => run.recipe.of_block(linear.block, model.layers),
+    };
+    let linears = model.linears();
+    for linear in &linears {
+        let Err(error) = check_layer(&recipe(linear), shape(linear)) else {
+            continue;
+        };
+        let block: Vec<_> = linears.iter().filter(|l| l.block == linear.block).collect();
+        let fits = |dim: usize| {
+            let layers = 1;
+            let wide = GptConfig {
+                dim,
+                layers,
+                ..model
+            }
+            .linears();
+            let mut pairs = block.iter().zip(&wide);
+            pairs.all(|(own, wide)| check_layer(&recipe(own), shape(wide)).is_ok())
+        };
+        let next = (1..)
+            .map(|n| n * model.heads)
+            .skip_while(|&dim| dim <= model.dim);
+        let remedy = next.take(1 << 10).find(|&dim| fits(dim)).map_or_else(
+            || "choose another recipe".to_owned(),
+            |dim| format!("choose --dim {dim}, or another recipe"),
+        );
+        return Err(UsageError::new(format!(
+            "--dim {}: {}; {remedy}",
+            model.dim,
+            cause(&linear.name, shape(linear), &run.name, &error)
+        )));
+    }
+    Ok(())
+}
