@@ -229,10 +229,11 @@ fn cuda_nccl_groups_of_one_end_with_their_world() {
         let (cuda, comm) = (&rank.cuda, &*rank.comm);
         let alone = comm.split(comm.rank(), 0)?;
         let (source, dest) = (cuda.alloc::<u8>(8)?, cuda.alloc::<u8>(8)?);
+        let ranges = tiling(&[8]);
         let item = GatherItem {
             source: &source,
             dest: &dest,
-            ranges: &[0..8],
+            ranges: &ranges,
         };
         comm.control().barrier()?;
         if comm.rank() == 0 {
