@@ -211,13 +211,12 @@ impl Saver {
             }
         }
         let published = match self.control.rank() {
-            0 => {
-                let published = self.publish((id, step), ranks, about);
-                published.inspect_err(|_| self.give_up(step))
-            }
+            0 => self.publish((id, step), ranks, about),
             _ => Ok(()),
         };
-        self.agree_on("the index of the checkpoint", Some(step), published)?;
+        let agreed = self.agree_on("the index of the checkpoint", Some(step), published);
+        // Once all have heard why: to remove much may take long.
+        agreed.inspect_err(|_| self.give_up(step))?;
         Ok(Some(step))
     }
 

@@ -6,14 +6,17 @@
 mod common;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Rank, alone_and_together, bytes, tiling, values, world};
 use half::bf16;
 use lowp_kernels::{Backend, FloatDtype, Source};
-use lowp_nccl::Sums;
-use lowp_shard::{GatherItem, GradWire, ReduceItem, ShardError, ordered};
+use lowp_nccl::{NcclComm, NcclOptions, Sums};
+use lowp_shard::{
+    Communicator, Control, GatherItem, GradWire, ReduceItem, ShardError, ordered, threads,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -222,12 +225,16 @@ fn cuda_nccl_gathers_in_place() {
     });
 }
 
-/// A group of one rank hears of the failure of its world.
+/// A group of one rank hears of the failure of its world. One GPU is enough for two of them.
 #[test]
 fn cuda_nccl_groups_of_one_end_with_their_world() {
-    let failed = common::failing(2, LIMIT, Sums::Nccl, |rank| {
-        let (cuda, comm) = (&rank.cuda, &*rank.comm);
-        let alone = comm.split(comm.rank(), 0)?;
+    let Some(devices) = common::devices(1) else {
+        return;
+    };
+    let rank = |control: Arc<dyn Control>| -> Result<(), ShardError> {
+        let cuda = devices[0].fork()?;
+        let alone = control.split(control.rank(), 0)?;
+        let alone = NcclComm::new(alone, &cuda.fork()?, NcclOptions::default())?;
         let (source, dest) = (cuda.alloc::<u8>(8)?, cuda.alloc::<u8>(8)?);
         let ranges = tiling(&[8]);
         let item = GatherItem {
@@ -235,28 +242,33 @@ fn cuda_nccl_groups_of_one_end_with_their_world() {
             dest: &dest,
             ranges: &ranges,
         };
-        comm.control().barrier()?;
-        if comm.rank() == 0 {
-            return Err(ShardError::Failed {
-                rank: 0,
-                message: "enough".to_owned(),
-            });
+        let gather = || alone.all_gather(std::slice::from_ref(&item));
+        ordered(&cuda, &alone, gather)?;
+        control.barrier()?;
+        if control.rank() == 0 {
+            control.abort("enough");
+            return Ok(());
         }
         let begun = Instant::now();
         while begun.elapsed() < LIMIT {
-            ordered(cuda, &*alone, || {
-                alone.all_gather(std::slice::from_ref(&item))
-            })?;
+            ordered(&cuda, &alone, gather)?;
         }
         Ok(())
+    };
+    let ended: Vec<_> = thread::scope(|scope| {
+        let controls = threads(2, LIMIT).into_iter();
+        let ranks: Vec<_> = controls
+            .map(|control| scope.spawn(|| rank(control)))
+            .collect();
+        let ranks = ranks.into_iter();
+        ranks.map(|rank| rank.join().expect("no panic")).collect()
     });
-    if let Some(failed) = failed {
-        assert_eq!(failed.rank, 0, "{failed}");
-        assert!(
-            failed.others.iter().all(|(_, other)| other.is_err()),
-            "{failed}"
-        );
-    }
+    assert!(ended[0].is_ok(), "{:?}", ended[0]);
+    let error = ended[1].as_ref().expect_err("the world failed").to_string();
+    assert!(
+        error.contains("rank 0") && error.contains("enough"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -70,8 +70,8 @@ impl Rank<'_> {
                 ANY,
                 self.gather_of_one(plain, shape(size_of::<bf16>()))?,
             )];
-            // Codes and scales are apart where those are large and these are not.
-            if exchanges(&plans(scaled, shape(1), world)?.forward) == 2 {
+            // Codes and scales are apart where those are large and these are not, and always where they are copied.
+            if world == 1 || exchanges(&plans(scaled, shape(1), world)?.forward) == 2 {
                 let gather = self.gather_of_one(scaled, shape(1))?;
                 gathers.push((SCALED, scaled.name(), gather));
             }

@@ -401,7 +401,7 @@ fn amax_groups(
     });
     if linears.is_empty() {
         return Err(UsageError::new(
-            "--amax-group: --keep-bf16 keeps every linear layer that has an amax in bf16; leave one of the two out"
+            "--amax-group: no linear layer has an amax, as --keep-bf16 or +bf16-ends keeps them in bf16; leave either out"
                 .to_owned(),
         ));
     }

@@ -64,7 +64,15 @@ pub(super) fn check_shapes(run: &Run, model: GptConfig, kept: &[String]) -> Resu
         let Err(error) = check_layer(&recipe(linear), shape(linear)) else {
             continue;
         };
-        let block: Vec<_> = linears.iter().filter(|l| l.block == linear.block).collect();
+        // Each layer of a block in each recipe that it has in one.
+        let in_block = linears.len() / model.layers;
+        let mut kinds: Vec<(Variant, usize)> = Vec::new();
+        for (at, linear) in linears.iter().enumerate() {
+            let kind = (recipe(linear), at % in_block);
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
         let fits = |dim: usize| {
             let layers = 1;
             let wide = GptConfig {
@@ -73,8 +81,8 @@ pub(super) fn check_shapes(run: &Run, model: GptConfig, kept: &[String]) -> Resu
                 ..model
             }
             .linears();
-            let mut pairs = block.iter().zip(&wide);
-            pairs.all(|(own, wide)| check_layer(&recipe(own), shape(wide)).is_ok())
+            let mut kinds = kinds.iter();
+            kinds.all(|(recipe, at)| check_layer(recipe, shape(&wide[*at])).is_ok())
         };
         let next = (1..)
             .map(|n| n * model.heads)

@@ -33,7 +33,7 @@ pub(super) struct Step {
     pub(super) sizes: Option<[u128; 2]>,
     /// Whether ranks copy or transpose beside gathers.
     pub(super) copies: bool,
-    /// Whether gathers have several exchanges.
+    /// Whether gathers of weights have several exchanges.
     pub(super) several: bool,
     /// What gradients would move in f32 if all sums were made on the way.
     pub(super) gradients_shared: Moved,
@@ -79,6 +79,7 @@ impl Step {
                 if let Some(gather) = gathers.find(|gather| gather.of == of) {
                     let times = kind.count * passes as u128;
                     step.gather(&mut sum, gather, times, setup, bandwidth);
+                    step.several |= gather.exchanges > 1 && sum.moved.world != Links::default();
                 }
             }
             step.operations.push(sum);
@@ -142,7 +143,6 @@ impl Step {
         if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
             *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, gather);
         }
-        self.several |= gather.exchanges > 1 && moved.world != Links::default();
         self.copies |= gather.local != Local::default();
         if moved.world != Links::default() {
             let [smallest, largest] = self.sizes.unwrap_or([bytes; 2]);

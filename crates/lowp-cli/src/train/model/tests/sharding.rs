@@ -132,14 +132,28 @@ fn a_switch_to_the_same_recipe_changes_no_bit() {
     let all = AnyRecipe::all();
     for (index, &recipe) in all.iter().enumerate() {
         let delayed = recipe.kernel(Orientation::Rowwise).scale.is_delayed();
-        let quantum = recipe.row_quantum(Usage::BOTH);
-        let mut others = all.iter().cycle().skip(index).take(all.len());
-        let other = others.find(|other| other.row_quantum(Usage::BOTH) != quantum);
-        let other = *other.expect("a recipe of other cuts");
+        let other = |differs: &dyn Fn(&AnyRecipe) -> bool| {
+            let mut others = all.iter().cycle().skip(index).take(all.len());
+            *others
+                .find(|other| differs(other))
+                .expect("a recipe of other cuts")
+        };
+        let quantum = |recipe: &AnyRecipe| recipe.row_quantum(Usage::BOTH);
+        let bits = |recipe: &AnyRecipe| {
+            let codes = recipe.quantizers(Role::Weight).kernels();
+            codes.map(|key| key.element.bits()).into_iter().min()
+        };
         for (sharding, by_way) in [
             (Sharding::Fsdp, recipe),
-            (Sharding::Fsdp, other),
+            (
+                Sharding::Fsdp,
+                other(&|other| quantum(other) != quantum(&recipe)),
+            ),
             (Sharding::Zero1, recipe),
+            (
+                Sharding::Zero1,
+                other(&|other| bits(other) != bits(&recipe)),
+            ),
         ] {
             let [stays, switches] = [None, Some((2, [by_way, recipe]))].map(|switch| {
                 let setup = Setup {
@@ -170,7 +184,7 @@ fn training_goes_on_in_another_recipe() {
                 sharding,
                 steps: 6,
                 switch: Some((3, [next; 2])),
-                ..Setup::new(recipe, 2)
+                ..Setup::new(recipe, 3)
             };
             let (losses, _) = setup.train();
             let what = format!("{} to {}: {losses:?}", recipe.name(), next.name());
