@@ -41,7 +41,11 @@ impl Corpus {
         let split = text.len() - text.len() / 10;
         if text.len() - split < seq + 1 || split < seq + 1 {
             let message = format!(
-                "a text of {} bytes is too short for --seq {seq}: at least {} bytes are needed, or shorter sequences",
+                "{} of {} bytes is too short for --seq {seq}: at least {} bytes are needed, or shorter sequences",
+                path.map_or_else(
+                    || "the text".to_owned(),
+                    |path| format!("--data {}", path.display())
+                ),
                 text.len(),
                 10 * (seq + 1)
             );

@@ -285,3 +285,16 @@ fn layers_in_bf16_need_no_blocks() {
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     }
 }
+
+#[test]
+fn a_text_that_is_too_short_is_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "abc").expect("a file");
+    let text = text.display().to_string();
+    let message = rejected(&["--data", &text]);
+    assert!(
+        message.contains(&format!("--data {text} of 3 bytes is too short for --seq")),
+        "{message}"
+    );
+}
