@@ -133,7 +133,13 @@ impl Saver {
             Ok(file) => (Ok(()), Some(file)),
             Err(error) => (Err(error), None),
         };
-        self.agree_on("beginning a checkpoint", Some(step), spawned)?;
+        if let Err(error) = self.agree_on("beginning a checkpoint", Some(step), spawned) {
+            // A rank could start no thread. That of this one is not left behind, as in `drop`.
+            if let Some(file) = file {
+                drop(file.join());
+            }
+            return Err(error);
+        }
         self.writing = file.map(|file| Writing {
             step,
             id,

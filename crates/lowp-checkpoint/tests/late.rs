@@ -1,10 +1,12 @@
 //! Bytes that are on their way when a checkpoint begins.
 
 use lowp_checkpoint::{Block, Checkpoint, Dtype, Late, Piece, Saver, steps};
-use lowp_shard::threads;
+use lowp_shard::{Control, threads};
 use serde_json::json;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Duration;
 
 fn saver(folder: &Path) -> Saver {
@@ -84,4 +86,41 @@ fn bytes_that_do_not_come_are_told() {
         let left = folder.path().join(format!(".step-{step:08}.unfinished"));
         assert!(!left.exists(), "{left:?}");
     }
+}
+
+/// What one rank cannot write is told by all, and what the others wrote is removed; the next checkpoint is whole.
+#[test]
+fn a_rank_whose_bytes_do_not_come_fails_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = |(rank, control): (usize, Arc<dyn Control>)| {
+        let mut saver = Saver::new(control, folder.path(), None).expect("a saver");
+        let name = ["a", "b"][rank];
+        let failing = Late::new(4, || Err("the device is gone".to_owned()));
+        let late = match rank {
+            0 => vec![0; 4].into(),
+            _ => failing,
+        };
+        saver
+            .start(1, vec![piece(name, late)], json!({}))
+            .expect("a start");
+        let error = saver.finish().expect_err("no bytes").to_string();
+        assert!(
+            error.contains("rank 1") && error.contains("the device is gone"),
+            "{error}"
+        );
+        saver
+            .start(2, vec![piece(name, vec![1; 4])], json!({}))
+            .expect("a start");
+        assert_eq!(saver.finish().expect("a checkpoint"), Some(2));
+    };
+    thread::scope(|scope| {
+        let controls = threads(2, Duration::from_secs(60));
+        for rank in controls.into_iter().enumerate() {
+            scope.spawn(|| run(rank));
+        }
+    });
+    let left = folder.path().join(".step-00000001.unfinished");
+    assert!(!left.exists(), "{left:?}");
+    let checkpoint = Checkpoint::latest(folder.path()).expect("a checkpoint");
+    checkpoint.verify().expect("it is whole");
 }
