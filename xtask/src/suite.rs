@@ -21,7 +21,7 @@ pub(crate) struct Options {
     #[arg(long)]
     exhaustive: bool,
 
-    /// Leave out the tests of the file commands that need Python and, the first time, the network.
+    /// Leave out the tests that need Python and, the first time, the network.
     #[arg(long)]
     no_python: bool,
 
@@ -44,6 +44,12 @@ pub(crate) fn test(options: &Options) -> Result<()> {
 
 /// The stages of `test`, for use in a longer run.
 pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> {
+    let left_out = (!options.filter.is_empty()).then_some(FILTERED);
+    let left_out = left_out.or(options.no_python.then_some("--no-python was given"));
+    let python = match left_out {
+        None => Ok(python::Tests::prepare()?),
+        Some(why) => Err(why),
+    };
     stages.run("fmt", || run(cargo(&["fmt", "--all", "--check"])?))?;
     stages.run("tidy", tidy::tidy)?;
     stages.run("licences", licences::check)?;
@@ -81,10 +87,13 @@ pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> 
             stages.skip(name, FILTERED);
         }
     }
-    let left_out = (!options.filter.is_empty()).then_some(FILTERED);
-    match left_out.or(options.no_python.then_some("--no-python was given")) {
-        Some(why) => stages.skip("python", why),
-        None => stages.run("python", python::test)?,
+    match python {
+        Ok(tests) => tests.run(stages)?,
+        Err(why) => {
+            for name in ["python", "torch"] {
+                stages.skip(name, why);
+            }
+        }
     }
     Ok(())
 }

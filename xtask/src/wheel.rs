@@ -12,8 +12,8 @@ use crate::{cuda, python};
 
 /// The crate, from the workspace root.
 const CRATE: &str = "crates/lowp-python";
-/// What builds wheels, from the workspace root: a folder with requirements.txt.
-pub(crate) const BUILDER: &str = "xtask/wheel";
+/// What builds wheels, from the workspace root.
+pub(crate) const BUILDER: &str = "xtask/python/wheel.txt";
 
 /// What to build.
 #[derive(Debug, Default, Args)]
@@ -42,24 +42,23 @@ pub(crate) fn wheel(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds the wheel for tests and installs it into the environment of `python`, in the place of any that is there.
-pub(crate) fn install(python: &Path) -> Result<()> {
+/// Builds the wheel for tests and unpacks it into a folder of its own, which PYTHONPATH can name.
+pub(crate) fn install(python: &Path) -> Result<PathBuf> {
     let wheel = build(false, true)?;
-    let mut install = Command::new(python);
-    install.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]);
-    install.args(["--no-deps", "--force-reinstall"]).arg(wheel);
-    run(install)
+    let folder = target_dir()?.join("python-package");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    let mut install = python::pip_install(python);
+    install.arg("--no-deps").arg("--target").arg(&folder);
+    install.arg(wheel);
+    run(install)?;
+    Ok(folder)
 }
 
 fn build(cuda: bool, debug: bool) -> Result<PathBuf> {
     let target = target_dir()?;
-    let python = python::environment(&target.join("python-wheel"), BUILDER)?;
+    let python = python::Environment::new("wheel", BUILDER)?.python()?;
     // A folder of its own: what was built before does not count.
     let out = target.join(if debug { "wheels/debug" } else { "wheels" });
     for old in wheels(&out)? {
@@ -113,7 +112,7 @@ mod tests {
     fn the_builder_is_the_one_that_the_package_names() {
         let root = workspace_root().unwrap();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
-        let installed = read(root.join(BUILDER).join("requirements.txt"));
+        let installed = read(root.join(BUILDER));
         let version = installed.lines().find(|line| line.starts_with("maturin=="));
         let package = read(root.join(CRATE).join("pyproject.toml"));
         assert!(package.contains(version.unwrap()), "{package}");
