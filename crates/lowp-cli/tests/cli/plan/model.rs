@@ -344,9 +344,12 @@ fn errors_of_models() {
         config[key] = value;
         config.to_string()
     };
+    // Of no type, whose values would stand for it.
     let without = |key: &str| {
         let mut config = llama();
-        config.as_object_mut().expect("an object").remove(key);
+        for key in [key, "model_type"] {
+            config.as_object_mut().expect("an object").remove(key);
+        }
         config.to_string()
     };
     configs.push(("latent.json", changed("kv_lora_rank", json!(512))));
@@ -354,6 +357,8 @@ fn errors_of_models() {
     configs.push(("encoder.json", changed("model_type", json!("bert"))));
     configs.push(("no-width.json", without("hidden_size")));
     configs.push(("no-mlp.json", without("intermediate_size")));
+    configs.push(("no-groups.json", without("num_key_value_heads")));
+    configs.push(("no-head.json", without("tie_word_embeddings")));
     configs.push(("half.json", changed("hidden_size", json!(4096.5))));
     configs.push(("negative.json", changed("num_hidden_layers", json!(-1))));
     configs.push(("text.json", changed("vocab_size", json!("32000"))));
