@@ -2,8 +2,28 @@
 
 use crate::output::shown;
 use crate::usage::UsageError;
-use globset::Glob;
+use globset::{Glob, GlobMatcher};
 use std::collections::BTreeMap;
+
+/// What the names of weights end in. Patterns may leave it out.
+pub(crate) const WEIGHT: &str = ".weight";
+
+/// What a pattern may match of `name`: all of it, or that of a weight without its end.
+fn spellings(name: &str) -> impl Iterator<Item = &str> {
+    [Some(name), name.strip_suffix(WEIGHT)]
+        .into_iter()
+        .flatten()
+}
+
+/// Whether `glob` matches `name`, or that of a weight without its end.
+pub(crate) fn is_match(glob: &GlobMatcher, name: &str) -> bool {
+    spellings(name).any(|name| glob.is_match(name))
+}
+
+/// The name of the weight of `layer`, which may be that already.
+pub(crate) fn weight_of(layer: &str) -> String {
+    format!("{}{WEIGHT}", layer.strip_suffix(WEIGHT).unwrap_or(layer))
+}
 
 /// For each of `names`, whether one of the `patterns` that `option` gave matches it.
 ///
@@ -21,7 +41,7 @@ pub(crate) fn matching(
         let glob = glob.compile_matcher();
         let mut any = false;
         for (matched, name) in matched.iter_mut().zip(names) {
-            if glob.is_match(name) {
+            if is_match(&glob, name) {
                 (*matched, any) = (true, true);
             }
         }
@@ -64,7 +84,8 @@ pub(crate) fn groups(
         for alternative in &alternatives {
             let mut any = false;
             for (number, name) in names.iter().enumerate() {
-                if let Some(stars) = starred(alternative, name) {
+                let mut spellings = spellings(name);
+                if let Some(stars) = spellings.find_map(|name| starred(alternative, name)) {
                     any = true;
                     let group = found.entry(stars).or_default();
                     if !group.contains(&number) {
@@ -237,6 +258,32 @@ mod tests {
                 made(text).is_err_and(|error| error.contains(expected)),
                 "{text}"
             );
+        }
+    }
+
+    /// A pattern may leave out what the names of weights end in; others are matched as they are.
+    #[test]
+    fn weights_are_matched_with_their_end_and_without() {
+        let names = ["a.q.weight", "a.k.weight", "a.norm", "a.q.bias"];
+        let matched = |text: &str| {
+            let none = || "nothing".to_owned();
+            matching("--keep", &[text.to_owned()], &names, none).ok()
+        };
+        for (one, other, expected) in [
+            ("*.q", "*.q.weight", [true, false, false, false]),
+            ("a.{q,k}", "a.{q,k}.weight", [true, true, false, false]),
+            ("*.[qk]", "*.[qk].weight", [true, true, false, false]),
+        ] {
+            assert_eq!(matched(one), Some(expected.to_vec()), "{one}");
+            assert_eq!(matched(other), Some(expected.to_vec()), "{other}");
+        }
+        assert_eq!(matched("*.weight"), Some(vec![true, true, false, false]));
+        assert_eq!(matched("a.norm.weight"), None);
+        assert_eq!(weight_of("a.q"), names[0]);
+        assert_eq!(weight_of(names[0]), names[0]);
+        for text in ["*.{q,k}", "*.{q,k}.weight", "a.{q,k}*"] {
+            let found = groups("--group", &[text.to_owned()], &names[..2], String::new);
+            assert_eq!(found.expect("groups"), [[0, 1]], "{text}");
         }
     }
 

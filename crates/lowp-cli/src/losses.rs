@@ -5,7 +5,7 @@ use crate::files::{check_distinct, check_writable, read_regular, write_atomicall
 use crate::output;
 use crate::train::svg::{Series, curves, escape, smooth, stroke};
 use crate::usage::UsageError;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -102,9 +102,10 @@ fn read(args: &Args) -> Result<Vec<(String, Seeds)>> {
     let mut known: Option<(String, Map<String, Value>)> = None;
     for path in &args.files {
         let name = || path.display().to_string();
-        let bytes = read_regular(path, MAX_BYTES).with_context(name)?;
+        let wrong = |why: String| UsageError::new(format!("{}: {why}", name()));
+        let bytes = read_regular(path, MAX_BYTES).map_err(|e| wrong(e.to_string()))?;
         let document: Document = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: not a result file of `lowp train --json`", name()))?;
+            .map_err(|e| wrong(format!("not a result file of `lowp train --json`: {e}")))?;
         match &known {
             None => known = Some((name(), document.config)),
             Some((first, config)) => same(first, config, &name(), &document.config)?,

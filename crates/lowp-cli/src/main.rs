@@ -1,5 +1,6 @@
 //! The `lowp` command.
 
+mod amax_groups;
 mod bench;
 mod columns;
 mod completions;

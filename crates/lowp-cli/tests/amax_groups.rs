@@ -152,7 +152,7 @@ fn groups_hold_in_every_command() {
             bench.done("verify back.safetensors q.safetensors");
         }
         bench.done(&format!(
-            "quantize in.safetensors -o own.safetensors --recipe {recipe}"
+            "quantize in.safetensors -o own.safetensors --recipe {recipe} --amax-group none"
         ));
         let message = bench.rejected(
             2,
@@ -280,7 +280,14 @@ fn trained_groups_are_those_of_their_masters() {
         ));
         bench.done("import hub -o back --dtypes u8");
         bench.done("verify two-te back");
+        // Those are the ones that engines run as one, unless others are asked for.
+        bench.done(&format!("{train} --save auto --world-size 2"));
+        bench.done(&format!(
+            "export auto/{recipe}-seed0 -o auto-te --to te {groups}"
+        ));
+        bench.done("verify two-te auto-te");
         // Without them each has its own, and a run does not go on with others.
+        let train = format!("{train} --amax-group none");
         bench.done(&format!("{train} --save own"));
         let message = bench.rejected(
             2,

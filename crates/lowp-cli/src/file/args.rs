@@ -26,11 +26,11 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "FORM", default_value = "padded")]
     scales: ScalesName,
 
-    /// Encode scale of delayed scaling [default: from each tensor's own amax]
+    /// Encode scale of delayed scaling [default: from the amax]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
     delayed_scale: Option<String>,
 
-    /// Quantize only tensors whose name matches; `*` matches any characters. May be repeated
+    /// Quantize only tensors whose name matches; `*` matches any characters, and `.weight` at the end may be left out. May be repeated
     #[arg(long, value_name = "GLOB")]
     tensors: Vec<String>,
 
@@ -38,8 +38,9 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "GLOB")]
     ignore: Vec<String>,
 
-    /// Tensors that a pattern matches and that differ in its braces alone have one amax, that of them all, as engines want of layers
-    /// which they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
+    /// Tensors that have one amax, that of them all, where a scale follows from it: `auto` are layers that engines run as one (query,
+    /// key and value; gate and up of an MLP or expert), `none` are none, and of a pattern those that it matches and that differ
+    /// in its braces alone: '*.{q,k,v}_proj,*.{gate,up}_proj' [default: auto]
     #[arg(long, value_name = "GLOB,..")]
     amax_group: Vec<String>,
 

@@ -8,6 +8,7 @@ use super::meta;
 use super::model::{Model, Tensor};
 use super::names::Named;
 use super::summary::{Kept, Summary};
+use crate::amax_groups::{self, OPTION};
 use crate::globs;
 use crate::output::{message, note, shown};
 use crate::train::has_tensor_scale;
@@ -37,7 +38,7 @@ pub(super) struct Pattern {
 
 impl Pattern {
     fn matches(&self, tensor: &Tensor<'_>) -> bool {
-        self.glob.is_match(tensor.name)
+        globs::is_match(&self.glob, tensor.name)
     }
 
     /// The error of a pattern, given by `option`, that matches no `kind` of `model`.
@@ -85,6 +86,13 @@ impl Choices<'_> {
         summary.kept("tensors that the recipe cannot take and", &self.unfit);
         if summary.is_told() {
             summary.kept("matrices of integers", &self.integers);
+            let groups = self.all.iter().filter_map(|choice| choice.group).max();
+            if let Some(last) = groups {
+                note(&format!(
+                    "note: tensors of {} groups have one amax each ({OPTION} none gives every tensor its own)",
+                    last + 1
+                ));
+            }
         }
         let what = format!("{verb} {quantized} of {} tensors", self.all.len());
         summary.done(&what, read, written);
@@ -186,16 +194,18 @@ impl Select {
 
     /// Notes the groups that have one amax.
     fn group(&self, choices: &mut [Choice<'_>], setup: &Setup) -> Result<()> {
-        if self.amax_groups.is_empty() {
+        if amax_groups::are_patterns(&self.amax_groups) {
+            shares_amax(&setup.recipe)?;
+        } else if !has_tensor_scale(&setup.recipe) || setup.delayed_scale.is_some() {
+            // No amax, or a scale that is given.
             return Ok(());
         }
-        shares_amax(&setup.recipe)?;
         let mut quantized: Vec<&mut Choice<'_>> = choices
             .iter_mut()
             .filter(|choice| choice.matrix.is_some())
             .collect();
         let names: Vec<&str> = quantized.iter().map(|choice| choice.tensor.name).collect();
-        let groups = globs::groups(AMAX_GROUP, &self.amax_groups, &names, || {
+        let groups = amax_groups::groups(&self.amax_groups, &names, || {
             format!(
                 "{} tensors are quantized; `lowp inspect` lists them",
                 names.len()
@@ -219,9 +229,6 @@ impl Select {
     }
 }
 
-/// The option of groups that have one amax.
-pub(super) const AMAX_GROUP: &str = "--amax-group";
-
 /// Checks that a scale of `recipe` follows from the amax of the tensor, so that tensors can have one together.
 ///
 /// # Errors
@@ -230,7 +237,7 @@ pub(super) fn shares_amax(recipe: &impl Recipe) -> Result<()> {
     match has_tensor_scale(recipe) {
         true => Ok(()),
         false => Err(input_error(format!(
-            "{AMAX_GROUP}: no scale of {} follows from the amax of a whole tensor; leave it out",
+            "{OPTION}: no scale of {} follows from the amax of a whole tensor; leave it out",
             recipe.name()
         ))),
     }

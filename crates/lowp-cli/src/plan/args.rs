@@ -151,7 +151,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "shape", help_heading = MODEL)]
     pub(super) recompute: bool,
 
-    /// Linear layers that stay in bf16, by name: block0.qkv of a preset, model.layers.0.self_attn.q_proj of a file
+    /// Linear layers that stay in bf16, by name: block0.qkv of a preset, model.layers.0.self_attn.q_proj of a file, with `.weight` at the
+    /// end or without
     #[arg(
         long,
         value_name = "GLOB,..",

@@ -258,12 +258,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) sizes: SizeArgs,
 
-    /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on
+    /// Linear layers that stay in bf16, by name: block0.qkv, block0.proj, block0.fc, block0.out, block1.qkv and so on, with `.weight` at
+    /// the end or without
     #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
     pub(crate) keep_bf16: Vec<String>,
 
-    /// Layers that a pattern matches and that differ in its braces alone have one amax, where a scale follows from that of the tensor, as
-    /// engines want of layers which they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
+    /// Layers that have one amax, where a scale follows from that of the tensor: `auto` are those that engines run as one (query, key and
+    /// value; gate and up), `none` are none, and of a pattern those that it matches and that differ in its braces alone:
+    /// '*.{q,k,v}_proj,*.{gate,up}_proj' [default: auto]
     #[arg(long, value_name = "GLOB,..", help_heading = "Model")]
     pub(crate) amax_group: Vec<String>,
 

@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::config::Config;
 use super::corpus::Corpus;
-use super::recipes::Run;
+use super::recipes::{Run, has_tensor_scale};
 use super::variant::Variant;
 use crate::usage::UsageError;
 use anyhow::Result;
@@ -228,7 +228,9 @@ impl Resumed {
         let strict: &[_] = if same_recipe { &OF_THE_RUN } else { &[] };
         for (key, option) in OF_THE_MODEL.iter().chain(strict) {
             let [saved, given] = [about, &now].map(|about| &about["config"][key]);
-            if saved != given {
+            // Groups of layers that have no amax are no difference.
+            let matters = *key != "amax_groups" || has_tensor_scale(&run.recipe);
+            if matters && saved != given {
                 return Err(differs(checkpoint.folder(), option, saved, given));
             }
         }

@@ -7,11 +7,12 @@ use super::model::{Arch, BYTES, GptConfig};
 use super::recipes::{self, Run, has_tensor_scale};
 use super::shapes;
 use super::variant::Variant;
+use crate::amax_groups;
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
 use lowp_candle::{LinearSpec, Passes, Sharding};
-use lowp_format::{ReshardAfterForward, Usage};
+use lowp_format::{ReshardAfterForward, Usage, lcm};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh, check_flat};
 
@@ -19,6 +20,10 @@ use lowp_shard::{GradWire, Mesh, check_flat};
 pub(crate) const MAX_RANKS: usize = 64;
 /// Most parameters of a model; each takes over 16 bytes in masters, moments and gradients.
 const MAX_PARAMETERS: usize = 1 << 31;
+/// Largest width of a model.
+const MAX_DIM: usize = 1 << 14;
+/// The longest block of any recipe, of whose length widths are multiples.
+const BLOCK: usize = 32;
 /// Most tokens of one batch.
 const MAX_TOKENS: usize = 1 << 24;
 /// Most steps of one run.
@@ -92,7 +97,7 @@ impl Config {
         let final_lr = positive("--final-lr", args.final_lr, true)?;
         if final_lr > 1.0 {
             return Err(UsageError::new(format!(
-                "--final-lr {final_lr} is above 1: the rate falls after warm-up"
+                "--final-lr {final_lr:?} is above 1: the rate falls after warm-up"
             )));
         }
         let others = (args.seeds as u64).saturating_sub(1);
@@ -293,7 +298,7 @@ fn check_counts(args: &Args, mesh: Mesh, model: GptConfig) -> Result<(), UsageEr
 /// A [`UsageError`] that names the option and its range.
 pub(crate) fn check_model(model: GptConfig) -> Result<(), UsageError> {
     check_ranges(&[
-        ("--dim", model.dim, 1 << 14),
+        ("--dim", model.dim, MAX_DIM),
         ("--layers", model.layers, 1 << 10),
         ("--heads", model.heads, 1 << 14),
         ("--seq", model.seq, 1 << 16),
@@ -347,7 +352,7 @@ fn steps(args: &Args, model: GptConfig) -> Result<usize, UsageError> {
 fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
     if !(0.0..=1.0).contains(&fraction) {
         return Err(UsageError::new(format!(
-            "--precision-tail {fraction}: expected a part of the steps, from 0 to 1"
+            "--precision-tail {fraction:?}: expected a part of the steps, from 0 to 1"
         )));
     }
     let tail = (fraction * steps as f64).round() as usize;
@@ -357,15 +362,19 @@ fn tail_steps(fraction: f64, steps: usize) -> Result<usize, UsageError> {
 /// The linear layers of `model` whose names match one of the patterns.
 fn kept_in_bf16(patterns: &[String], model: GptConfig) -> Result<Vec<String>, UsageError> {
     let linears = model.linears();
-    let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
+    let names = weights_of(&linears);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let kept = globs::matching("--keep-bf16", patterns, &names, || {
         format!("no linear layer; {}", layers_are(&linears))
     })?;
-    let names = names.into_iter().zip(kept);
-    Ok(names
-        .filter(|(_, kept)| *kept)
-        .map(|(name, _)| name.to_owned())
-        .collect())
+    let kept = linears.into_iter().zip(kept).filter(|(_, kept)| *kept);
+    Ok(kept.map(|(linear, _)| linear.name).collect())
+}
+
+/// The names of their weights, which patterns match.
+fn weights_of(linears: &[LinearSpec]) -> Vec<String> {
+    let names = linears.iter().map(|linear| globs::weight_of(&linear.name));
+    names.collect()
 }
 
 /// The names of these linear layers, for who gave others.
@@ -383,35 +392,34 @@ fn amax_groups(
     runs: &[Run],
     kept: &[String],
 ) -> Result<Vec<Vec<String>>, UsageError> {
-    if patterns.is_empty() {
-        return Ok(Vec::new());
-    }
-    if !runs.iter().any(|run| has_tensor_scale(&run.recipe)) {
-        let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
-        return Err(UsageError::new(format!(
-            "--amax-group: no scale of {} follows from the amax of a whole tensor; leave it out",
-            names.join(" or ")
-        )));
-    }
-    // Those that have an amax.
     let mut linears = model.linears();
-    linears.retain(|linear| {
-        let own = |run: &Run| run.recipe.of_block(linear.block, model.layers);
-        !kept.contains(&linear.name) && runs.iter().any(|run| has_tensor_scale(&own(run)))
-    });
-    if linears.is_empty() {
-        return Err(UsageError::new(
-            "--amax-group: no linear layer has an amax, as --keep-bf16 or +bf16-ends keeps them in bf16; leave either out"
-                .to_owned(),
-        ));
+    linears.retain(|linear| !kept.contains(&linear.name));
+    // Those that engines run as one are the same for every recipe; patterns are of layers that have an amax.
+    if amax_groups::are_patterns(patterns) {
+        if !runs.iter().any(|run| has_tensor_scale(&run.recipe)) {
+            let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
+            return Err(UsageError::new(format!(
+                "--amax-group: no scale of {} follows from the amax of a whole tensor; leave it out",
+                names.join(" or ")
+            )));
+        }
+        linears.retain(|linear| {
+            let own = |run: &Run| run.recipe.of_block(linear.block, model.layers);
+            runs.iter().any(|run| has_tensor_scale(&own(run)))
+        });
+        if linears.is_empty() {
+            return Err(UsageError::new(
+                "--amax-group: no linear layer has an amax, as --keep-bf16 or +bf16-ends keeps them in bf16; leave either out"
+                    .to_owned(),
+            ));
+        }
     }
-    let names: Vec<&str> = linears.iter().map(|linear| linear.name.as_str()).collect();
-    let groups = globs::groups("--amax-group", patterns, &names, || layers_are(&linears))?;
+    let names = weights_of(&linears);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let groups = amax_groups::groups(patterns, &names, || layers_are(&linears))?;
     let named = |group: Vec<usize>| {
-        group
-            .iter()
-            .map(|&member| names[member].to_owned())
-            .collect()
+        let members = group.iter().map(|&member| linears[member].name.clone());
+        members.collect()
     };
     Ok(groups.into_iter().map(named).collect())
 }
@@ -460,10 +468,21 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
 /// A [`UsageError`] with a width that would work.
 pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
     let GptConfig { dim, heads, .. } = model;
+    // Rotary positions turn pairs.
+    let unit = match model.arch {
+        Arch::Gpt => heads,
+        Arch::Llama { .. } => 2 * heads,
+    };
+    // A width that every recipe can block.
+    let wider = match dim.next_multiple_of(lcm(unit, BLOCK)) {
+        wide if wide <= MAX_DIM => format!("choose --dim {wide} or"),
+        _ => "choose".to_owned(),
+    };
     if !dim.is_multiple_of(heads) {
+        let fewer = (1..heads).rev().find(|fewer| dim.is_multiple_of(*fewer));
         return Err(UsageError::new(format!(
-            "--dim {dim} is not divisible by --heads {heads}; choose --dim {} or other heads",
-            dim.next_multiple_of(heads)
+            "--dim {dim} is not divisible by --heads {heads}; {wider} --heads {}",
+            fewer.unwrap_or(1)
         )));
     }
     let Arch::Llama { kv_heads } = model.arch else {
@@ -474,11 +493,10 @@ pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
             "--kv-heads {kv_heads} does not divide --heads {heads}; choose --kv-heads 1, {heads} or another divisor"
         )));
     }
-    if !dim.is_multiple_of(2 * heads) {
+    if !dim.is_multiple_of(unit) {
         return Err(UsageError::new(format!(
-            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; choose \
-             --dim {}",
-            dim.next_multiple_of(2 * heads)
+            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; {wider} \
+             fewer heads"
         )));
     }
     Ok(())

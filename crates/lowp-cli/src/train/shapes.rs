@@ -99,3 +99,53 @@ pub(super) fn check_shapes(run: &Run, model: GptConfig, kept: &[String]) -> Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::check_heads;
+    use super::super::model::Arch;
+    use super::*;
+    use lowp_format::AnyRecipe;
+
+    /// A width that is advised fits the heads, and the blocks of every recipe.
+    #[test]
+    fn every_recipe_takes_a_width_that_is_advised() {
+        for (dim, heads) in [(128, 5), (128, 3), (100, 7), (384, 9), (96, 64)] {
+            for arch in [Arch::Gpt, Arch::Llama { kv_heads: heads }] {
+                let model = GptConfig {
+                    dim,
+                    heads,
+                    arch,
+                    layers: 1,
+                    ..GptConfig::default()
+                };
+                let error = check_heads(model).expect_err("odd").to_string();
+                let number = |option: &str| -> Option<usize> {
+                    let rest = error.split(&format!("{option} ")).last()?;
+                    rest.split(|c: char| !c.is_ascii_digit())
+                        .next()?
+                        .parse()
+                        .ok()
+                };
+                let wide = GptConfig {
+                    dim: number("--dim").expect("a width"),
+                    ..model
+                };
+                assert!(wide.dim > dim && check_heads(wide).is_ok(), "{error}");
+                for recipe in AnyRecipe::all() {
+                    let run = Run {
+                        name: recipe.name().to_owned(),
+                        recipe: recipe.into(),
+                    };
+                    assert!(check_shapes(&run, wide, &[]).is_ok(), "{recipe:?}: {error}");
+                }
+                let fewer = GptConfig {
+                    heads: number("--heads").expect("heads"),
+                    arch: Arch::Gpt,
+                    ..model
+                };
+                assert!(fewer.heads < heads && check_heads(fewer).is_ok(), "{error}");
+            }
+        }
+    }
+}

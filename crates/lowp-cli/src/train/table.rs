@@ -1,6 +1,7 @@
 //! The table at the end of `lowp train`.
 
 use super::config::Config;
+use super::recipes::{Run, has_tensor_scale};
 use super::reference;
 use super::result::{Summary, percent};
 use crate::columns::Columns;
@@ -127,7 +128,8 @@ fn notes(config: &Config, summaries: &[Summary<'_>]) -> String {
         let (kept, all) = (config.kept_in_bf16.len(), config.model.linears().len());
         let _ = writeln!(out, "{kept} of {all} linear layers stayed in bf16");
     }
-    if !config.amax_groups.is_empty() {
+    let has_amax = |run: &Run| has_tensor_scale(&run.recipe);
+    if !config.amax_groups.is_empty() && config.runs.iter().any(has_amax) {
         let (groups, layers) = (&config.amax_groups, config.amax_groups.concat().len());
         let _ = writeln!(
             out,

@@ -57,6 +57,8 @@ fn messages() {
         "--batch 65536 --seq 65536",
         "--eval-batches 0",
         "--lr NaN",
+        "--final-lr 1e30",
+        "--precision-tail 1e300",
         "--lr -1",
         "--lr 0",
         "--lr 1e-60",

@@ -63,9 +63,14 @@ fn other_files_are_told() {
     let outcome = lowp(&args);
     assert_eq!(outcome.code, Some(2));
     assert!(outcome.stderr.contains("dim 9"), "{}", outcome.stderr);
-    let args = [PathBuf::from("losses"), path];
-    let outcome = lowp(&args);
-    assert_eq!(outcome.code, Some(1));
-    let text = "other.json: not a result file of `lowp train --json`";
-    assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
+    let folder = folder.path();
+    for (path, text) in [
+        (path, "other.json: not a result file of `lowp train --json`"),
+        (folder.join("nothing.json"), "nothing.json: "),
+        (folder.to_owned(), "is a directory"),
+    ] {
+        let outcome = lowp(&[PathBuf::from("losses"), path]);
+        assert_eq!(outcome.code, Some(2), "{text}");
+        assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
+    }
 }

@@ -318,6 +318,36 @@ class Interchange(unittest.TestCase):
                 expected = compressor.decompress(state, scheme)["weight"].float()
                 self.assertLessEqual(ulps(found, expected), 1)
 
+    def test_plans_count_what_transformers_builds(self):
+        """Every type that `lowp plan --model` knows: keys that a config.json lacks have the values of transformers' classes."""
+        folder = folder_of(self)
+
+        def built(keys):
+            config = AutoConfig.for_model(**keys)
+            with torch.device("meta"):
+                return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+
+        def planned(keys):
+            (folder / "config.json").write_text(json.dumps(keys))
+            args = [LOWP, "plan", "--model", str(folder / "config.json"), "--world-size", "8", "--json"]
+            done = subprocess.run(args, capture_output=True, text=True, check=True)
+            said = json.loads(done.stdout)["model"]
+            return said["linear_parameters"] + said["variable_parameters"]
+
+        types = ["llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt2"]
+        sizes = {"vocab_size": 96, "num_hidden_layers": 2, "n_layer": 2, "intermediate_size": 352, "moe_intermediate_size": 64}
+        sizes |= {"num_key_value_heads": 4, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "qkv_bias": False}
+        for name in types:
+            defaults = AutoConfig.for_model(name).to_dict()
+            keys = {"model_type": name} | {key: size for key, size in sizes.items() if key in defaults}
+            for key in [None, *keys]:
+                if key == "model_type":
+                    continue
+                some = {other: size for other, size in keys.items() if other != key}
+                self.assertEqual(planned(some), built(some), f"{name} without {key}")
+            alone = {"model_type": name}
+            self.assertEqual(planned(alone), built(alone), name)
+
 
 if __name__ == "__main__":
     unittest.main()

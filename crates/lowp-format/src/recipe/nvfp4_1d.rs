@@ -24,7 +24,7 @@ recipe! {
     check |recipe| match recipe.row_scaled && recipe.four_over_six.is_on() {
         true => Err(FormatError::OptionsExclude {
             recipe: Self::NAME,
-            why: "four_over_six and row_scaled exclude each other in the columnwise copy; set one of them",
+            why: "four_over_six compares errors under the amax of the tensor, and row_scaled has one of each row; set one of them",
         }),
         false => Ok(()),
     }

@@ -1,6 +1,7 @@
 //! `lowp export`: a quantized model in the files of other programs.
 
 mod checkpoint;
+mod fused;
 mod weight;
 
 use super::dequantize::Overflows;
@@ -16,15 +17,16 @@ use super::names::FloatName;
 use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::saved;
-use super::select::AMAX_GROUP;
 use super::summary::{Summary, Verbosity};
 use super::target::FolderTarget;
 use super::write::{Item, Parts};
+use crate::amax_groups::OPTION;
 use crate::globs;
 use crate::json_object::JsonObject;
 use crate::output::{note, shown};
 use anyhow::Result;
 use checkpoint::Trained;
+use fused::Fused;
 use lowp_format::{Recipe, Usage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -70,6 +72,11 @@ pub(crate) struct Args {
     /// they run as one: '*.{q,k,v}_proj.weight,*.{gate,up}_proj.weight'
     #[arg(long, value_name = "GLOB,..")]
     amax_group: Vec<String>,
+
+    /// Layers that engines run as one (query, key and value; gate and up) and that have scales of the tensor of their own, of
+    /// which engines take one for all
+    #[arg(long, value_name = "WHAT", default_value = "warn")]
+    fused: Fused,
 
     /// Most bytes of tensors in a file; a tensor and its scales stay together
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
@@ -157,6 +164,7 @@ impl<'a> Input<'a> {
     fn export(mut self, args: &Args, hub: Option<&Hub>, read: u64) -> Result<()> {
         let summary = Summary::begin(args.verbosity);
         self.check_amaxes(&args.amax_group)?;
+        fused::check(&self.weights, args.fused, args.to)?;
         let (mut modules, mut groups, mut lost) = (Modules::default(), Vec::new(), 0);
         if !self.metadata.contains_key("format") {
             // What transformers look for.
@@ -256,7 +264,7 @@ impl<'a> Input<'a> {
             .filter(|weight| weight.has_tensor_scale())
             .collect();
         let names: Vec<&str> = weights.iter().map(|weight| weight.name()).collect();
-        let groups = globs::groups(AMAX_GROUP, patterns, &names, || {
+        let groups = globs::groups(OPTION, patterns, &names, || {
             format!(
                 "{} weights are written with a scale that follows from the amax of the tensor",
                 names.len()
@@ -268,7 +276,7 @@ impl<'a> Input<'a> {
             for other in group[1..].iter().map(|&member| weights[member]) {
                 if other.numbers()? != numbers {
                     return Err(input_error(format!(
-                        "{AMAX_GROUP}: '{}' and '{}' have amaxes of their own; quantize or train them with {AMAX_GROUP}, or leave it out",
+                        "{OPTION}: '{}' and '{}' have amaxes of their own; quantize or train them with {OPTION}, or leave it out",
                         shown(first.name()),
                         shown(other.name())
                     )));

@@ -5,7 +5,7 @@ use super::{no_form, restorable};
 use crate::file::dequantize::{Decoded, Overflows, dims, orientation};
 use crate::file::fields::{self, Content as Kind, Field, holding};
 use crate::file::input_error::{file_error, input_error};
-use crate::file::interchange::forms::{self, Content, Form, Operand, Stored, Target};
+use crate::file::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target};
 use crate::file::interchange::record::{self, Numbers};
 use crate::file::interchange::shards::Group;
 use crate::file::meta::{self, Quantized, Text};
@@ -274,6 +274,32 @@ impl<'a> Weight<'a> {
         has_tensor_scale(&self.tensor.recipe) && !matches!(self.work, Work::Decoded(_))
     }
 
+    /// The tensor of its form that holds one scale for all of it.
+    pub(super) fn scale_of_tensor(&self) -> Option<&'static Stored> {
+        let Work::Stored(form) = self.work else {
+            return None;
+        };
+        let mut stored = form.tensors.iter();
+        stored.find(|stored| matches!(stored.axes, Axes::One | Axes::Scalar))
+    }
+
+    /// What that tensor says; 1 where there is none.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub(super) fn stored_scale(&self) -> Result<f32> {
+        let Some(stored) = self.scale_of_tensor() else {
+            return Ok(1.0);
+        };
+        if stored.content == Content::Scales {
+            let bytes = self.entries(Part::DecodeScale)?.bytes;
+            let scale = bytes.first_chunk().context("there is no scale")?;
+            return Ok(f32::from_le_bytes(*scale));
+        }
+        let amax = self.amax()?.context("there is no amax")?;
+        Ok(outer(stored, amax, choice(&self.tensor.recipe)))
+    }
+
     /// The numbers of the whole tensor.
     ///
     /// # Errors
@@ -414,8 +440,7 @@ impl Parts for Rewrapped<'_> {
             Content::Codes => self.weight.codes(sink),
             Content::Scales => self.scales(sink),
             Content::EncodeScale | Content::AmaxShare => {
-                let amax = self.weight.amax()?.context("there is no amax")?;
-                sink(&outer(stored, amax, choice(&self.weight.tensor.recipe)).to_le_bytes())
+                sink(&self.weight.stored_scale()?.to_le_bytes())
             }
         }
     }

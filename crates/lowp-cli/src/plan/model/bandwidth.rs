@@ -254,7 +254,7 @@ impl Rate {
         match text.parse::<f64>() {
             Ok(rate) if RATES.contains(&rate) => Ok((Self::Given(rate), None)),
             Ok(rate) => Err(UsageError::new(format!(
-                "--bandwidth {rate}: expected a number of GB/s from {} to {}, or a file of `lowp bench --ranks`",
+                "--bandwidth {rate:?}: expected a number of GB/s from {} to {}, or a file of `lowp bench --ranks`",
                 RATES.start(),
                 RATES.end()
             ))),

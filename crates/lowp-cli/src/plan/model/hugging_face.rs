@@ -1,7 +1,8 @@
 //! The models that a config.json of Hugging Face describes: those like Llama, with experts or without, and GPT-2.
 
-use super::keys::Keys;
+use super::keys::{Keys, names};
 use super::layers::Model;
+use super::types::{GPT2, TYPES, Type};
 use crate::output::shown;
 use crate::usage::UsageError;
 use lowp_format::Shape;
@@ -15,28 +16,10 @@ const MAX_EXPERTS: usize = 1 << 12;
 const MAX_VOCABULARY: usize = 1 << 26;
 /// Most linear layers in all.
 const MAX_LAYERS: usize = 1 << 20;
-
-/// What models of a type have beside what their keys say.
-#[derive(Clone, Copy, Debug, Default)]
-struct Habits {
-    /// Biases of queries, keys and values without a key that says so.
-    qkv_bias: bool,
-    /// A norm of queries and one of keys.
-    qk_norm: bool,
-}
-
-/// The types whose layers are known here.
-const TYPES: &[(&str, Habits)] = &[
-    ("llama", Habits::of(false, false)),
-    ("mistral", Habits::of(false, false)),
-    ("mixtral", Habits::of(false, false)),
-    ("qwen2", Habits::of(true, false)),
-    ("qwen2_moe", Habits::of(true, false)),
-    ("qwen3", Habits::of(false, true)),
-    ("qwen3_moe", Habits::of(false, true)),
-    ("deepseek", Habits::of(false, false)),
-];
-const GPT2: &str = "gpt2";
+/// The number of experts, by one of its names.
+const EXPERTS: &str = "num_experts";
+/// Whether the head is the embedding.
+const TIED: &str = "tie_word_embeddings";
 
 /// Keys of layers that a plan does not know, where they are set.
 const UNKNOWN: &[(&str, &str)] = &[
@@ -65,17 +48,11 @@ const UNKNOWN: &[(&str, &str)] = &[
     ("add_cross_attention", "attention to an encoder"),
 ];
 
-impl Habits {
-    const fn of(qkv_bias: bool, qk_norm: bool) -> Self {
-        Self { qkv_bias, qk_norm }
-    }
-}
-
 /// The model that `keys` describe.
 ///
 /// # Errors
 /// A key that is missing, has a number that no model has, or speaks of layers that are not known here; each is named.
-pub(super) fn model(name: &str, keys: &Keys) -> Result<Model, UsageError> {
+pub(super) fn model(name: &str, keys: Keys) -> Result<Model, UsageError> {
     for (key, what) in UNKNOWN {
         if keys.is_set(key) {
             return Err(keys.error(format!(
@@ -97,21 +74,43 @@ pub(super) fn model(name: &str, keys: &Keys) -> Result<Model, UsageError> {
         name: name.to_owned(),
         ..Model::default()
     };
-    match keys.text("model_type")? {
-        Some(GPT2) => gpt2(keys, &mut model)?,
-        None if keys.get("n_embd").is_some() => gpt2(keys, &mut model)?,
-        None => llama(keys, Habits::default(), &mut model)?,
-        Some(found) => match TYPES.iter().find(|(known, _)| *known == found) {
-            Some((_, habits)) => llama(keys, *habits, &mut model)?,
-            None => {
-                let known = TYPES.iter().map(|(known, _)| *known).chain([GPT2]);
-                return Err(keys.error(format!(
+    let found = match keys.text("model_type")? {
+        None => None,
+        Some(found) => {
+            let known = TYPES.iter().find(|known| known.name == found);
+            Some(known.ok_or_else(|| {
+                let known: Vec<&str> = TYPES.iter().map(|known| known.name).collect();
+                keys.error(format!(
                     "model_type is {}, and lowp plans {}; leave the key out if the model has the layers of Llama",
                     shown(found),
-                    known.collect::<Vec<_>>().join(", ")
-                )));
-            }
-        },
+                    known.join(", ")
+                ))
+            })?)
+        }
+    };
+    let defaults = found.and_then(|found| found.defaults);
+    let defaults = defaults.map(serde_json::from_str).transpose();
+    let defaults = defaults.map_err(|e| keys.error(format!("its type: {e}")))?;
+    let keys = keys.with_defaults(defaults);
+    if let Some(found) = found.filter(|found| found.experts.is_none())
+        && let Some(key) = names(EXPERTS).find(|key| keys.is_set(key))
+    {
+        return Err(keys.error(format!(
+            "{key} is set, and models of type {} have no experts; leave out that key, or model_type",
+            found.name
+        )));
+    }
+    let is_gpt2 = found.map_or(keys.get("n_embd").is_some(), |found| found.name == GPT2);
+    match is_gpt2 {
+        true => gpt2(&keys, &mut model)?,
+        false => llama(&keys, found, &mut model)?,
+    }
+    if let (Some(found), [_, ..]) = (found, &keys.assumed()[..]) {
+        model.notes.push(format!(
+            "the file lacks keys: {}, as in transformers' configuration of {}",
+            keys.assumed().join(", "),
+            found.name
+        ));
     }
     model.check()?;
     Ok(model)
@@ -130,30 +129,21 @@ struct Experts {
     from: usize,
 }
 
-/// What a config says of experts.
-fn experts(keys: &Keys, blocks: usize) -> Result<Option<Experts>, UsageError> {
-    let mut found: Option<(&str, usize)> = None;
-    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-        let Some(count) = keys.find(key, 1..=MAX_EXPERTS)? else {
-            continue;
-        };
-        if let Some((other, number)) = found
-            && number != count
-        {
-            return Err(keys.error(format!(
-                "{other} is {number} and {key} is {count}; leave one of them out"
-            )));
-        }
-        found = Some((key, count));
-    }
-    let Some((key, count)) = found else {
+/// What a config says of experts, of a type that counts them by the key `known`, if it has any.
+fn experts(keys: &Keys, known: Option<&str>, blocks: usize) -> Result<Option<Experts>, UsageError> {
+    let count = match known {
+        Some(key) => Some(keys.number(key, 1..=MAX_EXPERTS)?),
+        None => keys.find(EXPERTS, 1..=MAX_EXPERTS)?,
+    };
+    let Some(count) = count else {
         return Ok(None);
     };
-    let width = match keys.find("moe_intermediate_size", 1..=MAX_WIDTH)? {
-        Some(width) => width,
-        None if key == "num_local_experts" => keys.number("intermediate_size", 1..=MAX_WIDTH)?,
-        None => keys.number("moe_intermediate_size", 1..=MAX_WIDTH)?,
+    // Mixtral's own key, whose experts have the width of an MLP.
+    let width = match known {
+        Some("num_local_experts") => "intermediate_size",
+        _ => "moe_intermediate_size",
     };
+    let width = keys.number(width, 1..=MAX_WIDTH)?;
     let shared = keys.find("n_shared_experts", 0..=MAX_EXPERTS)?.unwrap_or(0);
     let gated = keys.find("shared_expert_intermediate_size", 0..=MAX_WIDTH)?;
     Ok(Some(Experts {
@@ -166,13 +156,16 @@ fn experts(keys: &Keys, blocks: usize) -> Result<Option<Experts>, UsageError> {
 }
 
 /// A model like Llama.
-fn llama(keys: &Keys, habits: Habits, model: &mut Model) -> Result<(), UsageError> {
+fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), UsageError> {
     let hidden = keys.number("hidden_size", 1..=MAX_WIDTH)?;
     let blocks = keys.number("num_hidden_layers", 1..=MAX_BLOCKS)?;
     let heads = keys.number("num_attention_heads", 1..=MAX_HEADS)?;
-    let kv_heads = keys
-        .find("num_key_value_heads", 1..=MAX_HEADS)?
-        .unwrap_or(heads);
+    let kv_heads = match keys.find("num_key_value_heads", 1..=MAX_HEADS)? {
+        Some(kv_heads) => kv_heads,
+        // As many as heads, where transformers says so.
+        None if found.is_some_and(|found| found.defaults.is_some()) => heads,
+        None => return Err(keys.missing("num_key_value_heads")),
+    };
     if !heads.is_multiple_of(kv_heads) {
         return Err(keys.error(format!(
             "num_key_value_heads is {kv_heads} and does not divide num_attention_heads, {heads}"
@@ -188,14 +181,17 @@ fn llama(keys: &Keys, habits: Habits, model: &mut Model) -> Result<(), UsageErro
         }
     };
     let vocabulary = keys.number("vocab_size", 1..=MAX_VOCABULARY)?;
-    let experts = experts(keys, blocks)?;
+    let known = found.and_then(|found| found.experts);
+    let experts = experts(keys, known, blocks)?;
     let dense = match experts {
         Some(experts) if experts.from == 0 => 0,
         _ => keys.number("intermediate_size", 1..=MAX_WIDTH)?,
     };
-    let [attention_bias, mlp_bias] =
-        ["attention_bias", "mlp_bias"].map(|key| keys.flag(key, false));
-    let (attention_bias, mlp_bias) = (attention_bias?, mlp_bias?);
+    let [attention_bias, qkv_bias, mlp_bias] =
+        ["attention_bias", "qkv_bias", "mlp_bias"].map(|key| keys.flag(key));
+    let [attention_bias, qkv_bias, mlp_bias] =
+        [attention_bias?, qkv_bias?, mlp_bias?].map(|bias| bias.unwrap_or(false));
+    let tied = keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))?;
     let each = 7 + 3 * experts.map_or(0, |experts| experts.count);
     if blocks * each > MAX_LAYERS {
         return Err(keys.error(format!(
@@ -214,11 +210,11 @@ fn llama(keys: &Keys, habits: Habits, model: &mut Model) -> Result<(), UsageErro
             ("o", hidden, queries),
         ] {
             model.linear(block, format!("{at}.self_attn.{name}_proj"), rows, cols);
-            if attention_bias || (habits.qkv_bias && name != "o") {
+            if attention_bias || (qkv_bias && name != "o") {
                 model.vector(rows);
             }
         }
-        if habits.qk_norm {
+        if found.is_some_and(|found| found.qk_norm) {
             model.vector(head);
             model.vector(head);
         }
@@ -259,7 +255,7 @@ fn llama(keys: &Keys, habits: Habits, model: &mut Model) -> Result<(), UsageErro
         }
     }
     model.vector(hidden);
-    if !keys.flag("tie_word_embeddings", false)? {
+    if !tied {
         model.vars.push(Shape::new(vocabulary, hidden));
     }
     if experts.is_some() {
@@ -304,7 +300,7 @@ fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     }
     model.vector(width);
     model.vector(width);
-    if !keys.flag("tie_word_embeddings", true)? {
+    if !keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))? {
         model.vars.push(Shape::new(vocabulary, width));
     }
     Ok(())
@@ -315,10 +311,13 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn parameters(config: Value) -> u128 {
+    fn planned(config: Value) -> Result<Model, String> {
         let keys = Keys::new("config.json", config).expect("an object");
-        let model = model("config.json", &keys).expect("a model");
-        model.parameters().iter().sum()
+        model("config.json", keys).map_err(|error| error.to_string())
+    }
+
+    fn parameters(config: Value) -> u128 {
+        planned(config).expect("a model").parameters().iter().sum()
     }
 
     /// As their authors count them.
@@ -348,8 +347,8 @@ mod tests {
         });
         let deepseek = json!({
             "model_type": "deepseek", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 28,
-            "num_attention_heads": 16, "vocab_size": 102_400, "n_routed_experts": 64, "n_shared_experts": 2,
-            "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102_400, "n_routed_experts": 64, "n_shared_experts": 2,
+            "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "moe_layer_freq": 1, "tie_word_embeddings": false,
         });
         let gpt2 = json!({
             "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_inner": null,
@@ -368,10 +367,134 @@ mod tests {
         }
     }
 
+    /// What transformers makes of a configuration that says nothing but its type: the parameters of its model on the meta device.
+    #[test]
+    fn a_type_alone_is_what_transformers_makes_of_it() {
+        for (model_type, expected) in [
+            ("llama", 6_738_415_616),
+            ("mistral", 7_241_732_096),
+            ("mixtral", 46_702_792_704),
+            ("qwen2", 12_049_846_272),
+            ("qwen2_moe", 14_315_784_192),
+            ("qwen3", 12_049_461_248),
+            ("qwen3_moe", 15_350_731_776),
+            ("gpt2", 124_439_808),
+        ] {
+            let config = json!({"model_type": model_type});
+            assert_eq!(parameters(config.clone()), expected, "{model_type}");
+            let notes = planned(config).expect("a model").notes;
+            let said = format!("as in transformers' configuration of {model_type}");
+            assert!(notes.iter().any(|note| note.contains(&said)), "{notes:?}");
+        }
+    }
+
+    /// A key that a file lacks has its type's value, whatever the others say, and is named beside the plan.
+    #[test]
+    fn a_key_that_is_missing_has_the_value_of_its_type() {
+        for known in TYPES {
+            let Some(defaults) = known.defaults else {
+                continue;
+            };
+            let mut config: Value = serde_json::from_str(defaults).expect("JSON");
+            config["model_type"] = json!(known.name);
+            // Other sizes than the defaults, in some of the keys.
+            for (key, value) in [
+                ("vocab_size", 1000),
+                ("num_hidden_layers", 3),
+                ("n_layer", 3),
+            ] {
+                if config.get(key).is_some() {
+                    config[key] = json!(value);
+                }
+            }
+            let whole = parameters(config.clone());
+            let keys: Vec<String> = config.as_object().expect("keys").keys().cloned().collect();
+            for key in keys.iter().filter(|key| *key != "model_type") {
+                let mut lacks = config.clone();
+                lacks.as_object_mut().expect("keys").remove(key);
+                let changed = ["vocab_size", "num_hidden_layers", "n_layer"].contains(&&**key);
+                let found = planned(lacks).expect(key);
+                let sum: u128 = found.parameters().iter().sum();
+                assert_eq!(sum == whole, !changed, "{}: {key}", known.name);
+                let named = found
+                    .notes
+                    .iter()
+                    .any(|note| note.contains(&format!("{key} ")));
+                // Not what follows from others, and not what no layer of the model has.
+                let is_used = !(known.experts.is_some() && key == "intermediate_size");
+                let used = is_used || known.name == "mixtral";
+                assert_eq!(named, config[key].is_u64() && used, "{}: {key}", known.name);
+            }
+        }
+    }
+
+    /// Where the type is not known, keys that models differ in must be there.
+    #[test]
+    fn nothing_is_assumed_of_an_unknown_type() {
+        let sizes = json!({
+            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+            "num_key_value_heads": 2, "tie_word_embeddings": false,
+        });
+        let mut sparse = sizes.clone();
+        sparse["num_local_experts"] = json!(4);
+        sparse["moe_intermediate_size"] = json!(96);
+        let mut deepseek = sparse.clone();
+        deepseek["model_type"] = json!("deepseek");
+        for (config, keys) in [
+            (
+                &sizes,
+                &[
+                    "num_key_value_heads",
+                    "tie_word_embeddings",
+                    "intermediate_size",
+                ][..],
+            ),
+            (&sparse, &["moe_intermediate_size"]),
+            (&deepseek, &["num_local_experts", "num_key_value_heads"]),
+        ] {
+            assert!(planned(config.clone()).is_ok());
+            for key in keys {
+                let mut lacks = config.clone();
+                lacks.as_object_mut().expect("keys").remove(*key);
+                let error = planned(lacks).expect_err(key);
+                let key = match *key {
+                    "num_local_experts" => "n_routed_experts",
+                    key => key,
+                };
+                assert!(
+                    error.contains(&format!("the key {key} is missing")),
+                    "{error}"
+                );
+            }
+        }
+        let mut dense = sparse;
+        dense["model_type"] = json!("llama");
+        let error = planned(dense).expect_err("experts");
+        assert!(error.contains("num_local_experts is set"), "{error}");
+    }
+
+    /// transformers reads two names of some keys.
+    #[test]
+    fn a_key_has_synonyms() {
+        for (model_type, one, other, value) in [
+            ("mixtral", "num_local_experts", "num_experts", 4),
+            ("qwen3_moe", "num_experts", "num_local_experts", 4),
+            ("gpt2", "n_embd", "hidden_size", 96),
+            ("gpt2", "n_layer", "num_hidden_layers", 2),
+        ] {
+            let of = |key: &str| parameters(json!({"model_type": model_type, key: value}));
+            assert_eq!(of(one), of(other), "{one}");
+            assert_ne!(of(one), parameters(json!({"model_type": model_type})));
+            let both = json!({"model_type": model_type, one: value, other: 2 * value});
+            assert!(planned(both).is_err_and(|error| error.contains("leave one of them out")));
+        }
+    }
+
     #[test]
     fn keys_add_biases_and_take_the_head() {
         let sizes = json!({
             "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+            "num_key_value_heads": 4, "tie_word_embeddings": false,
         });
         let with = |key: &str| {
             let mut config = sizes.clone();

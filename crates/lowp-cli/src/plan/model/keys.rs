@@ -1,21 +1,26 @@
 //! [`Keys`]: the keys of a config.json, read with errors that name them.
 
+use super::types::SYNONYMS;
 use crate::files::read_regular;
 use crate::json_object::without_words;
 use crate::output::shown;
 use crate::usage::UsageError;
 use serde_json::{Map, Value};
+use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 /// Most bytes of a file of settings or measurements.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A JSON object out of a file.
+/// A JSON object out of a file, and what stands for keys that it lacks.
 #[derive(Debug)]
 pub(super) struct Keys {
     file: String,
     object: Map<String, Value>,
+    defaults: Option<Map<String, Value>>,
+    /// The numbers that were taken from the defaults, each with its key.
+    assumed: RefCell<Vec<String>>,
 }
 
 /// The value of a JSON file, with 0 for `NaN` and `Infinity` of Python.
@@ -38,7 +43,12 @@ impl Keys {
     pub(super) fn new(file: &str, value: Value) -> Result<Self, UsageError> {
         let file = file.to_owned();
         match value {
-            Value::Object(object) => Ok(Self { file, object }),
+            Value::Object(object) => Ok(Self {
+                file,
+                object,
+                defaults: None,
+                assumed: RefCell::default(),
+            }),
             _ => Err(UsageError::new(format!(
                 "{} is no JSON object; give the config.json of a model",
                 shown(&file)
@@ -46,14 +56,37 @@ impl Keys {
         }
     }
 
+    /// The same, with the values of keys that the file lacks; keys that are neither there nor here say nothing then.
+    pub(super) fn with_defaults(self, defaults: Option<Map<String, Value>>) -> Self {
+        Self { defaults, ..self }
+    }
+
+    /// The numbers that were taken from the defaults, each with its key.
+    pub(super) fn assumed(&self) -> Vec<String> {
+        self.assumed.borrow().clone()
+    }
+
     /// The error that this file has `what`.
     pub(super) fn error(&self, what: impl AsRef<str>) -> UsageError {
         UsageError::new(format!("{}: {}", shown(&self.file), what.as_ref()))
     }
 
-    /// The value of `key`; null is none.
+    /// The value of `key` in the file; null is none.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the type of the model reads `key`, which others may have in their files all the same.
+    fn is_read(&self, key: &str) -> bool {
+        let defaults = self.defaults.as_ref();
+        defaults.is_none_or(|defaults| defaults.contains_key(key))
+    }
+
+    /// The default of `key`, where the file has it under none of its names.
+    fn default(&self, key: &str) -> Option<&Value> {
+        let default = self.defaults.as_ref()?.get(key)?;
+        let named = names(key).any(|name| self.object.contains_key(name));
+        Some(default).filter(|default| !named && !default.is_null())
     }
 
     /// Whether `key` says something: null, `false`, 0 and empty lists do not.
@@ -66,28 +99,44 @@ impl Keys {
         }
     }
 
-    /// A whole number, if `key` is there.
+    /// A whole number, if `key` is there, under this name or another of it, or has a default.
     ///
     /// # Errors
-    /// Another value, or one out of `range`.
+    /// Another value, one out of `range`, or two that differ.
     pub(super) fn find(
         &self,
         key: &str,
         range: RangeInclusive<usize>,
     ) -> Result<Option<usize>, UsageError> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
-        let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        match number.filter(|n| range.contains(n)) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.error(format!(
-                "{key} is {}; a plan needs a whole number from {} to {}",
-                shown(&value.to_string()),
-                range.start(),
-                range.end()
-            ))),
+        let mut found: Option<(&str, usize)> = None;
+        for name in names(key).filter(|_| self.is_read(key)) {
+            let Some(value) = self.get(name) else {
+                continue;
+            };
+            let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
+            let Some(number) = number.filter(|n| range.contains(n)) else {
+                return Err(self.error(format!(
+                    "{name} is {}; a plan needs a whole number from {} to {}",
+                    shown(&value.to_string()),
+                    range.start(),
+                    range.end()
+                )));
+            };
+            match found {
+                Some((other, before)) if before != number => {
+                    return Err(self.error(format!(
+                        "{other} is {before} and {name} is {number}; leave one of them out"
+                    )));
+                }
+                _ => found = Some((name, number)),
+            }
         }
+        let default = self.default(key).and_then(Value::as_u64);
+        let default = default.and_then(|number| usize::try_from(number).ok());
+        if let (None, Some(number)) = (found, default) {
+            self.assumed.borrow_mut().push(format!("{key} {number}"));
+        }
+        Ok(found.map(|(_, number)| number).or(default))
     }
 
     /// A whole number.
@@ -99,26 +148,30 @@ impl Keys {
         key: &str,
         range: RangeInclusive<usize>,
     ) -> Result<usize, UsageError> {
-        self.find(key, range)?.ok_or_else(|| {
-            self.error(format!(
-                "the key {key} is missing; a plan needs it: add it to the file"
-            ))
-        })
+        self.find(key, range)?.ok_or_else(|| self.missing(key))
     }
 
-    /// `true` or `false`, or `default` if `key` is not there.
+    /// `true` or `false`, if `key` is there or has a default.
     ///
     /// # Errors
     /// Another value.
-    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, UsageError> {
-        match self.get(key) {
-            None => Ok(default),
-            Some(Value::Bool(flag)) => Ok(*flag),
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, UsageError> {
+        let own = self.get(key).filter(|_| self.is_read(key));
+        match own.or_else(|| self.default(key)) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
             Some(value) => Err(self.error(format!(
                 "{key} is {}; a plan needs true or false",
                 shown(&value.to_string())
             ))),
         }
+    }
+
+    /// The error that `key` is missing.
+    pub(super) fn missing(&self, key: &str) -> UsageError {
+        self.error(format!(
+            "the key {key} is missing; a plan needs it: add it to the file"
+        ))
     }
 
     /// A text, if `key` is there.
@@ -135,4 +188,11 @@ impl Keys {
             ))),
         }
     }
+}
+
+/// The names that `key` has, itself first.
+pub(super) fn names(key: &str) -> impl Iterator<Item = &str> {
+    let others = SYNONYMS.iter().find(|names| names.contains(&key));
+    let others = others.into_iter().copied().flatten().copied();
+    std::iter::once(key).chain(others.filter(move |other| *other != key))
 }

@@ -1,6 +1,6 @@
 //! [`Model`]: the parameters of a model that is planned.
 
-use crate::globs;
+use crate::globs::{self, weight_of};
 use crate::output::shown;
 use crate::train::GptConfig;
 use crate::usage::UsageError;
@@ -99,11 +99,10 @@ impl Model {
     /// # Errors
     /// A pattern that is none, or that matches no layer.
     pub(super) fn matching(&self, patterns: &[String]) -> Result<Vec<bool>, UsageError> {
-        let names: Vec<&str> = self
-            .layers
-            .iter()
-            .map(|layer| layer.name.as_str())
-            .collect();
+        // Files name layers, presets of Llama their weights.
+        let names = self.layers.iter().map(|layer| weight_of(&layer.name));
+        let names: Vec<String> = names.collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
         globs::matching("--keep-bf16", patterns, &names, || {
             let first = self.layers.iter().filter(|layer| layer.block == 0).take(8);
             let first: Vec<&str> = first.map(|layer| layer.name.as_str()).collect();

@@ -10,6 +10,7 @@ mod links;
 mod memory;
 mod table;
 mod traffic;
+mod types;
 mod weights;
 
 use super::Args;
@@ -211,7 +212,7 @@ fn model(args: &Args) -> Result<Model, UsageError> {
         )));
     }
     let keys = Keys::new(source, read_json("--model", source)?)?;
-    hugging_face::model(source, &keys)
+    hugging_face::model(source, keys)
 }
 
 /// What the layers of `model` cost in these variants of `recipe`.

@@ -231,6 +231,24 @@ fn tables() {
     insta::assert_snapshot!(plans.map(|args| shown(&dir, args)).join("\n"));
 }
 
+/// Patterns of layers are those of their weights, with `.weight` or without, wherever the layers come from.
+#[test]
+fn patterns_may_leave_out_what_names_of_weights_end_in() {
+    let (_dir, file) = file("llama.json", &llama());
+    for model in [file.as_str(), "10m", "10m --arch llama --dim 128 --heads 4"] {
+        let layer = if model == "10m" { "out" } else { "down_proj" };
+        let kept = |pattern: &str| {
+            let plan = plan_json(&format!(
+                "--model {model} --world-size 2 --keep-bf16 {pattern}"
+            ));
+            plan["config"]["kept_in_bf16"].clone()
+        };
+        let expected = kept(&format!("*.{layer}"));
+        assert!(expected.as_array().is_some_and(|kept| kept.len() > 1));
+        assert_eq!(kept(&format!("*.{layer}.weight")), expected, "{model}");
+    }
+}
+
 /// What a rank transposes and copies takes time where its rate is known, whichever way weights come.
 #[test]
 fn copies_take_time() {
@@ -344,9 +362,12 @@ fn errors_of_models() {
         config[key] = value;
         config.to_string()
     };
+    // Of no type, whose values would stand for it.
     let without = |key: &str| {
         let mut config = llama();
-        config.as_object_mut().expect("an object").remove(key);
+        for key in [key, "model_type"] {
+            config.as_object_mut().expect("an object").remove(key);
+        }
         config.to_string()
     };
     configs.push(("latent.json", changed("kv_lora_rank", json!(512))));
@@ -354,6 +375,8 @@ fn errors_of_models() {
     configs.push(("encoder.json", changed("model_type", json!("bert"))));
     configs.push(("no-width.json", without("hidden_size")));
     configs.push(("no-mlp.json", without("intermediate_size")));
+    configs.push(("no-groups.json", without("num_key_value_heads")));
+    configs.push(("no-head.json", without("tie_word_embeddings")));
     configs.push(("half.json", changed("hidden_size", json!(4096.5))));
     configs.push(("negative.json", changed("num_hidden_layers", json!(-1))));
     configs.push(("text.json", changed("vocab_size", json!("32000"))));
@@ -437,6 +460,8 @@ fn errors_of_options() {
         "--model 7b --world-size 8",
         "--model llama.json --world-size 8 --dim 64",
         "--model 10m --world-size 8 --dim 100 --heads 3",
+        "--model 10m --world-size 8 --dim 128 --heads 5",
+        "--model 10m --world-size 8 --dim 16384 --heads 16383",
         "--model 10m --world-size 8 --vocab 100",
         "--model 10m --world-size 8 --dim 104 --heads 2",
         "--model 10m --world-size 8 --keep-bf16 *.nope",
@@ -455,6 +480,8 @@ fn errors_of_options() {
         "--model 10m --world-size 16 --bandwidth 350",
         "--model 10m --world-size 8 --bandwidth 350,40,5",
         "--model 10m --world-size 8 --bandwidth -1",
+        "--model 10m --world-size 8 --bandwidth 1e-320",
+        "--model 10m --world-size 8 --bandwidth 1e300",
         "--model 10m --world-size 8 --bandwidth nope.json",
         "--model 10m --world-size 8 --bandwidth one-device.json",
         "--model 10m --world-size 8 --bandwidth one-rank.json",
