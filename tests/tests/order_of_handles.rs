@@ -193,7 +193,7 @@ impl Step {
         for (param, from) in from.iter().enumerate() {
             self.give(param, from)?;
         }
-        assert_eq!(self.buckets.finish()?, [1; Self::PARAMS]);
+        assert_eq!(self.buckets.finish()?.contributions, [1; Self::PARAMS]);
         self.pushed = 0;
         self.look()
     }
@@ -339,9 +339,9 @@ fn gradients_in_buckets_begin_anew_after_a_failure() {
                 return Ok(false);
             }
             assert!(failed.is_err(), "call {call}");
-            if let Ok(arrived) = step.buckets.finish() {
+            if let Ok(reduced) = step.buckets.finish() {
                 // It failed between two of them, or behind all.
-                let all: usize = arrived.iter().sum();
+                let all: usize = reduced.contributions.iter().sum();
                 assert_eq!(all, step.pushed, "call {call}");
                 if all == Step::PARAMS {
                     step.look()?;

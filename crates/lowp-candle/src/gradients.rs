@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Backend, Source};
-use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, MeshComm, ShardError};
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, MeshComm, Reduced, ShardError};
 
 /// The gradients of all parameters of a rank, which travel to the owners of their elements in buckets while backward goes on
 /// ([`GradBuckets`]). Parameters are known by their place in the list that they were made from.
@@ -57,8 +57,8 @@ impl<B: Backend> Gradients<B> {
         self.lock().flush()
     }
 
-    /// Ends a step, and returns how many contributions arrived, by parameter. Collective.
-    pub(crate) fn finish(&self) -> Result<Vec<usize>, ShardError> {
+    /// Ends a step. Collective.
+    pub(crate) fn finish(&self) -> Result<Reduced, ShardError> {
         self.lock().finish()
     }
 

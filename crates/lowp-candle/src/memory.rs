@@ -52,9 +52,9 @@ impl<B: Backend> LayerMemory<B> {
     }
 
     /// The most bytes that held weights or their full gradients so far: gathered buffers and
-    /// decoded values, on the device and on the host. None of it is freed.
+    /// decoded values, on the device and on the host.
     pub fn weight_bytes(&self) -> usize {
-        self.pool.resident_bytes() + size_of_val(lock(&self.host).as_slice())
+        self.pool.peak_bytes() + size_of_val(lock(&self.host).as_slice())
     }
 
     /// Calls `f` with `len` host values, whose content is what the last user left.

@@ -307,11 +307,15 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     }
 
     fn try_finish_step(&mut self, options: &StepOptions) -> Result<StepReport, ModelError> {
-        for (&id, arrived) in self.grad_ids.iter().zip(self.gradients.finish()?) {
+        let reduced = self.gradients.finish()?;
+        for (&id, arrived) in self.grad_ids.iter().zip(reduced.contributions) {
             if arrived > 0 {
                 self.adamw.mark_ready(id);
             }
         }
+        let gathered = self.memory.pool().gathered(&*self.mesh.shard);
+        self.adamw.compare(reduced.done);
+        self.adamw.compare(gathered);
         self.micro_batches = 0;
         for (_, weight) in &self.weights {
             weight.release()?;

@@ -12,7 +12,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GatherWatch, MeshComm, Reshard, ShardError,
+    Divergence, GatherAccount, GatherGroup, GatherWatch, MeshComm, Reshard, Scratches, ShardError,
     ShardedTensor, audit_in_group, or_abort,
 };
 use serde_json::Value;
@@ -50,6 +50,8 @@ struct DecodeKey {
 #[derive(Debug)]
 struct State<B: Backend, R: Recipe> {
     held: Held<B, R>,
+    /// What it is decoded into.
+    scratches: Arc<Scratches<B>>,
     /// Planned once per place that the pool lends.
     decodes: Vec<(DecodeKey, B::Plan)>,
     /// Where the gradient goes, and the parameter that it is there.
@@ -108,6 +110,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ) -> Self {
         let state = State {
             held,
+            scratches: memory.pool().scratches(shape.elements()),
             decodes: Vec::new(),
             gradients: None,
             open: false,
@@ -304,11 +307,10 @@ impl<B: Backend, R: Recipe> State<B, R> {
     fn gather(
         &mut self,
         backend: &B,
-        memory: &LayerMemory<B>,
         phase: Phase,
         values: &mut [f32],
     ) -> std::result::Result<(), ShardError> {
-        let scratch = memory.pool().scratch(values.len())?;
+        let scratch = self.scratches.lend()?;
         let begun = Instant::now();
         self.held.unshard(phase)?;
         self.gathering += begun.elapsed();
@@ -362,7 +364,7 @@ impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
         let mut state = self.lock()?;
         let len = self.shape.elements();
         self.memory.with_host(len, |values| {
-            let gathered = state.gather(&self.backend, &self.memory, phase, values);
+            let gathered = state.gather(&self.backend, phase, values);
             let used = gathered
                 .map_err(Error::wrap)
                 .and_then(|()| use_weight(values));

@@ -68,6 +68,7 @@ struct Found {
   double own, first;  // squares of the replica whose norm counts, and of replica 0
   unsigned long long non_finite;
   unsigned long long rank, replica;  // the first that differs; NONE: none does
+  unsigned long long within;         // the first rank that differs from the first one of its replica
   uint64_t applied, skipped;         // steps before this one
 };
 
@@ -80,7 +81,7 @@ __device__ __forceinline__ uint32_t after(unsigned long long index) {
 
 // The header of the scalars, the counts and the report; by one thread.
 __device__ __forceinline__ void finish(const StepScalars& job, const Found& found) {
-  uint32_t replica = found.non_finite == 0 ? after(found.replica) : 0, rank = after(found.rank);
+  uint32_t replica = found.non_finite == 0 ? after(found.replica) : 0, rank = after(found.rank), within = after(found.within);
   float grad_scale = __uint_as_float(load_f32(job.options + 8));
   bool skip = load_f32(job.options + 12) != 0;
   uint32_t max_norm = load_f32(job.options + 16);
@@ -88,7 +89,7 @@ __device__ __forceinline__ void finish(const StepScalars& job, const Found& foun
   double factor = __ddiv_rn(double(__uint_as_float(max_norm)), __dadd_rn(norm, 1e-6));
   float clip = factor < 1.0 ? __double2float_rn(factor) : 1.0f;
   bool fits = __dmul_rn(norm, double(clip)) <= double(3.40282346638528859812e38f);
-  bool good = found.non_finite == 0 && isfinite(grad_scale) && fits && rank == 0 && replica == 0;
+  bool good = found.non_finite == 0 && isfinite(grad_scale) && fits && rank == 0 && replica == 0 && within == 0;
   bool applied = good && !skip;
   uint64_t steps = found.applied + (applied ? 1 : 0), skipped = found.skipped + (good || skip ? 0 : 1);
 
@@ -110,7 +111,7 @@ __device__ __forceinline__ void finish(const StepScalars& job, const Found& foun
   store_f32(job.report + 36, applied ? 1 : 0);
   store_f32(job.report + 40, rank);
   store_f32(job.report + 44, replica);
-  store_u64(job.report + 48, 0);
+  store_u64(job.report + 48, within);
   store_u64(job.report + 56, 0);
 }
 
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ Found found;
   const StepScalars job = jobs[tiles[blockIdx.x].job];
   if (threadIdx.x == 0) {
-    found.non_finite = 0, found.rank = NONE, found.replica = NONE;
+    found.non_finite = 0, found.rank = NONE, found.replica = NONE, found.within = NONE;
     found.applied = load_u64(job.counts), found.skipped = load_u64(job.counts + 8);
   }
   // In another warp each, so that none waits for the other.
@@ -145,11 +146,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 64) found.own = squares(job, job.replica);
   __syncthreads();
   uint64_t consensus = load_u64(job.parts + 16);
-  unsigned long long non_finite = 0, rank = NONE, replica = NONE;
+  unsigned long long non_finite = 0, rank = NONE, replica = NONE, within = NONE;
   for (uint64_t i = threadIdx.x; i < job.ranks; i += THREADS) {
     uint64_t part = job.parts + i * GRAD_PART;
     non_finite += load_u64(part + 8);
     if (rank == NONE && load_u64(part + 16) != consensus) rank = i;
+    uint64_t first = job.parts + (i - i % job.shards) * GRAD_PART;
+    if (within == NONE && load_u64(part + 24) != load_u64(first + 24)) within = i;
   }
   for (uint64_t i = threadIdx.x; i < job.ranks / job.shards && replica == NONE; i += THREADS) {
     if (bits_of(squares(job, i)) != bits_of(found.first)) replica = i;
@@ -157,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   atomicAdd(&found.non_finite, non_finite);
   atomicMin(&found.rank, rank);
   atomicMin(&found.replica, replica);
+  atomicMin(&found.within, within);
   __syncthreads();
   if (threadIdx.x == 0) finish(job, found);
   for (uint64_t i = threadIdx.x; i < job.groups; i += THREADS) {

@@ -475,6 +475,10 @@ pub fn step_scalars(
         if part.consensus != parts[0].consensus && report.consensus.is_none() {
             report.consensus = Some(rank);
         }
+        let first = rank - rank % shards;
+        if part.within != parts[first].within && report.within.is_none() {
+            report.within = Some(rank);
+        }
     }
     for other in 1..parts.len() / shards {
         let differs = squares(other).to_bits() != squares(0).to_bits();
@@ -493,6 +497,7 @@ pub fn step_scalars(
         clipped.is_nan() || clipped > f64::from(f32::MAX),
         report.consensus.is_some(),
         report.replicas.is_some(),
+        report.within.is_some(),
     ];
     let good = !defects.contains(&true);
     report.applied = good && !options.skip;

@@ -180,6 +180,8 @@ pub struct GradPart {
     pub non_finite: u64,
     /// A value that all ranks must have in common, such as a digest of what else the step depends on.
     pub consensus: u64,
+    /// A value that the ranks of a replica must have in common.
+    pub within: u64,
 }
 
 impl GradPart {
@@ -194,7 +196,7 @@ impl GradPart {
             self.sum_squares.to_bits(),
             self.non_finite,
             self.consensus,
-            0,
+            self.within,
         ];
         record(words)
     }
@@ -205,6 +207,7 @@ impl GradPart {
             sum_squares: f64::from_bits(long(bytes, 0)),
             non_finite: long(bytes, 8),
             consensus: long(bytes, 16),
+            within: long(bytes, 24),
         }
     }
 }
@@ -256,6 +259,8 @@ pub struct StepReport {
     /// The first replica whose sum of squares is not that of replica 0; only looked for where every
     /// gradient is finite.
     pub replicas: Option<usize>,
+    /// The first rank whose [`GradPart::within`] is not that of the first rank of its replica.
+    pub within: Option<usize>,
 }
 
 impl StepReport {
@@ -276,7 +281,7 @@ impl StepReport {
             self.skipped,
             pair(self.clip.to_bits(), u32::from(self.applied)),
             pair(after(self.consensus), after(self.replicas)),
-            0,
+            pair(after(self.within), 0),
             0,
         ])
     }
@@ -293,6 +298,7 @@ impl StepReport {
             applied: word(bytes, 36) != 0,
             consensus: before(40),
             replicas: before(44),
+            within: before(48),
         }
     }
 }
@@ -360,13 +366,12 @@ mod tests {
         #[test]
         fn records_survive_their_bytes(bytes in prop::collection::vec(any::<u8>(), 64)) {
             let mut bytes: [u8; 64] = bytes.try_into().unwrap();
-            bytes[24..32].fill(0);
             let part = GradPart::from_bytes(bytes.first_chunk().unwrap());
             prop_assert_eq!(&part.to_bytes()[..], &bytes[..32]);
             let counts = StepCounts::from_bytes(bytes.first_chunk().unwrap());
             prop_assert_eq!(&counts.to_bytes()[..], &bytes[..16]);
             bytes[36..40].copy_from_slice(&1u32.to_le_bytes());
-            bytes[48..].fill(0);
+            bytes[52..].fill(0);
             let report = StepReport::from_bytes(&bytes);
             prop_assert_eq!(report.to_bytes(), bytes);
         }
@@ -407,12 +412,13 @@ mod tests {
             applied: true,
             consensus: Some(4),
             replicas: None,
+            within: Some(6),
         };
         let bytes = report.to_bytes();
         let words: Vec<u32> = (0..16).map(|i| word(&bytes, 4 * i)).collect();
         let norm = 2.5f64.to_bits();
         let [low, high] = [norm as u32, (norm >> 32) as u32];
-        let expected = [low, high, 1, 0, 2, 0, 3, 0, float(0.5), 1, 5, 0, 0, 0, 0, 0];
+        let expected = [low, high, 1, 0, 2, 0, 3, 0, float(0.5), 1, 5, 0, 7, 0, 0, 0];
         assert_eq!(words, expected);
     }
 

@@ -10,10 +10,10 @@
 //! # #[cfg(feature = "cuda")]
 //! # fn main() -> Result<(), lowp_matmul::MatmulError> {
 //! use lowp_kernels::{Backend, Cuda};
-//! use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE};
+//! use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE, Workspace};
 //!
 //! let cuda = Cuda::new(0)?;
-//! let matmuls = Matmuls::new(&cuda, cuda.alloc(WORKSPACE)?)?;
+//! let (matmuls, workspace) = (Matmuls::new(&cuda)?, Workspace::from(cuda.alloc(WORKSPACE)?));
 //! // y[8, 16] = x[8, 32] w[16, 32]^T, whose contracted axis is the inner one of both.
 //! let values = Side { dtype: Dtype::F32, scale: Scale::None, k_inner: true, stride: 0 };
 //! let (rows, cols, k) = (8, 16, 32);
@@ -25,7 +25,7 @@
 //! let (x, w, y) = (cuda.upload(&[1.0f32; 8 * 32])?, cuda.upload(&[0.5f32; 16 * 32])?, cuda.alloc::<f32>(8 * 16)?);
 //! let places = [Place::values(x.pointer()), Place::values(w.pointer())];
 //! // SAFETY: the buffers have these shapes, and live until the work is done.
-//! unsafe { matmuls.run(&product, places, y.pointer(), 0, Factors::Host(1.0, false))? };
+//! unsafe { matmuls.run(&product, places, y.pointer(), 0, Factors::Host(1.0, false), &workspace)? };
 //! assert_eq!(cuda.download(&y)?, [16.0; 8 * 16]);
 //! # Ok(())
 //! # }
@@ -36,6 +36,8 @@
 
 mod error;
 mod matmul;
+mod workspace;
 
 pub use error::MatmulError;
-pub use matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE};
+pub use matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side};
+pub use workspace::{WORKSPACE, Workspace};

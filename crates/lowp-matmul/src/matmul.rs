@@ -9,12 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
-use lowp_kernels::{Cuda, CudaBuffer, KernelError};
+use lowp_kernels::{Cuda, KernelError};
 
-use crate::MatmulError;
+use crate::{MatmulError, Workspace};
 
-/// Bytes that products of a large model work in.
-pub const WORKSPACE: usize = 64 << 20;
 /// Products that are kept: batches of many sizes would add to them without end.
 const MOST: usize = 4096;
 
@@ -202,14 +200,13 @@ impl Place {
     }
 }
 
-/// The products of a stream.
+/// The products of a stream. They hold no memory of the device.
 #[derive(Debug)]
 pub struct Matmuls {
     cuda: Cuda,
     handle: sys::cublasLtHandle_t,
-    workspace: CudaBuffer<u8>,
-    /// By what they are and by what addresses are multiples of.
-    planned: Mutex<HashMap<(Product, u32), Planned>>,
+    /// By what they are, by what addresses are multiples of, and by the bytes that they work in.
+    planned: Mutex<HashMap<(Product, u32, usize), Planned>>,
 }
 
 // SAFETY: the handle may be used by any thread; what is planned is used under a lock.
@@ -241,12 +238,11 @@ impl Drop for Planned {
 }
 
 impl Matmuls {
-    /// No products yet. They work in `workspace`, one after another: kernels of cuBLASLt differ in how much of it they need, and those that
-    /// need more than there is are not chosen. [`WORKSPACE`] bytes are enough for all of them.
+    /// No products yet.
     ///
     /// # Errors
     /// No cuBLASLt.
-    pub fn new(cuda: &Cuda, workspace: CudaBuffer<u8>) -> Result<Self, MatmulError> {
+    pub fn new(cuda: &Cuda) -> Result<Self, MatmulError> {
         // SAFETY: loads the library, which has no precondition. Without this question cudarc would panic.
         if !unsafe { sys::is_culib_present() } {
             return Err(MatmulError::NoCublas);
@@ -258,7 +254,6 @@ impl Matmuls {
         Ok(Self {
             cuda: cuda.clone(),
             handle,
-            workspace,
             planned: Mutex::default(),
         })
     }
@@ -270,7 +265,7 @@ impl Matmuls {
     ///
     /// # Safety
     /// The places, `out` and `bias` are those of matrices as `product` has them, in memory of the device that is not freed before work that
-    /// the stream has by now; of a product that is captured, not before its graph. Factors are where `product` says.
+    /// the stream has by now, and so is a workspace of another library; of a product that is captured, not before its graph. Factors are where `product` says.
     pub unsafe fn run(
         &self,
         product: &Product,
@@ -278,6 +273,7 @@ impl Matmuls {
         out: u64,
         bias: u64,
         factors: Factors,
+        workspace: &Workspace,
     ) -> Result<(), MatmulError> {
         let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
         let (alpha, beta) = match factors {
@@ -290,13 +286,14 @@ impl Matmuls {
         };
         // cuBLASLt takes a bias to be aligned as the result is.
         let alignment = alignment([left.data, right.data, out | bias]);
-        if planned.len() >= MOST && !planned.contains_key(&(*product, alignment)) {
+        let key = (*product, alignment, workspace.bytes);
+        if planned.len() >= MOST && !planned.contains_key(&key) {
             planned.clear();
         }
         self.cuda.foreign_work(
-            || self.workspace.clone(),
+            || workspace.owner.clone(),
             |stream| {
-                let planned = match planned.entry((*product, alignment)) {
+                let planned = match planned.entry(key) {
                     std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
                     std::collections::hash_map::Entry::Vacant(new) => {
                         new.insert(Planned::new(product)?)
@@ -305,12 +302,12 @@ impl Matmuls {
                 planned.set_places(product, left.scale, right.scale, bias)?;
                 if planned.algorithm.is_none() {
                     let found =
-                        planned.choose(self.handle, product, (self.workspace.len(), alignment))?;
+                        planned.choose(self.handle, product, (workspace.bytes, alignment))?;
                     planned.algorithm = Some(found);
                 }
                 let algorithm = planned.algorithm.as_ref().map_or(null(), from_ref);
                 let [a, b, d] = planned.layouts;
-                // SAFETY: the caller's promise; descriptions and workspace live as long as `self`.
+                // SAFETY: the caller's promise; descriptions live as long as `self`.
                 let done = unsafe {
                     lt::matmul(
                         self.handle,
@@ -326,8 +323,8 @@ impl Matmuls {
                         out as *mut c_void,
                         d,
                         algorithm,
-                        self.workspace.pointer() as *mut c_void,
-                        self.workspace.len(),
+                        workspace.pointer as *mut c_void,
+                        workspace.bytes,
                         stream as sys::cudaStream_t,
                     )
                 };

@@ -16,8 +16,8 @@ use lowp_format::{AnyRecipe, Phase, RecipeOptions, Shape};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    Communicator, Control, GatherGroup, GatherPool, GradWire, HostComm, Launch, ReduceItem,
-    ShardError, ShardSpec, ShardedTensor, join, or_abort, ordered,
+    Communicator, Control, GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam,
+    HostComm, Launch, Mesh, MeshComm, ShardError, ShardSpec, ShardedTensor, join,
 };
 
 const HELP: &str = "\
@@ -29,6 +29,7 @@ rank_loop [OPTION VALUE].. is one rank of a world that torchrun, mpirun or srun 
   --width N          rows and columns of each of them [default: 256]
   --limit SECONDS    how long a rank waits for others [default: 20]
   --nan RANK:ROUND   that rank steps with a gradient that is NaN in that round
+  --swap RANK:ROUND  that rank gathers and reduces in the other order in that round
   --hold met|id      do not go on when all ranks have met, or have NCCL's id: wait until another rank fails
   --build TEXT       the build that it says it is";
 
@@ -54,6 +55,7 @@ struct Options {
     limit: Duration,
     /// Rank and round.
     nan: Option<(usize, u64)>,
+    swap: Option<(usize, u64)>,
     hold: String,
     build: String,
 }
@@ -69,6 +71,7 @@ impl Options {
             width: 256,
             limit: Duration::from_secs(20),
             nan: None,
+            swap: None,
             hold: String::new(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
         };
@@ -86,9 +89,14 @@ impl Options {
                 "--recipe" => options.recipe = recipe(&value)?,
                 "--width" => options.width = value.parse()?,
                 "--limit" => options.limit = Duration::from_secs(value.parse()?),
-                "--nan" => {
+                "--nan" | "--swap" => {
                     let (rank, round) = value.split_once(':').ok_or_else(unknown)?;
-                    options.nan = Some((rank.parse()?, round.parse()?));
+                    let at = Some((rank.parse()?, round.parse()?));
+                    if name == "--nan" {
+                        options.nan = at;
+                    } else {
+                        options.swap = at;
+                    }
                 }
                 "--hold" if ["met", "id"].contains(&&*value) => options.hold = value,
                 "--build" => options.build = value,
@@ -189,10 +197,14 @@ fn rounds<B: Backend>(
     }
     let mut adamw = builder.build()?;
     let pool = GatherPool::new(backend);
-    let mut weights = GatherGroup::new(backend, Arc::clone(comm), &pool, shards, true)?;
+    let halves = [shards.split_off(WEIGHTS / 2), shards];
+    let half = |half| GatherGroup::new(backend, Arc::clone(comm), &pool, half, true);
+    let mut weights = halves
+        .into_iter()
+        .map(half)
+        .collect::<Result<Vec<_>, _>>()?;
 
-    let full = Source::F32(backend.upload(&vec![GRAD; shape.elements()])?);
-    let ranges = spec.all_elements();
+    let full = backend.upload(&vec![GRAD; shape.elements()])?;
     let mut grads = Vec::new();
     for &id in &ids {
         adamw.set_grad(id, &vec![GRAD; rows.len()])?;
@@ -200,15 +212,24 @@ fn rounds<B: Backend>(
             grads.push(own.clone());
         }
     }
-    let item = |out| ReduceItem {
-        grad: &full,
-        ranges: &ranges,
-        out,
-        accumulate: false,
+    let param = |(number, out): (usize, &B::Buffer<f32>)| GradParam {
+        name: number.to_string(),
+        ranges: spec.all_elements(),
+        out: out.clone(),
     };
-    let items: Vec<_> = grads.iter().map(item).collect();
+    let params = grads.iter().enumerate().map(param).collect();
+    let mesh = MeshComm::new(Mesh::sharded(comm.world_size()), Arc::clone(comm))?;
+    // Each by itself.
+    let bucket = GradBucketOptions {
+        bytes: 0,
+        ..GradBucketOptions::default()
+    };
+    let mut buckets = GradBuckets::new(backend, &mesh, params, bucket)?;
+    let mut reduced = None;
 
     for round in 1..=options.rounds {
+        let swapped = options.swap == Some((rank, round));
+        let in_order = |len: usize| (0..len).map(move |at| if swapped { len - 1 - at } else { at });
         for &work in &options.work {
             if ANNOUNCED.contains(&round) {
                 say(control, &format!("{work} {round}"));
@@ -216,13 +237,20 @@ fn rounds<B: Backend>(
             match work {
                 "gather" => {
                     for phase in Phase::ALL {
-                        weights.unshard(phase)?;
-                        weights.reshard();
+                        for half in in_order(weights.len()) {
+                            weights[half].unshard(phase)?;
+                            weights[half].reshard();
+                        }
                     }
                 }
                 "reduce-scatter" => {
-                    let reduce = || comm.reduce_scatter(&items, GradWire::F32);
-                    or_abort(&**comm, ordered(backend, &**comm, reduce))?;
+                    for number in in_order(WEIGHTS) {
+                        if let Source::F32(grad) = buckets.grad(number)? {
+                            backend.copy(&full, 0..shape.elements(), &grad, 0)?;
+                        }
+                        buckets.push(number)?;
+                    }
+                    reduced = Some(buckets.finish()?.done);
                 }
                 _ => {
                     if let Some((_, at)) = options.nan.filter(|&(bad, _)| bad == rank) {
@@ -230,6 +258,10 @@ fn rounds<B: Backend>(
                         backend.write(&grads[0], 0, &[first])?;
                     }
                     ids.iter().for_each(|&id| adamw.mark_ready(id));
+                    adamw.compare(pool.gathered(&**comm));
+                    if let Some(done) = reduced.take() {
+                        adamw.compare(done);
+                    }
                     let report = adamw.step(&StepOptions::default())?.wait()?;
                     if !report.applied {
                         let bad = report.grad.non_finite;

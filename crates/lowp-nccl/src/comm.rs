@@ -13,7 +13,9 @@ use lowp_shard::{
 
 use crate::rank_order::RankOrder;
 use crate::raw::{self, ID, Op, Raw};
-use crate::watchdog::Watchdog;
+use crate::watchdog::{self, Group as _};
+
+type Watchdog = watchdog::Watchdog<Raw, CudaEvent>;
 
 /// Who adds gradients in f32, and in which order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

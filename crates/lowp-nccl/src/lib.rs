@@ -27,11 +27,15 @@
 //! # #[cfg(not(feature = "cuda"))]
 //! # fn main() {}
 //! ```
-#![cfg(feature = "cuda")]
 
+#[cfg(feature = "cuda")]
 mod comm;
+#[cfg(feature = "cuda")]
 mod rank_order;
+#[cfg(feature = "cuda")]
 mod raw;
+#[cfg(any(feature = "cuda", test))]
 mod watchdog;
 
+#[cfg(feature = "cuda")]
 pub use comm::{NcclComm, NcclOptions, Sums};

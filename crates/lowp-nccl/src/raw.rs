@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use cudarc::nccl::result::{self as nccl, NcclError, NcclStatus};
 use cudarc::nccl::sys;
 use half::bf16;
-use lowp_kernels::{Backend, Cuda, CudaBuffer, Element, KernelError};
+use lowp_kernels::{Backend, Cuda, CudaBuffer, CudaEvent, Element, KernelError};
+
+use crate::watchdog::{Group, Point};
 
 /// Bytes of the value by which ranks find each other.
 pub(crate) const ID: usize = 128;
@@ -97,6 +99,12 @@ impl Handle {
         // SAFETY: the only end of the handle, as its owner took it out of `Raw::stuck`: `batch` and `trouble` do not use it any
         // more, or are stuck in a call that this makes return.
         let _ended = unsafe { nccl::comm_abort(self.0) };
+    }
+}
+
+impl Point for CudaEvent {
+    fn passed(&self) -> Result<bool, KernelError> {
+        CudaEvent::passed(self)
     }
 }
 
@@ -206,9 +214,11 @@ impl Raw {
             ended.map(|_| Some(()))
         })
     }
+}
 
+impl Group for Raw {
     /// What NCCL met in the background.
-    pub(crate) fn trouble(&self) -> Option<String> {
+    fn trouble(&self) -> Option<String> {
         let handle = match self.handle.try_lock() {
             Ok(handle) => handle,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -230,7 +240,7 @@ impl Raw {
 
     /// Ends the group: operations on the device stop, and later ones are not begun. NCCL waits for graphs of its
     /// operations before it returns, so a thread of its own waits for it.
-    pub(crate) fn abort(&self) {
+    fn abort(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let stuck = self
             .stuck
@@ -261,7 +271,9 @@ impl Raw {
             *aborting = Some(thread);
         }
     }
+}
 
+impl Raw {
     /// Waits for the end of an abort: libraries that are unloaded at the end of the process must not be at work. The last user
     /// is gone, so NCCL has nothing left to wait for; if it waits still, the thread is left behind.
     fn join_abort(&mut self) {

@@ -1,15 +1,14 @@
 //! [`Watchdog`]: ends the operations of a rank on its device when the world fails, or when they take too long.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lowp_kernels::CudaEvent;
+use lowp_kernels::KernelError;
 use lowp_shard::{Control, ShardError};
-
-use crate::raw::Raw;
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(20);
@@ -20,31 +19,54 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Most points that are remembered: beyond them only the newest is watched.
 const MOST: usize = 256;
 
+/// A group of ranks whose operations can be ended.
+pub(crate) trait Group: Send + Sync + Debug + 'static {
+    /// What its library says is wrong with it.
+    fn trouble(&self) -> Option<String>;
+
+    /// Ends its operations, once.
+    fn abort(&self);
+}
+
+/// A point of a stream.
+pub(crate) trait Point: Send + Debug + 'static {
+    /// Whether the stream is behind it.
+    fn passed(&self) -> Result<bool, KernelError>;
+}
+
 /// A point that a stream must pass.
 #[derive(Debug)]
-struct Expected {
-    event: CudaEvent,
+struct Expected<P> {
+    event: P,
     what: &'static str,
     since: Instant,
 }
 
 /// What one rank's groups share. The last handle ends the thread.
 #[derive(Debug)]
-pub(crate) struct Watchdog {
-    watched: Arc<Watched>,
+pub(crate) struct Watchdog<G, P> {
+    watched: Arc<Watched<G, P>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct Watched<G, P> {
     control: Arc<dyn Control>,
     limit: Duration,
-    groups: Mutex<Vec<Weak<Raw>>>,
-    expected: Mutex<VecDeque<Expected>>,
+    groups: Mutex<Groups<G>>,
+    expected: Mutex<VecDeque<Expected<P>>>,
     stop: AtomicBool,
 }
 
-impl Watchdog {
+/// What is ended.
+#[derive(Debug)]
+struct Groups<G> {
+    alive: Vec<Weak<G>>,
+    /// Whether those that were there were ended: nobody looks after any that comes later.
+    ended: bool,
+}
+
+impl<G: Group, P: Point> Watchdog<G, P> {
     /// Starts to watch the world of `control`, until the last handle is dropped.
     pub(crate) fn start(
         control: Arc<dyn Control>,
@@ -54,7 +76,10 @@ impl Watchdog {
         let watched = Arc::new(Watched {
             control,
             limit,
-            groups: Mutex::default(),
+            groups: Mutex::new(Groups {
+                alive: Vec::new(),
+                ended: false,
+            }),
             expected: Mutex::default(),
             stop: AtomicBool::new(false),
         });
@@ -71,18 +96,18 @@ impl Watchdog {
         }))
     }
 
-    /// Ends `group`, too, when the world fails.
-    pub(crate) fn add(&self, group: &Arc<Raw>) {
+    /// Ends `group`, too, when the world fails; at once, if it has.
+    pub(crate) fn add(&self, group: &Arc<G>) {
         self.watched.add(group);
     }
 
     /// Says that `event` must pass within the limit.
-    pub(crate) fn expect(&self, event: CudaEvent, what: &'static str) {
+    pub(crate) fn expect(&self, event: P, what: &'static str) {
         self.watched.expect(event, what);
     }
 }
 
-impl Drop for Watchdog {
+impl<G, P> Drop for Watchdog<G, P> {
     fn drop(&mut self) {
         self.watched.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -92,16 +117,26 @@ impl Drop for Watchdog {
     }
 }
 
-impl Watched {
-    /// Ends `group`, too, when the world fails.
-    fn add(&self, group: &Arc<Raw>) {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.retain(|group| group.strong_count() > 0);
-        groups.push(Arc::downgrade(group));
+impl<G: Group, P: Point> Watched<G, P> {
+    /// Ends `group`, too, when the world fails; at once, if it has. One that joins takes long, and the world may end meanwhile.
+    fn add(&self, group: &Arc<G>) {
+        let mut groups = self.groups();
+        if groups.ended {
+            drop(groups);
+            return group.abort();
+        }
+        groups.alive.retain(|group| group.strong_count() > 0);
+        groups.alive.push(Arc::downgrade(group));
+    }
+
+    /// Ends all groups, and those that come later.
+    fn end(&self) {
+        self.groups().ended = true;
+        self.alive().iter().for_each(|group| group.abort());
     }
 
     /// Says that `event` must pass within the limit.
-    fn expect(&self, event: CudaEvent, what: &'static str) {
+    fn expect(&self, event: P, what: &'static str) {
         // A point of a capture passes when the graph does.
         if event.passed().is_err() {
             return;
@@ -120,7 +155,7 @@ impl Watched {
         if let Some(cause) = self.control.failure() {
             return Some(cause);
         }
-        let trouble = self.groups().iter().find_map(|group| group.trouble());
+        let trouble = self.alive().iter().find_map(|group| group.trouble());
         if let Some(message) = trouble {
             // NCCL meets a rank that is gone as an error of this one; the host hears soon after which it was.
             let cause = self.failure_within(PATIENCE);
@@ -160,24 +195,122 @@ impl Watched {
         }
     }
 
-    fn groups(&self) -> Vec<Arc<Raw>> {
-        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.iter().filter_map(Weak::upgrade).collect()
+    fn groups(&self) -> MutexGuard<'_, Groups<G>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn alive(&self) -> Vec<Arc<G>> {
+        self.groups()
+            .alive
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 }
 
-fn watch(watched: &Watched) {
+fn watch<G: Group, P: Point>(watched: &Watched<G, P>) {
     while !watched.stop.load(Ordering::Relaxed) {
         if let Some(cause) = watched.trouble() {
             // The news may wait for a rank that does not read; the device does not.
             let control = Arc::clone(&watched.control);
             let tell = thread::Builder::new().spawn(move || control.fail(cause));
             let _told = watched.failure_within(PATIENCE);
-            watched.groups().iter().for_each(|group| group.abort());
+            watched.end();
             // It ends when the news is sent, or cannot be.
             drop(tell);
             return;
         }
         thread::sleep(EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowp_shard::threads;
+
+    use super::*;
+
+    /// A group that nobody needs a GPU for.
+    #[derive(Debug, Default)]
+    struct Fake {
+        aborted: AtomicBool,
+        trouble: Mutex<Option<String>>,
+    }
+
+    impl Group for Fake {
+        fn trouble(&self) -> Option<String> {
+            self.trouble.lock().expect("no panic").clone()
+        }
+
+        fn abort(&self) {
+            self.aborted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// A point that a stream never passes, or always.
+    #[derive(Debug)]
+    struct Passed(bool);
+
+    impl Point for Passed {
+        fn passed(&self) -> Result<bool, KernelError> {
+            Ok(self.0)
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn is_aborted_soon(group: &Fake) -> bool {
+        let begun = Instant::now();
+        while !group.aborted.load(Ordering::SeqCst) && begun.elapsed() < SOON {
+            thread::sleep(Duration::from_millis(1));
+        }
+        group.aborted.load(Ordering::SeqCst)
+    }
+
+    fn start(control: &Arc<dyn Control>, limit: Duration) -> Arc<Watchdog<Fake, Passed>> {
+        Watchdog::start(Arc::clone(control), limit).expect("a thread")
+    }
+
+    /// Whenever it joins: before the world fails, while it does, and when nobody watches any more.
+    #[test]
+    fn no_group_outlives_the_world() {
+        for milliseconds in [0, 5, 20, 40, 60, 100, 200] {
+            let world = threads(2, SOON);
+            let watchdog = start(&world[0], SOON);
+            let first = Arc::new(Fake::default());
+            watchdog.add(&first);
+            world[1].abort("planted");
+            thread::sleep(Duration::from_millis(milliseconds));
+            let second = Arc::new(Fake::default());
+            watchdog.add(&second);
+            assert!(is_aborted_soon(&first) && is_aborted_soon(&second));
+            let third = Arc::new(Fake::default());
+            watchdog.add(&third);
+            assert!(is_aborted_soon(&third), "after {milliseconds} ms");
+        }
+    }
+
+    /// What ends a world from its device: trouble of a group, and a point that is not passed.
+    #[test]
+    fn trouble_of_the_device_ends_the_world() {
+        for says in ["planted", "it is not done after"] {
+            let world = threads(2, SOON);
+            let watchdog = start(&world[0], Duration::from_millis(50));
+            let group = Arc::new(Fake::default());
+            watchdog.add(&group);
+            watchdog.expect(Passed(true), "the one before");
+            if says == "planted" {
+                *group.trouble.lock().expect("no panic") = Some(says.to_owned());
+            } else {
+                watchdog.expect(Passed(false), "it");
+            }
+            assert!(is_aborted_soon(&group));
+            let begun = Instant::now();
+            while world[1].failure().is_none() && begun.elapsed() < SOON {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let cause = world[1].failure().expect("the world ended").to_string();
+            assert!(cause.contains(says), "{cause}");
+        }
     }
 }

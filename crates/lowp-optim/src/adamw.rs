@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use half::bf16;
 use lowp_kernels::{Backend, Moments, StepCounts};
-use lowp_shard::{Communicator, FlatGather, Mesh, Requantize, ScaleBook, Traffic, or_abort};
+use lowp_shard::{Communicator, Done, FlatGather, Mesh, Requantize, ScaleBook, Traffic, or_abort};
 
 use crate::memory::OverGrads;
 use crate::param::Param;
-use crate::report::{PendingStep, StepReport, of_device, read};
+use crate::report::{PendingStep, StepReport, compare, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
 
@@ -37,6 +37,9 @@ pub struct AdamW<B: Backend> {
     pub(crate) keep: usize,
     /// Steps so far, applied or not.
     pub(crate) number: u64,
+    /// What the next step compares, and what the last one did.
+    pub(crate) done: Vec<Done>,
+    pub(crate) compared: Arc<[Done]>,
 }
 
 /// A captured step.
@@ -62,6 +65,13 @@ impl<B: Backend> AdamW<B> {
     pub fn calibrate(&self) -> Result<(), OptimError> {
         self.requantize.calibrate(&self.book, &*self.world)?;
         self.work.gather()
+    }
+
+    /// Has the next step compare what this rank has `done` over the ranks, in the gather that every step makes anyway: gradients
+    /// that it sent, weights that it gathered. Where ranks did different things no rank applies the step, and its report is an error
+    /// that names the first in which they differ. Costs the time of a hash.
+    pub fn compare(&mut self, done: Done) {
+        self.done.push(done);
     }
 
     /// Applies one step: norm, update, amax, agreement, cast, and the gather of full weights
@@ -136,13 +146,16 @@ impl<B: Backend> AdamW<B> {
     /// # Errors
     /// A parameter without a gradient, or options out of range: of this rank alone.
     pub fn prepare(&mut self, options: &StepOptions) -> Result<(), OptimError> {
+        let done = std::mem::take(&mut self.done);
         options.check()?;
         self.check_ready()?;
         if options.measures() != self.work.measures() {
             // It was captured with other passes.
             self.graph = None;
         }
-        self.work.set(options, self.number + 1, &self.groups)?;
+        self.work
+            .set(options, self.number + 1, &self.groups, &done)?;
+        self.compared = done.into();
         // Before the first write, so that no gather takes the old rows for current.
         self.params.iter().for_each(|p| p.item.begin_write());
         self.number += 1;
@@ -165,12 +178,13 @@ impl<B: Backend> AdamW<B> {
     /// The backend failed.
     pub fn outcome(&self) -> Result<PendingStep<B>, OptimError> {
         let (bytes, world) = (self.work.report()?, Arc::clone(&self.world));
-        Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard))
+        let done = Arc::clone(&self.compared);
+        Ok(PendingStep::on_its_way(bytes, world, self.mesh.shard, done))
     }
 
     /// The same where the collectives of a step are done when [`AdamW::enqueue`] returns
     /// ([`Communicator::is_enqueued`] is false): waits for the step, and where ranks gave other options or
-    /// hyperparameters its error names the first. Every rank must call it.
+    /// hyperparameters, or did other things before ([`AdamW::compare`]), its error names the first. Every rank must call it.
     ///
     /// # Errors
     /// As [`PendingStep::wait`].
@@ -180,6 +194,7 @@ impl<B: Backend> AdamW<B> {
             Some(_) => self.work.difference(options, self.number, &self.groups)?,
             None => "the step",
         };
+        compare(&report, &*self.world, self.mesh.shard, &self.compared)?;
         of_device(&report, what, self.mesh.shard, self.world.world_size())
     }
 

@@ -324,6 +324,8 @@ impl<B: Backend> AdamWBuilder<B> {
             pinned: false,
             keep: 1,
             number: 0,
+            done: Vec::new(),
+            compared: Arc::default(),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! [`StepOptions`]: what changes from step to step.
 
 use lowp_kernels::{GradPart, StepScalars};
+use lowp_shard::{Among, Done, digest};
 
 use crate::{Group, OptimError};
 
@@ -95,27 +96,19 @@ impl StepOptions {
         }
     }
 
-    /// This rank's part of step `number` as [`GradPart`] has it, without the gradients.
-    pub(crate) fn part(&self, number: u64, groups: &[Group]) -> GradPart {
+    /// This rank's part of step `number` as [`GradPart`] has it, without the gradients: options, and what was `done` before.
+    pub(crate) fn part(&self, number: u64, groups: &[Group], done: &[Done]) -> GradPart {
+        let of = |among| {
+            let done = done.iter().filter(move |done| done.among() == among);
+            done.map(Done::digest)
+        };
         let values = self.common(number, groups).into_iter();
         GradPart {
-            consensus: digest(values.map(|(_, bits)| bits)),
+            consensus: digest(values.map(|(_, bits)| bits).chain(of(Among::World))),
+            within: digest(of(Among::Shards)),
             ..GradPart::default()
         }
     }
-}
-
-/// One number of all `values`, in their order.
-fn digest(values: impl Iterator<Item = u64>) -> u64 {
-    values.fold(0, |digest, bits| mix(digest ^ bits))
-}
-
-/// A bijection of 64 bits of which every bit depends on every bit (splitmix64).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]
@@ -126,7 +119,7 @@ mod tests {
     fn every_option_hyperparameter_and_the_number_of_the_step_show() {
         let good = StepOptions::default();
         let group = Group::default();
-        let with = |group: Group| good.part(1, &[Group::default(), group]);
+        let with = |group: Group| good.part(1, &[Group::default(), group], &[]);
         let all = [
             with(group),
             with(Group { lr: 0.5, ..group }),
@@ -144,34 +137,34 @@ mod tests {
                 ..group
             }),
             // The same values, each in the other group.
-            good.part(1, &[Group { lr: 0.5, ..group }, group]),
-            good.part(1, &[]),
-            good.part(2, &[]),
+            good.part(1, &[Group { lr: 0.5, ..group }, group], &[]),
+            good.part(1, &[], &[]),
+            good.part(2, &[], &[]),
             StepOptions {
                 lr_factor: 0.5,
                 ..good
             }
-            .part(1, &[]),
+            .part(1, &[], &[]),
             StepOptions {
                 grad_scale: 0.5,
                 ..good
             }
-            .part(1, &[]),
+            .part(1, &[], &[]),
             StepOptions {
                 skip_nonfinite: false,
                 ..good
             }
-            .part(1, &[]),
+            .part(1, &[], &[]),
             StepOptions {
                 max_norm: Some(0.5),
                 ..good
             }
-            .part(1, &[]),
+            .part(1, &[], &[]),
             StepOptions {
                 max_norm: Some(f32::INFINITY),
                 ..good
             }
-            .part(1, &[]),
+            .part(1, &[], &[]),
         ];
         for (i, a) in all.iter().enumerate() {
             for b in &all[..i] {

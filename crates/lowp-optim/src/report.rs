@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lowp_kernels::{Backend, Pending, StepReport as DeviceReport};
-use lowp_shard::{Communicator, or_abort};
+use lowp_shard::{Communicator, Done, ShardError, or_abort};
 
 use crate::OptimError;
 
@@ -48,6 +48,7 @@ enum Arrival<B: Backend> {
         bytes: Pending<u8>,
         world: Arc<dyn Communicator<B>>,
         shards: usize,
+        done: Arc<[Done]>,
     },
 }
 
@@ -61,11 +62,13 @@ impl<B: Backend> PendingStep<B> {
         bytes: Pending<u8>,
         world: Arc<dyn Communicator<B>>,
         shards: usize,
+        done: Arc<[Done]>,
     ) -> Self {
         let arrival = Arrival::OnItsWay {
             bytes,
             world,
             shards,
+            done,
         };
         Self { arrival }
     }
@@ -81,10 +84,11 @@ impl<B: Backend> PendingStep<B> {
         }
     }
 
-    /// Waits until the step is done.
+    /// Waits until the step is done. Where ranks did other things before it ([`AdamW::compare`](crate::AdamW::compare)) they tell
+    /// each other which, so every rank waits for it.
     ///
     /// # Errors
-    /// Ranks that did not do the same step, a rank that failed, or the device failed.
+    /// Ranks that did not do the same step or the same before it, a rank that failed, or the device failed.
     pub fn wait(self) -> Result<StepReport, OptimError> {
         match self.arrival {
             Arrival::Here(report) => Ok(report),
@@ -92,14 +96,16 @@ impl<B: Backend> PendingStep<B> {
                 bytes,
                 world,
                 shards,
+                done,
             } => {
                 let report = read(bytes)?;
                 // Collectives that were ended left what was there before.
                 world.control().failure().map_or(Ok(()), Err)?;
+                compare(&report, &*world, shards, &done)?;
                 let size = world.world_size();
                 let checked = of_device(
                     &report,
-                    "the step: its number, its options or the hyperparameters of a group",
+                    "the step: its number, its options, the hyperparameters of a group or the gradients that were sent",
                     shards,
                     size,
                 );
@@ -116,6 +122,28 @@ pub(crate) fn read(bytes: Pending<u8>) -> Result<DeviceReport, OptimError> {
     Ok(DeviceReport::from_bytes(&report))
 }
 
+/// Where a report says that ranks differ: says in what of `done`, if it is that.
+///
+/// # Errors
+/// [`ShardError::Mismatch`] on every rank.
+pub(crate) fn compare<B: Backend>(
+    report: &DeviceReport,
+    world: &dyn Communicator<B>,
+    shards: usize,
+    done: &[Done],
+) -> Result<(), ShardError> {
+    if report.consensus.or(report.within).is_none() {
+        return Ok(());
+    }
+    let compared = done.iter();
+    let compared = compared.map(|done| done.compare(world.control(), shards));
+    match compared.collect::<Result<(), ShardError>>() {
+        // A rank that does not wait for its report: what the report says is the cause.
+        Err(error) if !matches!(error, ShardError::Mismatch { .. }) => Ok(()),
+        compared => compared,
+    }
+}
+
 /// The report of a step that all of `world` ranks did alike; `options` is what they may differ in.
 pub(crate) fn of_device(
     report: &DeviceReport,
@@ -124,7 +152,8 @@ pub(crate) fn of_device(
     world: usize,
 ) -> Result<StepReport, OptimError> {
     let replica = |replica| (replica * shards, "the gradient norm of their replica");
-    let differs = report.consensus.map(|rank| (rank, options));
+    let within = report.within.map(|rank| (rank, "the gathers of a step"));
+    let differs = report.consensus.map(|rank| (rank, options)).or(within);
     if let Some((rank, what)) = differs.or_else(|| report.replicas.map(replica)) {
         return Err(OptimError::Disagree { what, rank, world });
     }

@@ -7,7 +7,9 @@ use lowp_kernels::{
     AdamwJob, Backend, EncodeJob, GradPart, Pending, Source, StepCounts, StepReport, StepScalars,
     StepScalarsJob, SumSquaresJob, Work,
 };
-use lowp_shard::{Communicator, FlatGather, GatherItem, Mesh, ScaleBook, ShardError, ordered};
+use lowp_shard::{
+    Communicator, Done, FlatGather, GatherItem, Mesh, ScaleBook, ShardError, ordered,
+};
 
 use crate::param::Param;
 use crate::{Group, OptimError, StepOptions};
@@ -172,9 +174,10 @@ impl<B: Backend> StepWork<B> {
         options: &StepOptions,
         number: u64,
         groups: &[Group],
+        done: &[Done],
     ) -> Result<(), OptimError> {
         self.measures = options.measures();
-        let mut bytes = options.part(number, groups).to_bytes()[GradPart::SUMS..].to_vec();
+        let mut bytes = options.part(number, groups, done).to_bytes()[GradPart::SUMS..].to_vec();
         bytes.extend(options.scalars(groups).to_bytes());
         if self.written != bytes {
             self.backend.write(&self.input, GradPart::SUMS, &bytes)?;

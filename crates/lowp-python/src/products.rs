@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
 
-use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side};
+use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, Workspace};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -21,22 +21,23 @@ pub(crate) struct Products {
 
 #[pymethods]
 impl Products {
-    /// Those of `device`'s stream, which work in `workspace`.
+    /// Those of `device`'s stream.
     #[new]
-    fn new(device: DeviceArg, workspace: MemoryArg) -> Result<Self, Error> {
+    fn new(device: DeviceArg) -> Result<Self, Error> {
         let device = Device::new(&device)?;
         let Device::Cuda(cuda) = &device else {
             return Err(Error::new(format!(
                 "products of codes on {device:?}; they are for GPUs"
             )));
         };
-        let of = Matmuls::new(cuda, cuda.wrap(workspace.into())?)?;
+        let of = Matmuls::new(cuda)?;
         let device = cuda.number();
         Ok(Self { of, device })
     }
 
     /// `out = left @ right.T`, `(rows, depth) @ (cols, depth).T` for `sides` (rows, cols, depth), all row-major, summed in f32 and rounded
     /// to `dtype`, `bfloat16` or `float32`. A `bias` of bf16 is added to each row. `fast` lets sums stay in the tensor core's accumulator.
+    /// It works in `workspace`, which the stream may give to others afterwards.
     #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
     fn multiply(
         &self,
@@ -47,6 +48,7 @@ impl Products {
         dtype: &str,
         bias: Option<MemoryArg>,
         fast: bool,
+        workspace: MemoryArg,
     ) -> Result<(), Error> {
         let (rows, cols, depth) = sides;
         let product = Product {
@@ -77,11 +79,21 @@ impl Products {
             Some(bias) => self.address(bias, 2 * cols, "the bias")?,
             None => 0,
         };
+        let workspace = Workspace::foreign(
+            self.address(&workspace, workspace.1, "the workspace")?,
+            workspace.1,
+        );
         // SAFETY: addresses are those of contiguous tensors with so many bytes on this device, which the package holds for the call;
         // PyTorch reuses memory of a stream behind the work of that stream.
         Ok(unsafe {
-            self.of
-                .run(&product, places, out, bias, Factors::Host(1.0, false))
+            self.of.run(
+                &product,
+                places,
+                out,
+                bias,
+                Factors::Host(1.0, false),
+                &workspace,
+            )
         }?)
     }
 }

@@ -81,6 +81,21 @@ def decoded(values, recipe):
 
 
 class Products(unittest.TestCase):
+    def test_streams_hold_no_memory_behind_their_products(self):
+        layer, x = coded()
+        with torch.no_grad():
+            expected = layer(x)
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated(DEVICE)
+            for _ in range(20):
+                stream = torch.cuda.Stream()
+                with torch.cuda.stream(stream):
+                    found = layer(x)
+                stream.synchronize()
+                self.assertTrue(torch.equal(found, expected))
+            del found
+            self.assertLess(torch.cuda.memory_allocated(DEVICE), before + _scaled._WORKSPACE)
+
     def test_they_are_those_of_the_decoded_operands(self):
         for dtype, near in ((torch.float32, 1e-3), (torch.bfloat16, 1e-2)):
             for bias in (True, False):

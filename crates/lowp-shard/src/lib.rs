@@ -48,6 +48,7 @@ mod audit;
 mod bucket;
 mod comm;
 mod control;
+mod done;
 mod error;
 mod flat_shard;
 mod flat_weights;
@@ -70,14 +71,15 @@ pub use comm::{
     run_ranks_on,
 };
 pub use control::{Control, Launch, join, threads};
+pub use done::{Among, Done, digest};
 pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;
 pub use flat_weights::{FlatGather, FlatMaster, FlatParam, FlatWeights, cast_master_weights};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
-    Reshard, Scratch, Unsharded, run_steps,
+    Reshard, Scratch, Scratches, Unsharded, run_steps,
 };
-pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam};
+pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam, Reduced};
 pub use hooks::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use init::Init;
 pub use mesh::{Mesh, MeshComm};

@@ -4,6 +4,7 @@
 mod common;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use common::{Comm, failing, ranks, values, variants};
 use lowp_format::{
@@ -11,7 +12,7 @@ use lowp_format::{
 };
 use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use lowp_shard::{
-    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, Reshard, ScaleBookBuilder,
+    CastItem, GatherGroup, GatherPool, LocalComm, Requantize, Reshard, ScaleBookBuilder, Scratches,
     ShardError, ShardSpec, ShardedTensor, quantize,
 };
 use proptest::prelude::*;
@@ -490,12 +491,14 @@ fn cuts_off_the_quantum_or_of_other_rows_are_rejected() {
 #[test]
 fn scratch_is_lent_in_turn() {
     let pool = GatherPool::new(&Cpu);
-    let id = |len| pool.scratch(len).map(|scratch| scratch.id());
-    let first = id(12).expect("room");
-    assert_eq!(id(12).expect("room"), first, "given back, lent again");
-    assert_ne!(id(8).expect("room"), first, "another length");
-    let held = pool.scratch(12).expect("room");
-    let other = pool.scratch(12).expect("room");
+    let (twelve, eight) = (pool.scratches(12), pool.scratches(8));
+    let id = |of: &Arc<Scratches<Cpu>>| of.lend().expect("room").id();
+    let first = id(&twelve);
+    assert_eq!(id(&twelve), first, "given back, lent again");
+    assert_eq!(id(&pool.scratches(12)), first, "to who asks for as many");
+    assert_ne!(id(&eight), first, "another length");
+    let held = twelve.lend().expect("room");
+    let other = twelve.lend().expect("room");
     assert_ne!(held.id(), other.id(), "two users at once");
     assert_eq!(Cpu.len(other.buffer()), 12);
     assert_eq!(

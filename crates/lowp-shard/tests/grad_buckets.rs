@@ -107,7 +107,7 @@ proptest! {
                     }
                     buckets.flush()?;
                 }
-                let arrived = buckets.finish()?;
+                let arrived = buckets.finish()?.contributions;
                 let all = |param| if Some(param) == skipped { 0 } else { micros };
                 assert_eq!(arrived, (0..cuts.len()).map(all).collect::<Vec<_>>());
             }
@@ -166,7 +166,7 @@ fn a_bucket_goes_when_it_is_full() {
         }
         assert_eq!(sent, [0, 1, 1, 2, 3]);
         assert_eq!([0, 4, 5].map(|param| buckets.arrived(param)), [1, 1, 0]);
-        assert_eq!(buckets.finish()?, [1; 5]);
+        assert_eq!(buckets.finish()?.contributions, [1; 5]);
         assert_eq!(mesh.shard.traffic().calls, 3);
         for out in outs {
             assert_eq!(Cpu.download(&out)?, [2.0; 4]);
@@ -214,7 +214,7 @@ fn gradients_of_a_layer_that_is_used_twice_are_added() {
             ] {
                 add(&mut buckets, param, x)?;
             }
-            assert_eq!(buckets.finish()?, [2, 3, 1]);
+            assert_eq!(buckets.finish()?.contributions, [2, 3, 1]);
             let sums: Vec<f32> = outs
                 .iter()
                 .map(|out| Ok(Cpu.download(out)?[0]))
@@ -237,7 +237,7 @@ fn discarded_gradients_do_not_count() {
         for param in 0..3 {
             add(&mut buckets, param, 1.0)?;
         }
-        assert_eq!(buckets.finish()?, [1; 3]);
+        assert_eq!(buckets.finish()?.contributions, [1; 3]);
         for out in &outs {
             assert_eq!(Cpu.download(out)?, [2.0; 4]);
         }
@@ -328,7 +328,7 @@ fn gradients_in_another_order_are_not_added() {
         for param in [rank, 1 - rank] {
             add(&mut buckets, param, 1.0 + param as f32)?;
         }
-        assert_eq!(buckets.finish()?, [1, 1]);
+        assert_eq!(buckets.finish()?.contributions, [1, 1]);
         assert_eq!(Cpu.download(&outs[1])?, [4.0; 4]);
         Ok(())
     });

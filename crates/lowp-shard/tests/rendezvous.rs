@@ -191,7 +191,7 @@ fn another_protocol_is_named_on_all() {
     assert!(
         error
             .to_string()
-            .contains("speaks protocol 99 and rank 0 1"),
+            .contains("speaks protocol 99 and rank 0 2"),
         "{error}"
     );
 }
@@ -213,7 +213,7 @@ fn a_killed_rank_is_lost() {
         }
     };
     let body = postcard::to_stdvec(&(2usize, 3usize, "tests")).expect("a hello");
-    stream.write_all(b"lowp\0\x01\0\0").expect("a greeting");
+    stream.write_all(b"lowp\0\x02\0\0").expect("a greeting");
     stream
         .write_all(&(body.len() as u32).to_le_bytes())
         .expect("a length");

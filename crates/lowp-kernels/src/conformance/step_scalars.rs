@@ -42,6 +42,7 @@ impl Input {
             }
             5 => part.sum_squares = f64::INFINITY,
             6 => part.sum_squares = pick(bits, &[1e80, 1e300, -1.0, 1e-320]),
+            7 => part.within ^= 1 << (bits % 64),
             _ => {}
         }
         let group = |i: u32| {
@@ -109,6 +110,8 @@ impl Input {
             sum_squares: f64::from(random.normal((rank % shards) as u64)).powi(2) * 8.0,
             non_finite: 0,
             consensus: seed,
+            // Replicas need not have it in common.
+            within: (rank / shards) as u64,
         };
         Self {
             parts: (0..replicas * shards).map(part).collect(),
@@ -192,11 +195,12 @@ pub(super) fn any_gradient_equals_the_reference<B: Backend>(rig: &Rig<B>) {
         reports.push(report(rig, job));
     }
     // Else the test would not see what it is about.
-    let kinds: [fn(&StepReport) -> bool; 6] = [
+    let kinds: [fn(&StepReport) -> bool; 7] = [
         |r| r.applied,
         |r| !r.applied && r.non_finite == 0,
         |r| r.applied && r.clip < 1.0,
         |r| r.consensus.is_some(),
+        |r| r.within.is_some(),
         |r| r.replicas.is_some(),
         |r| r.norm.is_nan(),
     ];
@@ -210,12 +214,13 @@ pub(super) fn thousands_of_ranks_equal_the_reference<B: Backend>(rig: &Rig<B>) {
     for (replicas, shards) in [(1, 4096), (4096, 1), (16, 256), (300, 7)] {
         let mut input = Input::of(replicas, shards, 1);
         let last = input.parts.len() - 1;
-        for defect in 0..4 {
-            input.replica = [0, replicas - 1, replicas / 2, 0][defect];
+        for defect in 0..5 {
+            input.replica = [0, replicas - 1, replicas / 2, 0, 0][defect];
             match defect {
                 1 => input.parts[last].consensus ^= 1 << 40,
                 2 => input.parts[last].sum_squares += 1.0,
                 3 => input.parts[last].non_finite = u64::MAX,
+                4 => input.parts[last].within ^= 1 << 63,
                 _ => {}
             }
             let job = job(&input, |bytes| rig.buffer(bytes));
@@ -229,6 +234,9 @@ pub(super) fn thousands_of_ranks_equal_the_reference<B: Backend>(rig: &Rig<B>) {
             assert_eq!(report.consensus, (defect > 0).then_some(last));
             let differs = defect == 2 && replicas > 1;
             assert_eq!(report.replicas, differs.then_some(replicas - 1));
+            // The only rank of a replica has nobody to differ from.
+            let differs = defect == 4 && shards > 1;
+            assert_eq!(report.within, differs.then_some(last));
         }
     }
 }

@@ -187,6 +187,27 @@ fn a_nan_on_one_rank_skips_the_step_on_all(place: &Place) -> Duration {
     })
 }
 
+/// The last rank does `work` in the other order in the fifth round; lengths tell nobody.
+fn swapped(place: &Place, work: &str, says: &str) -> Duration {
+    let other = format!("{}:5", place.last());
+    let all = [&ENDLESS[..], &["--work", work]].concat();
+    let mut world = world(place, &all, &["--swap", &other]);
+    world.fail(None, |_| says.to_owned())
+}
+
+fn gathers_in_another_order(place: &Place) -> Duration {
+    swapped(place, "gather,step", "group 1 for forward")
+}
+
+fn gradients_in_another_order(place: &Place) -> Duration {
+    let says = match place.device {
+        "cpu" => "(bucket 0)",
+        // Where ranks do not meet at the call the step finds it, and names them.
+        _ => "the gradients of a step",
+    };
+    swapped(place, "reduce-scatter,step", says)
+}
+
 /// The ranks have NCCL's id, and wait in its group for the last one.
 #[cfg(feature = "cuda")]
 fn killed_while_others_join_nccl(place: &Place) -> Duration {
@@ -246,6 +267,8 @@ macro_rules! cases_everywhere {
             a_port_in_use
             no_device
             a_nan_on_one_rank_skips_the_step_on_all
+            gathers_in_another_order
+            gradients_in_another_order
         }
     };
 }

@@ -97,7 +97,8 @@ def codes(store, orientation):
 
 _ELEMENTS = {dtype: name for name, dtype in _DTYPES.items()}
 _PRODUCTS = {}
-#: Bytes that products of a stream work in, as many as PyTorch gives its own on a Hopper.
+#: Bytes that a product works in, as many as PyTorch gives its own on a Hopper. They are PyTorch's: taken for each product, so that
+#: nothing holds them behind it, and graphs that PyTorch captures have their own.
 _WORKSPACE = 32 << 20
 
 
@@ -111,8 +112,8 @@ def product(a, b, dtype, bias=None, fast=False):
         out = torch.empty((rows, cols), dtype=dtype, device=a.device)
         left, right = ((memory(t), memory(scale), _ELEMENTS[t.dtype]) for t, scale in ((a, of_a), (b, of_b)))
         added = None if fused is None else memory(fused)
-        products = _products_of(a.device)
-        products.multiply((rows, cols, depth), left, right, memory(out), dtype_name(dtype), added, fast)
+        products, workspace = _products_of(a.device), empty(_WORKSPACE, a.device)
+        products.multiply((rows, cols, depth), left, right, memory(out), dtype_name(dtype), added, fast, memory(workspace))
     else:
         out = torch._scaled_mm(a, b.t(), of_a, of_b, bias=fused, out_dtype=dtype, use_fast_accum=fast)
     if bias is not None and not fits:
@@ -124,8 +125,7 @@ def _products_of(device):
     place = device_of(device)
     products = _PRODUCTS.get(place)
     if products is None:
-        workspace = empty(_WORKSPACE, device)
-        products = _PRODUCTS[place] = _lowp.Products(place, memory(workspace, keep=True))
+        products = _PRODUCTS[place] = _lowp.Products(place)
     return products
 
 

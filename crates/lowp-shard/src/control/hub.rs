@@ -7,6 +7,7 @@
 //! wait for each other in a circle, each in another group, are found when the last of them begins
 //! to wait.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 use super::call::{Call, by_ranks};
 use crate::ShardError;
 use crate::error::Departure;
+
+/// The group that all ranks are in. It stays.
+const WORLD: usize = 0;
 
 /// A rank's part in a round.
 #[derive(Clone, Debug)]
@@ -51,12 +55,23 @@ struct Group<P> {
     takers: usize,
     /// Number of rounds.
     rounds: u64,
+    /// The split that made it, until every member has opened it.
+    split: Option<Split>,
+    /// Members that have not opened it, and members that hold it or will.
+    unopened: usize,
+    holders: usize,
 }
 
+/// A parent, the number of the parent's round, and a color.
+type Split = (usize, u64, usize);
+
 impl<P> Group<P> {
-    fn new(members: Arc<[usize]>) -> Self {
+    fn new(members: Arc<[usize]>, split: Option<Split>) -> Self {
         Self {
             posts: members.iter().map(|_| None).collect(),
+            unopened: members.len(),
+            holders: members.len(),
+            split,
             members,
             latest: Arc::default(),
             takers: 0,
@@ -115,16 +130,17 @@ struct HubState<P> {
     departed: Vec<Option<Departure>>,
     /// Per world rank: the round that it waits for.
     waits: Vec<Option<Wait>>,
-    groups: Vec<Group<P>>,
-    /// Groups by parent, number of the parent's round, and color.
-    splits: Vec<((usize, u64, usize), usize)>,
+    /// Those that some rank holds, and the world. No number comes twice.
+    groups: BTreeMap<usize, Group<P>>,
+    /// Groups that were ever made.
+    made: usize,
 }
 
 impl<P> HubState<P> {
     /// Where those of `ranks` that wait do so, in words.
     fn places(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<String> {
         let place = |rank: usize| {
-            let group = &self.groups[self.waits[rank]?.group];
+            let group = self.groups.get(&self.waits[rank]?.group)?;
             let call = group.call_of(rank)?.describe(0);
             let with = &group.members;
             Some(format!("rank {rank} waits in {call} with ranks {with:?}"))
@@ -142,7 +158,7 @@ impl<P> HubState<P> {
         let mut at = 0;
         let mut wait = self.waits[rank]?;
         loop {
-            for needed in self.groups[wait.group].missing() {
+            for needed in self.groups.get(&wait.group)?.missing() {
                 if needed == rank {
                     let mut ranks = vec![rank];
                     // `at` counts from 1 in `reached`; 0 is `rank` itself.
@@ -170,7 +186,7 @@ impl<P> HubState<P> {
     /// What keeps the round that `rank` waits for from taking place.
     fn trouble(&self, rank: usize, limit: Duration) -> Option<ShardError> {
         let wait = self.waits[rank]?;
-        let group = &self.groups[wait.group];
+        let group = self.groups.get(&wait.group)?;
         let op = || {
             group
                 .call_of(rank)
@@ -197,7 +213,7 @@ impl<P> HubState<P> {
     }
 }
 
-/// The meeting point of one world. Group 0 is the world itself.
+/// The meeting point of one world.
 #[derive(Debug)]
 pub(crate) struct Hub<P> {
     limit: Duration,
@@ -213,8 +229,8 @@ impl<P: Debug> Hub<P> {
             failure: None,
             departed: vec![None; world],
             waits: vec![None; world],
-            groups: vec![Group::new((0..world).collect())],
-            splits: Vec::new(),
+            groups: BTreeMap::from([(WORLD, Group::new((0..world).collect(), None))]),
+            made: 1,
         };
         Self {
             limit,
@@ -243,22 +259,45 @@ impl<P: Debug> Hub<P> {
     /// The world ranks of a group; none of one that is not there.
     pub(crate) fn members(&self, group: usize) -> Arc<[usize]> {
         let state = self.lock();
-        let group = state.groups.get(group);
+        let group = state.groups.get(&group);
         group.map_or_else(Arc::default, |group| Arc::clone(&group.members))
     }
 
     /// The group that a split of `parent` makes of `members` for `color`: made for the first rank that
-    /// asks. `round` is the number of calls that the parent's ranks made before the split.
+    /// asks; each member asks once. `round` is the number of calls that the parent's ranks made before the split.
     pub(crate) fn open(&self, parent: usize, round: u64, color: usize, members: &[usize]) -> usize {
         let mut state = self.lock();
-        let key = (parent, round, color);
-        if let Some((_, group)) = state.splits.iter().find(|(known, _)| *known == key) {
-            return *group;
+        let split = (parent, round, color);
+        // New ones are at the end.
+        let mut known = state.groups.iter().rev();
+        let known = known.find(|(_, group)| group.split == Some(split));
+        let number = known.map_or(state.made, |(&number, _)| number);
+        state.made = state.made.max(number + 1);
+        let new = || Group::new(members.into(), Some(split));
+        let group = state.groups.entry(number).or_insert_with(new);
+        group.unopened = group.unopened.saturating_sub(1);
+        if group.unopened == 0 {
+            group.split = None;
         }
-        state.groups.push(Group::new(members.into()));
-        let group = state.groups.len() - 1;
-        state.splits.push((key, group));
-        group
+        number
+    }
+
+    /// A member of `group` holds it no more. The last one ends it; the world stays.
+    pub(crate) fn close(&self, group: usize) {
+        let mut state = self.lock();
+        let Some(open) = state.groups.get_mut(&group).filter(|_| group != WORLD) else {
+            return;
+        };
+        open.holders = open.holders.saturating_sub(1);
+        if open.holders == 0 {
+            state.groups.remove(&group);
+        }
+    }
+
+    /// Number of groups that some rank holds, the world among them.
+    #[cfg(test)]
+    pub(crate) fn groups(&self) -> usize {
+        self.lock().groups.len()
     }
 
     /// The cause of failure.
@@ -308,19 +347,18 @@ impl<P: Debug> Hub<P> {
         if let Some(cause) = &state.failure {
             return Err(cause.clone());
         }
-        let g = &mut state.groups[group];
+        let g = state.groups.get_mut(&group);
+        let g = g.ok_or_else(|| left(group, rank))?;
         g.posts[rank] = Some(post);
         if g.posts.iter().any(Option::is_none) {
             let (rounds, world_rank) = (g.rounds, g.members[rank]);
             let since = Instant::now();
             state.waits[world_rank] = Some(Wait { group, since });
+            g.takers += usize::from(waits);
             let trouble = state.circle(world_rank);
             return match trouble.or_else(|| state.trouble(world_rank, self.limit)) {
                 Some(error) => Err(self.fail_locked(state, error)),
-                None => {
-                    state.groups[group].takers += usize::from(waits);
-                    Ok(Err(rounds))
-                }
+                None => Ok(Err(rounds)),
             };
         }
         let round = match g.meet() {
@@ -351,10 +389,12 @@ impl<P: Debug> Hub<P> {
             Err(before) => before,
         };
         let mut guard = self.lock();
-        let world_rank = guard.groups[group].members[rank];
         loop {
             let state = &mut *guard;
-            let g = &mut state.groups[group];
+            // It is there for as long as this rank's handle.
+            let g = state.groups.get_mut(&group);
+            let g = g.ok_or_else(|| left(group, rank))?;
+            let world_rank = g.members[rank];
             // A round that took place counts, even if something failed right after it.
             if g.rounds > before {
                 return Ok(g.take());
@@ -414,13 +454,19 @@ impl<P: Debug> Hub<P> {
     }
 }
 
+/// A rank calls in a group whose handle it dropped.
+fn left(group: usize, rank: usize) -> ShardError {
+    let message = format!("member {rank} of group {group} calls in it and has left it");
+    ShardError::Failed { rank, message }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
 
     use super::*;
 
-    /// Groups that nobody uses any more stay; what their ranks told each other does not.
+    /// What ranks told each other ends with the round, and a group with its last handle ([`super::super::local`]).
     #[test]
     fn nothing_is_left_of_a_round_that_all_have_taken() {
         let hub = Hub::<Vec<u8>>::new(3, Duration::from_secs(20));
@@ -437,7 +483,7 @@ mod tests {
                 }
             });
             let state = hub.lock();
-            let group = &state.groups[0];
+            let group = &state.groups[&WORLD];
             assert!(group.latest.is_empty() && group.posts.iter().all(Option::is_none));
             assert_eq!(group.takers, 0);
         }

@@ -62,6 +62,12 @@ pub(crate) struct LocalControl<P: Payload> {
     calls: AtomicU64,
 }
 
+impl<P: Payload> Drop for LocalControl<P> {
+    fn drop(&mut self) {
+        self.world.hub.close(self.group);
+    }
+}
+
 /// The ranks of a world of `n` threads, in rank order. Every wait ends after `limit`.
 pub fn threads(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
     let world = LocalControl::<Arc<[u8]>>::world(n, limit).into_iter();
@@ -169,5 +175,35 @@ impl<P: Payload> Control for LocalControl<P> {
 
     fn failure(&self) -> Option<ShardError> {
         self.world.hub.failure()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that split again and again leave nothing behind, whoever drops its handle first.
+    #[test]
+    fn a_group_ends_with_its_last_handle() {
+        let world = LocalControl::<Arc<[u8]>>::world(3, Duration::from_secs(20));
+        let hub = Arc::clone(&world[0].world.hub);
+        std::thread::scope(|scope| {
+            for control in &world {
+                scope.spawn(move || {
+                    let mut kept = Vec::new();
+                    for round in 0..40 {
+                        let color = usize::from(control.rank == round % 3);
+                        let group = control.split_local(color, 0).expect("a group");
+                        let within = group.split_local(0, 0).expect("a group of it");
+                        drop(group);
+                        within.exchange("it", Vec::new()).expect("a round");
+                        if round % 2 == control.rank % 2 {
+                            kept.push(within);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(hub.groups(), 1);
     }
 }

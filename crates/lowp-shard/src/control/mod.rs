@@ -15,7 +15,6 @@ mod launch;
 pub(crate) mod local;
 mod tcp;
 
-use call::{by_ranks, excerpts};
 pub use launch::Launch;
 pub use local::threads;
 pub use tcp::join;
@@ -80,20 +79,10 @@ impl dyn Control + '_ {
     /// # Errors
     /// As the trait says; [`ShardError::Mismatch`] on every rank if descriptions differ.
     pub fn agree(&self, what: &str, description: &str) -> Result<(), ShardError> {
-        let tag = format!("agree on {what}");
         let mut digest = DefaultHasher::new();
         description.hash(&mut digest);
-        let digests = self.exchange(&tag, digest.finish().to_le_bytes().to_vec())?;
-        if digests.iter().all(|digest| *digest == digests[0]) {
-            return Ok(());
-        }
-        let texts = self.exchange(&tag, description.as_bytes().to_vec())?;
-        let texts: Vec<_> = texts.iter().map(|t| String::from_utf8_lossy(t)).collect();
-        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
-        Err(self.fail(ShardError::Mismatch {
-            what: what.to_owned(),
-            descriptions: by_ranks(excerpts(&texts), self.members()),
-        }))
+        let (digest, ranks) = (digest.finish(), self.world_size());
+        self.compare(what, digest, ranks, || description.to_owned())
     }
 
     /// The sum of every value over the ranks, in rank order: the same on each.

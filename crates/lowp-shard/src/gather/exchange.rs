@@ -40,6 +40,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
 
     fn repeat_into(&mut self, lease: &Lease<B>, exchange: Exchange) -> Result<(), ShardError> {
         self.compare(exchange)?;
+        self.pool.note(&*self.comm, self.number, exchange);
         let views = self.views_of(lease)?;
         let before = self.comm_of(exchange).traffic();
         let work = lease.set.exchange(exchange);
@@ -127,7 +128,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             _ => self.shards(&work.moves)?,
         };
         if !items.is_empty() {
-            comm.enqueue(&self.label(exchange), Collective::AllGather(&items))?;
+            comm.enqueue(&label(self.number, exchange), Collective::AllGather(&items))?;
         }
         let stream = comm.backend();
         for plan in &work.local {
@@ -140,25 +141,16 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     /// Compares over the ranks what is gathered, the first time: where calls are enqueued no rank waits for the others, and none
-    /// sees that they gather something else of the same length.
+    /// sees that they gather something else of the same length. Later ones are compared by the optimizer's step
+    /// ([`GatherPool::gathered`](super::GatherPool::gathered)).
     fn compare(&mut self, exchange: Exchange) -> Result<(), ShardError> {
         let comm = self.comm_of(exchange);
         if comm.is_enqueued() && comm.world_size() > 1 && !self.compared[exchange as usize] {
-            let label = self.label(exchange);
+            let label = label(self.number, exchange);
             comm.control().agree("what is gathered next", &label)?;
             self.compared[exchange as usize] = true;
         }
         Ok(())
-    }
-
-    /// What ranks that gather the same have in common, beside lengths.
-    fn label(&self, exchange: Exchange) -> String {
-        let what = match exchange {
-            Exchange::Forward => "for forward",
-            Exchange::Backward => "for backward",
-            Exchange::Parts => "for backward, of kept parts",
-        };
-        format!("group {} {what}", self.number)
     }
 
     /// The gather of this rank's shards.
@@ -172,4 +164,14 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         };
         moves.iter().map(item).collect()
     }
+}
+
+/// What ranks that gather the same have in common, beside lengths: group `number` of those of a pool.
+pub(super) fn label(number: u64, exchange: Exchange) -> String {
+    let what = match exchange {
+        Exchange::Forward => "for forward",
+        Exchange::Backward => "for backward",
+        Exchange::Parts => "for backward, of kept parts",
+    };
+    format!("group {number} {what}")
 }

@@ -12,6 +12,7 @@ use crate::{Communicator, ShardError, ShardedTensor, or_abort, ordered};
 
 mod account;
 mod exchange;
+mod meter;
 mod plan;
 mod pool;
 mod reshard;
@@ -24,10 +25,10 @@ pub use account::{GatherAccount, ParamAccount};
 use plan::{describe, plan_params};
 pub use pool::GatherPool;
 pub(crate) use pool::check_derived;
-use pool::{Exchange, Lease, ParamPlans};
+use pool::{Exchange, Geometry, Lease, ParamPlans};
 use reshard::Parts;
 pub use reshard::Reshard;
-pub use scratch::Scratch;
+pub use scratch::{Scratch, Scratches};
 pub use steps::{GatherTarget, run_steps};
 use views::Views;
 pub use watch::{GatherPoint, GatherWatch};
@@ -48,6 +49,9 @@ type Full<B, R> = QuantizedTensor<<B as Backend>::Buffer<u8>, R>;
 /// `unshard` gathers again, and [`GatherGroup::tensor`] rejects until then. Casts are collective,
 /// so all ranks come to the same decision; if they do not, because one rank wrote or cast its rows
 /// alone, every rank gets an error.
+///
+/// Ranks that gather different groups, or in another order, are an error at the call where ranks wait for each other on the host. Where calls are
+/// only enqueued the first gather of each kind is compared, and later ones by the optimizer's step ([`GatherPool::gathered`]).
 #[derive(Debug)]
 pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     /// Dropped first: libraries wait for graphs of their collectives before a communicator ends.
@@ -57,7 +61,7 @@ pub struct GatherGroup<B: Backend, R: Recipe = AnyRecipe> {
     pool: Arc<GatherPool<B>>,
     params: Vec<ShardedTensor<B, R>>,
     plans: Arc<[ParamPlans]>,
-    geometry: usize,
+    geometry: Arc<Geometry<B>>,
     /// The same on every rank: groups are made in the same order.
     number: u64,
     policy: ReshardAfterForward,
@@ -264,7 +268,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         };
         let stream = self.comm_of(exchange).backend().clone();
         if self.lease.is_none() {
-            self.lease = Some(self.pool.lease(self.geometry, [&self.backend, &stream])?);
+            self.lease = Some(self.pool.lease(&self.geometry, [&self.backend, &stream])?);
         }
         let after = self.backend.record()?;
         stream.wait(&after)?;

@@ -1,14 +1,18 @@
 //! [`GatherPool`]: destination buffers and planned local work, shared by groups of equal geometry.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lowp_format::{BufferKey, BufferSpec, GatherPlan, GatherStep, Phase, Recipe, Usage};
-use lowp_kernels::{Backend, Element, InterleaveJob, KernelError, TransposeJob, Work};
+use lowp_kernels::{Backend, InterleaveJob, KernelError, TransposeJob, Work};
 
-use super::scratch::Free;
+use super::exchange::label;
+use super::meter::{Meter, Metered};
+use super::scratch::Scratches;
 use super::steps::{GatherTarget, run_steps};
-use crate::ShardError;
+use crate::done::{Among, Done, Names, Order};
+use crate::{Communicator, ShardError};
 
 /// What a group gathers, and from where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,9 @@ pub(super) enum Exchange {
 impl Exchange {
     pub(super) const ALL: [Exchange; 3] = [Exchange::Forward, Exchange::Backward, Exchange::Parts];
 }
+
+/// As many exchanges has a group.
+const EXCHANGES: u64 = Exchange::ALL.len() as u64;
 
 impl From<Phase> for Exchange {
     fn from(phase: Phase) -> Self {
@@ -72,6 +79,8 @@ pub(super) struct DestinationSet<B: Backend> {
     /// Per parameter.
     buffers: Vec<Vec<(BufferKey, B::Buffer<u8>)>>,
     exchanges: [ExchangeWork<B>; 3],
+    /// Counts them.
+    _metered: Metered,
 }
 
 impl<B: Backend> DestinationSet<B> {
@@ -90,22 +99,32 @@ impl<B: Backend> DestinationSet<B> {
 /// Arrival buffers of interleaved pieces, by parameter and buffer.
 type Arrivals<B> = Vec<((usize, BufferKey), <B as Backend>::Buffer<u8>)>;
 
-/// Sets of one geometry that no group uses at the moment.
+/// Sets whose users do not overlap, with the point behind the last use of each.
+type FreeSets<B> = Vec<(Arc<DestinationSet<B>>, <B as Backend>::Event)>;
+
+/// What groups of equal shapes have in common. It goes with the last of them, and its sets with it.
 #[derive(Debug)]
-struct Geometry<B: Backend> {
+pub(super) struct Geometry<B: Backend> {
     plans: Arc<[ParamPlans]>,
-    /// Each with the point behind its last use.
-    free: Vec<(Arc<DestinationSet<B>>, B::Event)>,
+    /// Sets that no group uses at the moment.
+    free: Mutex<FreeSets<B>>,
+}
+
+impl<B: Backend> Geometry<B> {
+    /// Changes under this lock are whole even if a backend panicked in between.
+    fn lock(&self) -> MutexGuard<'_, FreeSets<B>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
-pub(super) struct Inner<B: Backend> {
-    geometries: Vec<Geometry<B>>,
-    pub(super) scratch: Vec<Free<B>>,
-    pub(super) allocations: u64,
-    bytes: usize,
-    sets: u64,
+struct Inner<B: Backend> {
+    /// Those that a group has, and scratch that somebody has.
+    geometries: Vec<Weak<Geometry<B>>>,
+    scratches: Vec<Weak<Scratches<B>>>,
     groups: u64,
+    /// Gathers since they were compared, by the ranks that make them.
+    gathered: Vec<(Vec<usize>, Order)>,
 }
 
 /// The memory that gathered weights of one rank live in.
@@ -113,9 +132,12 @@ pub(super) struct Inner<B: Backend> {
 /// A group borrows a set of destination buffers when it unshards and gives it back when it
 /// reshards, so layers of equal shapes take turns in the same memory and nothing is allocated
 /// from the second step on. A set is lent again behind the work of its last user. Local work (interleave, transpose) is planned once per set.
+/// When the last group of its shapes is dropped it is freed.
 #[derive(Debug)]
 pub struct GatherPool<B: Backend> {
     pub(super) backend: B,
+    meter: Arc<Meter>,
+    sets: AtomicU64,
     inner: Mutex<Inner<B>>,
 }
 
@@ -124,32 +146,36 @@ impl<B: Backend> GatherPool<B> {
     pub fn new(backend: &B) -> Arc<Self> {
         let inner = Inner {
             geometries: Vec::new(),
-            scratch: Vec::new(),
-            allocations: 0,
-            bytes: 0,
-            sets: 0,
+            scratches: Vec::new(),
             groups: 0,
+            gathered: Vec::new(),
         };
         Arc::new(Self {
             backend: backend.clone(),
+            meter: Arc::default(),
+            sets: AtomicU64::new(0),
             inner: Mutex::new(inner),
         })
     }
 
     /// Number of buffers allocated so far. Constant from the second step on.
     pub fn allocations(&self) -> u64 {
-        self.lock().allocations
+        self.meter.allocations()
     }
 
-    /// Bytes of all buffers of the pool, scratch included. It frees none, so this is also the most
-    /// that it ever held.
+    /// Bytes of all buffers of the pool, scratch included. Those of groups that are there no more do not count.
     pub fn resident_bytes(&self) -> usize {
-        self.lock().bytes
+        self.meter.bytes()
+    }
+
+    /// The most that [`GatherPool::resident_bytes`] was so far.
+    pub fn peak_bytes(&self) -> usize {
+        self.meter.most()
     }
 
     /// Number of destination sets made so far.
     pub fn sets(&self) -> u64 {
-        self.lock().sets
+        self.sets.load(Ordering::Relaxed)
     }
 
     /// The number of a new group that uses the pool.
@@ -159,37 +185,89 @@ impl<B: Backend> GatherPool<B> {
         inner.groups - 1
     }
 
+    /// The gathers that the ranks of `comm` made since the last time, for `AdamW::compare` of lowp-optim: where collectives are only
+    /// enqueued, ranks that gather groups of equal shapes in another order get each other's rows, and no step is applied then.
+    pub fn gathered(&self, comm: &dyn Communicator<B>) -> Done {
+        let members = comm.control().members();
+        let gathered = &mut self.lock().gathered;
+        let known = gathered.iter().position(|(known, _)| known == members);
+        Done {
+            what: "the gathers of a step",
+            among: Among::Shards,
+            order: known.map_or_else(Order::default, |at| gathered.swap_remove(at).1),
+            names: Names::Gathers(|item| {
+                let exchange = Exchange::ALL[(item % EXCHANGES) as usize];
+                label(item / EXCHANGES, exchange)
+            }),
+        }
+    }
+
+    /// Notes a gather of group `number`.
+    pub(super) fn note(&self, comm: &dyn Communicator<B>, number: u64, exchange: Exchange) {
+        let members = comm.control().members();
+        let gathered = &mut self.lock().gathered;
+        let item = EXCHANGES * number + exchange as u64;
+        match gathered.iter_mut().find(|(known, _)| known == members) {
+            Some((_, order)) => order.push(item),
+            None => {
+                let mut order = Order::default();
+                order.push(item);
+                gathered.push((members.to_vec(), order));
+            }
+        }
+    }
+
+    /// Scratch of `len` f32 values for who asks, shared with all who ask for as many.
+    pub fn scratches(&self, len: usize) -> Arc<Scratches<B>> {
+        let scratches = &mut self.lock().scratches;
+        scratches.retain(|known| known.strong_count() > 0);
+        let mut known = scratches.iter().filter_map(Weak::upgrade);
+        if let Some(found) = known.find(|known| known.len == len) {
+            return found;
+        }
+        let new = Arc::new(Scratches::new(&self.backend, &self.meter, len));
+        scratches.push(Arc::downgrade(&new));
+        new
+    }
+
+    /// No bytes of this pool yet.
+    pub(super) fn metered(&self) -> Metered {
+        Metered::new(&self.meter)
+    }
+
     /// Changes under this lock are whole even if a backend panicked in between.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner<B>> {
+    fn lock(&self) -> MutexGuard<'_, Inner<B>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the geometry `plans`.
-    pub(super) fn geometry(&self, plans: &Arc<[ParamPlans]>) -> usize {
-        let mut inner = self.lock();
-        if let Some(found) = inner.geometries.iter().position(|g| g.plans == *plans) {
+    /// The geometry `plans`.
+    pub(super) fn geometry(&self, plans: &Arc<[ParamPlans]>) -> Arc<Geometry<B>> {
+        let geometries = &mut self.lock().geometries;
+        geometries.retain(|known| known.strong_count() > 0);
+        let mut known = geometries.iter().filter_map(Weak::upgrade);
+        if let Some(found) = known.find(|known| known.plans == *plans) {
             return found;
         }
-        inner.geometries.push(Geometry {
+        let new = Arc::new(Geometry {
             plans: Arc::clone(plans),
-            free: Vec::new(),
+            free: Mutex::default(),
         });
-        inner.geometries.len() - 1
+        geometries.push(Arc::downgrade(&new));
+        new
     }
 
     /// Borrows a set, made now if none is free, for work of `streams`, the first of which does the
     /// last of it. They follow whoever used the memory before.
     pub(super) fn lease(
-        self: &Arc<Self>,
-        geometry: usize,
+        &self,
+        geometry: &Arc<Geometry<B>>,
         streams: [&B; 2],
     ) -> Result<Lease<B>, ShardError> {
-        let mut inner = self.lock();
-        let set = match self.take(&mut inner.geometries[geometry].free, streams)? {
+        let free = take(&mut geometry.lock(), streams)?;
+        let set = match free {
             Some(set) => set,
             None => {
-                let plans = Arc::clone(&inner.geometries[geometry].plans);
-                let set = Arc::new(self.make(&mut inner, &plans)?);
+                let set = Arc::new(self.make(&geometry.plans)?);
                 for stream in streams {
                     stream.wait_for(&self.backend)?;
                 }
@@ -197,52 +275,14 @@ impl<B: Backend> GatherPool<B> {
             }
         };
         Ok(Lease {
-            pool: Arc::clone(self),
-            geometry,
+            geometry: Arc::clone(geometry),
             set,
             stream: streams[0].clone(),
         })
     }
 
-    /// A free set, behind its last use. One that was given back within a capture stays with the graph, which
-    /// writes to it at every launch.
-    fn take(
-        &self,
-        free: &mut Vec<(Arc<DestinationSet<B>>, B::Event)>,
-        streams: [&B; 2],
-    ) -> Result<Option<Arc<DestinationSet<B>>>, ShardError> {
-        for at in (0..free.len()).rev() {
-            let last_use = &free[at].1;
-            match streams.iter().try_for_each(|stream| stream.wait(last_use)) {
-                Ok(()) => return Ok(Some(free.remove(at).0)),
-                Err(KernelError::InCapture { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(None)
-    }
-
-    /// Memory of one group, which nobody else gets.
-    pub(super) fn bytes(&self, len: usize) -> Result<B::Buffer<u8>, ShardError> {
-        self.alloc(&mut self.lock(), len)
-    }
-
-    pub(super) fn alloc<T: Element>(
-        &self,
-        inner: &mut Inner<B>,
-        len: usize,
-    ) -> Result<B::Buffer<T>, ShardError> {
-        let buffer = self.backend.alloc(len)?;
-        inner.allocations += 1;
-        inner.bytes += len * size_of::<T>();
-        Ok(buffer)
-    }
-
-    fn make(
-        &self,
-        inner: &mut Inner<B>,
-        plans: &[ParamPlans],
-    ) -> Result<DestinationSet<B>, ShardError> {
+    fn make(&self, plans: &[ParamPlans]) -> Result<DestinationSet<B>, ShardError> {
+        let mut metered = self.metered();
         let mut buffers = Vec::with_capacity(plans.len());
         for param in plans {
             let mut own: Vec<(BufferKey, B::Buffer<u8>)> = Vec::new();
@@ -251,7 +291,8 @@ impl<B: Backend> GatherPool<B> {
                     let spec = step.spec();
                     let replicated = matches!(step, GatherStep::Replicated { .. });
                     if !replicated && own.iter().all(|(key, _)| *key != spec.key) {
-                        own.push((spec.key, self.alloc(inner, spec.bytes(plan.full))?));
+                        let buffer = metered.alloc(&self.backend, spec.bytes(plan.full))?;
+                        own.push((spec.key, buffer));
                     }
                 }
             }
@@ -259,18 +300,18 @@ impl<B: Backend> GatherPool<B> {
         }
         let mut arrivals = Arrivals::<B>::new();
         let [forward, backward, parts] = Exchange::ALL
-            .map(|exchange| self.work(inner, plans, &buffers, &mut arrivals, exchange));
-        inner.sets += 1;
+            .map(|exchange| self.work(&mut metered, plans, &buffers, &mut arrivals, exchange));
         Ok(DestinationSet {
-            id: inner.sets,
+            id: 1 + self.sets.fetch_add(1, Ordering::Relaxed),
             buffers,
             exchanges: [forward?, backward?, parts?],
+            _metered: metered,
         })
     }
 
     fn work(
         &self,
-        inner: &mut Inner<B>,
+        metered: &mut Metered,
         plans: &[ParamPlans],
         buffers: &[Vec<(BufferKey, B::Buffer<u8>)>],
         arrivals: &mut Arrivals<B>,
@@ -286,8 +327,8 @@ impl<B: Backend> GatherPool<B> {
                 Exchange::Forward | Exchange::Backward => plan.cuts.world(),
             };
             let mut recorded = Recorded {
-                pool: self,
-                inner,
+                backend: &self.backend,
+                metered,
                 param,
                 plan,
                 ranks,
@@ -310,10 +351,27 @@ impl<B: Backend> GatherPool<B> {
     }
 }
 
+/// A free set, behind its last use. One that was given back within a capture stays with the graph, which
+/// writes to it at every launch.
+fn take<B: Backend>(
+    free: &mut FreeSets<B>,
+    streams: [&B; 2],
+) -> Result<Option<Arc<DestinationSet<B>>>, ShardError> {
+    for at in (0..free.len()).rev() {
+        let last_use = &free[at].1;
+        match streams.iter().try_for_each(|stream| stream.wait(last_use)) {
+            Ok(()) => return Ok(Some(free.remove(at).0)),
+            Err(KernelError::InCapture { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
 /// The steps of one parameter's plan, recorded beside those of the group's other parameters.
 struct Recorded<'a, B: Backend> {
-    pool: &'a GatherPool<B>,
-    inner: &'a mut Inner<B>,
+    backend: &'a B,
+    metered: &'a mut Metered,
     param: usize,
     plan: &'a GatherPlan,
     /// Those that take part.
@@ -345,7 +403,7 @@ impl<B: Backend> GatherTarget<B> for Recorded<'_, B> {
         if let Some((_, known)) = self.arrivals.iter().find(|(known, _)| *known == name) {
             return Ok(known.clone());
         }
-        let buffer = self.pool.alloc::<u8>(self.inner, bytes)?;
+        let buffer = self.metered.alloc::<B, u8>(self.backend, bytes)?;
         self.arrivals.push((name, buffer.clone()));
         Ok(buffer)
     }
@@ -431,8 +489,7 @@ fn check_transpose(
 /// then.
 #[derive(Debug)]
 pub(super) struct Lease<B: Backend> {
-    pool: Arc<GatherPool<B>>,
-    geometry: usize,
+    geometry: Arc<Geometry<B>>,
     pub(super) set: Arc<DestinationSet<B>>,
     stream: B,
 }
@@ -441,9 +498,7 @@ impl<B: Backend> Drop for Lease<B> {
     fn drop(&mut self) {
         // A device that cannot say when it is done does not get the memory again.
         if let Ok(last_use) = self.stream.record() {
-            let set = Arc::clone(&self.set);
-            let mut inner = self.pool.lock();
-            inner.geometries[self.geometry].free.push((set, last_use));
+            self.geometry.lock().push((Arc::clone(&self.set), last_use));
         }
     }
 }

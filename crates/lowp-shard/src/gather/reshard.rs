@@ -6,6 +6,7 @@ use lowp_format::ReshardAfterForward;
 use lowp_kernels::Backend;
 
 use super::GatherPool;
+use super::meter::Metered;
 use super::pool::{DestinationSet, Exchange, ParamPlans};
 use crate::{Communicator, GatherItem, ShardError, or_abort};
 
@@ -89,6 +90,8 @@ impl<B: Backend> From<bool> for Reshard<B> {
 pub(super) struct Parts<B: Backend> {
     pub(super) group: Arc<dyn Communicator<B>>,
     buffers: Vec<B::Buffer<u8>>,
+    /// Counts them.
+    _metered: Metered,
     /// Whether they are of the last forward.
     pub(super) filled: bool,
 }
@@ -107,11 +110,14 @@ impl<B: Backend> Parts<B> {
         let rank = group.rank();
         let steps = plans.iter().filter_map(|p| p.plan(Exchange::Parts));
         let lens = steps.flat_map(|plan| plan.steps.iter().filter_map(|s| s.piece(rank)));
-        let buffers = lens.map(|len| pool.bytes(len)).collect::<Result<_, _>>()?;
+        let mut metered = pool.metered();
+        let buffers = lens.map(|len| metered.alloc(&pool.backend, len));
+        let buffers = buffers.collect::<Result<_, _>>()?;
         stream.wait_for(&pool.backend)?;
         Ok(Some(Self {
             group: Arc::clone(group),
             buffers,
+            _metered: metered,
             filled: false,
         }))
     }

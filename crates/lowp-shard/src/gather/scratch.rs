@@ -1,105 +1,113 @@
 //! [`Scratch`]: buffers of f32 values that the users of a pool take turns in.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowp_kernels::{Backend, KernelError};
 
-use super::pool::GatherPool;
+use super::meter::{Meter, Metered};
 use crate::ShardError;
 
-/// A free buffer of the pool, by number of entries.
+/// Buffers of one length of a pool ([`GatherPool::scratches`](super::GatherPool::scratches)), which go with the last handle.
 #[derive(Debug)]
-pub(super) struct Free<B: Backend> {
-    len: usize,
-    id: u64,
-    buffer: B::Buffer<f32>,
-    /// The point behind its last use.
-    last_use: B::Event,
+pub struct Scratches<B: Backend> {
+    backend: B,
+    meter: Arc<Meter>,
+    pub(super) len: usize,
+    /// Those that nobody uses at the moment.
+    free: Mutex<Free<B>>,
 }
 
-/// Memory for f32 values, borrowed from a [`GatherPool`] for one use: a decoded weight, for
+/// Buffers, each with the point behind its last use.
+type Free<B> = Vec<(Arc<Memory<B>>, <B as Backend>::Event)>;
+
+#[derive(Debug)]
+struct Memory<B: Backend> {
+    id: u64,
+    buffer: B::Buffer<f32>,
+    /// Counts it.
+    _metered: Metered,
+}
+
+/// Memory for f32 values, borrowed from a pool for one use: a decoded weight, for
 /// example. Its content is what the last user left. It goes back when dropped, to be lent behind the work that
 /// the pool's stream has by then: streams that use it besides are ordered before.
 #[derive(Debug)]
 pub struct Scratch<B: Backend> {
-    pool: Arc<GatherPool<B>>,
-    len: usize,
-    id: u64,
-    buffer: B::Buffer<f32>,
+    of: Arc<Scratches<B>>,
+    memory: Arc<Memory<B>>,
 }
 
 impl<B: Backend> Scratch<B> {
     /// The buffer.
     pub fn buffer(&self) -> &B::Buffer<f32> {
-        &self.buffer
+        &self.memory.buffer
     }
 
-    /// A number that no other buffer of the pool has: plans over the buffer can be kept by it.
+    /// A number that no other buffer has: plans over the buffer can be kept by it.
     pub fn id(&self) -> u64 {
-        self.id
+        self.memory.id
     }
 }
 
-impl<B: Backend> GatherPool<B> {
-    /// Borrows `len` f32 values. The buffer that was given back last is taken, so users of one length
-    /// who do not overlap share one buffer.
+impl<B: Backend> Scratches<B> {
+    pub(super) fn new(backend: &B, meter: &Arc<Meter>, len: usize) -> Self {
+        Self {
+            backend: backend.clone(),
+            meter: Arc::clone(meter),
+            len,
+            free: Mutex::default(),
+        }
+    }
+
+    /// Borrows a buffer. The one that was given back last is taken, so users who do not overlap share one.
     ///
     /// # Errors
     /// The backend has no room for another buffer.
-    pub fn scratch(self: &Arc<Self>, len: usize) -> Result<Scratch<B>, ShardError> {
-        let mut inner = self.lock();
-        let free = self.take_scratch(&mut inner.scratch, len)?;
-        let (id, buffer) = match free {
-            Some(free) => (free.id, free.buffer),
-            None => {
-                let buffer = self.alloc::<f32>(&mut inner, len)?;
-                (inner.allocations, buffer)
-            }
+    pub fn lend(self: &Arc<Self>) -> Result<Scratch<B>, ShardError> {
+        let memory = match self.take()? {
+            Some(memory) => memory,
+            None => Arc::new(self.make()?),
         };
-        Ok(Scratch {
-            pool: Arc::clone(self),
-            len,
-            id,
-            buffer,
+        let of = Arc::clone(self);
+        Ok(Scratch { of, memory })
+    }
+
+    fn make(&self) -> Result<Memory<B>, ShardError> {
+        static MADE: AtomicU64 = AtomicU64::new(1);
+        let mut metered = Metered::new(&self.meter);
+        Ok(Memory {
+            buffer: metered.alloc(&self.backend, self.len)?,
+            id: MADE.fetch_add(1, Ordering::Relaxed),
+            _metered: metered,
         })
     }
-}
 
-impl<B: Backend> GatherPool<B> {
-    /// A free buffer of `len` entries, behind its last use. One that was given back within a capture stays
+    /// A free buffer, behind its last use. One that was given back within a capture stays
     /// with the graph.
-    fn take_scratch(
-        &self,
-        free: &mut Vec<Free<B>>,
-        len: usize,
-    ) -> Result<Option<Free<B>>, ShardError> {
-        for at in (0..free.len())
-            .rev()
-            .filter(|&at| free[at].len == len)
-            .collect::<Vec<_>>()
-        {
-            match self.backend.wait(&free[at].last_use) {
-                Ok(()) => return Ok(Some(free.remove(at))),
+    fn take(&self) -> Result<Option<Arc<Memory<B>>>, ShardError> {
+        let mut free = self.lock();
+        for at in (0..free.len()).rev() {
+            match self.backend.wait(&free[at].1) {
+                Ok(()) => return Ok(Some(free.remove(at).0)),
                 Err(KernelError::InCapture { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(None)
     }
+
+    /// Changes under this lock are whole even if a backend panicked in between.
+    fn lock(&self) -> MutexGuard<'_, Free<B>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<B: Backend> Drop for Scratch<B> {
     fn drop(&mut self) {
         // A device that cannot say when it is done does not get the memory again.
-        if let Ok(last_use) = self.pool.backend.record() {
-            let (len, id, buffer) = (self.len, self.id, self.buffer.clone());
-            let free = Free {
-                len,
-                id,
-                buffer,
-                last_use,
-            };
-            self.pool.lock().scratch.push(free);
+        if let Ok(last_use) = self.of.backend.record() {
+            self.of.lock().push((Arc::clone(&self.memory), last_use));
         }
     }
 }

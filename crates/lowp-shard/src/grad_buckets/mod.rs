@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 use std::ops::Range;
+use std::sync::Arc;
 
 use lowp_kernels::{Backend, FloatDtype, Source};
 
+use crate::done::{Among, Done, Names, Order};
 use crate::{Collective, GradWire, MeshComm, ReduceItem, ShardError, Started, or_abort};
 
 mod slabs;
@@ -70,19 +72,28 @@ pub struct GradBuckets<B: Backend> {
     last: Option<Started<B>>,
     /// Why a bucket was not sent: it may have been added in part.
     failed: Option<ShardError>,
-    /// A digest of the parameters that were sent in this step, in their order.
-    order: u64,
+    /// The parameters that were sent in this step, bucket after bucket.
+    order: Order,
+    /// Of all parameters.
+    names: Arc<[String]>,
     /// Steps that ended.
     steps: u64,
 }
 
-/// Steps that are compared where ranks do not meet on the host: what a program does differently on its ranks it mostly does
-/// from the first one on.
+/// Steps whose end compares them where ranks do not meet on the host: what a program does differently on its ranks it mostly does
+/// from the first one on. Later ones are compared by the optimizer ([`Reduced::done`]).
 const COMPARED: u64 = 2;
 
-/// The digest `order` with `param` behind it (FNV-1a).
-fn then(order: u64, param: usize) -> u64 {
-    (order ^ param as u64).wrapping_mul(0x0100_0000_01b3)
+/// Behind the parameters of a bucket in [`GradBuckets::order`]: ranks send the same buckets, and not only the same gradients.
+const SENT: u64 = u64::MAX;
+
+/// The gradients of a step.
+#[derive(Clone, Debug)]
+pub struct Reduced {
+    /// Contributions that arrived, by parameter.
+    pub contributions: Vec<usize>,
+    /// What was sent, for `AdamW::compare` of lowp-optim: no step is applied whose ranks sent different gradients.
+    pub done: Done,
 }
 
 #[derive(Debug)]
@@ -178,6 +189,8 @@ impl<B: Backend> GradBuckets<B> {
             params.end += 1;
             *end += len;
         }
+        let names = planned.iter().map(|param| param.given.name.clone());
+        let names: Arc<[String]> = names.collect();
         let lens: Vec<usize> = buckets.iter().map(|bucket| bucket.len).collect();
         let at_once = if shard.is_enqueued() { 2 } else { 1 };
         Ok(Self {
@@ -189,7 +202,8 @@ impl<B: Backend> GradBuckets<B> {
             buckets,
             last: None,
             failed: None,
-            order: 0,
+            order: Order::default(),
+            names,
             steps: 0,
         })
     }
@@ -317,9 +331,10 @@ impl<B: Backend> GradBuckets<B> {
             if param.state == State::Pushed {
                 param.arrived += 1;
                 (param.state, param.grad) = (State::Idle, None);
-                self.order = then(self.order, first + at);
+                self.order.push((first + at) as u64);
             }
         }
+        self.order.push(SENT);
         *pushed = 0;
         if let Some(slab) = slab.take() {
             self.slabs.give_back(slab, started.clone());
@@ -328,21 +343,22 @@ impl<B: Backend> GradBuckets<B> {
         Ok(())
     }
 
-    /// Ends a step: sends what is left, sums over the replicas, and has later work of the stream follow. Returns
-    /// the contributions that arrived, by parameter, and counts from zero. Collective.
+    /// Ends a step: sends what is left, sums over the replicas, and has later work of the stream follow. Counts from zero
+    /// afterwards. Collective.
     ///
     /// # Errors
-    /// As [`GradBuckets::flush`]; ranks that pushed different parameters or in another order, which are found in every step where
-    /// ranks wait for each other on the host, and in the first two elsewhere.
-    pub fn finish(&mut self) -> Result<Vec<usize>, ShardError> {
+    /// As [`GradBuckets::flush`]; ranks that pushed different parameters or in another order. These are found here in every step where
+    /// ranks wait for each other on the host, and in the first two elsewhere; in later ones by the optimizer's step ([`Reduced::done`]),
+    /// or by the time limit where ranks sent buckets of different lengths.
+    pub fn finish(&mut self) -> Result<Reduced, ShardError> {
         self.flush()?;
         let finished = self.try_finish();
         or_abort(&*self.mesh.world, finished)
     }
 
-    fn try_finish(&mut self) -> Result<Vec<usize>, ShardError> {
+    fn try_finish(&mut self) -> Result<Reduced, ShardError> {
         self.follow()?;
-        self.compare()?;
+        let done = self.compare()?;
         let sums = self.params.iter().filter(|p| p.arrived > 0);
         let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
         if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
@@ -358,7 +374,10 @@ impl<B: Backend> GradBuckets<B> {
             .params
             .iter_mut()
             .map(|p| std::mem::take(&mut p.arrived));
-        Ok(arrived.collect())
+        Ok(Reduced {
+            contributions: arrived.collect(),
+            done,
+        })
     }
 
     /// Forgets the gradients of this step, for example after a micro-batch that failed on this rank: what is on its way
@@ -371,7 +390,7 @@ impl<B: Backend> GradBuckets<B> {
         for param in &mut self.params {
             (param.state, param.grad, param.arrived) = (State::Idle, None, 0);
         }
-        self.order = 0;
+        self.order = Order::default();
         for bucket in &mut self.buckets {
             bucket.pushed = 0;
             if let Some(slab) = bucket.slab.take() {
@@ -383,16 +402,19 @@ impl<B: Backend> GradBuckets<B> {
 
     /// Compares what the ranks sent and in which order, in every step where they meet on the host anyway: gradients of one length
     /// that different ranks sent for different parameters were added.
-    fn compare(&mut self) -> Result<(), ShardError> {
-        let world = &*self.mesh.world;
-        let (step, order) = (self.steps, std::mem::take(&mut self.order));
-        self.steps += 1;
-        if world.is_enqueued() && step >= COMPARED {
-            return Ok(());
+    fn compare(&mut self) -> Result<Done, ShardError> {
+        let (world, shards) = (&*self.mesh.world, self.mesh.mesh.shard);
+        let done = Done {
+            what: "the gradients of a step",
+            among: Among::World,
+            order: std::mem::take(&mut self.order),
+            names: Names::Params(Arc::clone(&self.names)),
+        };
+        if !world.is_enqueued() || self.steps < COMPARED {
+            done.compare(world.control(), shards)?;
         }
-        let sent = self.contributions();
-        let text = format!("contributions by parameter: {sent:?}, in the order {order:016x}");
-        world.control().agree("the gradients of a step", &text)
+        self.steps += 1;
+        Ok(done)
     }
 
     /// Has later work of the stream follow all buckets that were sent: their memory is free for it.

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use lowp_kernels::Cuda;
-use lowp_matmul::WORKSPACE;
 pub(super) use lowp_matmul::{Dtype, Factors, Place, Product, Scale, Side};
+use lowp_matmul::{WORKSPACE, Workspace};
 
 use super::TransformerError;
 use super::place::Arena;
@@ -16,6 +16,7 @@ use super::trace::Trace;
 #[derive(Debug)]
 pub(super) struct Matmuls {
     of: lowp_matmul::Matmuls,
+    workspace: Workspace,
     trace: Arc<Trace>,
 }
 
@@ -25,9 +26,12 @@ impl Matmuls {
         arena: &Arena,
         trace: &Arc<Trace>,
     ) -> Result<Self, TransformerError> {
-        let of = lowp_matmul::Matmuls::new(cuda, arena.own(WORKSPACE)?)?;
-        let trace = Arc::clone(trace);
-        Ok(Self { of, trace })
+        let of = lowp_matmul::Matmuls::new(cuda)?;
+        Ok(Self {
+            of,
+            workspace: arena.own(WORKSPACE)?.into(),
+            trace: Arc::clone(trace),
+        })
     }
 
     /// Gives the stream `out = alpha * left * right + beta * out`.
@@ -41,8 +45,9 @@ impl Matmuls {
         out: u64,
         factors: impl Into<Factors>,
     ) -> Result<(), TransformerError> {
+        let (factors, workspace) = (factors.into(), &self.workspace);
         // SAFETY: the caller's promise.
-        unsafe { self.of.run(product, places, out, 0, factors.into()) }?;
+        unsafe { self.of.run(product, places, out, 0, factors, workspace) }?;
         Ok(self.trace.mark(|| product.describe())?)
     }
 }

@@ -13,6 +13,7 @@ struct Gradient {
     non_finite: u64,
     consensus: Option<usize>,
     replicas: Option<usize>,
+    within: Option<usize>,
 }
 
 impl Gradient {
@@ -22,6 +23,8 @@ impl Gradient {
         let count = |sum: u64, part: &GradPart| sum.wrapping_add(part.non_finite);
         let non_finite = parts.iter().fold(0, count);
         let differs = |part: &GradPart| part.consensus != parts[0].consensus;
+        let alone =
+            |(rank, part): (usize, &GradPart)| part.within != parts[rank / shards * shards].within;
         let other = |squares: &f64| squares.to_bits() != replicas[0].to_bits();
         Self {
             squares: replicas[replica],
@@ -32,6 +35,7 @@ impl Gradient {
                 0 => replicas.iter().position(other),
                 _ => None,
             },
+            within: parts.iter().enumerate().position(alone),
         }
     }
 }
@@ -53,12 +57,13 @@ fn step(
         non_finite,
         consensus,
         replicas,
+        within,
     } = gradient;
     let norm = squares.sqrt() * f64::from(options.grad_scale.abs());
     // The smaller one, also of a NaN and 1.
     let clip = (f64::from(options.max_norm) / (norm + 1e-6)).min(1.0) as f32;
     let fits = norm * f64::from(clip) <= f64::from(f32::MAX);
-    let agreed = consensus.is_none() && replicas.is_none();
+    let agreed = consensus.is_none() && replicas.is_none() && within.is_none();
     let good = non_finite == 0 && options.grad_scale.is_finite() && fits && agreed;
     let applied = good && !options.skip;
     let step = counts.applied.wrapping_add(1);
@@ -90,6 +95,7 @@ fn step(
         applied,
         consensus,
         replicas,
+        within,
     };
     (scalars, report)
 }

@@ -272,6 +272,16 @@ impl Member {
     }
 }
 
+impl Drop for Member {
+    /// Rank 0 forgets a group with its last member; the world goes with the connection.
+    fn drop(&mut self) {
+        let group = self.group;
+        if group != 0 && self.failure().is_none() {
+            let _gone = self.link.0.send(&Request::Close { group });
+        }
+    }
+}
+
 impl Control for Member {
     fn rank(&self) -> usize {
         self.rank

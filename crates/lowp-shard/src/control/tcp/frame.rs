@@ -10,7 +10,7 @@ use crate::control::call::Call;
 use crate::error::Departure;
 
 /// What a connection begins with, whatever the version of the rest.
-pub(super) const GREETING: [u8; 8] = *b"lowp\0\x01\0\0";
+pub(super) const GREETING: [u8; 8] = *b"lowp\0\x02\0\0";
 
 /// The longest frame before a rank is known, and after.
 pub(super) const SHORT: usize = 1 << 12;
@@ -40,6 +40,10 @@ pub(super) enum Request {
         round: u64,
         color: usize,
         members: Vec<usize>,
+    },
+    /// It holds the group no more.
+    Close {
+        group: usize,
     },
     Fail(Cause),
     Leave(Departure),

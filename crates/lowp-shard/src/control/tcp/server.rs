@@ -43,7 +43,7 @@ struct Server {
 }
 
 /// Waits for all ranks to connect.
-pub(super) fn listen(launch: &Launch) -> Result<Arc<dyn Control>, ShardError> {
+pub(super) fn listen(launch: &Launch) -> Result<Host, ShardError> {
     let listener = bind(launch)?;
     let hub = Arc::new(Hub::new(launch.world, launch.limit));
     let server = Arc::new(Server {
@@ -65,7 +65,7 @@ pub(super) fn listen(launch: &Launch) -> Result<Arc<dyn Control>, ShardError> {
         .map_err(|e| server.cannot_listen(&e))
         .and_then(|()| server.rendezvous(&listener, begun));
     match done {
-        Ok(()) => Ok(Arc::new(host)),
+        Ok(()) => Ok(host),
         Err(error) => {
             let cause = host.fail(error);
             // Ranks that start a little later hear of it, too.
@@ -316,6 +316,12 @@ impl Server {
                     let group = self.hub.open(parent, round, color, &members);
                     self.tell(rank, &Answer::Opened(group));
                 }
+                Ok(Request::Close { group }) => {
+                    if !self.hub.members(group).contains(&rank) {
+                        return Departure::Lost;
+                    }
+                    self.hub.close(group);
+                }
                 Ok(Request::Fail(cause)) => {
                     self.hub.fail(cause.into());
                 }
@@ -437,9 +443,17 @@ impl Drop for World {
 
 /// The control of rank 0: its hub, and what keeps the connections.
 #[derive(Debug)]
-struct Host {
+pub(super) struct Host {
     control: LocalControl<Bytes>,
     world: Arc<World>,
+}
+
+#[cfg(test)]
+impl Host {
+    /// Groups of ranks that are there.
+    pub(super) fn groups(&self) -> usize {
+        self.world.0.hub.groups()
+    }
 }
 
 impl Control for Host {

@@ -1,0 +1,191 @@
+//! [`Done`]: what a rank did since the last step, one thing after the other, so that a step can compare it over the ranks.
+
+use std::sync::Arc;
+
+use crate::control::call::{by_ranks, excerpts};
+use crate::{Control, ShardError};
+
+/// Who must have done the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Among {
+    /// All ranks.
+    World,
+    /// The ranks that share out the weights of a replica.
+    Shards,
+}
+
+/// What a rank did since the last step, in its order: which gradients it sent ([`GradBuckets::finish`](crate::GradBuckets::finish)), or which
+/// gathers it made ([`GatherPool::gathered`](crate::GatherPool::gathered)). Where collectives are only enqueued no rank sees at the call what the
+/// others do; the digest travels with something that a step exchanges anyway, and the rest only where digests differ.
+#[derive(Clone, Debug)]
+#[must_use = "ranks that did different things are found where it is compared: give it to the optimizer's step"]
+pub struct Done {
+    pub(crate) what: &'static str,
+    pub(crate) among: Among,
+    pub(crate) order: Order,
+    pub(crate) names: Names,
+}
+
+/// What the numbers of an [`Order`] stand for.
+#[derive(Clone, Debug)]
+pub(crate) enum Names {
+    /// Parameters, by their place; others end a bucket.
+    Params(Arc<[String]>),
+    /// The gathers of groups.
+    Gathers(fn(u64) -> String),
+}
+
+impl Done {
+    /// Who must have done the same.
+    pub fn among(&self) -> Among {
+        self.among
+    }
+
+    /// A number that ranks have in common if they did the same.
+    pub fn digest(&self) -> u64 {
+        self.order.digest
+    }
+
+    /// Compares it over the world of `control`, replica after replica of `shards` ranks. Collective.
+    ///
+    /// # Errors
+    /// [`ShardError::Mismatch`] on every rank, which names the ranks and the first thing in which they differ; or a rank failed.
+    pub fn compare(&self, control: &dyn Control, shards: usize) -> Result<(), ShardError> {
+        let ranks = match self.among {
+            Among::World => control.world_size(),
+            Among::Shards => shards,
+        };
+        control.compare(self.what, self.digest(), ranks, || self.text())
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for &item in &self.order.first {
+            match &self.names {
+                Names::Params(names) => match names.get(item as usize) {
+                    Some(name) if text.is_empty() || text.ends_with("; ") => text.push_str(name),
+                    Some(name) => text.extend([", ", name]),
+                    None => text.push_str("; "),
+                },
+                Names::Gathers(name) => text.extend([name(item).as_str(), ", "]),
+            }
+        }
+        let listed = text.trim_end_matches([',', ';', ' ']);
+        match self.order.len - self.order.first.len() as u64 {
+            0 if listed.is_empty() => "none".to_owned(),
+            0 => listed.to_owned(),
+            more => format!(
+                "{listed} and {more} more, digest {:016x}",
+                self.order.digest
+            ),
+        }
+    }
+}
+
+/// Numbers in their order: all of them in a digest, and the first ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Order {
+    digest: u64,
+    first: Vec<u64>,
+    len: u64,
+}
+
+impl Order {
+    /// Most numbers that are kept: a step of thousands of layers and micro-batches has fewer.
+    const MOST: usize = 1 << 14;
+
+    /// Adds `item`.
+    pub(crate) fn push(&mut self, item: u64) {
+        self.digest = mix(self.digest ^ item);
+        self.len += 1;
+        if self.first.len() < Self::MOST {
+            self.first.push(item);
+        }
+    }
+}
+
+/// One number of all `values`, in their order.
+pub fn digest(values: impl IntoIterator<Item = u64>) -> u64 {
+    let values = values.into_iter();
+    values.fold(0, |digest, value| mix(digest ^ value))
+}
+
+/// A bijection of 64 bits of which every bit depends on every bit (splitmix64).
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+impl dyn Control + '_ {
+    /// Checks that every `ranks` ranks that follow each other give the same `digest` of `what`. Where they do not, `text` of them says
+    /// what they have.
+    pub(crate) fn compare(
+        &self,
+        what: &str,
+        digest: u64,
+        ranks: usize,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), ShardError> {
+        let tag = format!("agree on {what}");
+        let digests = self.exchange(&tag, digest.to_le_bytes().to_vec())?;
+        let differ = |digests: &[Vec<u8>]| digests.iter().any(|digest| *digest != digests[0]);
+        let ranks = ranks.max(1);
+        let Some(first) = digests.chunks(ranks).position(differ) else {
+            return Ok(());
+        };
+        let texts = self.exchange(&tag, text().into_bytes())?;
+        let of = ranks * first..texts.len().min(ranks * (first + 1));
+        let texts: Vec<_> = texts[of.clone()]
+            .iter()
+            .map(|t| String::from_utf8_lossy(t))
+            .collect();
+        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+        Err(self.fail(ShardError::Mismatch {
+            what: what.to_owned(),
+            descriptions: by_ranks(excerpts(&texts), &self.members()[of]),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn order(items: &[u64]) -> Order {
+        let mut order = Order::default();
+        items.iter().for_each(|&item| order.push(item));
+        order
+    }
+
+    proptest! {
+        /// Also of the first parameter, whose number is 0, and of what is a part of the other.
+        #[test]
+        fn what_differs_has_another_digest(
+            a in prop::collection::vec(0u64..3, 0..6),
+            b in prop::collection::vec(0u64..3, 0..6),
+        ) {
+            prop_assert_eq!(order(&a).digest == order(&b).digest, a == b);
+            prop_assert_eq!(order(&a).digest, digest(a));
+        }
+    }
+
+    #[test]
+    fn a_text_lists_what_was_done_and_counts_the_rest() {
+        let names: Arc<[String]> = ["w0", "w1", "w2"].map(str::to_owned).into();
+        let done = |items: &[u64]| Done {
+            what: "the gradients of a step",
+            among: Among::World,
+            order: order(items),
+            names: Names::Params(Arc::clone(&names)),
+        };
+        let end = u64::MAX;
+        assert_eq!(done(&[]).text(), "none");
+        assert_eq!(done(&[0, 2, end, 1, end]).text(), "w0, w2; w1");
+        let many = vec![0; Order::MOST + 3];
+        assert!(done(&many).text().contains("w0, w0 and 3 more, digest "));
+    }
+}
