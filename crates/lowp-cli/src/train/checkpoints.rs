@@ -231,6 +231,9 @@ impl Resumed {
             // Groups of layers that have no amax are no difference.
             let matters = *key != "amax_groups" || has_tensor_scale(&run.recipe);
             if matters && saved != given {
+                // Older programs grouped no layers of their own accord.
+                let none = *key == "amax_groups" && saved.as_array().is_some_and(Vec::is_empty);
+                let option = if none { "--amax-group none:" } else { *option };
                 return Err(differs(checkpoint.folder(), option, saved, given));
             }
         }

@@ -35,9 +35,11 @@ use weight::Weight;
 
 IN is a folder as Hugging Face keeps models, a safetensors file or the index of a sharded model, in
 a form of compressed-tensors, ModelOpt or DeepSeek, or with the names of TransformerEngine. Where
-`lowp export` wrote it, the result is what was exported, byte for byte; elsewhere the recipe is the
-first whose codes and scales these are, with its default options, and the amax of a tensor is the
-nearest of which the stored scale follows (docs/decisions/0017-interchange.md).
+`lowp export` wrote it, the result is what was exported, byte for byte, but for what the target does
+not store: columnwise operands that do not follow from the rowwise ones, and of `te` the form of
+scales, which come back padded. Elsewhere the recipe is the first whose codes and scales these are,
+with its default options, and the amax of a tensor is the nearest of which the stored scale follows
+(docs/decisions/0017-interchange.md).
 
 Of a folder, config.json says nothing of quantization any more.")]
 pub(crate) struct Args {
