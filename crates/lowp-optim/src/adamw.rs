@@ -299,7 +299,19 @@ impl<B: Backend> AdamW<B> {
             let _ = write!(text, ", {:?}", item.kernels);
             let _ = write!(text, ", {:?}", item.source_rounding);
         }
-        let _ = write!(text, "; {:?}", self.groups);
         text
+    }
+
+    /// The hyperparameters that ranks must have in common, in words.
+    pub(crate) fn describe_groups(&self) -> String {
+        let lines = self.groups.iter().enumerate().map(|(index, group)| {
+            let Group { lr, betas, eps, weight_decay, mode, bias_correction } = group;
+            let correction = if *bias_correction { "with" } else { "without" };
+            format!(
+                "group {index}: {mode:?} {correction} bias correction, lr {lr}, betas {} and {}, eps {eps}, weight decay {weight_decay}",
+                betas.0, betas.1
+            )
+        });
+        lines.collect::<Vec<_>>().join("; ")
     }
 }

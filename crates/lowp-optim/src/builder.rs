@@ -252,9 +252,32 @@ impl<B: Backend> AdamWBuilder<B> {
     pub fn build_uncast(self) -> Result<AdamW<B>, OptimError> {
         let world = Arc::clone(&self.world);
         let adamw = or_abort(&*world, self.plan())?;
-        world
-            .control()
-            .agree("the parameters of the optimizer", &adamw.describe())?;
+        let control = world.control();
+        control.agree("the parameters of the optimizer", &adamw.describe())?;
+        control.agree("the hyperparameters", &adamw.describe_groups())?;
+        Ok(adamw)
+    }
+
+    /// Plans the step of `of` over memory that its parameters lie in now: those of this builder, the same ones in the same order. It goes on
+    /// after the steps of `of`, with its delayed scales. Where memory lies is a matter of one rank, so this is not collective: no
+    /// other rank need do it, nor hears of it.
+    ///
+    /// # Errors
+    /// As [`AdamWBuilder::build_uncast`]; parameters that ranks would have to agree on again, and flat slices, which are
+    /// planned with all ranks.
+    pub fn build_moved(self, of: &AdamW<B>) -> Result<AdamW<B>, OptimError> {
+        let what = |what: String| Err(OptimError::Moved { what });
+        if !self.flats.is_empty() {
+            return what(format!("{} are flat slices", self.flats.len()));
+        }
+        let mut adamw = self.plan()?;
+        let (before, now) = (of.describe(), adamw.describe());
+        let mut parts = before.split("; ").zip(now.split("; "));
+        if before != now {
+            let (before, now) = parts.find(|(a, b)| a != b).unwrap_or((&before, &now));
+            return what(format!("it was {before}, and is {now}"));
+        }
+        adamw.go_on(of)?;
         Ok(adamw)
     }
 

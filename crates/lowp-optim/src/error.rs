@@ -129,6 +129,14 @@ pub enum OptimError {
         /// The second (the same name where one tensor holds a buffer twice).
         second: String,
     },
+    /// A step that cannot be planned over other memory.
+    #[error(
+        "the parameters lie elsewhere now, and are not those that the step was planned for: {what}; make a new optimizer"
+    )]
+    Moved {
+        /// What is different.
+        what: String,
+    },
     /// Ranks that step with different options or from different states.
     #[error(
         "the ranks disagree on {what} (rank {rank} of {world} has another than rank 0); give every rank the same groups, options and number of steps, and gradients reduced over replicas"

@@ -241,7 +241,7 @@ mod tests {
     use crate::{AdamWBuilder, ParamSpec, StepOptions};
     use half::bf16;
     use lowp_format::{AnyRecipe, QuantizedTensor, Recipe, RecipeOptions, Shape, Usage};
-    use lowp_kernels::Cpu;
+    use lowp_kernels::{Cpu, CpuBuffer};
     use lowp_shard::LocalComm;
 
     const SHAPE: Shape = Shape { rows: 32, cols: 64 };
@@ -309,6 +309,69 @@ mod tests {
                 let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
                 assert_eq!(a, b, "{}", recipe.name());
             }
+        }
+    }
+
+    /// An optimizer over copies of the memory of another one goes on as that, to the bit; other parameters are an error.
+    #[test]
+    fn steps_go_on_where_parameters_lie_elsewhere() {
+        let values: Vec<f32> = (0..SHAPE.elements()).map(|i| (i as f32).sin()).collect();
+        let of = |tensor: &QuantizedTensor<_>, memory: ParamMemory<Cpu>| {
+            let mut builder = AdamWBuilder::new(LocalComm::solo(&Cpu));
+            let group = builder.group(Group::default());
+            builder.param_in(tensor, "w", group, memory).unwrap();
+            builder
+        };
+        let steps = |adamw: &mut AdamW<Cpu>, numbers: Range<usize>| {
+            for number in numbers {
+                let grad: Vec<f32> = values.iter().map(|x| x * number as f32).collect();
+                let grad = Source::F32(Cpu.upload(&grad).unwrap());
+                adamw.take_grads(vec![grad]).unwrap();
+                adamw.step(&StepOptions::default()).unwrap().wait().unwrap();
+            }
+        };
+        for recipe in AnyRecipe::low_precision() {
+            let (mine, theirs) = (tensor(recipe), tensor(recipe));
+            let memory_of_mine = memory(&values);
+            let mut own = of(&mine, memory_of_mine.clone()).build().unwrap();
+            steps(&mut own, 1..4);
+            for (from, to) in mine.buffers().iter().zip(theirs.buffers()) {
+                let bytes: Vec<u8> = Cpu.download(&from.storage).unwrap();
+                Cpu.write(&to.storage, 0, &bytes).unwrap();
+            }
+            let copy = |buffer: &CpuBuffer<f32>| -> CpuBuffer<f32> {
+                Cpu.upload(&Cpu.download(buffer).unwrap()).unwrap()
+            };
+            let Moments::F32 {
+                exp_avg,
+                exp_avg_sq,
+            } = &memory_of_mine.moments
+            else {
+                unreachable!("as memory() makes them")
+            };
+            let moved: ParamMemory<Cpu> = ParamMemory {
+                master: copy(&memory_of_mine.master),
+                moments: Moments::F32 {
+                    exp_avg: copy(exp_avg),
+                    exp_avg_sq: copy(exp_avg_sq),
+                },
+                grad: Source::F32(zeros()),
+            };
+            let master = moved.master.clone();
+            let mut other = of(&theirs, moved).build_moved(&own).unwrap();
+            steps(&mut own, 4..7);
+            steps(&mut other, 4..7);
+            assert_eq!(other.counts().unwrap(), own.counts().unwrap());
+            let masters = [&master, &memory_of_mine.master].map(|m| Cpu.download(m).unwrap());
+            assert_eq!(masters[0], masters[1], "{}", recipe.name());
+            for (a, b) in mine.buffers().iter().zip(theirs.buffers()) {
+                let [a, b] = [a, b].map(|buffer| Cpu.download(&buffer.storage).unwrap());
+                assert_eq!(a, b, "{}", recipe.name());
+            }
+            let plain = AnyRecipe::from_name("fp32", &RecipeOptions::default()).unwrap();
+            let error = of(&tensor(plain), memory(&values)).build_moved(&own);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("make a new optimizer"), "{error}");
         }
     }
 

@@ -178,6 +178,22 @@ impl<B: Backend> AdamW<B> {
         Ok(())
     }
 
+    /// Goes on after the steps of `of`, with its delayed scales. Parameters and recipes are the same.
+    pub(crate) fn go_on(&mut self, of: &Self) -> Result<(), OptimError> {
+        self.set_counts(of.counts()?)?;
+        // Steps that ranks disagreed on are in none of the counts.
+        self.number = of.number;
+        for (own, other) in self.params.iter().zip(&of.params) {
+            let slots = own.item.slots.into_iter().zip(other.item.slots);
+            for (own, other) in slots.filter_map(|(own, other)| own.zip(other)) {
+                if let Some(state) = of.book.delayed_state(other)? {
+                    self.book.set_delayed_state(own, &state)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The entries of the scale book that a parameter is cast by, by orientation.
     ///
     /// # Errors

@@ -82,6 +82,13 @@ trait Steps: Send + Sync {
         options: &StepOptions,
     ) -> Result<(), Error>;
     fn again(&mut self, device: &Device, grads: &[GradArg]) -> Result<(), Error>;
+    /// The same over parameters that lie elsewhere now. Not collective.
+    fn moved(
+        &mut self,
+        device: &Device,
+        groups: Vec<GroupArg>,
+        params: Vec<ParamArg>,
+    ) -> Result<Box<dyn Steps>, Error>;
     /// Tells the other ranks that this one cannot take part.
     fn abort(&self, message: &str);
     fn calibrate(&self) -> Result<(), Error>;
@@ -95,6 +102,7 @@ trait Steps: Send + Sync {
 struct Of<B: Held> {
     adamw: lowp_optim::AdamW<B>,
     comm: Arc<dyn Communicator<B>>,
+    mesh: Option<(usize, usize)>,
     backend: B,
     ids: Vec<ParamId>,
     groups: Vec<GroupArg>,
@@ -122,6 +130,7 @@ impl<B: Held> Of<B> {
         Ok(Self {
             adamw,
             comm,
+            mesh,
             backend: backend.clone(),
             ids,
             groups,
@@ -307,6 +316,29 @@ impl<B: Held> Steps for Of<B> {
         Ok(stream.wait_for(&self.backend)?)
     }
 
+    fn moved(
+        &mut self,
+        device: &Device,
+        groups: Vec<GroupArg>,
+        params: Vec<ParamArg>,
+    ) -> Result<Box<dyn Steps>, Error> {
+        let backend = B::of_or(device, "the optimizer")?;
+        let (builder, ids) = Self::builder(&backend, &self.comm, self.mesh, &groups, params)?;
+        let mut adamw = builder.build_moved(&self.adamw)?;
+        adamw.keep_sets(SETS);
+        Ok(Box::new(Self {
+            adamw,
+            comm: Arc::clone(&self.comm),
+            mesh: self.mesh,
+            backend,
+            ids,
+            groups,
+            last: Vec::new(),
+            measured: self.measured,
+            reports: std::mem::take(&mut self.reports),
+        }))
+    }
+
     fn calibrate(&self) -> Result<(), Error> {
         Ok(self.adamw.calibrate()?)
     }
@@ -376,6 +408,19 @@ impl AdamW {
                 Ok::<_, Error>(Box::new(of) as Box<dyn Steps>)
             })
         })?;
+        Ok(Self { of: Mutex::new(of) })
+    }
+
+    /// The optimizer over `params`, the same parameters that lie elsewhere now: it goes on after the last step. Not collective.
+    fn moved(
+        &self,
+        py: Python<'_>,
+        device: DeviceArg,
+        groups: Vec<GroupArg>,
+        params: Vec<ParamArg>,
+    ) -> Result<Self, Error> {
+        let device = Device::new(&device)?;
+        let of = py.detach(|| self.lock()?.moved(&device, groups, params))?;
         Ok(Self { of: Mutex::new(of) })
     }
 

@@ -1,18 +1,21 @@
 //! [`Ranks`]: the ranks of a process group of `torch.distributed`, as lowp's crates see them.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lowp_shard::{
-    Collective, Communicator, Control, Counters, HostComm, LocalComm, ShardError, Traffic,
+    Collective, Communicator, Control, Counters, GatherItem, HostComm, LocalComm, ShardError,
+    Traffic,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::place::Place;
 
-/// What ranks tell each other, by a Python object with `rank`, `world` and `exchange(tag, bytes) -> list[bytes]`.
+/// What ranks tell each other, by a Python object with `rank`, `world`, `exchange(tag, bytes) -> list[bytes]` and `fail(message)`, which
+/// waits for nobody.
 ///
-/// A rank that fails says so in the round in which the others wait for it, so every rank gets its message. Who waits in a
+/// A rank that fails says so in the next round, so every rank that comes to it gets its message. Who waits in a
 /// collective of the device, and not in a round, has the time limit of the process group.
 pub(crate) struct Ranks {
     object: Py<PyAny>,
@@ -26,9 +29,6 @@ impl std::fmt::Debug for Ranks {
         write!(f, "Ranks({} of {})", self.rank, self.members.len())
     }
 }
-
-const WELL: u8 = 0;
-const FAILED: u8 = 1;
 
 impl Ranks {
     pub(crate) fn new(object: Py<PyAny>) -> PyResult<Self> {
@@ -47,16 +47,25 @@ impl Ranks {
         })
     }
 
-    fn round(&self, tag: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ShardError> {
-        let all = Python::attach(|py| {
-            let bytes = PyBytes::new(py, bytes);
-            let answer = self.object.call_method1(py, "exchange", (tag, bytes))?;
-            answer.extract::<Vec<Vec<u8>>>(py)
-        });
-        all.map_err(|error| ShardError::Failed {
+    /// What the error of a call of the object means: the failure of a rank that told its cause, ranks that are at different calls, or
+    /// an error of `torch.distributed` here.
+    fn heard(&self, py: Python<'_>, op: &str, error: &PyErr) -> ShardError {
+        let value = error.value(py);
+        let named = |name| value.getattr(name).ok().filter(|found| !found.is_none());
+        if let Some(Ok((rank, message))) = named("failed").map(|found| found.extract()) {
+            return ShardError::Failed { rank, message };
+        }
+        if let Some(Ok(calls)) = named("calls").map(|found| found.extract::<Vec<String>>()) {
+            let call = |(rank, call)| format!("rank {rank} is at {call}");
+            let descriptions = calls.iter().enumerate().map(call).collect();
+            let what = "the next call".to_owned();
+            return ShardError::Mismatch { what, descriptions };
+        }
+        ShardError::Transport {
+            op: op.into(),
             rank: self.rank,
-            message: format!("torch.distributed, {tag}: {error}"),
-        })
+            why: error.to_string(),
+        }
     }
 
     fn set(&self, cause: ShardError) -> ShardError {
@@ -76,20 +85,12 @@ impl Control for Ranks {
 
     fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
         self.failure().map_or(Ok(()), Err)?;
-        let mut own = vec![WELL];
-        own.extend(bytes);
-        let mut all = self.round(tag, &own).map_err(|error| self.set(error))?;
-        for (rank, bytes) in all.iter_mut().enumerate() {
-            match bytes.first() {
-                Some(&WELL) => drop(bytes.drain(..1)),
-                _ => {
-                    let message = bytes.get(1..).unwrap_or_default();
-                    let message = String::from_utf8_lossy(message).into_owned();
-                    return Err(self.set(ShardError::Failed { rank, message }));
-                }
-            }
-        }
-        Ok(all)
+        Python::attach(|py| {
+            let bytes = PyBytes::new(py, &bytes);
+            let answer = self.object.call_method1(py, "exchange", (tag, bytes));
+            let all = answer.and_then(|answer| answer.extract::<Vec<Vec<u8>>>(py));
+            all.map_err(|error| self.set(self.heard(py, tag, &error)))
+        })
     }
 
     fn split(&self, _color: usize, _key: usize) -> Result<Arc<dyn Control>, ShardError> {
@@ -105,13 +106,18 @@ impl Control for Ranks {
         if let Some(known) = self.failure() {
             return known;
         }
-        // The others wait in the next round, or have found the same and come to it.
         let cause = self.set(cause);
+        let message = match &cause {
+            // Every rank finds that in the same round.
+            ShardError::Mismatch { .. } => return cause,
+            ShardError::Failed { message, .. } => message.clone(),
+            other => other.to_string(),
+        };
         if self.members.len() > 1 {
-            let mut own = vec![FAILED];
-            own.extend(cause.to_string().into_bytes());
             // If it fails, too, the time limit of the process group ends the others.
-            drop(self.round("failure", &own));
+            let told =
+                Python::attach(|py| self.object.call_method1(py, "fail", (message,)).map(drop));
+            drop(told);
         }
         cause
     }
@@ -151,16 +157,27 @@ pub(crate) fn communicator<B: Place>(
 }
 
 impl<B: Place> TorchComm<B> {
-    /// Calls a collective of PyTorch on the backend's stream. Its error is of this rank until [`Control::fail`] tells the others.
-    fn call(&self, method: &str, spans: &[std::ops::Range<usize>]) -> Result<(), ShardError> {
-        let args: Vec<(usize, usize)> = spans.iter().map(|s| (s.start, s.len())).collect();
+    /// Calls a collective of PyTorch on the backend's stream. An error whose cause no other rank told is of this rank, until
+    /// [`Control::fail`] tells the others.
+    fn call<'py, A>(&self, method: &str, spans: A) -> Result<(), ShardError>
+    where
+        A: for<'a> IntoPyObject<'a>,
+    {
         let stream = self.host.backend().raw_stream()?;
-        let done = Python::attach(|py| self.ranks.object.call_method1(py, method, (args, stream)));
-        done.map(drop).map_err(|error| ShardError::Failed {
-            rank: self.ranks.rank,
-            message: format!("torch.distributed, {method}: {error}"),
+        Python::attach(|py| {
+            let done = self.ranks.object.call_method1(py, method, (spans, stream));
+            done.map(drop)
+                .map_err(|error| match self.ranks.heard(py, method, &error) {
+                    heard @ ShardError::Failed { .. } => self.ranks.set(heard),
+                    own => own,
+                })
         })
     }
+}
+
+/// Where memory lies, as Python takes it: address and bytes.
+fn place(span: &Range<usize>) -> (usize, usize) {
+    (span.start, span.len())
 }
 
 impl<B: Place> Communicator<B> for TorchComm<B> {
@@ -178,18 +195,35 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
 
     fn enqueue(&self, label: &str, batch: Collective<'_, B>) -> Result<(), ShardError> {
         let backend = self.host.backend();
+        if !self.on_device {
+            return self.host.enqueue(label, batch);
+        }
+        batch.check(backend, self.ranks.rank, self.ranks.members.len())?;
         match batch {
-            Collective::AllGather([item]) if self.on_device && even(item.ranges) => {
-                let spans = [backend.span(item.source), backend.span(item.dest)];
-                self.call("all_gather", &spans)?;
+            Collective::AllGather(items) => {
+                let dests = |item: &GatherItem<'_, B>| {
+                    let start = backend.span(item.dest).start;
+                    let of = |range: &Range<usize>| (start + range.start, range.len());
+                    item.ranges.iter().map(of).collect::<Vec<_>>()
+                };
+                let spans = items
+                    .iter()
+                    .map(|item| (place(&backend.span(item.source)), dests(item)));
+                self.call("all_gather", spans.collect::<Vec<_>>())?;
             }
-            Collective::Max(values) if self.on_device => {
+            Collective::Max(values) => {
                 let span = backend.span(values);
                 if !span.is_empty() {
-                    self.call("maximum", &[span])?;
+                    self.call("maximum", place(&span))?;
                 }
             }
-            other => return self.host.enqueue(label, other),
+            Collective::ReduceScatter(..) | Collective::Sum(_) => {
+                return Err(ShardError::Transport {
+                    op: batch.name().into(),
+                    rank: self.ranks.rank,
+                    why: "process groups of PyTorch do all-gathers and maxima on GPUs here; leave sums of gradients to FSDP2".to_owned(),
+                });
+            }
         }
         self.counters.add(backend, self.ranks.rank, batch);
         Ok(())
@@ -212,12 +246,4 @@ impl<B: Place> Communicator<B> for TorchComm<B> {
             calls: own.calls + host.calls,
         }
     }
-}
-
-/// Whether the ranges follow each other and are of one length, as an all-gather of PyTorch has them.
-fn even(ranges: &[std::ops::Range<usize>]) -> bool {
-    let len = ranges.first().map_or(0, ExactSizeIterator::len);
-    let place =
-        |(rank, range): (usize, &std::ops::Range<usize>)| *range == (rank * len..(rank + 1) * len);
-    len > 0 && ranges.iter().enumerate().all(place)
 }

@@ -2,41 +2,61 @@
 
 import faulthandler
 import os
+import queue
 import tempfile
+import time
 import traceback
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+#: Where a rank waits that does not end is printed then, and the others are not waited for.
+SECONDS = float(os.environ.get("LOWP_TEST_SECONDS", 300))
+
 
 def run(world, function, *args, backend="gloo"):
     """``function(rank, world, *args)`` on ``world`` processes, and what each returned, in rank order. The first failure is raised with its text."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("spawn")
-        results = context.SimpleQueue()
+        results = context.Queue()
         processes = [
             context.Process(target=_rank, args=(rank, world, folder, backend, results, function, args)) for rank in range(world)
         ]
         for process in processes:
             process.start()
-        found = [None] * world
-        failures = []
-        for _ in processes:
-            rank, failed, value = results.get()
-            if failed:
-                failures.append(f"rank {rank}: {value}")
-            found[rank] = value
-        for process in processes:
-            process.join()
+        try:
+            found = _results(processes, results)
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                process.kill()
+        failures = [f"rank {rank}: {value}" for rank, (failed, value) in enumerate(found) if failed]
         if failures:
             raise AssertionError("\n".join(failures))
-        return found
+        return [value for _, value in found]
+
+
+def _results(processes, results):
+    """Whether each rank failed, and what it returned."""
+    found, until = {}, time.monotonic() + SECONDS + 10
+    while len(found) < len(processes):
+        ended = [rank for rank, process in enumerate(processes) if process.exitcode is not None]
+        try:
+            rank, *what = results.get(timeout=1)
+            found[rank] = what
+        except queue.Empty:
+            codes = {rank: processes[rank].exitcode for rank in ended if rank not in found}
+            missing = [rank for rank in range(len(processes)) if rank not in found]
+            if codes or time.monotonic() > until:
+                why = f"exit codes {codes}" if codes else f"none within {SECONDS:.0f} s"
+                raise AssertionError(f"no result of ranks {missing}: {why}; the others: {found}") from None
+    return [found[rank] for rank in range(len(processes))]
 
 
 def _rank(rank, world, folder, backend, results, function, args):
-    # Where a rank waits that does not end.
-    faulthandler.dump_traceback_later(float(os.environ.get("LOWP_TEST_SECONDS", 300)))
+    faulthandler.dump_traceback_later(SECONDS)
     torch.set_num_threads(1)
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:

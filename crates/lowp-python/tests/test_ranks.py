@@ -1,15 +1,21 @@
 """Errors of one rank reach the others, who would wait for it."""
 
+import contextlib
+import ctypes
+import io
+import time
 import unittest
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import lowp
 import ranks
-from lowp import _optim
+from lowp import _flat, _optim
+from lowp._ranks import Ranks
 
 
 def message(call):
@@ -85,6 +91,125 @@ def other_rates(rank, world, key, max_norm):
     return found
 
 
+def first_steps(rank, world):
+    """Recipes, rates and states that are loaded, each others on one rank."""
+    net = sharded("fp8-current", pow2=bool(rank))
+    for param in net.parameters():
+        param.grad = torch.zeros_like(param)
+    found = [message(lowp.AdamW(net.parameters()).step)]
+    for state in (False, True):
+        net = sharded()
+        opt = lowp.AdamW(net.parameters(), lr=0.25 if rank and not state else 0.5)
+        net(torch.ones(4, 64)).sum().backward()
+        if state and rank == 1:
+            opt.load_state_dict(opt.state_dict() | {"state": {0: dict(opt._param_state(net[0].weight), step=torch.tensor(3.0))}})
+        found.append(message(opt.step))
+    return found
+
+
+def gone(rank, world):
+    """A rank that ends while the others wait for it, and told nobody why."""
+    net = sharded()
+    opt = lowp.AdamW(net.parameters())
+    net(torch.ones(4, 64)).sum().backward()
+    if rank == 1:
+        dist.destroy_process_group()
+        return None
+    return message(opt.step)
+
+
+class OnHost(Ranks):
+    """Ranks of a GPU without one: its collectives are those of a group of its own, in memory of the host, and wait for ranks that never
+    come as long as the time limit of the process group."""
+
+    def __init__(self, group, device):
+        super().__init__(group, device)
+        self.on_device, self.host = True, dist.new_group(backend="gloo")
+        self.rounds = []
+
+    def exchange(self, tag, own):
+        self.rounds.append(tag)
+        return super().exchange(tag, own)
+
+    def _on(self, stream):
+        return contextlib.nullcontext()
+
+    def _bytes(self, pointer, bytes):
+        return torch.frombuffer((ctypes.c_uint8 * bytes).from_address(pointer), dtype=torch.uint8)
+
+
+def elsewhere(rank, world):
+    """The second step fails on one rank, while the other is in a collective of the device."""
+    store = dist.distributed_c10d._get_default_store()
+    net = sharded()
+    with mock.patch.object(_optim, "Ranks", OnHost):
+        opt = lowp.AdamW(net.parameters())
+        net(torch.ones(4, 64)).sum().backward()
+        opt.step()
+    if rank == 1:
+        net[0].bias.grad, own = None, io.StringIO()
+        with contextlib.redirect_stderr(own):
+            start = time.monotonic()
+            found, seconds = message(opt.step), time.monotonic() - start
+        store.set("raised", "")
+        return found, own.getvalue(), seconds
+
+    def never(*_, **__):
+        store.wait(["raised"])
+        raise RuntimeError("time limit of the process group")
+
+    with mock.patch.object(dist, "all_gather_into_tensor", never):
+        start = time.monotonic()
+        return message(opt.step), "", time.monotonic() - start
+
+
+def on_device(rank, world):
+    """Weights of slices that are cut anywhere, by collectives of the device alone."""
+    torch.manual_seed(5)
+    sizes = ((32, 64), (96, 32), (32, 32))
+    values = [torch.randn(size) for size in sizes]
+    made = []
+    keep = lambda *args: made.append(OnHost(*args)) or made[-1]
+    with mock.patch.object(_flat.Ranks, "of", keep):
+        for name in ("mxfp8-2d", "fp8-current", "nvfp4-2d"):
+            for cuts in ((0, 700, 1001), (0, 0, 1024), (0, 1024, 1024)):
+                weights = [lowp.quantize(torch.zeros(size), name) for size in sizes]
+                ends = (*cuts[1:], None)
+                masters = [value.flatten()[cuts[rank] : ends[rank]] for value in values]
+                lowp.cast_master_weights(weights, masters, [cuts[rank]] * 3)
+                for weight, value in zip(weights, values):
+                    assert torch.equal(weight, lowp.quantize(value, name)), (name, cuts)
+    return {tag for of in made for tag in of.rounds if not tag.startswith("agree")}
+
+
+def replaced_too_late(rank, world):
+    """What is wrong with parameters of optimizers that were made at another time."""
+    found = []
+    for case in ("before", "evaluated", "root evaluated"):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        lowp.quantize_model_(net, "fp8-current")
+        if case == "before":
+            opt = lowp.AdamW(net.parameters())
+        if case != "root evaluated":
+            fully_shard(net[0])
+        fully_shard(net)
+        if case == "before":
+            net(torch.ones(4, 64)).sum().backward()
+        else:
+            with torch.no_grad():
+                net(torch.ones(4, 64))
+            opt = lowp.AdamW(net.parameters())
+            for param in net.parameters():
+                param.grad = torch.zeros_like(param)
+        found.append(message(opt.step))
+    net.reshard()
+    opt = lowp.AdamW(net.parameters())
+    net(torch.ones(4, 64)).sum().backward()
+    found.append(message(opt.step))
+    return found
+
+
 class OneOfTwo(unittest.TestCase):
     def test_hyperparameters_that_differ_in_any_step(self):
         for key, max_norm in (("lr", 1.0), ("lr", None), ("betas", None), ("eps", None), ("weight_decay", None)):
@@ -94,7 +219,8 @@ class OneOfTwo(unittest.TestCase):
 
     def test_a_missing_gradient(self):
         for own, of_other in zip(*ranks.run(2, missing_gradient)):
-            self.assertIn("rank 1 failed: LowpError: parameter 1 of shape (64,) has no gradient", own)
+            self.assertIn("rank 1 failed: LowpError: parameter 1 (0.bias) of shape (64,) has no gradient", own)
+            self.assertEqual(own.count("rank 1 failed"), 1)
             self.assertIn("has no gradient", of_other)
 
     def test_codes_that_are_half_replaced(self):
@@ -111,15 +237,53 @@ class OneOfTwo(unittest.TestCase):
         for message in ranks.run(2, other_gathers):
             self.assertIn("ranks disagree on the gathers of a parameter", message)
 
+    def test_what_differs_in_the_first_step(self):
+        for recipes, rates, states in ranks.run(2, first_steps):
+            self.assertIn("the ranks disagree on the parameters of the optimizer", recipes)
+            self.assertIn("the ranks disagree on the hyperparameters", rates)
+            self.assertIn("lr 0.5, betas 0.9 and 0.999", rates)
+            self.assertIn("lr 0.25, betas 0.9 and 0.999", rates)
+            self.assertIn("ranks disagree on the state that was loaded before the first step", states)
+
+    def test_a_rank_that_is_gone_is_not_said_to_be_another(self):
+        found, _ = ranks.run(2, gone)
+        self.assertIn("failed on rank 0", found)
+        self.assertIn("if another rank is gone, the cause is with that rank", found)
+        self.assertNotIn("mend the cause on rank 0", found)
+
+    def test_a_rank_that_fails_waits_for_nobody(self):
+        (of_other, _, _), (own, printed, seconds) = ranks.run(2, elsewhere)
+        text = "parameter 1 (0.bias) of shape (64,) has no gradient"
+        self.assertIn(text, own)
+        self.assertIn(f"lowp: rank 1 of 2 failed: LowpError: {text}", printed)
+        self.assertLess(seconds, 20)
+        self.assertIn(f"rank 1 failed: LowpError: {text}", of_other)
+
+    def test_weights_are_gathered_by_the_device_alone(self):
+        for rounds in ranks.run(3, on_device):
+            self.assertNotIn("all_gather", rounds)
+
+    def test_optimizers_that_are_made_at_the_wrong_time(self):
+        for before, evaluated, root, well in ranks.run(2, replaced_too_late):
+            self.assertIn("make the optimizer after it", before)
+            for found in (evaluated, root):
+                self.assertIn("call reshard() on the model before its parameters go to the optimizer", found)
+            self.assertEqual(well, "no error")
+
     def test_a_collective_of_the_device_that_fails(self):
         class Failing:
-            rank, world, on_device, rounds = 0, 2, True, []
+            rank, world, on_device, failures = 0, 2, True, []
 
             def exchange(self, tag, own):
-                self.rounds.append(tag)
                 return [own, own]
 
-            def all_gather(self, spans, stream):
+            def agree(self, what, text):
+                pass
+
+            def fail(self, message):
+                self.failures.append(message)
+
+            def all_gather(self, items, stream):
                 raise RuntimeError("the network is gone")
 
         param = nn.Parameter(torch.ones(8, 8))
@@ -128,7 +292,8 @@ class OneOfTwo(unittest.TestCase):
         with mock.patch.object(_optim, "_ranks_of", lambda *_: (Failing(), (2, 1))):
             with self.assertRaisesRegex(lowp.LowpError, "the network is gone"):
                 opt.step()
-        self.assertEqual(Failing.rounds[-1], "failure")
+        (failure,) = Failing.failures
+        self.assertIn("the network is gone", failure)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,18 @@ pub enum ShardError {
         /// Collectives of other groups that missing ranks wait in, in words.
         elsewhere: Vec<String>,
     },
+    /// What carries data between ranks failed here, and no rank has said why.
+    #[error(
+        "{op} failed on rank {rank}: {why} (if another rank is gone, the cause is with that rank: see what each printed)"
+    )]
+    Transport {
+        /// What was called.
+        op: Box<str>,
+        /// This rank.
+        rank: usize,
+        /// What the library says.
+        why: String,
+    },
     /// Ranks do different things.
     #[error(
         "the ranks disagree on {what}: {}; all ranks must make the same calls with the same plans in the same order",

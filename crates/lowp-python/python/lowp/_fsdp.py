@@ -7,24 +7,30 @@ import torch
 from . import _lowp
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
-from ._ranks import Ranks
+from ._ranks import Ranks, together
 from ._store import Store
 
 
 class Exchange:
-    """The gathers of one shard: one for each phase, or one for both where the full tensor is kept in between."""
+    """The gathers of one shard: one for each phase, or one for both where the full tensor is kept in between.
 
-    def __init__(self, store, full, world, rank, kept, group):
+    Collective, unless ``agreed`` says what the ranks agreed on for this parameter before.
+    """
+
+    def __init__(self, store, full, world, rank, kept, group, agreed=None):
         self.store, self.full, self.world, self.rank, self.kept = store, full, world, rank, kept
-        device = device_of(store.device)
-        self.shard = store.shard
-        if self.shard is None:
-            self.shard = _lowp.Shard(device, store.recipe, full, world, rank, store.named(keep=True))
-            store.shard = self.shard
-        gathers = _lowp.Gather.of(self.shard, kept)
-        ranks = Ranks.of(group, store.device)
+        ranks = None if agreed else Ranks.of(group, store.device)
+        with together(ranks):
+            self.shard = store.shard
+            if self.shard is None:
+                self.shard = _lowp.Shard(device_of(store.device), store.recipe, full, world, rank, store.named(keep=True))
+                store.shard = self.shard
+            gathers = _lowp.Gather.of(self.shard, kept)
+        self.text = " | ".join(gather.text() for gather in gathers)
+        if agreed not in (None, self.text):
+            raise LowpError(f"a parameter whose gathers were {agreed} has {self.text} now; call fully_shard on a new model")
         if ranks is not None:
-            ranks.agree("the gathers of a parameter", " | ".join(gather.text() for gather in gathers))
+            ranks.agree("the gathers of a parameter", self.text)
         self.gathers = [_Gather(gather, store) for gather in gathers]
         # What FSDP2 frees with the full tensor: the memory of the phase that was gathered last.
         self.inner = []
@@ -150,8 +156,8 @@ def pre_all_gather(store, mesh, outer_size, module):
             "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, when FSDP2 had allocated "
             "memory for the codes of one phase; call it before the first forward"
         )
-    if exchange is None:
-        exchange = store.exchange = Exchange(store, full, world, mesh.get_local_rank(), kept, mesh.get_group())
+    if exchange is None or exchange.module() is not module:
+        exchange = store.exchange = _exchange_of(store, full, mesh, kept, module)
     if (exchange.full, exchange.world) != (full, world):
         raise LowpError(
             f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {exchange.full} over {exchange.world}; call fully_shard once"
@@ -167,6 +173,22 @@ def pre_all_gather(store, mesh, outer_size, module):
     if store.rows != -(-full[0] // world):
         sends = [send.as_subclass(_Piece) for send in sends]
     return tuple(sends), (index, sent)
+
+
+#: What ranks agreed on, by module and name of the parameter. A load gives some ranks a new shard and leaves others theirs, so that a shard
+#: without gathers says nothing of the others'.
+_AGREED = weakref.WeakKeyDictionary()
+
+
+def _exchange_of(store, full, mesh, kept, module):
+    """The gathers of a parameter of ``module``. Collective when that is gathered for the first time, whose shard soever."""
+    of = lambda param: getattr(getattr(param, "_local_tensor", None), "_store", None)
+    # A shard that comes from the host for each gather is none of the module's.
+    name = next((name for name, param in module._parameters.items() if of(param) is store), full)
+    agreed = _AGREED.setdefault(module, {})
+    exchange = Exchange(store, full, mesh.size(), mesh.get_local_rank(), kept, mesh.get_group(), agreed.get(name))
+    agreed[name], exchange.module = exchange.text, weakref.ref(module)
+    return exchange
 
 
 def post_all_gather(store, arrived, metadata, full=None):
@@ -212,17 +234,29 @@ def _group_of(module):
 
 
 def _find_group(module):
+    for group in _all_groups():
+        for param in getattr(group, "fsdp_params", ()):
+            info = param._module_info
+            if info.module is module or module in info.shared_modules:
+                return group
+    return None
+
+
+def _all_groups():
+    """The groups of parameters of every module that fully_shard was called for."""
     from torch.distributed._composable_state import _module_state_mapping
 
     for state in list(_module_state_mapping.values()):
         state = state() if isinstance(state, weakref.ReferenceType) else state
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
-            for param in getattr(group, "fsdp_params", ()):
-                info = param._module_info
-                if info.module is module or module in info.shared_modules:
-                    return group
-    return None
+        yield from getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+
+
+def known_params():
+    """What FSDP2 says of each of its parameters: the sharded one, the whole one (``None`` before the first gather), and the name."""
+    for group in _all_groups():
+        for param in getattr(group, "fsdp_params", ()):
+            info = param._module_info
+            yield param.sharded_param, getattr(param, "_unsharded_param", None), getattr(param, "_param_fqn", None) or info.param_name
 
 
 def _is_backward(group):

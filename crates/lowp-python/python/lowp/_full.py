@@ -61,8 +61,7 @@ def gather_rows(store, group):
             f"a full tensor of {counts} rows on {world} ranks; lowp gathers rows as FSDP2 cuts them, at most {cut} on each: decode the rows first "
             "(.to_local().dequantize())"
         )
-    with together(ranks):
-        exchange = Exchange(store, (rows, store.cols), world, rank, True, group)
+    exchange = Exchange(store, (rows, store.cols), world, rank, True, group)
     gather = exchange.gathers[0]
     sent = gather.gather.pre(device_of(store.device))
     arrived = []

@@ -8,9 +8,10 @@ import torch
 from . import _lowp
 from ._compile import note_writes
 from ._errors import LowpError
+from ._fsdp import known_params
 from ._memory import device_of, dtype_name, memory
 from ._plan import as_recipe
-from ._ranks import Ranks, together
+from ._ranks import Known, Ranks, together
 from ._tensor import Tensor
 
 _F32, _BF16 = torch.float32, torch.bfloat16
@@ -81,9 +82,8 @@ class AdamW(torch.optim.Optimizer):
         capturing = built.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         with built.alone():
             built.check_trained()
-        if not capturing:
-            if built.moved():
-                built = self._rebuild()
+            if not capturing and built.moved():
+                built = self._follow_moved()
         grads, alive = built.ready(capturing)
         if capturing:
             if not self.capturable:
@@ -150,19 +150,25 @@ class AdamW(torch.optim.Optimizer):
     def _build(self):
         built = _Built(self)
         # Codes that were loaded stay as they are, where their delayed scales were, too.
-        unknown = (param not in self._delayed and built.rust.delayed(index) for index, param in enumerate(built.params))
-        if self._counts is None or any(unknown):
+        unknown = [index for index, param in enumerate(built.params) if param not in self._delayed and built.rust.delayed(index)]
+        if built.ranks is not None:
+            built.ranks.agree("the state that was loaded before the first step", self._loaded_text(unknown))
+        if self._counts is None or unknown:
             built.rust.calibrate()
         self._built = built
         self._take_loaded()
         return built
 
-    def _rebuild(self):
-        """Plans the step over parameters that lie elsewhere now. Masters of codes follow them; those of bfloat16 keep what still rounds to
-        the parameter."""
+    def _loaded_text(self, unknown):
+        if self._counts is None:
+            return "none"
+        scales = f", and delayed scales but for parameters {unknown}" if unknown else ""
+        return f"{self._counts[0]} applied and {self._counts[1]} skipped steps{scales}"
+
+    def _follow_moved(self):
+        """Plans the step over parameters that lie elsewhere now, as after a load, which moves them on some ranks and not on others: nothing here
+        may wait for another rank. Masters of codes follow them; those of bfloat16 keep what still rounds to the parameter."""
         old = self._built
-        self._counts = old.rust.counts()
-        self._delayed = {param: states for index, param in enumerate(old.params) if (states := old.rust.delayed(index))}
         for param, place in zip(old.params, old.places):
             local = _local(param)
             if not isinstance(local, Tensor):
@@ -180,8 +186,8 @@ class AdamW(torch.optim.Optimizer):
             if values is not master:
                 master.copy_(store.decode_any() if values is None else values)
                 store.master = master
-        self._built = None
-        return self._build()
+        self._built = _Built(self, old)
+        return self._built
 
     def _take_loaded(self):
         """Gives the plan the counts and delayed scales that were loaded."""
@@ -272,8 +278,9 @@ class AdamW(torch.optim.Optimizer):
 class _Built:
     """The planned step, with the tensors that it works on."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer, old=None):
         self.all = [param for group in optimizer.param_groups for param in group["params"]]
+        self.names = [name for group in optimizer.param_groups for name in group.get("param_names") or [None] * len(group["params"])]
         with torch._C.DisableTorchFunctionSubclass():
             self.trained = [param.requires_grad for param in self.all]
         self.params = [param for param, trained in zip(self.all, self.trained) if trained]
@@ -283,13 +290,19 @@ class _Built:
         others = {str(_local(p).device) for p in self.params} - {str(self.device)}
         if others:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
-        self.ranks, mesh = _ranks_of(self.params, self.device)
-        with together(self.ranks):
-            args = self._args(optimizer, mesh)
-        self.rust = _lowp.AdamW(device_of(self.device), optimizer._groups(), args, self.ranks, mesh)
+        device, groups = device_of(self.device), optimizer._groups()
+        if old is not None:
+            # What ranks have in common is as it was, and where memory lies is a matter of one rank.
+            self.ranks, self.mesh = old.ranks, old.mesh
+            self.rust = old.rust.moved(device, groups, self._args(optimizer))
+        else:
+            self.ranks, self.mesh = _ranks_of(self.params, self.device)
+            with together(self.ranks):
+                args = self._args(optimizer)
+            self.rust = _lowp.AdamW(device, groups, args, self.ranks, self.mesh)
         del self.alive
 
-    def _args(self, optimizer, mesh):
+    def _args(self, optimizer):
         """The parameters as Rust takes them."""
         args = []
         states = [optimizer._param_state(param) for param in self.params]
@@ -310,7 +323,7 @@ class _Built:
                         f"{key} of parameter {index} on {_local(state[key]).device}, and the parameter on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
-            args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, mesh))
+            args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, self.mesh))
         halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
         halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
         self.steps = 0  # each counts as one write of every parameter
@@ -331,6 +344,8 @@ class _Built:
         """What may fail on this rank alone: the others get its message."""
         try:
             yield
+        except Known:
+            raise
         except Exception as error:
             if self.ranks is not None:
                 self.rust.abort(f"{type(error).__name__}: {error}")
@@ -346,9 +361,15 @@ class _Built:
         index = next(index for index, (new, old) in enumerate(zip(now, self.trained)) if new != old)
         change = "requires gradients now and did not in the first step" if now[index] else "required gradients in the first step and is frozen now"
         raise LowpError(
-            f"parameter {index} of shape {tuple(self.all[index].shape)} {change}; the step is planned for the parameters that train, and counts "
+            f"{self.title(self.all[index])} {change}; the step is planned for the parameters that train, and counts "
             "its steps for all of them together: make a new optimizer, and load the state_dict() of this one where its moments should stay"
         )
+
+    def title(self, param):
+        """A parameter by its number, its name where somebody knows it, and its shape."""
+        index = next(index for index, other in enumerate(self.all) if other is param)
+        name = self.names[index] or next((name for sharded, _, name in known_params() if sharded is param), None)
+        return f"parameter {index}{f' ({name})' if name else ''} of shape {tuple(param.shape)}"
 
     def moved(self):
         """Whether a parameter lies elsewhere than planned."""
@@ -411,9 +432,12 @@ class _Built:
     def _local_grad(self, index, grad):
         """The gradient of the rows of a parameter that is sharded."""
         if grad is None:
+            param, replaced = self.params[index], ""
+            if param is _local(param) and next(known_params(), None) is not None:
+                replaced = "; fully_shard replaces parameters: if it was called after the optimizer was made, make the optimizer after it"
             raise LowpError(
-                f"parameter {index} of shape {tuple(self.params[index].shape)} has no gradient; take it out of the optimizer, or "
-                "give it zeros: a step updates every parameter once"
+                f"{self.title(param)} has no gradient; take it out of the optimizer, or give it zeros: a step updates every parameter "
+                f"once{replaced}"
             )
         local = _local(grad)
         return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
@@ -493,6 +517,13 @@ def _like(param, local):
 
 def _ranks_of(params, device):
     """The ranks that share out the rows, and how: replicas x shards. ``None`` for parameters that every rank has whole."""
+    whole = {id(whole): name for _, whole, name in known_params() if whole is not None}
+    for param in params:
+        if id(param) in whole:
+            raise LowpError(
+                f"{whole[id(param)]} of shape {tuple(param.shape)} is unsharded now, as FSDP2 leaves what the root gathers after a forward without a "
+                "backward; call reshard() on the model before its parameters go to the optimizer"
+            )
     sharded = [p for p in params if _local(p) is not p]
     if not sharded:
         return None, None

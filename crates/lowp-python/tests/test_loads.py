@@ -1,0 +1,119 @@
+"""Loads between steps over uneven rows: FSDP2 moves a shard that is shorter than others, on that rank alone."""
+
+import tempfile
+import unittest
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import lowp
+import ranks
+
+#: Ranks, recipe, rows. With 5 rows over 4 ranks and 2 over 3 the last one has none.
+CASES = (
+    (1, "mxfp8-2d", 127),
+    (2, "fp8-current", 129),
+    (2, "fp8-delayed", 129),
+    (2, "mxfp8-2d", 127),
+    (2, "nvfp4-2d", 31),
+    (2, None, 129),
+    (3, "fp8-current", 128),
+    (3, "fp8-delayed", 2),
+    (3, "mxfp8", 95),
+    (4, "fp8-current", 5),
+    (4, "fp8-rowwise", 5),
+)
+
+
+def own(net, opt, folder):
+    net.load_state_dict(net.state_dict())
+
+
+def assigned(net, folder):
+    """Other parameters, which belong to no optimizer yet."""
+    net(torch.ones(4, 64)).sum().backward()
+    net.load_state_dict(net.state_dict(), assign=True)
+    net.zero_grad()
+
+
+def of_optimizer(net, opt, folder):
+    opt.load_state_dict(opt.state_dict())
+    own(net, opt, folder)
+
+
+def checkpoint(net, opt, folder):
+    of_net, of_opt = get_state_dict(net, opt)
+    state = {"net": of_net, "opt": of_opt}
+    dcp.save(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(net, opt, model_state_dict=state["net"], optim_state_dict=state["opt"])
+
+
+def of_net(net, opt, folder):
+    state = {"net": net.state_dict()}
+    dcp.save(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=folder)
+
+
+#: What is called, and before which steps; ``None``: before the optimizer is made.
+LOADS = ((own, (0, 1, 3)), (assigned, None), (of_optimizer, (1, 2)), (checkpoint, (1, 3)), (of_net, (0, 2)))
+
+
+def trained(rank, name, rows, load, at, folder):
+    """Losses of five steps, and what the rank has then."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(64, rows), nn.Linear(rows, 8))
+    if name is not None:
+        lowp.quantize_model_(net, name, ignore=["1"])
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    if at is None:
+        load(net, folder)
+    opt = lowp.AdamW(net.parameters(), lr=1e-2, max_norm=1.0)
+    found = []
+    for step in range(5):
+        if step in (at or ()):
+            load(net, opt, f"{folder}/{step}")
+        torch.manual_seed(100 * step + rank)
+        loss = net(torch.randn(4, 64)).square().mean()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        found.append(loss.detach())
+    for param in net.parameters():
+        local = param.detach().to_local()
+        found += local.buffers.values() if isinstance(local, lowp.Tensor) else [local]
+    for state in opt.state_dict()["state"].values():
+        found += [getattr(value, "_local_tensor", value) for value in state.values()]
+    return found
+
+
+def loaded(rank, world, folder):
+    runs = 0
+    for ranks_of, name, rows in CASES:
+        if ranks_of != world:
+            continue
+        expected = trained(rank, name, rows, None, (), folder)
+        for load, at in LOADS:
+            found = trained(rank, name, rows, load, at, f"{folder}/{name}-{rows}-{load.__name__}")
+            assert len(found) == len(expected)
+            for index, (a, b) in enumerate(zip(found, expected)):
+                assert torch.equal(a, b), (name, rows, load.__name__, index, a, b)
+            runs += 1
+    return runs
+
+
+class Loads(unittest.TestCase):
+    def test_steps_behind_a_load_are_those_without_it(self):
+        for world in (1, 2, 3, 4):
+            with self.subTest(world=world), tempfile.TemporaryDirectory() as folder:
+                cases = sum(case[0] == world for case in CASES)
+                self.assertEqual(ranks.run(world, loaded, folder), [cases * len(LOADS)] * world)
+
+
+if __name__ == "__main__":
+    unittest.main()
