@@ -220,6 +220,11 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     Raises ``lowp.LowpError`` for what the recipe cannot take.
     """
     recipe = as_recipe(recipe, options)
+    if isinstance(source, Tensor):
+        raise LowpError(
+            f"a lowp.Tensor of {source.recipe!r}, which holds codes already; give the values that they were made of (.master), or those of the codes "
+            "(.dequantize()), which are rounded twice then"
+        )
     if source.dim() != 2:
         raise LowpError(f"a tensor of {source.dim()} axes, {tuple(source.shape)}; lowp quantizes matrices: reshape it to two axes")
     if source.device.type == "meta":
