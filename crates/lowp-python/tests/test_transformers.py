@@ -1,5 +1,6 @@
 """transformers' Trainer over quantized weights on one process: what trains, what is saved, and what the other ways are told."""
 
+import dataclasses
 import os
 import tempfile
 import unittest
@@ -9,10 +10,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from accelerate.utils import DistributedDataParallelKwargs
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lowp
+import ranks
+
+transformers.utils.logging.disable_progress_bar()
 
 RECIPE = "mxfp8-2d"
 
@@ -38,15 +43,25 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def trainer(net, folder, steps, **kwargs):
+def trainer(net, folder, steps, of=transformers.Trainer, **kwargs):
     arguments = transformers.TrainingArguments(
-        folder, max_steps=steps, per_device_train_batch_size=4, save_steps=2, logging_steps=1, report_to=[], use_cpu=True,
-        disable_tqdm=True, learning_rate=1e-2, dataloader_pin_memory=False,
-    )  # fmt: skip
-    return transformers.Trainer(net, arguments, train_dataset=Texts(), **kwargs)
+        folder,
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        save_steps=2,
+        logging_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        ddp_backend="gloo" if torch.distributed.is_initialized() else None,
+        disable_tqdm=True,
+        learning_rate=1e-2,
+    )
+    made = of(net, arguments, train_dataset=Texts(), **kwargs)
+    made.remove_callback(transformers.PrinterCallback)
+    return made
 
 
-def adamw(net):
+def given(net):
     return dict(optimizers=(lowp.AdamW(net.parameters(), lr=1e-2), None))
 
 
@@ -54,10 +69,42 @@ def by_class(net):
     return dict(optimizer_cls_and_kwargs=(lowp.AdamW, {"lr": 1e-2}))
 
 
+class Overriding(transformers.Trainer):
+    def create_optimizer(self, *args):
+        self.optimizer = lowp.AdamW(self.model.parameters(), lr=1e-2)
+        return self.optimizer
+
+
+def overriding(net):
+    return dict(of=Overriding)
+
+
+@dataclasses.dataclass
+class Replicas(DistributedDataParallelKwargs):
+    """What accelerate gives DistributedDataParallel."""
+
+    init_sync: bool = True
+
+
+def replicas(rank, world, remedy):
+    """Trains replicas on processes, and gives their values."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    net = llama("fp8-current")
+    with tempfile.TemporaryDirectory() as folder:
+        made = trainer(net, folder, 2, **by_class(net))
+        if remedy:
+            made.accelerator.ddp_handler = Replicas(init_sync=False)
+        try:
+            made.train()
+        except lowp.UnsupportedOp as error:
+            return str(error)
+    return {name: value.cpu() for name, value in lowp.plain_state_dict(net).items()}
+
+
 class Trains(unittest.TestCase):
     def test_training_saves_and_goes_on_to_the_bit(self):
-        for recipe in (RECIPE, "fp8-current", "nvfp4-1d"):
-            for way in (adamw, by_class):
+        for recipe, ways in ((RECIPE, (given, by_class, overriding)), ("fp8-current", (by_class,)), ("nvfp4-1d", (by_class,))):
+            for way in ways:
                 with self.subTest(recipe=recipe, way=way.__name__), tempfile.TemporaryDirectory() as folder:
                     net = llama(recipe)
                     trainer(net, folder, 4, **way(net)).train()
@@ -93,6 +140,13 @@ class Remedies(unittest.TestCase):
         net = llama()
         with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(lowp.UnsupportedOp, "lowp.AdamW"):
             trainer(net, folder, 2).train()
+
+    def test_replicas_start_from_one_seed(self):
+        for message in ranks.run(2, replicas, False):
+            self.assertIn("init_sync=False", message)
+        first, second = ranks.run(2, replicas, True)
+        for name, value in first.items():
+            self.assertTrue(torch.equal(value, second[name]), name)
 
     def test_files_of_safetensors_are_of_values(self):
         net = llama()
