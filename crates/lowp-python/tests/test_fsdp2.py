@@ -150,6 +150,41 @@ def settings(rank, world):
     return found
 
 
+class Repeated(nn.Sequential):
+    """Layers whose forward is repeated in the backward."""
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def repeated(rank, world, names):
+    """The recipes that take activation checkpointing of sharded blocks, beside a copy that is whole."""
+    well = []
+    for name in names:
+        torch.manual_seed(1)
+        block = lambda rows, cols: nn.Sequential(nn.Linear(cols, rows), nn.ReLU())
+        net = Repeated(block(128 * world, 256), block(256, 128 * world))
+        lowp.quantize_model_(net, name)
+        whole = copy.deepcopy(net)
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+        try:
+            for _ in range(2):
+                xs = [torch.ones(4, 256, requires_grad=True) for _ in range(2)]
+                for x, model in zip(xs, (net, whole)):
+                    model(x).square().sum().backward()
+                torch.testing.assert_close(xs[0].grad, xs[1].grad)
+            well.append(name)
+        except lowp.UnsupportedOp as error:
+            assert "activation checkpointing" in str(error), error
+    return well
+
+
 class Copies(nn.Module):
     """A layer that multiplies by copies of its weight, and keeps the last one's codes."""
 
@@ -192,6 +227,12 @@ def copies(rank, world, name):
 
 
 class Gathers(unittest.TestCase):
+    def test_activation_checkpointing_takes_codes_of_both_directions(self):
+        names = [name for name in lowp.recipes() if lowp.Recipe(name).is_low_precision]
+        shared = [name for name in names if "shared_data" in lowp.quantize(torch.ones(256, 256), name).buffers]
+        self.assertEqual(shared, ["mxfp8-2d"])
+        self.assertEqual(ranks.run(2, repeated, names), [shared] * 2)
+
     def test_copies_of_gathered_weights(self):
         for name in ("fp8-current", "mxfp8"):
             for message in ranks.run(2, copies, name):

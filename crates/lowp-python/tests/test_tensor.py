@@ -2,6 +2,9 @@
 
 import copy
 import io
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -272,6 +275,8 @@ class Operations(unittest.TestCase):
             ("colour", lambda: lowp.quantize(values(), "mxfp8", colour="red")),
             ("1 axes", lambda: lowp.quantize(torch.ones(4), "mxfp8")),
             ("meta", lambda: lowp.quantize(torch.ones(32, 32, device="meta"), "mxfp8")),
+            ("holds codes already; give .*master", lambda: lowp.quantize(lowp.quantize(values(), "mxfp8"), "fp8-current")),
+            ("holds codes already; give .*master", lambda: lowp.quantize(values(), "mxfp8").quantize_(lowp.quantize(values(), "mxfp8"))),
         ):
             with self.subTest(message=message), self.assertRaisesRegex(lowp.LowpError, message):
                 call()
@@ -289,6 +294,17 @@ class Files(unittest.TestCase):
                 self.assertTrue(torch.equal(loaded, weight))
                 self.assertEqual(loaded.recipe, weight.recipe)
                 self.assertTrue(torch.equal(loaded.master, weight.master))
+
+    def test_files_name_what_must_be_imported(self):
+        layer = nn.Linear(64, 64)
+        lowp.quantize_model_(layer, "mxfp8")
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "state.pt")
+            torch.save(layer.state_dict(), file)
+            load = f"torch.load({file!r}, weights_only=True)"
+            run = lambda text: subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+            self.assertIn("add_safe_globals([lowp._tensor._rebuild])", run(f"import torch; {load}").stderr)
+            self.assertEqual(run(f"import torch, lowp; {load}").returncode, 0)
 
     def test_files_of_other_buffers_are_refused(self):
         weight = lowp.quantize(values((64, 64)), "mxfp8", keep_master=True)
@@ -443,6 +459,19 @@ class Models(unittest.TestCase):
                 lowp.quantize_model_(net, "mxfp8", ignore=[name])
                 for train in (True, False):
                     net.train(train)(torch.randn(2, 3, 64))
+
+    def test_a_second_call_leaves_codes_as_they_are(self):
+        net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        self.assertEqual(lowp.quantize_model_(net, "mxfp8", ignore=["1"]), ["0.weight"])
+        first, before = net[0].weight, net[0].weight.detach().clone()
+        self.assertEqual(lowp.quantize_model_(net, "mxfp8"), ["1.weight"])
+        self.assertEqual(lowp.quantize_model_(net, lowp.Recipe("mxfp8")), [])
+        self.assertIs(net[0].weight, first)
+        self.assertTrue(torch.equal(first, before))
+        for recipe in ("fp8-current", "mxfp8-2d"):
+            with self.assertRaisesRegex(lowp.LowpError, f"^0.weight holds codes of .*mxfp8.* and not of .*{recipe}.*ignore=.'0.weight'"):
+                lowp.quantize_model_(net, recipe)
+        self.assertEqual(lowp.quantize_model_(net, "fp8-current", ignore=["*"]), [])
 
     def test_errors_change_nothing(self):
         net = nn.Sequential(nn.Linear(64, 64), nn.Linear(30, 64))

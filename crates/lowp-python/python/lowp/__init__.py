@@ -11,6 +11,7 @@ from ._lowp import HAS_CUDA, Recipe, recipes
 from ._lowp import VERSION as __version__
 from ._optim import AdamW
 from ._model import quantize_model_
+from ._files import plain_state_dict
 from ._flat import cast_master_weights
 from ._tensor import Tensor, quantize
 from ._plan import Plan, plan
@@ -26,6 +27,7 @@ __all__ = [
     "UnsupportedOp",
     "__version__",
     "cast_master_weights",
+    "plain_state_dict",
     "plan",
     "quantize",
     "quantize_model_",

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -88,6 +88,7 @@ def quantize_model_(
     keep_master: bool = True,
     **options: str | int | float | bool,
 ) -> list[str]: ...
+def plain_state_dict(model: torch.nn.Module | Mapping[str, Any]) -> dict[str, Any]: ...
 def cast_master_weights(
     model_weights: Sequence[Tensor],
     master_weights: Sequence[torch.Tensor | None],

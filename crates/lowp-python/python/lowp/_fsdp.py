@@ -14,11 +14,12 @@ from ._store import Store
 class Exchange:
     """The gathers of one shard: one for each phase, or one for both where the full tensor is kept in between.
 
-    Collective, unless ``agreed`` says what the ranks agreed on for this parameter before.
+    The store of the shard holds them, and they do not hold it: memory of a model that is deleted is freed at once, and not by Python's cyclic
+    collector. Making them is collective, unless ``agreed`` says what the ranks agreed on for this parameter before.
     """
 
     def __init__(self, store, full, world, rank, kept, group, agreed=None):
-        self.store, self.full, self.world, self.rank, self.kept = store, full, world, rank, kept
+        self.recipe, self.full, self.world, self.rank, self.kept = store.recipe, full, world, rank, kept
         ranks = None if agreed else Ranks.of(group, store.device)
         with together(ranks):
             self.shard = store.shard
@@ -39,9 +40,9 @@ class Exchange:
 
     def adopt(self, full):
         """Fills the full tensor of another shard from here on: the one before a checkpoint or a move replaced the shard."""
-        if (full.recipe, full.shape) != (self.store.recipe, self.full):
+        if (full.recipe, full.shape) != (self.recipe, self.full):
             raise LowpError(
-                f"FSDP2 holds a full tensor of {full.recipe!r} {full.shape} for a shard of {self.store.recipe!r} {self.full}; call fully_shard "
+                f"FSDP2 holds a full tensor of {full.recipe!r} {full.shape} for a shard of {self.recipe!r} {self.full}; call fully_shard "
                 "on a new model"
             )
         # FSDP2 holds that list.
@@ -197,12 +198,12 @@ def post_all_gather(store, arrived, metadata, full=None):
     exchange = store.exchange
     if full is not None and full is not exchange.gathered:
         exchange.adopt(full)
-    return fill(exchange, *metadata, arrived), exchange.inner
+    return fill(store, exchange, *metadata, arrived), exchange.inner
 
 
-def fill(exchange, index, sent, arrived):
+def fill(store, exchange, index, sent, arrived):
     """The store of the full tensor, with what arrived in it."""
-    store, gather = exchange.store, exchange.gathers[index]
+    gather = exchange.gathers[index]
     if exchange.world == 1:
         arrived = gather.sends
     for buffer in gather.own.values():

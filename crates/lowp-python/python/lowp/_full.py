@@ -68,7 +68,7 @@ def gather_rows(store, group):
     for send in gather.sends if world > 1 else ():
         arrived.append(empty(world * send.numel(), store.device))
         dist.all_gather_into_tensor(arrived[-1], send, group=group)
-    full = fill(exchange, 0, sent, arrived)
+    full = fill(store, exchange, 0, sent, arrived)
     full.check_serves("columnwise")
     # In memory of its own: gathered pieces are parts of larger ones, and a rank alone gives its own rows.
     buffers = {name: buffer.clone() for name, buffer in full.buffers.items()}

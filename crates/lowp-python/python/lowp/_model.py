@@ -5,9 +5,10 @@ import fnmatch
 import torch
 
 from ._errors import LowpError
+from ._files import save_values
 from ._linear import Linear
 from ._plan import as_recipe
-from ._tensor import quantize
+from ._tensor import Tensor, quantize
 
 
 #: The output projection of torch.nn.MultiheadAttention, which is a linear layer by class alone: attention reads its weight.
@@ -19,7 +20,9 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
 
     ``ignore`` has patterns as of a shell, of names of modules (``"lm_head"``, ``"*.norm"``) or parameters. The values stay beside the
     codes in float32 as masters of ``lowp.AdamW`` (``keep_master``), and are sharded with them. A weight that linear layers share becomes
-    one tensor. Returns the names of the parameters that were quantized.
+    one tensor. Weights that hold codes of the recipe already stay as they are. Returns the names of the parameters that were quantized.
+
+    ``save_pretrained`` of a model of transformers writes values from then on: ``lowp.plain_state_dict``.
 
     Raises ``lowp.LowpError``, before anything is changed, where a weight does not fit the recipe, where a module that is not a linear
     layer uses it, too, such as a tied embedding, and for the projection of ``torch.nn.MultiheadAttention``: name it in ``ignore``.
@@ -39,6 +42,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
             chosen.append((name, module))
     if unused:
         raise LowpError(f"ignore={sorted(unused)!r} names no module of the model; give names as model.named_modules() has them, or patterns")
+    chosen = [(name, module) for name, module in chosen if not _has_codes(name, module, recipe)]
     users = _users(model)
     modules = {id(module) for _, module in chosen}
     for name, module in chosen:
@@ -62,7 +66,10 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
                 f"ignore=[{name!r}], or give the layer a weight of its own"
             )
         if hasattr(weight, "_local_tensor"):
-            raise LowpError(f"{name} is a DTensor; call quantize_model_ before fully_shard")
+            raise LowpError(
+                f"{name} is a DTensor; call quantize_model_ before fully_shard, and where parallelize_module cut it, leave it out: "
+                f"ignore=[{name!r}]"
+            )
         try:
             recipe.check(*weight.shape)
         except LowpError as error:
@@ -77,7 +84,20 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
         module.weight = made[id(weight)][1]
         if type(module) is torch.nn.Linear:
             module.__class__ = Linear
+    save_values(model)
     return [name for name, _ in chosen]
+
+
+def _has_codes(name, module, recipe):
+    """Whether a layer holds codes of the recipe already. Raises where they are of another one."""
+    held = module._parameters.get("weight")
+    held = getattr(held, "_local_tensor", held)
+    if isinstance(held, Tensor) and held.recipe != recipe:
+        raise LowpError(
+            f"{name} holds codes of {held.recipe!r} already, and not of {recipe!r}; make the model again to quantize it otherwise, or leave it "
+            f"as it is: ignore=[{name!r}]"
+        )
+    return isinstance(held, Tensor)
 
 
 def _users(model):

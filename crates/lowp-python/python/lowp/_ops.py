@@ -1,6 +1,7 @@
 """What each operation of PyTorch does to a quantized tensor: exactly that, or ``lowp.UnsupportedOp``."""
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
@@ -25,21 +26,58 @@ def dispatch(cls, func, args, kwargs):
     handler = HANDLERS.get(func)
     if handler is None:
         handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.name())
-    if handler is None:
-        remedy = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
-        if func.namespace == "c10d" or func is aten.cat.default:
-            remedy = (
-                "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank; load a full state dictionary "
-                "before fully_shard, or sharded states after it"
-            )
-        raise UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {remedy}")
-    return handler(func, *args, **kwargs)
+    if handler is not None:
+        return handler(func, *args, **kwargs)
+    name, writes = func._schema.name, _written(func, args, kwargs)
+    if any(isinstance(tensor, Tensor) for tensor in writes):
+        raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes nothing changes in place; {_WRITE}")
+    if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)):
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.dequantize(), (args, kwargs))
+        return func(*args, **kwargs)
+    raise UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {_REMEDIES.get(name) or _REMEDIES.get(func.namespace, _DECODE)}")
+
+
+def _written(func, args, kwargs):
+    """The tensors that an operation of PyTorch writes to. A collective says that of all that it takes."""
+    if func.namespace != "aten":
+        return []
+    arguments = func._schema.arguments
+    given = {**dict(zip((argument.name for argument in arguments), args)), **kwargs}
+    written = [given.get(argument.name) for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write]
+    return [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+
+
+# The decoded values answer what only reads: norms, sums and the like, comparisons, and what is written to a plain tensor, such as an average of weights.
+# Arithmetic that returns a tensor is refused: its result, copied back, would lose what is smaller than a step of the codes.
+_REDUCTION = getattr(torch.Tag, "reduction", None)  # newer versions of PyTorch say it of each operation
+_READS = {f"aten::{name}" for name in "abs isfinite isnan isinf eq ne lt le gt ge linalg_vector_norm _foreach_norm _foreach_max".split()}
+
+_DECODE = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
+_WRITE = (
+    "update weights by lowp.AdamW in the place of an optimizer of torch.optim, write other values by .quantize_(values), and keep averages of weights in "
+    "plain tensors (AveragedModel of the model before quantize_model_)"
+)
+_REPLICAS = "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank"
+_STATES = "load a full state dictionary before fully_shard, or sharded states after it"
+_SHARDS = (
+    "shard rows by fully_shard, which gathers codes; there is no tensor parallelism of codes (parallelize_module, distribute_tensor): leave its layers out of "
+    "quantize_model_ (ignore=[..])"
+)
+#: By the name of an operation or of its namespace.
+_REMEDIES = {
+    "aten::cat": f"{_DECODE}; {_REPLICAS}; {_STATES}",
+    **dict.fromkeys((f"aten::{name}" for name in "add sub mul div lerp _foreach_add _foreach_sub _foreach_mul _foreach_div".split()), f"{_DECODE}; {_WRITE}"),
+    "c10d::broadcast_": f"{_REPLICAS}; {_STATES}",
+    "c10d": f"{_SHARDS}; {_STATES}",
+    "_c10d_functional": f"{_SHARDS}; {_STATES}",
+}
 
 
 #: What reads the memory that other tensors have, by what to do in its place.
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
-    torch.Tensor.data_ptr: f"{_BYTES}; save it with dcp.save, and not dcp.async_save, which copies memory",
+    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save values (lowp.plain_state_dict(model)), and codes with dcp.save, not dcp.async_save, which copies "
+    "memory; FSDP2 by accelerate asks for it, too: call fully_shard in a loop of your own (docs/pytorch.md)",
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,
@@ -158,7 +196,9 @@ def _split_with_sizes(func, tensor, sizes, dim=0):
 
 def _parts(func, tensor, sizes, dim):
     if dim % tensor.dim() != 0 or tensor.dim() != 2:
-        raise UnsupportedOp(f"{func} of a lowp.Tensor along axis {dim}; only its rows (axis 0) can be cut: decode it first (.dequantize())")
+        raise UnsupportedOp(
+            f"{func} of a lowp.Tensor along axis {dim}; only its rows (axis 0) can be cut: decode it first (.dequantize()), or {_SHARDS}"
+        )
     store = tensor._store
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     quantum = store.recipe.row_quantum
@@ -253,8 +293,3 @@ def _initial(func, tensor, *args, **kwargs):
     func(plain, *args, **kwargs)
     _store_values(tensor, plain)
     return tensor
-
-
-@handles(aten.isfinite, aten.isnan, aten.isinf)
-def _asked(func, tensor):
-    return func(tensor.dequantize(dtype=torch.float32))

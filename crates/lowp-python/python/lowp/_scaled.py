@@ -5,7 +5,6 @@ import functools
 import torch
 
 from . import _lowp
-from ._casts import casts_of
 from ._memory import device_of, dtype_name, empty, memory
 from ._plan import as_recipe
 
@@ -67,8 +66,14 @@ def cast(source, recipe):
     )
     spans = [(name, memory(tensor)) for name, tensor in zip(_BUFFERS, made)]
     dtype = "bfloat16" if source.dtype is torch.bfloat16 else "float32"
-    casts_of(device).encode(device_of(device), recipe, (rows, cols), memory(source), dtype, spans)
+    _casts_of(device).encode(device_of(device), recipe, (rows, cols), memory(source), dtype, spans)
     return made
+
+
+@functools.cache
+def _casts_of(device):
+    """The planned casts of what layers take on a device, which comes at the same addresses again."""
+    return _lowp.Casts(1024)
 
 
 @functools.cache

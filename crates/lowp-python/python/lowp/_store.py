@@ -3,9 +3,11 @@
 import torch
 
 from . import _lowp, _scaled
-from ._casts import casts_of
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, dtype_name, memory
+
+#: Decodes of one store that stay planned: by orientation, where FSDP2 gathered its codes to and where the values lie.
+_DECODES = 16
 
 
 class Store:
@@ -24,6 +26,7 @@ class Store:
         self.unpadded = None  # the rows behind a number of rows that DTensor padded
         self.views = {}  # its codes and their scale as products take them, by orientation
         self.held = False  # whether Rust holds the memory of the buffers
+        self.decodes = None  # of its codes, planned for addresses that come again; they end with it
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
@@ -264,7 +267,9 @@ class Store:
         out = torch.empty(self.shape, dtype=written, device=self.device)
         buffers = self._for(orientation)
         device, name = device_of(self.device), dtype_name(written)
-        casts_of(self.device).decode(device, self.recipe, self.shape, buffers, orientation, memory(out), name)
+        if self.decodes is None:
+            self.decodes = _lowp.Casts(_DECODES)
+        self.decodes.decode(device, self.recipe, self.shape, buffers, orientation, memory(out), name)
         return out.to(dtype)
 
     def forward(self, input, bias):

@@ -81,6 +81,7 @@ class Tensor(torch.Tensor):
     @torch.no_grad()
     def quantize_(self, source, *, encode_scale=None):
         """Casts ``source``, of the same shape, into the buffers."""
+        _check_plain(source)
         if source.shape != self.shape:
             raise LowpError(f"values of shape {tuple(source.shape)} for a lowp.Tensor of {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
@@ -208,6 +209,14 @@ def _send(tensor):
 ForkingPickler.register(Tensor, _send)
 
 
+def _check_plain(source):
+    if isinstance(source, Tensor):
+        raise LowpError(
+            f"a lowp.Tensor of {source.recipe!r}, which holds codes already; give the values that they were made of (.master), or those of the codes "
+            "(.dequantize()), which are rounded twice then"
+        )
+
+
 @torch.no_grad()
 def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=None, **options):
     """Quantizes a matrix.
@@ -220,6 +229,7 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     Raises ``lowp.LowpError`` for what the recipe cannot take.
     """
     recipe = as_recipe(recipe, options)
+    _check_plain(source)
     if source.dim() != 2:
         raise LowpError(f"a tensor of {source.dim()} axes, {tuple(source.shape)}; lowp quantizes matrices: reshape it to two axes")
     if source.device.type == "meta":
