@@ -37,11 +37,8 @@ fn embed() -> Result<()> {
 fn link_cudnn(out: &Path, root: &Path) {
     let source = root.join("cudnn/sdpa.cpp");
     println!("cargo::rerun-if-changed={}", source.display());
-    // The target folder is the one that has the kernels, whose manifest `cargo xtask cuda` writes again when it has made the library.
-    let mut targets = out
-        .ancestors()
-        .filter(|folder| folder.join(KERNELS).is_dir());
-    let Some(folder) = targets.next().map(|target| target.join(CUDNN)) else {
+    // `cargo xtask cuda` writes the manifest of the kernels again when it has made the library: `embed` has cargo watch it.
+    let Some(folder) = lowp_nvcc::target_folder(out).map(|target| target.join(CUDNN)) else {
         return;
     };
     if !folder.join("libsdpa.a").is_file() {

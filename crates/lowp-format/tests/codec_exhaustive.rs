@@ -308,6 +308,28 @@ fn e8m0_floor_is_the_power_of_two_at_or_below() {
 }
 
 #[test]
+fn e8m0_even_is_the_floor_of_what_rounds_to_the_element() {
+    for (emax, mantissa_bits) in [(8, 3), (15, 2), (2, 1)] {
+        for exponent in 0..=255u32 {
+            for fraction in [0, 1, 0x3F_FFFF, 0x40_0000, 0x6F_FFFF, 0x70_0000, 0x7F_FFFF] {
+                let bits = exponent << 23 | fraction;
+                let v = f32::from_bits(bits);
+                // Halves up: the fraction carries into the exponent from half a step below it on.
+                let carries = fraction + (0x40_0000 >> mantissa_bits) >= 0x80_0000;
+                let expected = match exponent + u32::from(carries) {
+                    _ if !v.is_finite() => 0xFF,
+                    exponent => exponent.saturating_sub(emax) as u8,
+                };
+                for v in [v, f32::from_bits(1 << 31 | bits)] {
+                    let found = e8m0::encode_even(v, emax.cast_signed(), mantissa_bits);
+                    assert_eq!(found, expected, "{:08X} {emax}", v.to_bits());
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn stochastic_rounding_keeps_the_expected_value() {
     for bits in 0..=0x40C0 {
         let x = bf16::from_bits(bits).to_f32();

@@ -132,6 +132,9 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
 
     /// Checks `work` and lays it out. Everything that can be wrong is found here.
     ///
+    /// Any handle of the device may run a plan, but for sums of squares on a GPU: they add up in memory of the plan, so only the handle
+    /// that planned them, or a clone of it, runs and captures them.
+    ///
     /// # Errors
     /// Buffers of the wrong length, outputs that alias, or ingredients without a kernel.
     fn plan(&self, work: Work<Self>) -> Result<Self::Plan, KernelError>;
@@ -139,7 +142,7 @@ pub trait Backend: sealed::Backend + Clone + Debug + Send + Sync + 'static {
     /// Runs planned work.
     ///
     /// # Errors
-    /// Scalars that do not fit the plan, or a device failure.
+    /// Scalars that do not fit the plan, sums of squares that another handle planned, or a device failure.
     fn run(&self, plan: &Self::Plan, scalars: &StepScalars) -> Result<(), KernelError>;
 
     /// Runs planned work with the scalars that a buffer holds when the work runs, as

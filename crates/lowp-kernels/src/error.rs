@@ -276,6 +276,12 @@ pub enum KernelError {
         "the graph was captured by another handle; launch it with that one, or capture it again"
     )]
     OtherStream,
+    /// A plan that adds up in memory of its own, on another stream than that of the handle that planned it.
+    #[error(
+        "the plan adds up in memory of its own, and another handle planned it; run and capture it with that one or its clones, or plan \
+         the work with this one, too"
+    )]
+    OtherHandle,
     /// Threads that could not be started.
     #[error(
         "{threads} threads could not be started: {why}; lower RAYON_NUM_THREADS, or raise the limit of threads"

@@ -525,8 +525,11 @@ impl Drop for Matmuls {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clear();
-        // SAFETY: made once, destroyed once.
-        let _ = unsafe { lt::destroy_handle(self.handle) };
+        let handle = self.handle;
+        self.cuda.free_foreign(|| {
+            // SAFETY: made once, destroyed once. Nobody is left to hear of one that stays.
+            let _ = unsafe { lt::destroy_handle(handle) };
+        });
     }
 }
 

@@ -16,12 +16,15 @@
 //! # Ok::<(), String>(())
 //! ```
 
+mod build_script;
+
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output};
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::{env, fmt, fs, io, thread};
+
+pub use build_script::{compiled, embed, end, rerun_if_changed, target_folder};
 
 /// An architecture that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,16 @@ pub struct Arch {
     /// The arguments of `-gencode`. The oldest and the newest add PTX, which drivers compile for
     /// devices that none of the others fit.
     gencode: &'static [&'static str],
+}
+
+impl Arch {
+    /// The virtual architectures that the sources are compiled for, such as `compute_100f`.
+    pub fn targets(&self) -> Vec<&'static str> {
+        let target = |gencode: &&'static str| gencode.strip_prefix("arch=")?.split(',').next();
+        let mut targets: Vec<_> = self.gencode.iter().filter_map(target).collect();
+        targets.dedup();
+        targets
+    }
 }
 
 /// Ampere, Hopper, Blackwell (data centre) and Blackwell (workstation). The `f` targets have the
@@ -122,6 +135,25 @@ impl Nvcc {
             program: program.to_path_buf(),
             version: version.trim().to_owned(),
         })
+    }
+
+    /// What `source` becomes for a target of [`Arch::targets`], in PTX; `folder` is for the compiler.
+    ///
+    /// # Errors
+    /// The compiler's messages.
+    pub fn ptx(
+        &self,
+        source: &Path,
+        include: &Path,
+        target: &str,
+        folder: &Path,
+    ) -> Result<String> {
+        let made = folder.join(format!("{target}.ptx"));
+        let mut command = Command::new(&self.program);
+        command.args(FLAGS).args(["-ptx", "-arch", target]);
+        command.arg("-I").arg(include).arg("-o").arg(&made);
+        output(command.arg(source))?;
+        fs::read_to_string(&made).map_err(|e| format!("{}: {e}", made.display()))
     }
 
     fn compile(&self, unit: &Unit, archs: &[Arch], folder: &Path) -> Result<()> {
@@ -311,95 +343,6 @@ pub fn compile(nvcc: &Nvcc, cuda: &Path, archs: &[Arch], folder: &Path) -> Resul
     Ok(stale.iter().map(|unit| unit.name.clone()).collect())
 }
 
-/// The folder with the compiled kernels of the sources below `cuda`, for a build script whose `OUT_DIR` is `out`: `shared`, below the
-/// target folder, where `cargo xtask cuda` has put them and they are up to date, else one below `out` that is filled here. Tells cargo
-/// when to ask again.
-///
-/// # Errors
-/// There is no compiler, with what to do, or the compiler's messages.
-pub fn compiled(out: &Path, cuda: &Path, shared: &str) -> Result<PathBuf> {
-    let units = Unit::all(cuda)?;
-    // Of the workspace's target folder, where there is one: crates elsewhere have none.
-    let folders = out.ancestors().map(|folder| folder.join(shared));
-    let mut found =
-        folders.filter_map(|folder| Manifest::load(&folder).map(|manifest| (folder, manifest)));
-    if let Some((folder, manifest)) = found.next() {
-        let path = folder.join("manifest.txt");
-        println!("cargo::rerun-if-changed={}", path.display());
-        if units.iter().all(|unit| manifest.has(unit)) {
-            if manifest.archs.len() < ARCHITECTURES.len() {
-                let archs = manifest.archs.join(" and ");
-                println!("cargo::warning=the CUDA kernels are compiled for {archs} only");
-            }
-            return Ok(folder);
-        }
-    }
-    let Some(nvcc) = Nvcc::find()? else {
-        return Err(
-            "the CUDA kernels are not compiled, or older than their sources, and there is no nvcc in \
-             CUDA_HOME or PATH\nin the workspace of lowp run `cargo xtask cuda`: it installs NVIDIA's \
-             compiler below target/ and compiles them\nelsewhere install nvcc of CUDA 13 and have it in \
-             PATH, or set CUDA_HOME to its folder"
-                .to_owned(),
-        );
-    };
-    let folder = out.join("cuda-kernels");
-    compile(&nvcc, cuda, ARCHITECTURES, &folder)?;
-    Ok(folder)
-}
-
-/// Writes `kernels.rs` below `out`: a Rust expression, the table of `(name, &Aligned(image))` of the fat binaries that [`compiled`] finds,
-/// which the crate includes. It is empty with `LOWP_CUDA_KERNELS=none`.
-///
-/// # Errors
-/// As [`compiled`]; another value of the variable.
-pub fn embed(out: &Path, cuda: &Path, shared: &str) -> Result<()> {
-    let mut rows = String::new();
-    match env::var("LOWP_CUDA_KERNELS").as_deref() {
-        Ok("none") => {}
-        Ok("") | Err(_) => {
-            let folder = compiled(out, cuda, shared)?;
-            for unit in Unit::all(cuda)? {
-                let (name, path) = (&unit.name, folder.join(unit.file()));
-                if !path.is_file() {
-                    let path = path.display();
-                    return Err(format!("{path} is missing; run `cargo xtask cuda`"));
-                }
-                let row = writeln!(rows, "    ({name:?}, &Aligned(*include_bytes!({path:?}))),");
-                row.map_err(|e| e.to_string())?;
-            }
-        }
-        Ok(other) => {
-            return Err(format!(
-                "LOWP_CUDA_KERNELS={other} has no meaning; unset it, or set it to `none`"
-            ));
-        }
-    }
-    write(&out.join("kernels.rs"), format!("&[{rows}]").as_bytes())
-}
-
-/// Tells cargo what a build script that embeds kernels depends on.
-pub fn rerun_if_changed() {
-    println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=cuda");
-    for name in ["LOWP_CUDA_KERNELS", "CUDA_HOME", "PATH"] {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
-}
-
-/// How a build script ends: an error is told to cargo, line by line.
-pub fn end(done: Result<()>) -> ExitCode {
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            for line in why.lines() {
-                println!("cargo::error={line}");
-            }
-            ExitCode::FAILURE
-        }
-    }
-}
-
 /// Digest of `source`, of the project's headers that it includes, directly or not, of the flags and
 /// of the targets of every architecture. Headers of the CUDA toolkit belong to the compiler's version.
 fn digest(cuda: &Path, source: &Path) -> Result<String> {
@@ -485,4 +428,21 @@ fn output(command: &mut Command) -> Result<Output> {
 /// It cannot be written.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_what_sources_are_compiled_for() {
+        let targets = ARCHITECTURES.iter().map(Arch::targets);
+        let expected: [&[&str]; 4] = [
+            &["compute_80"],
+            &["compute_90"],
+            &["compute_100f"],
+            &["compute_120f", "compute_120"],
+        ];
+        assert!(targets.eq(expected));
+    }
 }

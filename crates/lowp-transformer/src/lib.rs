@@ -23,6 +23,10 @@ pub mod product;
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(feature = "cuda", test))]
+mod known;
+#[cfg(any(feature = "cuda", test))]
+mod params;
 mod sizes;
 
 #[cfg(feature = "cuda")]

@@ -1,6 +1,7 @@
 //! `cargo xtask cuda`: compiles the CUDA kernels for every architecture, where lowp-kernels finds
 //! them, and reports what each kernel needs of a multiprocessor.
 
+mod conversions;
 mod cudnn;
 mod external;
 mod resources;
@@ -31,7 +32,7 @@ pub(crate) struct Options {
     arch: Vec<String>,
 
     /// Print registers, spills and shared memory of every kernel, write the table to
-    /// crates/lowp-kernels/resources.txt, and fail if a kernel spills.
+    /// crates/lowp-kernels/resources.txt, and fail if a kernel spills or converts without the instruction that its target has.
     #[arg(long)]
     stats: bool,
 
@@ -99,6 +100,7 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
         );
     }
     if options.stats {
+        conversions::check(&nvcc, &sources, &archs)?;
         stats(&sources, &folder, archs.len() == ARCHITECTURES.len())?;
     }
     if options.cudnn {

@@ -35,7 +35,8 @@ pub const fn encode_floor(v: f32, emax: i32) -> u8 {
 /// whose amax rounds to the next power of two counts as that (docs/numerics.md 19).
 #[inline(always)]
 pub const fn encode_even(v: f32, emax: i32, mantissa_bits: u32) -> u8 {
-    let rounded = v.to_bits() + (1 << (22 - mantissa_bits));
+    // Without the sign, so that no NaN overflows.
+    let rounded = (v.to_bits() & 0x7FFF_FFFF) + (1 << (22 - mantissa_bits));
     let exponent = ((rounded >> 23) & 0xFF).cast_signed() - emax;
     let code = if exponent < 0 { 0 } else { exponent };
     (if v.is_finite() { code } else { 0xFF }) as u8

@@ -13,12 +13,14 @@ use crate::{
     Target, TensorInput, TransposeJob, Work,
 };
 use access::{Access, Kept, Mode};
+use reads::Reads;
 use target::{
     block_entries, check_delayed, check_target, compact, covers, ingredients, kernel_of,
     slots_differ, touched,
 };
 
 pub(crate) mod access;
+pub(crate) mod reads;
 mod step_scalars;
 pub(crate) mod target;
 
@@ -28,8 +30,8 @@ pub(crate) struct Checked<B: Backend> {
     pub(crate) access: Access<B>,
     /// Elements of all jobs.
     pub(crate) elements: usize,
-    /// Parameter groups that the work uses.
-    pub(crate) groups: usize,
+    /// What the work reads of the scalars of a step.
+    pub(crate) reads: Reads,
 }
 
 /// Checks every job of `work`, and that no two of them get into each other's way.
@@ -41,20 +43,18 @@ pub(crate) fn check<B: Backend>(backend: &B, work: &Work<B>) -> Result<Checked<B
         backend,
         access: Access::default(),
         elements: 0,
-        groups: 0,
     };
     planner.check(work)?;
     let Planner {
         mut access,
         elements,
-        groups,
         ..
     } = planner;
     access.check_aliases()?;
     Ok(Checked {
         access,
         elements,
-        groups,
+        reads: Reads::of(work),
     })
 }
 
@@ -62,7 +62,6 @@ struct Planner<'b, B: Backend> {
     backend: &'b B,
     access: Access<B>,
     elements: usize,
-    groups: usize,
 }
 
 type Done = Result<(), KernelError>;
@@ -471,7 +470,6 @@ impl<B: Backend> Planner<'_, B> {
 
     fn adamw(&mut self, index: usize, job: &AdamwJob<B>) -> Done {
         let len = self.backend.len::<f32>(&job.master);
-        self.groups = self.groups.max(job.group.saturating_add(1));
         self.source(index, "gradient", &job.grad, len)?;
         self.whole::<f32>(index, "master", &job.master, len, Mode::Write)?;
         match &job.moments {

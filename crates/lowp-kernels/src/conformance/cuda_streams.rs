@@ -13,7 +13,7 @@ use cudarc::driver::CudaContext;
 
 use super::rig::device;
 use super::*;
-use crate::{AmaxJob, Cuda, CudaBuffer, CudaMark};
+use crate::{AmaxJob, Cuda, CudaBuffer, CudaMark, SumSquaresJob};
 
 /// Entries of what is freed.
 const LEN: usize = 1 << 20;
@@ -128,6 +128,34 @@ fn handles_made_apart_share_buffers_and_plans() {
         assert_eq!(rig.content::<f32>(&out), [1.0]);
         let marks = [&other, &rig.backend].map(|cuda| cuda.mark().unwrap());
         assert!(marks[0].milliseconds_to(&marks[1]).is_ok());
+    });
+}
+
+#[test]
+fn sums_of_squares_run_on_the_handle_that_planned_them() {
+    device::once(|rig| {
+        let (handle, other) = (&rig.backend, rig.backend.fork().unwrap());
+        let (source, out) = (ones(handle), rig.buffer(&[0u8; 16]));
+        let source = Source::F32(source);
+        let plan = handle
+            .plan(Work::SumSquares(vec![SumSquaresJob { source, out }]))
+            .unwrap();
+        let none = StepScalars::default();
+        let scalars = handle.upload(&none.to_bytes()).unwrap();
+        assert_eq!(other.run(&plan, &none), Err(KernelError::OtherHandle));
+        let made = other.run_with(&plan, &scalars);
+        assert_eq!(made, Err(KernelError::OtherHandle));
+        // Nor may another handle capture it, or a capture give it to another handle: the graph runs where it was captured.
+        assert!(other.capture(|| other.run(&plan, &none)).is_err());
+        let through = other.capture(|| {
+            handle.wait_for(&other)?;
+            handle.run(&plan, &none)?;
+            other.wait_for(handle)
+        });
+        assert_eq!(through.map(|_| ()), Err(KernelError::OtherHandle));
+        let graph = handle.capture(|| handle.run(&plan, &none)).unwrap();
+        handle.clone().run(&plan, &none).unwrap();
+        handle.launch(&graph).unwrap();
     });
 }
 

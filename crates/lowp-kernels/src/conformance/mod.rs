@@ -38,6 +38,7 @@ mod layout;
 mod mutated;
 mod observed;
 mod rig;
+mod scalars_read;
 mod step_scalars;
 mod sum;
 mod time;

@@ -1,7 +1,7 @@
 //! Streams, points in their work, and captured graphs.
 
 use super::*;
-use crate::SumSquaresJob;
+use crate::{SumJob, SumSquaresJob};
 
 /// Adds the sum of squares of `from` to `out`: work that shows how often it ran.
 fn add<B: Backend>(rig: &Rig<B>, from: &[f32], out: &B::Buffer<u8>) -> B::Plan {
@@ -15,6 +15,15 @@ fn add<B: Backend>(rig: &Rig<B>, from: &[f32], out: &B::Buffer<u8>) -> B::Plan {
 fn sum<B: Backend>(rig: &Rig<B>, out: &B::Buffer<u8>) -> f64 {
     let content = rig.content::<u8>(out);
     f64::from_le_bytes(*content.first_chunk().unwrap())
+}
+
+/// Adds `value` to `out`: the same, for any handle.
+fn raise<B: Backend>(rig: &Rig<B>, value: f32, out: &B::Buffer<f32>) -> B::Plan {
+    rig.plan(Work::Sum(vec![SumJob {
+        from: Source::F32(rig.buffer(&[value])),
+        into: Source::F32(out.clone()),
+    }]))
+    .unwrap()
 }
 
 fn run<B: Backend>(backend: &B, plan: &B::Plan) {
@@ -102,10 +111,10 @@ pub(super) fn large_writes_arrive_whole<B: Backend>(rig: &Rig<B>) {
 }
 
 pub(super) fn streams_follow_events<B: Backend>(rig: &Rig<B>) {
-    let (out, len) = (rig.buffer(&[0u8; 16]), 1 << 20);
+    let (out, len) = (rig.buffer(&[0f32]), 1 << 20);
     let [from, to] = [1f32, 0f32].map(|x| rig.buffer(&vec![x; len]));
     let other = rig.backend.fork().unwrap();
-    let plan = add(rig, &[2.0], &out);
+    let plan = raise(rig, 4.0, &out);
     other.wait_for(&rig.backend).unwrap();
     for _ in 0..10 {
         run(&rig.backend, &plan);
@@ -117,7 +126,7 @@ pub(super) fn streams_follow_events<B: Backend>(rig: &Rig<B>) {
         other.copy::<f32>(&to, 0..len, &from, 0).unwrap();
         rig.backend.wait_for(&other).unwrap();
     }
-    assert_eq!(sum(rig, &out), 80.0);
+    assert_eq!(rig.content::<f32>(&out), [80.0]);
     assert!(rig.content::<f32>(&from).iter().all(|&x| x == 1.0));
     other.synchronize().unwrap();
 }
@@ -151,9 +160,9 @@ pub(super) fn a_graph_does_what_was_captured<B: Backend>(rig: &Rig<B>) {
 /// A second stream that waits for the first and is waited for belongs to the graph.
 pub(super) fn a_graph_spans_streams<B: Backend>(rig: &Rig<B>) {
     let other = rig.backend.fork().unwrap();
-    let sums = [(); 3].map(|()| rig.buffer(&[0u8; 16]));
+    let sums = [(); 3].map(|()| rig.buffer(&[0f32]));
     let [one, two, three] =
-        [(&[1.0], 0), (&[2.0], 1), (&[3.0], 2)].map(|(value, out)| add(rig, value, &sums[out]));
+        [(1.0, 0), (4.0, 1), (9.0, 2)].map(|(value, out)| raise(rig, value, &sums[out]));
     let before = other.record().unwrap();
     let graph = rig.backend.capture(|| {
         // What was there before the capture.
@@ -163,19 +172,19 @@ pub(super) fn a_graph_spans_streams<B: Backend>(rig: &Rig<B>) {
         other.run(&two, &StepScalars::default())?;
         rig.backend.run(&three, &StepScalars::default())?;
         rig.backend.wait_for(&other)?;
-        rig.backend.copy::<u8>(&sums[1], 0..16, &sums[0], 0)
+        rig.backend.copy::<f32>(&sums[1], 0..1, &sums[0], 0)
     });
     let graph = graph.unwrap();
     for launches in 1..=5 {
         rig.backend.launch(&graph).unwrap();
-        let launches = f64::from(launches);
-        let found = sums.each_ref().map(|out| sum(rig, out));
+        let launches = launches as f32;
+        let found = sums.each_ref().map(|out| rig.content::<f32>(out)[0]);
         assert_eq!(found, [4.0 * launches, 4.0 * launches, 9.0 * launches]);
     }
     // Both streams go on by themselves.
     run(&other, &two);
     rig.backend.wait_for(&other).unwrap();
-    assert_eq!(sum(rig, &sums[1]), 24.0);
+    assert_eq!(rig.content::<f32>(&sums[1]), [24.0]);
 }
 
 pub(super) fn a_capture_takes_only_work<B: Backend>(rig: &Rig<B>) {

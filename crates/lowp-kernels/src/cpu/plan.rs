@@ -7,6 +7,7 @@ use super::access::Access;
 use super::generic::{self, Context};
 use super::layout::Layout;
 use crate::check::access::{Mode, Use};
+use crate::check::reads::Reads;
 use crate::check::{Checked, check};
 use crate::lanes::Isa;
 use crate::{AdamwJob, Backend, EncodeJob, KernelError, RepackJob, StepScalars, Target, Work};
@@ -27,8 +28,7 @@ struct Planned {
     /// The walk of each encode (also of those within AdamW jobs).
     layouts: Vec<Layout>,
     elements: usize,
-    /// Parameter groups that the work uses.
-    groups: usize,
+    reads: Reads,
 }
 
 impl CpuPlan {
@@ -37,7 +37,7 @@ impl CpuPlan {
         let Checked {
             mut access,
             elements,
-            groups,
+            reads,
         } = check(&Cpu, &work)?;
         let mut forms = Vec::new();
         match &mut work {
@@ -76,7 +76,7 @@ impl CpuPlan {
             access: Access::new(access),
             layouts,
             elements,
-            groups,
+            reads,
         };
         Ok(Self {
             planned: Arc::new(planned),
@@ -92,7 +92,7 @@ impl CpuPlan {
 
     /// Checks that scalars of `given` parameter groups are enough.
     pub(super) fn fits(&self, given: usize) -> Result<(), KernelError> {
-        let needed = self.planned.groups;
+        let needed = self.planned.reads.groups;
         if given < needed {
             return Err(KernelError::Scalars { needed, given });
         }
@@ -102,8 +102,7 @@ impl CpuPlan {
     /// Runs the work.
     pub(crate) fn run(&self, scalars: &StepScalars) -> Result<(), KernelError> {
         self.fits(scalars.adam.len())?;
-        // What makes scalars does not follow those of its own run.
-        if scalars.skip && !matches!(self.planned.work, Work::StepScalars(_)) {
+        if scalars.skip && self.planned.reads.skip {
             return Ok(());
         }
         let plan = &*self.planned;

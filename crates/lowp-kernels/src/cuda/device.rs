@@ -139,6 +139,15 @@ impl Cuda {
         call(stream)
     }
 
+    /// For destructors: has another library free what it has on this device, with the device current on this thread. The work of this
+    /// stream is over then; where it cannot be waited for, because the device failed or this thread captures, `free` is not called and
+    /// what it would free stays.
+    pub fn free_foreign(&self, free: impl FnOnce()) {
+        if self.finish().and_then(|()| self.bind()).is_ok() {
+            free();
+        }
+    }
+
     /// A new stream, whose work follows what this one was given so far.
     pub(super) fn fork_stream(&self) -> Result<Self, KernelError> {
         capture::not_in("a new stream")?;
@@ -183,6 +192,12 @@ impl Cuda {
     /// a point in it, or for values to arrive.
     pub fn waits(&self) -> u64 {
         self.device().waits.load(Ordering::Relaxed)
+    }
+
+    /// How often scalars of a step were written for this stream.
+    #[cfg(test)]
+    pub(crate) fn scalar_changes(&self) -> u64 {
+        self.queue.step.changes()
     }
 
     /// The device's name.

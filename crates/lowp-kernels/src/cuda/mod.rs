@@ -1,7 +1,7 @@
 //! The CUDA backend: device memory, and one launch per planned operation.
 //!
-//! Work is planned into a table that stays on the device. A run writes the scalars of the step if
-//! they changed and launches one kernel over the table, whatever the number of jobs in it, on the
+//! Work is planned into a table that stays on the device. A run writes the scalars of the step if those that the plan reads
+//! changed, and launches one kernel over the table, whatever the number of jobs in it, on the
 //! stream of the [`Cuda`] handle. A [`CudaGraph`] replays many of them with one call.
 //!
 //! Nothing waits for the device but [`Backend::read`], [`Backend::plan`], [`Backend::synchronize`],

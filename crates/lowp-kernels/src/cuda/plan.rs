@@ -12,6 +12,7 @@ use super::device::{Cuda, Device};
 use super::launch::Launch;
 use super::table::{RunSum, Step, SumTotal};
 use super::{capture, lower, step};
+use crate::check::reads::Reads;
 use crate::check::{Checked, check};
 use crate::{KernelError, StepScalars, SumSquaresJob, Work};
 
@@ -26,21 +27,28 @@ pub struct CudaPlan {
 #[derive(Debug)]
 struct Planned {
     device: Arc<Device>,
-    /// Parameter groups that the work uses.
-    groups: usize,
+    reads: Reads,
     /// `None` for work without elements.
     launch: Option<Launch>,
-    #[expect(dead_code, reason = "held: the launch points into it")]
-    scratch: Option<Memory>,
+    scratch: Option<Scratch>,
     #[expect(dead_code, reason = "held: the launch points to its buffers")]
     work: Work<Cuda>,
+}
+
+/// Memory that a launch adds up in: two runs at a time would spoil both.
+#[derive(Debug)]
+struct Scratch {
+    #[expect(dead_code, reason = "held: the launch points into it")]
+    memory: Memory,
+    /// The queue that runs one after another.
+    queue: u64,
 }
 
 impl CudaPlan {
     /// Checks `work` and puts it on the device of `cuda`.
     pub(super) fn new(cuda: &Cuda, work: Work<Cuda>) -> Result<Self, KernelError> {
         capture::not_in("planning")?;
-        let Checked { access, groups, .. } = check(cuda, &work)?;
+        let Checked { access, reads, .. } = check(cuda, &work)?;
         access
             .bytes
             .iter()
@@ -53,8 +61,8 @@ impl CudaPlan {
             .halves
             .iter()
             .try_for_each(|used| cuda.own(&used.buffer))?;
-        if groups > step::GROUPS {
-            return Err(step::too_many(groups));
+        if reads.groups > step::GROUPS {
+            return Err(step::too_many(reads.groups));
         }
         let mut scratch = None;
         let launch = match &work {
@@ -80,8 +88,9 @@ impl CudaPlan {
             }
             Work::SumSquares(jobs) if jobs.is_empty() => Ok(None),
             Work::SumSquares(jobs) => {
-                let memory = scratch.insert(sum_scratch(cuda, jobs)?);
+                let (memory, queue) = (sum_scratch(cuda, jobs)?, cuda.queue.number);
                 let rows = sum_rows(jobs, memory.pointer);
+                scratch = Some(Scratch { memory, queue });
                 Launch::new(cuda, rows)
             }
             Work::Sum(jobs) => Launch::new(cuda, jobs.iter().map(lower::sum).collect()),
@@ -93,7 +102,7 @@ impl CudaPlan {
         }?;
         let planned = Planned {
             device: Arc::clone(cuda.device()),
-            groups,
+            reads,
             launch,
             scratch,
             work,
@@ -110,7 +119,8 @@ impl CudaPlan {
             return self.record(cuda, scalars);
         }
         let stream = &cuda.queue.stream;
-        cuda.queue.step.with(stream, scalars, |step| {
+        let needed = (self.planned.reads, scalars);
+        cuda.queue.step.with(stream, needed, |step| {
             // SAFETY: the step's memory is that of the handle, and freed behind its work; what the
             // plan holds is freed behind the work of every stream.
             unsafe { self.enqueue(cuda, stream.cu_stream(), step) }
@@ -136,7 +146,8 @@ impl CudaPlan {
     ) -> Result<(), KernelError> {
         self.on(cuda)?;
         cuda.own(scalars)?;
-        let (needed, given) = (self.planned.groups, StepScalars::groups(scalars.len())?);
+        let needed = self.planned.reads.groups;
+        let given = StepScalars::groups(scalars.len())?;
         if given < needed {
             return Err(KernelError::Scalars { needed, given });
         }
@@ -156,18 +167,27 @@ impl CudaPlan {
     /// Checks that scalars and a device fit the plan.
     pub(super) fn fits(&self, cuda: &Cuda, scalars: &StepScalars) -> Result<(), KernelError> {
         self.on(cuda)?;
-        let (needed, given) = (self.planned.groups, scalars.adam.len());
+        let (needed, given) = (self.planned.reads.groups, scalars.adam.len());
         if given < needed {
             return Err(KernelError::Scalars { needed, given });
         }
         Ok(())
     }
 
-    /// Checks that a device is that of the plan.
+    /// Checks that a device is that of the plan and, where the plan has memory to add up in, that its runs have an order: they are given
+    /// to one stream, and a capture to the stream that launches the graph.
     pub(super) fn on(&self, cuda: &Cuda) -> Result<(), KernelError> {
         let device = &self.planned.device;
         cuda.device()
-            .same(device, "the plan", "plan the work on each")
+            .same(device, "the plan", "plan the work on each")?;
+        match &self.planned.scratch {
+            Some(Scratch { queue, .. })
+                if [cuda, &capture::origin(cuda)].map(|cuda| cuda.queue.number) != [*queue; 2] =>
+            {
+                Err(KernelError::OtherHandle)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// # Safety

@@ -1,4 +1,4 @@
-//! The scalars of a step, in device memory: written when they change, read by every launch.
+//! The scalars of a step, in device memory: written when what a launch reads of them changes.
 
 #![expect(
     unsafe_code,
@@ -15,12 +15,14 @@ use super::cleanup::Cleanup;
 use super::device::{Cuda, Device};
 use super::table::{AdamGroup, Step};
 use super::{failed, host};
+use crate::check::reads::Reads;
 use crate::{KernelError, StepScalars};
 
 /// Parameter groups that fit.
 pub(super) const GROUPS: usize = 1024;
-/// Words of four bytes.
-const WORDS: usize = (size_of::<Step>() + GROUPS * size_of::<AdamGroup>()) / 4;
+/// Their bytes.
+const BYTES: usize = StepScalars::bytes(GROUPS);
+const _: () = assert!(BYTES == size_of::<Step>() + GROUPS * size_of::<AdamGroup>());
 /// Copies that may be in flight; the host waits for the device when it is so many steps ahead.
 const SLOTS: usize = 16;
 
@@ -33,12 +35,15 @@ pub(super) struct StepMemory {
 
 /// Page-locked copies on their way to the device.
 struct Ring {
-    words: *mut u32,
+    bytes: *mut u8,
     next: usize,
     /// When the copy of each slot was done.
     done: [Option<CudaEvent>; SLOTS],
     /// What the device has, or will have at this point of the stream.
-    written: Vec<u32>,
+    written: Vec<u8>,
+    /// How often it was written.
+    #[cfg(test)]
+    changes: u64,
 }
 
 // SAFETY: the pointer is memory of this ring alone.
@@ -51,9 +56,9 @@ impl StepMemory {
             .bind_to_thread()
             .map_err(failed("cuCtxSetCurrent"))?;
         // SAFETY: results are checked; both are freed when this is dropped.
-        let pointer = unsafe { result::malloc_sync(WORDS * 4) }.map_err(failed("cuMemAlloc"))?;
+        let pointer = unsafe { result::malloc_sync(BYTES) }.map_err(failed("cuMemAlloc"))?;
         // SAFETY: as above.
-        let locked = unsafe { result::malloc_host(SLOTS * WORDS * 4, 0) };
+        let locked = unsafe { result::malloc_host(SLOTS * BYTES, 0) };
         let locked = locked.map_err(|error| {
             // SAFETY: just allocated, not used yet.
             context.record_err(unsafe { result::free_sync(pointer) });
@@ -63,19 +68,21 @@ impl StepMemory {
             pointer,
             device: Arc::clone(device),
             ring: Mutex::new(Ring {
-                words: locked.cast(),
+                bytes: locked.cast(),
                 next: 0,
                 done: [const { None }; SLOTS],
                 written: Vec::new(),
+                #[cfg(test)]
+                changes: 0,
             }),
         })
     }
 
-    /// Has `scalars` on the device when `work`, given to `stream` with their address, begins.
+    /// Has what `reads` names of `scalars` on the device when `work`, given to `stream` with their address, begins.
     pub(super) fn with(
         &self,
         stream: &CudaStream,
-        scalars: &StepScalars,
+        (reads, scalars): (Reads, &StepScalars),
         work: impl FnOnce(u64) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
         // Held until the work is enqueued: another thread's scalars come behind it.
@@ -84,11 +91,17 @@ impl StepMemory {
         context
             .bind_to_thread()
             .map_err(failed("cuCtxSetCurrent"))?;
-        let words = words(scalars)?;
-        if ring.written != words {
-            ring.write(&self.device, self.pointer, stream, words)?;
+        let wanted = bytes(scalars)?;
+        if !reads.served(&ring.written, &wanted) {
+            ring.write(&self.device, self.pointer, stream, wanted)?;
         }
         work(self.pointer)
+    }
+
+    /// How often scalars were written.
+    #[cfg(test)]
+    pub(super) fn changes(&self) -> u64 {
+        self.ring.lock().unwrap().changes
     }
 }
 
@@ -98,21 +111,21 @@ impl Ring {
         device: &Device,
         pointer: u64,
         stream: &CudaStream,
-        words: Vec<u32>,
+        bytes: Vec<u8>,
     ) -> Result<(), KernelError> {
         let slot = self.next;
         if let Some(done) = &self.done[slot] {
             device.wait(done)?;
         }
-        // SAFETY: slot `slot` has `WORDS` words, `words` is no longer (see `words`), and the last
+        // SAFETY: slot `slot` has `BYTES` bytes, `bytes` is no longer (see `bytes`), and the last
         // copy out of the slot is done.
         let locked = unsafe {
-            let start = self.words.add(slot * WORDS);
-            std::ptr::copy_nonoverlapping(words.as_ptr(), start, words.len());
-            std::slice::from_raw_parts(start, words.len())
+            let start = self.bytes.add(slot * BYTES);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+            std::slice::from_raw_parts(start, bytes.len())
         };
         self.written.clear();
-        // SAFETY: the device memory has `WORDS` words; the slot is not written again before the copy
+        // SAFETY: the device memory has `BYTES` bytes; the slot is not written again before the copy
         // is done, nor freed.
         let copied = unsafe { result::memcpy_htod_async(pointer, locked, stream.cu_stream()) };
         copied.map_err(failed("cuMemcpyHtoDAsync"))?;
@@ -124,7 +137,11 @@ impl Ring {
         }
         .map_err(failed("cuEventRecord"))?;
         self.next = (slot + 1) % SLOTS;
-        self.written = words;
+        self.written = bytes;
+        #[cfg(test)]
+        {
+            self.changes += 1;
+        }
         Ok(())
     }
 }
@@ -138,7 +155,7 @@ impl Drop for StepMemory {
         for done in ring.done.iter().flatten() {
             context.record_err(done.synchronize());
         }
-        let locked: *mut c_void = ring.words.cast();
+        let locked: *mut c_void = ring.bytes.cast();
         // SAFETY: allocated by `new`, freed once; no copy out of it is in flight. The stream whose work
         // reads the device memory was waited for (`Queue`), and freeing it waits, too.
         unsafe {
@@ -150,47 +167,22 @@ impl Drop for StepMemory {
 
 /// Scalars in memory of their own, for a graph that `cuda` captures: they are there before its launches.
 pub(super) fn constant(cuda: &Cuda, scalars: &StepScalars) -> Result<Memory, KernelError> {
-    let words = words(scalars)?;
+    let bytes = bytes(scalars)?;
     let device = cuda.device();
     // Memory and copy are work of the handle's own stream, which nothing captures.
     let _apart = Cleanup::begin(&device.context);
-    let memory = Memory::zeros(cuda, words.len() * 4)?;
-    let words: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    let memory = Memory::zeros(cuda, bytes.len())?;
     // SAFETY: the memory was just allocated for them.
-    unsafe { host::write(device, &cuda.queue.stream, memory.pointer, &words)? };
+    unsafe { host::write(device, &cuda.queue.stream, memory.pointer, &bytes)? };
     Ok(memory)
 }
 
-/// A `Step` and its `AdamGroup`s as words.
-fn words(scalars: &StepScalars) -> Result<Vec<u32>, KernelError> {
-    if scalars.adam.len() > GROUPS {
-        return Err(too_many(scalars.adam.len()));
+/// A `Step` and its `AdamGroup`s, as many as fit.
+fn bytes(scalars: &StepScalars) -> Result<Vec<u8>, KernelError> {
+    match scalars.adam.len() {
+        0..=GROUPS => Ok(scalars.to_bytes()),
+        groups => Err(too_many(groups)),
     }
-    let random = scalars.random_step;
-    let mut words = vec![
-        random as u32,
-        (random >> 32) as u32,
-        scalars.grad_scale.to_bits(),
-        u32::from(scalars.skip),
-        scalars.max_norm.to_bits(),
-        scalars.adam.len() as u32,
-        0,
-        0,
-    ];
-    for group in &scalars.adam {
-        let fields = [
-            group.lr,
-            group.beta1,
-            group.beta2,
-            group.eps,
-            group.weight_decay,
-            group.correction1,
-            group.correction2,
-        ];
-        words.extend(fields.map(f32::to_bits));
-        words.push(u32::from(group.bias_correction));
-    }
-    Ok(words)
 }
 
 /// More parameter groups than the device's memory for scalars holds.
@@ -198,34 +190,5 @@ pub(super) fn too_many(groups: usize) -> KernelError {
     KernelError::Groups {
         groups,
         most: GROUPS,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::AdamScalars;
-
-    #[test]
-    fn scalars_lie_as_the_device_reads_them() {
-        let group = |seed: u16| AdamScalars {
-            lr: f32::from(seed) / 8.0,
-            bias_correction: seed % 2 == 1,
-            ..AdamScalars::default().at_step(seed.into())
-        };
-        let scalars = StepScalars {
-            adam: vec![group(3), group(4)],
-            grad_scale: 0.5,
-            random_step: 0x1_0000_0002,
-            skip: true,
-            max_norm: 0.25,
-        };
-        let words = words(&scalars).unwrap();
-        assert_eq!(
-            words.len() * 4,
-            size_of::<Step>() + 2 * size_of::<AdamGroup>()
-        );
-        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
-        assert_eq!(bytes, scalars.to_bytes());
     }
 }

@@ -5,7 +5,7 @@
     reason = "gives cuBLASLt addresses of operands whose shapes were planned"
 )]
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use lowp_candle::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
@@ -26,6 +26,7 @@ use super::place::Arena;
 use super::ready::Ready;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
+use crate::known::Known;
 use crate::product::{self, Codes, Pass, Product, is_codes};
 
 /// What the layers of a model share.
@@ -41,17 +42,17 @@ pub(super) struct Shared {
     pub(super) cudnn: bool,
     pub(super) agree_amaxes: bool,
     pub(super) prefetch: bool,
-    /// Planned attention, or why cuDNN does not run it; all blocks have one.
-    pub(super) sdpa: OnceLock<Result<Arc<Sdpa>, String>>,
+    /// Planned attention, or why cuDNN does not run it: blocks of equal sizes have one.
+    pub(super) sdpa: Known<SdpaSizes, Result<Arc<Sdpa>, String>>,
 }
 
 impl Shared {
     /// Why attention does not run by cuDNN, where it does not.
-    pub(super) fn plain_attention(&self) -> Option<&str> {
+    pub(super) fn plain_attention(&self) -> Option<String> {
         if !self.cudnn {
-            return Some("cuDNN is left out");
+            return Some("cuDNN is left out".to_owned());
         }
-        self.sdpa.get()?.as_ref().err().map(String::as_str)
+        self.sdpa.values().into_iter().find_map(Result::err)
     }
 
     /// Attention by cuDNN, where it runs it.
@@ -59,16 +60,11 @@ impl Shared {
         if !self.cudnn {
             return Ok(None);
         }
-        if self.sdpa.get().is_none() {
+        let made = self.sdpa.of(sizes, || {
             let made = Sdpa::new(&self.cuda, &self.arena, sizes)?;
-            // Another thread's is the same.
-            let _ = self.sdpa.set(made.map(Arc::new));
-        }
-        Ok(self
-            .sdpa
-            .get()
-            .and_then(|made| made.as_ref().ok())
-            .map(Arc::clone))
+            Done::Ok(made.map(Arc::new))
+        })?;
+        Ok(made.ok())
     }
 }
 

@@ -5,7 +5,7 @@
     reason = "gives cuBLASLt addresses of buffers that were made for the product"
 )]
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use half::bf16;
 use lowp_candle::ShardedModel;
@@ -19,6 +19,7 @@ use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
 use super::ops::Ops;
 use super::place::{Arena, at};
 use super::trace::{Profile, Trace};
+use crate::known::Known;
 use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
@@ -128,7 +129,7 @@ impl<R: Recipe> Transformer<R> {
             cudnn: span.cudnn,
             agree_amaxes: span.agree_amaxes,
             prefetch: span.prefetch,
-            sdpa: OnceLock::new(),
+            sdpa: Known::default(),
         });
         let vars = model.var_buffers();
         if vars.is_empty() {
@@ -208,7 +209,7 @@ impl<R: Recipe> Transformer<R> {
     }
 
     /// Why attention does not run by cuDNN but as plain products, where it does.
-    pub fn plain_attention(&self) -> Option<&str> {
+    pub fn plain_attention(&self) -> Option<String> {
         self.shared.plain_attention()
     }
 

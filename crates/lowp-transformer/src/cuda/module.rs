@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
-use lowp_kernels::{Backend, Cuda, KernelError};
+use lowp_kernels::{Cuda, KernelError};
+
+use super::TransformerError;
+use crate::params::{Arg, KERNELS, Kind, check};
 
 /// Bytes where the driver may read words.
 #[repr(C, align(16))]
@@ -15,66 +18,11 @@ struct Aligned<B: ?Sized>(B);
 /// Name and image of each `.cu` file. Empty in a program that was built with `LOWP_CUDA_KERNELS=none`.
 const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// The entry points of each.
-const NAMES: [(&str, &[&str]); 4] = [
-    ("norm", &["norm_forward", "norm_backward", "column_sums"]),
-    (
-        "activation",
-        &[
-            "gelu_forward",
-            "gelu_backward",
-            "swiglu_forward",
-            "swiglu_backward",
-            "narrow",
-            "two_level_factors",
-        ],
-    ),
-    (
-        "attention",
-        &[
-            "split_heads",
-            "merge_heads",
-            "rotate",
-            "softmax_forward",
-            "softmax_backward",
-        ],
-    ),
-    (
-        "tokens",
-        &[
-            "embedding_forward",
-            "sum_rows",
-            "cross_entropy",
-            "add_losses",
-        ],
-    ),
-];
-
-/// A parameter of a kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Arg {
-    Pointer(u64),
-    Int(usize),
-    Size(usize),
-    Float(f32),
-}
-
-impl Arg {
-    /// As the kernel reads it, from the lowest byte on.
-    fn word(self) -> u64 {
-        match self {
-            Arg::Pointer(address) => address,
-            Arg::Int(value) | Arg::Size(value) => value as u64,
-            Arg::Float(value) => u64::from(value.to_bits()),
-        }
-    }
-}
-
 /// The kernels, on a stream.
 pub(super) struct Kernels {
     cuda: Cuda,
     modules: Vec<sys::CUmodule>,
-    functions: BTreeMap<&'static str, sys::CUfunction>,
+    functions: BTreeMap<&'static str, (&'static [Kind], sys::CUfunction)>,
 }
 
 // SAFETY: handles of the driver, which any thread may use; they are not changed after loading.
@@ -111,7 +59,7 @@ impl Kernels {
     }
 
     fn find(&mut self) -> Result<(), KernelError> {
-        for (unit, names) in NAMES {
+        for (unit, kernels) in KERNELS {
             let Some((_, image)) = UNITS.iter().find(|(name, _)| *name == unit) else {
                 return Err(KernelError::NotCompiled { kernel: unit });
             };
@@ -119,13 +67,13 @@ impl Kernels {
             let module = unsafe { result::module::load_data(image.0.as_ptr().cast()) };
             let module = module.map_err(failed("cuModuleLoadData"))?;
             self.modules.push(module);
-            for name in names {
+            for (name, kinds) in kernels {
                 let missing = || KernelError::NotCompiled { kernel: name };
                 let text = CString::new(*name).map_err(|_| missing())?;
                 // SAFETY: the module is loaded, and stays so as long as `self`.
                 let function = unsafe { result::module::get_function(module, text) };
-                self.functions
-                    .insert(name, function.map_err(|_| missing())?);
+                let function = function.map_err(|_| missing())?;
+                self.functions.insert(name, (kinds, function));
             }
         }
         Ok(())
@@ -133,8 +81,11 @@ impl Kernels {
 
     /// Gives the stream a launch of `blocks` blocks of `threads` threads.
     ///
+    /// # Errors
+    /// Parameters that the kernel does not take, or a device failure.
+    ///
     /// # Safety
-    /// `args` are the parameters of the kernel, and their addresses those of memory of the device as long as the kernel takes them to be,
+    /// The addresses in `args` are those of memory of the device as long as the kernel takes them to be,
     /// which is not freed before work that the stream has by now.
     pub(super) unsafe fn launch(
         &self,
@@ -142,11 +93,12 @@ impl Kernels {
         blocks: [usize; 2],
         threads: [usize; 2],
         args: &[Arg],
-    ) -> Result<(), KernelError> {
-        let function = *self
+    ) -> Result<(), TransformerError> {
+        let (kinds, function) = *self
             .functions
             .get(name)
             .ok_or(KernelError::NotCompiled { kernel: name })?;
+        check((name, kinds), args).map_err(TransformerError::Unsupported)?;
         if blocks.contains(&0) {
             return Ok(());
         }
@@ -172,7 +124,7 @@ impl Kernels {
                         &mut pointers,
                     )
                 };
-                launched.map_err(failed("cuLaunchKernel"))
+                Ok(launched.map_err(failed("cuLaunchKernel"))?)
             },
         )
     }
@@ -180,22 +132,13 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // A kernel that still runs needs its module; one that cannot be waited for keeps it.
-        if self.cuda.synchronize().is_err() {
-            return;
-        }
         let modules = std::mem::take(&mut self.modules);
-        let unloaded = self.cuda.foreign_work(
-            || (),
-            |_| {
-                for module in modules {
-                    // SAFETY: loaded once, unloaded once.
-                    unsafe { result::module::unload(module) }.map_err(failed("cuModuleUnload"))?;
-                }
-                Ok::<_, KernelError>(())
-            },
-        );
-        // Nobody is left to hear of a module that stays.
-        drop(unloaded);
+        // A kernel that still runs needs its module.
+        self.cuda.free_foreign(|| {
+            for module in modules {
+                // SAFETY: loaded once, unloaded once. Nobody is left to hear of one that stays.
+                let _ = unsafe { result::module::unload(module) };
+            }
+        });
     }
 }

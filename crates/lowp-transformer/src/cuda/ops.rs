@@ -11,9 +11,10 @@ use half::bf16;
 use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
-use super::module::{Arg, Kernels};
+use super::module::Kernels;
 use super::place::at;
 use super::trace::Trace;
+use crate::params::{self, Arg};
 
 type Values = CudaBuffer<bf16>;
 type Sums = CudaBuffer<f32>;
@@ -105,11 +106,12 @@ impl Ops {
             Arg::Pointer(at(&params.gamma, dim)?),
             null_or(params.beta.as_ref(), dim)?,
             Arg::Pointer(at(stats, 2 * tokens)?),
-            Arg::Int(dim),
+            int(dim)?,
             Arg::Float(EPSILON),
         ];
-        // SAFETY: the parameters of the kernel, over buffers as long as it takes them to be.
-        unsafe { self.launch("norm_forward", [tokens, 1], [row_threads(dim), 1], &args) }
+        let threads = row_threads(dim)?;
+        // SAFETY: buffers as long as the kernel takes them to be.
+        unsafe { self.launch("norm_forward", [tokens, 1], [threads, 1], &args) }
     }
 
     /// Length of the memory in which [`Ops::norm_backward`] adds up.
@@ -136,17 +138,18 @@ impl Ops {
             null_or(residual, len)?,
             Arg::Pointer(at(dx, len)?),
             Arg::Pointer(at(partial, Self::norm_partial(tokens, dim))?),
-            Arg::Int(tokens),
-            Arg::Int(dim),
-            Arg::Int(NORM_ROWS),
-            Arg::Int(usize::from(params.beta.is_some())),
+            int(tokens)?,
+            int(dim)?,
+            int(NORM_ROWS)?,
+            int(usize::from(params.beta.is_some()))?,
         ];
+        let threads = row_threads(dim)?;
         // SAFETY: as in `norm`.
-        unsafe { self.launch("norm_backward", [blocks, 1], [row_threads(dim), 1], &args) }?;
+        unsafe { self.launch("norm_backward", [blocks, 1], [threads, 1], &args) }?;
         let args = [
             Arg::Pointer(partial.pointer()),
-            Arg::Int(blocks),
-            Arg::Int(dim),
+            int(blocks)?,
+            int(dim)?,
             Arg::Pointer(at(dgamma, dim)?),
             null_or(dbeta, dim)?,
         ];
@@ -253,6 +256,7 @@ impl Ops {
             );
             return Err(TransformerError::Unsupported(text));
         }
+        octets(*stride)?;
         let rows = at(rows, tokens * stride)? + (size_of::<bf16>() * first) as u64;
         let [from, to] = order(rows, at(split, tokens * count * groups * dim)?);
         let threads = tokens * count * dim / 16;
@@ -260,11 +264,11 @@ impl Ops {
             Arg::Pointer(from),
             Arg::Pointer(to),
             null_or(angles.as_ref(), seq * dim)?,
-            Arg::Int(*stride),
-            Arg::Int(*count),
-            Arg::Int(*groups),
-            Arg::Int(*seq),
-            Arg::Int(*dim),
+            int(*stride)?,
+            int(*count)?,
+            int(*groups)?,
+            int(*seq)?,
+            int(*dim)?,
             Arg::Size(threads),
         ];
         // SAFETY: as in `norm`.
@@ -288,9 +292,9 @@ impl Ops {
         let args = [
             Arg::Pointer(at(rows, tokens * stride)?),
             null_or(heads.angles.as_ref(), seq * dim)?,
-            Arg::Int(*count),
-            Arg::Int(*seq),
-            Arg::Int(*dim),
+            int(*count)?,
+            int(*seq)?,
+            int(*dim)?,
             Arg::Float(sign),
             Arg::Size(threads),
         ];
@@ -311,7 +315,7 @@ impl Ops {
         let args = [
             Arg::Pointer(at(scores, len)?),
             Arg::Pointer(at(p, len)?),
-            Arg::Int(seq),
+            int(seq)?,
         ];
         // SAFETY: as in `norm`.
         unsafe { self.launch("softmax_forward", [matrices * seq, 1], [128, 1], &args) }
@@ -330,7 +334,7 @@ impl Ops {
             Arg::Pointer(at(p, len)?),
             Arg::Pointer(at(dp, len)?),
             Arg::Pointer(at(ds, len)?),
-            Arg::Int(seq),
+            int(seq)?,
             Arg::Float(scale),
         ];
         // SAFETY: as in `norm`.
@@ -345,14 +349,14 @@ impl Ops {
         (table, positions): (&Sums, Option<&Sums>),
         x: &Values,
     ) -> Done {
-        let threads = octets(tokens * dim)?;
+        let threads = tokens * octets(dim)?;
         let args = [
             Arg::Pointer(at(ids, 4 * tokens)?),
             Arg::Pointer(at(table, vocab * dim)?),
             null_or(positions, seq * dim)?,
             Arg::Pointer(at(x, tokens * dim)?),
-            Arg::Int(seq),
-            Arg::Int(dim),
+            int(seq)?,
+            int(dim)?,
             Arg::Size(threads),
         ];
         // SAFETY: as in `norm`; the ids of a batch are checked where it is made.
@@ -379,10 +383,11 @@ impl Ops {
             Arg::Pointer(at(starts, 4 * (rows + 1))?),
             Arg::Pointer(at(order, 4 * tokens)?),
             Arg::Pointer(at(out, rows * dim)?),
-            Arg::Int(dim),
+            int(dim)?,
         ];
+        let warps = octets(dim)?.div_ceil(32);
         // SAFETY: as in `norm`; the rows of a batch are checked where it is made.
-        unsafe { self.launch("sum_rows", [rows, dim.div_ceil(256)], [32, 1], &args) }
+        unsafe { self.launch("sum_rows", [rows, warps], [32, 1], &args) }
     }
 
     /// The losses of rows of logits and, with `gradients`, `scale` times their gradients.
@@ -399,7 +404,7 @@ impl Ops {
             Arg::Pointer(at(targets, 4 * tokens)?),
             Arg::Pointer(at(losses, tokens)?),
             null_or(gradients, tokens * vocab)?,
-            Arg::Int(vocab),
+            int(vocab)?,
             Arg::Float(scale),
         ];
         let threads = if vocab < 1024 { 128 } else { 512 };
@@ -417,7 +422,7 @@ impl Ops {
     ) -> Done {
         let args = [
             Arg::Pointer(at(losses, tokens)?),
-            Arg::Int(tokens),
+            int(tokens)?,
             Arg::Float(scale),
             Arg::Pointer(at(total, 1)?),
         ];
@@ -427,16 +432,15 @@ impl Ops {
 }
 
 /// A thread for eight columns, in whole warps.
-fn row_threads(dim: usize) -> usize {
-    dim.div_ceil(8).next_multiple_of(32)
+fn row_threads(dim: usize) -> Result<usize, TransformerError> {
+    Ok(octets(dim)?.next_multiple_of(32))
 }
 
 /// Groups of eight of `len` values.
 fn octets(len: usize) -> Result<usize, TransformerError> {
-    if len.is_multiple_of(8) {
-        return Ok(len / 8);
-    }
-    Err(TransformerError::Unsupported(format!(
-        "{len} values, which are no multiple of 8"
-    )))
+    params::octets(len).map_err(TransformerError::Unsupported)
+}
+
+fn int(n: usize) -> Result<Arg, TransformerError> {
+    Arg::int(n).map_err(TransformerError::Unsupported)
 }

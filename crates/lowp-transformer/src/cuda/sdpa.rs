@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use lowp_kernels::{Backend, Cuda, CudaBuffer, KernelError};
+use lowp_kernels::{Cuda, CudaBuffer, KernelError};
 
 use super::TransformerError;
 use super::place::Arena;
@@ -115,15 +115,21 @@ fn said(text: &[u8; TEXT]) -> String {
 /// Planned attention of one shape.
 #[derive(Debug)]
 pub(super) struct Sdpa {
-    cuda: Cuda,
-    raw: *mut c_void,
+    plans: Plans,
     workspace: CudaBuffer<u8>,
 }
 
+/// What cuDNN has of it.
+#[derive(Debug)]
+struct Plans {
+    cuda: Cuda,
+    raw: *mut c_void,
+}
+
 // SAFETY: cuDNN's handle may move between threads; calls take the stream they are given.
-unsafe impl Send for Sdpa {}
+unsafe impl Send for Plans {}
 // SAFETY: a model's layers call it one after another.
-unsafe impl Sync for Sdpa {}
+unsafe impl Sync for Plans {}
 
 impl Sdpa {
     /// Plans attention of these sizes; or the reason why cuDNN does not run it.
@@ -154,15 +160,14 @@ impl Sdpa {
         if made == 0 {
             return Ok(Err(format!("cuDNN: {}", said(&text))));
         }
-        let raw = made as *mut c_void;
-        // SAFETY: it was just made.
-        let bytes = unsafe { raw::lowp_sdpa_workspace(raw) };
-        let workspace = arena.own(usize::try_from(bytes).unwrap_or(0).max(16))?;
-        Ok(Ok(Self {
+        let plans = Plans {
             cuda: cuda.clone(),
-            raw,
-            workspace,
-        }))
+            raw: made as *mut c_void,
+        };
+        // SAFETY: it was just made.
+        let bytes = unsafe { raw::lowp_sdpa_workspace(plans.raw) };
+        let workspace = arena.own(usize::try_from(bytes).unwrap_or(0).max(16))?;
+        Ok(Ok(Self { plans, workspace }))
     }
 
     /// Gives the stream the forward pass: `q`, `k`, `v` in, `o` and one f32 per head and position out.
@@ -196,12 +201,13 @@ impl Sdpa {
         let places: Vec<*mut c_void> = places.iter().map(|&place| place as *mut c_void).collect();
         let mut text = [0u8; TEXT];
         let workspace = self.workspace.pointer() as *mut c_void;
-        let failed = self.cuda.foreign_work::<_, _, KernelError>(
+        let Plans { cuda, raw } = &self.plans;
+        let failed = cuda.foreign_work::<_, _, KernelError>(
             || (),
             |stream| {
                 let stream = stream as *mut c_void;
                 Ok(call(
-                    self.raw,
+                    *raw,
                     stream,
                     places.as_ptr(),
                     workspace,
@@ -221,12 +227,12 @@ impl Sdpa {
     }
 }
 
-impl Drop for Sdpa {
+impl Drop for Plans {
     fn drop(&mut self) {
-        // What still runs uses its plans; a device that cannot be waited for keeps them.
-        if self.cuda.synchronize().is_ok() {
-            // SAFETY: made once, freed once.
-            unsafe { raw::lowp_sdpa_free(self.raw) };
-        }
+        // What still runs uses them.
+        let raw = self.raw;
+        // SAFETY: made once, freed once.
+        self.cuda
+            .free_foreign(|| unsafe { raw::lowp_sdpa_free(raw) });
     }
 }

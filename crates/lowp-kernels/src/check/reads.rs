@@ -1,0 +1,60 @@
+//! [`Reads`]: what work reads of the scalars that it is run with.
+
+use crate::{Backend, Work};
+
+/// What work reads of the scalars of a step; the rest may be anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reads {
+    /// Whether the run changes anything. Only what makes scalars does not ask.
+    pub(crate) skip: bool,
+    /// The random numbers of the run.
+    pub(crate) random: bool,
+    /// So many parameter groups and, if there are any, the factor of gradients.
+    pub(crate) groups: usize,
+}
+
+impl Reads {
+    pub(crate) fn of<B: Backend>(work: &Work<B>) -> Self {
+        let mut reads = Self {
+            skip: !matches!(work, Work::StepScalars(_)),
+            ..Self::default()
+        };
+        match work {
+            Work::Encode(jobs) => reads.random = jobs.iter().any(|job| job.stochastic.is_some()),
+            Work::Adamw(jobs) => {
+                let encodes = jobs.iter().filter_map(|job| job.encode.as_ref());
+                reads.random = encodes.into_iter().any(|job| job.stochastic.is_some());
+                let groups = jobs.iter().map(|job| job.group.saturating_add(1));
+                reads.groups = groups.max().unwrap_or(0);
+            }
+            _ => {}
+        }
+        reads
+    }
+
+    /// Where it lies in [`crate::StepScalars::to_bytes`] (docs/numerics.md 12.8).
+    #[cfg(any(feature = "cuda", test))]
+    fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let bytes = crate::StepScalars::bytes;
+        let groups = bytes(0)..bytes(self.groups);
+        [
+            (self.random, 0..8),
+            (self.groups > 0, 8..12),
+            (self.skip, 12..16),
+            (self.groups > 0, groups),
+        ]
+        .into_iter()
+        .filter_map(|(read, range)| read.then_some(range))
+    }
+
+    /// Whether scalars that lie in `there` serve a run with those of `wanted`.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn served(self, there: &[u8], wanted: &[u8]) -> bool {
+        let mut ranges = self.ranges();
+        ranges.all(|range| {
+            there
+                .get(range.clone())
+                .is_some_and(|x| Some(x) == wanted.get(range))
+        })
+    }
+}
