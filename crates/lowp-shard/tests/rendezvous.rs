@@ -106,7 +106,7 @@ fn a_rank_that_is_stuck_is_not_waited_for_again() {
         scope.spawn(move || {
             let world = third();
             // Until everybody else is gone.
-            drop(free.recv());
+            let _gone = free.recv();
             drop(world);
         });
         let ranks: [Box<dyn FnOnce() -> Arc<dyn Control> + Send>; 2] =
