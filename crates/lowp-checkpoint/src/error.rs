@@ -1,6 +1,7 @@
 //! [`CheckpointError`]: what is wrong with a checkpoint, with the file and the remedy.
 
-use std::io;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use lowp_shard::ShardError;
@@ -23,6 +24,43 @@ pub enum CheckpointError {
         what: &'static str,
         /// Why not.
         why: io::Error,
+    },
+    /// A file for which there is no room, or that cannot be written for another reason.
+    #[error(
+        "{}: cannot write it: {why}, with {there} of its {bytes} bytes there{}", .path.display(), remedy(.why)
+    )]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it was to have.
+        bytes: u64,
+        /// Bytes that it got.
+        there: u64,
+        /// Why not all.
+        why: io::Error,
+    },
+    /// A text of a checkpoint that would be too long to be read again.
+    #[error(
+        "{}: {what} of {pieces} pieces of tensors would have {bytes} bytes, and at most {most} can be read again; save fewer pieces: shard \
+         over fewer ranks and have replicas instead, or put tensors together", .path.display()
+    )]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// What of it.
+        what: &'static str,
+        /// Pieces that it tells of.
+        pieces: usize,
+        /// Its bytes.
+        bytes: u64,
+        /// Most bytes that are read.
+        most: u64,
+    },
+    /// What the trainer wrote down cannot be read again.
+    #[error("what is written down beside the tensors cannot be read again: {why}")]
+    About {
+        /// Why not.
+        why: String,
     },
     /// Bytes of a piece that did not come from where they are.
     #[error("'{name}' cannot be read: {why}")]
@@ -153,11 +191,39 @@ impl CheckpointError {
         move |why| Self::Io { path, what, why }
     }
 
+    /// Says how much of the `bytes` bytes of the file `path` are there.
+    pub(crate) fn write(path: &Path, bytes: u64) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |why| {
+            let there = fs::metadata(&path).map_or(0, |found| found.len());
+            Self::Write {
+                path,
+                bytes,
+                there,
+                why,
+            }
+        }
+    }
+
     /// A file that is not what the index says.
     pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> Self {
         Self::Damaged {
             path: path.to_owned(),
             why: why.into(),
         }
+    }
+}
+
+/// What can be done about a write that failed.
+fn remedy(why: &io::Error) -> &'static str {
+    match why.kind() {
+        ErrorKind::FileTooLarge => {
+            "; allow larger files (ulimit -f), or save to another file system"
+        }
+        ErrorKind::StorageFull => "; make room there, keep fewer checkpoints, or save elsewhere",
+        ErrorKind::QuotaExceeded => {
+            "; make room within the quota, keep fewer checkpoints, or save elsewhere"
+        }
+        _ => "",
     }
 }

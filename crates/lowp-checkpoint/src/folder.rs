@@ -21,9 +21,31 @@ fn name_of(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// The folder in which the checkpoint of `step` is written.
-pub(crate) fn unfinished(folder: &Path, step: u64) -> PathBuf {
-    folder.join(format!(".{}.unfinished", name_of(step)))
+/// The folder in which the checkpoint `id` of `step` is written: no two runs have one together, also where nothing can be locked.
+pub(crate) fn unfinished(folder: &Path, step: u64, id: &str) -> PathBuf {
+    folder.join(format!(".{}.{id}.unfinished", name_of(step)))
+}
+
+/// The step in the name of a folder that [`unfinished`] gives.
+fn unfinished_step(name: &str) -> Option<u64> {
+    let of_step = name.strip_prefix('.')?.strip_suffix(".unfinished")?;
+    // Older versions have no identifier there.
+    step_of(of_step.split_once('.').map_or(of_step, |(step, _)| step))
+}
+
+/// The step in the name of a folder that [`replaced`] gives.
+fn replaced_step(name: &str) -> Option<u64> {
+    step_of(name.strip_prefix('.')?.strip_suffix(".replaced")?)
+}
+
+/// What the name of a file begins with, before a number, that is made beside other people's to see whether one can be.
+const PROBE: &str = ".lowp-probe-";
+/// The same in a folder of checkpoints, where all ranks of a run look for it.
+const SHARED_PROBE: &str = ".probe-";
+
+/// The file `id` that all ranks of a run look for.
+pub(crate) fn shared_probe(folder: &Path, id: &str) -> PathBuf {
+    folder.join(format!("{SHARED_PROBE}{id}"))
 }
 
 /// The name that the checkpoint of `step` has while another one of this step takes its place.
@@ -93,7 +115,7 @@ pub fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
 }
 
 /// Whether a run could save to `folder` now, as far as one process can tell: of its path what is there is a folder that takes files,
-/// and no other run has locked it. Nothing is left behind.
+/// and no other run has locked it. Nothing is left, nor by one that was killed meanwhile: the next call removes that.
 ///
 /// # Errors
 /// Why not.
@@ -124,13 +146,35 @@ pub fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
         }
         Err(error) => return Err(CheckpointError::io(there, "create")(error)),
     }
-    let probe = there.join(format!(".probe-{}", std::process::id()));
+    let left = |name: &&String| {
+        let number = name.strip_prefix(PROBE);
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    for name in names(there).unwrap_or_default().iter().filter(left) {
+        // Whoever made it knows by now that it could be made.
+        remove_probe(&there.join(name));
+    }
+    let probe = there.join(format!("{PROBE}{}", std::process::id()));
     File::create(&probe).map_err(CheckpointError::io(&probe, "create"))?;
-    fs::remove_file(&probe).map_err(CheckpointError::io(&probe, "remove"))
+    match fs::remove_file(&probe) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(CheckpointError::io(&probe, "remove")(error))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Creates `folder`, and locks it for the run that holds the file.
-pub(crate) fn lock(folder: &Path) -> Result<File, CheckpointError> {
+/// Removes a file without content.
+fn remove_probe(path: &Path) {
+    let empty = fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0);
+    if empty {
+        // What cannot be removed does no harm.
+        drop(fs::remove_file(path));
+    }
+}
+
+/// Creates `folder`, and locks it for the run that holds the file; `None` on a file system without locks.
+pub(crate) fn lock(folder: &Path) -> Result<Option<File>, CheckpointError> {
     fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create"))?;
     let path = folder.join(LOCK);
     let lock = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
@@ -139,8 +183,8 @@ pub(crate) fn lock(folder: &Path) -> Result<File, CheckpointError> {
             let folder = folder.to_owned();
             Err(CheckpointError::InUse { folder })
         }
-        // The error is that of a file system without locks.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(lock),
+        Err(TryLockError::Error(_)) => Ok(None),
+        Ok(()) => Ok(Some(lock)),
     }
 }
 
@@ -159,56 +203,74 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names)
 }
 
-/// Puts away what a run that was stopped left: what it did not finish, and what it was about to replace.
+/// Puts away what runs that were stopped left, where no other run can be at work: what they did not finish, and what they were about to
+/// replace. What cannot be removed does no harm.
 pub(crate) fn tidy(folder: &Path) -> Result<(), CheckpointError> {
     for name in names(folder)? {
-        let Some(hidden) = name.strip_prefix('.') else {
-            continue;
-        };
         let path = folder.join(&name);
-        if let Some(step) = hidden.strip_suffix(".replaced").and_then(step_of) {
+        if let Some(step) = replaced_step(&name) {
             let to = folder_of(folder, step);
-            match to.exists() {
-                true => remove(&path)?,
-                false => fs::rename(&path, &to).map_err(CheckpointError::io(&to, "create"))?,
+            if !to.exists() {
+                fs::rename(&path, &to).map_err(CheckpointError::io(&to, "create"))?;
             }
-        } else if hidden
-            .strip_suffix(".unfinished")
-            .and_then(step_of)
-            .is_some()
-        {
-            remove(&path)?;
+        } else if unfinished_step(&name).is_some() {
+            drop(remove(&path));
+        } else if name.starts_with(PROBE) || name.starts_with(SHARED_PROBE) {
+            remove_probe(&path);
         }
     }
+    remove_replaced(folder);
     Ok(())
 }
 
-/// Gives the finished folder of `step` its name, and makes it the latest.
-pub(crate) fn publish(folder: &Path, step: u64) -> Result<(), CheckpointError> {
-    let (from, to) = (unfinished(folder, step), folder_of(folder, step));
-    sync(&from)?;
+/// Gives the finished folder `from` of `step` its name, and makes it the latest; a checkpoint of this step that was there is under its
+/// hidden name then ([`remove_replaced`]).
+///
+/// # Errors
+/// Something cannot be renamed or written; all is as it was then. Or the last name cannot be brought to the disk, and may be lost with the
+/// machine.
+pub(crate) fn publish(folder: &Path, from: &Path, step: u64) -> Result<(), CheckpointError> {
+    let to = folder_of(folder, step);
+    sync(from)?;
     let before = replaced(folder, step);
-    if to.exists() && !is_checkpoint(&to) {
+    let replaces = to.exists();
+    if replaces && !is_checkpoint(&to) {
         let why = "it is no checkpoint and stands where one is to be saved; move it away";
         return Err(CheckpointError::io(&to, "replace")(std::io::Error::other(
             why,
         )));
     }
-    if to.exists() {
+    if replaces {
         // Of the same step, by a run that was resumed before it. `latest` may name it, and finds it under either name.
         remove(&before)?;
         fs::rename(&to, &before).map_err(CheckpointError::io(&to, "replace"))?;
     }
-    fs::rename(&from, &to).map_err(CheckpointError::io(&to, "create"))?;
-    sync(folder)?;
-    let path = folder.join(LATEST);
-    let next = folder.join(".latest.unfinished");
-    fs::write(&next, format!("{}\n", name_of(step)))
-        .map_err(CheckpointError::io(&next, "write"))?;
-    sync(&next)?;
-    fs::rename(&next, &path).map_err(CheckpointError::io(&path, "replace"))?;
-    sync(folder)?;
-    remove(&before)
+    let named = fs::rename(from, &to).map_err(CheckpointError::io(&to, "create"));
+    let named = named.and_then(|()| {
+        sync(folder)?;
+        let next = folder.join(".latest.unfinished");
+        put(&next, format!("{}\n", name_of(step)).as_bytes())?;
+        let path = folder.join(LATEST);
+        fs::rename(&next, &path).map_err(CheckpointError::io(&path, "replace"))
+    });
+    if named.is_err() {
+        // What else goes wrong is no worse than the error that is told.
+        drop(fs::rename(&to, from));
+        if replaces {
+            drop(fs::rename(&before, &to));
+        }
+    }
+    named?;
+    sync(folder)
+}
+
+/// Removes checkpoints that others of their steps have replaced. One that cannot be removed is tried again after the next one is saved.
+pub(crate) fn remove_replaced(folder: &Path) {
+    for name in names(folder).unwrap_or_default() {
+        if replaced_step(&name).is_some_and(|step| folder_of(folder, step).exists()) {
+            drop(remove(&folder.join(&name)));
+        }
+    }
 }
 
 /// Removes the checkpoints of `folder` up to `step` but for the `keep` latest of them. One that cannot be removed, because
@@ -230,6 +292,12 @@ pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Writes a file and waits until it is on the disk.
+pub(crate) fn put(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    fs::write(path, bytes).map_err(CheckpointError::write(path, bytes.len() as u64))?;
+    sync(path)
 }
 
 /// Waits until a file or folder is on the disk.

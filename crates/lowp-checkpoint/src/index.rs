@@ -12,6 +12,8 @@ use crate::{Block, CheckpointError, Dtype};
 
 /// The version that this crate writes and reads.
 pub(crate) const VERSION: u64 = 1;
+/// Longest index that is read, and so written: that of about ten million pieces. Tests have few pieces.
+pub(crate) const MAX_INDEX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// Its name in the folder.
 pub(crate) const INDEX: &str = "index.json";
 
@@ -124,15 +126,15 @@ impl Index {
         Ok(index)
     }
 
-    /// The file as text.
+    /// The file as text, without spaces: there may be millions of pieces.
     pub(crate) fn render(&self) -> Result<String, serde_json::Error> {
-        let index = RawValue::from_string(serde_json::to_string_pretty(self)?)?;
+        let index = RawValue::from_string(serde_json::to_string(self)?)?;
         let document = Document {
             version: VERSION,
             checksum: checksum(index.get().as_bytes()),
             index: &index,
         };
-        Ok(serde_json::to_string_pretty(&document)? + "\n")
+        Ok(serde_json::to_string(&document)? + "\n")
     }
 
     /// The index in `text`, the content of `path`.
@@ -154,6 +156,14 @@ impl Index {
         let index: Self = serde_json::from_str(document.index.get()).map_err(json)?;
         index.check().map_err(damaged)?;
         Ok(index)
+    }
+
+    /// Pieces of all tensors.
+    pub(crate) fn pieces(&self) -> usize {
+        self.tensors
+            .values()
+            .map(|tensor| tensor.pieces.len())
+            .sum()
     }
 
     /// Checks that files have plain names, and that the pieces of each tensor lie in it, apart from each other, and make it up.
@@ -223,6 +233,16 @@ fn overlap(pieces: &[PieceRecord]) -> bool {
         ends.insert((row + rows, col));
     }
     false
+}
+
+/// Whether what the trainer wrote down can be read again: an index of too many levels cannot.
+pub(crate) fn check_about(about: &Value) -> Result<(), CheckpointError> {
+    // One level more, as in the index.
+    let text = serde_json::to_string(&[about]);
+    let read = text.and_then(|text| serde_json::from_str::<Value>(&text));
+    read.map(drop).map_err(|error| CheckpointError::About {
+        why: error.to_string(),
+    })
 }
 
 /// The name of the file of `rank`.

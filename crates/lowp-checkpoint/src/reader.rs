@@ -10,14 +10,9 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use crate::folder::latest;
-use crate::index::{INDEX, Index, PieceRecord, TensorRecord, checksum};
-use crate::writer::{ID, RANK, stored};
+use crate::index::{INDEX, Index, MAX_INDEX, PieceRecord, TensorRecord, checksum};
+use crate::writer::{ID, MAX_HEADER, RANK, stored};
 use crate::{Block, CheckpointError, Dtype};
-
-/// Longest header of a file that is read: that of about a million tensors.
-const MAX_HEADER: u64 = 100_000_000;
-/// Longest index that is read.
-const MAX_INDEX: u64 = 256 << 20;
 
 /// A checkpoint that was opened: its index and the headers of its files are read and fit each other.
 ///
@@ -75,7 +70,10 @@ impl Checkpoint {
         if length.len() > MAX_INDEX {
             return Err(CheckpointError::damaged(
                 &path,
-                "it is too long for an index",
+                format!(
+                    "it has {} bytes, and an index at most {MAX_INDEX}",
+                    length.len()
+                ),
             ));
         }
         let text = fs::read_to_string(&path).map_err(CheckpointError::io(&path, "read"))?;

@@ -9,8 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lowp_shard::Control;
 use serde_json::Value;
 
-use crate::folder::{lock, publish, remove, sync, thin_out, tidy, unfinished};
-use crate::index::{INDEX, Index, Written, checksum};
+use crate::folder::{
+    lock, publish, put, remove, remove_replaced, shared_probe, thin_out, tidy, unfinished,
+};
+use crate::index::{INDEX, Index, MAX_INDEX, Written, check_about, checksum};
 use crate::writer;
 use crate::{CheckpointError, Late, Piece};
 
@@ -18,7 +20,8 @@ use crate::{CheckpointError, Late, Piece};
 ///
 /// # Failure
 /// A rank that cannot write is an error on every rank, of the call that finds it: [`Saver::poll`] after the next step. What
-/// was saved before stays.
+/// was saved before stays. A disk without room is such an error; a file larger than the process may write (`ulimit -f`) is one where the
+/// process ignores SIGXFSZ or handles it, as programs in Python do: the signal ends it otherwise.
 #[derive(Debug)]
 pub struct Saver {
     control: Arc<dyn Control>,
@@ -27,7 +30,8 @@ pub struct Saver {
     writing: Option<Writing>,
     /// Removes old checkpoints, which takes as long as writing.
     removing: Option<JoinHandle<()>>,
-    /// Held by the first rank: one run at a time saves to a folder.
+    /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other, and
+    /// what stopped ones leave stays.
     lock: Option<File>,
 }
 
@@ -36,6 +40,8 @@ pub struct Saver {
 struct Writing {
     step: u64,
     id: String,
+    /// The folder of its files.
+    folder: PathBuf,
     about: Value,
     file: JoinHandle<Result<Written, CheckpointError>>,
 }
@@ -50,6 +56,16 @@ impl Saver {
         folder: &Path,
         keep: Option<usize>,
     ) -> Result<Self, CheckpointError> {
+        Self::with_lock(control, folder, keep, lock)
+    }
+
+    /// [`Saver::new`], where `lock` creates the folder and locks it, if it can be locked.
+    fn with_lock(
+        control: Arc<dyn Control>,
+        folder: &Path,
+        keep: Option<usize>,
+        lock: impl FnOnce(&Path) -> Result<Option<File>, CheckpointError>,
+    ) -> Result<Self, CheckpointError> {
         let mut saver = Self {
             control,
             folder: folder.to_owned(),
@@ -60,12 +76,12 @@ impl Saver {
         };
         let first = saver.control.rank() == 0;
         let begun = match first {
-            true => saver.take_folder(),
+            true => saver.take_folder(lock),
             false => Ok(()),
         };
         saver.agree_on("taking the folder of checkpoints", None, begun)?;
         let probe = saver.control.broadcast("a file to find", new_id(0))?;
-        let probe = folder.join(format!(".probe-{}", String::from_utf8_lossy(&probe)));
+        let probe = shared_probe(folder, &String::from_utf8_lossy(&probe));
         let put = |path: &Path| fs::write(path, "").map_err(CheckpointError::io(path, "create"));
         let put_first = if first { put(&probe) } else { Ok(()) };
         saver.agree_on("writing to the folder of checkpoints", None, put_first)?;
@@ -83,9 +99,16 @@ impl Saver {
     }
 
     /// Creates the folder, locks it, and puts away what a run that was stopped left.
-    fn take_folder(&mut self) -> Result<(), CheckpointError> {
-        self.lock = Some(lock(&self.folder)?);
-        tidy(&self.folder)
+    fn take_folder(
+        &mut self,
+        lock: impl FnOnce(&Path) -> Result<Option<File>, CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        self.lock = lock(&self.folder)?;
+        match self.lock {
+            Some(_) => tidy(&self.folder),
+            // What looks unfinished may be what another run is at.
+            None => Ok(()),
+        }
     }
 
     /// The step that is being written.
@@ -111,23 +134,25 @@ impl Saver {
             Some(step) => Err(CheckpointError::InFlight { step }),
             None => writer::check(&pieces),
         };
-        let folder = unfinished(&self.folder, step);
-        let ready = ready.and_then(|()| match self.control.rank() {
-            // What a run that was stopped left.
-            0 => remove(&folder).and_then(|()| {
-                fs::create_dir(&folder).map_err(CheckpointError::io(&folder, "create"))
-            }),
-            _ => Ok(()),
-        });
-        self.agree_on("beginning a checkpoint", Some(step), ready)?;
         let id = self
             .control
             .broadcast("the checkpoint's id", new_id(step))?;
         let id = String::from_utf8_lossy(&id).into_owned();
+        let folder = unfinished(&self.folder, step, &id);
+        let ready = ready.and_then(|()| match self.control.rank() {
+            0 => {
+                check_about(&about)?;
+                fs::create_dir(&folder).map_err(CheckpointError::io(&folder, "create"))
+            }
+            _ => Ok(()),
+        });
+        let began = self.agree_on("beginning a checkpoint", Some(step), ready);
+        began.inspect_err(|_| self.give_up(&folder))?;
         let (rank, own) = (self.control.rank(), id.clone());
+        let to = folder.clone();
         let file = thread::Builder::new()
             .name("lowp-checkpoint".to_owned())
-            .spawn(move || writer::write(&folder, rank, &own, pieces));
+            .spawn(move || writer::write(&to, rank, &own, pieces));
         let file = file.map_err(CheckpointError::io(&self.folder, "start a thread for"));
         let (spawned, file) = match file {
             Ok(file) => (Ok(()), Some(file)),
@@ -138,11 +163,13 @@ impl Saver {
             if let Some(file) = file {
                 drop(file.join());
             }
+            self.give_up(&folder);
             return Err(error);
         }
         self.writing = file.map(|file| Writing {
             step,
             id,
+            folder,
             about,
             file,
         });
@@ -190,13 +217,13 @@ impl Saver {
         let Writing {
             step,
             id,
+            folder,
             about,
             file,
         } = writing;
-        let written = file.join().unwrap_or_else(|_| {
-            let path = unfinished(&self.folder, step);
-            Err(CheckpointError::damaged(&path, "its writer panicked"))
-        });
+        let written = file
+            .join()
+            .unwrap_or_else(|_| Err(CheckpointError::damaged(&folder, "its writer panicked")));
         let own = match &written {
             Ok(written) => serde_json::to_vec(&Ok::<_, String>(written)),
             Err(error) => serde_json::to_vec(&Err::<Written, _>(error.to_string())),
@@ -211,48 +238,78 @@ impl Saver {
                 Ok(written) => ranks.push(written),
                 Err(why) => {
                     let rank = self.control.members()[rank];
-                    self.give_up(step);
+                    self.give_up(&folder);
                     return Err(CheckpointError::NotSaved { step, rank, why });
                 }
             }
         }
         let published = match self.control.rank() {
-            0 => self.publish((id, step), ranks, about),
+            0 => self.publish(&folder, (id, step), ranks, about),
             _ => Ok(()),
         };
         let agreed = self.agree_on("the index of the checkpoint", Some(step), published);
         // Once all have heard why: to remove much may take long.
-        agreed.inspect_err(|_| self.give_up(step))?;
+        agreed
+            .inspect_err(|_| self.give_up(&folder))
+            .map_err(|error| match error {
+                CheckpointError::NotSaved { .. } | CheckpointError::Shard(_) => error,
+                own => CheckpointError::NotSaved {
+                    step,
+                    rank: self.control.world_rank(),
+                    why: own.to_string(),
+                },
+            })?;
+        self.remove_old(step);
         Ok(Some(step))
     }
 
     fn publish(
-        &mut self,
+        &self,
+        unfinished: &Path,
         (id, step): (String, u64),
         ranks: Vec<Written>,
         about: Value,
     ) -> Result<(), CheckpointError> {
-        let path = unfinished(&self.folder, step).join(INDEX);
+        let path = unfinished.join(INDEX);
         let index = Index::new((id, step), ranks, about);
         let index = index.map_err(|why| CheckpointError::Pieces { why })?;
         let text = index.render().map_err(std::io::Error::other);
         let text = text.map_err(CheckpointError::io(&path, "write"))?;
-        fs::write(&path, text).map_err(CheckpointError::io(&path, "write"))?;
-        sync(&path)?;
-        publish(&self.folder, step)?;
-        self.wait_for_removals();
-        if let Some(keep) = self.keep {
-            let folder = self.folder.clone();
-            self.removing = Some(thread::spawn(move || thin_out(&folder, step, keep)));
+        if text.len() as u64 > MAX_INDEX {
+            return Err(CheckpointError::TooLong {
+                path,
+                what: "the index",
+                pieces: index.pieces(),
+                bytes: text.len() as u64,
+                most: MAX_INDEX,
+            });
         }
-        Ok(())
+        put(&path, text.as_bytes())?;
+        publish(&self.folder, unfinished, step)
     }
 
-    /// Removes what was written of the checkpoint of `step`, all files of which are closed: a disk that is full has their room again.
-    fn give_up(&self, step: u64) {
+    /// Removes what the checkpoint of `step` replaced, and those that are not kept.
+    fn remove_old(&mut self, step: u64) {
+        if self.control.rank() != 0 {
+            return;
+        }
+        self.wait_for_removals();
+        let (folder, keep) = (self.folder.clone(), self.keep);
+        let remove = move || {
+            remove_replaced(&folder);
+            if let Some(keep) = keep {
+                thin_out(&folder, step, keep);
+            }
+        };
+        // Where there is no thread for it, it is done after the next one.
+        self.removing = thread::Builder::new().spawn(remove).ok();
+    }
+
+    /// Removes what was written into `unfinished`, all files of which are closed: a disk that is full has their room again.
+    fn give_up(&self, unfinished: &Path) {
         if self.control.rank() == 0 {
             // What stays is removed by the next run; why nothing was saved is the error to tell.
-            drop(remove(&unfinished(&self.folder, step)));
+            drop(remove(unfinished));
         }
     }
 
@@ -304,3 +361,6 @@ fn new_id(step: u64) -> Vec<u8> {
     let text = format!("{now} {} {step}", std::process::id());
     checksum(text.as_bytes()).into_bytes()
 }
+
+#[cfg(test)]
+mod tests;

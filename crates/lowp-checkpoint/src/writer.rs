@@ -11,6 +11,9 @@ use safetensors::tensor::{Dtype as Stored, Metadata, TensorInfo};
 use crate::index::{FileRecord, Written, checksum, file_name};
 use crate::{CheckpointError, Dtype, Late, Piece};
 
+/// Longest header of a file that is read, and so written: that of about a million tensors. Tests have few.
+pub(crate) const MAX_HEADER: u64 = if cfg!(test) { 1 << 18 } else { 100_000_000 };
+
 /// The key of a file's metadata that names its checkpoint.
 pub(crate) const ID: &str = "lowp.checkpoint";
 /// The key of a file's metadata that names its rank.
@@ -66,7 +69,6 @@ pub(crate) fn write(
 ) -> Result<Written, CheckpointError> {
     let name = file_name(rank);
     let path = folder.join(&name);
-    let failed = || CheckpointError::io(&path, "write");
     let about = [(ID, id.to_owned()), (RANK, rank.to_string())];
     let about: HashMap<String, String> = about.map(|(key, value)| (key.to_owned(), value)).into();
     // Wide entries first, so that every tensor is aligned.
@@ -84,12 +86,25 @@ pub(crate) fn write(
     });
     let header = Metadata::new(Some(about), infos.collect());
     let header = header.and_then(|header| Ok(serde_json::to_vec(&header)?));
-    let mut header = header.map_err(std::io::Error::other).map_err(failed())?;
+    let mut header = header
+        .map_err(std::io::Error::other)
+        .map_err(CheckpointError::io(&path, "write"))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    let mut file = File::create(&path).map_err(failed())?;
+    if header.len() as u64 > MAX_HEADER {
+        return Err(CheckpointError::TooLong {
+            path,
+            what: "the header",
+            pieces: pieces.len(),
+            bytes: header.len() as u64,
+            most: MAX_HEADER,
+        });
+    }
+    let length = (8 + header.len() + end) as u64;
+    let failed = || CheckpointError::write(&path, length);
+    let mut file = File::create(&path).map_err(CheckpointError::io(&path, "create"))?;
     let mut put = |bytes: &[u8]| file.write_all(bytes);
-    let length = (header.len() as u64).to_le_bytes();
-    put(&length).and_then(|()| put(&header)).map_err(failed())?;
+    let begun = put(&(header.len() as u64).to_le_bytes()).and_then(|()| put(&header));
+    begun.map_err(failed())?;
     let mut records = Vec::new();
     // One piece after the other, so that no more of them than that on its way is in memory twice.
     for piece in pieces {
@@ -105,7 +120,7 @@ pub(crate) fn write(
     Ok(Written {
         file: FileRecord {
             name,
-            bytes: (8 + header.len() + end) as u64,
+            bytes: length,
         },
         pieces: records,
     })

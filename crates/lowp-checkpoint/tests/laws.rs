@@ -204,7 +204,7 @@ fn damaged_checkpoints_say_how() {
         ("version 2 of checkpoints", |folder| {
             let path = &files(folder, 1)[0];
             let text = fs::read_to_string(path).expect("an index");
-            fs::write(path, text.replace("\"version\": 1", "\"version\": 2")).expect("a file");
+            fs::write(path, text.replace("\"version\":1", "\"version\":2")).expect("a file");
         }),
         ("its checksum is another one", |folder| {
             let path = &files(folder, 1)[0];
@@ -372,8 +372,8 @@ fn old_checkpoints_are_removed_and_the_latest_is_named() {
 #[test]
 fn a_failed_write_is_an_error_on_every_rank() {
     let folder = tempfile::tempdir().expect("a folder");
-    save(folder.path(), 2, &[1], Some(1));
-    let unfinished = folder.path().join(".step-00000002.unfinished");
+    let (path, away) = (folder.path().join("run"), folder.path().join("away"));
+    save(&path, 2, &[1], Some(1));
     let errors = world(
         2,
         |rank, mut saver| {
@@ -397,28 +397,23 @@ fn a_failed_write_is_an_error_on_every_rank() {
                 saver.start(9, both, json!(null)),
                 Err(CheckpointError::TwoPieces { .. })
             ));
-            let stopped = if rank == 0 {
-                fs::write(&unfinished, "no folder")
-            } else {
-                Ok(())
+            // The folder is not where it was.
+            let move_it = |from: &Path, to: &Path| {
+                if rank == 0 {
+                    fs::rename(from, to).expect("a folder");
+                }
             };
-            stopped.expect("a file");
-            let error = saver.start(2, pieces(rank, 2), json!(null)).map(drop);
-            let error = error.and_then(|()| saver.finish()).unwrap_err().to_string();
-            if rank == 0 {
-                fs::remove_file(&unfinished).expect("the file");
-            }
-            error
+            move_it(&path, &away);
+            let error = saver.start(2, pieces(rank, 2), json!(null)).unwrap_err();
+            move_it(&away, &path);
+            error.to_string()
         },
-        folder.path(),
+        &path,
         Some(1),
     );
     assert!(errors[1].contains("was not saved: rank 0"), "{errors:?}");
-    assert_eq!(
-        latest(folder.path()).expect("a checkpoint"),
-        folder_of(folder.path(), 1)
-    );
-    Checkpoint::latest(folder.path())
+    assert_eq!(latest(&path).expect("a checkpoint"), folder_of(&path, 1));
+    Checkpoint::latest(&path)
         .expect("a checkpoint")
         .verify()
         .expect("it is whole");
@@ -433,12 +428,44 @@ fn a_step_that_is_being_replaced_is_there() {
     save(path, 2, &[5], None);
     let hidden = path.join(".step-00000005.replaced");
     fs::rename(folder_of(path, 5), &hidden).expect("a checkpoint");
-    fs::create_dir(path.join(".step-00000005.unfinished")).expect("a folder");
+    let left = [
+        ".step-00000005.0123abcd.unfinished",
+        ".step-00000005.unfinished",
+    ];
+    let left = left.map(|name| path.join(name));
+    for left in &left {
+        fs::create_dir(left).expect("a folder");
+    }
     let found = Checkpoint::latest(path).expect("a checkpoint");
     assert_eq!((found.folder(), found.step()), (hidden.as_path(), 5));
     world(2, |_, saver| drop(saver), path, None);
     assert_eq!(latest(path).expect("a checkpoint"), folder_of(path, 5));
-    assert!(!path.join(".step-00000005.unfinished").exists() && !hidden.exists());
+    assert!(!left.iter().any(|left| left.exists()) && !hidden.exists());
+}
+
+/// What a process that was killed had made to see whether it can is removed by the next one, and nothing of anybody else.
+#[test]
+fn no_question_of_a_killed_run_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = |names: &[&str]| {
+        for name in names {
+            fs::write(folder.path().join(name), "").expect("a file");
+        }
+    };
+    let left = || {
+        let names = fs::read_dir(folder.path()).expect("a folder").flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut names: Vec<String> = names.filter(|name| name != ".lock").collect();
+        names.sort();
+        names
+    };
+    made(&[".lowp-probe-17", ".lowp-probe-of-mine", ".probe-01ab"]);
+    check_writable(&folder.path().join("a/b")).expect("folders that can be made");
+    assert_eq!(left(), [".lowp-probe-of-mine", ".probe-01ab"]);
+    made(&[".lowp-probe-17", ".probe-01ab.1", "probe"]);
+    fs::write(folder.path().join(".probe-full"), "words").expect("a file");
+    world(2, |_, saver| drop(saver), folder.path(), None);
+    assert_eq!(left(), [".probe-full", "probe"]);
 }
 
 /// Two runs that save to one folder would mix their checkpoints.

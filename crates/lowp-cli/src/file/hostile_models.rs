@@ -186,8 +186,8 @@ fn damaged_checkpoints() {
     let (mut taken, out) = (0, dir.join("out"));
     for round in 0..1200 {
         let (step, index) = &indexes[round % indexes.len()];
-        let (_, inner) = index.split_once("\"index\": ").expect("an index");
-        let inner = inner.trim_end().trim_end_matches('}').trim_end();
+        let (_, inner) = index.split_once("\"index\":").expect("an index");
+        let inner = inner.trim_end().strip_suffix('}').expect("its end");
         let about = inner.find("\"about\"").expect("what the run says");
         let about = if random.below(4) == 0 { 0 } else { about };
         let inner = [
