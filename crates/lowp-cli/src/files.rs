@@ -2,7 +2,7 @@
 //!
 //! What replaces a file has the permissions of that file. Its owner is who runs the command.
 
-use crate::limits::{hinted, is_descriptors};
+use crate::limits::{hinted, is_descriptors, no_room};
 use crate::temporary::{self, Temporary};
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
@@ -49,7 +49,8 @@ pub(crate) fn write_atomically(path: &Path, contents: &str) -> Result<()> {
     let write = || {
         let new = NewFile::at(path)?;
         let mut out = new.create()?;
-        out.write_all(contents.as_bytes())?;
+        let written = out.write_all(contents.as_bytes());
+        written.map_err(|error| no_room(error, &out))?;
         out.sync_all()?;
         new.publish()
     };

@@ -1,6 +1,7 @@
 //! What can be done where the system refuses something for a limit.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, ErrorKind};
 
 /// Whether no more files can be open at a time, in this process or in the system.
 #[cfg(unix)]
@@ -19,6 +20,23 @@ pub(crate) fn hinted(error: io::Error) -> io::Error {
         true => io::Error::other(format!("{error}; allow more of them (ulimit -n)")),
         false => error,
     }
+}
+
+/// `error` of a write to `file`, with the bytes that are there and the remedy where there is no room for more.
+pub(crate) fn no_room(error: io::Error, file: &File) -> io::Error {
+    let remedy = match error.kind() {
+        ErrorKind::FileTooLarge => {
+            "allow larger files (ulimit -f), or write to another file system"
+        }
+        ErrorKind::StorageFull => "make room there, or write elsewhere",
+        ErrorKind::QuotaExceeded => "make room within the quota, or write elsewhere",
+        _ => return error,
+    };
+    let bytes = file.metadata().map_or(0, |file| file.len());
+    io::Error::new(
+        error.kind(),
+        format!("{error}, with {bytes} bytes of it there; {remedy}"),
+    )
 }
 
 /// The error of threads that the system does not start.

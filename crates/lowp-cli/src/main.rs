@@ -76,7 +76,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    one_candle_thread();
+    before_threads();
+    #[cfg(unix)]
+    if let Err(error) = signals::survive_large_files() {
+        output::note(&format!(
+            "error: no signal handler can be installed: {error}"
+        ));
+        return ExitCode::FAILURE;
+    }
     let cli = match Cli::try_parse_from(recipes::join_switches(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => return usage::explain(&error),
@@ -99,16 +106,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// What libraries read from the environment, unless somebody has said something else there.
+///
 /// Ranks are the parallelism here. candle's own worker pool is shared by all of them and waits by spinning, which
 /// doubles the time of a training step on two cores. candle 0.11 reads its size from the environment and nowhere else.
+///
+/// Errors are one line, on every rank; candle puts a backtrace into their texts where `RUST_BACKTRACE` is set, which is meant for panics.
+const VARIABLES: [(&str, &str); 2] = [("CANDLE_NUM_THREADS", "1"), ("RUST_LIB_BACKTRACE", "0")];
+
 #[expect(
     unsafe_code,
-    reason = "sets an environment variable before any thread exists"
+    reason = "sets environment variables before any thread exists"
 )]
-fn one_candle_thread() {
-    const VARIABLE: &str = "CANDLE_NUM_THREADS";
-    if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: called first thing in `main`, before any other thread exists that could read the environment.
-        unsafe { std::env::set_var(VARIABLE, "1") };
+fn before_threads() {
+    for (variable, value) in VARIABLES {
+        if std::env::var_os(variable).is_none() {
+            // SAFETY: called first thing in `main`, before any other thread exists that could read the environment.
+            unsafe { std::env::set_var(variable, value) };
+        }
     }
 }

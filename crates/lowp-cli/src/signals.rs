@@ -21,10 +21,19 @@ const ENDING: [i32; 11] = [
     SIGXCPU,
 ];
 
+/// Makes a write beyond the largest file that is allowed (`ulimit -f`) an error of that write, like a full disk, in the whole process. A
+/// signal would end it without a word, in whatever it does.
+///
+/// # Errors
+/// The system cannot install a signal handler.
+pub(crate) fn survive_large_files() -> io::Result<()> {
+    // The flag is of no interest: with a handler of any kind the write returns an error.
+    flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
+}
+
 /// Runs `tidy` when a signal ends the process, and keeps what it returns until then. Only the first call has an effect.
 ///
-/// Signals that the parent process had us ignore, as `nohup` does, stay ignored. A file that grows beyond the limit of
-/// `ulimit -f` becomes an error of the write, like a full disk.
+/// Signals that the parent process had us ignore, as `nohup` does, stay ignored.
 ///
 /// # Errors
 /// The system cannot install a signal handler or start a thread.
@@ -34,8 +43,6 @@ pub(crate) fn listen<T: 'static>(tidy: fn() -> T) -> io::Result<()> {
     if *listening {
         return Ok(());
     }
-    // The flag is of no interest: with a handler of any kind the write returns an error.
-    flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
     let [ignored, blocked] = ignored_and_blocked();
     let mut signals = Signals::new(ENDING.iter().filter(|&&signal| !is_in(ignored, signal)))?;
     thread::Builder::new()

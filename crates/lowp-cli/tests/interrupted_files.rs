@@ -4,7 +4,6 @@
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Args, Bench, matrix};
@@ -170,31 +169,86 @@ fn a_signal_that_was_ignored_stays_ignored() {
     assert_eq!(hidden(&bench), [""; 0]);
 }
 
-/// A limit on the size of files stands for a full disk: the system returns an error for further writes.
-#[test]
-fn a_file_that_cannot_be_completed() {
-    let bench = bench();
-    bench.write("medium.safetensors", &[matrix("w", &[512, 512], 1)]);
-    let before = bench.listing();
+/// `lowp LINE` where no file may have more than `blocks` blocks of the shell, which is an error of the write and no signal.
+fn limited(bench: &Bench, blocks: usize, line: &str) -> (Option<i32>, String) {
     let output = Command::new("sh")
-        .args(["-c", "ulimit -f 100; exec \"$@\"", "sh"])
+        .args(["-c", &format!("ulimit -f {blocks}; exec \"$0\" {line}")])
         .arg(env!("CARGO_BIN_EXE_lowp"))
-        .args("quantize medium.safetensors -o q.safetensors --recipe mxfp8".words())
         .current_dir(bench.path(""))
         .output()
         .expect("lowp runs");
-    let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{message}");
-    let path = std::fs::canonicalize(bench.path("")).expect("a folder");
-    let expected = format!(
-        "cannot write {}: ",
-        Path::new(&path).join("q.safetensors").display()
-    );
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), message)
+}
+
+/// A limit on the size of files stands for a full disk: whatever a command writes, the error says which file, how much of it there is and
+/// what to do, and nothing is left.
+#[test]
+fn a_file_that_cannot_be_completed() {
+    let bench = Bench::new();
+    bench.write("medium.safetensors", &[matrix("w.weight", &[512, 512], 1)]);
+    bench.done("quantize medium.safetensors -o q.safetensors --recipe fp8-current");
+    bench.done("shard medium.safetensors -o ranks --recipe fp8-current --world-size 2");
+    bench.done("export q.safetensors -o hub --to compressed-tensors");
+    let train = "train --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 2 --no-baseline";
+    let train = train.to_owned();
+    for (blocks, line, file) in [
+        (
+            100,
+            "quantize medium.safetensors -o x --recipe mxfp8",
+            "x/model.safetensors",
+        ),
+        (
+            100,
+            "quantize medium.safetensors -o x.safetensors --recipe mxfp8",
+            "x.safetensors",
+        ),
+        (
+            100,
+            "dequantize q.safetensors -o x.safetensors",
+            "x.safetensors",
+        ),
+        (
+            100,
+            "shard medium.safetensors -o x --world-size 3 --recipe mxfp8",
+            "x/rank-0000",
+        ),
+        (100, "unshard ranks -o x.safetensors", "x.safetensors"),
+        (
+            100,
+            "export q.safetensors -o x --to deepseek",
+            "x/model.safetensors",
+        ),
+        (
+            100,
+            "export q.safetensors -o x --to bf16",
+            "x/model.safetensors",
+        ),
+        (100, "import hub -o x.safetensors", "x.safetensors"),
+        (1, &format!("{train} --json x.json"), "x.json"),
+        (1, &format!("{train} --report x.html"), "x.html"),
+    ] {
+        let before = bench.listing();
+        let (code, message) = limited(&bench, blocks, line);
+        assert_eq!(code, Some(1), "{line}: {message}");
+        let said = message.lines().last().unwrap_or_default();
+        for part in [
+            "cannot write",
+            file,
+            "too large",
+            "bytes of it there",
+            "(ulimit -f)",
+        ] {
+            assert!(said.contains(part), "{line}: {part}: {message}");
+        }
+        assert_eq!(bench.listing(), before, "{line}");
+    }
+    let (code, message) = limited(&bench, 1, "help train > out");
+    assert_eq!(code, Some(1), "{message}");
     assert!(
-        message.contains(&expected) && message.contains("too large"),
+        message.contains("cannot write to standard output"),
         "{message}"
     );
-    assert_eq!(bench.listing(), before);
 }
 
 /// The exit code and the message of a command that ended.

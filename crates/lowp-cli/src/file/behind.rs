@@ -1,6 +1,7 @@
 //! [`Behind`]: a file whose bytes are written beside the work that makes them.
 
 use super::place::Place;
+use crate::limits::no_room;
 use std::fs::File;
 use std::io;
 use std::mem;
@@ -226,7 +227,8 @@ impl Behind {
             writer.join()?;
         }
         put(&self.file, self.at, &self.buffer)?;
-        self.file.sync_all()
+        let synced = self.file.sync_all();
+        synced.map_err(|error| no_room(error, &self.file))
     }
 
     /// Writes what waits, in the order of the file.
@@ -318,7 +320,8 @@ impl Behind {
 /// Writes `bytes` to their place.
 #[cfg(unix)]
 fn put(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
+    let written = std::os::unix::fs::FileExt::write_all_at(file, bytes, at);
+    written.map_err(|error| no_room(error, file))
 }
 
 /// The same with the position that whoever writes the file has for itself.
@@ -329,7 +332,8 @@ fn put(mut file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     file.seek(SeekFrom::Start(at))?;
-    file.write_all(bytes)
+    let written = file.write_all(bytes);
+    written.map_err(|error| no_room(error, file))
 }
 
 /// Writes `bytes` from where they lie.

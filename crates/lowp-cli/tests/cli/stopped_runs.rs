@@ -1,7 +1,7 @@
 //! Runs that are killed, or have no room to save, leave the latest checkpoint that was whole.
 
 use super::{command, path, tiny, train_json};
-use lowp_checkpoint::{Checkpoint, latest};
+use lowp_checkpoint::{Checkpoint, folder_of, latest};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -112,10 +112,8 @@ fn a_full_disk_ends_the_run_with_its_cause() {
         "2",
     ];
     train_json(&[&args[..], &["--steps", "6", "--stop-after", "2"]].concat());
-    // No file of more than 16 KiB, which is an error of the write and not a signal.
-    let mut limited = Command::new("sh");
-    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
-    limited.args(["-c", script, env!("CARGO_BIN_EXE_lowp")]);
+    // No file of more than some KiB, which is an error of the write and not a signal.
+    let mut limited = limited("ulimit -f 16");
     let more = ["--steps", "6", "--resume", &saved];
     let output = limited
         .args(tiny(&[&args[..], &more].concat()))
@@ -126,7 +124,8 @@ fn a_full_disk_ends_the_run_with_its_cause() {
     for part in [
         "the checkpoint of step 4 was not saved",
         "rank-0000",
-        "cannot write",
+        "cannot write it: File too large",
+        "bytes there; allow larger files (ulimit -f)",
         "checkpoints before it are as they were",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -135,6 +134,57 @@ fn a_full_disk_ends_the_run_with_its_cause() {
     let checkpoint = Checkpoint::latest(&run).expect("the one before");
     assert_eq!(checkpoint.step(), 2);
     checkpoint.verify().expect("it is whole");
+    assert_eq!(hidden(&run), [".lock"]);
+}
+
+/// `lowp` with a limit of the shell.
+fn limited(limit: &str) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("{limit}; exec \"$0\" \"$@\"");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_lowp")]);
+    command
+}
+
+/// The hidden names in `folder`.
+fn hidden(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).expect("a folder").flatten();
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with('.')).collect()
+}
+
+/// A checkpoint is saved once it is the latest, also where the one of its step that it replaced cannot be removed.
+#[test]
+fn what_was_replaced_and_stays_is_no_failure() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (run, saved) = (folder.path().join("mxfp8-seed0"), path(folder.path()));
+    let args = [
+        "--recipe",
+        "mxfp8",
+        "--no-baseline",
+        "--save",
+        &saved,
+        "--steps",
+        "4",
+    ];
+    train_json(&[&args[..], &["--save-every", "2"]].concat());
+    // Deeper than a process of so few descriptors can remove.
+    let deep = (0..100).fold(folder_of(&run, 4), |path, _| path.join("d"));
+    fs::create_dir_all(deep).expect("a folder");
+    let from = path(&folder_of(&run, 2));
+    let output = limited("ulimit -n 60")
+        .args(tiny(&[&args[..], &["--resume", &from]].concat()))
+        .output()
+        .expect("sh starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let mut left = hidden(&run);
+    left.sort();
+    assert_eq!(left, [".lock", ".step-00000004.replaced"]);
+    let checkpoint = Checkpoint::latest(&run).expect("the new one");
+    assert!(checkpoint.step() == 4 && checkpoint.verify().is_ok());
+    // The next run removes it.
+    train_json(&[&args[..], &["--resume", &from]].concat());
+    assert_eq!(hidden(&run), [".lock"]);
 }
 
 /// Where nothing can be created the run does not begin.
