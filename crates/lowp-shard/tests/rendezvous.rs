@@ -75,11 +75,58 @@ fn ranks_find_each_other_in_any_order() {
 
 #[test]
 fn a_missing_rank_is_named_on_all() {
-    let mut launches = launches(4, Duration::from_millis(600));
+    let mut launches = launches(4, Duration::from_secs(3));
     launches.remove(2);
+    let begun = Instant::now();
     for text in failing(launches) {
         assert!(text.contains("rendezvous at 127.0.0.1:"), "{text}");
-        assert!(text.contains("for ranks [2], which did not come"), "{text}");
+        assert!(
+            text.contains("waited 3.0 s for ranks [2], which did not come"),
+            "{text}"
+        );
+    }
+    // Nobody waits on.
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+/// A rank that is not seen any more is waited for once, and not again to see it go.
+#[test]
+fn a_rank_that_is_stuck_is_not_waited_for_again() {
+    let launches = launches(3, Duration::from_secs(1));
+    let (stuck, free) = std::sync::mpsc::channel::<()>();
+    let ended = thread::scope(|scope| {
+        let rank = |launch: Launch| move || join(&launch).expect("a world");
+        let mut launches = launches.into_iter().map(rank);
+        let mut next = || launches.next().expect("a launch");
+        let (first, second, third) = (next(), next(), next());
+        scope.spawn(move || {
+            let world = third();
+            // Until everybody else is gone.
+            let _gone = free.recv();
+            drop(world);
+        });
+        let ranks: [Box<dyn FnOnce() -> Arc<dyn Control> + Send>; 2] =
+            [Box::new(first), Box::new(second)];
+        let ranks = ranks.map(|rank| {
+            scope.spawn(move || {
+                let world = rank();
+                let begun = Instant::now();
+                let error = world.barrier().expect_err("a rank is stuck").to_string();
+                drop(world);
+                (error, begun.elapsed())
+            })
+        });
+        let ended = ranks.map(|rank| rank.join().expect("no panic"));
+        drop(stuck);
+        ended
+    });
+    for (error, time) in ended {
+        assert!(error.contains("waited 1.0 s for ranks [2]"), "{error}");
+        assert!(time < Duration::from_secs(4), "{error}: {time:?}");
     }
 }
 

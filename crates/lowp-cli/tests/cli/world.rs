@@ -52,6 +52,8 @@ fn as_rank(
         )
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
+        // As clusters set it; messages are one line all the same.
+        .env("RUST_BACKTRACE", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     command
@@ -300,6 +302,8 @@ fn a_killed_rank_ends_all() {
                 _ => end.stderr,
             };
             assert!(said.contains(&text), "rank {rank}: {said}");
+            // A newline is spelled out, and a backtrace has some.
+            assert!(!said.contains("\\n"), "rank {rank}: {said}");
         }
         assert!(
             begun.elapsed() < Duration::from_secs(20),

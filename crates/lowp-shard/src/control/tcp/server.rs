@@ -68,11 +68,13 @@ pub(super) fn listen(launch: &Launch) -> Result<Arc<dyn Control>, ShardError> {
         Ok(()) => Ok(Arc::new(host)),
         Err(error) => {
             let cause = host.fail(error);
-            // Ranks that start a little later hear of it, too.
-            let until = Instant::now() + FAREWELL.min(launch.limit);
-            while Instant::now() < until && !server.all_joined() && server.accept(&listener).is_ok()
-            {
-            }
+            // Ranks that start a little later hear of it, too, but for those that all have waited for already.
+            let patience = FAREWELL.min(launch.limit.saturating_sub(begun.elapsed()));
+            let failed = Instant::now();
+            while failed.elapsed() < patience
+                && !server.all_joined()
+                && server.accept(&listener).is_ok()
+            {}
             Err(cause)
         }
     }
@@ -344,13 +346,19 @@ impl Server {
     /// Looks after ranks that wait, and tells all how the world ended.
     fn watch(&self) {
         if let Some(cause) = self.hub.watch() {
-            let answer = Answer::Failed(Cause::new(cause, 0));
+            let answer = Answer::Failed(Cause::new(cause.clone(), 0));
             for rank in 1..self.launch.world {
                 // One that does not read must not keep the news from the others.
                 if let Some(peer) = self.peers[rank].get() {
                     let _as_before = peer.last_words.set_write_timeout(Some(FAREWELL));
                 }
                 self.tell(rank, &answer);
+            }
+            if let ShardError::Timeout { missing, .. } = cause {
+                // They were told. Nobody waits for them again, to see them go.
+                for rank in missing {
+                    self.hub.depart(rank, Departure::Lost);
+                }
             }
         }
     }
