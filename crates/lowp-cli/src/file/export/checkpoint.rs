@@ -29,6 +29,9 @@ const MASTER: &str = ".master";
 /// What the index says of quantized weights and of no other parameter.
 const KERNELS: &str = "kernels";
 
+/// Values that are read at a time.
+const CHUNK: usize = 1 << 18;
+
 /// A quantized weight.
 pub(super) struct TrainedWeight {
     /// Its name in the checkpoint.
@@ -312,14 +315,29 @@ impl Trained {
             .chain([weight])
         {
             let name = format!("{}{MASTER}", member.saved);
-            let shape = [1, member.tensor.full.elements()];
-            let values = self.checkpoint.read_f32(&name, shape, Block::whole(shape));
-            let values = values.map_err(|e| input_error(e.to_string()))?;
             let rounding = recipe.source_rounding();
-            let magnitudes = values.into_iter().map(|value| rounding.apply(value).abs());
-            amax = magnitudes.fold(amax, f32::max);
+            self.each_value(&name, member.tensor.full.elements(), |values| {
+                let magnitudes = values.iter().map(|value| rounding.apply(*value).abs());
+                amax = magnitudes.fold(amax, f32::max);
+                Ok(())
+            })?;
         }
         Ok(Some(amax))
+    }
+
+    /// Hands the `len` values of a tensor of one row to `take`, some at a time: besides them one rank's piece is held.
+    fn each_value(
+        &self,
+        name: &str,
+        len: usize,
+        mut take: impl FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for start in (0..len).step_by(CHUNK) {
+            let block = Block::of_row(start, CHUNK.min(len - start));
+            let values = self.checkpoint.read_f32(name, [1, len], block);
+            take(&values.map_err(|e| input_error(e.to_string()))?)?;
+        }
+        Ok(())
     }
 
     /// The encode scale that a weight's codes were made with, where it is not that of its amax.
@@ -450,19 +468,13 @@ struct Values<'a> {
 
 impl Parts for Values<'_> {
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let shape = [1, self.master.len];
-        let read = self
-            .trained
-            .checkpoint
-            .read_f32(&self.master.saved, shape, Block::whole(shape));
-        let values = read.map_err(|e| input_error(e.to_string()))?;
-        let mut bytes = Vec::new();
-        for values in values.chunks(1 << 18) {
-            bytes.clear();
-            let overflowed = round::append(self.float, values, &mut bytes);
-            self.overflows.add(&self.master.name, overflowed);
-            sink(&bytes)?;
-        }
-        Ok(())
+        let (master, mut bytes) = (self.master, Vec::new());
+        self.trained
+            .each_value(&master.saved, master.len, |values| {
+                bytes.clear();
+                let overflowed = round::append(self.float, values, &mut bytes);
+                self.overflows.add(&master.name, overflowed);
+                sink(&bytes)
+            })
     }
 }

@@ -1,6 +1,8 @@
 //! `lowp export`: a quantized model in the files of other programs.
 
 mod checkpoint;
+#[cfg(test)]
+mod tests;
 mod weight;
 
 use super::dequantize::Overflows;
@@ -17,6 +19,7 @@ use super::progress::Progress;
 use super::quantize::copied_metadata;
 use super::saved;
 use super::select::AMAX_GROUP;
+use super::spare::Turns;
 use super::summary::{Summary, Verbosity};
 use super::target::FolderTarget;
 use super::write::{Item, Parts};
@@ -184,12 +187,12 @@ impl<'a> Input<'a> {
             .map(|item| (item.name.as_str(), Group::of(item.clone())));
         groups.extend(plain);
         groups.sort_by(|a, b| a.0.cmp(b.0));
-        let overflows = Overflows::default();
+        let (overflows, memory) = (Overflows::default(), Turns::default());
         let weights = Weights {
             groups: groups.into_iter().map(|(_, group)| group).collect(),
             metadata: std::mem::take(&mut self.metadata),
             make: Box::new(|job| match self.weights.get(job) {
-                Some(weight) => weight.parts(&overflows),
+                Some(weight) => weight.parts(&overflows, &memory),
                 None => self.plain_parts(job, args.to, &overflows),
             }),
             sources: Vec::new(),

@@ -2,7 +2,8 @@
 
 use super::checkpoint::{Trained, TrainedWeight};
 use super::{no_form, restorable};
-use crate::file::dequantize::{Decoded, Overflows, dims, orientation};
+use crate::file::decoding::Decoding;
+use crate::file::dequantize::{Overflows, dims, orientation};
 use crate::file::fields::{self, Content as Kind, Field, holding};
 use crate::file::input_error::{file_error, input_error};
 use crate::file::interchange::forms::{self, Content, Form, Operand, Stored, Target};
@@ -13,8 +14,8 @@ use crate::file::model::Model;
 use crate::file::names::{FloatName, Named};
 use crate::file::pack::Packed;
 use crate::file::quantize::made_items;
-use crate::file::spare::Spare;
-use crate::file::unpack::{decode, unpack};
+use crate::file::spare::Turns;
+use crate::file::unpack::unpack;
 use crate::file::write::{Item, ItemSource, Parts, Sink};
 use crate::output::shown;
 use crate::train::has_tensor_scale;
@@ -22,7 +23,7 @@ use anyhow::{Context, Result};
 use lowp_format::{
     FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage, two_level_encode_scale,
 };
-use lowp_kernels::Cpu;
+use lowp_kernels::{Cpu, CpuBuffer};
 use safetensors::Dtype;
 use std::sync::Arc;
 
@@ -198,23 +199,27 @@ impl<'a> Weight<'a> {
         Ok(group)
     }
 
-    /// What makes them.
+    /// What makes them; values in bands, in `memory`.
     ///
     /// # Errors
     /// The source cannot be read.
-    pub(super) fn parts<'p>(&'p self, overflows: &'p Overflows) -> Result<Box<dyn Parts + 'p>> {
+    pub(super) fn parts<'p>(
+        &'p self,
+        overflows: &'p Overflows,
+        memory: &'p Turns<CpuBuffer<f32>>,
+    ) -> Result<Box<dyn Parts + 'p>> {
         match (self.work, self.place) {
             (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
             (Work::Decoded(float), Place::File(model)) => {
                 let orientation = orientation(model, &self.tensor, None)?;
-                let codes = unpack(&Cpu, model, &self.tensor, Some(orientation))?;
-                let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
-                Ok(Box::new(Decoded {
-                    backend: Cpu,
-                    values: Arc::new(values),
+                Ok(Box::new(Decoding {
+                    backend: &Cpu,
+                    codes: unpack(&Cpu, model, &self.tensor, Some(orientation))?,
+                    orientation,
                     float,
                     name: &self.tensor.name,
                     overflows,
+                    memory,
                 }))
             }
             (Work::Decoded(_), Place::Checkpoint(..)) => {

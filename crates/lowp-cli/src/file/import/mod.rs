@@ -16,6 +16,7 @@ use super::names::{Dtypes, DtypesArgs, FloatName};
 use super::out::OutArgs;
 use super::progress::Progress;
 use super::quantize::{copied_metadata, made_items};
+use super::spare::Turns;
 use super::summary::{Summary, Verbosity};
 use super::write::{Item, ItemSource};
 use crate::output::note;
@@ -221,6 +222,7 @@ fn weights<'a>(
 impl<'a> Imported<'a> {
     /// Writes a file or a folder. Returns the bytes.
     fn write(&self, args: &Args, hub: &Hub, overflows: &Overflows) -> Result<u64> {
+        let memory = Turns::default();
         let weights = Weights {
             groups: self
                 .groups
@@ -232,7 +234,7 @@ impl<'a> Imported<'a> {
                 .collect(),
             metadata: self.metadata.clone(),
             make: Box::new(|job| match self.weights.get(job) {
-                Some(weight) => weight.parts(self.float, overflows),
+                Some(weight) => weight.parts(self.float, overflows, &memory),
                 None => Err(input_error("there is no such weight")),
             }),
             sources: Vec::new(),

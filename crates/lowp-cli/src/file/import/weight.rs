@@ -1,6 +1,7 @@
 //! [`Weight`]: a weight in the form of another program, as the buffers of a recipe.
 
-use crate::file::dequantize::{Decoded, Overflows, orientation};
+use crate::file::decoding::Decoding;
+use crate::file::dequantize::{Overflows, orientation};
 use crate::file::export::{base, choice, outer, transposed};
 use crate::file::fields::{keeps_amax, worked};
 use crate::file::input_error::file_error;
@@ -11,8 +12,8 @@ use crate::file::meta::Quantized;
 use crate::file::model::{Model, Tensor};
 use crate::file::names::FloatName;
 use crate::file::pack::Packed;
-use crate::file::spare::Spare;
-use crate::file::unpack::{decode, unpack};
+use crate::file::spare::Turns;
+use crate::file::unpack::unpack;
 use crate::file::write::Parts;
 use crate::output::shown;
 use anyhow::{Context, Result};
@@ -116,7 +117,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// What makes its fields, or its values.
+    /// What makes its fields, or its values in bands, in `memory`.
     ///
     /// # Errors
     /// The file cannot be read, or its tensors do not fit each other.
@@ -124,6 +125,7 @@ impl<'a> Weight<'a> {
         &'p self,
         float: Option<FloatName>,
         overflows: &'p Overflows,
+        memory: &'p Turns<CpuBuffer<f32>>,
     ) -> Result<Box<dyn Parts + 'p>> {
         if let Some(float) = float {
             let (codes, orientation) = match self.form {
@@ -139,13 +141,14 @@ impl<'a> Weight<'a> {
                     )
                 }
             };
-            let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
-            return Ok(Box::new(Decoded {
-                backend: Cpu,
-                values: Arc::new(values),
+            return Ok(Box::new(Decoding {
+                backend: &Cpu,
+                codes,
+                orientation,
                 float,
                 name: &self.tensor.name,
                 overflows,
+                memory,
             }));
         }
         let amax = match keeps_amax(&self.tensor.recipe) {
@@ -171,17 +174,13 @@ impl<'a> Weight<'a> {
                 return Ok(Cpu.alloc::<u8>(0)?);
             }
             let Origin::TransposeOf(key) = spec.origin else {
-                return Ok(Cpu.upload(&self.buffer(spec, shape)?)?);
+                return self.buffer(spec, shape);
             };
             let from = all
                 .iter()
                 .find(|spec| spec.key == key)
                 .context("there is nothing to transpose")?;
-            transposed(
-                (spec, shape),
-                Cpu.upload(&self.buffer(from, shape)?)?,
-                bytes,
-            )
+            transposed((spec, shape), self.buffer(from, shape)?, bytes)
         })
     }
 
@@ -194,16 +193,20 @@ impl<'a> Weight<'a> {
         Ok((stored, found.context("it was there")?))
     }
 
-    /// The bytes of a buffer of the rowwise operand.
-    fn buffer(&self, spec: &BufferSpec, shape: Shape) -> Result<Vec<u8>> {
-        match spec.key.part {
+    /// A buffer of the rowwise operand; codes lie where the file has them.
+    fn buffer(&self, spec: &BufferSpec, shape: Shape) -> Result<CpuBuffer<u8>> {
+        let bytes = match spec.key.part {
             Part::Data => {
                 let (_, found) = self.find(|content| content == Content::Codes)?;
-                Ok(found.bytes_at(0..found.len())?.to_vec())
+                if let Some(mapped) = found.values() {
+                    return Ok(mapped);
+                }
+                found.bytes_at(0..found.len())?.to_vec()
             }
-            Part::Amax => Ok(self.amax()?.to_le_bytes().to_vec()),
-            Part::BlockScale | Part::DecodeScale => self.scales(spec, shape),
-        }
+            Part::Amax => self.amax()?.to_le_bytes().to_vec(),
+            Part::BlockScale | Part::DecodeScale => self.scales(spec, shape)?,
+        };
+        Ok(CpuBuffer::from_vec(bytes))
     }
 
     /// The scales of a buffer, from those of the form, of which several may be one of its.
