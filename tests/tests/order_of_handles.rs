@@ -297,6 +297,8 @@ fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
             }
             GatherGroup::new(compute, comm.clone(), &pool, vec![shard], reshard.clone())
         };
+        // A set goes with the last group of its shapes.
+        let mut groups = Vec::new();
         for value in 1..3 {
             let mut group = group(value)?;
             group.unshard(Phase::Forward)?;
@@ -314,6 +316,7 @@ fn parts_of_weights_are_written_behind_the_zeros_of_their_memory() {
                 );
             }
             group.reshard();
+            groups.push(group);
         }
         assert_eq!(pool.sets(), 1, "the groups share one set");
         Ok(())
