@@ -36,6 +36,10 @@ pub(crate) struct Options {
     #[arg(long)]
     stats: bool,
 
+    /// Compare the table with the file instead of writing it.
+    #[arg(skip)]
+    compare: bool,
+
     /// Also compile what calls cuDNN, for attention in `lowp train --device cuda`. Fetches its headers the first time.
     #[arg(long)]
     cudnn: bool,
@@ -51,6 +55,7 @@ impl Options {
     pub(crate) fn checked() -> Self {
         Self {
             stats: true,
+            compare: true,
             ..Self::default()
         }
     }
@@ -101,7 +106,10 @@ pub(crate) fn cuda(options: &Options) -> Result<()> {
     }
     if options.stats {
         conversions::check(&nvcc, &sources, &archs)?;
-        stats(&sources, &folder, archs.len() == ARCHITECTURES.len())?;
+        let table = stats(&sources, &folder)?;
+        if archs.len() == ARCHITECTURES.len() {
+            record(&format!("nvcc {}\n{table}", nvcc.version), options.compare)?;
+        }
     }
     if options.cudnn {
         cudnn::build(&toolkit::headers(&nvcc))?;
@@ -128,7 +136,8 @@ pub(crate) fn without_kernels(command: &mut Command) {
     command.env("LOWP_CUDA_KERNELS", "none");
 }
 
-fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Result<()> {
+/// The table of all kernels. Prints it, and fails if a kernel spills.
+fn stats(sources: &std::path::Path, folder: &std::path::Path) -> Result<Resources> {
     let mut table = Resources::default();
     for unit in lowp_nvcc::Unit::all(sources).map_err(|why| anyhow!("{why}"))? {
         let log = std::fs::read_to_string(folder.join(unit.log()))?;
@@ -140,12 +149,6 @@ fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Resu
         folder.display()
     );
     println!("{table}");
-    if all {
-        std::fs::write(
-            workspace_root()?.join("crates/lowp-kernels/resources.txt"),
-            table.to_string(),
-        )?;
-    }
     let spilling = table.spilling();
     if !spilling.is_empty() {
         bail!(
@@ -154,7 +157,27 @@ fn stats(sources: &std::path::Path, folder: &std::path::Path, all: bool) -> Resu
             spilling.join(", ")
         );
     }
+    Ok(table)
+}
+
+/// Writes the table of resources, or compares it with the one that the same compiler made.
+fn record(text: &str, compare: bool) -> Result<()> {
+    let path = workspace_root()?.join("crates/lowp-kernels/resources.txt");
+    if !compare {
+        return Ok(std::fs::write(path, text)?);
+    }
+    let known = std::fs::read_to_string(&path)?;
+    ensure!(
+        is_current(&known, text),
+        "{} is of other kernels; `cargo xtask cuda --stats` writes it",
+        path.display()
+    );
     Ok(())
+}
+
+/// Whether `known` is `made`, or comes from another compiler.
+fn is_current(known: &str, made: &str) -> bool {
+    known == made || known.lines().next() != made.lines().next()
 }
 
 #[cfg(test)]
@@ -165,6 +188,13 @@ mod tests {
     fn the_header_of_the_kernels_is_what_the_table_says() {
         let sources = workspace_root().unwrap().join(SOURCES);
         assert_eq!(headers::check_headers(&sources), Ok(()));
+    }
+
+    #[test]
+    fn a_table_of_other_kernels_is_caught_unless_another_compiler_made_it() {
+        assert!(is_current("nvcc 1\na 8\n", "nvcc 1\na 8\n"));
+        assert!(!is_current("nvcc 1\na 8\n", "nvcc 1\na 9\n"));
+        assert!(is_current("nvcc 1\na 8\n", "nvcc 2\na 9\n"));
     }
 
     #[test]

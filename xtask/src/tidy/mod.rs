@@ -11,6 +11,7 @@ mod lints;
 mod module_docs;
 mod modules;
 mod pending_snapshots;
+mod placeholders;
 mod recipe_names;
 mod release_profile;
 mod toolchain;
@@ -58,6 +59,7 @@ const CHECKS: &[fn(&Tree) -> Vec<Violation>] = &[
     module_docs::check,
     modules::check,
     pending_snapshots::check,
+    placeholders::check,
     recipe_names::check,
     release_profile::check,
     toolchain::check,

@@ -154,7 +154,7 @@ pub(super) fn all(shrink: usize) -> Vec<Case> {
     }
     for recipe in AnyRecipe::low_precision() {
         if has_swizzled(&recipe) {
-            // The smaller one takes 50 us of 2-D scales, in which the start of a launch counts.
+            // 2-D scales are few: of eight weights their swizzle is so short that the start of the launch counts.
             cases
                 .extend([8, 64].map(|count| case(Operation::Swizzle, Some(recipe), count, matrix)));
         }
