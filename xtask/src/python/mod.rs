@@ -31,7 +31,8 @@ const NO_TORCH: &str = "torch is not installed, and its small build cannot be re
 
 /// Both stages, whose packages are installed while others compile.
 pub(crate) struct Tests {
-    python: JoinHandle<Result<PathBuf>>,
+    /// Taken when it is waited for.
+    python: Option<JoinHandle<Result<PathBuf>>>,
     has_torch: bool,
 }
 
@@ -47,15 +48,16 @@ impl Tests {
         } else {
             Environment::new("files", FILES_PACKAGES)?
         };
-        let python = thread::spawn(move || environment.python());
+        let python = Some(thread::spawn(move || environment.python()));
         Ok(Self { python, has_torch })
     }
 
     /// Runs both stages, or says what is left out.
-    pub(crate) fn run(self, stages: &mut crate::stages::Stages) -> Result<()> {
+    pub(crate) fn run(mut self, stages: &mut crate::stages::Stages) -> Result<()> {
         let mut python = PathBuf::new();
         stages.run("python", || {
-            let installed = self.python.join();
+            let installation = self.python.take().context("it was waited for before")?;
+            let installed = installation.join();
             python = installed.map_err(|_| anyhow!("the installation of packages panicked"))??;
             FILES
                 .iter()
@@ -71,6 +73,20 @@ impl Tests {
                 .iter()
                 .try_for_each(|folder| unittest(&python, folder, Some(&package)))
         })
+    }
+}
+
+impl Drop for Tests {
+    /// Waits for an installation that goes on: `pip` would outlive this program and its lock, and the next run would remove the folder
+    /// below it.
+    fn drop(&mut self) {
+        if let Some(installation) = self.python.take() {
+            if !installation.is_finished() {
+                eprintln!("xtask: waiting for the installation of Python packages to finish");
+            }
+            // Its error belongs to a stage that does not run.
+            drop(installation.join());
+        }
     }
 }
 

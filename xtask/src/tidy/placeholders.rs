@@ -11,7 +11,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     });
     lines
         .map(|(path, line, name)| {
-            Violation::new(path, line, format!("write the value in the place of {name}"))
+            Violation::new(
+                path,
+                line,
+                format!("write the value in the place of {name}"),
+            )
         })
         .collect()
 }
@@ -35,7 +39,10 @@ mod tests {
     #[test]
     fn a_placeholder_is_caught_in_documents_alone() {
         let tree = Tree::of(&[
-            ("docs/a.md", "fine\nspills @BYTES@ bytes\nuser@example.org and b@c\n"),
+            (
+                "docs/a.md",
+                "fine\nspills @BYTES@ bytes\nuser@example.org and b@c\n",
+            ),
             ("src/lib.rs", "//! `@NAME@`\n"),
         ]);
         assert_eq!(places(&check(&tree)), ["docs/a.md:2"]);

@@ -468,21 +468,10 @@ fn check_sizes(args: &Args, ranks: usize, model: GptConfig) -> Result<(), UsageE
 /// A [`UsageError`] with a width that would work.
 pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
     let GptConfig { dim, heads, .. } = model;
-    // Rotary positions turn pairs.
-    let unit = match model.arch {
-        Arch::Gpt => heads,
-        Arch::Llama { .. } => 2 * heads,
-    };
-    // A width that every recipe can block.
-    let wider = match dim.next_multiple_of(lcm(unit, BLOCK)) {
-        wide if wide <= MAX_DIM => format!("choose --dim {wide} or"),
-        _ => "choose".to_owned(),
-    };
     if !dim.is_multiple_of(heads) {
-        let fewer = (1..heads).rev().find(|fewer| dim.is_multiple_of(*fewer));
         return Err(UsageError::new(format!(
-            "--dim {dim} is not divisible by --heads {heads}; {wider} --heads {}",
-            fewer.unwrap_or(1)
+            "--dim {dim} is not divisible by --heads {heads}; {}",
+            other_heads(model)
         )));
     }
     let Arch::Llama { kv_heads } = model.arch else {
@@ -493,13 +482,54 @@ pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
             "--kv-heads {kv_heads} does not divide --heads {heads}; choose --kv-heads 1, {heads} or another divisor"
         )));
     }
-    if !dim.is_multiple_of(unit) {
+    if !(dim / heads).is_multiple_of(2) {
         return Err(UsageError::new(format!(
-            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; {wider} \
-             fewer heads"
+            "--arch llama: --dim {dim} over --heads {heads} are heads of odd length, which rotary positions cannot turn; {}",
+            other_heads(model)
         )));
     }
     Ok(())
+}
+
+/// The next width that the heads of `model` divide, and the next smaller number of heads for its width, where every recipe can block them.
+fn other_heads(model: GptConfig) -> String {
+    let GptConfig { dim, heads, .. } = model;
+    // Rotary positions turn pairs.
+    let unit = match model.arch {
+        Arch::Gpt => heads,
+        Arch::Llama { .. } => 2 * heads,
+    };
+    let wider = dim.next_multiple_of(lcm(unit, BLOCK));
+    let wider = (wider <= MAX_DIM).then(|| format!("--dim {wider}"));
+    let fits = |fewer: &usize| {
+        let arch = match model.arch {
+            // As many as heads, unless it is given.
+            Arch::Llama { kv_heads } if kv_heads == heads => Arch::Llama { kv_heads: *fewer },
+            arch => arch,
+        };
+        let heads = *fewer;
+        check_heads(GptConfig {
+            heads,
+            arch,
+            ..model
+        })
+        .is_ok()
+    };
+    let fewer = (1..heads)
+        .rev()
+        .find(|fewer| dim.is_multiple_of(BLOCK) && fits(fewer));
+    let fewer = fewer.map(|fewer| format!("--heads {fewer}"));
+    match [wider, fewer] {
+        [None, None] => "choose fewer heads".to_owned(),
+        choices => format!(
+            "choose {}",
+            choices
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" or ")
+        ),
+    }
 }
 
 /// Checks that the weights of `run` can be sharded so.

@@ -163,7 +163,10 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
     let kv_heads = match keys.find("num_key_value_heads", 1..=MAX_HEADS)? {
         Some(kv_heads) => kv_heads,
         // As many as heads, where transformers says so.
-        None if found.is_some_and(|found| found.defaults.is_some()) => heads,
+        None if found.is_some_and(|found| found.defaults.is_some()) => {
+            keys.assume("num_key_value_heads", heads);
+            heads
+        }
         None => return Err(keys.missing("num_key_value_heads")),
     };
     if !heads.is_multiple_of(kv_heads) {
@@ -173,7 +176,10 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
     }
     let head = match keys.find("head_dim", 1..=MAX_WIDTH)? {
         Some(head) => head,
-        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None if hidden.is_multiple_of(heads) => {
+            keys.assume("head_dim", hidden / heads);
+            hidden / heads
+        }
         None => {
             return Err(keys.error(format!(
                 "hidden_size is {hidden}, which {heads} num_attention_heads do not divide; add head_dim"
@@ -191,6 +197,7 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
         ["attention_bias", "qkv_bias", "mlp_bias"].map(|key| keys.flag(key));
     let [attention_bias, qkv_bias, mlp_bias] =
         [attention_bias?, qkv_bias?, mlp_bias?].map(|bias| bias.unwrap_or(false));
+    let qkv_bias = qkv_bias || found.is_some_and(|found| found.qkv_bias);
     let tied = keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))?;
     let each = 7 + 3 * experts.map_or(0, |experts| experts.count);
     if blocks * each > MAX_LAYERS {

@@ -7,6 +7,7 @@ use crate::output::shown;
 use crate::usage::UsageError;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -19,7 +20,7 @@ pub(super) struct Keys {
     file: String,
     object: Map<String, Value>,
     defaults: Option<Map<String, Value>>,
-    /// The numbers that were taken from the defaults, each with its key.
+    /// What was taken for keys that are not there, each with its key.
     assumed: RefCell<Vec<String>>,
 }
 
@@ -61,9 +62,14 @@ impl Keys {
         Self { defaults, ..self }
     }
 
-    /// The numbers that were taken from the defaults, each with its key.
+    /// What was taken for keys that are not there, each with its key.
     pub(super) fn assumed(&self) -> Vec<String> {
         self.assumed.borrow().clone()
+    }
+
+    /// Says that `value` was taken for `key`, which the file lacks.
+    pub(super) fn assume(&self, key: &str, value: impl Display) {
+        self.assumed.borrow_mut().push(format!("{key} {value}"));
     }
 
     /// The error that this file has `what`.
@@ -134,7 +140,7 @@ impl Keys {
         let default = self.default(key).and_then(Value::as_u64);
         let default = default.and_then(|number| usize::try_from(number).ok());
         if let (None, Some(number)) = (found, default) {
-            self.assumed.borrow_mut().push(format!("{key} {number}"));
+            self.assume(key, number);
         }
         Ok(found.map(|(_, number)| number).or(default))
     }
@@ -159,7 +165,12 @@ impl Keys {
         let own = self.get(key).filter(|_| self.is_read(key));
         match own.or_else(|| self.default(key)) {
             None => Ok(None),
-            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(Value::Bool(flag)) => {
+                if own.is_none() {
+                    self.assume(key, flag);
+                }
+                Ok(Some(*flag))
+            }
             Some(value) => Err(self.error(format!(
                 "{key} is {}; a plan needs true or false",
                 shown(&value.to_string())
@@ -192,7 +203,7 @@ impl Keys {
 
 /// The names that `key` has, itself first.
 pub(super) fn names(key: &str) -> impl Iterator<Item = &str> {
-    let others = SYNONYMS.iter().find(|names| names.contains(&key));
-    let others = others.into_iter().copied().flatten().copied();
-    std::iter::once(key).chain(others.filter(move |other| *other != key))
+    let others = SYNONYMS.iter().find(|(name, _)| *name == key);
+    let others = others.into_iter().flat_map(|(_, others)| *others).copied();
+    std::iter::once(key).chain(others)
 }

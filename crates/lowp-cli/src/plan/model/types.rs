@@ -8,6 +8,8 @@ pub(super) struct Type {
     pub(super) experts: Option<&'static str>,
     /// Whether queries and keys have a norm each.
     pub(super) qk_norm: bool,
+    /// Whether queries, keys and values have a bias, whatever a file says.
+    pub(super) qkv_bias: bool,
     /// The keys that its configuration has in transformers (5.23), with the values of those that a file lacks; null follows from other
     /// keys. Nothing of a type that transformers does not have.
     pub(super) defaults: Option<&'static str>,
@@ -35,11 +37,14 @@ pub(super) static TYPES: &[Type] = &[
             "num_key_value_heads": 8, "head_dim": null, "num_local_experts": 8, "tie_word_embeddings": false}"#,
         )
     },
-    Type::dense(
-        "qwen2",
-        r#"{"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "head_dim": null, "qkv_bias": true, "tie_word_embeddings": false}"#,
-    ),
+    Type {
+        qkv_bias: true,
+        ..Type::dense(
+            "qwen2",
+            r#"{"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 32, "head_dim": null, "tie_word_embeddings": false}"#,
+        )
+    },
     Type {
         experts: Some("num_experts"),
         ..Type::dense(
@@ -71,6 +76,7 @@ pub(super) static TYPES: &[Type] = &[
         name: "deepseek",
         experts: Some("n_routed_experts"),
         qk_norm: false,
+        qkv_bias: false,
         defaults: None,
     },
     Type::dense(
@@ -80,13 +86,15 @@ pub(super) static TYPES: &[Type] = &[
     ),
 ];
 
-/// Names of one key: transformers reads either.
-pub(super) static SYNONYMS: &[&[&str]] = &[
-    &["num_local_experts", "num_experts", "n_routed_experts"],
-    &["n_embd", "hidden_size"],
-    &["n_layer", "num_hidden_layers"],
-    &["n_head", "num_attention_heads"],
-    &["n_positions", "max_position_embeddings"],
+/// Other names of a key, which transformers reads in its place. A key of GPT-2 alone has them; that of Llama is none of GPT-2's.
+pub(super) static SYNONYMS: &[(&str, &[&str])] = &[
+    ("num_experts", &["num_local_experts", "n_routed_experts"]),
+    ("num_local_experts", &["num_experts", "n_routed_experts"]),
+    ("n_routed_experts", &["num_local_experts", "num_experts"]),
+    ("n_embd", &["hidden_size"]),
+    ("n_layer", &["num_hidden_layers"]),
+    ("n_head", &["num_attention_heads"]),
+    ("n_positions", &["max_position_embeddings"]),
 ];
 
 impl Type {
@@ -95,6 +103,7 @@ impl Type {
             name,
             experts: None,
             qk_norm: false,
+            qkv_bias: false,
             defaults: Some(defaults),
         }
     }
