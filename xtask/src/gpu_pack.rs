@@ -63,9 +63,8 @@ all | tests)
     "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   done
   # Multicast over NVLink is no part of what is tested, and some machines lack the rights for it.
-  [ $# -gt 0 ] || for tests in nccl-ranks nccl-grid nccl-flat; do
-    NCCL_NVLS_ENABLE=0 "$here/$tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
-  done
+  [ $# -gt 0 ] ||
+    NCCL_NVLS_ENABLE=0 "$here/nccl-tests" cuda --nocapture --test-threads 1 >>"$out/tests.txt" 2>&1 || failed=1
   grep '^[0-9a-f]\{16\} ' "$out/tests.txt" >"$out/digests.txt"
   grep -E '^test |^test result|panicked|^error' "$out/tests.txt" | tail -n 60
   ;;
@@ -152,13 +151,13 @@ fn tests(folder: &Path) -> Result<()> {
     let tests = test_program("lowp-kernels", "nccl", &["--lib"])?;
     pack(&tests, &folder.join("kernel-tests"))?;
     golden(&folder.join("golden"))?;
-    let tests = test_program("lowp-shard", "cuda", &["--test", "cuda_handles"])?;
+    let tests = test_program("lowp-shard", "cuda", &["--test", "all"])?;
     pack(&tests, &folder.join("shard-tests"))?;
-    let tests = test_program("lowp-optim", "cuda", &["--test", "one_graph"])?;
+    let tests = test_program("lowp-optim", "cuda", &["--test", "all"])?;
     pack(&tests, &folder.join("optim-tests"))?;
-    for name in ["ranks", "grid", "flat", "failures"] {
+    for (name, packed) in [("all", "nccl-tests"), ("failures", "nccl-failures")] {
         let tests = test_program("lowp-nccl", "cuda", &["--test", name])?;
-        pack(&tests, &folder.join(format!("nccl-{name}")))?;
+        pack(&tests, &folder.join(packed))?;
     }
     // The processes that the last of them starts.
     let rank = ["build", "--package", "lowp-nccl", "--features", "cuda"];

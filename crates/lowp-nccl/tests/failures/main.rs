@@ -7,7 +7,7 @@
 #![cfg(unix)]
 
 #[cfg(feature = "cuda")]
-#[path = "../common/mod.rs"]
+#[path = "../all/common/mod.rs"]
 mod common;
 mod world;
 

@@ -1,0 +1,7 @@
+//! The integration tests of this crate, one file per subject, linked once.
+
+mod failures;
+mod memory;
+mod micro_batches;
+mod products;
+mod sharded_model;

@@ -1,0 +1,5 @@
+//! The integration tests of this crate, one file per subject, linked once.
+
+mod late;
+mod laws;
+mod mutations;

@@ -1,0 +1,173 @@
+//! `lowp export` of checkpoints of `lowp train --save`.
+
+use crate::support::{Bench, Contents};
+use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};
+use lowp_format::{AnyRecipe, RecipeOptions, Shape};
+use serde_json::json;
+use std::fs;
+use std::time::Duration;
+
+/// A folder `runs/R-seed0` with the checkpoint of a tiny model.
+fn trained(recipe: &str) -> Bench {
+    let bench = Bench::new();
+    bench.done(&format!(
+        "train --compare {recipe} --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 2 --world-size 2 --save runs"
+    ));
+    bench
+}
+
+#[test]
+fn masters_and_codes_of_a_checkpoint() {
+    for (recipe, target) in [
+        ("nvfp4-2d", "compressed-tensors"),
+        ("fp8-delayed", "deepseek"),
+        ("fp8-current", "modelopt"),
+    ] {
+        let bench = trained(recipe);
+        let runs = fs::read_dir(bench.path("runs")).expect("a folder");
+        let run = runs
+            .map(|entry| entry.expect("an entry").path())
+            .find(|path| path.to_string_lossy().contains(recipe))
+            .expect("a run");
+        let checkpoint = Checkpoint::latest(&run).expect("a checkpoint");
+        let run = run.to_string_lossy();
+        bench.done(&["export", &run, "-o", "fp32", "--to", "fp32"]);
+        let found = Contents::read(&bench.path("fp32/model.safetensors"));
+        for (name, saved, shape) in [
+            ("block0.qkv.weight", "block0.qkv.master", vec![96, 32]),
+            ("block0.out.weight", "block0.out.master", vec![32, 128]),
+            ("tokens", "tokens.master", vec![256, 32]),
+            ("block0.norm1.gamma", "block0.norm1.gamma.master", vec![32]),
+        ] {
+            let full = [1, shape.iter().product()];
+            let master = checkpoint
+                .read(saved, Dtype::F32, full, Block::whole(full))
+                .expect(saved);
+            let (_, dims, bytes) = &found.tensors[name];
+            assert_eq!(dims, &shape, "{name}");
+            assert!(*bytes == master, "{name}");
+        }
+        // The codes by way of a target are those under their own names.
+        bench.done(&["export", &run, "-o", "te", "--to", "te"]);
+        bench.done(&["export", &run, "-o", "hub", "--to", target]);
+        bench.done("import hub -o back.safetensors --dtypes u8");
+        bench.done("verify te/model.safetensors back.safetensors");
+        let name = "block0.qkv.rowwise_data";
+        let codes = checkpoint
+            .tensors()
+            .find(|tensor| tensor.name == name)
+            .map(|tensor| tensor.shape);
+        let shape = codes.expect("codes");
+        let saved = checkpoint
+            .read(name, Dtype::U8, shape, Block::whole(shape))
+            .expect("codes");
+        assert!(
+            bench
+                .read("back.safetensors")
+                .bytes("block0.qkv.weight.rowwise_data")
+                == saved,
+            "{recipe}"
+        );
+    }
+}
+
+/// A folder `saved` with a checkpoint of one weight, of which its trainer says `about`.
+fn saved(about: serde_json::Value, pieces: &[(&str, Dtype, [usize; 2])]) -> Bench {
+    let bench = Bench::new();
+    let control = lowp_shard::threads(1, Duration::from_secs(60)).swap_remove(0);
+    let mut saver = Saver::new(control, &bench.path("saved"), None).expect("a folder");
+    let piece = |&(name, dtype, full): &(&str, Dtype, [usize; 2])| Piece {
+        name: name.to_owned(),
+        dtype,
+        full,
+        block: Block::whole(full),
+        bytes: vec![0; full[0] * full[1] * dtype.bytes()],
+    };
+    saver
+        .start(1, pieces.iter().map(piece).collect(), about)
+        .expect("a checkpoint");
+    saver.finish().expect("a checkpoint");
+    bench
+}
+
+/// Weights that no recipe by itself makes: those of the tail of a run, and of modified recipes.
+#[test]
+fn values_of_mixtures() {
+    let bench = Bench::new();
+    let train = "train --steps 2 --dim 32 --layers 1 --heads 1 --seq 16 --batch 2 --world-size 2 --no-baseline";
+    bench.done(&format!(
+        "{train} --recipe mxfp8 --precision-tail 0.5 --save tail"
+    ));
+    bench.done(&format!(
+        "{train} --recipe nvfp4-1d+exact-weights-forward --save mixed"
+    ));
+    for (run, folder) in [
+        ("tail", "mxfp8-seed0"),
+        ("mixed", "nvfp4-1d+exact-weights-forward-seed0"),
+    ] {
+        let message = bench.rejected(
+            2,
+            &format!("export {run}/{folder} -o x --to compressed-tensors"),
+        );
+        assert!(
+            message.contains("export the values by --to bf16"),
+            "{message}"
+        );
+        bench.done(&format!("export {run}/{folder} -o {run}-fp32 --to fp32"));
+        let found = Contents::read(&bench.path(&format!("{run}-fp32/model.safetensors")));
+        assert_eq!(found.tensors["block0.qkv.weight"].1, [96, 32]);
+    }
+}
+
+#[test]
+fn checkpoints_that_make_no_sense() {
+    let weight = |recipe: &str, shape: serde_json::Value| json!({ "weights": { "w": { "recipe": recipe, "options": {}, "shape": shape, "kernels": "" } } });
+    for (about, expected) in [
+        (json!({}), "it does not say what its weights are"),
+        (
+            weight("mxfp9", json!([32, 32])),
+            "what it says of 'w' makes no sense: no recipe is called 'mxfp9'",
+        ),
+        (
+            weight("mxfp8", json!([32])),
+            "what it says of 'w' makes no sense",
+        ),
+        (
+            weight("mxfp8", json!([32, 31])),
+            "what it says of 'w' makes no sense",
+        ),
+        (
+            weight("mxfp8", json!([1u64 << 40, 1u64 << 40])),
+            "what it says of 'w' makes no sense",
+        ),
+        (
+            weight("mxfp8", json!([32, 32])),
+            "the codes of 'w' are of no recipe as it stands",
+        ),
+    ] {
+        let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);
+        for to in ["fp32", "compressed-tensors"] {
+            let message = bench.rejected(2, &format!("export saved -o hub --to {to}"));
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+    // Dimensions that are not those of the values are not believed.
+    for dims in [json!([u64::MAX, u64::MAX]), json!([3]), json!("wide")] {
+        let about = json!({ "weights": { "x": { "recipe": "fp32", "shape": dims } } });
+        let bench = saved(about, &[("x.master", Dtype::F32, [1, 4])]);
+        bench.done("export saved -o hub --to fp32");
+        assert_eq!(bench.read("hub/model.safetensors").tensors["x"].1, [4]);
+    }
+}
+
+#[test]
+fn a_checkpoint_without_the_bytes_of_a_weight() {
+    let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default()).expect("a recipe");
+    let about =
+        json!({ "weights": { "w": lowp_candle::about_recipe(&recipe, Shape::new(32, 32)) } });
+    let bench = saved(about, &[("w.rowwise_data", Dtype::U8, [32, 32])]);
+    let message = bench.rejected(2, "export saved -o hub --to modelopt");
+    assert!(message.contains("w.rowwise_scale_inv"), "{message}");
+    let message = bench.rejected(2, "export saved -o hub --to bf16");
+    assert!(message.contains("it has no 'w.master'"), "{message}");
+}

@@ -1,0 +1,11 @@
+//! The integration tests of this crate, one file per subject, linked once.
+
+mod codec_exhaustive;
+mod format_laws;
+mod gather_laws;
+mod layout_snapshots;
+mod random_numbers;
+mod rank_tables;
+mod recipe_answers;
+mod recipe_options;
+mod scale_rules;

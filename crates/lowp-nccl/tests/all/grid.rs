@@ -1,0 +1,306 @@
+//! The grid: recipes x meshes x what becomes of weights after forward. Steps of the optimizer, with gradients that are reduced
+//! in buckets, and gathers of both phases give every rank of every world the bytes of one CPU rank: uneven and empty shards
+//! included.
+//!
+//! ```text
+//! cargo test -p lowp-nccl --test all grid:: -- --nocapture
+//! cargo test -p lowp-nccl --features cuda --test all grid:: -- --nocapture
+//! ```
+//!
+//! Ranks are threads; with the feature `cuda` they are GPUs with NCCL, too, where there are two (see ranks.rs).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowp_format::{AnyRecipe, BufferKey, Phase, Philox, Recipe, ReshardAfterForward, Shape};
+use lowp_kernels::{Backend, Cpu, FloatDtype, Source};
+use lowp_optim::{AdamWBuilder, Group, OptimError, ParamSpec, StepOptions};
+use lowp_shard::{
+    Communicator, GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, HostComm,
+    LocalComm, Mesh, MeshComm, Reshard, ShardError, ShardSpec, ShardedTensor, run_comms, run_ranks,
+    threads,
+};
+
+#[cfg(feature = "cuda")]
+use crate::common;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const STEPS: u64 = 4;
+
+/// Even and uneven rows of any world, and fewer than every rank gets some of.
+const SHAPES: [Shape; 4] = [
+    Shape::new(256, 192),
+    Shape::new(192, 64),
+    Shape::new(32, 320),
+    Shape::new(224, 32),
+];
+
+/// One place in the grid; the recipes are in all of them.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    mesh: Mesh,
+    reshard: ReshardAfterForward,
+    grads: FloatDtype,
+}
+
+impl Place {
+    const ALONE: Place = Place {
+        mesh: Mesh::sharded(1),
+        reshard: ReshardAfterForward::Yes,
+        grads: FloatDtype::F32,
+    };
+
+    /// All places of `world` ranks.
+    fn all(world: usize) -> Vec<Place> {
+        let mut places = Vec::new();
+        for replicate in (1..=world).filter(|n| world.is_multiple_of(*n)) {
+            let shard = world / replicate;
+            let groups = (2..shard).filter(|n| shard.is_multiple_of(*n));
+            let groups = groups.map(ReshardAfterForward::Group);
+            let policies = [ReshardAfterForward::Yes, ReshardAfterForward::No];
+            for reshard in policies.into_iter().chain(groups) {
+                for grads in [FloatDtype::F32, FloatDtype::Bf16] {
+                    let mesh = Mesh { replicate, shard };
+                    places.push(Place {
+                        mesh,
+                        reshard,
+                        grads,
+                    });
+                }
+            }
+        }
+        places
+    }
+}
+
+/// The gathered buffers of every parameter.
+type Gathered = Vec<Vec<(BufferKey, Vec<u8>)>>;
+
+/// What a rank has at the end.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    forward: Gathered,
+    backward: Gathered,
+    steps: Vec<String>,
+}
+
+fn normal(seed: u64, n: usize) -> Vec<f32> {
+    let random = Philox::new(seed, 0);
+    (0..n as u64).map(|i| random.normal(i)).collect()
+}
+
+/// A rank's part of a gradient. The parts have few bits, so that their sum is exact in every order and the same for every
+/// world; in step 2 one element of one parameter is NaN on the last rank.
+fn part(step: u64, number: usize, shape: Shape, [rank, world]: [usize; 2]) -> Vec<f32> {
+    const UNIT: f32 = 1.0 / 16.0;
+    let own = |rank: usize, i: usize| ((i + 3 * rank) % 5) as f32 * UNIT;
+    let total = normal(1000 * step + number as u64, shape.elements());
+    let mut part: Vec<f32> = (0..shape.elements()).map(|i| own(rank, i)).collect();
+    if rank == 0 {
+        for (i, (x, total)) in part.iter_mut().zip(total).enumerate() {
+            let others: f32 = (1..world).map(|rank| own(rank, i)).sum();
+            *x = (total.clamp(-4.0, 4.0) / UNIT).round() * UNIT - others;
+        }
+    }
+    if (step, number, rank) == (2, 3, world - 1) {
+        part[0] = f32::NAN;
+    }
+    part
+}
+
+fn run<B: Backend>(
+    backend: &B,
+    world: &Arc<dyn Communicator<B>>,
+    place: Place,
+) -> Result<Seen, OptimError> {
+    let comms = MeshComm::new(place.mesh, Arc::clone(world))?;
+    let mut builder = AdamWBuilder::new(Arc::clone(world))
+        .on(backend)
+        .mesh(place.mesh);
+    let group = builder.group(Group {
+        lr: 0.05,
+        ..Group::default()
+    });
+    let (mut shards, mut ids, mut shapes) = (vec![], vec![], vec![]);
+    for recipe in AnyRecipe::all() {
+        for shape in SHAPES {
+            let (ranks, rank) = (comms.shard.world_size(), comms.shard.rank());
+            let spec = ShardSpec::new(&recipe, shape, ranks, rank)?;
+            let master = normal(ids.len() as u64, shape.elements())[spec.elements()].to_vec();
+            let shard = ShardedTensor::new(backend, recipe, spec)?;
+            let name = format!("{} {shape}", recipe.name());
+            ids.push(builder.param(shard.local(), ParamSpec::new(name, group, master))?);
+            shards.push(shard);
+            shapes.push(shape);
+        }
+    }
+    let mut adamw = builder.build()?;
+    let params = ids.iter().zip(&shards).map(|(&id, shard)| GradParam {
+        name: format!("{} {}", shard.recipe().name(), shard.spec().full()),
+        ranges: shard.spec().all_elements(),
+        out: match adamw.grad(id) {
+            Source::F32(out) => out.clone(),
+            Source::Bf16(_) => unreachable!("gradients are f32 unless another dtype is asked for"),
+        },
+    });
+    let options = GradBucketOptions {
+        bytes: 300_000,
+        dtype: place.grads,
+        ..GradBucketOptions::default()
+    };
+    let mut buckets = GradBuckets::new(backend, &comms, params.collect(), options)?;
+    let pool = GatherPool::new(backend);
+    let reshard = Reshard::new(place.reshard, &comms.shard)?;
+    let mut weights = GatherGroup::new(backend, comms.shard, &pool, shards, reshard)?;
+    let mut steps = Vec::new();
+    for step in 1..=STEPS {
+        for phase in Phase::ALL {
+            weights.prefetch(phase)?;
+            weights.unshard(phase)?;
+            weights.reshard();
+        }
+        for (number, &shape) in shapes.iter().enumerate().rev() {
+            let grad = part(step, number, shape, [world.rank(), world.world_size()]);
+            buckets.grad(number)?.write(backend, 0, &grad)?;
+            buckets.push(number)?;
+        }
+        buckets.finish()?;
+        ids.iter().for_each(|&id| adamw.mark_ready(id));
+        let options = StepOptions {
+            max_norm: Some(if step == 3 { 5.0 } else { 1e6 }),
+            ..StepOptions::default()
+        };
+        let report = adamw.step(&options)?.wait()?;
+        // The norm is added in another order of ranks, so its last bits may differ from those of one rank.
+        let (applied, count, skipped) = (report.applied, report.steps, report.skipped);
+        steps.push(format!(
+            "applied {applied}, steps {count}, skipped {skipped}"
+        ));
+    }
+    let mut gathered = |phase| -> Result<Gathered, ShardError> {
+        weights.unshard(phase)?;
+        let params = 0..weights.params().len();
+        let found = params.map(|param| {
+            let buffers = weights.tensor(param)?.buffers().iter();
+            // What backward needs is a part of what forward leaves where weights are kept.
+            let needed = weights.params()[param].recipe().buffers(phase.usage());
+            let buffers = buffers.filter(|b| needed.iter().any(|spec| spec.key == b.spec.key));
+            let content = buffers.map(|b| Ok((b.spec.key, backend.download(&b.storage)?)));
+            let mut content = content.collect::<Result<Vec<_>, ShardError>>()?;
+            content.sort_by_key(|(key, _)| key.to_string());
+            Ok(content)
+        });
+        let found = found.collect();
+        weights.reshard();
+        found
+    };
+    let (forward, backward) = (gathered(Phase::Forward)?, gathered(Phase::Backward)?);
+    weights.release();
+    Ok(Seen {
+        forward,
+        backward,
+        steps,
+    })
+}
+
+/// What one CPU rank has.
+fn alone() -> Seen {
+    let comm = LocalComm::solo(&Cpu).into();
+    let seen = run(&Cpu, &comm, Place::ALONE).expect("one CPU rank");
+    assert!(
+        seen.steps[1].starts_with("applied false"),
+        "{:?}",
+        seen.steps
+    );
+    seen
+}
+
+/// A failure as ranks hear of it.
+fn of_rank(rank: usize, error: &OptimError) -> ShardError {
+    let message = error.to_string();
+    ShardError::Failed { rank, message }
+}
+
+/// Compares what the ranks of a world have with what one has.
+fn check(engine: &str, place: Place, ranks: &[Seen], alone: &Seen) {
+    let Place {
+        mesh,
+        reshard,
+        grads,
+    } = place;
+    let what = format!(
+        "{engine}, mesh {mesh}, reshard {reshard}, gradients {}",
+        grads.name()
+    );
+    for (rank, seen) in ranks.iter().enumerate() {
+        assert_eq!(seen.steps, alone.steps, "{what}, rank {rank}");
+        for (phase, found, whole) in [
+            ("forward", &seen.forward, &alone.forward),
+            ("backward", &seen.backward, &alone.backward),
+        ] {
+            assert_eq!(found.len(), whole.len(), "{what}, rank {rank}, {phase}");
+            for (param, (found, whole)) in found.iter().zip(whole).enumerate() {
+                assert!(
+                    found == whole,
+                    "{what}, rank {rank}, {phase}, parameter {param}"
+                );
+            }
+        }
+    }
+    let recipes = AnyRecipe::all().len();
+    println!("{what}: {recipes} recipes x {} shapes equal", SHAPES.len());
+}
+
+#[test]
+fn threads_have_the_bytes_of_one_rank() {
+    let alone = alone();
+    for world in [2, 4] {
+        for place in Place::all(world) {
+            let ranks = run_ranks(&Cpu, world, LIMIT, |_, comm| run(&Cpu, &comm, place));
+            check("threads", place, &ranks.expect("a world"), &alone);
+        }
+    }
+}
+
+#[test]
+fn ranks_by_way_of_the_host_have_the_bytes_of_one_rank() {
+    let alone = alone();
+    // A world of one size is enough: which ranks there are is tested above.
+    for place in Place::all(4) {
+        let comms = threads(4, LIMIT).into_iter();
+        let comms = comms.map(|control| HostComm::new(control, &Cpu)).collect();
+        let ranks = run_comms(comms, |rank, comm| {
+            run(&Cpu, &comm, place).map_err(|error| of_rank(rank, &error))
+        });
+        check(
+            "by way of the host",
+            place,
+            &ranks.expect("a world"),
+            &alone,
+        );
+    }
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_nccl_ranks_have_the_bytes_of_one_cpu_rank() {
+    use lowp_kernels::Cuda;
+    use lowp_nccl::Sums;
+
+    let count = Cuda::count().expect("a driver that works");
+    let alone = alone();
+    // A place of one rank is in a world of its own.
+    let mut worlds = vec![1, count];
+    worlds.dedup();
+    for place in worlds.into_iter().flat_map(Place::all) {
+        let ranks = common::first(place.mesh.world(), LIMIT, Sums::Nccl, |rank| {
+            let seen = run(&rank.cuda, &rank.comm, place);
+            seen.map_err(|error| of_rank(rank.comm.rank(), &error))
+        });
+        if ranks.is_empty() {
+            // Said why there.
+            return;
+        }
+        check("NCCL", place, &ranks, &alone);
+    }
+}

@@ -1,0 +1,412 @@
+//! Buckets of gradients: sums as parameters one by one would have them, memory that does not grow, and mistakes.
+
+use std::ops::Range;
+
+use crate::common::{failing, ranks, tiling, values};
+use half::bf16;
+use lowp_kernels::{Backend, Cpu, CpuBuffer, FloatDtype, Source};
+use lowp_shard::{GradBucketOptions, GradBuckets, GradParam, GradWire, Mesh, MeshComm, ShardError};
+use proptest::prelude::*;
+
+/// One parameter: where its gradient is cut.
+type Cuts = Vec<Range<usize>>;
+
+fn params(cuts: &[Cuts], shard: usize) -> Result<Vec<GradParam<Cpu>>, ShardError> {
+    let param = |(number, ranges): (usize, &Cuts)| {
+        Ok(GradParam {
+            name: format!("w{number}"),
+            ranges: ranges.clone(),
+            out: Cpu.alloc(ranges[shard].len())?,
+        })
+    };
+    cuts.iter().enumerate().map(param).collect()
+}
+
+/// The gradient of `param` that `rank` has in a micro-batch.
+fn gradient(param: usize, rank: usize, micro: usize, cuts: &Cuts) -> Vec<f32> {
+    let seed = 100 * param + 10 * rank + micro;
+    values(seed as u64, cuts.last().map_or(0, |range| range.end))
+}
+
+fn write(grad: &Source<Cpu>, values: &[f32]) -> Result<(), ShardError> {
+    assert_eq!(grad.len(&Cpu), values.len());
+    Ok(grad.write(&Cpu, 0, values)?)
+}
+
+/// What rank `shard` of every replica has in the end, added one value after the other.
+fn expected(
+    mesh: Mesh,
+    shard: usize,
+    (param, cuts): (usize, &Cuts),
+    micros: usize,
+    narrow: bool,
+) -> Vec<f32> {
+    let wired = |rank, micro, i: usize| {
+        let x = gradient(param, rank, micro, cuts)[i];
+        if narrow {
+            bf16::from_f32(x).to_f32()
+        } else {
+            x
+        }
+    };
+    let of_replica = |replica: usize, i| {
+        let first = replica * mesh.shard;
+        let of_micro = |micro| {
+            let others = first + 1..first + mesh.shard;
+            others.fold(wired(first, micro, i), |sum, rank| {
+                sum + wired(rank, micro, i)
+            })
+        };
+        (1..micros).fold(of_micro(0), |sum, micro| of_micro(micro) + sum)
+    };
+    let sum = |i| (1..mesh.replicate).fold(of_replica(0, i), |sum, r| sum + of_replica(r, i));
+    cuts[shard].clone().map(sum).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn sums_do_not_depend_on_buckets(
+        lens in prop::collection::vec(prop::collection::vec(0usize..20, 4), 0..6),
+        shape in prop::sample::select(vec![(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)]),
+        bytes in prop::sample::select(vec![0usize, 64, 200, 1 << 20]),
+        bf16_grads: bool,
+        bf16_wire: bool,
+        micros in 1usize..4,
+        skipped in prop::option::of(0usize..6),
+        backward: bool,
+    ) {
+        let (replicate, shard) = shape;
+        let mesh = Mesh { replicate, shard };
+        let cuts: Vec<Cuts> = lens.iter().map(|lens| tiling(&lens[..shard])).collect();
+        let options = GradBucketOptions {
+            bytes,
+            dtype: if bf16_grads { FloatDtype::Bf16 } else { FloatDtype::F32 },
+            wire: if bf16_wire { GradWire::Bf16 } else { GradWire::F32 },
+        };
+        let found = ranks(mesh.world(), |rank, comm| {
+            let mesh_comm = MeshComm::new(mesh, comm)?;
+            let given = params(&cuts, rank % shard)?;
+            let mut buckets = GradBuckets::new(&Cpu, &mesh_comm, given.clone(), options)?;
+            for _ in 0..2 {
+                for micro in 0..micros {
+                    let mut order: Vec<usize> = (0..cuts.len()).collect();
+                    if backward {
+                        order.reverse();
+                    }
+                    for param in order.into_iter().filter(|&param| Some(param) != skipped) {
+                        write(&buckets.grad(param)?, &gradient(param, rank, micro, &cuts[param]))?;
+                        buckets.push(param)?;
+                    }
+                    buckets.flush()?;
+                }
+                let arrived = buckets.finish()?.contributions;
+                let all = |param| if Some(param) == skipped { 0 } else { micros };
+                assert_eq!(arrived, (0..cuts.len()).map(all).collect::<Vec<_>>());
+            }
+            let sums = given.iter().map(|param| Cpu.download(&param.out));
+            Ok(sums.collect::<Result<Vec<_>, _>>()?)
+        });
+        for (rank, sums) in found.iter().enumerate() {
+            for (param, sum) in sums.iter().enumerate().filter(|(p, _)| Some(*p) != skipped) {
+                let one = (param, &cuts[param]);
+                let expected = expected(mesh, rank % shard, one, micros, bf16_grads || bf16_wire);
+                prop_assert_eq!(bits(sum), bits(&expected));
+            }
+        }
+    }
+}
+
+/// Two ranks, parameters of eight values each.
+fn eights(
+    count: usize,
+    bytes: usize,
+    rank: usize,
+    mesh: &MeshComm<Cpu>,
+) -> Result<(GradBuckets<Cpu>, Vec<CpuBuffer<f32>>), ShardError> {
+    let cuts = vec![tiling(&[4, 4]); count];
+    let given = params(&cuts, rank)?;
+    let outs = given.iter().map(|param| param.out.clone()).collect();
+    let options = GradBucketOptions {
+        bytes,
+        ..GradBucketOptions::default()
+    };
+    Ok((GradBuckets::new(&Cpu, mesh, given, options)?, outs))
+}
+
+fn add(buckets: &mut GradBuckets<Cpu>, param: usize, x: f32) -> Result<(), ShardError> {
+    write(&buckets.grad(param)?, &[x; 8])?;
+    buckets.push(param)
+}
+
+/// Runs `f` on two ranks that share out everything.
+fn two<T: Send>(f: impl Fn(usize, &MeshComm<Cpu>) -> Result<T, ShardError> + Sync) -> Vec<T> {
+    ranks(2, |rank, comm| {
+        f(rank, &MeshComm::new(Mesh::sharded(2), comm)?)
+    })
+}
+
+#[test]
+fn a_bucket_goes_when_it_is_full() {
+    two(|rank, mesh| {
+        // Two gradients to a bucket, and one by itself.
+        let (mut buckets, outs) = eights(5, 64, rank, mesh)?;
+        assert_eq!(buckets.len(), 3);
+        let mut sent = Vec::new();
+        for param in 0..5 {
+            add(&mut buckets, param, 1.0)?;
+            sent.push(mesh.shard.traffic().calls);
+        }
+        assert_eq!(sent, [0, 1, 1, 2, 3]);
+        assert_eq!([0, 4, 5].map(|param| buckets.arrived(param)), [1, 1, 0]);
+        assert_eq!(buckets.finish()?.contributions, [1; 5]);
+        assert_eq!(mesh.shard.traffic().calls, 3);
+        for out in outs {
+            assert_eq!(Cpu.download(&out)?, [2.0; 4]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn memory_is_that_of_the_buckets_at_once_and_does_not_grow() {
+    two(|rank, mesh| {
+        for (bytes, resident) in [(64, 64), (0, 32), (1 << 20, 5 * 32)] {
+            let (mut buckets, _) = eights(5, bytes, rank, mesh)?;
+            for step in 0..3 {
+                for param in 0..5 {
+                    add(&mut buckets, param, step as f32)?;
+                }
+                buckets.finish()?;
+                // Ranks that wait for each other have one bucket at a time.
+                assert_eq!(buckets.resident_bytes(), resident, "{bytes}");
+            }
+        }
+        // Both are written at once.
+        let (mut buckets, _) = eights(4, 64, rank, mesh)?;
+        let (first, last) = (buckets.grad(0)?, buckets.grad(3)?);
+        assert_eq!(buckets.resident_bytes(), 2 * 64);
+        assert_ne!(first.span(&Cpu), last.span(&Cpu));
+        buckets.discard()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_of_a_layer_that_is_used_twice_are_added() {
+    two(|rank, mesh| {
+        for bytes in [0, 64, 1 << 20] {
+            let (mut buckets, outs) = eights(3, bytes, rank, mesh)?;
+            for (param, x) in [
+                (0, 1.0),
+                (1, 1.0),
+                (0, 10.0),
+                (1, 10.0),
+                (1, 100.0),
+                (2, 1.0),
+            ] {
+                add(&mut buckets, param, x)?;
+            }
+            assert_eq!(buckets.finish()?.contributions, [2, 3, 1]);
+            let sums: Vec<f32> = outs
+                .iter()
+                .map(|out| Ok(Cpu.download(out)?[0]))
+                .collect::<Result<_, ShardError>>()?;
+            assert_eq!(sums, [22.0, 222.0, 2.0], "{bytes}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn discarded_gradients_do_not_count() {
+    two(|rank, mesh| {
+        let (mut buckets, outs) = eights(3, 64, rank, mesh)?;
+        for param in 0..3 {
+            add(&mut buckets, param, 5.0)?;
+        }
+        buckets.grad(1)?;
+        buckets.discard()?;
+        for param in 0..3 {
+            add(&mut buckets, param, 1.0)?;
+        }
+        assert_eq!(buckets.finish()?.contributions, [1; 3]);
+        for out in &outs {
+            assert_eq!(Cpu.download(out)?, [2.0; 4]);
+        }
+        assert_eq!(buckets.resident_bytes(), 64);
+        Ok(())
+    });
+}
+
+#[test]
+fn mistakes_are_errors_on_all_ranks() {
+    type Act = fn(&mut GradBuckets<Cpu>) -> Result<(), ShardError>;
+    let acts: [(Act, &str); 6] = [
+        (|b| b.push(0), "the gradient of 'w0' is nowhere"),
+        (
+            |b| {
+                b.grad(1)?;
+                b.push(1)?;
+                b.push(1)
+            },
+            "the gradient of 'w1' is nowhere",
+        ),
+        (|b| b.grad(3).map(drop), "3 parameters and no number 3"),
+        (|b| b.push(7), "3 parameters and no number 7"),
+        (
+            |b| {
+                b.grad(2)?;
+                b.flush()
+            },
+            "memory was taken for the gradient of 'w2'",
+        ),
+        (
+            |b| {
+                b.grad(0)?;
+                b.grad(2)?;
+                b.push(0)?;
+                b.finish().map(drop)
+            },
+            "memory was taken for the gradient of 'w2'",
+        ),
+    ];
+    for (act, says) in acts {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+            let (mut buckets, _) = eights(3, 1 << 20, rank, &mesh)?;
+            act(&mut buckets)
+        });
+        assert!(failed.cause.to_string().contains(says), "{}", failed.cause);
+    }
+}
+
+#[test]
+fn gradients_of_different_parameters_are_not_added() {
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    for mesh in [Mesh::sharded(2), replicas] {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(mesh, comm)?;
+            let cuts = vec![tiling(&vec![8 / mesh.mesh.shard; mesh.mesh.shard]); 2];
+            let given = params(&cuts, mesh.shard.rank())?;
+            let mut buckets = GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default())?;
+            add(&mut buckets, rank, 1.0)?;
+            buckets.finish()
+        });
+        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        assert!(other, "{mesh}: {}", failed.cause);
+    }
+}
+
+/// Both have one length, so no call tells them apart.
+#[test]
+fn gradients_in_another_order_are_not_added() {
+    let failed = failing(2, |rank, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+        let (mut buckets, _) = eights(2, 0, rank, &mesh)?;
+        for param in [rank, 1 - rank] {
+            add(&mut buckets, param, 1.0)?;
+        }
+        buckets.finish()
+    });
+    let other = matches!(failed.cause, ShardError::Mismatch { .. });
+    assert!(other, "{}", failed.cause);
+    // Within a bucket the order does not matter.
+    ranks(2, |rank, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+        let (mut buckets, outs) = eights(2, 1 << 20, rank, &mesh)?;
+        for param in [rank, 1 - rank] {
+            add(&mut buckets, param, 1.0 + param as f32)?;
+        }
+        assert_eq!(buckets.finish()?.contributions, [1, 1]);
+        assert_eq!(Cpu.download(&outs[1])?, [4.0; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn plans_are_checked() {
+    let plan = |ranges: Vec<Range<usize>>, out: usize| {
+        failing(2, |_, comm| {
+            let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+            let param = GradParam {
+                name: "w".to_owned(),
+                ranges: ranges.clone(),
+                out: Cpu.alloc(out)?,
+            };
+            GradBuckets::new(&Cpu, &mesh, vec![param], GradBucketOptions::default()).map(drop)
+        })
+        .cause
+        .to_string()
+    };
+    let ranges = |ends: &[(usize, usize)]| ends.iter().map(|&(a, b)| a..b).collect();
+    for (found, says) in [
+        (plan(ranges(&[(0, 4)]), 4), "the gradient of 'w'"),
+        (
+            plan(ranges(&[(0, 4), (5, 9)]), 4),
+            "rank 1 owns elements 5..9 where element 4 comes next",
+        ),
+        (
+            plan(ranges(&[(1, 4), (4, 8)]), 4),
+            "rank 0 owns elements 1..4 where element 0 comes next",
+        ),
+        (
+            plan(ranges(&[(0, 4), (4, 8)]), 5),
+            "has 5 values and this rank owns 4 elements",
+        ),
+    ] {
+        assert!(found.contains(says), "{found}");
+    }
+    let replicas = Mesh {
+        replicate: 2,
+        shard: 1,
+    };
+    for mesh in [Mesh::sharded(2), replicas] {
+        let failed = failing(2, |rank, comm| {
+            let mesh = MeshComm::new(mesh, comm)?;
+            let cuts = vec![tiling(&vec![4; mesh.mesh.shard]); 2];
+            let mut given = params(&cuts, mesh.shard.rank())?;
+            // As long, so that nothing else tells the ranks apart.
+            if rank == 1 {
+                given.reverse();
+            }
+            GradBuckets::new(&Cpu, &mesh, given, GradBucketOptions::default()).map(drop)
+        });
+        let other = matches!(failed.cause, ShardError::Mismatch { .. });
+        assert!(other, "{mesh}: {}", failed.cause);
+    }
+    let failed = failing(2, |rank, comm| {
+        let mesh = MeshComm::new(Mesh::sharded(2), comm)?;
+        eights(3, 64 * (1 + rank), rank, &mesh).map(drop)
+    });
+    let other = matches!(failed.cause, ShardError::Mismatch { .. });
+    assert!(other, "{}", failed.cause);
+}
+
+#[test]
+fn buckets_are_as_long_as_their_bytes_in_either_dtype() {
+    two(|rank, mesh| {
+        for (dtype, expected) in [(FloatDtype::F32, 3), (FloatDtype::Bf16, 2)] {
+            let given = params(&vec![tiling(&[4, 4]); 5], rank)?;
+            let options = GradBucketOptions {
+                bytes: 64,
+                dtype,
+                ..GradBucketOptions::default()
+            };
+            let mut buckets = GradBuckets::new(&Cpu, mesh, given, options)?;
+            assert_eq!(buckets.len(), expected, "{}", dtype.name());
+            buckets.grad(0)?;
+            assert_eq!(buckets.resident_bytes(), 64, "{}", dtype.name());
+            buckets.discard()?;
+        }
+        Ok(())
+    });
+}

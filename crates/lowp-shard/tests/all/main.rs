@@ -1,0 +1,30 @@
+//! The integration tests of this crate, one file per subject, linked once.
+
+mod accounts;
+mod audits;
+mod buckets;
+mod collectives;
+mod common;
+mod crossed_waits;
+mod cuda_handles;
+mod exchanges;
+mod failures;
+mod faults;
+mod first_use;
+mod flat_places;
+mod flat_shards;
+mod flat_weights;
+mod fsdp;
+mod gather;
+mod gather_disagreements;
+mod grad_buckets;
+mod growth;
+mod meshes;
+mod messages;
+mod rendezvous;
+mod reshard_groups;
+mod scale_books;
+mod sharder_hooks;
+mod sharder_hooks_reuse;
+mod small_tensors;
+mod transposes;

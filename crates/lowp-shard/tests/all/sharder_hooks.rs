@@ -1,0 +1,324 @@
+//! Gathers that another library does, through the hooks: what FSDP2 does with them, imitated byte for byte, gives the
+//! tensors of the gather engine and of one rank, for every recipe, cut and world.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use crate::common::{bytes, tiling, variants};
+use crate::fsdp::{Content, Fsdp, Full, One, Param, content, memory, whole};
+use lowp_format::{
+    AnyRecipe, BufferKey, BufferList, Orientation, Origin, Phase, Quantizers, Recipe, Role,
+    RowCuts, Shape, Usage,
+};
+use lowp_kernels::{Backend, Cpu};
+use lowp_shard::{GatherHooks, HookInput, HookSource, ShardError, ShardSpec};
+
+/// Gathers `hooks` twice, into the same memory, with other weights the second time, and checks every byte. `first`
+/// is there before the rest is derived.
+fn round_trip(param: &Param, hooks: &GatherHooks, first: Usage) {
+    let what = hooks.text();
+    let (recipe, shape) = (param.recipe, param.shape);
+    let fsdp = Fsdp::new(param, hooks);
+    let arrived = memory(hooks);
+    let mut fulls: Vec<Full> = Vec::new();
+    let mut places = Vec::new();
+    let allocated = Cell::new(0);
+    for seed in [1, 2] {
+        let gathered = param.cast(seed);
+        let expected = whole(recipe, shape, hooks.usage(), seed);
+        let sent = fsdp.gather(&arrived);
+        for (rank, (sent, shard)) in sent.iter().zip(&param.shards).enumerate() {
+            if seed == 1 {
+                let full = sent.post_all_gather_with(&Cpu, shard, &arrived, |output| {
+                    allocated.set(allocated.get() + 1);
+                    assert!(output.has_memory());
+                    Ok(Cpu.upload(&bytes(9, output.bytes))?)
+                });
+                fulls.push(full.expect(what));
+            } else {
+                sent.post_all_gather_into(&Cpu, shard, &arrived, &mut fulls[rank])
+                    .expect(what);
+            }
+            let full = &mut fulls[rank];
+            let now = content(full.tensor().expect(what));
+            assert!(full.tensor().expect(what).usage().contains(first), "{what}");
+            assert!(now.iter().all(|buffer| expected.contains(buffer)), "{what}");
+            for (phase, gathered) in Phase::ALL.into_iter().zip(&gathered) {
+                if hooks.usage() == phase.usage() && first == hooks.usage() {
+                    assert_eq!(
+                        sorted(&now),
+                        sorted(gathered.as_ref().expect(what)),
+                        "{what}"
+                    );
+                }
+            }
+            for _ in 0..2 {
+                full.derive(&Cpu).expect(what);
+            }
+            assert_eq!(content(full.tensor().expect(what)), expected, "{what}");
+            assert_eq!(full.planned(), 1);
+            let own = hooks.outputs().iter().filter(|o| o.has_memory()).count();
+            assert_eq!(allocated.get(), own * fulls.len(), "{what}");
+        }
+        let buffers = fulls
+            .iter()
+            .flat_map(|full| full.tensor().expect(what).buffers());
+        places.push(buffers.map(|b| Cpu.span(&b.storage)).collect::<Vec<_>>());
+    }
+    assert_eq!(places[0], places[1], "{what}");
+}
+
+fn sorted(content: &Content) -> Content {
+    let mut sorted = content.clone();
+    sorted.sort();
+    sorted
+}
+
+/// All gathers that hooks can do of a parameter.
+fn round_trips(param: &Param) {
+    let shard = &param.shards[0];
+    let [forward, backward] = GatherHooks::phases(param.recipe, shard.spec()).expect("hooks");
+    round_trip(param, &forward, Usage::ROWWISE);
+    round_trip(param, &backward, Usage::COLUMNWISE);
+    for (usage, first) in [
+        (Usage::ROWWISE, Usage::ROWWISE),
+        (Usage::COLUMNWISE, Usage::COLUMNWISE),
+        (Usage::COLUMNWISE, Usage::empty()),
+        (Usage::BOTH, Usage::BOTH),
+        (Usage::BOTH, Usage::ROWWISE),
+        (Usage::BOTH, Usage::COLUMNWISE),
+    ] {
+        let hooks = GatherHooks::with_usage(param.recipe, shard.spec(), usage, first);
+        round_trip(param, &hooks.expect("hooks"), first);
+    }
+}
+
+#[test]
+fn every_recipe_row_count_and_world() {
+    for recipe in variants() {
+        let (rows, worlds): (&[usize], _) = match AnyRecipe::all().contains(&recipe) {
+            true => (&[0, 1, 17, 64, 136, 192], 1..=5),
+            false => (&[0, 17, 136], 3..=3),
+        };
+        for &rows in rows {
+            for world in worlds.clone() {
+                round_trips(&Param::even(recipe, rows, world));
+            }
+        }
+    }
+}
+
+/// Padding may lie between pieces, which are joined then: as full buffers, before they are interleaved, and as sources of
+/// transposes.
+#[test]
+fn cuts_at_the_quantum_need_not_be_even() {
+    let mut staged = Vec::new();
+    for recipe in AnyRecipe::all() {
+        let quantum = recipe.row_quantum(Usage::BOTH);
+        for i in 0..27 {
+            let [a, b, c] = [i % 3, i / 3 % 3, i / 9].map(|blocks| blocks * quantum);
+            // Rows past the last multiple, half of the time.
+            let cuts = RowCuts::from_ranges(&tiling(&[a, b, c + i % 2 * 5])).expect("cuts");
+            let param = Param::new(recipe, cuts, 64, Usage::BOTH);
+            round_trips(&param);
+            let spec = param.shards[0].spec();
+            let hooks = GatherHooks::new(recipe, spec, Phase::Backward).expect("hooks");
+            if hooks.staged_bytes() > 0 {
+                staged.push(recipe.name());
+            }
+        }
+    }
+    staged.dedup();
+    assert!(
+        staged.contains(&"fp8-current") && staged.contains(&"nvfp4-1d"),
+        "{staged:?}"
+    );
+}
+
+/// Where `torch.chunk` cuts on the quantum, FSDP2's own shards gather.
+#[test]
+fn rows_cut_as_fsdp2_does() {
+    for recipe in AnyRecipe::all() {
+        for usage in [Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH] {
+            let (mut on, mut off) = (0, 0);
+            for (rows, world) in [
+                (64, 2),
+                (96, 3),
+                (100, 4),
+                (160, 4),
+                (20, 3),
+                (5, 8),
+                (127, 1),
+            ] {
+                let shape = Shape::new(rows, 64);
+                let specs =
+                    (0..world).map(|rank| ShardSpec::chunked(&recipe, shape, world, rank, usage));
+                let specs: Vec<_> = specs.collect();
+                let chunk = rows.div_ceil(world);
+                let quantum = recipe.row_quantum(usage);
+                if world == 1 || chunk % quantum == 0 {
+                    let cuts = specs[0].as_ref().expect("on the quantum").cuts().clone();
+                    for (rank, range) in cuts.ranges().enumerate() {
+                        assert_eq!(
+                            range,
+                            (rank * chunk).min(rows)..((rank + 1) * chunk).min(rows)
+                        );
+                    }
+                    let param = Param::new(recipe, cuts, 64, usage);
+                    for phase in Phase::ALL.into_iter().filter(|p| usage.contains(p.usage())) {
+                        let spec = param.shards[0].spec();
+                        let hooks = GatherHooks::new(recipe, spec, phase).expect("hooks");
+                        round_trip(&param, &hooks, phase.usage());
+                    }
+                    on += 1;
+                } else {
+                    // The same error on every rank: none of them gathers alone.
+                    let name = recipe.name();
+                    let error = ShardError::ChunkedRows {
+                        recipe: name,
+                        usage,
+                        rows,
+                        world,
+                        quantum,
+                    };
+                    for spec in specs {
+                        assert_eq!(spec.err(), Some(error.clone()));
+                    }
+                    off += 1;
+                }
+            }
+            assert!(on > 0 && (off > 0 || recipe.row_quantum(usage) == 1));
+        }
+    }
+}
+
+#[test]
+fn rows_off_the_quantum_say_what_to_do() {
+    let recipe = AnyRecipe::from_name("mxfp8", &Default::default()).expect("a recipe");
+    let spec = ShardSpec::chunked(&recipe, Shape::new(100, 64), 4, 3, Usage::BOTH);
+    let text = spec.expect_err("off the quantum").to_string();
+    let expected = "100 rows over 4 ranks: mxfp8 both needs cuts at multiples of 32, and a sharder that cuts \
+                    ceil(100 / 4) = 25 rows per rank cuts elsewhere; pad the parameter to 128 rows,";
+    assert!(text.starts_with(expected), "{text}");
+    // What it advises works.
+    assert!(ShardSpec::chunked(&recipe, Shape::new(128, 64), 4, 3, Usage::BOTH).is_ok());
+}
+
+/// Another recipe with both orientations exchanged.
+#[derive(Clone, Copy, Debug)]
+struct Exchanged(AnyRecipe);
+
+impl Exchanged {
+    fn usage(usage: Usage) -> Usage {
+        let exchanged = |o: Orientation| Orientation::ALL[1 - o as usize].usage();
+        usage.orientations().map(exchanged).collect()
+    }
+
+    fn key(key: BufferKey) -> BufferKey {
+        BufferKey::new(Self::usage(key.usage), key.part)
+    }
+}
+
+impl Recipe for Exchanged {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn quantizers(&self, role: Role) -> Quantizers {
+        let own = self.0.quantizers(role);
+        Quantizers {
+            rowwise: own.columnwise,
+            columnwise: own.rowwise,
+            ..own
+        }
+    }
+
+    fn buffers(&self, usage: Usage) -> BufferList {
+        let mut buffers = self.0.buffers(Self::usage(usage));
+        for spec in &mut buffers {
+            spec.key = Self::key(spec.key);
+            if let Origin::TransposeOf(from) = &mut spec.origin {
+                *from = Self::key(*from);
+            }
+        }
+        buffers
+    }
+}
+
+/// Rows cut as [`RowCuts::new`] and FSDP2 do arrive where they belong: padding never lies between them. What arrives in
+/// one phase fits into the memory of the other, which FSDP2 keeps.
+fn arrive_in_place<R: Recipe>(recipe: R) {
+    for rows in 0..=130 {
+        for world in [1, 2, 3, 4, 7, 40] {
+            let spec = ShardSpec::new(&recipe, Shape::new(rows, 64), world, 0).expect("a shard");
+            let [forward, backward] = GatherHooks::phases(recipe, &spec).expect("hooks");
+            let kept = GatherHooks::kept(recipe, &spec).expect("hooks");
+            let padded = |hooks: &GatherHooks<R>| -> Vec<usize> {
+                hooks.inputs().iter().map(|input| input.padded).collect()
+            };
+            assert_eq!(padded(&forward), padded(&backward), "{}", forward.text());
+            for hooks in [forward, backward, kept] {
+                let what = hooks.text();
+                let most = |input: &HookInput| input.pieces.iter().copied().max();
+                // Where the other phase sends more, padding lies between the pieces.
+                let less =
+                    |input: &HookInput| most(input).is_some_and(|n| 0 < n && n < input.padded);
+                let ranks = |input: &HookInput| input.pieces.iter().filter(|&&n| n > 0).count();
+                let apart = |input: &HookInput| less(input) && ranks(input) > 1;
+                if !hooks.inputs().iter().any(apart) {
+                    assert_eq!(hooks.staged_bytes(), 0, "{what}");
+                }
+                for input in hooks.inputs() {
+                    let joined = input.joined().map(|joined| joined.len());
+                    let all = Some(input.pieces.iter().sum());
+                    assert_eq!(joined, all.filter(|_| !apart(input)), "{what}");
+                }
+                for output in hooks.outputs() {
+                    let copied = matches!(output.source, HookSource::Pieces { .. });
+                    let moved =
+                        |i: &HookInput| i.spec == output.spec && (i.interleaved || apart(i));
+                    assert_eq!(copied, hooks.inputs().iter().any(moved), "{what}");
+                }
+            }
+            // Recipes that send the same bytes in both phases have no such padding.
+            let codes = recipe
+                .quantizers(Role::Weight)
+                .kernels()
+                .map(|k| (k.element, k.scale.entry()));
+            if codes[0] == codes[1] {
+                let [forward, backward] = GatherHooks::phases(recipe, &spec).expect("hooks");
+                let [a, b] = [forward, backward].map(|hooks| hooks.staged_bytes());
+                assert_eq!((a, b), (0, 0), "{}", recipe.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_arrive_in_place_in_either_phase() {
+    for recipe in AnyRecipe::all() {
+        arrive_in_place(recipe);
+        arrive_in_place(Exchanged(recipe));
+    }
+}
+
+#[test]
+fn rows_that_arrive_are_the_tensor() {
+    let one = One::new("mxfp8", Phase::Forward);
+    let (sent, full) = one.full(1);
+    for (output, buffer) in sent
+        .hooks()
+        .outputs()
+        .iter()
+        .zip(full.tensor().expect("filled").buffers())
+    {
+        let HookSource::Arrived { input, bytes } = &output.source else {
+            panic!("{output:?} is copied");
+        };
+        let Range { start, .. } = Cpu.span(&one.arrived[*input]);
+        assert_eq!(
+            Cpu.span(&buffer.storage),
+            start + bytes.start..start + bytes.end
+        );
+    }
+}
