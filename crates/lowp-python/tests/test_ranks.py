@@ -296,6 +296,7 @@ def fails_twice(rank, world):
     again = Ranks(None, torch.device("cpu"))
     again.group = again.host = ranks_of.host
     found.append(again._stored())
+    dist.barrier()
     # A rank that fails between rounds and goes on is ahead of the others until the next one.
     if rank == 1:
         with contextlib.redirect_stderr(io.StringIO()):
