@@ -92,6 +92,36 @@ def trained(rank, name, rows, load, at, folder):
     return found
 
 
+def set_between(rank, world, first):
+    """Gradients that are added up over two batches, a load that moves the shorter shard alone, and an evaluation; ``first`` is whether the full
+    tensor is kept in the batch that gathers first."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(64, 129))
+    lowp.quantize_model_(net, "fp8-current")
+    whole = nn.Sequential(nn.Linear(64, 129))
+    with torch.no_grad():
+        for plain, param in zip(whole.parameters(), net.parameters()):
+            plain.copy_(param)
+    fully_shard(net[0])
+    fully_shard(net)
+    found = []
+    for keep in (first, not first):
+        net.set_reshard_after_backward(not keep)
+        try:
+            net(torch.ones(4, 64)).sum().backward()
+            found.append("well")
+        except lowp.UnsupportedOp as error:
+            found.append(str(error))
+        own(net, None, None)
+    try:
+        with torch.no_grad():
+            torch.testing.assert_close(net(torch.ones(4, 64)), whole(torch.ones(4, 64)))
+        found.append("well")
+    except lowp.UnsupportedOp as error:
+        found.append(str(error))
+    return found
+
+
 def loaded(rank, world, folder):
     runs = 0
     for ranks_of, name, rows in CASES:
@@ -113,6 +143,14 @@ class Loads(unittest.TestCase):
             with self.subTest(world=world), tempfile.TemporaryDirectory() as folder:
                 cases = sum(case[0] == world for case in CASES)
                 self.assertEqual(ranks.run(world, loaded, folder), [cases * len(LOADS)] * world)
+
+    def test_loads_between_settings_of_fsdp(self):
+        for found in ranks.run(2, set_between, True):
+            self.assertEqual(found, ["well"] * 3)
+        for found in ranks.run(2, set_between, False):
+            self.assertEqual(found[0], "well")
+            for message in found[1:]:
+                self.assertIn("call it before the first forward", message)
 
 
 if __name__ == "__main__":

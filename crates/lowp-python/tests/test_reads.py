@@ -134,6 +134,18 @@ class Writes(unittest.TestCase):
         average.update_parameters(average.module)
         self.refused(lambda: average.update_parameters(average.module), "averages of weights in plain tensors")
 
+    def test_copies_are_of_one_shape_and_memory_is_no_others(self):
+        weight = lowp.quantize(torch.randn(32, 64), "mxfp8")
+        before = weight.clone()
+        for source in (torch.zeros(64, 32), torch.zeros(2048), lowp.quantize(torch.zeros(64, 32), "mxfp8")):
+            with self.assertRaisesRegex(lowp.LowpError, "give a source of the same shape"):
+                weight.copy_(source)
+        self.assertTrue(torch.equal(weight, before))
+        weight.view(-1).copy_(torch.ones(2048))
+        self.assertTrue(torch.equal(weight.dequantize(), torch.ones(32, 64)))
+        # It would share nothing with the weight.
+        self.refused(lambda: torch.zeros(2).set_(weight), "set_.source_Tensor of a lowp.Tensor", ".copy_()")
+
     def test_what_would_be_copied_back_is_decoded_by_whoever_asks(self):
         weight = lowp.quantize(torch.randn(64, 64), "mxfp8")
         for call in (lambda: torch.mm(weight, weight), lambda: weight.cumsum(0), lambda: weight * 0.999, lambda: weight - torch.ones(64, 64)):

@@ -1,9 +1,12 @@
 """transformers' Trainer over quantized weights on one process: what trains, what is saved, and what the other ways are told."""
 
+import copy
 import dataclasses
+import gc
 import os
 import tempfile
 import unittest
+import weakref
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -133,6 +136,30 @@ class Trains(unittest.TestCase):
                 if keep:
                     for (name, a), b in zip(net.named_parameters(), plain.parameters()):
                         self.assertTrue(torch.equal(a, b), name)
+
+    def test_copies_of_models_save_their_own_values(self):
+        net = llama()
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(net, os.path.join(folder, "whole"))
+            for made in (copy.deepcopy(net), torch.load(os.path.join(folder, "whole"), weights_only=False)):
+                with torch.no_grad():
+                    made.model.layers[0].mlp.up_proj.weight.fill_(2.0)
+                made.save_pretrained(folder)
+                plain = transformers.LlamaForCausalLM.from_pretrained(folder)
+                self.assertTrue(torch.equal(plain.model.layers[0].mlp.up_proj.weight, torch.full((128, 64), 2.0)))
+                self.assertEqual(plain.config.architectures, ["LlamaForCausalLM"])
+
+    def test_a_model_ends_with_its_last_reference(self):
+        gc.collect()
+        gc.disable()
+        try:
+            for quantized in (None, RECIPE):
+                net = llama(quantized)
+                watched = [weakref.ref(net), weakref.ref(net.model.layers[0].mlp.up_proj.weight)]
+                del net
+                self.assertEqual([thing() for thing in watched], [None, None], quantized)
+        finally:
+            gc.enable()
 
 
 class Remedies(unittest.TestCase):

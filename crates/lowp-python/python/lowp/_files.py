@@ -1,7 +1,8 @@
 """Values of a model for programs that know no codes: what files of safetensors hold."""
 
-import functools
+import copy
 import inspect
+import weakref
 
 import torch
 
@@ -35,9 +36,24 @@ def save_values(model):
     for module in model.modules():
         save = getattr(type(module), "save_pretrained", None)
         if save is not None and "state_dict" in inspect.signature(save).parameters:
-            module.save_pretrained = functools.partial(_save_pretrained, module)
+            module.save_pretrained = _SavesValues(module)
 
 
-def _save_pretrained(model, save_directory, is_main_process=True, state_dict=None, *args, **kwargs):
-    state_dict = plain_state_dict(model if state_dict is None else state_dict)
-    return type(model).save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
+class _SavesValues:
+    """``save_pretrained`` of a model that holds codes. The model holds it, and it does not hold the model: a model that is deleted is freed at
+    once, and not by Python's cyclic collector."""
+
+    def __init__(self, model):
+        self.model = weakref.ref(model)
+
+    def __call__(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs):
+        model = self.model()
+        state_dict = plain_state_dict(model if state_dict is None else state_dict)
+        return type(model).save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
+
+    # Of a copy of the model.
+    def __deepcopy__(self, memo):
+        return _SavesValues(copy.deepcopy(self.model(), memo))
+
+    def __reduce__(self):
+        return _SavesValues, (self.model(),)

@@ -19,17 +19,17 @@ def cast_master_weights(model_weights, master_weights, start_offsets, group=None
     byte. The arguments are those of TransformerEngine's call of the same name. Collective; afterwards every weight has the bytes of
     ``lowp.quantize`` of the whole masters.
     """
-    if not len(model_weights) == len(master_weights) == len(start_offsets):
-        raise LowpError(
-            f"{len(model_weights)} weights, {len(master_weights)} masters and {len(start_offsets)} offsets; give one master and one offset for "
-            "each weight"
-        )
+    device = model_weights[0]._store.device if model_weights else None
+    ranks = None if device is None else Ranks.of(group, device)
+    with together(ranks):
+        if not len(model_weights) == len(master_weights) == len(start_offsets):
+            raise LowpError(
+                f"{len(model_weights)} weights, {len(master_weights)} masters and {len(start_offsets)} offsets; give one master and one offset "
+                "for each weight"
+            )
+        args, alive = _args(model_weights, master_weights, start_offsets)
     if not model_weights:
         return
-    device = model_weights[0]._store.device
-    ranks = Ranks.of(group, device)
-    with together(ranks):
-        args, alive = _args(model_weights, master_weights, start_offsets)
     _lowp.cast_master_weights(device_of(device), args, ranks)
     del alive
     note_writes(model_weights)

@@ -7,7 +7,7 @@ import torch
 from . import _lowp
 from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
-from ._ranks import Ranks, together
+from ._ranks import Ranks, between_gathers, together
 from ._store import Store
 
 
@@ -19,9 +19,10 @@ class Exchange:
     """
 
     def __init__(self, store, full, world, rank, kept, group, agreed=None):
-        self.recipe, self.full, self.world, self.rank, self.kept = store.recipe, full, world, rank, kept
+        self.recipe, self.full, self.world, self.rank, self.kept, self.group = store.recipe, full, world, rank, kept, group
         ranks = None if agreed else Ranks.of(group, store.device)
         with together(ranks):
+            store.check_whole()
             self.shard = store.shard
             if self.shard is None:
                 self.shard = _lowp.Shard(device_of(store.device), store.recipe, full, world, rank, store.named(keep=True))
@@ -146,19 +147,24 @@ class _Piece(torch.Tensor):
 
 def pre_all_gather(store, mesh, outer_size, module):
     """What this rank sends, and what ``post_all_gather`` must know of it."""
-    store.check_whole()
+    with between_gathers(mesh.get_group, store.device):
+        return _pre_all_gather(store, mesh, outer_size, module)
+
+
+def _pre_all_gather(store, mesh, outer_size, module):
     full, world = tuple(outer_size), mesh.size()
     group = _group_of(module)
     exchange = store.exchange
     # Codes of both directions at once, wherever the full tensor may serve both.
     kept = group is None or not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
-    if kept and exchange is not None and not exchange.kept:
+    if exchange is None or exchange.module() is not module:
+        exchange = store.exchange = _exchange_of(store, full, mesh, kept, module)
+    if kept and not exchange.kept:
         raise UnsupportedOp(
             "set_reshard_after_forward(False) or set_reshard_after_backward(False) was called after the first gather, when FSDP2 had allocated "
             "memory for the codes of one phase; call it before the first forward"
         )
-    if exchange is None or exchange.module() is not module:
-        exchange = store.exchange = _exchange_of(store, full, mesh, kept, module)
+    store.check_whole()
     if (exchange.full, exchange.world) != (full, world):
         raise LowpError(
             f"FSDP2 gathers {full} over {world} ranks, and this shard is one of {exchange.full} over {exchange.world}; call fully_shard once"
@@ -176,8 +182,8 @@ def pre_all_gather(store, mesh, outer_size, module):
     return tuple(sends), (index, sent)
 
 
-#: What ranks agreed on, by module and name of the parameter. A load gives some ranks a new shard and leaves others theirs, so that a shard
-#: without gathers says nothing of the others'.
+#: What ranks agreed on, by module and name of the parameter: the text of the gathers, and whether they are of both phases. A load gives some
+#: ranks a new shard and leaves others theirs, so that a shard without gathers says nothing of the others', and what FSDP2 is set to now, neither.
 _AGREED = weakref.WeakKeyDictionary()
 
 
@@ -185,10 +191,11 @@ def _exchange_of(store, full, mesh, kept, module):
     """The gathers of a parameter of ``module``. Collective when that is gathered for the first time, whose shard soever."""
     of = lambda param: getattr(getattr(param, "_local_tensor", None), "_store", None)
     # A shard that comes from the host for each gather is none of the module's.
-    name = next((name for name, param in module._parameters.items() if of(param) is store), full)
-    agreed = _AGREED.setdefault(module, {})
-    exchange = Exchange(store, full, mesh.size(), mesh.get_local_rank(), kept, mesh.get_group(), agreed.get(name))
-    agreed[name], exchange.module = exchange.text, weakref.ref(module)
+    name = next((name for name, param in module._parameters.items() if of(param) is store), (store.recipe, full))
+    known = _AGREED.setdefault(module, {})
+    text, kept = known.get(name, (None, kept))
+    exchange = Exchange(store, full, mesh.size(), mesh.get_local_rank(), kept, mesh.get_group(), text)
+    known[name], exchange.module = (exchange.text, kept), weakref.ref(module)
     return exchange
 
 
@@ -196,9 +203,10 @@ def post_all_gather(store, arrived, metadata, full=None):
     """The store of the full tensor, the same in every gather, and the list of what FSDP2 frees with it. ``full`` is the store that the first
     gather made."""
     exchange = store.exchange
-    if full is not None and full is not exchange.gathered:
-        exchange.adopt(full)
-    return fill(store, exchange, *metadata, arrived), exchange.inner
+    with between_gathers(lambda: exchange.group, store.device):
+        if full is not None and full is not exchange.gathered:
+            exchange.adopt(full)
+        return fill(store, exchange, *metadata, arrived), exchange.inner
 
 
 def fill(store, exchange, index, sent, arrived):

@@ -11,7 +11,7 @@ from ._errors import UnsupportedOp
 from ._fsdp import Exchange, fill
 from ._memory import device_of, empty
 from ._ops import aten, handles
-from ._ranks import Ranks, together
+from ._ranks import Ranks, between_gathers, together
 from ._store import Store
 
 
@@ -61,9 +61,10 @@ def gather_rows(store, group):
             f"a full tensor of {counts} rows on {world} ranks; lowp gathers rows as FSDP2 cuts them, at most {cut} on each: decode the rows first "
             "(.to_local().dequantize())"
         )
-    exchange = Exchange(store, (rows, store.cols), world, rank, True, group)
-    gather = exchange.gathers[0]
-    sent = gather.gather.pre(device_of(store.device))
+    with between_gathers(lambda: group, store.device):
+        exchange = Exchange(store, (rows, store.cols), world, rank, True, group)
+        gather = exchange.gathers[0]
+        sent = gather.gather.pre(device_of(store.device))
     arrived = []
     for send in gather.sends if world > 1 else ():
         arrived.append(empty(world * send.numel(), store.device))

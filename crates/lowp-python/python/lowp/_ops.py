@@ -133,7 +133,7 @@ def _to_copy(func, tensor, dtype=None, layout=None, device=None, pin_memory=None
 def _copy(func, target, source, non_blocking=False):
     if not isinstance(target, Tensor):
         return target.copy_(source.dequantize(dtype=target.dtype).view(source.shape), non_blocking)
-    if target.numel() != source.numel():
+    if target.shape != source.shape:
         raise LowpError(f"a copy of shape {tuple(source.shape)} into a lowp.Tensor of {tuple(target.shape)}; give a source of the same shape")
     if isinstance(source, Tensor):
         if source._store is not target._store:
@@ -141,6 +141,11 @@ def _copy(func, target, source, non_blocking=False):
         return target
     _store_values(target, source.reshape(target._store.shape))
     return target
+
+
+@handles(aten.set_)
+def _set(func, tensor, *_):
+    raise UnsupportedOp(f"{func} of a lowp.Tensor, which has no memory beside its buffers that others could share; copy its values (.copy_())")
 
 
 def _store_values(tensor, source):

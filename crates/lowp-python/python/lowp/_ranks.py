@@ -7,6 +7,7 @@ will never join. Its message is on its stderr and in the store of the process gr
 
 import contextlib
 import datetime
+import itertools
 import struct
 import sys
 import threading
@@ -17,16 +18,17 @@ import torch.distributed as dist
 
 from ._errors import LowpError
 
-#: Whether the rank failed, bytes of the call's name, bytes of the content; those follow, as far as there is room.
-_HEAD = struct.Struct("<?BQ")
+#: Whether the rank failed, the number of the round, bytes of the call's name, bytes of the content; those follow, as far as there is room.
+_HEAD = struct.Struct("<?QBQ")
 _FRAME, _NAME = 1024, 255
 _ROOM = _FRAME - _HEAD.size - _NAME
 #: How long the frame of a rank that failed waits for the others, and how long a store may take.
 _LINGER, _PATIENCE = datetime.timedelta(seconds=30), 5.0
-#: Bytes of all ranks that one collective of many or uneven pieces stages.
-_STAGED = 256 << 20
+#: Bytes that a gather of many or uneven pieces stages, and those from which on an even piece goes without.
+_STAGED, _DIRECT = 256 << 20, 16 << 20
 _HOST = weakref.WeakKeyDictionary()
-#: Rounds that are done, by group: ranks are in the same one.
+#: Rounds that are over, by group, with those that failed: a message in the store is of one of them. Frames carry the number, as a rank
+#: that failed and went on is ahead.
 _ROUNDS = weakref.WeakKeyDictionary()
 
 
@@ -40,11 +42,11 @@ class Known(LowpError):
 class Ranks:
     """The ranks of a group: rounds of small values on the host, and two collectives on the device."""
 
-    def __init__(self, group, device):
-        self.group, self.device = group, device
+    def __init__(self, group, device, make=True):
+        self.group, self.device = dist.group.WORLD if group is None else group, device
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.on_device = device.type == "cuda"
-        self.host = _host_group(group)
+        self.host = _host_group(self.group, make)
         # Where its tensors lie.
         self.place = torch.device("cpu") if _has_cpu(self.host) else device
 
@@ -59,20 +61,21 @@ class Ranks:
 
     def exchange(self, tag, own):
         """The bytes of all ranks. ``tag`` says what they are. Raises ``Known`` where a rank failed, or is at something else."""
-        frames = [_parts(frame) for frame in self._gather(tag, _frame(False, tag, own))]
-        for rank, (failed, _, content, length) in enumerate(frames):
-            if failed:
-                raise self._failed(rank, content.decode(errors="ignore"), length)
-        calls = [call for _, call, _, _ in frames]
+        frames = [_parts(frame) for frame in self._gather(tag, self._frame(False, tag, own))]
+        failures = [(rank, *frame[3:]) for rank, frame in enumerate(frames) if frame[0]]
+        error = self._heard(*failures[0]) if failures else None
+        _ROUNDS[self.host] = max(round for _, round, _, _, _ in frames) + 1
+        if error is not None:
+            raise error
+        calls = [call for _, _, call, _, _ in frames]
         if any(call != calls[0] for call in calls):
             error = Known("; ".join(f"rank {rank} is at '{call}'" for rank, call in enumerate(calls)))
             error.calls = calls
             raise error
-        contents, longest = [content for _, _, content, _ in frames], max(length for _, _, _, length in frames)
-        if longest > _ROOM:
-            wholes = self._gather(tag, own.ljust(longest, b"\0"))
-            contents = [whole[:length] for whole, (_, _, _, length) in zip(wholes, frames)]
-        _ROUNDS[self.host] = self._round() + 1
+        contents, lengths = ([frame[part] for frame in frames] for part in (3, 4))
+        if max(lengths) > _ROOM:
+            wholes = self._gather(tag, own.ljust(max(lengths), b"\0"))
+            contents = [whole[:length] for whole, length in zip(wholes, lengths)]
         return contents
 
     def agree(self, what, text):
@@ -96,18 +99,28 @@ class Ranks:
         sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.place)
         return sent, [torch.empty_like(sent) for _ in range(self.world)]
 
+    def _frame(self, failed, tag, content):
+        """What a rank sends first in a round."""
+        name, inline = tag.encode()[:_NAME], content
+        if len(content) > _ROOM:
+            inline = content[:_ROOM] if failed else b""
+        return (_HEAD.pack(failed, self._round(), len(name), len(content)) + name + inline).ljust(_FRAME, b"\0")
+
     def _round(self):
         return _ROUNDS.get(self.host, 0)
 
     # Failures.
 
-    def fail(self, message):
-        """Tells the others that this rank failed. Waits for none of them."""
+    def fail(self, message, gathers=False):
+        """Tells the others that this rank failed. Waits for none of them. With ``gathers`` they may be in a collective of PyTorch, which takes
+        no frame."""
         print(f"lowp: rank {self.rank} of {self.world} failed: {message}", file=sys.stderr, flush=True)
         store, key = dist.distributed_c10d._get_default_store(), self._key()
         _within(_PATIENCE, lambda: store.set(key, f"{self.rank}:{message}"))
-        if self.place.type == "cpu":
-            _within(_PATIENCE, lambda: self._post(_frame(True, "failure", message.encode())))
+        if self.place.type == "cpu" and not (gathers and self.host is self.group):
+            frame = self._frame(True, "failure", message.encode())
+            _within(_PATIENCE, lambda: self._post(frame))
+        _ROUNDS[self.host] = self._round() + 1
 
     def _post(self, frame):
         """Its part of the next round, which nobody waits for here."""
@@ -118,21 +131,27 @@ class Ranks:
         options.timeout = _LINGER
         self.host.allgather([all], [sent], options)
 
-    def _failed(self, rank, message, length=None):
-        if length is not None and length > len(message.encode()):
+    def _heard(self, rank, content, length):
+        """The error of a rank that said in its frame that it failed."""
+        message = content.decode(errors="ignore")
+        if length > len(content):
             stored = self._stored()
             message = stored[1] if stored and stored[0] == rank else f"{message}.. (the rest is on the stderr of rank {rank})"
+        return self._failed(rank, message)
+
+    def _failed(self, rank, message):
         error = Known(f"rank {rank} failed: {message}")
         error.failed = (rank, message)
         return error
 
-    def _key(self):
-        return f"lowp/{self.host.group_name}/{self._round()}"
+    def _key(self, ahead=0):
+        return f"lowp/{self.host.group_name}/{self._round() + ahead}"
 
     def _stored(self):
-        """Who failed in this round, and its message, where the store knows."""
-        store, key = dist.distributed_c10d._get_default_store(), self._key()
-        found = _within(_PATIENCE, lambda: store.get(key) if store.check([key]) else None)
+        """Who failed since the last round, and its message, where the store knows: the last one of a rank that went on and failed again."""
+        store, ahead, found = dist.distributed_c10d._get_default_store(), 0, None
+        while (more := _within(_PATIENCE, lambda: store.get(self._key(ahead)) if store.check([self._key(ahead)]) else None)) is not None:
+            ahead, found = ahead + 1, more
         if found is None:
             return None
         rank, message = found.decode().split(":", 1)
@@ -147,6 +166,7 @@ class Ranks:
             stored = self._stored()
             if stored is None or stored[0] == self.rank:
                 raise
+            _ROUNDS[self.host] = self._round() + 1
             raise self._failed(*stored) from error
 
     # The device.
@@ -154,27 +174,47 @@ class Ranks:
     def all_gather(self, items, stream):
         """Every rank's bytes of each item, on ``stream``: what this rank sends, and where those of each rank belong."""
         with self._named("all_gather"), self._on(stream):
-            for batch in _batches(items):
-                (_, length), dests = batch[0]
-                if length and len(batch) == 1 and all(dest == (dests[0][0] + rank * length, length) for rank, dest in enumerate(dests)):
+            rest = []
+            for (source, length), dests in items:
+                even = length and all(dest == (dests[0][0] + rank * length, length) for rank, dest in enumerate(dests))
+                if even and (len(items) == 1 or self.world * length >= _DIRECT):
                     whole = self._bytes(dests[0][0], self.world * length)
-                    dist.all_gather_into_tensor(whole, self._bytes(*batch[0][0]), group=self.group)
+                    dist.all_gather_into_tensor(whole, self._bytes(source, length), group=self.group)
                 else:
-                    self._gather_staged(batch)
+                    rest.append((source, dests))
+            self._gather_staged(rest)
 
     def _gather_staged(self, items):
-        """Pieces that follow each other in memory of their own, as many bytes from every rank."""
-        longest = max(sum(dests[rank][1] for _, dests in items) for rank in range(self.world))
-        if longest == 0:
+        """Pieces that follow each other in memory of their own, those of each rank in one part of it."""
+        total = sum(length for _, dests in items for _, length in dests)
+        memory = torch.empty(min(total, _STAGED), dtype=torch.uint8, device=self.device)
+        for pieces in _batches(items, self.rank):
+            starts = [0, *itertools.accumulate(length for _, _, _, length in pieces)]
+            parts = [memory[start:end] for start, end in itertools.pairwise(starts)]
+            for part, (owner, source, _, length) in zip(parts, pieces):
+                if owner == self.rank:
+                    part.copy_(self._bytes(source, length))
+            self._share(memory, [(owner, length) for owner, _, _, length in pieces])
+            for part, (owner, source, dest, length) in zip(parts, pieces):
+                if owner != self.rank or source != dest:
+                    self._bytes(dest, length).copy_(part)
+
+    def _share(self, memory, lengths):
+        """Gives every rank the part of each one in ``memory``, in rank order: as many bytes move as there are."""
+        sizes = [sum(length for owner, length in lengths if owner == rank) for rank in range(self.world)]
+        whole = memory[: sum(sizes)]
+        of_ranks = [(rank, part) for rank, part in enumerate(whole.split(sizes)) if sizes[rank]]
+        if len({*sizes}) == 1:
+            dist.all_gather_into_tensor(whole, of_ranks[self.rank][1], group=self.group)
             return
-        make = lambda bytes: torch.empty(bytes, dtype=torch.uint8, device=self.device)
-        sent, arrived = make(longest), make(self.world * longest)
-        for part, span in _cut(sent, [source for source, _ in items]):
-            part.copy_(self._bytes(*span))
-        dist.all_gather_into_tensor(arrived, sent, group=self.group)
-        for rank in range(self.world):
-            for part, span in _cut(arrived[rank * longest :], [dests[rank] for _, dests in items]):
-                self._bytes(*span).copy_(part)
+        send = lambda: [dist.broadcast(part, group=self.group, group_src=rank, async_op=True) for rank, part in of_ranks]
+        if self.group._get_backend(self.device).supports_coalescing:
+            with dist.distributed_c10d._coalescing_manager(self.group, self.device, async_ops=True) as sent:
+                send()
+            sent.wait()
+        else:
+            for work in send():
+                work.wait()
 
     def maximum(self, span, stream):
         """The maximum of every float32 over the ranks, on ``stream``."""
@@ -199,21 +239,39 @@ def together(ranks):
     """A part of a collective call that may fail on one rank: the others get its message in their next round."""
     try:
         yield
-    except Known:
-        raise
     except Exception as error:
         if ranks is not None:
-            ranks.fail(f"{type(error).__name__}: {error}")
+            _tell(ranks, error)
         raise
 
 
-def _host_group(group):
+@contextlib.contextmanager
+def between_gathers(group, device):
+    """A part of what PyTorch's own gathers call, which may fail on one rank while others are in the gather already: the cause is on stderr
+    and in the store, and no collective says it. ``group`` gives the ranks of the gather."""
+    try:
+        yield
+    except Exception as error:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group()) > 1:
+            _tell(Ranks(group(), device, make=False), error, gathers=True)
+        raise
+
+
+def _tell(ranks, error, **how):
+    """Once for each error, and not what others said."""
+    if not isinstance(error, Known) and not getattr(error, "_lowp_told", False):
+        error._lowp_told = True
+        ranks.fail(f"{type(error).__name__}: {error}", **how)
+
+
+def _host_group(group, make):
     """The group for rounds on the host: the same, or one of gloo beside a group that has collectives of GPUs alone, whose rounds
-    would wait behind the work of the device."""
-    group = dist.group.WORLD if group is None else group
+    would wait behind the work of the device. To ``make`` it is collective."""
     if _has_cpu(group) or not dist.is_gloo_available():
         return group
     if group not in _HOST:
+        if not make:
+            return group
         _HOST[group] = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
     return _HOST[group]
 
@@ -222,19 +280,11 @@ def _has_cpu(group):
     return torch.device("cpu") in getattr(group, "_device_types", [torch.device("cpu")])
 
 
-def _frame(failed, tag, content):
-    """What a rank sends first in a round."""
-    name, inline = tag.encode()[:_NAME], content
-    if len(content) > _ROOM:
-        inline = content[:_ROOM] if failed else b""
-    return (_HEAD.pack(failed, len(name), len(content)) + name + inline).ljust(_FRAME, b"\0")
-
-
 def _parts(frame):
-    """Whether the rank failed, its call, its content as far as it is there, and the length of that."""
-    failed, name, length = _HEAD.unpack_from(frame)
+    """Whether the rank failed, its round, its call, its content as far as it is there, and the length of that."""
+    failed, round, name, length = _HEAD.unpack_from(frame)
     rest = frame[_HEAD.size :]
-    return failed, rest[:name].decode(errors="ignore"), rest[name : name + min(length, _ROOM)], length
+    return failed, round, rest[:name].decode(errors="ignore"), rest[name : name + min(length, _ROOM)], length
 
 
 def _within(seconds, call):
@@ -251,27 +301,21 @@ def _within(seconds, call):
     return found[0] if found else None
 
 
-def _batches(items):
-    """Items that one collective moves: the same on every rank."""
-    batch, bytes = [], 0
-    for item in items:
-        more = sum(length for _, length in item[1])
-        if batch and bytes + more > _STAGED:
-            yield batch
-            batch, bytes = [], 0
-        batch.append(item)
-        bytes += more
+def _batches(items, rank):
+    """Pieces that are staged at once, in the order of their ranks: the rank, where it has the bytes, where they belong, and how many."""
+    batch, room = [], _STAGED
+    for source, dests in items:
+        for owner, (dest, length) in enumerate(dests):
+            done = 0
+            while done < length:
+                part = min(length - done, room)
+                batch.append((owner, source + done, dest + done, part))
+                done, room = done + part, room - part
+                if room == 0:
+                    yield sorted(batch, key=lambda piece: piece[0])
+                    batch, room = [], _STAGED
     if batch:
-        yield batch
-
-
-def _cut(memory, spans):
-    """Parts of ``memory`` that follow each other, as long as ``spans``; those without bytes are left out."""
-    start = 0
-    for pointer, length in spans:
-        if length:
-            yield memory[start : start + length], (pointer, length)
-        start += length
+        yield sorted(batch, key=lambda piece: piece[0])
 
 
 class _Span:
