@@ -8,10 +8,10 @@ mod weight;
 pub(crate) use args::Args;
 
 use crate::output;
-use crate::train::Variant;
 use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_format::AnyRecipe;
+use lowp_format::spelling::Variant;
 use weight::Weight;
 
 /// The recipe that is asked for.
@@ -60,7 +60,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 fn recipe(args: &Args) -> Result<Asked> {
     if args.recipe.contains('+') {
         args.options.reject_beside_modifiers()?;
-        return Ok(Asked::Modified(args.recipe.parse()?));
+        let variant = args.recipe.parse().map_err(UsageError::from)?;
+        return Ok(Asked::Modified(variant));
     }
     let recipe = args.options.recipe(&args.recipe, &[]);
     let recipe = recipe.map_err(|e| match args.options.message(&args.recipe, &e) {

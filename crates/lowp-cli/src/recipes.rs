@@ -5,16 +5,14 @@ mod options;
 mod products;
 
 pub(crate) use name::RecipeName;
-pub(crate) use options::{
-    RecipeOptionArgs, expected_or_recipes, flag_name, is_switch, join_switches, specs_of,
-};
+pub(crate) use options::{RecipeOptionArgs, join_switches};
 
 use crate::columns::Columns;
 use crate::file::Options;
 use crate::output;
-use crate::train::{self, Variant};
 use crate::usage::UsageError;
 use anyhow::Result;
+use lowp_format::spelling::{self, Variant};
 use lowp_format::{
     AnyRecipe, BufferSpec, Code, Extent, Part, PhasePlans, Recipe, Role, RowCuts, ScaleRule, Shape,
     Usage,
@@ -94,7 +92,7 @@ pub(crate) fn table() -> Result<String> {
         }
     }
     let mut modifiers = Columns::new(&["modifier", "what it does", "of"], &[0, 1, 2]);
-    for train::Known { name, what } in train::modifiers() {
+    for spelling::Known { name, what } in spelling::modifiers() {
         let takers = takers(&name);
         let all = AnyRecipe::all();
         let names = all.iter().map(Recipe::name);
@@ -166,7 +164,7 @@ fn json() -> Result<String> {
             bytes: Bytes::of(&recipe)?,
         })
     };
-    let modifier = |known: train::Known| ModifierRecord {
+    let modifier = |known: spelling::Known| ModifierRecord {
         recipes: takers(&known.name),
         name: known.name,
         description: known.what,
@@ -176,7 +174,7 @@ fn json() -> Result<String> {
             .into_iter()
             .map(recipe)
             .collect::<Result<_>>()?,
-        modifiers: train::modifiers().into_iter().map(modifier).collect(),
+        modifiers: spelling::modifiers().into_iter().map(modifier).collect(),
         shape: [SHAPE.rows, SHAPE.cols],
         world_size: WORLD,
     };
@@ -185,7 +183,7 @@ fn json() -> Result<String> {
 
 /// The names of the modifiers alone, for help texts.
 pub(crate) fn modifiers() -> String {
-    let names = train::modifiers().into_iter();
+    let names = spelling::modifiers().into_iter();
     let names: Vec<_> = names.map(|known| format!("+{}", known.name)).collect();
     format!(
         "Modifiers: {}, +OPTION=VALUE\n`lowp recipes` tells what each is.\n",

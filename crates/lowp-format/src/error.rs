@@ -63,6 +63,12 @@ pub enum FormatError {
         /// What is allowed.
         expected: String,
     },
+    /// Text that spells no recipe, `NAME+MODIFIER`.
+    #[error("{message}")]
+    Spelling {
+        /// What is wrong, and the remedy.
+        message: String,
+    },
     /// Options that exclude each other.
     #[error("{recipe}: {why}")]
     OptionsExclude {
@@ -176,6 +182,12 @@ pub enum FormatError {
         /// Why not.
         why: &'static str,
     },
+}
+
+impl FormatError {
+    pub(crate) fn spelling(message: String) -> Self {
+        Self::Spelling { message }
+    }
 }
 
 /// The group sizes that `world` ranks can be split into, as text.

@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod codec;
+pub mod spelling;
 
 mod buffer;
 mod code;

@@ -2,7 +2,6 @@
 
 use super::ranks::{ANY, CALLS, Rank, WARM_UP};
 use super::report::{ONE, PLAIN, RankRow, SCALED};
-use crate::train::plain_recipe;
 use anyhow::{Context, Result};
 use half::bf16;
 use lowp_format::{
@@ -59,7 +58,7 @@ impl Rank<'_> {
     pub(super) fn gathers_by_size(&self) -> Result<Vec<RankRow>> {
         self.say("gather  by size");
         let world = self.comm.world_size();
-        let plain = plain_recipe(Code::Bf16).context("a recipe of bf16")?;
+        let plain = AnyRecipe::plain(Code::Bf16).context("a recipe of bf16")?;
         let scaled = with_scales()?;
         let mut rows = Vec::new();
         for power in SMALLEST..=LARGEST {

@@ -6,9 +6,10 @@ use super::names::{Dtypes, ScalesName, UsageName};
 use super::select::{Pattern, Select};
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
-use crate::train::{options_of_files, problem};
+use crate::usage::UsageError;
 use anyhow::Result;
 use globset::Glob;
+use lowp_format::spelling::{options_of_files, problem};
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 
 /// How tensors are quantized, and which.
@@ -110,9 +111,9 @@ impl RecipeArgs {
             });
         }
         self.options.reject_beside_modifiers()?;
-        let (name, options) = options_of_files(&self.recipe)?;
+        let (name, options) = options_of_files(&self.recipe).map_err(UsageError::from)?;
         let recipe = RecipeOptionArgs::from(options).recipe(name, &DEFAULTS);
-        recipe.map_err(|e| problem(name, &e).into())
+        recipe.map_err(|e| UsageError::from(problem(name, &e)).into())
     }
 
     /// Which tensors are quantized.

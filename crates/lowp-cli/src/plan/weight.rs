@@ -1,12 +1,11 @@
 //! The plan of one weight: its buffers, and what the ranks exchange of it.
 
 use super::json;
-use crate::train::plain_recipe;
 use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_format::{
-    Code, FormatError, GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, RowCuts, Shape,
-    Usage, buffers_table, gather_table, ranks_table,
+    AnyRecipe, Code, FormatError, GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward,
+    RowCuts, Shape, Usage, buffers_table, gather_table, ranks_table,
 };
 
 /// Most ranks that a plan is made for.
@@ -52,7 +51,7 @@ pub(super) fn plan(recipe: &impl Recipe, weight: Weight<'_>, in_json: bool) -> R
     let buffers = buffers.strip_prefix(recipe.name()).unwrap_or(&buffers);
     let mut text = format!("{}{buffers}\n{}\n", weight.recipe, gather_table(&labelled));
     text += &ranks_table(recipe, usage, &labelled);
-    if let Some(bf16) = plain_recipe(Code::Bf16) {
+    if let Some(bf16) = AnyRecipe::plain(Code::Bf16) {
         let stored = bf16.stored(usage);
         let stored: usize = stored.iter().map(|spec| spec.bytes(shape)).sum();
         let plans = gathers(&bf16, shape, world, usage, reshard).map_err(UsageError::from)?;

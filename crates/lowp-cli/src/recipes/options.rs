@@ -4,7 +4,8 @@ use crate::usage::UsageError;
 use clap::builder::{PossibleValuesParser, StringValueParser};
 use clap::error::Error;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use lowp_format::{AnyRecipe, FormatError, OptionSpec, OptionValue, Recipe, RecipeOptions};
+use lowp_format::spelling::{expected_or_recipes, flag_name, is_switch, recipes_with, specs_of};
+use lowp_format::{AnyRecipe, FormatError, Recipe, RecipeOptions};
 use std::ffi::OsString;
 use std::sync::OnceLock;
 
@@ -50,21 +51,6 @@ fn flags() -> &'static [Flag] {
         }
         flags
     })
-}
-
-/// What `recipe` says of its options; nothing where there is no such recipe.
-pub(crate) fn specs_of(recipe: &str) -> &'static [OptionSpec] {
-    AnyRecipe::options_of(recipe).unwrap_or_default()
-}
-
-/// Whether an option with these values is on or off.
-pub(crate) fn is_switch(values: &[&str]) -> bool {
-    values == <bool as OptionValue>::names()
-}
-
-/// The name of an option as a flag, without the dashes.
-pub(crate) fn flag_name(option: &str) -> String {
-    option.replace('_', "-")
 }
 
 impl Flag {
@@ -235,22 +221,6 @@ impl RecipeOptionArgs {
         }
         AnyRecipe::from_name(name, &options)
     }
-}
-
-/// What is right in the place of `value` of `option`: the values that the recipe takes, or the recipes that take it.
-pub(crate) fn expected_or_recipes(option: &str, value: &str, expected: &str) -> String {
-    match &recipes_with(option, value)[..] {
-        [] => expected.to_owned(),
-        recipes => format!("{expected}; {value} is an option of {}", recipes.join(", ")),
-    }
-}
-
-/// The recipes that take `value` of `option`.
-fn recipes_with(option: &str, value: &str) -> Vec<&'static str> {
-    let mut options = RecipeOptions::default();
-    options.set(option, value);
-    let takes = |name: &&str| AnyRecipe::from_name(name, &options).is_ok();
-    AnyRecipe::names().into_iter().filter(takes).collect()
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 use super::config::Config;
 use super::model::{Arch, Batch, GptConfig};
 use super::network::{DeviceMemory, Network, Place, Profile};
-use super::variant::Variant;
 use crate::columns::Columns;
 use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_candle::{ShardedModel, VarPlace};
+use lowp_format::spelling::Variant;
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_shard::{Communicator, Control};

@@ -9,7 +9,6 @@ mod gpu;
 mod json;
 mod memory;
 mod model;
-mod modifier;
 mod network;
 mod progress;
 mod rank;
@@ -22,7 +21,6 @@ mod run;
 mod shapes;
 pub(crate) mod svg;
 mod table;
-mod variant;
 mod world;
 
 pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName, SizeArgs};
@@ -30,12 +28,9 @@ pub(crate) use config::{
     check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
 };
 pub(crate) use model::{GptConfig, Preset};
-pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
 pub(crate) use rank::GRAD_BUCKET;
 pub(crate) use recipes::{Run, has_tensor_scale};
-pub(crate) use reference::plain_recipe;
 pub(crate) use shapes::{cause, check_layer};
-pub(crate) use variant::Variant;
 
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;

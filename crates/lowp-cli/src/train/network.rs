@@ -2,9 +2,9 @@
 
 use super::config::Config;
 use super::model::{Batch, Gpt};
-use super::variant::Variant;
 use anyhow::Result;
 use lowp_candle::{ShardedModel, VarPlace};
+use lowp_format::spelling::Variant;
 use lowp_kernels::{Backend, Cpu};
 
 /// What a network is made for.

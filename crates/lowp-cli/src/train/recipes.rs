@@ -1,7 +1,7 @@
 //! Which runs a command makes: the baseline, and what `--recipe` or `--compare` ask for.
 
-use super::variant::Variant;
 use crate::usage::UsageError;
+use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Extent, KernelKey, PlainF32, Recipe, Role, ScaleRule};
 
 /// The name of the run that every gap is measured against.

@@ -2,9 +2,7 @@
 
 use super::config::Config;
 use lowp_candle::Sharding;
-use lowp_format::{
-    AnyRecipe, Code, FormatError, Orientation, Phase, PhasePlans, Recipe, RowCuts, Shape, Usage,
-};
+use lowp_format::{AnyRecipe, Code, FormatError, Phase, PhasePlans, Recipe, RowCuts, Shape, Usage};
 
 /// Bytes of all linear weights of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,15 +11,9 @@ pub(crate) struct Reference {
     pub(crate) wire_per_step: u64,
 }
 
-/// The recipe that stores values of `code` as they are.
-pub(crate) fn plain_recipe(code: Code) -> Option<AnyRecipe> {
-    let plain = |recipe: &AnyRecipe| recipe.kernel(Orientation::Rowwise).element == code;
-    AnyRecipe::all().into_iter().find(plain)
-}
-
 /// The bytes in bf16, or nothing if there is no such recipe.
 pub(crate) fn bf16(config: &Config) -> Option<Reference> {
-    let recipe = plain_recipe(Code::Bf16)?;
+    let recipe = AnyRecipe::plain(Code::Bf16)?;
     let mut reference = Reference {
         resident: 0,
         wire_per_step: 0,

@@ -5,8 +5,8 @@ use enum_dispatch::enum_dispatch;
 
 use crate::buffer::{col_quantum, row_quantum};
 use crate::{
-    BufferList, FormatError, KernelKey, Orientation, Quantizers, Shape, SourceRounding, Usage,
-    gather,
+    BufferList, Code, FormatError, KernelKey, Orientation, Quantizers, Shape, SourceRounding,
+    Usage, gather,
 };
 
 mod fp8_format;
@@ -172,6 +172,12 @@ impl AnyRecipe {
             name: name.to_owned(),
             known: Self::names().join(", "),
         })
+    }
+
+    /// The recipe that stores values of `code` as they are, where there is one.
+    pub fn plain(code: Code) -> Option<Self> {
+        let plain = |recipe: &Self| recipe.kernel(Orientation::Rowwise).element == code;
+        Self::all().into_iter().find(plain)
     }
 
     /// The names of all recipes, in the order of the list.

@@ -15,7 +15,7 @@ mod weights;
 
 use super::Args;
 use crate::output::shown;
-use crate::train::{self, Preset, Run, Variant, plain_recipe};
+use crate::train::{self, Preset, Run};
 use crate::usage::UsageError;
 use anyhow::Result;
 use bandwidth::Bandwidth;
@@ -23,7 +23,8 @@ use clap::ValueEnum;
 use keys::{Keys, read_json};
 use layers::Model;
 use lowp_candle::Sharding;
-use lowp_format::{Code, ReshardAfterForward};
+use lowp_format::spelling::Variant;
+use lowp_format::{AnyRecipe, Code, ReshardAfterForward};
 use lowp_shard::{GradWire, Mesh};
 use memory::Memory;
 use std::path::Path;
@@ -92,7 +93,7 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let bandwidth = bandwidth.as_ref();
     let of =
         |variants: &[Variant], recipe: &str| costs(&model, variants, recipe, &setup, bandwidth);
-    let in_bf16 = plain_recipe(Code::Bf16).map_or(recipe, Variant::from);
+    let in_bf16 = AnyRecipe::plain(Code::Bf16).map_or(recipe, Variant::from);
     let bf16 = of(&vec![in_bf16; variants.len()], "bf16")?;
     let costs = of(&variants, &args.recipe)?;
     let mut notes = model.notes.clone();
@@ -249,7 +250,7 @@ fn costs(
         recompute: false,
         ..*setup
     };
-    let plain = plain_recipe(Code::F32).map(Variant::from);
+    let plain = AnyRecipe::plain(Code::F32).map(Variant::from);
     let vars = model.vars.iter().filter_map(|&shape| Some((plain?, shape)));
     let vars = Weights::new(vars, &of_vars)
         .map_err(|(_, error)| UsageError::new(format!("the variables: {error}")))?;

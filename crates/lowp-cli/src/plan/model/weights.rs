@@ -2,8 +2,8 @@
 
 use super::Setup;
 use super::cost::Cost;
-use crate::train::Variant;
 use lowp_format::Shape;
+use lowp_format::spelling::Variant;
 use lowp_shard::ShardError;
 
 /// Weights that cost the same.

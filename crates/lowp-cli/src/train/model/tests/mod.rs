@@ -1,5 +1,6 @@
 //! The model against its definition.
 
+mod controls;
 mod gradients;
 mod resuming;
 mod setup;

@@ -6,16 +6,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::modifier::{self, Control, Modifier};
-use super::plain_recipe;
-use crate::usage::UsageError;
-use lowp_format::{
+use crate::{
     AnyRecipe, Code, Columnwise, Extent, FormatError, KernelKey, Operand, Orientation, Quantizer,
     Quantizers, Recipe, RecipeOptions, Role, ScaleRule, Shape, SourceRounding, Usage,
 };
 
 /// A recipe of the list and what is changed about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Variant {
+pub struct Variant {
     recipe: AnyRecipe,
     tensor_scale: bool,
     operand_tensor_scale: bool,
@@ -41,9 +39,9 @@ impl Exact {
 }
 
 impl FromStr for Variant {
-    type Err = UsageError;
+    type Err = FormatError;
 
-    fn from_str(text: &str) -> Result<Self, UsageError> {
+    fn from_str(text: &str) -> Result<Self, FormatError> {
         let mut parts = text.split('+').map(str::trim);
         let name = parts.next().unwrap_or_default();
         // An unknown name is told before its modifiers.
@@ -94,7 +92,7 @@ impl From<AnyRecipe> for Variant {
 
 impl Variant {
     /// The recipe `name` with `modifiers`.
-    fn made(name: &str, modifiers: &[Modifier]) -> Result<Self, UsageError> {
+    fn made(name: &str, modifiers: &[Modifier]) -> Result<Self, FormatError> {
         let mut options = RecipeOptions::default();
         let mut controls = Vec::new();
         for modifier in modifiers {
@@ -112,12 +110,12 @@ impl Variant {
         Ok(variant)
     }
 
-    fn apply(&mut self, name: &str, control: Control) -> Result<(), UsageError> {
+    fn apply(&mut self, name: &str, control: Control) -> Result<(), FormatError> {
         let KernelKey { element, scale, .. } = self.recipe.kernel(Orientation::Rowwise);
         let exact = &mut self.exact;
         match control {
             Control::TensorScale | Control::OperandTensorScale if scale == ScaleRule::None => {
-                return Err(UsageError::new(format!(
+                return Err(FormatError::spelling(format!(
                     "{name}+{}: {element} elements take no scale; modify a recipe below 16 bits (`lowp recipes` lists them)",
                     control.name()
                 )));
@@ -264,7 +262,7 @@ impl Variant {
     }
 
     /// The variant in which weights of block `block` of `blocks` live.
-    pub(crate) fn of_block(self, block: usize, blocks: usize) -> Self {
+    pub fn of_block(self, block: usize, blocks: usize) -> Self {
         match self.bf16_ends && (block == 0 || block + 1 == blocks) {
             true => self.in_bf16(),
             false => self,
@@ -272,10 +270,10 @@ impl Variant {
     }
 
     /// The variant of a layer that stays in bf16; wider weights stay as they are.
-    pub(crate) fn in_bf16(self) -> Self {
+    pub fn in_bf16(self) -> Self {
         let bits = |key: KernelKey| key.element.bits();
         let narrow = self.recipe.quantizers(Role::Weight).kernels().map(bits);
-        match plain_recipe(Code::Bf16) {
+        match AnyRecipe::plain(Code::Bf16) {
             Some(recipe) if narrow.iter().any(|&bits| bits < 16) => Self {
                 recipe,
                 tensor_scale: false,
@@ -288,7 +286,7 @@ impl Variant {
     }
 
     /// The variant in which the forward products run in bf16; one of wider weights stays as it is.
-    pub(crate) fn with_bf16_forward(self) -> Self {
+    pub fn with_bf16_forward(self) -> Self {
         Self {
             bf16_forward: self.in_bf16() != self,
             ..self
@@ -302,7 +300,7 @@ impl Variant {
 
     /// The recipe that weights live in.
     fn stored_by(&self) -> AnyRecipe {
-        match plain_recipe(Code::F32) {
+        match AnyRecipe::plain(Code::F32) {
             Some(plain) if self.weights_in_f32() => plain,
             _ => self.recipe,
         }
@@ -310,14 +308,14 @@ impl Variant {
 
     /// Whether one product would have to cast weights by a scale of earlier steps, which belongs to
     /// weights that live in the recipe.
-    pub(crate) fn casts_weights_late(&self) -> bool {
+    pub fn casts_weights_late(&self) -> bool {
         let kernels = self.recipe.quantizers(Role::Weight).kernels();
         let delayed = kernels.iter().any(|key| key.scale.is_delayed());
         delayed && self.weights_in_f32() && self.exact.weights != Usage::BOTH
     }
 
     /// Whether weights live in the code that gradients need more range for.
-    pub(crate) fn weights_lack_precision(&self) -> bool {
+    pub fn weights_lack_precision(&self) -> bool {
         let kernels = self.quantizers(Role::Weight).kernels();
         kernels.iter().any(|key| key.element == Code::E5M2)
     }
@@ -326,13 +324,6 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{Device, Tensor, Var};
-    use lowp_candle::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding};
-    use lowp_format::ReshardAfterForward;
-    use lowp_kernels::{Backend, Cpu};
-    use lowp_optim::Group;
-    use lowp_shard::{GradBucketOptions, GradParam, Init, LocalComm, Mesh, MeshComm};
-    use std::sync::Arc;
 
     #[test]
     fn no_modifier_changes_nothing() {
@@ -395,92 +386,6 @@ mod tests {
         let options = numbers.options();
         assert_eq!(options.get("history"), Some("16"));
         assert_eq!(options.get("margin"), Some("-2"));
-    }
-
-    /// `y`, `dx` and `dW` of one layer under `text`, as bits.
-    fn products(text: &str) -> [Vec<u32>; 3] {
-        let (tokens, rows, cols) = (64, 96, 32);
-        let variant: Variant = text.parse().expect("a variant");
-        let cpu = Cpu;
-        let comm = Arc::new(LocalComm::solo(&cpu));
-        let mesh = MeshComm::new(Mesh::sharded(1), comm).expect("one rank");
-        let spec = LinearSpec {
-            name: "layer".to_owned(),
-            block: 0,
-            rows,
-            cols,
-            init: Init::Normal(0.1),
-            amax_group: None,
-        };
-        let options = ModelOptions {
-            sharding: Sharding::Fsdp,
-            reshard_after_forward: ReshardAfterForward::Yes,
-            grads: GradBucketOptions::default(),
-            seed: 1,
-            group: Group::default(),
-            threads: 1,
-            vars: lowp_candle::VarPlace::Candle,
-        };
-        let model = ShardedModel::new(&cpu, &mesh, |_| variant, &[spec], &[], options);
-        let model = model.expect("a model");
-        let dw = cpu.alloc::<f32>(rows * cols).expect("room");
-        let weight = model.weight(0).expect("a layer");
-        let param = GradParam {
-            name: "dw".to_owned(),
-            ranges: weight.element_ranges().to_vec(),
-            out: dw.clone(),
-        };
-        let gradients = Gradients::new(&cpu, &mesh, vec![param], options.grads);
-        let gradients = Arc::new(gradients.expect("a bucket"));
-        weight.connect(&gradients, 0).expect("a weight");
-        model.begin(0, 0, true).expect("a first pass");
-        let values = |number, cols| {
-            let values = Init::Normal(1.0).rows(2, number, 0..tokens, cols);
-            Var::from_vec(values, (tokens, cols), &Device::Cpu).expect("values")
-        };
-        let (x, dy) = (values(0, cols), values(1, rows));
-        let y = model.layers()[0].forward(&x).expect("y");
-        let sum = (&y * dy.as_tensor()).and_then(|sum| sum.sum_all());
-        let gradients = sum.and_then(|sum| sum.backward()).expect("gradients");
-        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-        let flat = |t: &Tensor| t.flatten_all().and_then(|t| t.to_vec1()).expect("values");
-        let dx = gradients.get(&x).expect("dx");
-        let dw = cpu.download(&dw).expect("dW");
-        [bits(flat(&y)), bits(flat(dx)), bits(dw)]
-    }
-
-    /// Each control changes one operand of one product: the other two products keep their bits, and
-    /// with both operands exact the product is that of f32.
-    #[test]
-    fn a_control_changes_one_product() {
-        let exact = products("fp32");
-        let pairs = [
-            ["exact-activations-forward", "exact-weights-forward"],
-            ["exact-gradients-dgrad", "exact-weights-dgrad"],
-            ["exact-activations-wgrad", "exact-gradients-wgrad"],
-        ];
-        for recipe in ["fp8-current", "mxfp8", "nvfp4-2d", "nvfp4-2d+no-hadamard"] {
-            let all = products(recipe);
-            for (changed, pair) in pairs.iter().enumerate() {
-                let both = products(&format!("{recipe}+{}+{}", pair[0], pair[1]));
-                // The transform of two exact operands cancels but for the rounding of its sums.
-                let rotated = changed == 2 && recipe == "nvfp4-2d";
-                assert_eq!(
-                    both[changed] == exact[changed],
-                    !rotated,
-                    "{recipe}, {pair:?}"
-                );
-                for control in pair {
-                    let one = products(&format!("{recipe}+{control}"));
-                    for product in 0..3 {
-                        let same = one[product] == all[product];
-                        let what = format!("{recipe}+{control}, product {product}");
-                        assert_eq!(same, product != changed, "{what}");
-                    }
-                    assert_ne!(one[changed], exact[changed], "{recipe}+{control}");
-                }
-            }
-        }
     }
 
     #[test]

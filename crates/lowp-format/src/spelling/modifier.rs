@@ -1,9 +1,8 @@
 //! [`Modifier`]: what follows a recipe's name, `NAME+MODIFIER+MODIFIER`. Options of recipes are read from what recipes say
 //! of them; controls are those of [`Control`].
 
-use crate::recipes::{expected_or_recipes, flag_name, is_switch, specs_of};
-use crate::usage::UsageError;
-use lowp_format::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
+use super::options::{expected_or_recipes, flag_name, is_switch, specs_of};
+use crate::{AnyRecipe, FormatError, OptionSpec, Recipe, RecipeOptions};
 
 /// One modifier.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,21 +22,21 @@ macro_rules! controls {
     ($($Control:ident = $name:literal, $what:literal;)*) => {
         /// What is changed about a recipe so that it should train worse, or read values in the place of codes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Control {
+        pub enum Control {
             $(#[doc = $what] $Control,)*
         }
 
         impl Control {
             /// Every control.
-            pub(crate) const ALL: &[Self] = &[$(Self::$Control),*];
+            pub const ALL: &[Self] = &[$(Self::$Control),*];
 
             /// The modifier.
-            pub(crate) fn name(self) -> &'static str {
+            pub fn name(self) -> &'static str {
                 match self { $(Self::$Control => $name,)* }
             }
 
             /// What it does.
-            fn what(self) -> &'static str {
+            pub fn what(self) -> &'static str {
                 match self { $(Self::$Control => $what,)* }
             }
         }
@@ -107,11 +106,11 @@ pub(crate) fn parse<'t>(
     text: &str,
     name: &str,
     modifiers: impl Iterator<Item = &'t str>,
-) -> Result<Vec<Modifier>, UsageError> {
+) -> Result<Vec<Modifier>, FormatError> {
     let mut found: Vec<Modifier> = Vec::new();
     for modifier in modifiers {
         if found.iter().any(|known| known.text() == modifier) {
-            return Err(UsageError::new(format!(
+            return Err(FormatError::spelling(format!(
                 "{text}: +{modifier} is there twice; leave one of them out"
             )));
         }
@@ -123,7 +122,7 @@ pub(crate) fn parse<'t>(
             return Err(unknown(name, modifier));
         };
         if let Some(other) = found.iter().find(|known| known.target() == new.target()) {
-            return Err(UsageError::new(format!(
+            return Err(FormatError::spelling(format!(
                 "{text}: +{} and +{modifier} exclude each other; leave one of them out",
                 other.text()
             )));
@@ -150,7 +149,7 @@ pub(crate) fn parse<'t>(
 ///
 /// # Errors
 /// As [`parse`]; an unknown name; or a control, which the metadata of a file cannot say.
-pub(crate) fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), UsageError> {
+pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError> {
     let mut parts = text.split('+').map(str::trim);
     let name = parts.next().unwrap_or_default();
     // An unknown name is told before its modifiers.
@@ -160,7 +159,7 @@ pub(crate) fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), Usag
         match modifier {
             Modifier::Option { option, value, .. } => options.set(option, &value),
             Modifier::Control(control) => {
-                return Err(UsageError::new(format!(
+                return Err(FormatError::spelling(format!(
                     "{text}: +{} is a control of `lowp train` and `lowp plan`, which no file has; leave it out",
                     control.name()
                 )));
@@ -201,49 +200,49 @@ fn default_of(name: &str, option: &str) -> Option<String> {
 }
 
 /// The error of a modifier that leaves a recipe as it is.
-pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> UsageError {
-    UsageError::new(format!(
+pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> FormatError {
+    FormatError::spelling(format!(
         "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
     ))
 }
 
 /// The error of `name` with options that it does not take.
-pub(crate) fn problem(name: &str, error: &FormatError) -> UsageError {
+pub fn problem(name: &str, error: &FormatError) -> FormatError {
     match error {
         FormatError::OptionValue {
             option,
             value,
             expected,
-        } => UsageError::new(format!(
+        } => FormatError::spelling(format!(
             "{option} = {value} is out of range of {name}: {}",
             expected_or_recipes(option, value, expected)
         )),
-        other => UsageError::new(other.to_string()),
+        other => other.clone(),
     }
 }
 
-fn unknown(name: &str, modifier: &str) -> UsageError {
+fn unknown(name: &str, modifier: &str) -> FormatError {
     let known: Vec<String> = modifiers().into_iter().map(|known| known.name).collect();
-    UsageError::from(FormatError::UnknownRecipe {
+    FormatError::UnknownRecipe {
         name: format!("{name}+{modifier}"),
         known: format!(
             "NAME+MODIFIER with modifiers {}, OPTION=VALUE",
             known.join(", ")
         ),
-    })
+    }
 }
 
 /// A modifier as lists tell it.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub struct Known {
     /// Without the plus.
-    pub(crate) name: String,
+    pub name: String,
     /// What it does.
-    pub(crate) what: String,
+    pub what: String,
 }
 
 /// Every modifier that changes some recipe: values of options with names, then controls.
-pub(crate) fn modifiers() -> Vec<Known> {
+pub fn modifiers() -> Vec<Known> {
     let mut all: Vec<Known> = Vec::new();
     for recipe in AnyRecipe::names() {
         for spec in specs_of(recipe) {
@@ -281,7 +280,7 @@ pub(crate) fn modifiers() -> Vec<Known> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::Variant;
+    use crate::spelling::Variant;
 
     /// Every option and control, by every spelling, and all pairs of them in either order.
     #[test]
