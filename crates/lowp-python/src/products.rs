@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
 
-use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, Workspace};
+use lowp_gemm::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, Workspace};
 use pyo3::prelude::*;
 
 use crate::error::Error;

@@ -9,7 +9,7 @@ const ORDER: &[&str] = &[
     "lowp-format",
     "lowp-nvcc",
     "lowp-kernels",
-    "lowp-matmul",
+    "lowp-gemm",
     "lowp-shard",
     "lowp-checkpoint",
     "lowp-nccl",

@@ -2,7 +2,7 @@
 
 use lowp_candle::ModelError;
 use lowp_kernels::KernelError;
-use lowp_matmul::MatmulError;
+use lowp_gemm::MatmulError;
 use lowp_shard::ShardError;
 use thiserror::Error;
 

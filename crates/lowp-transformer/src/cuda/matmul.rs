@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use lowp_kernels::Cuda;
-pub(super) use lowp_matmul::{Dtype, Factors, Place, Product, Scale, Side};
-use lowp_matmul::{WORKSPACE, Workspace};
+pub(super) use lowp_gemm::{Dtype, Factors, Place, Product, Scale, Side};
+use lowp_gemm::{WORKSPACE, Workspace};
 
 use super::TransformerError;
 use super::place::Arena;
@@ -15,7 +15,7 @@ use super::trace::Trace;
 /// The products of a stream.
 #[derive(Debug)]
 pub(super) struct Matmuls {
-    of: lowp_matmul::Matmuls,
+    of: lowp_gemm::Matmuls,
     workspace: Workspace,
     trace: Arc<Trace>,
 }
@@ -26,7 +26,7 @@ impl Matmuls {
         arena: &Arena,
         trace: &Arc<Trace>,
     ) -> Result<Self, TransformerError> {
-        let of = lowp_matmul::Matmuls::new(cuda)?;
+        let of = lowp_gemm::Matmuls::new(cuda)?;
         Ok(Self {
             of,
             workspace: arena.own(WORKSPACE)?.into(),
@@ -37,7 +37,7 @@ impl Matmuls {
     /// Gives the stream `out = alpha * left * right + beta * out`.
     ///
     /// # Safety
-    /// As [`lowp_matmul::Matmuls::run`].
+    /// As [`lowp_gemm::Matmuls::run`].
     pub(super) unsafe fn run(
         &self,
         product: &Product,

@@ -8,9 +8,9 @@
 //!
 //! ```no_run
 //! # #[cfg(feature = "cuda")]
-//! # fn main() -> Result<(), lowp_matmul::MatmulError> {
+//! # fn main() -> Result<(), lowp_gemm::MatmulError> {
 //! use lowp_kernels::{Backend, Cuda};
-//! use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE, Workspace};
+//! use lowp_gemm::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE, Workspace};
 //!
 //! let cuda = Cuda::new(0)?;
 //! let (matmuls, workspace) = (Matmuls::new(&cuda)?, Workspace::from(cuda.alloc(WORKSPACE)?));
