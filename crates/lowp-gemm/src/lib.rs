@@ -1,10 +1,23 @@
-//! Products of matrices on a GPU by NVIDIA's cuBLASLt, over bf16 and f32 values and over FP8 and FP4 codes with their scales. Each is
-//! planned once: a call then costs the host what cuBLASLt takes to enqueue a kernel.
+//! Which product multiplies which operands ([`table`]), and the product: by NVIDIA's cuBLASLt, over bf16 and f32 values and over FP8 and
+//! FP4 codes with their scales. Each is planned once: a call then costs the host what cuBLASLt takes to enqueue a kernel.
 //!
-//! The library is found at run time: `libcublasLt.so.13` or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the
-//! one that the process has loaded already, as PyTorch's has.
+//! ```
+//! use lowp_format::{AnyRecipe, Recipe};
+//! use lowp_gemm::table::{Pass, Product};
 //!
-//! # Example
+//! let hopper = (9, 0);
+//! for recipe in AnyRecipe::all() {
+//!     for pass in Pass::ALL {
+//!         let product = Product::of_recipe(&recipe, pass, hopper);
+//!         println!("{}: {} in {}", recipe.name(), pass.name(), product.describe());
+//!         // Ampere multiplies no codes.
+//!         assert_eq!(Product::of_recipe(&recipe, pass, (8, 0)), Product::Bf16);
+//!     }
+//! }
+//! ```
+//!
+//! Products themselves need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13` or `.12`, in the folders that the loader
+//! searches (`LD_LIBRARY_PATH`), or the one that the process has loaded already, as PyTorch's has.
 //!
 //! ```no_run
 //! # #[cfg(feature = "cuda")]
@@ -32,12 +45,21 @@
 //! # #[cfg(not(feature = "cuda"))]
 //! # fn main() {}
 //! ```
-#![cfg(feature = "cuda")]
-
+#[cfg(feature = "cuda")]
+mod cublaslt;
+#[cfg(feature = "cuda")]
 mod error;
-mod matmul;
+#[cfg(feature = "cuda")]
+mod operand;
+pub mod table;
+#[cfg(feature = "cuda")]
 mod workspace;
 
+#[cfg(feature = "cuda")]
+pub use cublaslt::{Dtype, Factors, Matmuls, Place, Product, Scale, Side};
+#[cfg(feature = "cuda")]
 pub use error::MatmulError;
-pub use matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side};
+#[cfg(feature = "cuda")]
+pub use operand::Ready;
+#[cfg(feature = "cuda")]
 pub use workspace::{WORKSPACE, Workspace};

@@ -4,7 +4,7 @@ use crate::columns::Columns;
 use crate::device::Device;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, Recipe};
-use lowp_transformer::product::{Pass, Product};
+use lowp_gemm::table::{Pass, Product};
 use std::str::FromStr;
 
 /// A device that is here, or a GPU by its architecture.

@@ -10,10 +10,10 @@ use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
 use lowp_candle::{ShardedModel, VarPlace};
+use lowp_gemm::table;
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
 use lowp_shard::{Communicator, Control};
-use lowp_transformer::product;
 use lowp_transformer::{Block, GATHERS, MicroBatch, Sizes, Spent, Tokens, Transformer};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -198,7 +198,7 @@ pub(super) fn check(config: &Config) -> Result<(), UsageError> {
                 .take(1 + usize::from(config.tail_steps > 0))
             {
                 let recipe = config.recipe_of(run.recipe, &linear, tail);
-                product::check(&recipe).map_err(|why| {
+                table::check(&recipe).map_err(|why| {
                     UsageError::new(format!("{}, {}: {why}", run.name, linear.name))
                 })?;
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_candle::ShardedModel;
 use lowp_format::{Phase, Recipe};
+use lowp_gemm::table::Product;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
 
 use super::TransformerError;
@@ -12,7 +13,6 @@ use super::attention::{Attention, Rows};
 use super::linear::{Linear, Shared};
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
-use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;

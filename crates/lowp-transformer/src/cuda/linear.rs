@@ -13,6 +13,8 @@ use lowp_format::{
     BufferSpec, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
     ScaleLayout, Shape, Usage,
 };
+use lowp_gemm::Ready;
+use lowp_gemm::table::{self, Codes, Pass, Product, is_codes};
 use lowp_kernels::{
     Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
     Work,
@@ -23,11 +25,9 @@ use super::TransformerError;
 use super::matmul::{Dtype, Factors, Matmuls, Product as Planned, Scale};
 use super::ops::Ops;
 use super::place::Arena;
-use super::ready::Ready;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
-use crate::product::{self, Codes, Pass, Product, is_codes};
 
 /// What the layers of a model share.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl<R: Recipe> Linear<R> {
         let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
         let arena = &shared.arena;
-        product::check(&recipe).map_err(|why| TransformerError::Unsupported(why.to_owned()))?;
+        table::check(&recipe).map_err(|why| TransformerError::Unsupported(why.to_owned()))?;
         let codes_of = |role: Role, orientation: Orientation| Codes::of(&recipe, role, orientation);
         let products = Pass::ALL.map(|pass| {
             let [a, b] = pass

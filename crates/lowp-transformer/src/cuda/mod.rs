@@ -9,7 +9,6 @@ mod model;
 mod module;
 mod ops;
 mod place;
-mod ready;
 mod sdpa;
 mod trace;
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use half::bf16;
 use lowp_candle::ShardedModel;
 use lowp_format::{Phase, Recipe, Shape};
+use lowp_gemm::table::Product;
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
@@ -20,7 +21,6 @@ use super::ops::Ops;
 use super::place::{Arena, at};
 use super::trace::{Profile, Trace};
 use crate::known::Known;
-use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;

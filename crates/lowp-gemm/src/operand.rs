@@ -3,24 +3,23 @@
 use lowp_format::{Axis, Code, KernelKey, Orientation, Part, ScaleRule};
 use lowp_kernels::{CudaBuffer, KernelError};
 
-use super::TransformerError;
-use super::matmul::{Dtype, Place, Scale, Side};
-use crate::product::Product;
+use crate::cublaslt::{Dtype, Place, Scale, Side};
+use crate::table::Product;
 
 /// An operand of a product, ready.
 #[derive(Debug)]
-pub(super) struct Ready {
-    pub(super) side: Side,
-    pub(super) place: Place,
+pub struct Ready {
+    pub side: Side,
+    pub place: Place,
     /// Address of the amax of two-level scales; 0 without.
-    pub(super) amax: u64,
+    pub amax: u64,
     /// The largest value under that amax.
-    pub(super) largest: f32,
+    pub largest: f32,
 }
 
 impl Ready {
     /// bf16 values.
-    pub(super) fn values(data: u64, k_inner: bool) -> Self {
+    pub fn values(data: u64, k_inner: bool) -> Self {
         Self {
             side: Side {
                 dtype: Dtype::Bf16,
@@ -36,12 +35,12 @@ impl Ready {
 
     /// Codes of `orientation`, made by `kernel`. Block scales lie as they are stored: where the product reads another form of them, they
     /// are repacked, and the caller puts their place here.
-    pub(super) fn codes<'a>(
+    pub fn codes<'a>(
         product: Product,
         orientation: Orientation,
         kernel: &KernelKey,
         find: impl Fn(Part) -> Option<(&'a lowp_format::BufferSpec, &'a CudaBuffer<u8>)>,
-    ) -> Result<Self, TransformerError> {
+    ) -> Result<Self, KernelError> {
         let missing = |what: &str| KernelError::Missing {
             what: what.to_owned(),
         };
