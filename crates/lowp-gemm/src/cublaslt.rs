@@ -1,9 +1,11 @@
-//! [`Matmuls`]: products by cuBLASLt, each planned once.
+//! [`CublasLt`]: products by cuBLASLt, each planned once.
 
 #![expect(unsafe_code, reason = "calls cuBLASLt")]
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
+use std::mem::take;
 use std::ptr::{from_ref, null};
 use std::sync::{Mutex, PoisonError};
 
@@ -11,245 +13,79 @@ use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
 use lowp_kernels::{Cuda, KernelError};
 
-use crate::{MatmulError, Workspace};
+use crate::desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
+use crate::operand::OperandPtr;
+use crate::owned::Owned;
+use crate::{GemmError, Workspace};
+
+type Handle<T> = Owned<T, CublasError>;
 
 /// Products that are kept: batches of many sizes would add to them without end.
 const MOST: usize = 4096;
 
-/// What a matrix holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// bfloat16.
-    Bf16,
-    /// float32.
-    F32,
-    /// FP8 of 4 exponent bits.
-    E4M3,
-    /// FP8 of 5 exponent bits.
-    E5M2,
-    /// FP4, two to a byte.
-    E2M1,
-}
-
-impl Dtype {
-    const fn bits(self) -> usize {
-        match self {
-            Dtype::F32 => 32,
-            Dtype::Bf16 => 16,
-            Dtype::E4M3 | Dtype::E5M2 => 8,
-            Dtype::E2M1 => 4,
-        }
-    }
-
-    fn raw(self) -> sys::cudaDataType_t {
-        match self {
-            Dtype::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
-            Dtype::F32 => sys::cudaDataType_t::CUDA_R_32F,
-            Dtype::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
-            Dtype::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
-            Dtype::E2M1 => sys::cudaDataType_t::CUDA_R_4F_E2M1,
-        }
+fn dtype(of: Dtype) -> sys::cudaDataType_t {
+    match of {
+        Dtype::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+        Dtype::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        Dtype::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        Dtype::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
+        Dtype::E2M1 => sys::cudaDataType_t::CUDA_R_4F_E2M1,
     }
 }
 
-/// What the scales of an operand belong to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scale {
-    /// No scales.
-    None,
-    /// One f32.
-    Tensor,
-    /// An f32 for each row.
-    Rows,
-    /// An f32 per 128 entries of a row along the contracted axis.
-    Vec128,
-    /// An f32 per 128x128.
-    Square128,
-    /// An E8M0 per 32 entries, swizzled.
-    Vec32,
-    /// An E4M3 per 16 entries, swizzled.
-    Vec16,
-}
-
-impl Scale {
-    /// The mode that cuBLASLt is told; one for a tensor is what it expects, and versions before 12.8 know of no other.
-    fn mode(self) -> Option<sys::cublasLtMatmulMatrixScale_t> {
-        use sys::cublasLtMatmulMatrixScale_t as Mode;
-        match self {
-            Scale::None | Scale::Tensor => None,
-            Scale::Rows => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
-            Scale::Vec128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
-            Scale::Square128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
-            Scale::Vec32 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
-            Scale::Vec16 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
-        }
-    }
-}
-
-/// An operand of a product: a row-major matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Side {
-    /// Its entries.
-    pub dtype: Dtype,
-    /// Its scales.
-    pub scale: Scale,
-    /// Whether the contracted axis is the inner one of memory.
-    pub k_inner: bool,
-    /// Entries from one matrix of a batch to the next.
-    pub stride: usize,
-}
-
-/// A product `out[rows, cols] = left[rows, k] right[k, cols]` of row-major matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Product {
-    /// Rows of the left operand and of the result.
-    pub rows: usize,
-    /// Columns of the right operand and of the result.
-    pub cols: usize,
-    /// Length of the contracted axis.
-    pub k: usize,
-    /// The left operand.
-    pub left: Side,
-    /// The right operand.
-    pub right: Side,
-    /// Entries of the result.
-    pub out: Dtype,
-    /// Entries from one result of a batch to the next.
-    pub out_stride: usize,
-    /// Number of products.
-    pub batch: usize,
-    /// Whether a bf16 vector of `cols` entries is added to each row.
-    pub bias: bool,
-    /// Whether FP8 sums may stay in the tensor core's accumulator, which has fewer bits than f32.
-    pub fast: bool,
-    /// Whether the result's factor, and what becomes of what was there, are on the device.
-    pub device_factors: bool,
-}
-
-/// What a product is multiplied by, and what becomes of what was there before it is added.
-#[derive(Clone, Copy, Debug)]
-pub enum Factors {
-    /// The factor, and whether the product is added.
-    Host(f32, bool),
-    /// Addresses of two f32.
-    Device([u64; 2]),
-}
-
-impl From<(f32, bool)> for Factors {
-    fn from((alpha, accumulate): (f32, bool)) -> Self {
-        Factors::Host(alpha, accumulate)
-    }
-}
-
-impl Product {
-    /// Bytes of one left operand, one right operand and one result; more than any memory has where the number does not fit.
-    pub const fn bytes(&self) -> [usize; 3] {
-        let Self { rows, cols, k, .. } = *self;
-        [
-            bytes(rows, k, self.left.dtype),
-            bytes(cols, k, self.right.dtype),
-            bytes(rows, cols, self.out),
-        ]
-    }
-
-    /// Operands, result and sizes.
-    pub fn describe(&self) -> String {
-        let Self {
-            rows,
-            cols,
-            k,
-            left,
-            right,
-            out,
-            batch,
-            ..
-        } = self;
-        let times = if *batch > 1 {
-            format!(", {batch} times")
-        } else {
-            String::new()
-        };
-        format!(
-            "{:?} x {:?} to {out:?}, {rows}x{cols}x{k}{times}",
-            left.dtype, right.dtype
-        )
-    }
-}
-
-const fn bytes(rows: usize, cols: usize, dtype: Dtype) -> usize {
-    let entries = rows.saturating_mul(cols);
-    match entries.checked_mul(dtype.bits()) {
-        Some(bits) => bits.div_ceil(8),
-        None => usize::MAX,
-    }
-}
-
-/// Where an operand is: its entries, and its scales where it has such.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Address of its entries.
-    pub data: u64,
-    /// Address of its scales; 0 without.
-    pub scale: u64,
-}
-
-impl Place {
-    /// Of an operand without scales.
-    pub fn values(data: u64) -> Self {
-        Self { data, scale: 0 }
+/// The mode that cuBLASLt is told; one for a tensor is what it expects, and versions before 12.8 know of no other.
+fn scale_mode(of: ScaleMode) -> Option<sys::cublasLtMatmulMatrixScale_t> {
+    use sys::cublasLtMatmulMatrixScale_t as Mode;
+    match of {
+        ScaleMode::None | ScaleMode::Tensor => None,
+        ScaleMode::Rows => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
+        ScaleMode::Vec128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
+        ScaleMode::Square128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+        ScaleMode::Vec32 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
+        ScaleMode::Vec16 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
     }
 }
 
 /// The products of a stream. They hold no memory of the device.
 #[derive(Debug)]
-pub struct Matmuls {
+pub struct CublasLt {
     cuda: Cuda,
-    handle: sys::cublasLtHandle_t,
+    handle: Handle<sys::cublasLtHandle_t>,
     /// By what they are, by what addresses are multiples of, and by the bytes that they work in.
-    planned: Mutex<HashMap<(Product, u32, usize), Planned>>,
+    planned: Mutex<HashMap<(GemmDesc, u32, usize), Planned>>,
 }
 
 // SAFETY: the handle may be used by any thread; what is planned is used under a lock.
-unsafe impl Send for Matmuls {}
+unsafe impl Send for CublasLt {}
 // SAFETY: as above.
-unsafe impl Sync for Matmuls {}
+unsafe impl Sync for CublasLt {}
 
 /// cuBLASLt's descriptions of a product. Its columns are rows of ours, so the operands change sides.
 #[derive(Debug)]
 struct Planned {
-    desc: sys::cublasLtMatmulDesc_t,
+    desc: Handle<sys::cublasLtMatmulDesc_t>,
     /// Of our right operand, our left one, and the result.
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    layouts: [Handle<sys::cublasLtMatrixLayout_t>; 3],
     algorithm: Option<sys::cublasLtMatmulAlgo_t>,
 }
 
-impl Drop for Planned {
-    fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; null ones were not made.
-        unsafe {
-            if !self.desc.is_null() {
-                let _ = lt::destroy_matmul_desc(self.desc);
-            }
-            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
-                let _ = lt::destroy_matrix_layout(layout);
-            }
-        }
-    }
-}
-
-impl Matmuls {
+impl CublasLt {
     /// No products yet.
     ///
     /// # Errors
     /// No cuBLASLt.
-    pub fn new(cuda: &Cuda) -> Result<Self, MatmulError> {
+    pub fn new(cuda: &Cuda) -> Result<Self, GemmError> {
         // SAFETY: loads the library, which has no precondition. Without this question cudarc would panic.
         if !unsafe { sys::is_culib_present() } {
-            return Err(MatmulError::NoCublas);
+            return Err(GemmError::NoCublas);
         }
         let handle = cuda.foreign_work(
             || (),
-            |_| lt::create_handle().map_err(failed("cublasLtCreate")),
+            |_| {
+                let made = lt::create_handle().map_err(failed("cublasLtCreate"))?;
+                // SAFETY: made once, destroyed once, by the function for it.
+                Ok::<_, KernelError>(unsafe { Owned::new(made, lt::destroy_handle) })
+            },
         )?;
         Ok(Self {
             cuda: cuda.clone(),
@@ -258,60 +94,54 @@ impl Matmuls {
         })
     }
 
-    /// Gives the stream `out = alpha * left * right + beta * out`, with `bias` added to each row where the product has one. Sums are f32.
+    /// Gives the stream `out = alpha * left * right + beta * out`, with `bias` added to each row where the epilogue says so. Sums are f32.
     ///
     /// # Errors
     /// cuBLASLt has no kernel for the product, or failed.
     ///
     /// # Safety
-    /// The places, `out` and `bias` are those of matrices as `product` has them, in memory of the device that is not freed before work that
-    /// the stream has by now, and so is a workspace of another library; of a product that is captured, not before its graph. Factors are where `product` says.
+    /// Addresses are those of matrices as `desc` has them, in memory of the device that is not freed before work that
+    /// the stream has by now, and so is a workspace of another library; of a product that is captured, not before its graph. Scalars are where `desc` says.
     pub unsafe fn run(
         &self,
-        product: &Product,
-        [left, right]: [Place; 2],
+        desc: &GemmDesc,
+        [left, right]: [OperandPtr; 2],
         out: u64,
         bias: u64,
-        factors: Factors,
+        scalars: Scalars,
         workspace: &Workspace,
-    ) -> Result<(), MatmulError> {
+    ) -> Result<(), GemmError> {
         let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
-        let (alpha, beta) = match factors {
-            Factors::Host(alpha, accumulate) => (alpha, f32::from(u8::from(accumulate))),
-            Factors::Device(_) => (0.0, 0.0),
-        };
-        let [alpha, beta]: [*const c_void; 2] = match factors {
-            Factors::Host(..) => [from_ref(&alpha).cast(), from_ref(&beta).cast()],
-            Factors::Device(addresses) => addresses.map(|address| address as *const c_void),
+        let [alpha, beta]: [*const c_void; 2] = match &scalars {
+            Scalars::Host { alpha, beta } => [from_ref(alpha).cast(), from_ref(beta).cast()],
+            Scalars::Device { alpha, beta } => [*alpha as *const c_void, *beta as *const c_void],
         };
         // cuBLASLt takes a bias to be aligned as the result is.
         let alignment = alignment([left.data, right.data, out | bias]);
-        let key = (*product, alignment, workspace.bytes);
-        if planned.len() >= MOST && !planned.contains_key(&key) {
-            planned.clear();
-        }
+        let key = (*desc, alignment, workspace.bytes);
         self.cuda.foreign_work(
             || workspace.owner.clone(),
             |stream| {
+                if planned.len() >= MOST && !planned.contains_key(&key) {
+                    planned.clear();
+                }
                 let planned = match planned.entry(key) {
-                    std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-                    std::collections::hash_map::Entry::Vacant(new) => {
-                        new.insert(Planned::new(product)?)
-                    }
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Planned::new(desc)?),
                 };
-                planned.set_places(product, left.scale, right.scale, bias)?;
+                planned.set_addresses(desc, left.scale, right.scale, bias)?;
                 if planned.algorithm.is_none() {
                     let found =
-                        planned.choose(self.handle, product, (workspace.bytes, alignment))?;
+                        planned.choose(self.handle.raw(), desc, (workspace.bytes, alignment))?;
                     planned.algorithm = Some(found);
                 }
                 let algorithm = planned.algorithm.as_ref().map_or(null(), from_ref);
-                let [a, b, d] = planned.layouts;
+                let [a, b, d] = planned.raw_layouts();
                 // SAFETY: the caller's promise; descriptions live as long as `self`.
                 let done = unsafe {
                     lt::matmul(
-                        self.handle,
-                        planned.desc,
+                        self.handle.raw(),
+                        planned.desc.raw(),
                         alpha,
                         beta,
                         right.data as *const c_void,
@@ -341,8 +171,8 @@ fn alignment(addresses: [u64; 3]) -> u32 {
 }
 
 impl Planned {
-    fn new(product: &Product) -> Result<Self, KernelError> {
-        let Product {
+    fn new(desc: &GemmDesc) -> Result<Self, KernelError> {
+        let GemmDesc {
             rows,
             cols,
             k,
@@ -351,17 +181,27 @@ impl Planned {
             out,
             out_stride,
             batch,
-            bias,
-            fast,
-            device_factors,
-        } = *product;
+            epilogue,
+            fast_accum,
+            device_scalars,
+        } = *desc;
         let desc = lt::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cudaDataType_t::CUDA_R_32F,
         );
-        let mut planned = Self {
-            desc: desc.map_err(failed("cublasLtMatmulDescCreate"))?,
-            layouts: [std::ptr::null_mut(); 3],
+        let desc = desc.map_err(failed("cublasLtMatmulDescCreate"))?;
+        let inner_outer = |operand: OperandDesc, outer: usize| match operand.k_inner {
+            true => [k, outer],
+            false => [outer, k],
+        };
+        let planned = Self {
+            // SAFETY: made once, destroyed once, by the function for it.
+            desc: unsafe { Owned::new(desc, lt::destroy_matmul_desc) },
+            layouts: [
+                layout(right.dtype, inner_outer(right, cols), (batch, right.stride))?,
+                layout(left.dtype, inner_outer(left, rows), (batch, left.stride))?,
+                layout(out, [cols, rows], (batch, out_stride))?,
+            ],
             algorithm: None,
         };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
@@ -376,56 +216,22 @@ impl Planned {
             Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
             &turned(!left.k_inner),
         )?;
-        if device_factors {
+        if device_scalars {
             let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
             planned.set(Attribute::CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode)?;
         }
-        if bias {
+        if epilogue == Epilogue::Bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             planned.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            let dtype = Dtype::Bf16.raw();
+            let dtype = dtype(Dtype::Bf16);
             planned.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
         }
-        let fp8 = |side: Side| matches!(side.dtype, Dtype::E4M3 | Dtype::E5M2);
+        let fp8 = |operand: OperandDesc| matches!(operand.dtype, Dtype::E4M3 | Dtype::E5M2);
         if fp8(left) && fp8(right) {
-            planned.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(fast))?;
-        }
-        let inner_outer = |side: Side, outer: usize| match side.k_inner {
-            true => [k, outer],
-            false => [outer, k],
-        };
-        let shapes = [
-            (right.dtype, inner_outer(right, cols), right.stride),
-            (left.dtype, inner_outer(left, rows), left.stride),
-            (out, [cols, rows], out_stride),
-        ];
-        for (layout, (dtype, [inner, outer], stride)) in planned.layouts.iter_mut().zip(shapes) {
-            let ld = i64::try_from(inner).unwrap_or(i64::MAX);
-            let made = lt::create_matrix_layout(dtype.raw(), inner as u64, outer as u64, ld);
-            *layout = made.map_err(failed("cublasLtMatrixLayoutCreate"))?;
-            if batch > 1 {
-                use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
-                let count = i32::try_from(batch).unwrap_or(i32::MAX);
-                let stride = i64::try_from(stride).unwrap_or(i64::MAX);
-                // SAFETY: the layout was just made, and the values have the types of their attributes.
-                let set = unsafe {
-                    lt::set_matrix_layout_attribute(
-                        *layout,
-                        Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                        from_ref(&count).cast(),
-                        size_of_val(&count),
-                    )
-                    .and_then(|()| {
-                        lt::set_matrix_layout_attribute(
-                            *layout,
-                            Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                            from_ref(&stride).cast(),
-                            size_of_val(&stride),
-                        )
-                    })
-                };
-                set.map_err(failed("cublasLtMatrixLayoutSetAttribute"))?;
-            }
+            planned.set(
+                Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+                &i8::from(fast_accum),
+            )?;
         }
         Ok(planned)
     }
@@ -438,7 +244,7 @@ impl Planned {
         // SAFETY: the description was made, and callers give values of the type of the attribute.
         let set = unsafe {
             lt::set_matmul_desc_attribute(
-                self.desc,
+                self.desc.raw(),
                 attribute,
                 from_ref(value).cast(),
                 size_of::<T>(),
@@ -447,28 +253,32 @@ impl Planned {
         set.map_err(failed("cublasLtMatmulDescSetAttribute"))
     }
 
+    fn raw_layouts(&self) -> [sys::cublasLtMatrixLayout_t; 3] {
+        self.layouts.each_ref().map(Owned::raw)
+    }
+
     /// Where scales and the bias are.
-    fn set_places(
+    fn set_addresses(
         &self,
-        product: &Product,
+        desc: &GemmDesc,
         left: u64,
         right: u64,
         bias: u64,
     ) -> Result<(), KernelError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        if let Some(mode) = product.right.scale.mode() {
+        if let Some(mode) = scale_mode(desc.right.scale) {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
         }
-        if let Some(mode) = product.left.scale.mode() {
+        if let Some(mode) = scale_mode(desc.left.scale) {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
         }
-        if product.right.scale != Scale::None {
+        if desc.right.scale != ScaleMode::None {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right)?;
         }
-        if product.left.scale != Scale::None {
+        if desc.left.scale != ScaleMode::None {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &left)?;
         }
-        if product.bias {
+        if desc.epilogue == Epilogue::Bias {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
         Ok(())
@@ -478,23 +288,25 @@ impl Planned {
     fn choose(
         &self,
         handle: sys::cublasLtHandle_t,
-        product: &Product,
+        desc: &GemmDesc,
         (workspace, alignment): (usize, u32),
-    ) -> Result<sys::cublasLtMatmulAlgo_t, MatmulError> {
+    ) -> Result<sys::cublasLtMatmulAlgo_t, GemmError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference =
             lt::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
-        let [a, b, d] = self.layouts;
+        // SAFETY: made once, destroyed once, by the function for it.
+        let preference = unsafe { Owned::new(preference, lt::destroy_matmul_pref) };
+        let [a, b, d] = self.raw_layouts();
         let alignments = [
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
         ];
-        // SAFETY: all descriptions are alive; values have the types of their attributes; the preference is destroyed behind its last use.
+        // SAFETY: all descriptions are alive; values have the types of their attributes.
         let found = unsafe {
             let set = |attribute, value: *const c_void, bytes| {
-                lt::set_matmul_pref_attribute(preference, attribute, value, bytes)
+                lt::set_matmul_pref_attribute(preference.raw(), attribute, value, bytes)
             };
             let aligned = || {
                 alignments.into_iter().try_for_each(|attribute| {
@@ -503,34 +315,73 @@ impl Planned {
             };
             let most = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             let room = set(most, from_ref(&workspace).cast(), size_of::<usize>());
-            let found = room.and_then(|()| aligned()).and_then(|()| {
-                lt::get_matmul_algo_heuristic(handle, self.desc, a, b, d, d, preference)
-            });
-            let _ = lt::destroy_matmul_pref(preference);
-            found
+            room.and_then(|()| aligned()).and_then(|()| {
+                let (desc, preference) = (self.desc.raw(), preference.raw());
+                lt::get_matmul_algo_heuristic(handle, desc, a, b, d, d, preference)
+            })
         };
         found
             .map(|found| found.algo)
-            .map_err(|error| MatmulError::NoProduct {
-                product: product.describe(),
+            .map_err(|error| GemmError::NoKernel {
+                product: desc.describe(),
                 alignment,
                 why: format!("{:?}", error.0),
             })
     }
 }
 
-impl Drop for Matmuls {
+impl Drop for CublasLt {
     fn drop(&mut self) {
-        self.planned
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-        let handle = self.handle;
+        let planned = self
+            .planned
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (planned, handle) = (take(planned), &mut self.handle);
+        // Behind the work of the stream, with the device current.
         self.cuda.free_foreign(|| {
-            // SAFETY: made once, destroyed once. Nobody is left to hear of one that stays.
-            let _ = unsafe { lt::destroy_handle(handle) };
+            drop(planned);
+            handle.destroy();
         });
+        // Where the device failed or this thread captures, what runs may still use it.
+        handle.leak();
     }
+}
+
+/// A matrix of `batch` ones, each `stride` entries after the one before it, described to cuBLASLt.
+fn layout(
+    of: Dtype,
+    [inner, outer]: [usize; 2],
+    (batch, stride): (usize, usize),
+) -> Result<Handle<sys::cublasLtMatrixLayout_t>, KernelError> {
+    let ld = i64::try_from(inner).unwrap_or(i64::MAX);
+    let made = lt::create_matrix_layout(dtype(of), inner as u64, outer as u64, ld);
+    let made = made.map_err(failed("cublasLtMatrixLayoutCreate"))?;
+    // SAFETY: made once, destroyed once, by the function for it.
+    let layout = unsafe { Owned::new(made, lt::destroy_matrix_layout) };
+    if batch > 1 {
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let count = i32::try_from(batch).unwrap_or(i32::MAX);
+        let stride = i64::try_from(stride).unwrap_or(i64::MAX);
+        // SAFETY: the layout was just made, and the values have the types of their attributes.
+        let set = unsafe {
+            lt::set_matrix_layout_attribute(
+                layout.raw(),
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                from_ref(&count).cast(),
+                size_of_val(&count),
+            )
+            .and_then(|()| {
+                lt::set_matrix_layout_attribute(
+                    layout.raw(),
+                    Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                    from_ref(&stride).cast(),
+                    size_of_val(&stride),
+                )
+            })
+        };
+        set.map_err(failed("cublasLtMatrixLayoutSetAttribute"))?;
+    }
+    Ok(layout)
 }
 
 fn failed(call: &'static str) -> impl Fn(CublasError) -> KernelError {
@@ -542,31 +393,7 @@ fn failed(call: &'static str) -> impl Fn(CublasError) -> KernelError {
 
 #[cfg(test)]
 mod tests {
-    use super::{Dtype, Product, Scale, Side, alignment};
-
-    #[test]
-    fn bytes_are_those_of_the_sides() {
-        let side = |dtype| Side {
-            dtype,
-            scale: Scale::Tensor,
-            k_inner: true,
-            stride: 0,
-        };
-        let product = Product {
-            rows: 3,
-            cols: 5,
-            k: 7,
-            left: side(Dtype::E4M3),
-            right: side(Dtype::E2M1),
-            out: Dtype::Bf16,
-            out_stride: 0,
-            batch: 1,
-            bias: false,
-            fast: false,
-            device_factors: false,
-        };
-        assert_eq!(product.bytes(), [21, 18, 30]);
-    }
+    use super::alignment;
 
     #[test]
     fn an_alignment_is_that_of_the_worst_address_and_at_most_256() {

@@ -3,63 +3,61 @@
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, Recipe};
-//! use lowp_gemm::table::{Pass, Product};
+//! use lowp_gemm::table::{GemmKind, Pass};
 //!
 //! let hopper = (9, 0);
 //! for recipe in AnyRecipe::all() {
 //!     for pass in Pass::ALL {
-//!         let product = Product::of_recipe(&recipe, pass, hopper);
-//!         println!("{}: {} in {}", recipe.name(), pass.name(), product.describe());
+//!         let kind = GemmKind::of_recipe(&recipe, pass, hopper);
+//!         println!("{}: {} in {}", recipe.name(), pass.name(), kind.describe());
 //!         // Ampere multiplies no codes.
-//!         assert_eq!(Product::of_recipe(&recipe, pass, (8, 0)), Product::Bf16);
+//!         assert_eq!(GemmKind::of_recipe(&recipe, pass, (8, 0)), GemmKind::Bf16);
 //!     }
 //! }
 //! ```
 //!
-//! Products themselves need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13` or `.12`, in the folders that the loader
-//! searches (`LD_LIBRARY_PATH`), or the one that the process has loaded already, as PyTorch's has.
+//! Products themselves need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13`
+//! or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the one that the process has loaded already, as PyTorch's has.
 //!
 //! ```no_run
 //! # #[cfg(feature = "cuda")]
-//! # fn main() -> Result<(), lowp_gemm::MatmulError> {
+//! # fn main() -> Result<(), lowp_gemm::GemmError> {
 //! use lowp_kernels::{Backend, Cuda};
-//! use lowp_gemm::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, WORKSPACE, Workspace};
+//! use lowp_gemm::{CublasLt, Dtype, GemmDesc, OperandDesc, OperandPtr, Scalars, Workspace};
 //!
 //! let cuda = Cuda::new(0)?;
-//! let (matmuls, workspace) = (Matmuls::new(&cuda)?, Workspace::from(cuda.alloc(WORKSPACE)?));
+//! let (cublaslt, workspace) = (CublasLt::new(&cuda)?, Workspace::from(cuda.alloc(Workspace::BYTES)?));
 //! // y[8, 16] = x[8, 32] w[16, 32]^T, whose contracted axis is the inner one of both.
-//! let values = Side { dtype: Dtype::F32, scale: Scale::None, k_inner: true, stride: 0 };
-//! let (rows, cols, k) = (8, 16, 32);
-//! let product = Product {
-//!     rows, cols, k,
-//!     left: values, right: values, out: Dtype::F32, out_stride: 0, batch: 1,
-//!     bias: false, fast: false, device_factors: false,
-//! };
+//! let desc = GemmDesc::new([8, 16, 32], [OperandDesc::plain(Dtype::F32, true); 2], Dtype::F32);
 //! let (x, w, y) = (cuda.upload(&[1.0f32; 8 * 32])?, cuda.upload(&[0.5f32; 16 * 32])?, cuda.alloc::<f32>(8 * 16)?);
-//! let places = [Place::values(x.pointer()), Place::values(w.pointer())];
+//! let operands = [&x, &w].map(|values| OperandPtr::values(values.pointer()));
 //! // SAFETY: the buffers have these shapes, and live until the work is done.
-//! unsafe { matmuls.run(&product, places, y.pointer(), 0, Factors::Host(1.0, false), &workspace)? };
+//! unsafe { cublaslt.run(&desc, operands, y.pointer(), 0, Scalars::ONE, &workspace)? };
 //! assert_eq!(cuda.download(&y)?, [16.0; 8 * 16]);
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "cuda"))]
 //! # fn main() {}
 //! ```
+
 #[cfg(feature = "cuda")]
 mod cublaslt;
-#[cfg(feature = "cuda")]
+mod desc;
 mod error;
 #[cfg(feature = "cuda")]
 mod operand;
+#[cfg(any(feature = "cuda", test))]
+mod owned;
 pub mod table;
 #[cfg(feature = "cuda")]
 mod workspace;
 
 #[cfg(feature = "cuda")]
-pub use cublaslt::{Dtype, Factors, Matmuls, Place, Product, Scale, Side};
+pub use cublaslt::CublasLt;
+pub use desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
+pub use error::GemmError;
 #[cfg(feature = "cuda")]
-pub use error::MatmulError;
+pub use operand::{Operand, OperandPtr};
+pub use table::GemmKind;
 #[cfg(feature = "cuda")]
-pub use operand::Ready;
-#[cfg(feature = "cuda")]
-pub use workspace::{WORKSPACE, Workspace};
+pub use workspace::Workspace;

@@ -1,4 +1,4 @@
-//! Transformers that train on GPUs: weights live in a recipe's codes, sharded as a [`lowp_candle::ShardedModel`] has them, and
+//! Transformers that train on GPUs: weights live in a recipe's codes, sharded as a [`lowp_fsdp::ShardedModel`] has them, and
 //! activations and gradients in bf16; none of them leaves the device.
 //!
 //! A linear layer multiplies what it holds. Where the hardware multiplies codes, it gets them ([`lowp_gemm::table`] says which); elsewhere

@@ -3,8 +3,8 @@
 mod attention;
 mod block;
 mod error;
+mod gemms;
 mod linear;
-mod matmul;
 mod model;
 mod module;
 mod ops;
