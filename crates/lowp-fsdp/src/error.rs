@@ -1,7 +1,7 @@
 //! [`ModelError`]: what can be wrong with a sharded model.
 
 use lowp_checkpoint::CheckpointError;
-use lowp_format::FormatError;
+use lowp_format::{FormatError, Shape};
 use lowp_kernels::KernelError;
 use lowp_optim::OptimError;
 use lowp_shard::ShardError;
@@ -28,16 +28,30 @@ pub enum ModelError {
         /// Which, and how they differ.
         source: Box<FormatMismatch>,
     },
-    /// A variable that the loss does not depend on.
-    #[error("variable '{name}' has no gradient; use it in the loss, or leave it out of the model")]
-    NoGradient {
-        /// Its name.
-        name: String,
+    /// A weight whose gradient has nowhere to go.
+    #[error("no optimizer is connected to this weight")]
+    NotConnected,
+    /// A gradient of another length than its parameter.
+    #[error("a gradient of {found} values for a {shape} weight")]
+    GradientLength {
+        /// Its values.
+        found: usize,
+        /// The weight.
+        shape: Shape,
     },
-    /// Gradients of candle variables for a model that has none.
+    /// A thread panicked over a weight.
+    #[error("a thread failed while it used a {shape} weight")]
+    PoisonedWeight {
+        /// The weight.
+        shape: Shape,
+    },
+    /// A thread panicked over the casts of a layer.
+    #[error("a thread failed in a cast")]
+    PoisonedCast,
+    /// Values or gradients on the host, of variables that are on the backend.
     #[error(
         "the variables of this model are buffers of its backend: give their gradients by `push_var_gradient` and end with \
-         `finish_micro_batch`, or build it with `VarPlace::Candle`"
+         `finish_micro_batch`, or build it with `VarPlace::Host`"
     )]
     VarsOnBackend,
     /// A micro-batch failed, or was left, after its backward pass reduced gradients.
@@ -74,7 +88,4 @@ pub enum ModelError {
     /// A shape is wrong.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// candle failed.
-    #[error(transparent)]
-    Candle(#[from] candle_core::Error),
 }

@@ -14,6 +14,7 @@ const ORDER: &[&str] = &[
     "lowp-checkpoint",
     "lowp-nccl",
     "lowp-optim",
+    "lowp-fsdp",
     "lowp-candle",
     "lowp-transformer",
     "lowp-python",
