@@ -32,7 +32,7 @@ const SUBJECTS: [Subject; 3] = [
         package: "lowp-shard",
         rounds: &[
             &["lowp-shard"],
-            &["lowp-tests", "lowp-optim", "lowp-candle"],
+            &["lowp-tests", "lowp-optim", "lowp-fsdp", "lowp-candle"],
         ],
         bar: 90.0,
     },

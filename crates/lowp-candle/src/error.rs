@@ -1,80 +1,48 @@
-//! [`ModelError`]: what can be wrong with a sharded model.
+//! [`CandleError`]: what can be wrong with a sharded model that candle runs.
 
-use lowp_checkpoint::CheckpointError;
 use lowp_format::FormatError;
+use lowp_fsdp::ModelError;
 use lowp_kernels::KernelError;
 use lowp_optim::OptimError;
 use lowp_shard::ShardError;
 use thiserror::Error;
 
-use crate::FormatMismatch;
-
-/// What is wrong, with the layer where one layer is the cause.
+/// What is wrong.
 #[derive(Debug, Error)]
-pub enum ModelError {
-    /// A parameter that cannot be made.
-    #[error("{name}: {source}")]
-    Param {
-        /// The parameter's name.
-        name: String,
-        /// What is wrong with it.
-        source: Box<OptimError>,
-    },
-    /// Products of a layer would read operands in different formats.
-    #[error("layer '{name}': {source}")]
-    Formats {
-        /// The layer's name.
-        name: String,
-        /// Which, and how they differ.
-        source: Box<FormatMismatch>,
-    },
+pub enum CandleError {
     /// A variable that the loss does not depend on.
     #[error("variable '{name}' has no gradient; use it in the loss, or leave it out of the model")]
     NoGradient {
         /// Its name.
         name: String,
     },
-    /// Gradients of candle variables for a model that has none.
-    #[error(
-        "the variables of this model are buffers of its backend: give their gradients by `push_var_gradient` and end with \
-         `finish_micro_batch`, or build it with `VarPlace::Candle`"
-    )]
-    VarsOnBackend,
-    /// A micro-batch failed, or was left, after its backward pass reduced gradients.
-    #[error(
-        "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `add_gradients`; \
-         call `discard_gradients` on every rank and run all micro-batches of the step again"
-    )]
-    UnfinishedMicroBatch {
-        /// Linear layers that hold some of its gradients.
-        layers: usize,
-        /// All linear layers.
-        total: usize,
-    },
-    /// Gradients that belong to no step yet.
-    #[error(
-        "{added} micro-batches were added since the last step and would be lost; call `finish_step` or `discard_gradients` first"
-    )]
-    AddedMicroBatches {
-        /// Micro-batches.
-        added: usize,
-    },
-    /// A checkpoint is damaged, or of another model.
+    /// The sharded model failed.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// The optimizer failed.
-    #[error(transparent)]
-    Optim(#[from] OptimError),
-    /// A collective or a gather failed.
-    #[error(transparent)]
-    Shard(#[from] ShardError),
-    /// A kernel rejected its job.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// A shape is wrong.
-    #[error(transparent)]
-    Format(#[from] FormatError),
+    Model(#[from] ModelError),
     /// candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+/// What stands below a sharded model.
+macro_rules! from {
+    ($($error:ty),+) => {$(
+        impl From<$error> for CandleError {
+            fn from(error: $error) -> Self {
+                Self::Model(error.into())
+            }
+        }
+    )+};
+}
+
+from!(FormatError, KernelError, OptimError, ShardError);
+
+/// As candle's operations report it.
+impl From<CandleError> for candle_core::Error {
+    fn from(error: CandleError) -> Self {
+        match error {
+            CandleError::Candle(error) => error,
+            other => candle_core::Error::wrap(other),
+        }
+    }
 }

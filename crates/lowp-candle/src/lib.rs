@@ -3,8 +3,8 @@
 //! A [`QuantLinear`] is a linear layer whose weight is not a candle variable: it is fetched when the layer runs
 //! ([`WeightSource::with_weight`], once forward and once backward), used, and given back; the weight's gradient goes
 //! to a sink instead of candle's gradient store. Between the two calls nothing holds the full weight, which is what
-//! lets a rank own only a low-precision shard of it: layers take turns in the memory that it is gathered and decoded in
-//! ([`LayerMemory`]). A [`ShardedModel`] is all of a rank's parameters; `lowp train` builds a transformer on it.
+//! lets a rank own only a low-precision shard of it. [`layers`] are those over the weights of a [`lowp_fsdp::ShardedModel`], and
+//! [`CandleVars`] its other parameters; `lowp train` builds a transformer on them.
 //!
 //! Each rank is a thread. Set `CANDLE_NUM_THREADS=1` before the first tensor is made: candle's worker pool is shared by
 //! all threads of the process and waits by spinning.
@@ -22,35 +22,15 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
-mod builder;
-mod checkpoint;
 pub mod custom_op;
 mod error;
-mod formats;
 mod gemm;
-mod gradients;
-mod held;
 mod linear;
-mod memory;
 mod memory_weight;
-mod operand;
-mod plain_vars;
-mod saving;
-mod sharded_model;
-mod sharded_weight;
-mod spec;
-mod switch;
+mod model;
 
-pub use checkpoint::about_recipe;
-pub use error::ModelError;
-pub use formats::{FormatMismatch, check_formats};
+pub use error::CandleError;
 pub use gemm::{MatMut, MatRef, matmul, product};
-pub use gradients::Gradients;
-pub use linear::{Exact, Linear, OperandCast, OperandRole, QuantLinear, WeightSource};
-pub use memory::LayerMemory;
+pub use linear::{Exact, Linear, OperandCast, QuantLinear, WeightSource};
 pub use memory_weight::MemoryWeight;
-pub use operand::{OperandEncode, OperandPlan, PassState, RecipeOperands};
-pub use plain_vars::VarPlace;
-pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
-pub use sharded_weight::ShardedWeight;
-pub use spec::{LinearSpec, VarSpec};
+pub use model::{CandleVars, layers};

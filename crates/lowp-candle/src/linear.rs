@@ -4,6 +4,7 @@ use crate::custom_op::{output, values, with_values};
 use crate::gemm::{MatRef, product};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use lowp_format::Phase;
+use lowp_fsdp::OperandRole;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -32,23 +33,6 @@ pub trait WeightSource: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the reduction over the ranks reports.
     fn sink_gradient(&self, gradient: Vec<f32>) -> Result<()>;
-}
-
-/// The operands of a layer's three products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OperandRole {
-    /// `x` in `y = x W^T`: blocks along the features.
-    Input,
-    /// `x` in `dW = dy^T x`: blocks along the tokens.
-    InputForWeightGrad,
-    /// `dy` in `dx = dy W`: blocks along the features.
-    Gradient,
-    /// `dy` in `dW = dy^T x`: blocks along the tokens.
-    GradientForWeightGrad,
-    /// `W` in `y = x W^T`: blocks along the input features.
-    Weight,
-    /// `W` in `dx = dy W`: blocks along the output features.
-    WeightForInputGrad,
 }
 
 /// Quantizes an operand as the recipe says and returns what the product reads: the decoded values.

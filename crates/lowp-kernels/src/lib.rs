@@ -72,7 +72,9 @@ pub use backend::Backend;
 pub use buffer::DeviceBuffer;
 pub use cpu::{Cpu, CpuBuffer, CpuGraph, CpuPlan, CpuRead, CpuWrite};
 #[cfg(feature = "cuda")]
-pub use cuda::{Cuda, CudaBuffer, CudaEvent, CudaGraph, CudaMark, CudaPlan};
+pub use cuda::{
+    Cuda, CudaBuffer, CudaEvent, CudaFunction, CudaGraph, CudaLibrary, CudaMark, CudaPlan,
+};
 pub use element::Element;
 pub use error::KernelError;
 pub use job::{

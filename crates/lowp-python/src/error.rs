@@ -71,4 +71,4 @@ macro_rules! from {
 from!(FormatError, KernelError, OptimError, ShardError);
 
 #[cfg(feature = "cuda")]
-from!(lowp_matmul::MatmulError);
+from!(lowp_gemm::GemmError);

@@ -2,7 +2,9 @@
 
 #![expect(unsafe_code, reason = "passes on addresses of PyTorch")]
 
-use lowp_matmul::{Dtype, Factors, Matmuls, Place, Product, Scale, Side, Workspace};
+use lowp_gemm::{
+    CublasLt, Dtype, Epilogue, GemmDesc, OperandDesc, OperandPtr, Scalars, ScaleMode, Workspace,
+};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -14,7 +16,7 @@ type OperandArg<'a> = (MemoryArg, MemoryArg, &'a str);
 /// The products of a stream of a GPU. Each is planned once.
 #[pyclass(frozen, module = "lowp._lowp")]
 pub(crate) struct Products {
-    of: Matmuls,
+    of: CublasLt,
     /// Number of the GPU.
     device: i64,
 }
@@ -30,7 +32,7 @@ impl Products {
                 "products of codes on {device:?}; they are for GPUs"
             )));
         };
-        let of = Matmuls::new(cuda)?;
+        let of = CublasLt::new(cuda)?;
         let device = cuda.number();
         Ok(Self { of, device })
     }
@@ -51,28 +53,24 @@ impl Products {
         workspace: MemoryArg,
     ) -> Result<(), Error> {
         let (rows, cols, depth) = sides;
-        let product = Product {
-            rows,
-            cols,
-            k: depth,
-            left: side(left.2)?,
-            right: side(right.2)?,
-            out: dtype_of(dtype)?,
-            out_stride: 0,
-            batch: 1,
-            bias: bias.is_some(),
-            fast,
-            device_factors: false,
+        let operands = [operand(left.2)?, operand(right.2)?];
+        let desc = GemmDesc {
+            epilogue: match bias {
+                Some(_) => Epilogue::Bias,
+                None => Epilogue::None,
+            },
+            fast_accum: fast,
+            ..GemmDesc::new([rows, cols, depth], operands, dtype_of(dtype)?)
         };
-        let [of_left, of_right, of_out] = product.bytes();
-        let place = |operand: &OperandArg<'_>, bytes: usize, what: &str| -> Result<Place, Error> {
+        let [of_left, of_right, of_out] = desc.bytes();
+        let ptr = |operand: &OperandArg<'_>, bytes, what: &str| -> Result<OperandPtr, Error> {
             let data = self.address(&operand.0, bytes, what)?;
             let scale = self.address(&operand.1, 4, "the scale of an operand")?;
-            Ok(Place { data, scale })
+            Ok(OperandPtr { data, scale })
         };
-        let places = [
-            place(&left, of_left, "the left operand")?,
-            place(&right, of_right, "the right operand")?,
+        let ptrs = [
+            ptr(&left, of_left, "the left operand")?,
+            ptr(&right, of_right, "the right operand")?,
         ];
         let out = self.address(&out, of_out, "the result")?;
         let bias = match &bias {
@@ -86,14 +84,8 @@ impl Products {
         // SAFETY: addresses are those of contiguous tensors with so many bytes on this device, which the package holds for the call;
         // PyTorch reuses memory of a stream behind the work of that stream.
         Ok(unsafe {
-            self.of.run(
-                &product,
-                places,
-                out,
-                bias,
-                Factors::Host(1.0, false),
-                &workspace,
-            )
+            self.of
+                .run(&desc, ptrs, out, bias, Scalars::ONE, &workspace)
         }?)
     }
 }
@@ -128,12 +120,10 @@ impl Products {
 }
 
 /// An operand whose contracted axis is the inner one.
-fn side(dtype: &str) -> Result<Side, Error> {
-    Ok(Side {
-        dtype: dtype_of(dtype)?,
-        scale: Scale::Tensor,
-        k_inner: true,
-        stride: 0,
+fn operand(dtype: &str) -> Result<OperandDesc, Error> {
+    Ok(OperandDesc {
+        scale: ScaleMode::Tensor,
+        ..OperandDesc::plain(dtype_of(dtype)?, true)
     })
 }
 

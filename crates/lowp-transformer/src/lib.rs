@@ -1,25 +1,17 @@
-//! Transformers that train on GPUs: weights live in a recipe's codes, sharded as a [`lowp_candle::ShardedModel`] has them, and
+//! Transformers that train on GPUs: weights live in a recipe's codes, sharded as a [`lowp_fsdp::ShardedModel`] has them, and
 //! activations and gradients in bf16; none of them leaves the device.
 //!
-//! A linear layer multiplies what it holds. Where the hardware multiplies codes, it gets them ([`product`] is the table of that);
-//! elsewhere operands are decoded to bf16 first. Norms, softmax and the loss are f32 arithmetic.
+//! A linear layer multiplies what it holds. Where the hardware multiplies codes, it gets them ([`lowp_gemm::table`] says which); elsewhere
+//! operands are decoded to bf16 first. Norms, softmax and the loss are f32 arithmetic.
 //!
 //! ```
-//! use lowp_format::{AnyRecipe, Recipe};
-//! use lowp_transformer::product::{Pass, Product};
+//! use lowp_transformer::{Block, Sizes};
 //!
-//! let hopper = (9, 0);
-//! for recipe in AnyRecipe::all() {
-//!     for pass in Pass::ALL {
-//!         let product = Product::of_recipe(&recipe, pass, hopper);
-//!         println!("{}: {} in {}", recipe.name(), pass.name(), product.describe());
-//!         // Ampere multiplies no codes.
-//!         assert_eq!(Product::of_recipe(&recipe, pass, (8, 0)), Product::Bf16);
-//!     }
-//! }
+//! let sizes = Sizes { dim: 256, layers: 2, heads: 4, seq: 128, vocab: 512, block: Block::Gpt };
+//! assert_eq!(sizes.linears()[..2], [[768, 256], [256, 256]]);
+//! // A head of 8 values is too narrow for a GPU.
+//! assert!(Sizes { heads: 32, ..sizes }.check().is_err());
 //! ```
-
-pub mod product;
 
 #[cfg(feature = "cuda")]
 mod cuda;

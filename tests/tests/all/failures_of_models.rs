@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use lowp_candle::{
-    LinearSpec, ModelError, ModelOptions, ShardedModel, ShardedWeight, Sharding, VarSpec,
-    WeightSource,
-};
+use lowp_candle::{CandleError, CandleVars, WeightSource, layers};
 use lowp_format::{AnyRecipe, Phase, RecipeOptions};
+use lowp_fsdp::{
+    LinearSpec, ModelOptions, ShardedModel, ShardedWeight, Sharding, VarPlace, VarSpec,
+};
 use lowp_kernels::Backend;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Init, LocalComm, Mesh, MeshComm};
@@ -18,9 +18,13 @@ const DIM: usize = 32;
 /// Scales of blocks, of tensors, and of the past.
 const RECIPES: [&str; 3] = ["mxfp8", "nvfp4-2d", "fp8-delayed"];
 
-type Model = ShardedModel<Queued, AnyRecipe>;
+/// A model that candle runs.
+struct Model {
+    sharded: ShardedModel<Queued, AnyRecipe>,
+    vars: CandleVars,
+}
 
-fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError> {
+fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, CandleError> {
     let mesh = MeshComm::new(Mesh::sharded(comm.world_size()), comm.clone())?;
     let recipe = AnyRecipe::from_name(name, &RecipeOptions::default())?;
     let linears = [LinearSpec {
@@ -43,10 +47,11 @@ fn model(name: &str, backend: &Queued, comm: &Comm) -> Result<Model, ModelError>
         grads: GradBucketOptions::default(),
         seed: 1,
         group: Group::default(),
-        threads: 1,
-        vars: lowp_candle::VarPlace::Candle,
+        vars: VarPlace::Host,
     };
-    ShardedModel::new(backend, &mesh, |_| recipe, &linears, &vars, options)
+    let mut sharded = ShardedModel::new(backend, &mesh, |_| recipe, &linears, &vars, options)?;
+    let vars = CandleVars::new(&mut sharded)?;
+    Ok(Model { sharded, vars })
 }
 
 fn solo(name: &str) -> (Queued, Model) {
@@ -56,26 +61,27 @@ fn solo(name: &str) -> (Queued, Model) {
     (backend, model)
 }
 
-fn forward(model: &Model, value: f32) -> Result<Tensor, ModelError> {
+fn forward(model: &Model, value: f32) -> Result<Tensor, CandleError> {
     let x = Tensor::full(value, (DIM, DIM), &Device::Cpu)?;
-    Ok(model.layers()[0].forward(&x)?)
+    Ok(layers(&model.sharded, 1)[0].forward(&x)?)
 }
 
 /// One micro-batch that is discarded, then a step.
-fn train(model: &mut Model) -> Result<(), ModelError> {
+fn train(Model { sharded, vars }: &mut Model) -> Result<(), CandleError> {
     for kept in [false, true] {
-        model.begin(0, 0, true)?;
+        sharded.begin(0, 0, true)?;
         let x = Var::ones((DIM, DIM), DType::F32, &Device::Cpu)?;
-        let y = model.layers()[0].forward(&x)?;
-        let y = y.broadcast_mul(&model.vars()[0])?;
+        let y = layers(sharded, 1)[0].forward(&x)?;
+        let y = y.broadcast_mul(&vars.vars()[0])?;
         let store = y.sum_all()?.backward()?;
         if kept {
-            model.add_gradients(&store)?;
+            vars.add_gradients(sharded, &store)?;
         } else {
-            model.discard_gradients()?;
+            sharded.discard_gradients()?;
         }
     }
-    model.finish_step(&StepOptions::default()).map(drop)
+    let step = StepOptions::default();
+    vars.finish_step(sharded, &step).map(drop)
 }
 
 #[test]
@@ -83,7 +89,7 @@ fn a_new_model_fails_on_every_rank() {
     for name in RECIPES {
         let calls = at_every_call(
             |backend, _| Ok(backend.clone()),
-            |backend, comm| -> Result<(), ModelError> {
+            |backend, comm| -> Result<(), CandleError> {
                 model(name, backend, comm)?;
                 // A rank whose part was done hears of it in the next collective call.
                 Ok(comm.control().barrier()?)
@@ -107,7 +113,7 @@ fn an_audit_fails_on_every_rank() {
     for name in RECIPES {
         let build = |backend: &Queued, comm: &Comm| model(name, backend, comm);
         let calls = at_every_call(build, |model, _| {
-            assert_eq!(model.audit()?, []);
+            assert_eq!(model.sharded.audit()?, []);
             Ok(())
         });
         assert!(calls >= 10, "{name}: {calls} calls");
@@ -119,7 +125,7 @@ fn an_audit_fails_on_every_rank() {
 fn a_call_that_failed_holds_no_weight() {
     type Weight = ShardedWeight<Queued, AnyRecipe>;
     let fetch = |weight: &Weight, phase| weight.with_weight(phase, &mut |_| Ok(()));
-    let compare = |weight: &Weight, backend: &Queued| -> Result<(), ModelError> {
+    let compare = |weight: &Weight, backend: &Queued| -> Result<(), CandleError> {
         let master = backend.upload(&[0.0; DIM * DIM])?;
         Ok(weight.audit(&master, None).map(drop)?)
     };
@@ -128,12 +134,12 @@ fn a_call_that_failed_holds_no_weight() {
             let mut failed = 0;
             for call in 1.. {
                 let (backend, model) = solo("mxfp8");
-                let weight = model.weight(0).expect("a layer");
+                let weight = model.sharded.weight(0).expect("a layer");
                 backend.fail_at(call);
                 let result = if audited {
                     compare(weight, &backend)
                 } else {
-                    fetch(weight, phase).map_err(ModelError::from)
+                    fetch(weight, phase).map_err(CandleError::from)
                 };
                 if result.is_ok() {
                     break;

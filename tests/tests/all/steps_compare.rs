@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use lowp_candle::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_format::{AnyRecipe, Phase, ReshardAfterForward};
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Cpu, GradPart};
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Init, Mesh, MeshComm, run_ranks};
@@ -24,7 +24,6 @@ fn part(gathers: [usize; 2], grads: [usize; 2]) -> GradPart {
         },
         seed: 7,
         group: Group::default(),
-        threads: 1,
         vars: VarPlace::Backend,
     };
     let layer = |name: &str| LinearSpec {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
-use lowp_candle::{ModelError, ModelOptions, ShardedModel, Sharding, VarSpec};
+use lowp_candle::{CandleError, CandleVars};
 use lowp_format::{AnyRecipe, RecipeOptions, ReshardAfterForward};
+use lowp_fsdp::{ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec};
 use lowp_kernels::Cpu;
 use lowp_optim::Group;
 use lowp_shard::{Communicator, GradBucketOptions, Init, LocalComm, Mesh, MeshComm};
@@ -29,8 +30,7 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
         grads: GradBucketOptions::default(),
         seed: 1,
         group: Group::default(),
-        threads: 1,
-        vars: lowp_candle::VarPlace::Candle,
+        vars: VarPlace::Host,
     };
     let recipe = AnyRecipe::from_name("fp32", &RecipeOptions::default())?;
     ShardedModel::new(&Cpu, &mesh, |_| recipe, &[], &vars, options)
@@ -40,15 +40,16 @@ fn model(comm: &Arc<dyn Communicator<Cpu>>) -> Result<ShardedModel<Cpu, AnyRecip
 fn a_variable_without_a_gradient_is_an_error_on_every_rank() {
     let world = LocalComm::world(&Cpu, 3, TIMEOUT).into_iter();
     let world: Vec<Arc<dyn Communicator<Cpu>>> = world.map(|comm| Arc::new(comm) as _).collect();
-    let rank = |rank: usize, comm: &Arc<dyn Communicator<Cpu>>| -> Result<(), ModelError> {
+    let rank = |rank: usize, comm: &Arc<dyn Communicator<Cpu>>| -> Result<(), CandleError> {
         let mut model = model(comm)?;
+        let vars = CandleVars::new(&mut model)?;
         let other = Var::zeros(8, DType::F32, &Device::Cpu)?;
-        let var: &Tensor = if rank == 1 { &other } else { &model.vars()[0] };
+        let var: &Tensor = if rank == 1 { &other } else { &vars.vars()[0] };
         let store = var.sum_all()?.backward()?;
-        model.add_gradients(&store)
+        vars.add_gradients(&mut model, &store)
     };
     let started = Instant::now();
-    let results: Vec<Result<(), ModelError>> = std::thread::scope(|scope| {
+    let results: Vec<Result<(), CandleError>> = std::thread::scope(|scope| {
         let ranks = world.iter().enumerate();
         let threads: Vec<_> = ranks
             .map(|(number, comm)| scope.spawn(move || rank(number, comm)))

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor, Var};
-use lowp_candle::{
-    Linear, LinearSpec, ModelError, ModelOptions, Passes, ShardedModel, Sharding, VarSpec,
-    WeightBytes,
-};
+use lowp_candle::{CandleError, CandleVars, Linear, layers};
 use lowp_format::{
     AnyRecipe, BufferKey, GatherStep, PhasePlans, Recipe, RecipeOptions, RowCuts, Shape, Transport,
     Usage,
+};
+use lowp_fsdp::{
+    LinearSpec, ModelOptions, Passes, ShardedModel, Sharding, VarPlace, VarSpec, WeightBytes,
 };
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
@@ -86,14 +86,14 @@ fn bytes(
             },
             seed: 7,
             group: Group::default(),
-            threads: 1,
-            vars: lowp_candle::VarPlace::Candle,
+            vars: VarPlace::Host,
         };
         let (linears, vars) = (linears(blocks), vars());
         let of = |_: &LinearSpec| recipe;
         let mut model = ShardedModel::new(&Cpu, &mesh, of, &linears, &vars, options)?;
-        let layers = model.layers();
-        let scale = model.vars()[0].clone();
+        let vars = CandleVars::new(&mut model)?;
+        let layers = layers(&model, 1);
+        let scale = vars.vars()[0].clone();
         let x = Init::Normal(1.0).rows(1, rank as u64, 0..TOKENS, DIM);
         // A variable: only what depends on one has a backward pass.
         let x = Var::from_vec(x, (TOKENS, DIM), &Device::Cpu)?;
@@ -101,11 +101,11 @@ fn bytes(
         for step in 0..steps {
             model.begin(step, (rank * TOKENS) as u64, true)?;
             let gradients = loss(&layers, &scale, &x)?.backward()?;
-            model.add_gradients(&gradients)?;
-            model.finish_step(&StepOptions::default())?;
+            vars.add_gradients(&mut model, &gradients)?;
+            vars.finish_step(&mut model, &StepOptions::default())?;
             after.push(model.weight_bytes(Passes::default())?);
         }
-        Ok::<_, ModelError>(after)
+        Ok::<_, CandleError>(after)
     })
     .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()))
 }

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor, Var};
-use lowp_candle::{
-    Gradients, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarSpec,
-};
+use lowp_candle::{CandleError, CandleVars, layers};
 use lowp_format::{AnyRecipe, Recipe, RecipeOptions, ReshardAfterForward};
+use lowp_fsdp::{
+    Gradients, LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace, VarSpec,
+};
 use lowp_kernels::{Backend, Cpu, CpuBuffer};
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{Communicator, GradBucketOptions, GradParam, Init, Mesh, MeshComm, run_ranks};
@@ -57,6 +58,7 @@ type Scales = (Vec<Option<Vec<f32>>>, Vec<f32>);
 struct Model {
     mesh: MeshComm<Cpu>,
     sharded: ShardedModel<Cpu, AnyRecipe>,
+    vars: CandleVars,
     broken: Arc<AtomicBool>,
     /// The gradients of this rank's rows, by layer.
     gradients: Vec<CpuBuffer<f32>>,
@@ -69,7 +71,7 @@ impl Model {
         recipe: AnyRecipe,
         rank: usize,
         comm: Arc<dyn Communicator<Cpu>>,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self, CandleError> {
         let world = comm.world_size();
         let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
         let linears = ["first", "second"].map(|name| LinearSpec {
@@ -92,12 +94,12 @@ impl Model {
             grads: GradBucketOptions::default(),
             seed: 7,
             group: Group::default(),
-            threads: 1,
-            vars: lowp_candle::VarPlace::Candle,
+            vars: VarPlace::Host,
         };
-        let sharded = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars, options)?;
+        let mut sharded = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &vars, options)?;
         Ok(Self {
             mesh,
+            vars: CandleVars::new(&mut sharded)?,
             sharded,
             broken: Arc::default(),
             gradients: Vec::new(),
@@ -107,7 +109,7 @@ impl Model {
     }
 
     /// Reads gradients where the reduction leaves them, instead of in the optimizer.
-    fn watch(&mut self) -> Result<(), ModelError> {
+    fn watch(&mut self) -> Result<(), CandleError> {
         for layer in 0..2 {
             let weight = self.sharded.weight(layer).expect("a layer");
             let rows = Cpu.alloc::<f32>(weight.element_ranges()[self.rank].len())?;
@@ -130,34 +132,34 @@ impl Model {
     }
 
     /// The backward pass of micro-batch `number`; the last value says whether it may finish.
-    fn micro_batch(&mut self, number: u64, finish: bool) -> Result<(), ModelError> {
+    fn micro_batch(&mut self, number: u64, finish: bool) -> Result<(), CandleError> {
         self.begin(number)?;
         let values = |stream: u64| {
             let stream = stream + 10 * number + 1000 * self.rank as u64;
             let values = Init::Normal(1.0).rows(3, stream, 0..TOKENS, DIM);
             Tensor::from_vec(values, (TOKENS, DIM), &Device::Cpu)
         };
-        let layers = self.sharded.layers();
+        let layers = layers(&self.sharded, 1);
         let x = Var::from_tensor(&values(0)?)?;
         let fragile = Fragile {
             broken: self.broken.clone(),
         };
-        let gain = self.sharded.vars()[0].as_tensor().clone();
+        let gain = self.vars.vars()[0].as_tensor().clone();
         let y = layers[0].forward(&x)?.apply_op1(fragile)?;
         let y = layers[1].forward(&(y * gain)?)?;
         let store = (y * values(1)?)?.sum_all()?.backward()?;
         if finish {
-            self.sharded.add_gradients(&store)?;
+            self.vars.add_gradients(&mut self.sharded, &store)?;
         }
         Ok(())
     }
 
     /// A micro-batch with infinite values that is not finished.
-    fn overflow(&mut self) -> Result<(), ModelError> {
+    fn overflow(&mut self) -> Result<(), CandleError> {
         self.begin(0)?;
         let x = Tensor::full(f32::INFINITY, (TOKENS, DIM), &Device::Cpu)?;
         let x = Var::from_tensor(&x)?;
-        for layer in self.sharded.layers() {
+        for layer in layers(&self.sharded, 1) {
             layer
                 .forward(&x)?
                 .affine(1e30, 0.0)?
@@ -167,34 +169,35 @@ impl Model {
         Ok(())
     }
 
-    fn scales(&self) -> Result<Scales, ModelError> {
+    fn scales(&self) -> Result<Scales, CandleError> {
         let book = self.sharded.scale_book();
         let histories = book.slots().map(|slot| book.history(slot));
         Ok((histories.collect::<Result<_, _>>()?, book.scales()?))
     }
 
-    fn found(&self) -> Result<Vec<Vec<f32>>, ModelError> {
+    fn found(&self) -> Result<Vec<Vec<f32>>, CandleError> {
         let found = self.gradients.iter().map(|rows| Cpu.download(rows));
         Ok(found.collect::<Result<_, _>>()?)
     }
 
     /// The masters after a step.
-    fn finish(&mut self) -> Result<Vec<f32>, ModelError> {
-        assert!(self.sharded.finish_step(&StepOptions::default())?.applied);
+    fn finish(&mut self) -> Result<Vec<f32>, CandleError> {
+        let step = StepOptions::default();
+        assert!(self.vars.finish_step(&mut self.sharded, &step)?.applied);
         let mut values = Vec::new();
         self.sharded.begin(1, 0, false)?;
-        for layer in self.sharded.layers() {
+        for layer in layers(&self.sharded, 1) {
             let unit = Tensor::eye(DIM, candle_core::DType::F32, &Device::Cpu)?;
             values.extend(layer.forward(&unit)?.flatten_all()?.to_vec1::<f32>()?);
         }
-        values.extend(self.sharded.vars()[0].flatten_all()?.to_vec1::<f32>()?);
+        values.extend(self.vars.vars()[0].flatten_all()?.to_vec1::<f32>()?);
         Ok(values)
     }
 }
 
 fn ranks<T: Send>(
     world: usize,
-    work: impl Fn(usize, Arc<dyn Communicator<Cpu>>) -> Result<T, ModelError> + Sync,
+    work: impl Fn(usize, Arc<dyn Communicator<Cpu>>) -> Result<T, CandleError> + Sync,
 ) -> Vec<T> {
     let done = run_ranks(&Cpu, world, TIMEOUT, work);
     done.unwrap_or_else(|e| panic!("{world} ranks: {e}"))
@@ -321,7 +324,7 @@ fn ranks_discard_together_or_all_fail() {
             model.broken.store(rank == 0, Ordering::Relaxed);
             let first = model.micro_batch(0, true);
             let then = match first {
-                Err(_) if rank == 0 => model.sharded.discard_gradients(),
+                Err(_) if rank == 0 => model.sharded.discard_gradients().map_err(Into::into),
                 other => other,
             };
             let again = model.sharded.discard_gradients();

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use candle_core::{Device, Var};
 use half::bf16;
-use lowp_candle::{
-    Gradients, LinearSpec, MatRef, ModelError, ModelOptions, ShardedModel, Sharding, product,
-};
+use lowp_candle::{CandleError, MatRef, layers, product};
 use lowp_format::{
     AnyRecipe, Code, Columnwise, KernelKey, Operand, Orientation, Part, Philox, Quantizers, Recipe,
     RecipeOptions, ReshardAfterForward, Role, Rounding, ScaleRule, Shape, SourceRounding, Usage,
     tensor_scale,
 };
+use lowp_fsdp::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::reference::{Reference, decode};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
@@ -255,8 +254,7 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
             grads: GradBucketOptions::default(),
             seed: SEED,
             group: Group::default(),
-            threads: 1,
-            vars: lowp_candle::VarPlace::Candle,
+            vars: VarPlace::Host,
         };
         let comm: Arc<dyn Communicator<Cpu>> = comm;
         let mesh = MeshComm::new(Mesh::sharded(world), comm)?;
@@ -277,12 +275,12 @@ fn computed<R: Recipe>(recipe: R, world: usize) -> Products {
             Var::from_slice(&values[mine], (tokens, cols), &Device::Cpu)
         };
         let x = part(x(), COLS)?;
-        let y = model.layers()[LAYER].forward(&x)?;
+        let y = layers(&model, 1)[LAYER].forward(&x)?;
         // The gradient of this sum with respect to y is dy.
         let sum = (&y * part(dy(), ROWS)?.as_tensor())?.sum_all()?;
         let store = sum.backward()?;
         let dx = store.get(&x).expect("a gradient");
-        Ok::<_, ModelError>(Products {
+        Ok::<_, CandleError>(Products {
             y: y.flatten_all()?.to_vec1()?,
             dx: dx.flatten_all()?.to_vec1()?,
             dw: cpu.download(&rows)?,

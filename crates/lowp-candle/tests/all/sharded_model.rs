@@ -5,13 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
-use lowp_candle::{
-    Linear, LinearSpec, MatRef, MemoryWeight, ModelError, ModelOptions, QuantLinear, ShardedModel,
-    Sharding, product,
-};
+use lowp_candle::{CandleError, Linear, MatRef, MemoryWeight, QuantLinear, layers, product};
 use lowp_format::{
     AnyRecipe, Orientation, Recipe, RecipeOptions, ReshardAfterForward, Role, Shape, Usage,
 };
+use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Backend, Cpu, Source};
 use lowp_optim::Group;
 use lowp_shard::{
@@ -30,8 +28,7 @@ fn options() -> ModelOptions {
             lr: 0.01,
             ..Group::default()
         },
-        threads: 1,
-        vars: lowp_candle::VarPlace::Candle,
+        vars: VarPlace::Host,
     }
 }
 
@@ -81,7 +78,7 @@ fn the_plain_recipe_is_the_plain_layer() {
         .to_vec2::<f32>();
     let expected = expected.expect("values");
     for world in 1..=5 {
-        run_ranks(&Cpu, world, TIMEOUT, |_, comm| -> Result<(), ModelError> {
+        run_ranks(&Cpu, world, TIMEOUT, |_, comm| -> Result<(), CandleError> {
             let specs = layer(rows, cols);
             let cpu = Cpu;
             let model = ShardedModel::new(
@@ -92,7 +89,10 @@ fn the_plain_recipe_is_the_plain_layer() {
                 &[],
                 options(),
             )?;
-            assert_eq!(model.layers()[0].forward(&x)?.to_vec2::<f32>()?, expected);
+            assert_eq!(
+                layers(&model, 1)[0].forward(&x)?.to_vec2::<f32>()?,
+                expected
+            );
             Ok(())
         })
         .unwrap_or_else(|e| panic!("{world} ranks: {e}"));
@@ -122,13 +122,13 @@ fn forward_multiplies_decoded_operands() {
             MatRef::new(&wq, rows, cols).t(),
             1,
         );
-        run_ranks(&Cpu, 2, TIMEOUT, |_, comm| -> Result<(), ModelError> {
+        run_ranks(&Cpu, 2, TIMEOUT, |_, comm| -> Result<(), CandleError> {
             let cpu = Cpu;
             let specs = layer(rows, cols);
             let model = ShardedModel::new(&cpu, &mesh(&comm)?, |_| recipe, &specs, &[], options())?;
             model.begin(0, 0, true)?;
             let x = Tensor::from_slice(&x, (tokens, cols), &Device::Cpu)?;
-            let y = model.layers()[0]
+            let y = layers(&model, 1)[0]
                 .forward(&x)?
                 .flatten_all()?
                 .to_vec1::<f32>()?;

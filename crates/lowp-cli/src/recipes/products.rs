@@ -4,7 +4,7 @@ use crate::columns::Columns;
 use crate::device::Device;
 use anyhow::Result;
 use lowp_format::{AnyRecipe, Recipe};
-use lowp_transformer::product::{Pass, Product};
+use lowp_gemm::table::{GemmKind, Pass};
 use std::str::FromStr;
 
 /// A device that is here, or a GPU by its architecture.
@@ -58,8 +58,8 @@ pub(super) fn table(on: &On) -> Result<String> {
         let products = Pass::ALL.map(|pass| match capability {
             None => "f32".to_owned(),
             Some(capability) => {
-                let product = Product::of_recipe(&recipe, pass, capability);
-                product.describe().to_owned()
+                let kind = GemmKind::of_recipe(&recipe, pass, capability);
+                kind.describe().to_owned()
             }
         });
         table.own_words([recipe.name().to_owned()].into_iter().chain(products));

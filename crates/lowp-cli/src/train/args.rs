@@ -6,8 +6,8 @@ use crate::recipes::{self, RecipeName};
 use crate::usage::UsageError;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
-use lowp_candle::Sharding;
 use lowp_format::ReshardAfterForward;
+use lowp_fsdp::Sharding;
 use lowp_shard::Mesh;
 use std::path::{Path, PathBuf};
 

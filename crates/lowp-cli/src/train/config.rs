@@ -10,9 +10,9 @@ use crate::amax_groups;
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
-use lowp_candle::{LinearSpec, Passes, Sharding};
 use lowp_format::spelling::Variant;
 use lowp_format::{ReshardAfterForward, Usage, lcm};
+use lowp_fsdp::{LinearSpec, Passes, Sharding};
 use lowp_optim::{Group, Schedule};
 use lowp_shard::{GradWire, Mesh, check_flat};
 

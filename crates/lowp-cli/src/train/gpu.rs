@@ -8,12 +8,13 @@ use crate::gpus;
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
-use lowp_candle::{ShardedModel, VarPlace};
 use lowp_format::spelling::Variant;
+use lowp_fsdp::{ShardedModel, VarPlace};
+use lowp_gemm::table;
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
+use lowp_optim::{StepOptions, StepReport};
 use lowp_shard::{Communicator, Control};
-use lowp_transformer::product;
 use lowp_transformer::{Block, GATHERS, MicroBatch, Sizes, Spent, Tokens, Transformer};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -29,7 +30,11 @@ pub(super) struct Gpu {
 impl Network<Cuda> for Gpu {
     const VARS: VarPlace = VarPlace::Backend;
 
-    fn new(cuda: &Cuda, sharded: &ShardedModel<Cuda, Variant>, place: Place<'_>) -> Result<Self> {
+    fn new(
+        cuda: &Cuda,
+        sharded: &mut ShardedModel<Cuda, Variant>,
+        place: Place<'_>,
+    ) -> Result<Self> {
         let Place { config, rank, .. } = place;
         let sequences = config.batch / config.mesh.world() / config.accumulate;
         let first = (rank * sequences * config.model.seq) as u64;
@@ -67,6 +72,14 @@ impl Network<Cuda> for Gpu {
         };
         self.transformer.train(sharded, tokens, divisor)?;
         Ok(sharded.finish_micro_batch()?)
+    }
+
+    fn finish_step(
+        &mut self,
+        sharded: &mut ShardedModel<Cuda, Variant>,
+        options: &StepOptions,
+    ) -> Result<StepReport> {
+        Ok(sharded.finish_step(options)?)
     }
 
     fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()> {
@@ -198,7 +211,7 @@ pub(super) fn check(config: &Config) -> Result<(), UsageError> {
                 .take(1 + usize::from(config.tail_steps > 0))
             {
                 let recipe = config.recipe_of(run.recipe, &linear, tail);
-                product::check(&recipe).map_err(|why| {
+                table::check(&recipe).map_err(|why| {
                     UsageError::new(format!("{}, {}: {why}", run.name, linear.name))
                 })?;
             }

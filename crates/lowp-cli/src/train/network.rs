@@ -3,9 +3,11 @@
 use super::config::Config;
 use super::model::{Batch, Gpt};
 use anyhow::Result;
-use lowp_candle::{ShardedModel, VarPlace};
 use lowp_format::spelling::Variant;
+use lowp_candle::{CandleVars, layers};
+use lowp_fsdp::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cpu};
+use lowp_optim::{StepOptions, StepReport};
 
 /// What a network is made for.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +45,7 @@ pub(super) trait Network<B: Backend>: Sized {
     const VARS: VarPlace;
 
     /// The network over `sharded`.
-    fn new(backend: &B, sharded: &ShardedModel<B, Variant>, place: Place<'_>) -> Result<Self>;
+    fn new(backend: &B, sharded: &mut ShardedModel<B, Variant>, place: Place<'_>) -> Result<Self>;
 
     /// The number that tells apart the random numbers of micro-batch `micro` of a step.
     fn random_step(step: usize, micro: usize, accumulate: usize) -> u64;
@@ -55,6 +57,13 @@ pub(super) trait Network<B: Backend>: Sized {
         batch: &Batch,
         divisor: usize,
     ) -> Result<()>;
+
+    /// Ends a step.
+    fn finish_step(
+        &mut self,
+        sharded: &mut ShardedModel<B, Variant>,
+        options: &StepOptions,
+    ) -> Result<StepReport>;
 
     /// Adds the loss of a batch.
     fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()>;
@@ -82,19 +91,25 @@ pub(super) trait Network<B: Backend>: Sized {
 #[derive(Debug)]
 pub(super) struct Candle {
     model: Gpt,
+    vars: CandleVars,
     loss: f64,
 }
 
 impl Network<Cpu> for Candle {
-    const VARS: VarPlace = VarPlace::Candle;
+    const VARS: VarPlace = VarPlace::Host;
 
-    fn new(_: &Cpu, sharded: &ShardedModel<Cpu, Variant>, place: Place<'_>) -> Result<Self> {
+    fn new(_: &Cpu, sharded: &mut ShardedModel<Cpu, Variant>, place: Place<'_>) -> Result<Self> {
         let Place {
             config, threads, ..
         } = place;
-        let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
-        let model = Gpt::new(config.model, layers, vars, (threads, config.recompute))?;
-        Ok(Self { model, loss: 0.0 })
+        let vars = CandleVars::new(sharded)?;
+        let (layers, own) = (layers(sharded, threads), vars.vars().to_vec());
+        let model = Gpt::new(config.model, layers, own, (threads, config.recompute))?;
+        Ok(Self {
+            model,
+            vars,
+            loss: 0.0,
+        })
     }
 
     fn measure_memory(_: &Cpu) -> Result<()> {
@@ -117,9 +132,17 @@ impl Network<Cpu> for Candle {
         divisor: usize,
     ) -> Result<()> {
         let own = self.model.loss(batch, divisor)?;
-        sharded.add_gradients(&own.backward()?)?;
+        self.vars.add_gradients(sharded, &own.backward()?)?;
         self.loss += f64::from(own.value()?);
         Ok(())
+    }
+
+    fn finish_step(
+        &mut self,
+        sharded: &mut ShardedModel<Cpu, Variant>,
+        options: &StepOptions,
+    ) -> Result<StepReport> {
+        Ok(self.vars.finish_step(sharded, options)?)
     }
 
     fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()> {

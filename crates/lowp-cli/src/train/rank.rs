@@ -8,9 +8,9 @@ use super::progress::Progress;
 use super::recipes::Run;
 use crate::output;
 use anyhow::{Result, bail};
-use lowp_candle::{LinearSpec, ModelOptions, ShardedModel, VarPlace, VarSpec};
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_format::spelling::Variant;
+use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel, VarPlace, VarSpec};
 use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
 use lowp_shard::{Communicator, Control, GradBucketOptions, MeshComm};
@@ -286,14 +286,13 @@ impl<B: Backend> Rank<'_, B> {
             grads: GradBucketOptions {
                 wire: config.grad_wire,
                 bytes: match N::VARS {
-                    VarPlace::Candle => GRAD_BUCKET,
+                    VarPlace::Host => GRAD_BUCKET,
                     VarPlace::Backend => GradBucketOptions::default().bytes,
                 },
                 ..GradBucketOptions::default()
             },
             seed: config.seed,
             group: config.group,
-            threads: self.threads,
             vars: N::VARS,
         };
         let of = |linear: &LinearSpec| config.recipe_of(recipe, linear, tail);
@@ -325,7 +324,7 @@ impl<B: Backend> Rank<'_, B> {
 
     fn over<N: Network<B>>(
         &self,
-        sharded: ShardedModel<B, Variant>,
+        mut sharded: ShardedModel<B, Variant>,
         tail: bool,
     ) -> Result<Trained<B, N>> {
         let place = Place {
@@ -333,7 +332,7 @@ impl<B: Backend> Rank<'_, B> {
             rank: self.rank,
             threads: self.threads,
         };
-        let network = N::new(self.backend, &sharded, place)?;
+        let network = N::new(self.backend, &mut sharded, place)?;
         Ok(Trained {
             sharded,
             network,
@@ -358,11 +357,12 @@ impl<B: Backend> Rank<'_, B> {
             let batch = self.corpus.train(config.seed, step, part);
             network.train(sharded, &batch, tokens)?;
         }
-        sharded.finish_step(&StepOptions {
+        let options = StepOptions {
             lr_factor: config.schedule.factor(step as u64 + 1),
             max_norm: Some(config.clip),
             ..StepOptions::default()
-        })?;
+        };
+        network.finish_step(sharded, &options)?;
         trained.steps += 1;
         trained.network.take_loss()
     }

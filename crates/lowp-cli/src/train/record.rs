@@ -1,7 +1,7 @@
 //! [`ConfigRecord`]: what result files say of a configuration.
 
 use super::config::Config;
-use lowp_candle::Sharding;
+use lowp_fsdp::Sharding;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! What the same weights would cost in bf16, by the same plans.
 
 use super::config::Config;
-use lowp_candle::Sharding;
 use lowp_format::{AnyRecipe, Code, FormatError, Phase, PhasePlans, Recipe, RowCuts, Shape, Usage};
+use lowp_fsdp::Sharding;
 
 /// Bytes of all linear weights of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

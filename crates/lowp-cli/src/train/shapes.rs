@@ -3,9 +3,9 @@
 use super::model::GptConfig;
 use super::recipes::Run;
 use crate::usage::UsageError;
-use lowp_candle::LinearSpec;
 use lowp_format::spelling::Variant;
 use lowp_format::{FormatError, Recipe, Role, Shape, lcm};
+use lowp_fsdp::LinearSpec;
 
 /// The shape of a linear layer against the blocks of its weight, of its input, whose columns are those of the weight, and of the gradient of
 /// its output, whose columns are the weight's rows.

@@ -30,6 +30,7 @@ mod geometry;
 mod graph;
 mod host;
 mod launch;
+mod library;
 mod lower;
 mod module;
 mod plan;
@@ -44,6 +45,7 @@ pub use event::CudaEvent;
 #[cfg(test)]
 pub(crate) use geometry::ring::WIDE_TILES;
 pub use graph::CudaGraph;
+pub use library::{CudaFunction, CudaLibrary};
 pub use plan::CudaPlan;
 
 impl crate::sealed::Backend for Cuda {}

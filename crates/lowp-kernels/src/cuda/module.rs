@@ -2,12 +2,12 @@
 
 #![expect(unsafe_code, reason = "loads the embedded kernels")]
 
-use std::ffi::CString;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::failed;
+use super::library::Loaded;
 use super::table::Kernel;
 use crate::KernelError;
 
@@ -22,7 +22,7 @@ const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/ker
 /// The kernels of a device.
 pub(super) struct Modules {
     context: Arc<CudaContext>,
-    modules: Vec<sys::CUmodule>,
+    loaded: Loaded,
     /// In the order of [`Kernel::ALL`].
     functions: Vec<sys::CUfunction>,
 }
@@ -50,15 +50,15 @@ impl Modules {
         context
             .bind_to_thread()
             .map_err(failed("cuCtxSetCurrent"))?;
-        let mut loaded = Self {
+        let mut modules = Self {
             context: Arc::clone(context),
-            modules: Vec::new(),
+            loaded: Loaded::default(),
             functions: Vec::new(),
         };
         for (name, image) in UNITS {
             // SAFETY: the image is a whole fat binary, made by nvcc and checked by build.rs.
-            let module = unsafe { result::module::load_data(image.0.as_ptr().cast()) };
-            let module = module.map_err(|error| {
+            let added = unsafe { modules.loaded.add(name, &image.0) };
+            added.map_err(|error| {
                 let device = context.compute_capability().unwrap_or((0, 0));
                 no(format!(
                     "its kernels `{}` cannot be loaded on compute capability {}.{}: {}",
@@ -68,28 +68,24 @@ impl Modules {
                     failed("cuModuleLoadData")(error)
                 ))
             })?;
-            loaded.modules.push(module);
         }
         for kernel in Kernel::ALL {
-            let function = loaded.find(kernel)?;
-            loaded.functions.push(function);
+            let function = modules.find(kernel)?;
+            modules.functions.push(function);
         }
-        Ok(loaded)
+        Ok(modules)
     }
 
     /// A kernel lies in the unit whose name its own begins with.
     fn find(&self, kernel: Kernel) -> Result<sys::CUfunction, KernelError> {
         let missing = || missing(kernel);
         let stem = kernel.name().trim_start_matches("lowp_");
-        let units = self.modules.iter().zip(UNITS);
-        let (&module, _) = units
-            .filter(|(_, (name, _))| stem.starts_with(name))
-            .max_by_key(|(_, (name, _))| name.len())
+        let units = UNITS.iter().map(|(name, _)| *name);
+        let unit = units
+            .filter(|name| stem.starts_with(name))
+            .max_by_key(|name| name.len())
             .ok_or_else(missing)?;
-        let name = CString::new(kernel.name()).map_err(|_| missing())?;
-        // SAFETY: the module is loaded and stays so as long as `self`.
-        let function =
-            unsafe { result::module::get_function(module, name) }.map_err(|_| missing())?;
+        let function = self.loaded.function(unit, kernel.name())?;
         let shared = kernel.shared_bytes();
         if shared != 0 {
             // More than 48 KiB are given only to those who ask.
@@ -122,9 +118,7 @@ impl Drop for Modules {
         self.context.record_err(self.context.bind_to_thread());
         // A kernel that still runs needs its module.
         self.context.record_err(self.context.synchronize());
-        for &module in &self.modules {
-            // SAFETY: loaded once, unloaded once; every handle that could launch is gone.
-            let unloaded = unsafe { result::module::unload(module) };
+        for unloaded in self.loaded.unload() {
             self.context.record_err(unloaded);
         }
     }

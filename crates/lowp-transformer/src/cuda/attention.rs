@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use half::bf16;
+use lowp_gemm::{Dtype, GemmDesc, OperandDesc, OperandPtr, Scalars};
 use lowp_kernels::{Backend, CudaBuffer};
 
 use super::TransformerError;
 use super::linear::Shared;
-use super::matmul::{Dtype, Place, Product, Scale, Side};
 use super::ops::Heads;
 use super::place::at;
 use super::sdpa::{Sdpa, SdpaSizes};
@@ -53,17 +53,15 @@ enum Way {
 }
 
 /// A matrix of a batch, row-major, in which the contracted axis is the inner one or not.
-fn side(k_inner: bool, stride: usize) -> Side {
-    Side {
-        dtype: Dtype::Bf16,
-        scale: Scale::None,
-        k_inner,
+fn operand(k_inner: bool, stride: usize) -> OperandDesc {
+    OperandDesc {
         stride,
+        ..OperandDesc::plain(Dtype::Bf16, k_inner)
     }
 }
 
-fn place(buffer: &CudaBuffer<bf16>) -> Place {
-    Place::values(buffer.pointer())
+fn ptr(buffer: &CudaBuffer<bf16>) -> OperandPtr {
+    OperandPtr::values(buffer.pointer())
 }
 
 impl Attention {
@@ -155,7 +153,7 @@ impl Attention {
             let rows = at(rows[which].values, self.tokens * heads.stride)?;
             Ok::<_, TransformerError>(rows + (size_of::<bf16>() * heads.first) as u64)
         };
-        Ok([place(0)?, place(1)?, place(2)?])
+        Ok([ptr(0)?, ptr(1)?, ptr(2)?])
     }
 
     /// Turns the heads that have positions so, or back.
@@ -176,10 +174,7 @@ impl Attention {
         (split, p): (&[CudaBuffer<bf16>; 3], &CudaBuffer<bf16>),
     ) -> Result<(), TransformerError> {
         let Shared {
-            ops,
-            matmuls,
-            arena,
-            ..
+            ops, gemms, arena, ..
         } = &*self.shared;
         let [matrices, seq, dim] = self.sizes();
         for ((heads, rows), to) in self.inputs.iter().zip(inputs).zip(split) {
@@ -188,57 +183,46 @@ impl Attention {
         let [q, k, v] = split;
         let scores = arena.sums("scores", matrices * seq * seq)?;
         let (of_heads, of_scores) = (seq * dim, seq * seq);
-        let product = Product {
-            rows: seq,
-            cols: seq,
-            k: dim,
-            left: side(true, of_heads),
-            right: side(true, of_heads),
-            out: Dtype::F32,
+        let heads = [operand(true, of_heads); 2];
+        let desc = GemmDesc {
             out_stride: of_scores,
             batch: matrices,
-            fast: false,
-            bias: false,
-            device_factors: false,
+            ..GemmDesc::new([seq, seq, dim], heads, Dtype::F32)
         };
         // SAFETY: all buffers of this attention have the sizes of the product.
         unsafe {
-            matmuls.run(
-                &product,
-                [place(q), place(k)],
+            gemms.run(
+                &desc,
+                [ptr(q), ptr(k)],
                 scores.pointer(),
-                (self.scale(), false),
+                Scalars::Host {
+                    alpha: self.scale(),
+                    beta: 0.0,
+                },
             )
         }?;
         ops.softmax(&scores, p, matrices, seq)?;
         let seen = arena.values("heads", matrices * seq * dim)?;
         // SAFETY: as above.
         unsafe {
-            matmuls.run(
+            gemms.run(
                 &self.mix([true, false]),
-                [place(p), place(v)],
+                [ptr(p), ptr(v)],
                 seen.pointer(),
-                (1.0, false),
+                Scalars::ONE,
             )
         }?;
         ops.merge(&self.output, self.tokens, &seen, out.values)
     }
 
     /// `[position, position]` by `[position, dim]`.
-    fn mix(&self, [left, right]: [bool; 2]) -> Product {
+    fn mix(&self, [left, right]: [bool; 2]) -> GemmDesc {
         let [matrices, seq, dim] = self.sizes();
-        Product {
-            rows: seq,
-            cols: dim,
-            k: seq,
-            left: side(left, seq * seq),
-            right: side(right, seq * dim),
-            out: Dtype::Bf16,
+        let operands = [operand(left, seq * seq), operand(right, seq * dim)];
+        GemmDesc {
             out_stride: seq * dim,
             batch: matrices,
-            fast: false,
-            bias: false,
-            device_factors: false,
+            ..GemmDesc::new([seq, dim, seq], operands, Dtype::Bf16)
         }
     }
 
@@ -284,10 +268,7 @@ impl Attention {
         (split, p): (&[CudaBuffer<bf16>; 3], &CudaBuffer<bf16>),
     ) -> Result<(), TransformerError> {
         let Shared {
-            ops,
-            matmuls,
-            arena,
-            ..
+            ops, gemms, arena, ..
         } = &*self.shared;
         let [matrices, seq, dim] = self.sizes();
         let [q, k, v] = split;
@@ -300,47 +281,33 @@ impl Attention {
         let dhead = arena.values("head gradients", len)?;
         // SAFETY: as in `forward`.
         unsafe {
-            matmuls.run(
+            gemms.run(
                 &self.mix([false, false]),
-                [place(p), place(&dout)],
+                [ptr(p), ptr(&dout)],
                 dhead.pointer(),
-                (1.0, false),
+                Scalars::ONE,
             )
         }?;
         ops.merge(&self.inputs[2], self.tokens, &dhead, to(2).values)?;
         let dp = arena.sums("scores", matrices * seq * seq)?;
-        let product = Product {
-            rows: seq,
-            cols: seq,
-            k: dim,
-            left: side(true, seq * dim),
-            right: side(true, seq * dim),
-            out: Dtype::F32,
+        let heads = [operand(true, seq * dim); 2];
+        let desc = GemmDesc {
             out_stride: seq * seq,
             batch: matrices,
-            fast: false,
-            bias: false,
-            device_factors: false,
+            ..GemmDesc::new([seq, seq, dim], heads, Dtype::F32)
         };
         // SAFETY: as in `forward`.
-        unsafe {
-            matmuls.run(
-                &product,
-                [place(&dout), place(v)],
-                dp.pointer(),
-                (1.0, false),
-            )
-        }?;
+        unsafe { gemms.run(&desc, [ptr(&dout), ptr(v)], dp.pointer(), Scalars::ONE) }?;
         let ds = arena.values("score gradients", matrices * seq * seq)?;
         ops.softmax_backward((p, &dp, &ds), matrices, seq, self.scale())?;
         for (at, left, right) in [(0, true, k), (1, false, q)] {
             // SAFETY: as in `forward`.
             unsafe {
-                matmuls.run(
+                gemms.run(
                     &self.mix([left, false]),
-                    [place(&ds), place(right)],
+                    [ptr(&ds), ptr(right)],
                     dhead.pointer(),
-                    (1.0, false),
+                    Scalars::ONE,
                 )
             }?;
             ops.merge(&self.inputs[at], self.tokens, &dhead, to(at).values)?;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_candle::ShardedModel;
 use lowp_format::{Phase, Recipe};
+use lowp_fsdp::ShardedModel;
+use lowp_gemm::GemmKind;
 use lowp_kernels::{Backend, Cuda, CudaBuffer, Source};
 
 use super::TransformerError;
@@ -12,7 +13,6 @@ use super::attention::{Attention, Rows};
 use super::linear::{Linear, Shared};
 use super::ops::{Heads, NormParams, Ops};
 use super::place::at;
-use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -294,7 +294,7 @@ impl<R: Recipe> Layer<R> {
     }
 
     /// Which products run in each layer.
-    pub(super) fn products(&self) -> Vec<[Product; 3]> {
+    pub(super) fn products(&self) -> Vec<[GemmKind; 3]> {
         self.linears().into_iter().map(Linear::products).collect()
     }
 

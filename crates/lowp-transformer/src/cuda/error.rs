@@ -1,8 +1,8 @@
 //! [`TransformerError`]: what can be wrong with a transformer on a GPU.
 
-use lowp_candle::ModelError;
+use lowp_fsdp::ModelError;
+use lowp_gemm::GemmError;
 use lowp_kernels::KernelError;
-use lowp_matmul::MatmulError;
 use lowp_shard::ShardError;
 use thiserror::Error;
 
@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum TransformerError {
     /// A product does not run.
     #[error(transparent)]
-    Matmul(#[from] MatmulError),
+    Gemm(#[from] GemmError),
     /// Sizes or a recipe that the model cannot take.
     #[error("{0}")]
     Unsupported(String),

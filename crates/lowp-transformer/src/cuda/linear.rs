@@ -8,11 +8,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use lowp_candle::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
 use lowp_format::{
     BufferSpec, Code, Columnwise, Form, Orientation, Part, Phase, QuantizedTensor, Recipe, Role,
     ScaleLayout, Shape, Usage,
 };
+use lowp_fsdp::{OperandEncode, RecipeOperands, ShardedModel, ShardedWeight};
+use lowp_gemm::table::{self, Codes, Pass, is_codes};
+use lowp_gemm::{Dtype, GemmDesc, GemmKind, Operand, Scalars, ScaleMode};
 use lowp_kernels::{
     Backend, Cuda, CudaBuffer, CudaPlan, DecodeJob, KernelError, RepackJob, Source, StepScalars,
     Work,
@@ -20,21 +22,19 @@ use lowp_kernels::{
 use lowp_shard::GatherWatch;
 
 use super::TransformerError;
-use super::matmul::{Dtype, Factors, Matmuls, Product as Planned, Scale};
+use super::gemms::Gemms;
 use super::ops::Ops;
 use super::place::Arena;
-use super::ready::Ready;
 use super::sdpa::{Sdpa, SdpaSizes};
 use super::trace::{GATHERS, Trace};
 use crate::known::Known;
-use crate::product::{self, Codes, Pass, Product, is_codes};
 
 /// What the layers of a model share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) cuda: Cuda,
     pub(super) ops: Ops,
-    pub(super) matmuls: Matmuls,
+    pub(super) gemms: Gemms,
     pub(super) arena: Arena,
     pub(super) trace: Arc<Trace>,
     pub(super) capability: (i32, i32),
@@ -86,7 +86,7 @@ pub(super) struct Linear<R: Recipe> {
     pub(super) gradient: CudaBuffer<bf16>,
     x: OperandEncode<Cuda>,
     dy: OperandEncode<Cuda>,
-    products: [Product; 3],
+    products: [GemmKind; 3],
     /// Planned decodes of this layer's operands.
     decodes: Vec<((Role, Orientation), CudaPlan)>,
     /// Planned copies of their block scales, as products read them.
@@ -128,7 +128,7 @@ impl<R: Recipe> Linear<R> {
         let operands = Arc::clone(model.operands().get(index).ok_or_else(missing)?);
         let (recipe, shape) = (weight.recipe(), weight.full_shape());
         let arena = &shared.arena;
-        product::check(&recipe).map_err(|why| TransformerError::Unsupported(why.to_owned()))?;
+        table::check(&recipe)?;
         let codes_of = |role: Role, orientation: Orientation| Codes::of(&recipe, role, orientation);
         let products = Pass::ALL.map(|pass| {
             let [a, b] = pass
@@ -139,7 +139,7 @@ impl<R: Recipe> Linear<R> {
                 Pass::InputGrad => shape.rows,
                 Pass::WeightGrad => tokens,
             };
-            Product::of(a, b, shared.capability).over(depth)
+            GemmKind::of(a, b, shared.capability).over(depth)
         });
         // What the weight's gradient reads stays until backward.
         let len = tokens * shape.cols;
@@ -194,7 +194,7 @@ impl<R: Recipe> Linear<R> {
                     Role::Activation => (&self.x, self.shape.cols),
                     Role::Gradient => (&self.dy, self.shape.rows),
                 };
-                if product != Product::Bf16 || !encode.usage().contains(orientation.usage()) {
+                if product != GemmKind::Bf16 || !encode.usage().contains(orientation.usage()) {
                     continue;
                 }
                 // Transposed codes hold the same values, and row-major ones are decoded faster.
@@ -261,7 +261,7 @@ impl<R: Recipe> Linear<R> {
     }
 
     /// Which product runs in each pass.
-    pub(super) fn products(&self) -> [Product; 3] {
+    pub(super) fn products(&self) -> [GemmKind; 3] {
         self.products
     }
 
@@ -348,47 +348,42 @@ impl<R: Recipe> Linear<R> {
     unsafe fn multiply(
         &self,
         pass: Pass,
-        [rows, cols, k]: [usize; 3],
-        [left, right]: [&Ready; 2],
+        sizes: [usize; 3],
+        [left, right]: [&Operand; 2],
         (out, dtype): (u64, Dtype),
         accumulate: bool,
     ) -> Done {
         let Shared {
-            matmuls,
-            ops,
-            arena,
-            ..
+            gemms, ops, arena, ..
         } = &*self.shared;
-        let two_level = self.products[pass as usize] == Product::Fp4Groups16;
-        let product = Planned {
-            rows,
-            cols,
-            k,
-            left: left.side,
-            right: right.side,
-            out: dtype,
-            out_stride: 0,
-            batch: 1,
+        let two_level = self.products[pass as usize] == GemmKind::Fp4Groups16;
+        let desc = GemmDesc {
             // cuBLASLt has scales by block only for sums in f32.
-            fast: pass == Pass::Forward && left.side.scale == Scale::Tensor,
-            bias: false,
-            device_factors: two_level,
+            fast_accum: pass == Pass::Forward && left.desc.scale == ScaleMode::Tensor,
+            device_scalars: two_level,
+            ..GemmDesc::new(sizes, [left.desc, right.desc], dtype)
         };
-        let factors = if two_level {
+        let scalars = if two_level {
             let made = arena.sums("factors of a product", 3)?;
             let reciprocal = 1.0 / (left.largest * right.largest);
             ops.two_level_factors([left.amax, right.amax], reciprocal, &made)?;
             let at = |index: u64| made.pointer() + index * size_of::<f32>() as u64;
-            Factors::Device([at(0), at(1 + u64::from(accumulate))])
+            Scalars::Device {
+                alpha: at(0),
+                beta: at(1 + u64::from(accumulate)),
+            }
         } else {
-            Factors::Host(1.0, accumulate)
+            Scalars::Host {
+                alpha: 1.0,
+                beta: f32::from(u8::from(accumulate)),
+            }
         };
-        // SAFETY: the caller's promise; factors are where the product says.
-        unsafe { matmuls.run(&product, [left.place, right.place], out, factors) }
+        // SAFETY: the caller's promise; scalars are where the product says.
+        unsafe { gemms.run(&desc, [left.ptr, right.ptr], out, scalars) }
     }
 
     /// An input or gradient as `pass` reads it.
-    fn operand(&self, pass: Pass, role: Role) -> Done<Ready> {
+    fn operand(&self, pass: Pass, role: Role) -> Done<Operand> {
         let product = self.products[pass as usize];
         let orientation = pass
             .operands()
@@ -399,21 +394,21 @@ impl<R: Recipe> Linear<R> {
             Role::Gradient => (&self.dy, &self.gradient, self.shape.rows),
             _ => (&self.x, &self.input, self.shape.cols),
         };
-        if product != Product::Bf16 {
+        if product != GemmKind::Bf16 {
             let find = |part| {
                 encode
                     .target(orientation, part)
                     .map(|target| (&target.spec, &target.bytes))
             };
             let kernel = encode.quantizers().of(orientation).kernel;
-            let mut ready = Ready::codes(product, orientation, &kernel, find)?;
+            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
             let mut planned = self.repacks.iter();
             if let Some((_, repack, scales)) = planned.find(|(key, ..)| *key == (role, orientation))
             {
                 self.shared.cuda.run(repack, &StepScalars::default())?;
-                ready.place.scale = scales.pointer();
+                operand.ptr.scale = scales.pointer();
             }
-            return Ok(ready);
+            return Ok(operand);
         }
         let k_inner = orientation == Orientation::Rowwise;
         let planned = self
@@ -421,7 +416,7 @@ impl<R: Recipe> Linear<R> {
             .iter()
             .find(|(key, _)| *key == (role, orientation));
         let Some((_, decode)) = planned else {
-            return Ok(Ready::values(values.pointer(), k_inner));
+            return Ok(Operand::values(values.pointer(), k_inner));
         };
         let values = self
             .shared
@@ -429,15 +424,15 @@ impl<R: Recipe> Linear<R> {
             .values(decoded(role), self.tokens * cols)?;
         self.shared.cuda.run(decode, &StepScalars::default())?;
         self.mark("decode of operands")?;
-        Ok(Ready::values(values.pointer(), k_inner))
+        Ok(Operand::values(values.pointer(), k_inner))
     }
 
     /// Gathers the weight for `phase` and gives it to `multiply`.
-    fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Ready) -> Done) -> Done {
+    fn with_weight(&self, phase: Phase, multiply: impl FnOnce(Operand) -> Done) -> Done {
         self.weight.with_gathered(phase, |tensor, set| {
             self.mark(GATHERS)?;
-            let ready = self.weight_operand(phase, tensor, set)?;
-            multiply(ready)
+            let operand = self.weight_operand(phase, tensor, set)?;
+            multiply(operand)
         })
     }
 
@@ -446,7 +441,7 @@ impl<R: Recipe> Linear<R> {
         phase: Phase,
         tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
         set: Option<u64>,
-    ) -> Done<Ready> {
+    ) -> Done<Operand> {
         let (orientation, product) = match phase {
             Phase::Forward => (Orientation::Rowwise, self.products[Pass::Forward as usize]),
             Phase::Backward => (
@@ -461,19 +456,19 @@ impl<R: Recipe> Linear<R> {
                 .part(orientation, part)
                 .map(|buffer| (&buffer.spec, &buffer.storage))
         };
-        if product != Product::Bf16 {
+        if product != GemmKind::Bf16 {
             let kernel = self.recipe.kernel(orientation);
-            let mut ready = Ready::codes(product, orientation, &kernel, find)?;
+            let mut operand = Operand::codes(product, orientation, &kernel, find)?;
             if let WeightPlan::Repack(repack, padded) = &plan {
                 cuda.run(repack, &StepScalars::default())?;
-                ready.place.scale = padded.pointer();
+                operand.ptr.scale = padded.pointer();
             }
-            return Ok(ready);
+            return Ok(operand);
         }
         let k_inner = orientation == Orientation::Rowwise;
         let WeightPlan::Decode(decode) = plan else {
             // bf16, row-major for both phases.
-            return Ok(Ready::values(
+            return Ok(Operand::values(
                 tensor
                     .data(orientation)
                     .map_err(KernelError::from)?
@@ -485,7 +480,7 @@ impl<R: Recipe> Linear<R> {
         let values = arena.values(decoded(Role::Weight), self.shape.elements())?;
         cuda.run(&decode, &StepScalars::default())?;
         self.mark("decode of weights")?;
-        Ok(Ready::values(values.pointer(), k_inner))
+        Ok(Operand::values(values.pointer(), k_inner))
     }
 
     fn weight_plan(
@@ -493,7 +488,7 @@ impl<R: Recipe> Linear<R> {
         key: Gathered,
         tensor: &QuantizedTensor<CudaBuffer<u8>, R>,
         orientation: Orientation,
-        product: Product,
+        product: GemmKind,
     ) -> Done<WeightPlan> {
         let mut known = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = known.iter().find(|(other, _)| *other == key) {
@@ -501,7 +496,7 @@ impl<R: Recipe> Linear<R> {
         }
         let Shared { cuda, arena, .. } = &*self.shared;
         let kernel = self.recipe.kernel(orientation);
-        let plan = if product == Product::Bf16 {
+        let plan = if product == GemmKind::Bf16 {
             if kernel.element == Code::Bf16 && !is_codes(&kernel) {
                 WeightPlan::AsItIs
             } else {

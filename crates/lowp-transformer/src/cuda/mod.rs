@@ -3,13 +3,12 @@
 mod attention;
 mod block;
 mod error;
+mod gemms;
 mod linear;
-mod matmul;
 mod model;
 mod module;
 mod ops;
 mod place;
-mod ready;
 mod sdpa;
 mod trace;
 

@@ -8,19 +8,19 @@
 use std::sync::Arc;
 
 use half::bf16;
-use lowp_candle::ShardedModel;
 use lowp_format::{Phase, Recipe, Shape};
+use lowp_fsdp::ShardedModel;
+use lowp_gemm::{Dtype, GemmDesc, GemmKind, OperandDesc, OperandPtr, Scalars};
 use lowp_kernels::{Backend, Cuda, CudaBuffer};
 
 use super::TransformerError;
 use super::block::{Layer, Norm, Span, f32_gradient};
+use super::gemms::Gemms;
 use super::linear::Shared;
-use super::matmul::{Dtype, Matmuls, Place, Product as Planned, Scale, Side};
 use super::ops::Ops;
 use super::place::{Arena, at};
 use super::trace::{Profile, Trace};
 use crate::known::Known;
-use crate::product::Product;
 use crate::sizes::{Block, Sizes};
 
 type Values = CudaBuffer<bf16>;
@@ -122,7 +122,7 @@ impl<R: Recipe> Transformer<R> {
         let shared = Arc::new(Shared {
             cuda: cuda.clone(),
             ops: Ops::new(cuda, &trace)?,
-            matmuls: Matmuls::new(cuda, &arena, &trace)?,
+            gemms: Gemms::new(cuda, &arena, &trace)?,
             trace,
             arena,
             capability: cuda.capability()?,
@@ -214,7 +214,7 @@ impl<R: Recipe> Transformer<R> {
     }
 
     /// Which products run in each linear layer: forward, input gradient, weight gradient.
-    pub fn products(&self) -> Vec<[Product; 3]> {
+    pub fn products(&self) -> Vec<[GemmKind; 3]> {
         self.layers.iter().flat_map(Layer::products).collect()
     }
 
@@ -361,14 +361,14 @@ impl<R: Recipe> Transformer<R> {
             .forward(ops, self.size(), x.map(|x| (x, &self.branch)), &h)?;
         ops.narrow(&self.head.1, &self.head_values, vocab * dim)?;
         let logits = self.logits()?;
-        let product = dense([self.tokens, vocab, dim], [true, true], Dtype::F32);
+        let desc = dense([self.tokens, vocab, dim], [true, true], Dtype::F32);
         // SAFETY: `[tokens, dim]` by the head, `[vocab, dim]`.
         unsafe {
-            self.shared.matmuls.run(
-                &product,
-                [place(&h), place(&self.head_values)],
+            self.shared.gemms.run(
+                &desc,
+                [ptr(&h), ptr(&self.head_values)],
                 logits.pointer(),
-                (1.0, false),
+                Scalars::ONE,
             )
         }
     }
@@ -399,10 +399,7 @@ impl<R: Recipe> Transformer<R> {
             dim, seq, vocab, ..
         } = self.sizes;
         let Shared {
-            ops,
-            arena,
-            matmuls,
-            ..
+            ops, arena, gemms, ..
         } = &*self.shared;
         let (tokens, dx) = (self.tokens, &self.dx);
         if let Some(last) = self.layers.last() {
@@ -414,25 +411,18 @@ impl<R: Recipe> Transformer<R> {
         );
         let grad = f32_gradient(model, self.head.0)?;
         at(&grad, vocab * dim)?;
-        let product = dense([vocab, dim, tokens], [false, false], Dtype::F32);
+        let desc = dense([vocab, dim, tokens], [false, false], Dtype::F32);
         // SAFETY: the transpose of `[tokens, vocab]` by `[tokens, dim]`.
-        unsafe {
-            matmuls.run(
-                &product,
-                [place(dlogits), place(&h)],
-                grad.pointer(),
-                (1.0, false),
-            )
-        }?;
+        unsafe { gemms.run(&desc, [ptr(dlogits), ptr(&h)], grad.pointer(), Scalars::ONE) }?;
         model.push_var_gradient(self.head.0)?;
-        let product = dense([tokens, dim, vocab], [true, false], Dtype::Bf16);
+        let desc = dense([tokens, dim, vocab], [true, false], Dtype::Bf16);
         // SAFETY: `[tokens, vocab]` by `[vocab, dim]`.
         unsafe {
-            matmuls.run(
-                &product,
-                [place(dlogits), place(&self.head_values)],
+            gemms.run(
+                &desc,
+                [ptr(dlogits), ptr(&self.head_values)],
                 dh.pointer(),
-                (1.0, false),
+                Scalars::ONE,
             )
         }?;
         self.norm
@@ -496,30 +486,13 @@ fn check_shapes<R: Recipe>(sizes: &Sizes, model: &ShardedModel<Cuda, R>) -> Done
 }
 
 /// A product of plain matrices.
-fn dense([rows, cols, k]: [usize; 3], [left, right]: [bool; 2], out: Dtype) -> Planned {
-    let side = |k_inner| Side {
-        dtype: Dtype::Bf16,
-        scale: Scale::None,
-        k_inner,
-        stride: 0,
-    };
-    Planned {
-        rows,
-        cols,
-        k,
-        left: side(left),
-        right: side(right),
-        out,
-        out_stride: 0,
-        batch: 1,
-        fast: false,
-        bias: false,
-        device_factors: false,
-    }
+fn dense(sizes: [usize; 3], k_inner: [bool; 2], out: Dtype) -> GemmDesc {
+    let operands = k_inner.map(|k_inner| OperandDesc::plain(Dtype::Bf16, k_inner));
+    GemmDesc::new(sizes, operands, out)
 }
 
-fn place(buffer: &Values) -> Place {
-    Place::values(buffer.pointer())
+fn ptr(buffer: &Values) -> OperandPtr {
+    OperandPtr::values(buffer.pointer())
 }
 
 /// Cosine and sine of the angle of each position and pair of a head.

@@ -3,10 +3,8 @@
 #![expect(unsafe_code, reason = "loads the embedded kernels and launches them")]
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_void};
 
-use cudarc::driver::{result, sys};
-use lowp_kernels::{Cuda, KernelError};
+use lowp_kernels::{Cuda, CudaFunction, CudaLibrary, KernelError};
 
 use super::TransformerError;
 use crate::params::{Arg, KERNELS, Kind, check};
@@ -19,28 +17,10 @@ struct Aligned<B: ?Sized>(B);
 const UNITS: &[(&str, &Aligned<[u8]>)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The kernels, on a stream.
+#[derive(Debug)]
 pub(super) struct Kernels {
-    cuda: Cuda,
-    modules: Vec<sys::CUmodule>,
-    functions: BTreeMap<&'static str, (&'static [Kind], sys::CUfunction)>,
-}
-
-// SAFETY: handles of the driver, which any thread may use; they are not changed after loading.
-unsafe impl Send for Kernels {}
-// SAFETY: as above.
-unsafe impl Sync for Kernels {}
-
-impl std::fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Kernels({:?})", self.cuda)
-    }
-}
-
-pub(super) fn failed(call: &'static str) -> impl Fn(result::DriverError) -> KernelError {
-    move |error| KernelError::Device {
-        call,
-        why: format!("{error:?}"),
-    }
+    library: CudaLibrary,
+    functions: BTreeMap<&'static str, (&'static [Kind], CudaFunction)>,
 }
 
 impl Kernels {
@@ -49,34 +29,24 @@ impl Kernels {
     /// # Errors
     /// A program without kernels, or a device that they do not fit.
     pub(super) fn load(cuda: &Cuda) -> Result<Self, KernelError> {
-        let mut loaded = Self {
-            cuda: cuda.clone(),
-            modules: Vec::new(),
-            functions: BTreeMap::new(),
+        let image = |(unit, _): (&'static str, _)| {
+            let mut units = UNITS.iter();
+            let (_, image) = units
+                .find(|(name, _)| *name == unit)
+                .ok_or(KernelError::NotCompiled { kernel: unit })?;
+            Ok((unit, &image.0))
         };
-        cuda.foreign_work(|| (), |_| loaded.find())?;
-        Ok(loaded)
-    }
-
-    fn find(&mut self) -> Result<(), KernelError> {
+        let images = KERNELS.into_iter().map(image);
+        let images: Vec<_> = images.collect::<Result<_, KernelError>>()?;
+        // SAFETY: each image is a whole fat binary, made by nvcc.
+        let library = unsafe { CudaLibrary::load(cuda, images) }?;
+        let mut functions = BTreeMap::new();
         for (unit, kernels) in KERNELS {
-            let Some((_, image)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-                return Err(KernelError::NotCompiled { kernel: unit });
-            };
-            // SAFETY: the image is a whole fat binary, made by nvcc.
-            let module = unsafe { result::module::load_data(image.0.as_ptr().cast()) };
-            let module = module.map_err(failed("cuModuleLoadData"))?;
-            self.modules.push(module);
-            for (name, kinds) in kernels {
-                let missing = || KernelError::NotCompiled { kernel: name };
-                let text = CString::new(*name).map_err(|_| missing())?;
-                // SAFETY: the module is loaded, and stays so as long as `self`.
-                let function = unsafe { result::module::get_function(module, text) };
-                let function = function.map_err(|_| missing())?;
-                self.functions.insert(name, (kinds, function));
+            for &(name, kinds) in kernels {
+                functions.insert(name, (kinds, library.function(unit, name)?));
             }
         }
-        Ok(())
+        Ok(Self { library, functions })
     }
 
     /// Gives the stream a launch of `blocks` blocks of `threads` threads.
@@ -103,42 +73,7 @@ impl Kernels {
             return Ok(());
         }
         let mut words: Vec<u64> = args.iter().map(|arg| arg.word()).collect();
-        let mut pointers: Vec<*mut c_void> = words
-            .iter_mut()
-            .map(|word| (&raw mut *word).cast())
-            .collect();
-        let [bx, by] = blocks.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        let [tx, ty] = threads.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        self.cuda.foreign_work(
-            || (),
-            |stream| {
-                let stream = stream as *mut c_void;
-                // SAFETY: the caller's promise; the parameters are read before the call returns.
-                let launched = unsafe {
-                    result::launch_kernel(
-                        function,
-                        (bx, by, 1),
-                        (tx, ty, 1),
-                        0,
-                        stream.cast(),
-                        &mut pointers,
-                    )
-                };
-                Ok(launched.map_err(failed("cuLaunchKernel"))?)
-            },
-        )
-    }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        let modules = std::mem::take(&mut self.modules);
-        // A kernel that still runs needs its module.
-        self.cuda.free_foreign(|| {
-            for module in modules {
-                // SAFETY: loaded once, unloaded once. Nobody is left to hear of one that stays.
-                let _ = unsafe { result::module::unload(module) };
-            }
-        });
+        // SAFETY: the caller's promise; the parameters are those that the kernel takes.
+        Ok(unsafe { self.library.launch(function, [blocks, threads], &mut words) }?)
     }
 }

@@ -13,12 +13,12 @@ use crate::json_object::JsonObject;
 use crate::output::{message, shown};
 use crate::train::has_tensor_scale;
 use anyhow::{Context, Result};
-use lowp_candle::about_recipe;
 use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind};
 use lowp_format::{
     AnyRecipe, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe, RecipeOptions,
     Shape, Usage,
 };
+use lowp_fsdp::about_recipe;
 use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
 use safetensors::Dtype;
 use serde_json::Value;

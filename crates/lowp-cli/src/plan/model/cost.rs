@@ -1,11 +1,11 @@
 //! [`Cost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
 use super::Setup;
-use lowp_candle::Sharding;
 use lowp_format::{
     Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
     ReshardAfterForward, Role, RowCuts, Shape, Transport, Usage,
 };
+use lowp_fsdp::Sharding;
 use lowp_shard::{FlatShard, ShardError, exchanges};
 use std::iter::Sum;
 use std::ops::{AddAssign, Mul};

@@ -5,7 +5,7 @@ use super::memory::Memory;
 use super::{Costs, Plan};
 use crate::reshard;
 use anyhow::Result;
-use lowp_candle::Sharding;
+use lowp_fsdp::Sharding;
 use lowp_shard::GradWire;
 use serde::Serialize;
 use serde_json::Value;

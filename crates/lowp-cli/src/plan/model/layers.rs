@@ -34,12 +34,12 @@ pub(super) struct Model {
 impl Model {
     /// The model of `lowp train` with these sizes.
     pub(super) fn of_sizes(name: &str, sizes: GptConfig) -> Self {
-        let layer = |spec: lowp_candle::LinearSpec| Layer {
+        let layer = |spec: lowp_fsdp::LinearSpec| Layer {
             name: spec.name,
             block: spec.block,
             shape: Shape::new(spec.rows, spec.cols),
         };
-        let var = |spec: lowp_candle::VarSpec| match spec.shape[..] {
+        let var = |spec: lowp_fsdp::VarSpec| match spec.shape[..] {
             [rows, cols] => Shape::new(rows, cols),
             _ => Shape::new(1, spec.shape.iter().product()),
         };

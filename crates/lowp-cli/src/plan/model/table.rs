@@ -4,7 +4,7 @@ use super::traffic::Operation;
 use super::{Costs, Plan};
 use crate::columns::Columns;
 use crate::output::shown;
-use lowp_candle::Sharding;
+use lowp_fsdp::Sharding;
 use lowp_shard::GradWire;
 
 /// The whole plan as text.

@@ -7,10 +7,10 @@ use crate::train::corpus::Corpus;
 use crate::train::network::{Candle, Network, Place};
 use crate::{Cli, Command};
 use clap::Parser;
-use lowp_candle::{LinearSpec, ModelOptions, ShardedModel};
 use lowp_checkpoint::{Late, Piece};
 use lowp_format::spelling::Variant;
 use lowp_format::{Orientation, Part, Phase};
+use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel};
 use lowp_kernels::{Backend, Cpu, Cuda};
 use lowp_nccl::NcclOptions;
 use lowp_optim::StepOptions;
@@ -74,18 +74,18 @@ fn model<B: Alone, N: Network<B>>(backend: &B, config: &Config) -> (ShardedModel
         grads: GradBucketOptions::default(),
         seed: config.seed,
         group: config.group,
-        threads: 2,
         vars: N::VARS,
     };
     let (linears, vars) = (config.linears(), config.model.vars());
     let of = |linear: &LinearSpec| config.recipe_of(recipe, linear, false);
-    let sharded = ShardedModel::new(backend, &mesh, of, &linears, &vars, options).expect("a model");
+    let sharded = ShardedModel::new(backend, &mesh, of, &linears, &vars, options);
+    let mut sharded = sharded.expect("a model");
     let place = Place {
         config,
         rank: 0,
         threads: 2,
     };
-    let network = N::new(backend, &sharded, place).expect("a network");
+    let network = N::new(backend, &mut sharded, place).expect("a network");
     (sharded, network)
 }
 
@@ -125,7 +125,7 @@ fn run<B: Backend, N: Network<B>>(
             max_norm: Some(config.clip),
             ..StepOptions::default()
         };
-        sharded.finish_step(&options).expect("a step");
+        network.finish_step(sharded, &options).expect("a step");
         trained.losses.push(network.take_loss().expect("a loss"));
         pending.push_back(sharded.pieces().expect("a state"));
         if pending.len() > behind {

@@ -1,7 +1,7 @@
 //! [`GptConfig`]: the sizes of a model and the parameters that follow, and [`Preset`], sizes by name.
 
 use clap::ValueEnum;
-use lowp_candle::{LinearSpec, VarSpec};
+use lowp_fsdp::{LinearSpec, VarSpec};
 use lowp_shard::Init;
 use serde_json::{Value, json};
 

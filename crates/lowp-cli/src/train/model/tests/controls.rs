@@ -1,9 +1,10 @@
 //! Controls of [`Variant`] reach the products that they name, and no other.
 
 use candle_core::{Device, Tensor, Var};
-use lowp_candle::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding};
+use lowp_candle::layers;
 use lowp_format::ReshardAfterForward;
 use lowp_format::spelling::Variant;
+use lowp_fsdp::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
 use lowp_shard::{GradBucketOptions, GradParam, Init, LocalComm, Mesh, MeshComm};
@@ -30,8 +31,7 @@ fn products(text: &str) -> [Vec<u32>; 3] {
         grads: GradBucketOptions::default(),
         seed: 1,
         group: Group::default(),
-        threads: 1,
-        vars: lowp_candle::VarPlace::Candle,
+        vars: VarPlace::Host,
     };
     let model = ShardedModel::new(&cpu, &mesh, |_| variant, &[spec], &[], options);
     let model = model.expect("a model");
@@ -51,7 +51,7 @@ fn products(text: &str) -> [Vec<u32>; 3] {
         Var::from_vec(values, (tokens, cols), &Device::Cpu).expect("values")
     };
     let (x, dy) = (values(0, cols), values(1, rows));
-    let y = model.layers()[0].forward(&x).expect("y");
+    let y = layers(&model, 1)[0].forward(&x).expect("y");
     let sum = (&y * dy.as_tensor()).and_then(|sum| sum.sum_all());
     let gradients = sum.and_then(|sum| sum.backward()).expect("gradients");
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();

@@ -1,9 +1,9 @@
 //! Training goes on behind a checkpoint as if it had not stopped, on any ranks.
 
 use super::setup::Setup;
-use lowp_candle::Sharding;
 use lowp_checkpoint::{Block, Checkpoint};
 use lowp_format::{AnyRecipe, Recipe, ReshardAfterForward};
+use lowp_fsdp::Sharding;
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -1,9 +1,11 @@
 //! [`Setup`]: a small model, trained as a test says.
 
 use super::super::{Arch, Batch, Gpt, GptConfig};
-use lowp_candle::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, WeightSource};
+use anyhow::Error;
+use lowp_candle::{CandleVars, layers};
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward};
+use lowp_fsdp::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
@@ -90,8 +92,7 @@ impl Setup {
                     lr: 0.01,
                     ..Group::default()
                 },
-                threads: 1,
-                vars: lowp_candle::VarPlace::Candle,
+                vars: VarPlace::Host,
             };
             let mesh = Mesh {
                 replicate: replicas,
@@ -111,11 +112,13 @@ impl Setup {
                     ShardedModel::load(on, |_| recipe, &linears, &vars, options, saved)?
                 }
             };
-            let over = |sharded: &ShardedModel<Cpu, AnyRecipe>| {
-                let (layers, vars) = (sharded.layers(), sharded.vars().to_vec());
-                Gpt::new(config, layers, vars, (1, passes.recompute))
+            let over = |sharded: &mut ShardedModel<Cpu, AnyRecipe>| {
+                let vars = CandleVars::new(sharded)?;
+                let (layers, own) = (layers(sharded, 1), vars.vars().to_vec());
+                let gpt = Gpt::new(config, layers, own, (1, passes.recompute))?;
+                Ok::<_, Error>((gpt, vars))
             };
-            let mut gpt = over(&sharded)?;
+            let (mut gpt, mut own) = over(&mut sharded)?;
             let micro_batches = passes.micro_batches;
             let mut losses = Vec::new();
             let mut since = first_step;
@@ -124,7 +127,7 @@ impl Setup {
                     for recipe in recipes {
                         sharded = sharded.in_recipes(|_| recipe, &linears, &vars)?;
                     }
-                    gpt = over(&sharded)?;
+                    (gpt, own) = over(&mut sharded)?;
                     since = step;
                 }
                 // Four sequences, dealt to ranks and micro-batches in order.
@@ -143,12 +146,13 @@ impl Setup {
                     };
                     sharded.begin(step, (first * 32) as u64, true)?;
                     let loss = gpt.loss(&batch, 128)?;
-                    sharded.add_gradients(&loss.backward()?)?;
+                    own.add_gradients(&mut sharded, &loss.backward()?)?;
                     total[0] += f64::from(loss.value()?);
                 }
                 comm.control().sum(&mut total)?;
                 losses.push(total[0] as f32);
-                assert!(sharded.finish_step(&StepOptions::default())?.applied);
+                let step = StepOptions::default();
+                assert!(own.finish_step(&mut sharded, &step)?.applied);
             }
             let bytes = sharded.weight_bytes(passes)?;
             assert_eq!(
@@ -164,9 +168,9 @@ impl Setup {
                     sharded
                         .weight(layer)
                         .expect("a layer")
-                        .with_weight(phase, &mut |w| {
+                        .with_values(phase, |w| {
                             weights.push(w.iter().map(|x| x.to_bits()).collect());
-                            Ok(())
+                            Ok::<_, ModelError>(())
                         })?;
                 }
             }
@@ -182,7 +186,7 @@ impl Setup {
                 saver.start(steps, sharded.pieces()?, about)?;
                 saver.finish()?;
             }
-            Ok::<_, ModelError>((losses, weights))
+            Ok::<_, Error>((losses, weights))
         })
         .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
         losses.swap_remove(0)

@@ -2,8 +2,8 @@
 
 use super::super::Arch;
 use super::setup::Setup;
-use lowp_candle::{Passes, Sharding};
 use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role, Usage};
+use lowp_fsdp::{Passes, Sharding};
 
 /// The losses of rows.
 fn train(

@@ -1,11 +1,10 @@
 //! [`PlainVars`]: the parameters that stay in f32, sharded like the others and gathered once per
-//! step into candle variables, or into buffers of the backend.
+//! step into buffers of the backend, or read to the host by whoever runs the model.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::backprop::GradStore;
-use candle_core::{Device, Tensor, Var};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, Source, StepScalars, Work};
 use lowp_shard::{
@@ -20,9 +19,11 @@ use crate::spec::VarSpec;
 /// Where the full values of variables are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VarPlace {
-    /// In candle variables, on the host.
+    /// On the host, with whoever runs the model, who reads them after each step ([`ShardedModel::read_vars`]).
+    ///
+    /// [`ShardedModel::read_vars`]: crate::ShardedModel::read_vars
     #[default]
-    Candle,
+    Host,
     /// In buffers of the backend.
     Backend,
 }
@@ -30,7 +31,7 @@ pub enum VarPlace {
 /// The full values.
 #[derive(Debug)]
 enum Values<B: Backend> {
-    Candle(Vec<Var>),
+    Host,
     Backend {
         buffers: Vec<B::Buffer<f32>>,
         /// What fills them, by the number of the memory that they are gathered in.
@@ -64,10 +65,7 @@ impl<B: Backend> PlainVars<B> {
         place: VarPlace,
     ) -> Result<Self, ModelError> {
         let values = match place {
-            VarPlace::Candle => {
-                let vars = specs.iter().map(variable).collect::<Result<_, _>>();
-                vars.map(Values::Candle)
-            }
+            VarPlace::Host => Ok(Values::Host),
             VarPlace::Backend => {
                 let buffer = |spec: &VarSpec| Ok(backend.alloc(shape_of(spec)?.elements())?);
                 let buffers: Result<_, ModelError> = specs.iter().map(buffer).collect();
@@ -108,18 +106,15 @@ impl<B: Backend> PlainVars<B> {
         shards.map(|shard| (shard.spec().elements(), shard.spec().full().elements()))
     }
 
-    /// The variables, where candle has them.
-    pub(crate) fn vars(&self) -> &[Var] {
-        match &self.values {
-            Values::Candle(vars) => vars,
-            Values::Backend { .. } => &[],
-        }
+    /// The shapes that their specs have.
+    pub(crate) fn shapes(&self) -> &[Vec<usize>] {
+        &self.shapes
     }
 
     /// The buffers, where the backend has them.
     pub(crate) fn buffers(&self) -> &[B::Buffer<f32>] {
         match &self.values {
-            Values::Candle(_) => &[],
+            Values::Host => &[],
             Values::Backend { buffers, .. } => buffers,
         }
     }
@@ -141,44 +136,53 @@ impl<B: Backend> PlainVars<B> {
         self.first_grad + index
     }
 
-    /// Adds the gradients that a backward pass left in `store`.
-    ///
-    /// # Errors
-    /// A variable without one, or a rank that failed.
-    pub(crate) fn add_gradients(
+    /// Adds the full gradient of variable `index`, which is on the host.
+    pub(crate) fn add_gradient(
         &self,
         gradients: &Gradients<B>,
-        store: &GradStore,
+        index: usize,
+        values: &[f32],
     ) -> Result<(), ModelError> {
-        for (index, (var, name)) in self.vars().iter().zip(&self.names).enumerate() {
-            let Some(grad) = store.get(var) else {
-                return Err(ModelError::NoGradient { name: name.clone() });
-            };
-            let values = grad.flatten_all()?.to_vec1::<f32>()?;
-            gradients.add(self.grad(index), &values)?;
+        match self.values {
+            Values::Host => Ok(gradients.add(self.grad(index), values)?),
+            Values::Backend { .. } => Err(ModelError::VarsOnBackend),
         }
+    }
+
+    /// Gathers the f32 shards into the buffers of the backend, if they are there. Collective.
+    pub(crate) fn refresh(&mut self) -> Result<(), ModelError> {
+        let Values::Backend { buffers, decodes } = &mut self.values else {
+            return Ok(());
+        };
+        let filled = self.group.unshard(Phase::Forward);
+        let filled = filled.and_then(|()| fill(&self.backend, &self.group, buffers, decodes));
+        or_abort(&**self.group.comm(), filled)?;
+        self.group.release();
         Ok(())
     }
 
-    /// Gathers the f32 shards and sets the full values. Collective.
-    pub(crate) fn refresh(&mut self) -> Result<(), ModelError> {
-        let set = self.try_refresh();
-        or_abort(&**self.group.comm(), set)
+    /// Gathers the f32 shards and gives `set` the full values of each variable. Collective.
+    pub(crate) fn read<E: From<ModelError> + Display>(
+        &mut self,
+        set: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let read = self.try_read(set);
+        or_abort(&**self.group.comm(), read)
     }
 
-    fn try_refresh(&mut self) -> Result<(), ModelError> {
-        self.group.unshard(Phase::Forward)?;
-        match &mut self.values {
-            Values::Candle(vars) => {
-                for (index, var) in vars.iter().enumerate() {
-                    let tensor = self.group.tensor(index)?;
-                    let values = dequantize(&self.backend, tensor, Orientation::Rowwise)?;
-                    var.set(&Tensor::from_vec(values, var.shape(), var.device())?)?;
-                }
-            }
-            Values::Backend { buffers, decodes } => {
-                fill(&self.backend, &self.group, buffers, decodes)?;
-            }
+    fn try_read<E: From<ModelError>>(
+        &mut self,
+        mut set: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if let Values::Backend { .. } = self.values {
+            return Err(ModelError::VarsOnBackend.into());
+        }
+        let failed = |error| E::from(ModelError::Shard(error));
+        self.group.unshard(Phase::Forward).map_err(failed)?;
+        for index in 0..self.names.len() {
+            let tensor = self.group.tensor(index).map_err(failed)?;
+            let values = dequantize(&self.backend, tensor, Orientation::Rowwise).map_err(failed)?;
+            set(index, values)?;
         }
         self.group.release();
         Ok(())
@@ -211,12 +215,6 @@ fn fill<B: Backend>(
         }
     };
     Ok(backend.run(&decodes[index].1, &StepScalars::default())?)
-}
-
-/// A variable of zeros.
-fn variable(spec: &VarSpec) -> Result<Var, ModelError> {
-    let zeros = vec![0f32; shape_of(spec)?.elements()];
-    Ok(Var::from_vec(zeros, spec.shape.as_slice(), &Device::Cpu)?)
 }
 
 /// A vector is one row, so that any length can be sharded beside matrices.

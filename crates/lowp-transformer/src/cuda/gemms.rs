@@ -1,12 +1,11 @@
-//! [`Matmuls`]: the products of a model, marked in its trace.
+//! [`Gemms`]: the products of a model, marked in its trace.
 
 #![expect(unsafe_code, reason = "passes on addresses")]
 
 use std::sync::Arc;
 
+use lowp_gemm::{CublasLt, GemmDesc, OperandPtr, Scalars, Workspace};
 use lowp_kernels::Cuda;
-pub(super) use lowp_matmul::{Dtype, Factors, Place, Product, Scale, Side};
-use lowp_matmul::{WORKSPACE, Workspace};
 
 use super::TransformerError;
 use super::place::Arena;
@@ -14,22 +13,22 @@ use super::trace::Trace;
 
 /// The products of a stream.
 #[derive(Debug)]
-pub(super) struct Matmuls {
-    of: lowp_matmul::Matmuls,
+pub(super) struct Gemms {
+    of: CublasLt,
     workspace: Workspace,
     trace: Arc<Trace>,
 }
 
-impl Matmuls {
+impl Gemms {
     pub(super) fn new(
         cuda: &Cuda,
         arena: &Arena,
         trace: &Arc<Trace>,
     ) -> Result<Self, TransformerError> {
-        let of = lowp_matmul::Matmuls::new(cuda)?;
+        let of = CublasLt::new(cuda)?;
         Ok(Self {
             of,
-            workspace: arena.own(WORKSPACE)?.into(),
+            workspace: arena.own(Workspace::BYTES)?.into(),
             trace: Arc::clone(trace),
         })
     }
@@ -37,17 +36,17 @@ impl Matmuls {
     /// Gives the stream `out = alpha * left * right + beta * out`.
     ///
     /// # Safety
-    /// As [`lowp_matmul::Matmuls::run`].
+    /// As [`CublasLt::run`].
     pub(super) unsafe fn run(
         &self,
-        product: &Product,
-        places: [Place; 2],
+        desc: &GemmDesc,
+        operands: [OperandPtr; 2],
         out: u64,
-        factors: impl Into<Factors>,
+        scalars: Scalars,
     ) -> Result<(), TransformerError> {
-        let (factors, workspace) = (factors.into(), &self.workspace);
+        let workspace = &self.workspace;
         // SAFETY: the caller's promise.
-        unsafe { self.of.run(product, places, out, 0, factors, workspace) }?;
-        Ok(self.trace.mark(|| product.describe())?)
+        unsafe { self.of.run(desc, operands, out, 0, scalars, workspace) }?;
+        Ok(self.trace.mark(|| desc.describe())?)
     }
 }

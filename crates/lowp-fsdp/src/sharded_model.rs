@@ -2,12 +2,11 @@
 //! recipe, sharded as [`Sharding`] says; everything else lives in f32, sharded by rows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use candle_core::Var;
-use candle_core::backprop::GradStore;
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
@@ -19,7 +18,6 @@ use lowp_shard::{
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
 use crate::gradients::Gradients;
-use crate::linear::{Linear, QuantLinear};
 use crate::memory::LayerMemory;
 use crate::operand::{PassState, RecipeOperands};
 use crate::plain_vars::{PlainVars, VarPlace};
@@ -39,7 +37,7 @@ pub enum Sharding {
 }
 
 /// How a [`ShardedModel`] is trained.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelOptions {
     /// What a rank has of the linear layers.
     pub sharding: Sharding,
@@ -51,8 +49,6 @@ pub struct ModelOptions {
     pub seed: u64,
     /// Hyperparameters; weight decay applies to matrices only.
     pub group: Group,
-    /// Threads of each product.
-    pub threads: usize,
     /// Where the full values of variables are.
     pub vars: VarPlace,
 }
@@ -99,7 +95,7 @@ pub struct WeightBytes {
 /// # Steps
 ///
 /// A step is one micro-batch or several, then [`ShardedModel::finish_step`]. A micro-batch is
-/// [`ShardedModel::begin`], a forward and a backward pass, and [`ShardedModel::add_gradients`],
+/// [`ShardedModel::begin`], a forward and a backward pass, and [`ShardedModel::finish_micro_batch`],
 /// which finishes it. It counts whole or not at all: linear layers reduce their gradients during
 /// the backward pass, so if it fails before it is finished, the gradients of the step are neither
 /// with nor without it. Then `begin` and `finish_step` are
@@ -158,19 +154,41 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         or_abort(&*mesh.world, builder.build(recipe, linears, vars, init))
     }
 
-    /// The linear layers over this rank's weights.
-    pub fn layers(&self) -> Vec<Box<dyn Linear>> {
-        let layer = |((_, weight), operands): (&(ParamId, Arc<_>), &Arc<RecipeOperands<B>>)| {
-            let weight: Arc<ShardedWeight<B, R>> = Arc::clone(weight);
-            let threads = self.options.threads;
-            Box::new(QuantLinear::with_cast(weight, operands.clone(), threads)) as Box<dyn Linear>
-        };
-        self.weights.iter().zip(&self.operands).map(layer).collect()
+    /// This rank's weights, in the order of their layers.
+    pub fn weights(&self) -> impl ExactSizeIterator<Item = &Arc<ShardedWeight<B, R>>> {
+        self.weights.iter().map(|(_, weight)| weight)
     }
 
-    /// The candle variables of the parameters that stay in f32.
-    pub fn vars(&self) -> &[Var] {
-        self.vars.vars()
+    /// Names of the parameters that stay in f32, in the order of their specs, and their shapes.
+    pub fn var_shapes(&self) -> impl ExactSizeIterator<Item = (&str, &[usize])> {
+        let names = self.vars.names().iter().map(String::as_str);
+        names.zip(self.vars.shapes().iter().map(Vec::as_slice))
+    }
+
+    /// Gathers the parameters that stay in f32 and gives `set` the full values of each, by the number of its spec
+    /// ([`VarPlace::Host`]): after the model was made, and after each step. Collective.
+    ///
+    /// # Errors
+    /// What `set` reports, variables on the backend, or a rank that failed.
+    pub fn read_vars<E: From<ModelError> + Display>(
+        &mut self,
+        set: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        or_abort(&*self.mesh.world, self.vars.read(set))
+    }
+
+    /// Adds the full gradient of variable `index`, which a backward pass left on the host, to what arrived before in this step.
+    /// Collective.
+    ///
+    /// # Errors
+    /// No such variable, values of another length, variables on the backend, or a rank that failed.
+    pub fn add_var_gradient(&self, index: usize, values: &[f32]) -> Result<(), ModelError> {
+        self.vars.add_gradient(&self.gradients, index, values)
+    }
+
+    /// The ranks that share the model.
+    pub fn mesh(&self) -> &MeshComm<B> {
+        &self.mesh
     }
 
     /// The full values of the parameters that stay in f32, where the backend has them ([`VarPlace::Backend`]): row-major, in the order
@@ -214,23 +232,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         Ok(())
     }
 
-    /// Finishes a micro-batch: reduces the gradients of the variables that its backward pass left
-    /// in `store`, adding to what arrived before in this step; those of the linear layers went
-    /// their way during the pass. Collective.
-    ///
-    /// # Errors
-    /// A variable without a gradient, or a rank that failed. The micro-batch stays unfinished.
-    pub fn add_gradients(&mut self, store: &GradStore) -> Result<(), ModelError> {
-        let sent = match self.options.vars {
-            VarPlace::Candle => self.vars.add_gradients(&self.gradients, store),
-            VarPlace::Backend => Err(ModelError::VarsOnBackend),
-        };
-        or_abort(&*self.mesh.world, sent)?;
-        self.finish_micro_batch()
-    }
-
-    /// Finishes a micro-batch whose gradients are all on their way: those of weights ([`ShardedWeight::push_gradient`]) and of
-    /// variables ([`ShardedModel::push_var_gradient`]). Collective.
+    /// Finishes a micro-batch whose gradients are all on their way: those of weights ([`ShardedWeight::add_gradient`] or
+    /// [`ShardedWeight::push_gradient`]) and of variables ([`ShardedModel::add_var_gradient`] or
+    /// [`ShardedModel::push_var_gradient`]). Collective.
     ///
     /// # Errors
     /// A rank that failed. The micro-batch stays unfinished.
@@ -294,7 +298,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         }
     }
 
-    /// Ends a step: updates and casts all parameters, and gives the variables their new values.
+    /// Ends a step: updates and casts all parameters, and gives the variables on the backend their new values.
     /// Collective.
     ///
     /// # Errors

@@ -4,9 +4,11 @@ use lowp_format::{
     Axis, Code, Extent, Form, KernelKey, Orientation, Quantizer, Recipe, Role, ScaleRule,
 };
 
+use crate::GemmError;
+
 /// How two operands are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Product {
+pub enum GemmKind {
     /// FP8 codes, one scale per tensor.
     Fp8Tensor,
     /// FP8 codes, one scale per row of each operand.
@@ -83,7 +85,7 @@ impl Pass {
     }
 }
 
-impl Product {
+impl GemmKind {
     /// What runs for operands `a` and `b` on a device of this compute capability.
     pub fn of(a: Option<Codes>, b: Option<Codes>, (major, minor): (i32, i32)) -> Self {
         let (Some(a), Some(b)) = (a, b) else {
@@ -164,14 +166,14 @@ impl Product {
 ///
 /// # Errors
 /// Says what they do not run.
-pub fn check(recipe: &impl Recipe) -> Result<(), &'static str> {
+pub fn check(recipe: &impl Recipe) -> Result<(), GemmError> {
     for role in [Role::Activation, Role::Gradient] {
         for orientation in Orientation::ALL {
             let kernel = recipe.operand(role).quantizers.of(orientation).kernel;
             if kernel.hadamard && Codes::of(recipe, role, orientation).is_none() {
-                return Err(
+                return Err(GemmError::Unsupported(
                     "a recipe whose other operand passes a Hadamard transform while this one stays exact runs on the CPU only",
-                );
+                ));
             }
         }
     }
@@ -180,9 +182,9 @@ pub fn check(recipe: &impl Recipe) -> Result<(), &'static str> {
         recipe.quantizers(Role::Weight),
     );
     if read.quantizers.kernels() != stored.kernels() && !read.quantized.is_empty() {
-        return Err(
+        return Err(GemmError::Unsupported(
             "a recipe whose weights live in another code than products read runs on the CPU only",
-        );
+        ));
     }
     Ok(())
 }
@@ -238,18 +240,18 @@ mod tests {
     use lowp_format::{AnyRecipe, RecipeOptions};
 
     /// The products of a layer, one after another.
-    fn products(name: &str, options: &[(&str, &str)], capability: (i32, i32)) -> [Product; 3] {
+    fn products(name: &str, options: &[(&str, &str)], capability: (i32, i32)) -> [GemmKind; 3] {
         let mut given = RecipeOptions::default();
         for (name, value) in options {
             given.set(name, value);
         }
         let recipe = AnyRecipe::from_name(name, &given).expect("a recipe");
-        Pass::ALL.map(|pass| Product::of_recipe(&recipe, pass, capability))
+        Pass::ALL.map(|pass| GemmKind::of_recipe(&recipe, pass, capability))
     }
 
     #[test]
     fn blackwell_multiplies_blocks_of_32_and_16() {
-        use Product::{Bf16, Fp4Groups16, Fp8Groups32};
+        use GemmKind::{Bf16, Fp4Groups16, Fp8Groups32};
         let (b200, rtx, hopper) = ((10, 0), (12, 0), (9, 0));
         // Columnwise codes of MXFP8 are row-major: inner to the contraction forward alone.
         for name in ["mxfp8", "mxfp8-2d"] {

@@ -1,34 +1,46 @@
-//! [`Ready`]: an operand as a product reads it.
+//! [`Operand`]: an operand as a product reads it.
 
 use lowp_format::{Axis, Code, KernelKey, Orientation, Part, ScaleRule};
 use lowp_kernels::{CudaBuffer, KernelError};
 
-use super::TransformerError;
-use super::matmul::{Dtype, Place, Scale, Side};
-use crate::product::Product;
+use crate::desc::{Dtype, OperandDesc, ScaleMode};
+use crate::table::GemmKind;
+
+/// Where an operand is: its entries, and its scales where it has such.
+#[derive(Clone, Copy, Debug)]
+pub struct OperandPtr {
+    /// Address of its entries.
+    pub data: u64,
+    /// Address of its scales; 0 without.
+    pub scale: u64,
+}
+
+impl OperandPtr {
+    /// Of an operand without scales.
+    pub fn values(data: u64) -> Self {
+        Self { data, scale: 0 }
+    }
+}
 
 /// An operand of a product, ready.
 #[derive(Debug)]
-pub(super) struct Ready {
-    pub(super) side: Side,
-    pub(super) place: Place,
+pub struct Operand {
+    /// What it holds.
+    pub desc: OperandDesc,
+    /// Where it is.
+    pub ptr: OperandPtr,
     /// Address of the amax of two-level scales; 0 without.
-    pub(super) amax: u64,
+    pub amax: u64,
     /// The largest value under that amax.
-    pub(super) largest: f32,
+    pub largest: f32,
 }
 
-impl Ready {
+impl Operand {
     /// bf16 values.
-    pub(super) fn values(data: u64, k_inner: bool) -> Self {
+    pub fn values(data: u64, k_inner: bool) -> Self {
         Self {
-            side: Side {
-                dtype: Dtype::Bf16,
-                scale: Scale::None,
-                k_inner,
-                stride: 0,
-            },
-            place: Place::values(data),
+            desc: OperandDesc::plain(Dtype::Bf16, k_inner),
+            ptr: OperandPtr::values(data),
             amax: 0,
             largest: 0.0,
         }
@@ -36,12 +48,12 @@ impl Ready {
 
     /// Codes of `orientation`, made by `kernel`. Block scales lie as they are stored: where the product reads another form of them, they
     /// are repacked, and the caller puts their place here.
-    pub(super) fn codes<'a>(
-        product: Product,
+    pub fn codes<'a>(
+        kind: GemmKind,
         orientation: Orientation,
         kernel: &KernelKey,
         find: impl Fn(Part) -> Option<(&'a lowp_format::BufferSpec, &'a CudaBuffer<u8>)>,
-    ) -> Result<Self, TransformerError> {
+    ) -> Result<Self, KernelError> {
         let missing = |what: &str| KernelError::Missing {
             what: what.to_owned(),
         };
@@ -55,18 +67,18 @@ impl Ready {
             Code::E2M1 => Dtype::E2M1,
             _ => Dtype::E4M3,
         };
-        let part = match product.scale_form() {
+        let part = match kind.scale_form() {
             Some(_) => Part::BlockScale,
             None => Part::DecodeScale,
         };
         let (scale_spec, scale) = find(part).ok_or_else(|| missing("the scales of an operand"))?;
-        let scale_kind = match product {
-            Product::Fp8Rows => Scale::Rows,
-            Product::Fp8Groups128 if scale_spec.tile == [128, 128] => Scale::Square128,
-            Product::Fp8Groups128 => Scale::Vec128,
-            Product::Fp8Groups32 => Scale::Vec32,
-            Product::Fp4Groups16 => Scale::Vec16,
-            Product::Fp8Tensor | Product::Bf16 => Scale::Tensor,
+        let mode = match kind {
+            GemmKind::Fp8Rows => ScaleMode::Rows,
+            GemmKind::Fp8Groups128 if scale_spec.tile == [128, 128] => ScaleMode::Square128,
+            GemmKind::Fp8Groups128 => ScaleMode::Vec128,
+            GemmKind::Fp8Groups32 => ScaleMode::Vec32,
+            GemmKind::Fp4Groups16 => ScaleMode::Vec16,
+            GemmKind::Fp8Tensor | GemmKind::Bf16 => ScaleMode::Tensor,
         };
         let (amax, largest) = match kernel.scale {
             ScaleRule::TwoLevel { four_over_six, .. } => {
@@ -77,13 +89,13 @@ impl Ready {
             _ => (0, 0.0),
         };
         Ok(Self {
-            side: Side {
+            desc: OperandDesc {
                 dtype,
-                scale: scale_kind,
+                scale: mode,
                 k_inner: spec.axes[1] == inner,
                 stride: 0,
             },
-            place: Place {
+            ptr: OperandPtr {
                 data: data.pointer(),
                 scale: scale.pointer(),
             },

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use candle_core::{Error, Result, bail};
 use lowp_format::{
     BufferList, Code, Columnwise, KernelKey, Operand, Orientation, Part, Quantizers, Recipe, Role,
     Rounding, ScaleRule, Shape, Usage, rotate_rows,
@@ -13,14 +12,33 @@ use lowp_kernels::{
     AmaxJob, Backend, DecodeJob, EncodeJob, KernelError, Source, StepScalars, StochasticKey,
     TensorInput, Work,
 };
-use lowp_shard::{Communicator, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, or_abort};
+use lowp_shard::{
+    Communicator, DelayedState, ScaleBook, ScaleBookBuilder, ScaleSlot, ShardError, or_abort,
+};
 
 mod encode;
 
 pub use encode::OperandEncode;
 
-use crate::linear::{OperandCast, OperandRole};
+use crate::error::ModelError;
 use crate::memory::{CastBuffers, LayerMemory};
+
+/// The operands of a layer's three products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OperandRole {
+    /// `x` in `y = x W^T`: blocks along the features.
+    Input,
+    /// `x` in `dW = dy^T x`: blocks along the tokens.
+    InputForWeightGrad,
+    /// `dy` in `dx = dy W`: blocks along the features.
+    Gradient,
+    /// `dy` in `dW = dy^T x`: blocks along the tokens.
+    GradientForWeightGrad,
+    /// `W` in `y = x W^T`: blocks along the input features.
+    Weight,
+    /// `W` in `dx = dy W`: blocks along the output features.
+    WeightForInputGrad,
+}
 
 /// What all layers of a rank share about the pass that runs now.
 #[derive(Debug, Default)]
@@ -173,7 +191,7 @@ impl<B: Backend> RecipeOperands<B> {
     }
 
     /// The states of the delayed scales, by kind of operand and orientation, with what each is made for.
-    pub(crate) fn delayed_states(&self) -> std::result::Result<Vec<Kept>, lowp_shard::ShardError> {
+    pub(crate) fn delayed_states(&self) -> Result<Vec<Kept>, ShardError> {
         let state = |slot: Option<ScaleSlot>| {
             let Some(slot) = slot else {
                 return Ok(None);
@@ -186,10 +204,7 @@ impl<B: Backend> RecipeOperands<B> {
     }
 
     /// Takes over those of `states` whose scales are made for the same.
-    pub(crate) fn keep_delayed(
-        &self,
-        states: &[Kept],
-    ) -> std::result::Result<(), lowp_shard::ShardError> {
+    pub(crate) fn keep_delayed(&self, states: &[Kept]) -> Result<(), ShardError> {
         for (slot, kept) in self.slots().zip(states) {
             if let (Some(slot), Some((made_for, state))) = (slot, kept)
                 && self.book.ingredients(slot)? == *made_for
@@ -209,9 +224,9 @@ impl<B: Backend> RecipeOperands<B> {
         }
     }
 
-    fn planned(&self, key: CastKey, kind: &Kind) -> Result<Arc<Cast<B>>> {
+    fn planned(&self, key: CastKey, kind: &Kind) -> Result<Arc<Cast<B>>, ModelError> {
         let Ok(mut casts) = self.casts.lock() else {
-            bail!("a thread failed in a cast")
+            return Err(ModelError::PoisonedCast);
         };
         let known = casts.iter().rposition(|(known, _)| *known == key);
         let latest = if let Some(index) = known {
@@ -220,18 +235,14 @@ impl<B: Backend> RecipeOperands<B> {
             if casts.len() == MAX_CASTS {
                 casts.remove(0);
             }
-            (key, Arc::new(self.make(key, kind).map_err(Error::wrap)?))
+            (key, Arc::new(self.make(key, kind)?))
         };
         let cast = latest.1.clone();
         casts.push(latest);
         Ok(cast)
     }
 
-    fn make(
-        &self,
-        key: CastKey,
-        Kind { operand, slots }: &Kind,
-    ) -> std::result::Result<Cast<B>, lowp_shard::ShardError> {
+    fn make(&self, key: CastKey, Kind { operand, slots }: &Kind) -> Result<Cast<B>, ShardError> {
         let CastKey {
             role,
             shape,
@@ -317,11 +328,7 @@ impl<B: Backend> RecipeOperands<B> {
         })
     }
 
-    fn run(
-        &self,
-        cast: &Cast<B>,
-        data: &[f32],
-    ) -> std::result::Result<Vec<f32>, lowp_shard::ShardError> {
+    fn run(&self, cast: &Cast<B>, data: &[f32]) -> Result<Vec<f32>, ShardError> {
         let backend = &self.backend;
         let random_step = self.pass.step.load(Ordering::Relaxed);
         let scalars = StepScalars {
@@ -342,14 +349,19 @@ impl<B: Backend> RecipeOperands<B> {
     }
 }
 
-impl<B: Backend> OperandCast for RecipeOperands<B> {
-    fn cast<'a>(
+impl<B: Backend> RecipeOperands<B> {
+    /// Quantizes an operand on the host as the recipe says and returns what the product reads: the decoded values. `data` is row-major
+    /// `[tokens, features]`, or for a weight `[outputs, inputs]`, as its source decoded it; the result has the same shape.
+    ///
+    /// # Errors
+    /// A shape that the recipe cannot take, or a rank failed.
+    pub fn cast<'a>(
         &self,
         role: OperandRole,
         data: &'a [f32],
         tokens: usize,
         features: usize,
-    ) -> Result<Cow<'a, [f32]>> {
+    ) -> Result<Cow<'a, [f32]>, ModelError> {
         let Some(kind) = self.kind(role) else {
             return Ok(Cow::Borrowed(data));
         };
@@ -377,7 +389,7 @@ impl<B: Backend> OperandCast for RecipeOperands<B> {
             first_token,
         };
         let done = self.planned(key, kind).and_then(|cast| {
-            let done = self.run(&cast, data).map_err(Error::wrap);
+            let done = self.run(&cast, data).map_err(ModelError::from);
             if let (Err(_), Ok(mut casts)) = (&done, self.casts.lock()) {
                 // It may hold an amax that no encode consumed: the next one starts anew.
                 casts.retain(|(known, _)| *known != key);

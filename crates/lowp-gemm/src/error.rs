@@ -1,11 +1,14 @@
-//! [`MatmulError`]: why a product does not run.
+//! [`GemmError`]: why a product does not run.
 
 use lowp_kernels::KernelError;
 use thiserror::Error;
 
 /// What is wrong.
 #[derive(Debug, Error)]
-pub enum MatmulError {
+pub enum GemmError {
+    /// A recipe that layers on a GPU do not run.
+    #[error("{0}")]
+    Unsupported(&'static str),
     /// cuBLASLt was not found.
     #[error(
         "NVIDIA's cuBLASLt (libcublasLt.so.13 or .12) was not found; install CUDA's libraries and have their folder in \
@@ -17,7 +20,7 @@ pub enum MatmulError {
         "cuBLASLt has no kernel for {product} at addresses that are multiples of {alignment} bytes ({why}); codes need multiples of 16, and \
          scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe (`lowp recipes --device cuda`)"
     )]
-    NoProduct {
+    NoKernel {
         /// The product.
         product: String,
         /// What all addresses are multiples of.

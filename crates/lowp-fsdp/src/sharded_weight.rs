@@ -1,11 +1,11 @@
 //! [`ShardedWeight`]: a layer's weight that lives in low precision, as a shard that is gathered for
 //! each use, or whole.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use candle_core::{Error, Result, bail};
 use lowp_checkpoint::{Checkpoint, Late, Piece};
 use lowp_format::{
     Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
@@ -21,10 +21,9 @@ use crate::checkpoint::{about_recipe, restore_weight, weight_pieces};
 use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::held::Held;
-use crate::linear::WeightSource;
 use crate::memory::LayerMemory;
 
-/// A quantized weight as [`WeightSource`]: its rows are sharded, gathered, decoded and freed around each use, or
+/// A quantized weight: its rows are sharded, gathered, decoded and freed around each use, or
 /// every rank has it whole and decodes it. Its gradient is reduced and scattered into this rank's
 /// elements as soon as it is known.
 #[derive(Debug)]
@@ -73,7 +72,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         memory: &Arc<LayerMemory<B>>,
         tensor: ShardedTensor<B, R>,
         reshard: &Reshard<B>,
-    ) -> std::result::Result<Self, ShardError> {
+    ) -> Result<Self, ShardError> {
         let (recipe, shape) = (tensor.recipe(), tensor.spec().full());
         let ranges = tensor.spec().all_elements();
         let comm = mesh.shard.clone();
@@ -131,7 +130,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn connect(&self, gradients: &Arc<Gradients<B>>, param: usize) -> Result<()> {
+    pub fn connect(&self, gradients: &Arc<Gradients<B>>, param: usize) -> Result<(), ModelError> {
         self.lock()?.gradients = Some((Arc::clone(gradients), param));
         Ok(())
     }
@@ -140,7 +139,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn is_open(&self) -> Result<bool> {
+    pub fn is_open(&self) -> Result<bool, ModelError> {
         Ok(self.lock()?.open)
     }
 
@@ -148,7 +147,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn finish_micro_batch(&self) -> Result<()> {
+    pub fn finish_micro_batch(&self) -> Result<(), ModelError> {
         self.lock()?.open = false;
         Ok(())
     }
@@ -163,7 +162,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn release(&self) -> Result<()> {
+    pub fn release(&self) -> Result<(), ModelError> {
         self.lock()?.held.release();
         Ok(())
     }
@@ -200,7 +199,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         stream: &B,
         name: &str,
         first: bool,
-    ) -> std::result::Result<Vec<Piece<Late>>, ShardError> {
+    ) -> Result<Vec<Piece<Late>>, ShardError> {
         let Ok(state) = self.state.lock() else {
             return Err(KernelError::Poisoned.into());
         };
@@ -220,11 +219,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     }
 
     /// Takes the stored buffers of a checkpoint over.
-    pub(crate) fn restore(
-        &self,
-        name: &str,
-        checkpoint: &Checkpoint,
-    ) -> std::result::Result<(), ModelError> {
+    pub(crate) fn restore(&self, name: &str, checkpoint: &Checkpoint) -> Result<(), ModelError> {
         let Ok(state) = self.state.lock() else {
             return Err(ShardError::from(KernelError::Poisoned).into());
         };
@@ -246,7 +241,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn gathering(&self) -> Result<Duration> {
+    pub fn gathering(&self) -> Result<Duration, ModelError> {
         Ok(self.lock()?.gathering)
     }
 
@@ -254,7 +249,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn account(&self) -> Result<GatherAccount> {
+    pub fn account(&self) -> Result<GatherAccount, ModelError> {
         Ok(self.lock()?.held.account())
     }
 
@@ -267,7 +262,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         &self,
         master: &B::Buffer<f32>,
         amax: Option<f32>,
-    ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
+    ) -> Result<Vec<(Phase, Divergence)>, ShardError> {
         let Ok(mut state) = self.state.lock() else {
             return Err(KernelError::Poisoned.into());
         };
@@ -277,11 +272,9 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
         or_abort(&*self.mesh.world, found)
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State<B, R>>> {
-        match self.state.lock() {
-            Ok(state) => Ok(state),
-            Err(_) => bail!("a thread failed while it used a {} weight", self.shape),
-        }
+    fn lock(&self) -> Result<MutexGuard<'_, State<B, R>>, ModelError> {
+        let poisoned = |_| ModelError::PoisonedWeight { shape: self.shape };
+        self.state.lock().map_err(poisoned)
     }
 }
 
@@ -292,7 +285,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
         backend: &B,
         master: &B::Buffer<f32>,
         amax: Option<f32>,
-    ) -> std::result::Result<Vec<(Phase, Divergence)>, ShardError> {
+    ) -> Result<Vec<(Phase, Divergence)>, ShardError> {
         let mut found = Vec::new();
         for phase in Phase::ALL {
             self.held.unshard(phase)?;
@@ -304,12 +297,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
     }
 
     /// Gathers the weight and decodes it into `values`.
-    fn gather(
-        &mut self,
-        backend: &B,
-        phase: Phase,
-        values: &mut [f32],
-    ) -> std::result::Result<(), ShardError> {
+    fn gather(&mut self, backend: &B, phase: Phase, values: &mut [f32]) -> Result<(), ShardError> {
         let scratch = self.scratches.lend()?;
         let begun = Instant::now();
         self.held.unshard(phase)?;
@@ -337,7 +325,7 @@ impl<B: Backend, R: Recipe> State<B, R> {
 
 impl<B: Backend, R: Recipe> State<B, R> {
     /// Where the gradient goes.
-    fn connected(&self) -> std::result::Result<(Arc<Gradients<B>>, usize), ShardError> {
+    fn connected(&self) -> Result<(Arc<Gradients<B>>, usize), ShardError> {
         let none = || ShardError::NoSuchGrad { param: 0, len: 0 };
         self.gradients.clone().ok_or_else(none)
     }
@@ -351,43 +339,46 @@ fn orientation(phase: Phase) -> Orientation {
     }
 }
 
-impl<B: Backend, R: Recipe> WeightSource for ShardedWeight<B, R> {
-    fn shape(&self) -> (usize, usize) {
-        (self.shape.rows, self.shape.cols)
-    }
-
-    fn with_weight(
+impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
+    /// Gathers the weight for `phase`, lends its decoded values, row-major on the host, to `use_weight`, and ends the phase. Collective
+    /// over the shard group.
+    ///
+    /// # Errors
+    /// What `use_weight` reports, or a rank failed.
+    pub fn with_values<T, E: From<ModelError> + Display>(
         &self,
         phase: Phase,
-        use_weight: &mut dyn FnMut(&[f32]) -> Result<()>,
-    ) -> Result<()> {
+        use_weight: impl FnOnce(&[f32]) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut state = self.lock()?;
         let len = self.shape.elements();
         self.memory.with_host(len, |values| {
             let gathered = state.gather(&self.backend, phase, values);
             let used = gathered
-                .map_err(Error::wrap)
+                .map_err(|error| ModelError::from(error).into())
                 .and_then(|()| use_weight(values));
             // What this rank alone holds after an error, it would not gather with the others.
             match &used {
-                Ok(()) => state.held.reshard(),
+                Ok(_) => state.held.reshard(),
                 Err(_) => state.held.release(),
             }
             or_abort(&*self.mesh.world, used)
         })
     }
 
-    fn sink_gradient(&self, gradient: Vec<f32>) -> Result<()> {
-        or_abort(&*self.mesh.world, self.reduce(&gradient))
+    /// Sends `gradient`, of the full weight and row-major on the host, to the owners of its elements. Collective over the shard group.
+    ///
+    /// # Errors
+    /// No optimizer is connected, values of another length, or a rank failed.
+    pub fn add_gradient(&self, gradient: &[f32]) -> Result<(), ModelError> {
+        or_abort(&*self.mesh.world, self.reduce(gradient))
     }
-}
 
-impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     /// Has `watch` told of every gather of this weight; where the optimizer's step gathers all weights, of none.
     ///
     /// # Errors
     /// A thread failed while it used the weight.
-    pub fn watch_gathers(&self, watch: GatherWatch<B>) -> std::result::Result<(), ShardError> {
+    pub fn watch_gathers(&self, watch: GatherWatch<B>) -> Result<(), ShardError> {
         self.locked()?.held.watch(watch);
         Ok(())
     }
@@ -396,7 +387,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// A rank failed.
-    pub fn prefetch(&self, phase: Phase) -> std::result::Result<(), ShardError> {
+    pub fn prefetch(&self, phase: Phase) -> Result<(), ShardError> {
         self.locked()?.held.prefetch(phase)
     }
 
@@ -408,11 +399,8 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     pub fn with_gathered<T, E: From<ShardError>>(
         &self,
         phase: Phase,
-        enqueue: impl FnOnce(
-            &QuantizedTensor<B::Buffer<u8>, R>,
-            Option<u64>,
-        ) -> std::result::Result<T, E>,
-    ) -> std::result::Result<T, E> {
+        enqueue: impl FnOnce(&QuantizedTensor<B::Buffer<u8>, R>, Option<u64>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut state = self.locked()?;
         let begun = Instant::now();
         state.held.unshard(phase)?;
@@ -429,7 +417,7 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// No optimizer is connected, no room, or a rank failed.
-    pub fn gradient(&self) -> std::result::Result<Source<B>, ShardError> {
+    pub fn gradient(&self) -> Result<Source<B>, ShardError> {
         let mut state = self.locked()?;
         let (gradients, param) = state.connected()?;
         state.open = true;
@@ -441,27 +429,26 @@ impl<B: Backend, R: Recipe> ShardedWeight<B, R> {
     ///
     /// # Errors
     /// No memory was taken for it, or a rank failed.
-    pub fn push_gradient(&self) -> std::result::Result<(), ShardError> {
+    pub fn push_gradient(&self) -> Result<(), ShardError> {
         let (gradients, param) = self.locked()?.connected()?;
         gradients.push(param)
     }
 
-    fn locked(&self) -> std::result::Result<MutexGuard<'_, State<B, R>>, ShardError> {
+    fn locked(&self) -> Result<MutexGuard<'_, State<B, R>>, ShardError> {
         self.state.lock().map_err(|_| KernelError::Poisoned.into())
     }
 
-    /// Sends `gradient` to the owners of its elements.
-    fn reduce(&self, gradient: &[f32]) -> Result<()> {
+    fn reduce(&self, gradient: &[f32]) -> Result<(), ModelError> {
         let mut state = self.lock()?;
         let Some((gradients, param)) = state.gradients.clone() else {
-            bail!("no optimizer is connected to this weight")
+            return Err(ModelError::NotConnected);
         };
         if gradient.len() != self.shape.elements() {
             let (shape, found) = (self.shape, gradient.len());
-            bail!("a gradient of {found} values for a {shape} weight");
+            return Err(ModelError::GradientLength { found, shape });
         }
         // Also one that fails may have added something.
         state.open = true;
-        gradients.add(param, gradient).map_err(Error::wrap)
+        Ok(gradients.add(param, gradient)?)
     }
 }

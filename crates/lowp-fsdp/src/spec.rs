@@ -20,7 +20,21 @@ pub struct LinearSpec {
     pub amax_group: Option<usize>,
 }
 
-/// A parameter of a [`ShardedModel`](crate::ShardedModel) that stays in f32, as a candle variable.
+impl LinearSpec {
+    /// A layer of block 0 whose scales are its own.
+    pub fn new(name: impl Into<String>, rows: usize, cols: usize, init: Init) -> Self {
+        Self {
+            name: name.into(),
+            block: 0,
+            rows,
+            cols,
+            init,
+            amax_group: None,
+        }
+    }
+}
+
+/// A parameter of a [`ShardedModel`](crate::ShardedModel) that stays in f32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VarSpec {
     /// Its name in errors, for example `block2.norm1.gamma`.

@@ -217,9 +217,8 @@ impl<B: Backend> RecipeOperands<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::{OperandCast, OperandRole};
     use crate::memory::LayerMemory;
-    use crate::operand::OperandPlan;
+    use crate::operand::{OperandPlan, OperandRole};
     use lowp_format::{AnyRecipe, Part, Recipe};
     use lowp_kernels::{Cpu, DecodeJob};
     use lowp_shard::LocalComm;

@@ -1,0 +1,91 @@
+//! [`ModelError`]: what can be wrong with a sharded model.
+
+use lowp_checkpoint::CheckpointError;
+use lowp_format::{FormatError, Shape};
+use lowp_kernels::KernelError;
+use lowp_optim::OptimError;
+use lowp_shard::ShardError;
+use thiserror::Error;
+
+use crate::FormatMismatch;
+
+/// What is wrong, with the layer where one layer is the cause.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// A parameter that cannot be made.
+    #[error("{name}: {source}")]
+    Param {
+        /// The parameter's name.
+        name: String,
+        /// What is wrong with it.
+        source: Box<OptimError>,
+    },
+    /// Products of a layer would read operands in different formats.
+    #[error("layer '{name}': {source}")]
+    Formats {
+        /// The layer's name.
+        name: String,
+        /// Which, and how they differ.
+        source: Box<FormatMismatch>,
+    },
+    /// A weight whose gradient has nowhere to go.
+    #[error("no optimizer is connected to this weight")]
+    NotConnected,
+    /// A gradient of another length than its parameter.
+    #[error("a gradient of {found} values for a {shape} weight")]
+    GradientLength {
+        /// Its values.
+        found: usize,
+        /// The weight.
+        shape: Shape,
+    },
+    /// A thread panicked over a weight.
+    #[error("a thread failed while it used a {shape} weight")]
+    PoisonedWeight {
+        /// The weight.
+        shape: Shape,
+    },
+    /// A thread panicked over the casts of a layer.
+    #[error("a thread failed in a cast")]
+    PoisonedCast,
+    /// Values or gradients on the host, of variables that are on the backend.
+    #[error(
+        "the variables of this model are buffers of its backend: give their gradients by `push_var_gradient` and end with \
+         `finish_micro_batch`, or build it with `VarPlace::Host`"
+    )]
+    VarsOnBackend,
+    /// A micro-batch failed, or was left, after its backward pass reduced gradients.
+    #[error(
+        "{layers} of {total} linear layers hold gradients of a micro-batch that was not finished by `add_gradients`; \
+         call `discard_gradients` on every rank and run all micro-batches of the step again"
+    )]
+    UnfinishedMicroBatch {
+        /// Linear layers that hold some of its gradients.
+        layers: usize,
+        /// All linear layers.
+        total: usize,
+    },
+    /// Gradients that belong to no step yet.
+    #[error(
+        "{added} micro-batches were added since the last step and would be lost; call `finish_step` or `discard_gradients` first"
+    )]
+    AddedMicroBatches {
+        /// Micro-batches.
+        added: usize,
+    },
+    /// A checkpoint is damaged, or of another model.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The optimizer failed.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    /// A collective or a gather failed.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// A kernel rejected its job.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A shape is wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+}

@@ -1,0 +1,49 @@
+//! A model whose parameters are sharded over ranks: weights live in a recipe's codes and are gathered block by block, everything else in
+//! f32; gradients travel to their owners in buckets, the optimizer updates masters and casts, and all of it is saved and resumed on any
+//! mesh.
+//!
+//! A [`ShardedModel`] is all of a rank's parameters. What runs the layers is not here: it reads weights as they are gathered, on the device
+//! ([`ShardedWeight::with_gathered`]) or decoded on the host ([`ShardedWeight::with_values`]), and gives back their gradients. Layers use
+//! one memory for that in turn ([`LayerMemory`]).
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, RecipeOptions};
+//! use lowp_fsdp::{LinearSpec, ModelError, ModelOptions, ShardedModel};
+//! use lowp_kernels::Cpu;
+//! use lowp_shard::{Init, LocalComm, Mesh, MeshComm};
+//! use std::sync::Arc;
+//!
+//! let mesh = MeshComm::new(Mesh::sharded(1), Arc::new(LocalComm::solo(&Cpu)))?;
+//! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+//! let linears = [LinearSpec::new("proj", 64, 32, Init::Normal(0.1))];
+//! let model = ShardedModel::new(&Cpu, &mesh, |_| recipe, &linears, &[], ModelOptions::default())?;
+//! // A byte for each code of either orientation, and one for each scale of 32 codes.
+//! assert_eq!(model.weight_bytes(Default::default())?.resident, 2 * (64 * 32 + 64 * 32 / 32));
+//! # Ok::<(), ModelError>(())
+//! ```
+
+mod builder;
+mod checkpoint;
+mod error;
+mod formats;
+mod gradients;
+mod held;
+mod memory;
+mod operand;
+mod plain_vars;
+mod saving;
+mod sharded_model;
+mod sharded_weight;
+mod spec;
+mod switch;
+
+pub use checkpoint::about_recipe;
+pub use error::ModelError;
+pub use formats::{FormatMismatch, check_formats};
+pub use gradients::Gradients;
+pub use memory::LayerMemory;
+pub use operand::{OperandEncode, OperandPlan, OperandRole, PassState, RecipeOperands};
+pub use plain_vars::VarPlace;
+pub use sharded_model::{ModelOptions, Passes, ShardedModel, Sharding, WeightBytes};
+pub use sharded_weight::ShardedWeight;
+pub use spec::{LinearSpec, VarSpec};

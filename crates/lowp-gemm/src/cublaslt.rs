@@ -1,0 +1,405 @@
+//! [`CublasLt`]: products by cuBLASLt, each planned once.
+
+#![expect(unsafe_code, reason = "calls cuBLASLt")]
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::mem::take;
+use std::ptr::{from_ref, null};
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::cublaslt::result::{self as lt, CublasError};
+use cudarc::cublaslt::sys;
+use lowp_kernels::{Cuda, KernelError};
+
+use crate::desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
+use crate::operand::OperandPtr;
+use crate::owned::Owned;
+use crate::{GemmError, Workspace};
+
+type Handle<T> = Owned<T, CublasError>;
+
+/// Products that are kept: batches of many sizes would add to them without end.
+const MOST: usize = 4096;
+
+fn dtype(of: Dtype) -> sys::cudaDataType_t {
+    match of {
+        Dtype::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+        Dtype::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        Dtype::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        Dtype::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
+        Dtype::E2M1 => sys::cudaDataType_t::CUDA_R_4F_E2M1,
+    }
+}
+
+/// The mode that cuBLASLt is told; one for a tensor is what it expects, and versions before 12.8 know of no other.
+fn scale_mode(of: ScaleMode) -> Option<sys::cublasLtMatmulMatrixScale_t> {
+    use sys::cublasLtMatmulMatrixScale_t as Mode;
+    match of {
+        ScaleMode::None | ScaleMode::Tensor => None,
+        ScaleMode::Rows => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
+        ScaleMode::Vec128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
+        ScaleMode::Square128 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+        ScaleMode::Vec32 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
+        ScaleMode::Vec16 => Some(Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
+    }
+}
+
+/// The products of a stream. They hold no memory of the device.
+#[derive(Debug)]
+pub struct CublasLt {
+    cuda: Cuda,
+    handle: Handle<sys::cublasLtHandle_t>,
+    /// By what they are, by what addresses are multiples of, and by the bytes that they work in.
+    planned: Mutex<HashMap<(GemmDesc, u32, usize), Planned>>,
+}
+
+// SAFETY: the handle may be used by any thread; what is planned is used under a lock.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+/// cuBLASLt's descriptions of a product. Its columns are rows of ours, so the operands change sides.
+#[derive(Debug)]
+struct Planned {
+    desc: Handle<sys::cublasLtMatmulDesc_t>,
+    /// Of our right operand, our left one, and the result.
+    layouts: [Handle<sys::cublasLtMatrixLayout_t>; 3],
+    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+}
+
+impl CublasLt {
+    /// No products yet.
+    ///
+    /// # Errors
+    /// No cuBLASLt.
+    pub fn new(cuda: &Cuda) -> Result<Self, GemmError> {
+        // SAFETY: loads the library, which has no precondition. Without this question cudarc would panic.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(GemmError::NoCublas);
+        }
+        let handle = cuda.foreign_work(
+            || (),
+            |_| {
+                let made = lt::create_handle().map_err(failed("cublasLtCreate"))?;
+                // SAFETY: made once, destroyed once, by the function for it.
+                Ok::<_, KernelError>(unsafe { Owned::new(made, lt::destroy_handle) })
+            },
+        )?;
+        Ok(Self {
+            cuda: cuda.clone(),
+            handle,
+            planned: Mutex::default(),
+        })
+    }
+
+    /// Gives the stream `out = alpha * left * right + beta * out`, with `bias` added to each row where the epilogue says so. Sums are f32.
+    ///
+    /// # Errors
+    /// cuBLASLt has no kernel for the product, or failed.
+    ///
+    /// # Safety
+    /// Addresses are those of matrices as `desc` has them, in memory of the device that is not freed before work that
+    /// the stream has by now, and so is a workspace of another library; of a product that is captured, not before its graph. Scalars are where `desc` says.
+    pub unsafe fn run(
+        &self,
+        desc: &GemmDesc,
+        [left, right]: [OperandPtr; 2],
+        out: u64,
+        bias: u64,
+        scalars: Scalars,
+        workspace: &Workspace,
+    ) -> Result<(), GemmError> {
+        let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+        let [alpha, beta]: [*const c_void; 2] = match &scalars {
+            Scalars::Host { alpha, beta } => [from_ref(alpha).cast(), from_ref(beta).cast()],
+            Scalars::Device { alpha, beta } => [*alpha as *const c_void, *beta as *const c_void],
+        };
+        // cuBLASLt takes a bias to be aligned as the result is.
+        let alignment = alignment([left.data, right.data, out | bias]);
+        let key = (*desc, alignment, workspace.bytes);
+        self.cuda.foreign_work(
+            || workspace.owner.clone(),
+            |stream| {
+                if planned.len() >= MOST && !planned.contains_key(&key) {
+                    planned.clear();
+                }
+                let planned = match planned.entry(key) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Planned::new(desc)?),
+                };
+                planned.set_addresses(desc, left.scale, right.scale, bias)?;
+                if planned.algorithm.is_none() {
+                    let found =
+                        planned.choose(self.handle.raw(), desc, (workspace.bytes, alignment))?;
+                    planned.algorithm = Some(found);
+                }
+                let algorithm = planned.algorithm.as_ref().map_or(null(), from_ref);
+                let [a, b, d] = planned.raw_layouts();
+                // SAFETY: the caller's promise; descriptions live as long as `self`.
+                let done = unsafe {
+                    lt::matmul(
+                        self.handle.raw(),
+                        planned.desc.raw(),
+                        alpha,
+                        beta,
+                        right.data as *const c_void,
+                        a,
+                        left.data as *const c_void,
+                        b,
+                        out as *const c_void,
+                        d,
+                        out as *mut c_void,
+                        d,
+                        algorithm,
+                        workspace.pointer as *mut c_void,
+                        workspace.bytes,
+                        stream as sys::cudaStream_t,
+                    )
+                };
+                Ok(done.map_err(failed("cublasLtMatmul"))?)
+            },
+        )
+    }
+}
+
+/// What all addresses are multiples of, up to the 256 that cuBLASLt expects unless it is told otherwise.
+fn alignment(addresses: [u64; 3]) -> u32 {
+    let common = addresses.into_iter().fold(256, |all, one| all | one);
+    1 << common.trailing_zeros()
+}
+
+impl Planned {
+    fn new(desc: &GemmDesc) -> Result<Self, KernelError> {
+        let GemmDesc {
+            rows,
+            cols,
+            k,
+            left,
+            right,
+            out,
+            out_stride,
+            batch,
+            epilogue,
+            fast_accum,
+            device_scalars,
+        } = *desc;
+        let desc = lt::create_matmul_desc(
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cudaDataType_t::CUDA_R_32F,
+        );
+        let desc = desc.map_err(failed("cublasLtMatmulDescCreate"))?;
+        let inner_outer = |operand: OperandDesc, outer: usize| match operand.k_inner {
+            true => [k, outer],
+            false => [outer, k],
+        };
+        let planned = Self {
+            // SAFETY: made once, destroyed once, by the function for it.
+            desc: unsafe { Owned::new(desc, lt::destroy_matmul_desc) },
+            layouts: [
+                layout(right.dtype, inner_outer(right, cols), (batch, right.stride))?,
+                layout(left.dtype, inner_outer(left, rows), (batch, left.stride))?,
+                layout(out, [cols, rows], (batch, out_stride))?,
+            ],
+            algorithm: None,
+        };
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        // A row-major [cols, k] is a column-major [k, cols], which is transposed to [cols, k].
+        // `cublasOperation_t`: 0 as it is, 1 transposed.
+        let turned = |turned: bool| i32::from(turned);
+        planned.set(
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
+            &turned(right.k_inner),
+        )?;
+        planned.set(
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
+            &turned(!left.k_inner),
+        )?;
+        if device_scalars {
+            let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
+            planned.set(Attribute::CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode)?;
+        }
+        if epilogue == Epilogue::Bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            planned.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            let dtype = dtype(Dtype::Bf16);
+            planned.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+        }
+        let fp8 = |operand: OperandDesc| matches!(operand.dtype, Dtype::E4M3 | Dtype::E5M2);
+        if fp8(left) && fp8(right) {
+            planned.set(
+                Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+                &i8::from(fast_accum),
+            )?;
+        }
+        Ok(planned)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), KernelError> {
+        // SAFETY: the description was made, and callers give values of the type of the attribute.
+        let set = unsafe {
+            lt::set_matmul_desc_attribute(
+                self.desc.raw(),
+                attribute,
+                from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        };
+        set.map_err(failed("cublasLtMatmulDescSetAttribute"))
+    }
+
+    fn raw_layouts(&self) -> [sys::cublasLtMatrixLayout_t; 3] {
+        self.layouts.each_ref().map(Owned::raw)
+    }
+
+    /// Where scales and the bias are.
+    fn set_addresses(
+        &self,
+        desc: &GemmDesc,
+        left: u64,
+        right: u64,
+        bias: u64,
+    ) -> Result<(), KernelError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some(mode) = scale_mode(desc.right.scale) {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
+        }
+        if let Some(mode) = scale_mode(desc.left.scale) {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
+        }
+        if desc.right.scale != ScaleMode::None {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right)?;
+        }
+        if desc.left.scale != ScaleMode::None {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &left)?;
+        }
+        if desc.epilogue == Epilogue::Bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        Ok(())
+    }
+
+    /// cuBLASLt's first choice within so many bytes of workspace, for addresses that are multiples of `alignment`.
+    fn choose(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        desc: &GemmDesc,
+        (workspace, alignment): (usize, u32),
+    ) -> Result<sys::cublasLtMatmulAlgo_t, GemmError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference =
+            lt::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+        // SAFETY: made once, destroyed once, by the function for it.
+        let preference = unsafe { Owned::new(preference, lt::destroy_matmul_pref) };
+        let [a, b, d] = self.raw_layouts();
+        let alignments = [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        // SAFETY: all descriptions are alive; values have the types of their attributes.
+        let found = unsafe {
+            let set = |attribute, value: *const c_void, bytes| {
+                lt::set_matmul_pref_attribute(preference.raw(), attribute, value, bytes)
+            };
+            let aligned = || {
+                alignments.into_iter().try_for_each(|attribute| {
+                    set(attribute, from_ref(&alignment).cast(), size_of::<u32>())
+                })
+            };
+            let most = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            let room = set(most, from_ref(&workspace).cast(), size_of::<usize>());
+            room.and_then(|()| aligned()).and_then(|()| {
+                let (desc, preference) = (self.desc.raw(), preference.raw());
+                lt::get_matmul_algo_heuristic(handle, desc, a, b, d, d, preference)
+            })
+        };
+        found
+            .map(|found| found.algo)
+            .map_err(|error| GemmError::NoKernel {
+                product: desc.describe(),
+                alignment,
+                why: format!("{:?}", error.0),
+            })
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        let planned = self
+            .planned
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (planned, handle) = (take(planned), &mut self.handle);
+        // Behind the work of the stream, with the device current.
+        self.cuda.free_foreign(|| {
+            drop(planned);
+            handle.destroy();
+        });
+        // Where the device failed or this thread captures, what runs may still use it.
+        handle.leak();
+    }
+}
+
+/// A matrix of `batch` ones, each `stride` entries after the one before it, described to cuBLASLt.
+fn layout(
+    of: Dtype,
+    [inner, outer]: [usize; 2],
+    (batch, stride): (usize, usize),
+) -> Result<Handle<sys::cublasLtMatrixLayout_t>, KernelError> {
+    let ld = i64::try_from(inner).unwrap_or(i64::MAX);
+    let made = lt::create_matrix_layout(dtype(of), inner as u64, outer as u64, ld);
+    let made = made.map_err(failed("cublasLtMatrixLayoutCreate"))?;
+    // SAFETY: made once, destroyed once, by the function for it.
+    let layout = unsafe { Owned::new(made, lt::destroy_matrix_layout) };
+    if batch > 1 {
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let count = i32::try_from(batch).unwrap_or(i32::MAX);
+        let stride = i64::try_from(stride).unwrap_or(i64::MAX);
+        // SAFETY: the layout was just made, and the values have the types of their attributes.
+        let set = unsafe {
+            lt::set_matrix_layout_attribute(
+                layout.raw(),
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                from_ref(&count).cast(),
+                size_of_val(&count),
+            )
+            .and_then(|()| {
+                lt::set_matrix_layout_attribute(
+                    layout.raw(),
+                    Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                    from_ref(&stride).cast(),
+                    size_of_val(&stride),
+                )
+            })
+        };
+        set.map_err(failed("cublasLtMatrixLayoutSetAttribute"))?;
+    }
+    Ok(layout)
+}
+
+fn failed(call: &'static str) -> impl Fn(CublasError) -> KernelError {
+    move |error| KernelError::Device {
+        call,
+        why: format!("{:?}", error.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::alignment;
+
+    #[test]
+    fn an_alignment_is_that_of_the_worst_address_and_at_most_256() {
+        assert_eq!(alignment([512, 0x7000, 256]), 256);
+        assert_eq!(alignment([512, 0x7010, 256]), 16);
+        assert_eq!(alignment([512, 0x7010, 257]), 1);
+        assert_eq!(alignment([0, 0, 0]), 256);
+    }
+}

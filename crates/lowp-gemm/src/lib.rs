@@ -1,0 +1,63 @@
+//! Which product multiplies which operands ([`table`]), and the product: by NVIDIA's cuBLASLt, over bf16 and f32 values and over FP8 and
+//! FP4 codes with their scales. Each is planned once: a call then costs the host what cuBLASLt takes to enqueue a kernel.
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, Recipe};
+//! use lowp_gemm::table::{GemmKind, Pass};
+//!
+//! let hopper = (9, 0);
+//! for recipe in AnyRecipe::all() {
+//!     for pass in Pass::ALL {
+//!         let kind = GemmKind::of_recipe(&recipe, pass, hopper);
+//!         println!("{}: {} in {}", recipe.name(), pass.name(), kind.describe());
+//!         // Ampere multiplies no codes.
+//!         assert_eq!(GemmKind::of_recipe(&recipe, pass, (8, 0)), GemmKind::Bf16);
+//!     }
+//! }
+//! ```
+//!
+//! Products themselves need the feature `cuda`. cuBLASLt is found at run time: `libcublasLt.so.13`
+//! or `.12`, in the folders that the loader searches (`LD_LIBRARY_PATH`), or the one that the process has loaded already, as PyTorch's has.
+//!
+//! ```no_run
+//! # #[cfg(feature = "cuda")]
+//! # fn main() -> Result<(), lowp_gemm::GemmError> {
+//! use lowp_kernels::{Backend, Cuda};
+//! use lowp_gemm::{CublasLt, Dtype, GemmDesc, OperandDesc, OperandPtr, Scalars, Workspace};
+//!
+//! let cuda = Cuda::new(0)?;
+//! let (cublaslt, workspace) = (CublasLt::new(&cuda)?, Workspace::from(cuda.alloc(Workspace::BYTES)?));
+//! // y[8, 16] = x[8, 32] w[16, 32]^T, whose contracted axis is the inner one of both.
+//! let desc = GemmDesc::new([8, 16, 32], [OperandDesc::plain(Dtype::F32, true); 2], Dtype::F32);
+//! let (x, w, y) = (cuda.upload(&[1.0f32; 8 * 32])?, cuda.upload(&[0.5f32; 16 * 32])?, cuda.alloc::<f32>(8 * 16)?);
+//! let operands = [&x, &w].map(|values| OperandPtr::values(values.pointer()));
+//! // SAFETY: the buffers have these shapes, and live until the work is done.
+//! unsafe { cublaslt.run(&desc, operands, y.pointer(), 0, Scalars::ONE, &workspace)? };
+//! assert_eq!(cuda.download(&y)?, [16.0; 8 * 16]);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "cuda"))]
+//! # fn main() {}
+//! ```
+
+#[cfg(feature = "cuda")]
+mod cublaslt;
+mod desc;
+mod error;
+#[cfg(feature = "cuda")]
+mod operand;
+#[cfg(any(feature = "cuda", test))]
+mod owned;
+pub mod table;
+#[cfg(feature = "cuda")]
+mod workspace;
+
+#[cfg(feature = "cuda")]
+pub use cublaslt::CublasLt;
+pub use desc::{Dtype, Epilogue, GemmDesc, OperandDesc, Scalars, ScaleMode};
+pub use error::GemmError;
+#[cfg(feature = "cuda")]
+pub use operand::{Operand, OperandPtr};
+pub use table::GemmKind;
+#[cfg(feature = "cuda")]
+pub use workspace::Workspace;

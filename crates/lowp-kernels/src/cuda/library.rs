@@ -1,0 +1,172 @@
+//! [`CudaLibrary`]: the compiled kernels of another crate, loaded as those of this one are ([`Loaded`]).
+
+#![expect(unsafe_code, reason = "loads kernels and launches them")]
+
+use std::ffi::{CString, c_void};
+use std::fmt;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::{Cuda, failed};
+use crate::KernelError;
+
+/// Fat binaries that are loaded, each with its name. Their owner unloads them, as it knows when nothing runs them any more.
+#[derive(Default)]
+pub(super) struct Loaded(Vec<(&'static str, sys::CUmodule)>);
+
+// SAFETY: handles of the driver, which any thread may use; they are not changed after loading.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+impl Loaded {
+    /// Loads `image` as `unit` in the context of this thread.
+    ///
+    /// # Safety
+    /// The image is a whole fat binary, made by nvcc.
+    pub(super) unsafe fn add(
+        &mut self,
+        unit: &'static str,
+        image: &'static [u8],
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
+        self.0.push((unit, module));
+        Ok(())
+    }
+
+    /// The kernel `name` of `unit`.
+    pub(super) fn function(
+        &self,
+        unit: &str,
+        name: &'static str,
+    ) -> Result<sys::CUfunction, KernelError> {
+        let missing = || KernelError::NotCompiled { kernel: name };
+        let mut units = self.0.iter();
+        let (_, module) = units
+            .find(|(other, _)| *other == unit)
+            .ok_or_else(missing)?;
+        let text = CString::new(name).map_err(|_| missing())?;
+        // SAFETY: the module is loaded, and stays so as long as `self`.
+        let function = unsafe { result::module::get_function(*module, text) };
+        function.map_err(|_| missing())
+    }
+
+    /// Unloads what is loaded, in the context of this thread, once nothing runs it; the results are those of each.
+    pub(super) fn unload(&mut self) -> impl Iterator<Item = Result<(), DriverError>> {
+        let loaded = std::mem::take(&mut self.0).into_iter();
+        // SAFETY: loaded once, unloaded once.
+        loaded.map(|(_, module)| unsafe { result::module::unload(module) })
+    }
+}
+
+/// Compiled kernels of another crate (by `lowp-nvcc`), for the stream of a [`Cuda`] handle. They are unloaded behind its work.
+pub struct CudaLibrary {
+    cuda: Cuda,
+    loaded: Loaded,
+}
+
+/// A kernel of a [`CudaLibrary`].
+#[derive(Clone, Copy, Debug)]
+pub struct CudaFunction(sys::CUfunction);
+
+// SAFETY: a handle of the driver, which any thread may use.
+unsafe impl Send for CudaFunction {}
+// SAFETY: as above.
+unsafe impl Sync for CudaFunction {}
+
+impl fmt::Debug for CudaLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaLibrary({:?})", self.cuda)
+    }
+}
+
+impl CudaLibrary {
+    /// Loads `units`, fat binaries that begin at multiples of 16 bytes, each with its name.
+    ///
+    /// # Errors
+    /// A device that they do not fit; this thread captures.
+    ///
+    /// # Safety
+    /// Each is whole, and made by nvcc.
+    pub unsafe fn load(
+        cuda: &Cuda,
+        units: impl IntoIterator<Item = (&'static str, &'static [u8])>,
+    ) -> Result<Self, KernelError> {
+        let mut library = Self {
+            cuda: cuda.clone(),
+            loaded: Loaded::default(),
+        };
+        let loaded = &mut library.loaded;
+        cuda.foreign_work(
+            || (),
+            |_| {
+                let mut units = units.into_iter();
+                // SAFETY: the caller's promise.
+                let added = units.try_for_each(|(unit, image)| unsafe { loaded.add(unit, image) });
+                added.map_err(failed("cuModuleLoadData"))
+            },
+        )?;
+        Ok(library)
+    }
+
+    /// The kernel `name` of `unit`.
+    ///
+    /// # Errors
+    /// [`KernelError::NotCompiled`] where there is none.
+    pub fn function(&self, unit: &str, name: &'static str) -> Result<CudaFunction, KernelError> {
+        let found = self
+            .cuda
+            .foreign_work(|| (), |_| self.loaded.function(unit, name))?;
+        Ok(CudaFunction(found))
+    }
+
+    /// Gives the stream a launch of `blocks` blocks of `threads` threads; `words` are the parameters, each from its lowest byte on.
+    ///
+    /// # Errors
+    /// The device failed.
+    ///
+    /// # Safety
+    /// The function is one of this library, and `words` are its parameters. Addresses among them are those of memory of the device as
+    /// long as the kernel takes them to be, which is not freed before work that the stream has by now.
+    pub unsafe fn launch(
+        &self,
+        CudaFunction(function): CudaFunction,
+        [blocks, threads]: [[usize; 2]; 2],
+        words: &mut [u64],
+    ) -> Result<(), KernelError> {
+        let mut pointers: Vec<*mut c_void> = words
+            .iter_mut()
+            .map(|word| (&raw mut *word).cast())
+            .collect();
+        let [bx, by] = blocks.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let [tx, ty] = threads.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        self.cuda.foreign_work(
+            || (),
+            |stream| {
+                let stream = stream as *mut c_void;
+                // SAFETY: the caller's promise; the parameters are read before the call returns.
+                let launched = unsafe {
+                    result::launch_kernel(
+                        function,
+                        (bx, by, 1),
+                        (tx, ty, 1),
+                        0,
+                        stream.cast(),
+                        &mut pointers,
+                    )
+                };
+                launched.map_err(failed("cuLaunchKernel"))
+            },
+        )
+    }
+}
+
+impl Drop for CudaLibrary {
+    fn drop(&mut self) {
+        // A kernel that still runs needs its module. Nobody is left to hear of one that stays.
+        let loaded = &mut self.loaded;
+        self.cuda.free_foreign(|| loaded.unload().for_each(drop));
+    }
+}
