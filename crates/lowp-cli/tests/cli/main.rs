@@ -3,6 +3,9 @@
 mod bad_input;
 mod fidelity;
 mod help;
+#[cfg(unix)]
+#[path = "../support/hidden.rs"]
+mod hidden;
 mod losses;
 mod plan;
 mod report;
