@@ -10,7 +10,8 @@ pub fn without_backtraces(text: &str) -> String {
         within = match frame(line) {
             Some(0) => !kept.is_empty(),
             Some(_) => within,
-            None => within && line.trim_start().starts_with("at "),
+            // Where it is, or the end of the backtrace.
+            None => within && (line.trim().is_empty() || line.trim_start().starts_with("at ")),
         };
         if !within {
             kept.push(line);
