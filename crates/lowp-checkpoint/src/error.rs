@@ -41,7 +41,7 @@ pub enum CheckpointError {
     },
     /// A text of a checkpoint that would be too long to be read again.
     #[error(
-        "{}: {what} of {pieces} pieces of tensors would have {bytes} bytes, and at most {most} can be read again; save fewer pieces: shard \
+        "{}: {what} of {pieces} pieces of tensors would have {bytes} bytes, and at most {most} can be read; save fewer pieces: shard \
          over fewer ranks and have replicas instead, or put tensors together", .path.display()
     )]
     TooLong {
@@ -80,6 +80,16 @@ pub enum CheckpointError {
         /// The rank.
         rank: usize,
         /// Its error.
+        why: String,
+    },
+    /// A checkpoint that is saved, and may be lost with the power.
+    #[error(
+        "the checkpoint of step {step} is there and the latest, but a power loss may take it: {why}; checkpoints before it are as they were"
+    )]
+    NotOnDisk {
+        /// The step.
+        step: u64,
+        /// What cannot be brought to the disk.
         why: String,
     },
     /// Pieces of ranks that do not make up their tensors.

@@ -3,6 +3,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use crate::CheckpointError;
 use crate::index::INDEX;
@@ -11,6 +12,9 @@ use crate::index::INDEX;
 const LATEST: &str = "latest";
 /// The file that the run which saves to a folder has locked.
 const LOCK: &str = ".lock";
+
+/// What nobody has written to for so long is no run's any more, where nothing else tells: a checkpoint is written in minutes.
+const OLD: Duration = Duration::from_secs(48 * 3600);
 
 /// The folder of the checkpoint of `step` in `folder`.
 pub fn folder_of(folder: &Path, step: u64) -> PathBuf {
@@ -36,6 +40,19 @@ fn unfinished_step(name: &str) -> Option<u64> {
 /// The step in the name of a folder that [`replaced`] gives.
 fn replaced_step(name: &str) -> Option<u64> {
     step_of(name.strip_prefix('.')?.strip_suffix(".replaced")?)
+}
+
+/// The file of the checkpoint `id` that is about to be [`LATEST`].
+fn next_latest(folder: &Path, id: &str) -> PathBuf {
+    folder.join(format!(".{LATEST}.{id}.unfinished"))
+}
+
+/// Whether `name` is one that [`next_latest`] gives, or an older version.
+fn is_next_latest(name: &str) -> bool {
+    let named = name
+        .strip_prefix('.')
+        .and_then(|name| name.strip_prefix(LATEST));
+    named.is_some_and(|rest| rest.starts_with('.') && rest.ends_with(".unfinished"))
 }
 
 /// What the name of a file begins with, before a number, that is made beside other people's to see whether one can be.
@@ -194,7 +211,7 @@ fn step_of(name: &str) -> Option<u64> {
     (name == name_of(step)).then_some(step)
 }
 
-fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
         let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
@@ -203,33 +220,51 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(names)
 }
 
-/// Puts away what runs that were stopped left, where no other run can be at work: what they did not finish, and what they were about to
-/// replace. What cannot be removed does no harm.
-pub(crate) fn tidy(folder: &Path) -> Result<(), CheckpointError> {
+/// Puts away what runs that were stopped left: what they did not finish, and what they were about to replace. Where this run is not
+/// `alone` another may be at work, and what it left is known by its age. What cannot be removed does no harm.
+pub(crate) fn tidy(folder: &Path, alone: bool) -> Result<(), CheckpointError> {
+    let left = |path: &Path| alone || is_old(path);
     for name in names(folder)? {
         let path = folder.join(&name);
         if let Some(step) = replaced_step(&name) {
             let to = folder_of(folder, step);
-            if !to.exists() {
+            if alone && !to.exists() {
                 fs::rename(&path, &to).map_err(CheckpointError::io(&to, "create"))?;
             }
-        } else if unfinished_step(&name).is_some() {
+        } else if unfinished_step(&name).is_some() && left(&path) {
             drop(remove(&path));
-        } else if name.starts_with(PROBE) || name.starts_with(SHARED_PROBE) {
+        } else if is_next_latest(&name) && left(&path) {
+            drop(fs::remove_file(&path));
+        } else if (name.starts_with(PROBE) || name.starts_with(SHARED_PROBE)) && left(&path) {
             remove_probe(&path);
         }
     }
-    remove_replaced(folder);
+    if alone {
+        remove_replaced(folder);
+    }
     Ok(())
 }
 
-/// Gives the finished folder `from` of `step` its name, and makes it the latest; a checkpoint of this step that was there is under its
-/// hidden name then ([`remove_replaced`]).
+/// Whether nobody has written to `path` for long, nor, if it is a folder, to anything in it.
+fn is_old(path: &Path) -> bool {
+    let old = |path: &Path| {
+        let modified = fs::symlink_metadata(path).and_then(|found| found.modified());
+        modified.is_ok_and(|then| then + OLD < SystemTime::now())
+    };
+    let within = names(path).unwrap_or_default();
+    old(path) && within.iter().all(|name| old(&path.join(name)))
+}
+
+/// Gives the finished folder `from` of the checkpoint `id` of `step` its name, and makes it the latest; a checkpoint of this step that
+/// was there is under its hidden name then ([`remove_replaced`]). Another run may do the same where nothing can be locked.
 ///
 /// # Errors
-/// Something cannot be renamed or written; all is as it was then. Or the last name cannot be brought to the disk, and may be lost with the
-/// machine.
-pub(crate) fn publish(folder: &Path, from: &Path, step: u64) -> Result<(), CheckpointError> {
+/// Something cannot be renamed or written; all is as it was then.
+pub(crate) fn publish(
+    folder: &Path,
+    from: &Path,
+    (id, step): (&str, u64),
+) -> Result<(), CheckpointError> {
     let to = folder_of(folder, step);
     sync(from)?;
     let before = replaced(folder, step);
@@ -246,22 +281,25 @@ pub(crate) fn publish(folder: &Path, from: &Path, step: u64) -> Result<(), Check
         fs::rename(&to, &before).map_err(CheckpointError::io(&to, "replace"))?;
     }
     let named = fs::rename(from, &to).map_err(CheckpointError::io(&to, "create"));
-    let named = named.and_then(|()| {
-        sync(folder)?;
-        let next = folder.join(".latest.unfinished");
-        put(&next, format!("{}\n", name_of(step)).as_bytes())?;
-        let path = folder.join(LATEST);
-        fs::rename(&next, &path).map_err(CheckpointError::io(&path, "replace"))
+    // What else goes wrong below is no worse than the error that is told.
+    let latest = named.and_then(|()| {
+        let latest = make_latest(folder, (id, step));
+        latest.inspect_err(|_| drop(fs::rename(&to, from)))
     });
-    if named.is_err() {
-        // What else goes wrong is no worse than the error that is told.
-        drop(fs::rename(&to, from));
-        if replaces {
-            drop(fs::rename(&before, &to));
-        }
+    if latest.is_err() && replaces {
+        // Nothing of another run is lost: a checkpoint that stands there meanwhile stays.
+        drop(fs::rename(&before, &to));
     }
-    named?;
-    sync(folder)
+    latest
+}
+
+/// Has `latest` name the checkpoint `id` of `step`.
+fn make_latest(folder: &Path, (id, step): (&str, u64)) -> Result<(), CheckpointError> {
+    sync(folder)?;
+    let (next, path) = (next_latest(folder, id), folder.join(LATEST));
+    let made = put(&next, format!("{}\n", name_of(step)).as_bytes())
+        .and_then(|()| fs::rename(&next, &path).map_err(CheckpointError::io(&path, "replace")));
+    made.inspect_err(|_| drop(fs::remove_file(&next)))
 }
 
 /// Removes checkpoints that others of their steps have replaced. One that cannot be removed is tried again after the next one is saved.
@@ -273,11 +311,10 @@ pub(crate) fn remove_replaced(folder: &Path) {
     }
 }
 
-/// Removes the checkpoints of `folder` up to `step` but for the `keep` latest of them. One that cannot be removed, because
-/// somebody reads it for example, is tried again behind the next one.
-pub(crate) fn thin_out(folder: &Path, step: u64, keep: usize) {
-    let mut steps = steps(folder).unwrap_or_default();
-    steps.retain(|found| *found <= step && is_checkpoint(&folder_of(folder, *found)));
+/// Removes the checkpoints of `steps` in `folder`, which are in order, but for the `keep` last of them. One that cannot be removed,
+/// because somebody reads it for example, is tried again after the next one.
+pub(crate) fn thin_out(folder: &Path, mut steps: Vec<u64>, keep: usize) {
+    steps.retain(|found| is_checkpoint(&folder_of(folder, *found)));
     let old = steps.len().saturating_sub(keep);
     for old in &steps[..old] {
         drop(remove(&folder_of(folder, *old)));
@@ -303,6 +340,11 @@ pub(crate) fn put(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 /// Waits until a file or folder is on the disk.
 pub(crate) fn sync(path: &Path) -> Result<(), CheckpointError> {
     let open = File::open(path);
+    #[cfg(test)]
+    let open = open.and_then(tests::unless_refused);
     open.and_then(|file| file.sync_all())
         .map_err(CheckpointError::io(path, "bring to the disk"))
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

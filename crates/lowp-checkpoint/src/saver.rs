@@ -1,5 +1,6 @@
 //! [`Saver`]: checkpoints are written while training goes on.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,12 +8,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lowp_shard::Control;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::folder::{
-    lock, publish, put, remove, remove_replaced, shared_probe, thin_out, tidy, unfinished,
+    folder_of, lock, publish, put, remove, remove_replaced, shared_probe, steps, sync, thin_out,
+    tidy, unfinished,
 };
-use crate::index::{INDEX, Index, MAX_INDEX, Written, check_about, checksum};
+use crate::index::{INDEX, Index, MAX_INDEX, MAX_TOLD, Written, check_about, checksum};
 use crate::writer;
 use crate::{CheckpointError, Late, Piece};
 
@@ -30,9 +34,10 @@ pub struct Saver {
     writing: Option<Writing>,
     /// Removes old checkpoints, which takes as long as writing.
     removing: Option<JoinHandle<()>>,
-    /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other, and
-    /// what stopped ones leave stays.
+    /// Held by the first rank: one run at a time saves to a folder. On a file system without locks runs do not disturb each other.
     lock: Option<File>,
+    /// Steps whose checkpoints are this run's, and those that it found where it is alone. Of the first rank.
+    own: BTreeSet<u64>,
 }
 
 /// A checkpoint on its way to the disk.
@@ -73,6 +78,7 @@ impl Saver {
             writing: None,
             removing: None,
             lock: None,
+            own: BTreeSet::new(),
         };
         let first = saver.control.rank() == 0;
         let begun = match first {
@@ -104,11 +110,12 @@ impl Saver {
         lock: impl FnOnce(&Path) -> Result<Option<File>, CheckpointError>,
     ) -> Result<(), CheckpointError> {
         self.lock = lock(&self.folder)?;
-        match self.lock {
-            Some(_) => tidy(&self.folder),
-            // What looks unfinished may be what another run is at.
-            None => Ok(()),
+        let alone = self.lock.is_some();
+        tidy(&self.folder, alone)?;
+        if alone {
+            self.own.extend(steps(&self.folder)?);
         }
+        Ok(())
     }
 
     /// The step that is being written.
@@ -180,7 +187,8 @@ impl Saver {
     /// every step. Collective; nothing happens if nothing is being written.
     ///
     /// # Errors
-    /// A rank could not write ([`CheckpointError::NotSaved`] on every rank).
+    /// A rank could not write ([`CheckpointError::NotSaved`] on every rank), or all is written and may not survive a power loss
+    /// ([`CheckpointError::NotOnDisk`]).
     pub fn poll(&mut self) -> Result<Option<u64>, CheckpointError> {
         match self.all_done()? {
             Some(true) => self.publish_written(),
@@ -224,25 +232,14 @@ impl Saver {
         let written = file
             .join()
             .unwrap_or_else(|_| Err(CheckpointError::damaged(&folder, "its writer panicked")));
-        let own = match &written {
-            Ok(written) => serde_json::to_vec(&Ok::<_, String>(written)),
-            Err(error) => serde_json::to_vec(&Err::<Written, _>(error.to_string())),
-        };
-        let own = own.unwrap_or_default();
-        let all = self.control.exchange("what was written", own)?;
-        let mut ranks = Vec::new();
-        for (rank, bytes) in all.iter().enumerate() {
-            let told = serde_json::from_slice::<Result<Written, String>>(bytes);
-            let told = told.unwrap_or_else(|error| Err(error.to_string()));
-            match told {
-                Ok(written) => ranks.push(written),
-                Err(why) => {
-                    let rank = self.control.members()[rank];
-                    self.give_up(&folder);
-                    return Err(CheckpointError::NotSaved { step, rank, why });
-                }
+        let ranks = match self.tell_written(written, &folder)? {
+            Ok(ranks) => ranks,
+            Err((rank, why)) => {
+                let rank = self.control.members()[rank];
+                self.give_up(&folder);
+                return Err(CheckpointError::NotSaved { step, rank, why });
             }
-        }
+        };
         let published = match self.control.rank() {
             0 => self.publish(&folder, (id, step), ranks, about),
             _ => Ok(()),
@@ -259,8 +256,58 @@ impl Saver {
                     why: own.to_string(),
                 },
             })?;
+        self.own.insert(step);
+        let on_disk = match self.control.rank() {
+            0 => sync(&self.folder),
+            _ => Ok(()),
+        };
+        let why = on_disk.map_or_else(|error| error.to_string(), |()| String::new());
+        let why = self
+            .control
+            .broadcast("whether the checkpoint is on the disk", why.into_bytes())?;
+        if !why.is_empty() {
+            // Those before it may be all that a power loss leaves.
+            let why = String::from_utf8_lossy(&why).into_owned();
+            return Err(CheckpointError::NotOnDisk { step, why });
+        }
         self.remove_old(step);
         Ok(Some(step))
+    }
+
+    /// Gives all ranks what each has `written` into `folder`, or the first rank that could not and why not, the same on all. Ranks tell
+    /// each other first how much it is: what is too much would end the world on its way.
+    fn tell_written(
+        &self,
+        written: Result<Written, CheckpointError>,
+        folder: &Path,
+    ) -> Result<Result<Vec<Written>, (usize, String)>, CheckpointError> {
+        let own = written.map_err(|error| error.to_string());
+        let own = own.and_then(|written| Ok((written.pieces.len(), encode(&written)?)));
+        let told = own.as_ref().map(|(pieces, bytes)| (*pieces, bytes.len()));
+        let told = encode(&told).unwrap_or_default();
+        let all = self.control.exchange("how much was written", told)?;
+        let (mut pieces, mut bytes) = (0, 0);
+        for (rank, told) in all.iter().enumerate() {
+            match decode::<Result<(usize, usize), String>>(told).flatten() {
+                Ok(of_rank) => (pieces, bytes) = (pieces + of_rank.0, bytes + of_rank.1 as u64),
+                Err(why) => return Ok(Err((rank, why))),
+            }
+        }
+        if bytes > MAX_TOLD {
+            let error = CheckpointError::TooLong {
+                path: folder.join(INDEX),
+                what: "the list",
+                pieces,
+                bytes,
+                most: MAX_TOLD,
+            };
+            return Ok(Err((0, error.to_string())));
+        }
+        let own = own.map(|(_, bytes)| bytes).unwrap_or_default();
+        let all = self.control.exchange("what was written", own)?;
+        let ranks = all.iter().enumerate();
+        let ranks = ranks.map(|(rank, bytes)| decode(bytes).map_err(|why| (rank, why)));
+        Ok(ranks.collect())
     }
 
     fn publish(
@@ -285,7 +332,7 @@ impl Saver {
             });
         }
         put(&path, text.as_bytes())?;
-        publish(&self.folder, unfinished, step)
+        publish(&self.folder, unfinished, (&index.id, step))
     }
 
     /// Removes what the checkpoint of `step` replaced, and those that are not kept.
@@ -295,10 +342,12 @@ impl Saver {
         }
         self.wait_for_removals();
         let (folder, keep) = (self.folder.clone(), self.keep);
+        self.own.retain(|&own| folder_of(&folder, own).exists());
+        let steps = self.own.range(..=step).copied().collect();
         let remove = move || {
             remove_replaced(&folder);
             if let Some(keep) = keep {
-                thin_out(&folder, step, keep);
+                thin_out(&folder, steps, keep);
             }
         };
         // Where there is no thread for it, it is done after the next one.
@@ -352,6 +401,15 @@ impl Drop for Saver {
         }
         self.wait_for_removals();
     }
+}
+
+/// `value` as ranks tell it.
+fn encode(value: &impl Serialize) -> Result<Vec<u8>, String> {
+    postcard::to_stdvec(value).map_err(|error| error.to_string())
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    postcard::from_bytes(bytes).map_err(|error| error.to_string())
 }
 
 /// A name that no other checkpoint has.

@@ -101,29 +101,28 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::note(&format!("error: {error:#}"));
+            // One line, also where `RUST_BACKTRACE` has candle put a backtrace into its errors.
+            let error_text = lowp_shard::without_backtraces(&format!("{error:#}"));
+            output::note(&format!("error: {error_text}"));
             ExitCode::from(usage::exit_code(&error))
         }
     }
 }
 
-/// What libraries read from the environment, unless somebody has said something else there.
+/// What candle reads from the environment, unless somebody has said something else there.
 ///
 /// Ranks are the parallelism here. candle's own worker pool is shared by all of them and waits by spinning, which
 /// doubles the time of a training step on two cores. candle 0.11 reads its size from the environment and nowhere else.
-///
-/// Errors are one line, on every rank; candle puts a backtrace into their texts where `RUST_BACKTRACE` is set, which is meant for panics.
-const VARIABLES: [(&str, &str); 2] = [("CANDLE_NUM_THREADS", "1"), ("RUST_LIB_BACKTRACE", "0")];
+const THREADS: (&str, &str) = ("CANDLE_NUM_THREADS", "1");
 
 #[expect(
     unsafe_code,
-    reason = "sets environment variables before any thread exists"
+    reason = "sets an environment variable before any thread exists"
 )]
 fn before_threads() {
-    for (variable, value) in VARIABLES {
-        if std::env::var_os(variable).is_none() {
-            // SAFETY: called first thing in `main`, before any other thread exists that could read the environment.
-            unsafe { std::env::set_var(variable, value) };
-        }
+    let (variable, value) = THREADS;
+    if std::env::var_os(variable).is_none() {
+        // SAFETY: called first thing in `main`, before any other thread exists that could read the environment.
+        unsafe { std::env::set_var(variable, value) };
     }
 }

@@ -9,7 +9,7 @@ use lowp_shard::{Communicator, Done, FlatGather, Mesh, Requantize, ScaleBook, Tr
 
 use crate::memory::OverGrads;
 use crate::param::Param;
-use crate::report::{PendingStep, StepReport, compare, of_device, read};
+use crate::report::{PendingStep, StepReport, name_difference, of_device, read};
 use crate::work::StepWork;
 use crate::{Group, OptimError, ParamId, StepOptions};
 
@@ -194,7 +194,7 @@ impl<B: Backend> AdamW<B> {
             Some(_) => self.work.difference(options, self.number, &self.groups)?,
             None => "the step",
         };
-        compare(&report, &*self.world, self.mesh.shard, &self.compared)?;
+        name_difference(&report, &*self.world, self.mesh.shard, &self.compared)?;
         of_device(&report, what, self.mesh.shard, self.world.world_size())
     }
 

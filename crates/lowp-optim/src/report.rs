@@ -101,7 +101,7 @@ impl<B: Backend> PendingStep<B> {
                 let report = read(bytes)?;
                 // Collectives that were ended left what was there before.
                 world.control().failure().map_or(Ok(()), Err)?;
-                compare(&report, &*world, shards, &done)?;
+                name_difference(&report, &*world, shards, &done)?;
                 let size = world.world_size();
                 let checked = of_device(
                     &report,
@@ -126,7 +126,7 @@ pub(crate) fn read(bytes: Pending<u8>) -> Result<DeviceReport, OptimError> {
 ///
 /// # Errors
 /// [`ShardError::Mismatch`] on every rank.
-pub(crate) fn compare<B: Backend>(
+pub(crate) fn name_difference<B: Backend>(
     report: &DeviceReport,
     world: &dyn Communicator<B>,
     shards: usize,

@@ -75,7 +75,7 @@ pub fn audit_in_group<B: Backend, R: Recipe>(
         let source = Source::F32(master.clone());
         let (what, scales) = ((shape, orientation.usage()), (scale, amax));
         let cast = quantize_in_group(backend, recipe, what, source, scales)?;
-        let Some(divergence) = compare(backend, tensor, &cast, orientation)? else {
+        let Some(divergence) = first_difference(backend, tensor, &cast, orientation)? else {
             return Ok(None);
         };
         first.get_or_insert(divergence);
@@ -112,7 +112,8 @@ fn encode_scales<B: Backend, R: Recipe>(
     Ok(scales)
 }
 
-fn compare<B: Backend, R: Recipe>(
+/// The first byte in which `tensor` and `cast` differ.
+fn first_difference<B: Backend, R: Recipe>(
     backend: &B,
     tensor: &QuantizedTensor<B::Buffer<u8>, R>,
     cast: &QuantizedTensor<B::Buffer<u8>, R>,

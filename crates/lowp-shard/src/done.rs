@@ -55,7 +55,7 @@ impl Done {
             Among::World => control.world_size(),
             Among::Shards => shards,
         };
-        control.compare(self.what, self.digest(), ranks, || self.text())
+        control.agree_in_groups(self.what, self.digest(), ranks, || self.text())
     }
 
     fn text(&self) -> String {
@@ -96,7 +96,7 @@ impl Order {
 
     /// Adds `item`.
     pub(crate) fn push(&mut self, item: u64) {
-        self.digest = mix(self.digest ^ item);
+        self.digest = fold(self.digest, item);
         self.len += 1;
         if self.first.len() < Self::MOST {
             self.first.push(item);
@@ -106,13 +106,12 @@ impl Order {
 
 /// One number of all `values`, in their order.
 pub fn digest(values: impl IntoIterator<Item = u64>) -> u64 {
-    let values = values.into_iter();
-    values.fold(0, |digest, value| mix(digest ^ value))
+    values.into_iter().fold(0, fold)
 }
 
-/// A bijection of 64 bits of which every bit depends on every bit (splitmix64).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+/// The digest with one more `value`: a bijection of 64 bits of which every bit depends on every bit (splitmix64).
+fn fold(digest: u64, value: u64) -> u64 {
+    let x = (digest ^ value).wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
@@ -121,7 +120,7 @@ fn mix(x: u64) -> u64 {
 impl dyn Control + '_ {
     /// Checks that every `ranks` ranks that follow each other give the same `digest` of `what`. Where they do not, `text` of them says
     /// what they have.
-    pub(crate) fn compare(
+    pub(crate) fn agree_in_groups(
         &self,
         what: &str,
         digest: u64,

@@ -70,7 +70,7 @@ pub use comm::{
     RanksFailed, ReduceItem, Started, Traffic, exchanges, or_abort, ordered, run_comms, run_ranks,
     run_ranks_on,
 };
-pub use control::{Control, Launch, join, threads};
+pub use control::{Control, Launch, MAX_EXCHANGE, join, threads, without_backtraces};
 pub use done::{Among, Done, digest};
 pub use error::{Departure, ShardError};
 pub use flat_shard::FlatShard;

@@ -158,18 +158,19 @@ fn ranks_with_other_parameters_stop_before_the_first_cast() {
     };
     let wider: Vec<Case> = [wider].into_iter().chain(cases[1..].to_vec()).collect();
     let faster = Group { lr: 1.0, ..group };
-    for (other, group) in [
-        (reversed, group),
-        (cases[1..].to_vec(), group),
-        (wider, group),
-        (cases.clone(), faster),
+    let parameters = "disagree on the parameters of the optimizer";
+    for (other, group, says) in [
+        (reversed, group, parameters),
+        (cases[1..].to_vec(), group, parameters),
+        (wider, group, parameters),
+        (cases.clone(), faster, "disagree on the hyperparameters"),
     ] {
         let model = |number| match number {
             1 => (other.clone(), vec![group]),
             _ => (cases.clone(), vec![Group::default()]),
         };
         for error in errors(3, model, |_, _| Ok(())) {
-            assert_says(&error, &["parameters of the optimizer", "ranks [1]"]);
+            assert_says(&error, &[says, "ranks [1]"]);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What is saved can be read again, and runs that cannot lock their folder leave each other alone.
 
 use super::*;
+use crate::folder::tests::SYNCS_LEFT;
+use crate::folder::{names, steps};
 use crate::index::FileRecord;
 use crate::writer::MAX_HEADER;
 use crate::{Block, Checkpoint, Dtype, folder_of, latest};
-use lowp_shard::threads;
+use lowp_shard::{ShardError, threads};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,7 +38,7 @@ fn save(folder: &Path, ranks: usize, steps: &[(usize, Value)]) -> Vec<[Result<u6
     thread::scope(|scope| {
         let controls = threads(ranks, PATIENCE).into_iter().enumerate();
         let ranks: Vec<_> = controls
-            .map(|(rank, control)| scope.spawn(move || run(rank, control)))
+            .map(|(rank, control)| scope.spawn(move || run(rank, Arc::new(Narrow(control)))))
             .collect();
         let mut ended = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
         let first = ended.next().expect("a rank");
@@ -45,13 +47,47 @@ fn save(folder: &Path, ranks: usize, steps: &[(usize, Value)]) -> Vec<[Result<u6
     })
 }
 
-/// The hidden names in `folder`.
+/// The hidden names in `folder`, but for the lock.
 fn hidden(folder: &Path) -> Vec<String> {
-    let names = fs::read_dir(folder).expect("a folder").flatten();
-    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names = names(folder).expect("a folder");
+    names.retain(|name| name.starts_with('.') && name != ".lock");
     names
-        .filter(|name| name.starts_with('.') && name != ".lock")
-        .collect()
+}
+
+/// Ranks that are processes: what travels at once has a longest length, and more ends the world.
+#[derive(Debug)]
+struct Narrow(Arc<dyn Control>);
+
+impl Control for Narrow {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.0.members()
+    }
+
+    fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
+        let all = self.0.exchange(tag, bytes)?;
+        let sum: usize = all.iter().map(Vec::len).sum();
+        if sum as u64 > MAX_INDEX {
+            let message = format!("{sum} bytes would travel at once");
+            return Err(self.fail(ShardError::Failed { rank: 0, message }));
+        }
+        Ok(all)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, ShardError> {
+        self.0.split(color, key)
+    }
+
+    fn fail(&self, cause: ShardError) -> ShardError {
+        self.0.fail(cause)
+    }
+
+    fn failure(&self) -> Option<ShardError> {
+        self.0.failure()
+    }
 }
 
 /// What could not be opened again is refused on every rank, with the numbers, and the checkpoint before stays.
@@ -60,6 +96,8 @@ fn what_could_not_be_read_is_not_saved() {
     let deep = (0..200).fold(json!(1), |inner, _| json!([inner]));
     let cases = [
         (16, (1000, json!(1)), "the index of 16000 pieces", MAX_INDEX),
+        // More than ranks can tell each other at once.
+        (16, (3000, json!(1)), "the list of 48000 pieces", MAX_INDEX),
         (
             1,
             (12_000, json!(1)),
@@ -143,4 +181,133 @@ fn runs_without_locks_leave_each_other_alone() {
         latest(folder.path()).expect("a checkpoint"),
         folder_of(folder.path(), 1)
     );
+}
+
+/// A run in `folder` that cannot lock it.
+fn without_locks(folder: &Path, keep: Option<usize>) -> Saver {
+    let control = threads(1, PATIENCE).swap_remove(0);
+    Saver::with_lock(control, folder, keep, |_| Ok(None)).expect("a folder")
+}
+
+/// Nobody removes what another run saved.
+#[test]
+fn a_run_without_locks_thins_out_its_own_checkpoints() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let save = |saver: &mut Saver, step: u64| {
+        saver
+            .start(step, pieces(1, 0, 1), json!({}))
+            .expect("a start");
+        assert_eq!(saver.finish().expect("a checkpoint"), Some(step));
+    };
+    let mut other = without_locks(folder.path(), None);
+    save(&mut other, 1);
+    let mut own = without_locks(folder.path(), Some(1));
+    save(&mut other, 2);
+    save(&mut own, 5);
+    save(&mut own, 6);
+    save(&mut own, 7);
+    drop((own, other));
+    assert_eq!(steps(folder.path()).expect("a folder"), [1, 2, 7]);
+    // With the lock it is known that nobody else is there.
+    let control = threads(1, PATIENCE).swap_remove(0);
+    let mut alone = Saver::new(control, folder.path(), Some(2)).expect("a folder");
+    save(&mut alone, 8);
+    drop(alone);
+    assert_eq!(steps(folder.path()).expect("a folder"), [7, 8]);
+}
+
+/// What nobody has written to for a day is no run's any more, also where nothing tells of runs.
+#[test]
+fn old_leftovers_are_removed_without_locks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let old = SystemTime::now() - Duration::from_secs(49 * 3600);
+    let age = |path: &Path| {
+        let file = File::open(path).expect("it is there");
+        file.set_modified(old).expect("another time");
+    };
+    for id in ["old", "new", "written"] {
+        let of = unfinished(folder.path(), 3, id);
+        fs::create_dir(&of).expect("a folder");
+        let file = of.join("rank-00000.safetensors");
+        for path in [
+            file,
+            folder.path().join(format!(".latest.{id}.unfinished")),
+            shared_probe(folder.path(), id),
+        ] {
+            fs::write(&path, "").expect("a file");
+            if id == "old" {
+                age(&path);
+            }
+        }
+        if id != "new" {
+            // A rank still writes its file.
+            age(&of);
+        }
+    }
+    drop(without_locks(folder.path(), None));
+    let mut left = hidden(folder.path());
+    left.sort();
+    let expected = [
+        ".latest.new.unfinished",
+        ".latest.written.unfinished",
+        ".probe-new",
+        ".probe-written",
+        ".step-00000003.new.unfinished",
+        ".step-00000003.written.unfinished",
+    ];
+    assert_eq!(left, expected);
+    let control = threads(1, PATIENCE).swap_remove(0);
+    drop(Saver::new(control, folder.path(), None).expect("a folder"));
+    assert_eq!(hidden(folder.path()), [""; 0]);
+}
+
+/// Whatever cannot be brought to the disk: the checkpoint before is the latest, or the new one is, and the error says which.
+#[test]
+fn a_disk_that_fails_leaves_what_the_error_says() {
+    for failing in 0.. {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = |rank: usize, control: Arc<dyn Control>| {
+            let mut saver = Saver::new(control, folder.path(), Some(1)).expect("a folder");
+            let mut save = |step: u64| {
+                let started = saver.start(step, pieces(1, rank, 2), json!({}));
+                started.and_then(|()| saver.finish())
+            };
+            save(1).expect("a checkpoint");
+            if rank == 0 {
+                SYNCS_LEFT.set(failing);
+            }
+            let ended = save(2).map_err(|error| error.to_string());
+            let spare = SYNCS_LEFT.replace(usize::MAX);
+            (ended, spare < failing + 100 && spare != usize::MAX)
+        };
+        let [(first, spare), (second, _)] = thread::scope(|scope| {
+            let controls = threads(2, PATIENCE).into_iter().enumerate();
+            let ranks = controls.map(|(rank, control)| scope.spawn(move || run(rank, control)));
+            let ranks: Vec<_> = ranks.collect();
+            let ended = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+            <[_; 2]>::try_from(ended.collect::<Vec<_>>()).expect("two ranks")
+        });
+        if spare {
+            assert_eq!((first, second), (Ok(Some(2)), Ok(Some(2))));
+            assert_eq!(failing, 5, "all of them have failed once");
+            return;
+        }
+        let [first, second] = [first, second].map(|ended| ended.expect_err("a disk that fails"));
+        assert!(first.contains("the disk is gone"), "{first}");
+        let newest = Checkpoint::latest(folder.path()).expect("a checkpoint");
+        newest.verify().expect("it is whole");
+        assert_eq!(hidden(folder.path()), [""; 0]);
+        let saved = steps(folder.path()).expect("a folder");
+        if newest.step() == 1 {
+            assert!(first.contains("was not saved"), "{failing}: {first}");
+            assert!(second.contains("was not saved"), "{failing}: {second}");
+            assert_eq!(saved, [1]);
+        } else {
+            let there = "the checkpoint of step 2 is there and the latest";
+            assert!(first.contains(there), "{failing}: {first}");
+            assert_eq!(first, second);
+            // It may be the only one that survives.
+            assert_eq!(saved, [1, 2]);
+        }
+    }
 }

@@ -3,8 +3,8 @@
 use super::config::Config;
 use super::model::{Batch, Gpt};
 use anyhow::Result;
-use lowp_format::spelling::Variant;
 use lowp_candle::{CandleVars, layers};
+use lowp_format::spelling::Variant;
 use lowp_fsdp::{ShardedModel, VarPlace};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::{StepOptions, StepReport};

@@ -1,6 +1,7 @@
 //! Commands that are stopped midway, by a signal or for lack of space: nothing is left that a user would have to remove.
 #![cfg(unix)]
 
+use crate::support::hidden::hidden;
 use crate::support::{Args, Bench, matrix};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -24,13 +25,6 @@ fn bench() -> Bench {
     file.and_then(|file| file.set_len(length)).expect("a file");
     bench.write("short.safetensors", &[matrix("w", &[64, 64], 1)]);
     bench
-}
-
-/// The hidden names in the folder.
-fn hidden(bench: &Bench) -> Vec<String> {
-    let mut names = bench.listing();
-    names.retain(|name| name.starts_with('.'));
-    names
 }
 
 /// Waits until `reached` says so.
@@ -58,7 +52,9 @@ fn started_with(bench: &Bench, mut command: Command, messages: Stdio) -> Child {
         let entries = std::fs::read_dir(bench.path(name));
         entries.is_ok_and(|mut entries| entries.next().is_some())
     };
-    wait_until("nothing was written", || hidden(bench).iter().any(filled));
+    wait_until("nothing was written", || {
+        hidden(&bench.path("")).iter().any(filled)
+    });
     child
 }
 
@@ -121,7 +117,7 @@ fn a_folder_is_whole_or_not_there() {
         std::thread::sleep(time * (40 + round) / 80);
         send(SIGTERM, &child);
         child.wait().expect("lowp ends");
-        assert_eq!(hidden(&bench), [""; 0], "round {round}");
+        assert_eq!(hidden(&bench.path("")), [""; 0], "round {round}");
         if let Ok(files) = std::fs::read_dir(bench.path("ranks")) {
             assert_eq!(files.count(), whole, "round {round}");
         }
@@ -132,19 +128,19 @@ fn a_folder_is_whole_or_not_there() {
 fn what_a_killed_command_left_is_removed_by_the_next() {
     let bench = bench();
     let mut child = started(&bench, lowp(LONG));
-    let left = hidden(&bench);
+    let left = hidden(&bench.path(""));
     assert_eq!(left.len(), 1, "{left:?}");
 
     // While the command runs, its folder is its own.
     let other = "quantize short.safetensors -o q.safetensors --recipe mxfp8";
     bench.done(other);
-    assert_eq!(hidden(&bench), left);
+    assert_eq!(hidden(&bench.path("")), left);
 
     send(SIGKILL, &child);
     assert_eq!(child.wait().expect("lowp ends").signal(), Some(SIGKILL));
-    assert_eq!(hidden(&bench), left, "a kill cannot be answered");
+    assert_eq!(hidden(&bench.path("")), left, "a kill cannot be answered");
     bench.done(other);
-    assert_eq!(hidden(&bench), [""; 0]);
+    assert_eq!(hidden(&bench.path("")), [""; 0]);
 }
 
 /// `nohup` starts a command with SIGHUP ignored, and a shell its background jobs with SIGINT.
@@ -164,7 +160,7 @@ fn a_signal_that_was_ignored_stays_ignored() {
     assert_eq!(child.try_wait().expect("a status"), None, "it ended");
     send(SIGTERM, &child);
     assert_eq!(child.wait().expect("lowp ends").signal(), Some(SIGTERM));
-    assert_eq!(hidden(&bench), [""; 0]);
+    assert_eq!(hidden(&bench.path("")), [""; 0]);
 }
 
 /// `lowp LINE` where no file may have more than `blocks` blocks of the shell, which is an error of the write and no signal.
@@ -260,6 +256,7 @@ fn ended(child: Child) -> (Option<i32>, String) {
 #[cfg(target_os = "linux")]
 #[test]
 fn an_input_that_changes_while_it_is_read() {
+    use hidden::hidden;
     use std::os::unix::fs::FileExt;
     const FOLDER: &str = "quantize long.safetensors -o quantized --recipe mxfp8";
     const SHARD: &str = "shard long.safetensors -o ranks --world-size 2 --recipe mxfp8";
@@ -376,6 +373,6 @@ fn a_umask_that_takes_all_rights() {
             .current_dir(bench.path(""))
             .status();
         assert!(status.expect("lowp runs").success(), "{line}");
-        assert_eq!(hidden(&bench), [""; 0]);
+        assert_eq!(hidden(&bench.path("")), [""; 0]);
     }
 }

@@ -13,11 +13,16 @@ pub(crate) mod call;
 pub(crate) mod hub;
 mod launch;
 pub(crate) mod local;
+mod message;
 mod tcp;
 
 pub use launch::Launch;
 pub use local::threads;
+pub use message::without_backtraces;
 pub use tcp::join;
+
+/// Most bytes that the ranks of a call can give each other, all together, where they are processes.
+pub const MAX_EXCHANGE: usize = 1 << 30;
 
 /// One rank of a group of ranks, on the host. The calls below are collective: all ranks of the group make
 /// the same ones in the same order. A rank makes one call at a time, whatever group it is in.
@@ -32,7 +37,7 @@ pub trait Control: Send + Sync + Debug {
     /// The ranks of the world that form the group, in its order.
     fn members(&self) -> &[usize];
 
-    /// Gives `bytes` to all ranks of the group, and returns those of all, in the group's order. `tag` says
+    /// Gives `bytes` to all ranks of the group, and returns those of all, in the group's order: at most [`MAX_EXCHANGE`]. `tag` says
     /// what they are, the same on every rank.
     ///
     /// # Errors
@@ -82,7 +87,7 @@ impl dyn Control + '_ {
         let mut digest = DefaultHasher::new();
         description.hash(&mut digest);
         let (digest, ranks) = (digest.finish(), self.world_size());
-        self.compare(what, digest, ranks, || description.to_owned())
+        self.agree_in_groups(what, digest, ranks, || description.to_owned())
     }
 
     /// The sum of every value over the ranks, in rank order: the same on each.
@@ -121,9 +126,10 @@ impl dyn Control + '_ {
         Ok(std::mem::take(&mut all[0]))
     }
 
-    /// Says that this rank failed: ends the world with [`ShardError::Failed`] ([`Control::fail`]).
+    /// Says that this rank failed: ends the world with [`ShardError::Failed`] ([`Control::fail`]). A backtrace in `message` stays here
+    /// ([`without_backtraces`]).
     pub fn abort(&self, message: &str) {
-        let (rank, message) = (self.world_rank(), message.to_owned());
+        let (rank, message) = (self.world_rank(), without_backtraces(message));
         self.fail(ShardError::Failed { rank, message });
     }
 }

@@ -39,7 +39,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     }
 
     fn repeat_into(&mut self, lease: &Lease<B>, exchange: Exchange) -> Result<(), ShardError> {
-        self.compare(exchange)?;
+        self.agree_first(exchange)?;
         self.pool.note(&*self.comm, self.number, exchange);
         let views = self.views_of(lease)?;
         let before = self.comm_of(exchange).traffic();
@@ -143,7 +143,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// Compares over the ranks what is gathered, the first time: where calls are enqueued no rank waits for the others, and none
     /// sees that they gather something else of the same length. Later ones are compared by the optimizer's step
     /// ([`GatherPool::gathered`](super::GatherPool::gathered)).
-    fn compare(&mut self, exchange: Exchange) -> Result<(), ShardError> {
+    fn agree_first(&mut self, exchange: Exchange) -> Result<(), ShardError> {
         let comm = self.comm_of(exchange);
         if comm.is_enqueued() && comm.world_size() > 1 && !self.compared[exchange as usize] {
             let label = label(self.number, exchange);

@@ -358,7 +358,7 @@ impl<B: Backend> GradBuckets<B> {
 
     fn try_finish(&mut self) -> Result<Reduced, ShardError> {
         self.follow()?;
-        let done = self.compare()?;
+        let done = self.compare_sent()?;
         let sums = self.params.iter().filter(|p| p.arrived > 0);
         let sums: Vec<_> = sums.map(|p| &p.given.out).collect();
         if self.mesh.mesh.replicate > 1 && !sums.is_empty() {
@@ -402,7 +402,7 @@ impl<B: Backend> GradBuckets<B> {
 
     /// Compares what the ranks sent and in which order, in every step where they meet on the host anyway: gradients of one length
     /// that different ranks sent for different parameters were added.
-    fn compare(&mut self) -> Result<Done, ShardError> {
+    fn compare_sent(&mut self) -> Result<Done, ShardError> {
         let (world, shards) = (&*self.mesh.world, self.mesh.mesh.shard);
         let done = Done {
             what: "the gradients of a step",

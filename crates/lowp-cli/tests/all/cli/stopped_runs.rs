@@ -1,6 +1,7 @@
 //! Runs that are killed, or have no room to save, leave the latest checkpoint that was whole.
 
 use super::{command, path, tiny, train_json};
+use crate::support::hidden::hidden;
 use lowp_checkpoint::{Checkpoint, folder_of, latest};
 use std::fs;
 use std::path::Path;
@@ -145,13 +146,6 @@ fn limited(limit: &str) -> Command {
     command
 }
 
-/// The hidden names in `folder`.
-fn hidden(folder: &Path) -> Vec<String> {
-    let names = fs::read_dir(folder).expect("a folder").flatten();
-    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.starts_with('.')).collect()
-}
-
 /// A checkpoint is saved once it is the latest, also where the one of its step that it replaced cannot be removed.
 #[test]
 fn what_was_replaced_and_stays_is_no_failure() {
@@ -177,9 +171,7 @@ fn what_was_replaced_and_stays_is_no_failure() {
         .expect("sh starts");
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    let mut left = hidden(&run);
-    left.sort();
-    assert_eq!(left, [".lock", ".step-00000004.replaced"]);
+    assert_eq!(hidden(&run), [".lock", ".step-00000004.replaced"]);
     let checkpoint = Checkpoint::latest(&run).expect("the new one");
     assert!(checkpoint.step() == 4 && checkpoint.verify().is_ok());
     // The next run removes it.

@@ -54,6 +54,7 @@ fn as_rank(
         .env("MASTER_PORT", port.to_string())
         // As clusters set it; messages are one line all the same.
         .env("RUST_BACKTRACE", "1")
+        .env("RUST_LIB_BACKTRACE", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     command

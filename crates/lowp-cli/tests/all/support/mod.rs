@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+#[cfg(unix)]
+pub(crate) mod hidden;
+
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use std::collections::HashMap;

@@ -6,15 +6,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ShardError;
+use crate::control::MAX_EXCHANGE;
 use crate::control::call::Call;
 use crate::error::Departure;
 
 /// What a connection begins with, whatever the version of the rest.
 pub(super) const GREETING: [u8; 8] = *b"lowp\0\x02\0\0";
 
-/// The longest frame before a rank is known, and after.
+/// The longest frame before a rank is known, and after: what a call brings, with the lengths of its parts and the call.
 pub(super) const SHORT: usize = 1 << 12;
-pub(super) const LONG: usize = 1 << 30;
+pub(super) const LONG: usize = MAX_EXCHANGE + (1 << 24);
 
 /// Who connects.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,7 +168,7 @@ pub(super) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
         .filter(|&len| len as usize <= LONG);
     let len = len.ok_or_else(|| {
         io::Error::other(format!(
-            "{} bytes would travel at once between processes, all ranks' together, and {LONG} are the most; GPUs move them by NCCL, and ranks that are threads of one process by themselves",
+            "{} bytes would travel at once between processes, all ranks' together, and {MAX_EXCHANGE} are the most; GPUs move them by NCCL, and ranks that are threads of one process by themselves",
             body.len()
         ))
     })?;
