@@ -7,7 +7,8 @@ use lowp_format::{PlainF32, QuantizedTensor, Recipe, Role, Shape, Usage};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamWBuilder, Group, OptimError, ParamId, ParamSpec};
 use lowp_shard::{
-    FlatShard, GatherPool, GradParam, Init, MeshComm, Reshard, ShardSpec, ShardedTensor, check_flat,
+    FlatShard, GatherPool, GradParam, Init, MeshComm, Reshard, ShardError, ShardSpec,
+    ShardedTensor, check_flat,
 };
 
 use crate::error::ModelError;
@@ -238,14 +239,7 @@ impl<B: Backend> Builder<'_, B> {
         recipe: &impl Recipe,
         shape: Shape,
     ) -> Result<Vec<Range<usize>>, OptimError> {
-        // Cut where the narrowest codes may be.
-        let codes = recipe
-            .quantizers(Role::Weight)
-            .kernels()
-            .map(|key| key.element);
-        let [row, col] = codes;
-        let code = if col.bits() < row.bits() { col } else { row };
-        let shards = FlatShard::split(shape, code, self.mesh.shard.world_size())?;
+        let shards = flat_shards(recipe, shape, self.mesh.shard.world_size())?;
         Ok(shards.iter().map(FlatShard::elements).collect())
     }
 
@@ -280,6 +274,18 @@ impl<B: Backend> Builder<'_, B> {
         let id = adamw.param(tensor.local(), spec)?;
         Ok((tensor, id))
     }
+}
+
+/// The slices of the masters of a weight that every rank has whole, cut where the narrowest codes may be.
+pub(crate) fn flat_shards(
+    recipe: &impl Recipe,
+    shape: Shape,
+    ranks: usize,
+) -> Result<Vec<FlatShard>, ShardError> {
+    let codes = recipe.quantizers(Role::Weight).kernels();
+    let [row, col] = codes.map(|key| key.element);
+    let code = if col.bits() < row.bits() { col } else { row };
+    FlatShard::split(shape, code, ranks)
 }
 
 /// The reduce-scatter accumulates in fp32, so the optimizer's gradients are f32.

@@ -4,7 +4,7 @@
 //!
 //! A [`ShardedModel`] is all of a rank's parameters. What runs the layers is not here: it reads weights as they are gathered, on the device
 //! ([`ShardedWeight::with_gathered`]) or decoded on the host ([`ShardedWeight::with_values`]), and gives back their gradients. Layers use
-//! one memory for that in turn ([`LayerMemory`]).
+//! one memory for that in turn ([`LayerMemory`]). [`cost`] says what all of it takes before anything is allocated.
 //!
 //! ```
 //! use lowp_format::{AnyRecipe, RecipeOptions};
@@ -24,6 +24,7 @@
 
 mod builder;
 mod checkpoint;
+pub mod cost;
 mod error;
 mod formats;
 mod gradients;

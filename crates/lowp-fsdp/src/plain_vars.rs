@@ -16,6 +16,9 @@ use crate::error::ModelError;
 use crate::gradients::Gradients;
 use crate::spec::VarSpec;
 
+/// The recipe of variables, whatever that of the weights is.
+pub(crate) type VarRecipe = PlainF32;
+
 /// Where the full values of variables are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VarPlace {

@@ -1,13 +1,14 @@
 //! Gathers of single weights by size, and copies: what `lowp plan --bandwidth` reads.
 
 use super::ranks::{ANY, CALLS, Rank, WARM_UP};
-use super::report::{ONE, PLAIN, RankRow, SCALED};
+use super::report::RankRow;
 use anyhow::{Context, Result};
 use half::bf16;
 use lowp_format::{
     AnyRecipe, Code, GatherPlan, GatherStep, Phase, PhasePlans, Recipe, ReshardAfterForward,
     RowCuts, Shape, Usage,
 };
+use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::{Backend, Cuda, CudaMark};
 use lowp_shard::{
     GatherGroup, GatherPoint, GatherPool, GatherWatch, ShardSpec, ShardedTensor, exchanges,
@@ -65,14 +66,14 @@ impl Rank<'_> {
             let bytes = (1usize << power) / self.size.shrink;
             let shape = |width: usize| Shape::new((bytes / width / COLS).max(1), COLS);
             let mut gathers = vec![(
-                ONE,
+                Bandwidth::GATHER,
                 ANY,
                 self.gather_of_one(plain, shape(size_of::<bf16>()))?,
             )];
             // Codes and scales are apart where those are large and these are not, and always where they are copied.
             if world == 1 || exchanges(&plans(scaled, shape(1), world)?.forward) == 2 {
                 let gather = self.gather_of_one(scaled, shape(1))?;
-                gathers.push((SCALED, scaled.name(), gather));
+                gathers.push((Bandwidth::SCALED_GATHER, scaled.name(), gather));
             }
             for (operation, recipe, (bytes, milliseconds)) in gathers {
                 let raw = self.plain_gather(bytes)?;
@@ -85,8 +86,8 @@ impl Rank<'_> {
                     share: raw / milliseconds,
                     host_microseconds_per_weight: None,
                 };
-                if operation == ONE {
-                    rows.push(row(PLAIN, ANY, raw));
+                if operation == Bandwidth::GATHER {
+                    rows.push(row(Bandwidth::ALL_GATHER, ANY, raw));
                 }
                 rows.push(row(operation, recipe, milliseconds));
             }

@@ -1,11 +1,12 @@
 //! `lowp bench --ranks N`: gathers and optimizer steps of several GPUs, next to a plain collective and a plain copy.
 
 use super::measure::copy_rate;
-use super::report::{PLAIN, RankRow, RanksReport};
+use super::report::{RankRow, RanksReport};
 use crate::gpus;
 use crate::output;
 use anyhow::{Context, Result, anyhow};
 use lowp_format::{AnyRecipe, Phase, Recipe, Role, Shape};
+use lowp_fsdp::cost::Bandwidth;
 use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
@@ -240,7 +241,7 @@ impl Rank<'_> {
             host_microseconds_per_weight: host,
         };
         Ok(vec![
-            row(PLAIN, raw, None),
+            row(Bandwidth::ALL_GATHER, raw, None),
             row("gather of all weights", gathered, Some(host_all)),
             row("the same, block by block", in_blocks, Some(host_blocks)),
         ])
@@ -313,7 +314,7 @@ impl Rank<'_> {
                 "one reduce-scatter of the same bytes",
                 self.plain_reduce(elements)?,
             ),
-            FloatDtype::Bf16 => (PLAIN, self.plain_gather(bytes)?),
+            FloatDtype::Bf16 => (Bandwidth::ALL_GATHER, self.plain_gather(bytes)?),
         };
         let row = |operation: &str, milliseconds: f64, host| RankRow {
             operation: operation.to_owned(),

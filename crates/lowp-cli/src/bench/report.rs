@@ -6,15 +6,6 @@ use anyhow::Result;
 use serde::Serialize;
 use std::path::Path;
 
-/// What `lowp bench --ranks` calls a plain all-gather.
-pub(crate) const PLAIN: &str = "one all-gather of the same bytes";
-
-/// What it calls a weight's gather by itself, from its begin to its end on the stream of the ranks.
-pub(crate) const ONE: &str = "gather of one weight";
-
-/// The same of a weight whose codes and scales are exchanged one after the other.
-pub(crate) const SCALED: &str = "gather of one weight with scales";
-
 /// One operation on one set of shapes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {

@@ -197,11 +197,6 @@ impl Config {
         if tail { own.with_bf16_forward() } else { own }
     }
 
-    /// Whether what forward gathered is still there in backward.
-    pub(crate) fn keeps_weights(&self) -> bool {
-        self.reshard_after_forward == ReshardAfterForward::No
-    }
-
     /// How often layers run in a step.
     pub(crate) fn passes(&self) -> Passes {
         Passes {

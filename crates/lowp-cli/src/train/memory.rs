@@ -3,11 +3,10 @@
 
 use super::model::GptConfig;
 use crate::usage::UsageError;
+use lowp_fsdp::cost::PARAMETER_STATE;
 use std::fs;
 use std::path::Path;
 
-/// Bytes of a parameter in masters, two moments and gradients.
-const PER_PARAMETER: u128 = 16;
 /// Values per token and unit of width that one block saves for its backward pass: two norms, the residual stream twice,
 /// queries, keys and values, attention and its projection, four of `fc`, four of its GELU, `out`.
 const PER_BLOCK: u128 = 19;
@@ -35,7 +34,7 @@ impl Needed {
         let tokens = sequences as u128 * seq;
         let (whole, inputs) = if recompute { (1, layers) } else { (layers, 0) };
         Self {
-            parameters: model.parameters() as u128 * PER_PARAMETER * replicas as u128,
+            parameters: model.parameters() as u128 * PARAMETER_STATE * replicas as u128,
             attention: whole * heads * tokens * seq * F32,
             activations: tokens * ((whole * PER_BLOCK + inputs) * dim + vocab) * F32,
         }

@@ -10,6 +10,7 @@ use crate::output;
 use anyhow::{Result, bail};
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
 use lowp_format::spelling::Variant;
+use lowp_fsdp::cost::HOST_GRAD_BUCKET;
 use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel, VarPlace, VarSpec};
 use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
@@ -18,9 +19,6 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Bytes of small gradients that travel together: on a CPU nothing overlaps, so memory counts.
-pub(crate) const GRAD_BUCKET: usize = 1 << 16;
 
 /// Steps that are not measured where there are more than twice as many others.
 const WARM_UP: usize = 4;
@@ -286,7 +284,7 @@ impl<B: Backend> Rank<'_, B> {
             grads: GradBucketOptions {
                 wire: config.grad_wire,
                 bytes: match N::VARS {
-                    VarPlace::Host => GRAD_BUCKET,
+                    VarPlace::Host => HOST_GRAD_BUCKET,
                     VarPlace::Backend => GradBucketOptions::default().bytes,
                 },
                 ..GradBucketOptions::default()

@@ -256,7 +256,6 @@ fn ended(child: Child) -> (Option<i32>, String) {
 #[cfg(target_os = "linux")]
 #[test]
 fn an_input_that_changes_while_it_is_read() {
-    use hidden::hidden;
     use std::os::unix::fs::FileExt;
     const FOLDER: &str = "quantize long.safetensors -o quantized --recipe mxfp8";
     const SHARD: &str = "shard long.safetensors -o ranks --world-size 2 --recipe mxfp8";

@@ -153,7 +153,7 @@ impl Attention {
             let rows = at(rows[which].values, self.tokens * heads.stride)?;
             Ok::<_, TransformerError>(rows + (size_of::<bf16>() * heads.first) as u64)
         };
-        Ok([ptr(0)?, ptr(1)?, ptr(2)?])
+        Ok([place(0)?, place(1)?, place(2)?])
     }
 
     /// Turns the heads that have positions so, or back.

@@ -5,7 +5,6 @@ use super::layers::Model;
 use super::types::{GPT2, TYPES, Type};
 use crate::output::shown;
 use crate::usage::UsageError;
-use lowp_format::Shape;
 
 /// Largest width of anything.
 const MAX_WIDTH: usize = 1 << 24;
@@ -207,7 +206,7 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
     }
     let (queries, values) = (heads * head, kv_heads * head);
     model.blocks = blocks;
-    model.vars.push(Shape::new(vocabulary, hidden));
+    model.matrix(vocabulary, hidden);
     for block in 0..blocks {
         let at = format!("model.layers.{block}");
         for (name, rows, cols) in [
@@ -257,13 +256,13 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
                     model.vector(hidden);
                 }
                 // The router.
-                model.vars.push(Shape::new(experts.count, hidden));
+                model.matrix(experts.count, hidden);
             }
         }
     }
     model.vector(hidden);
     if !tied {
-        model.vars.push(Shape::new(vocabulary, hidden));
+        model.matrix(vocabulary, hidden);
     }
     if experts.is_some() {
         model.notes.push(
@@ -290,7 +289,7 @@ fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     let inner = keys.find("n_inner", 1..=MAX_WIDTH)?.unwrap_or(4 * width);
     model.blocks = blocks;
     for rows in [vocabulary, positions] {
-        model.vars.push(Shape::new(rows, width));
+        model.matrix(rows, width);
     }
     for block in 0..blocks {
         for (name, rows, cols) in [
@@ -308,7 +307,7 @@ fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     model.vector(width);
     model.vector(width);
     if !keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))? {
-        model.vars.push(Shape::new(vocabulary, width));
+        model.matrix(vocabulary, width);
     }
     Ok(())
 }
@@ -324,7 +323,12 @@ mod tests {
     }
 
     fn parameters(config: Value) -> u128 {
-        planned(config).expect("a model").parameters().iter().sum()
+        planned(config)
+            .expect("a model")
+            .shapes
+            .parameters()
+            .iter()
+            .sum()
     }
 
     /// As their authors count them.
@@ -421,7 +425,7 @@ mod tests {
                 lacks.as_object_mut().expect("keys").remove(key);
                 let changed = ["vocab_size", "num_hidden_layers", "n_layer"].contains(&&**key);
                 let found = planned(lacks).expect(key);
-                let sum: u128 = found.parameters().iter().sum();
+                let sum: u128 = found.shapes.parameters().iter().sum();
                 assert_eq!(sum == whole, !changed, "{}: {key}", known.name);
                 let named = found
                     .notes

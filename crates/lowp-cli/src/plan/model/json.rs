@@ -1,11 +1,10 @@
 //! The JSON form of a model's plan.
 
-use super::links::{Links, Moved};
-use super::memory::Memory;
-use super::{Costs, Plan};
+use super::Plan;
 use crate::reshard;
 use anyhow::Result;
 use lowp_fsdp::Sharding;
+use lowp_fsdp::cost::{self, Costs, Links, Memory, Moved, Rate};
 use lowp_shard::GradWire;
 use serde::Serialize;
 use serde_json::Value;
@@ -112,7 +111,7 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         bf16,
         ..
     } = plan;
-    let [linear_parameters, variable_parameters] = model.parameters();
+    let [linear_parameters, variable_parameters] = model.shapes.parameters();
     let Moved { rank, world } = costs.step.moved();
     let reference = reference(bf16);
     let total = Total {
@@ -123,9 +122,9 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
     let document = Document {
         model: Model {
             name: &model.name,
-            linear_layers: model.layers.len(),
+            linear_layers: model.shapes.layers.len(),
             linear_parameters,
-            variables: model.vars.len(),
+            variables: model.shapes.vars.len(),
             variable_parameters,
         },
         config: Config {
@@ -171,17 +170,14 @@ pub(super) fn render(plan: &Plan<'_>) -> Result<String> {
         bf16: reference,
         bandwidth: plan.bandwidth.map(|bandwidth| Rates {
             within_node: bandwidth.within_node.source(),
-            between_nodes: bandwidth
-                .between_nodes
-                .as_ref()
-                .map(super::bandwidth::Rate::source),
+            between_nodes: bandwidth.between_nodes.as_ref().map(Rate::source),
         }),
         notes: &plan.notes,
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
-fn operation(operation: &super::traffic::Operation) -> Operation<'_> {
+fn operation(operation: &cost::Operation) -> Operation<'_> {
     Operation {
         what: operation.key,
         code: &operation.code,

@@ -1,73 +1,37 @@
 //! `lowp plan --model`: what a whole model costs, as `lowp train` accounts for it, before anything is allocated.
 
 mod bandwidth;
-mod cost;
 mod hugging_face;
 mod json;
 mod keys;
 mod layers;
-mod links;
-mod memory;
 mod table;
-mod traffic;
 mod types;
-mod weights;
 
 use super::Args;
 use crate::output::shown;
 use crate::train::{self, Preset, Run};
 use crate::usage::UsageError;
 use anyhow::Result;
-use bandwidth::Bandwidth;
 use clap::ValueEnum;
 use keys::{Keys, read_json};
 use layers::Model;
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, Code, ReshardAfterForward};
+use lowp_format::{AnyRecipe, Code};
 use lowp_fsdp::Sharding;
+use lowp_fsdp::cost::{Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape};
 use lowp_shard::{GradWire, Mesh};
-use memory::Memory;
 use std::path::Path;
-use traffic::Step;
-use weights::Weights;
 
 /// Most ranks that a plan is made for.
 const MAX_RANKS: usize = 1 << 17;
-
-/// How a model is trained.
-#[derive(Clone, Copy, Debug)]
-struct Setup {
-    mesh: Mesh,
-    /// Ranks of a node.
-    per_node: usize,
-    sharding: Sharding,
-    /// Among the ranks of a replica.
-    reshard: ReshardAfterForward,
-    grad_wire: GradWire,
-    accumulate: usize,
-    recompute: bool,
-}
-
-/// What a model costs in one recipe.
-#[derive(Debug)]
-struct Costs {
-    memory: Memory,
-    /// Bytes of all ranks of a replica.
-    resident: u128,
-    masters: u128,
-    /// Ranks of a replica that have no elements of linear layers.
-    idle: usize,
-    /// Of variables, beside what the memory has: shards, and what they are gathered in.
-    outside: u128,
-    step: Step,
-}
 
 /// A plan.
 #[derive(Debug)]
 struct Plan<'a> {
     recipe: &'a str,
     model: &'a Model,
-    setup: Setup,
+    setup: CostConfig,
     kept_in_bf16: Vec<&'a str>,
     costs: Costs,
     bf16: Costs,
@@ -86,10 +50,11 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
     let kept = model.matching(&args.keep_bf16)?;
     let variant = |(at, &kept): (usize, &bool)| match kept {
         true => recipe.in_bf16(),
-        false => recipe.of_block(model.layers[at].block, model.blocks),
+        false => recipe.of_block(model.shapes.layers[at].block, model.blocks),
     };
     let variants: Vec<Variant> = kept.iter().enumerate().map(variant).collect();
-    let bandwidth = args.bandwidth.as_deref().map(Bandwidth::new).transpose()?;
+    let bandwidth = args.bandwidth.as_deref();
+    let bandwidth = bandwidth.map(bandwidth::bandwidth).transpose()?;
     let bandwidth = bandwidth.as_ref();
     let of =
         |variants: &[Variant], recipe: &str| costs(&model, variants, recipe, &setup, bandwidth);
@@ -135,7 +100,12 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
             );
         }
     }
-    let kept_in_bf16 = model.layers.iter().zip(&kept).filter(|(_, kept)| **kept);
+    let kept_in_bf16 = model
+        .shapes
+        .layers
+        .iter()
+        .zip(&kept)
+        .filter(|(_, kept)| **kept);
     let plan = Plan {
         recipe: &args.recipe,
         model: &model,
@@ -153,7 +123,7 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
 }
 
 /// What the options say of ranks and steps.
-fn setup(args: &Args) -> Result<Setup, UsageError> {
+fn setup(args: &Args) -> Result<CostConfig, UsageError> {
     let mesh = match (args.mesh, args.world_size) {
         (Some(mesh), Some(world)) if mesh.world() != world => {
             return Err(UsageError::new(format!(
@@ -175,12 +145,13 @@ fn setup(args: &Args) -> Result<Setup, UsageError> {
     ])?;
     let sharding = Sharding::from(args.sharding);
     let reshard = train::reshard(args.reshard_after_forward, sharding, mesh.shard)?;
-    Ok(Setup {
+    Ok(CostConfig {
         mesh,
         per_node: args.ranks_per_node,
         sharding,
         reshard: reshard.among(mesh.shard)?,
         grad_wire: train::grad_wire(&args.grad_wire),
+        grad_bucket: HOST_GRAD_BUCKET,
         accumulate: args.accumulate,
         recompute: args.recompute,
     })
@@ -221,57 +192,34 @@ fn costs(
     model: &Model,
     variants: &[Variant],
     recipe: &str,
-    setup: &Setup,
+    setup: &CostConfig,
     bandwidth: Option<&Bandwidth>,
 ) -> Result<Costs, UsageError> {
-    let remedy = |layer: &layers::Layer| {
+    let remedy = |layer: &LayerShape| {
         // The same layer of every block.
         let stem = layer.name.trim_end_matches(".weight");
         let from = stem.rfind('.').unwrap_or(0);
         let pattern = format!("*{}", &layer.name[from..]);
         format!("keep it in bf16 (--keep-bf16 '{pattern}'), or choose another recipe")
     };
-    for (layer, variant) in model.layers.iter().zip(variants) {
+    for (layer, variant) in model.shapes.layers.iter().zip(variants) {
         if let Err(error) = train::check_layer(variant, layer.shape) {
             let cause = train::cause(&layer.name, layer.shape, recipe, &error);
             return Err(UsageError::new(format!("{cause}; {}", remedy(layer))));
         }
     }
-    let shapes = model.layers.iter().map(|layer| layer.shape);
-    let weights = Weights::new(variants.iter().copied().zip(shapes), setup);
-    let weights = weights.map_err(|(number, error)| {
-        let layer = &model.layers[number];
-        UsageError::new(format!("layer {}: {error}; {}", layer.name, remedy(layer)))
-    })?;
-    // Variables are rows of f32, whatever the weights are, and gathered once per step.
-    let of_vars = Setup {
-        sharding: Sharding::Fsdp,
-        reshard: ReshardAfterForward::Yes,
-        recompute: false,
-        ..*setup
-    };
-    let plain = AnyRecipe::plain(Code::F32).map(Variant::from);
-    let vars = model.vars.iter().filter_map(|&shape| Some((plain?, shape)));
-    let vars = Weights::new(vars, &of_vars)
-        .map_err(|(_, error)| UsageError::new(format!("the variables: {error}")))?;
-    let memory = Memory::new(model, &weights, &vars, setup);
-    let step = Step::new([&weights, &vars], recipe, setup, bandwidth);
-    let all = |of: fn(&cost::Cost) -> &[u64]| {
-        weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
-    };
-    let elements = weights.by_rank(setup.mesh.shard, |cost| &cost.elements);
-    Ok(Costs {
-        idle: elements.iter().filter(|&&elements| elements == 0).count(),
-        resident: all(|cost| &cost.stored),
-        masters: 4 * all(|cost| &cost.elements),
-        outside: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
-        memory,
-        step,
+    let costs = Costs::new(&model.shapes, variants, recipe, setup, bandwidth);
+    costs.map_err(|error| match error {
+        CostError::Layer { number, source } => {
+            let layer = &model.shapes.layers[number];
+            UsageError::new(format!("layer {}: {source}; {}", layer.name, remedy(layer)))
+        }
+        other => UsageError::new(other.to_string()),
     })
 }
 
 /// What to know where rows that are cut at whole blocks leave some ranks with much more than others.
-fn uneven(costs: &Costs, setup: &Setup) -> Option<String> {
+fn uneven(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let Costs {
         memory,
         masters,
@@ -294,7 +242,7 @@ fn uneven(costs: &Costs, setup: &Setup) -> Option<String> {
 }
 
 /// What to know where gradients load the links between nodes more than sums within nodes would.
-fn direct(costs: &Costs, setup: &Setup) -> Option<String> {
+fn direct(costs: &Costs, setup: &CostConfig) -> Option<String> {
     let [here, shared] = [costs.step.gradients_moved(), costs.step.gradients_shared]
         .map(|moved| moved.rank.between_nodes);
     let which = match setup.grad_wire {

@@ -1,10 +1,10 @@
 //! The tables of a model's plan.
 
-use super::traffic::Operation;
-use super::{Costs, Plan};
+use super::Plan;
 use crate::columns::Columns;
 use crate::output::shown;
 use lowp_fsdp::Sharding;
+use lowp_fsdp::cost::{Costs, Moved, Operation};
 use lowp_shard::GradWire;
 
 /// The whole plan as text.
@@ -26,7 +26,7 @@ fn head(plan: &Plan<'_>) -> String {
         setup,
         ..
     } = plan;
-    let [linears, variables] = model.parameters();
+    let [linears, variables] = model.shapes.parameters();
     let mut options = vec![format!("{recipe}, {} (replicate x shard)", setup.mesh)];
     options.push(match setup.sharding {
         Sharding::Fsdp => format!("fsdp, reshard after forward {}", setup.reshard),
@@ -53,8 +53,8 @@ fn head(plan: &Plan<'_>) -> String {
         "{}: {} parameters, {linears} of them in {} linear layers and {variables} in {} f32 variables\n{}\n{} ranks on {nodes}\n\n",
         shown(&model.name),
         linears + variables,
-        model.layers.len(),
-        model.vars.len(),
+        model.shapes.layers.len(),
+        model.shapes.vars.len(),
         options.join(", "),
         setup.mesh.world()
     )
@@ -117,7 +117,7 @@ fn step(plan: &Plan<'_>) -> String {
         let cell = seconds.map_or_else(|| "-".to_owned(), |s| format!("{:.3}", s * 1e3));
         plan.bandwidth.map(|_| cell)
     };
-    let links = |moved: super::links::Moved, seconds: Option<f64>| {
+    let links = |moved: Moved, seconds: Option<f64>| {
         let mut cells = vec![
             scaled(moved.rank.within_node),
             scaled(moved.rank.between_nodes),

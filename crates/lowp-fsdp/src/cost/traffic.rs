@@ -1,42 +1,47 @@
 //! [`Operation`]: the collectives of one step, with their bytes and the time of gathers.
 
-use super::Setup;
+use super::CostConfig;
 use super::bandwidth::Bandwidth;
-use super::cost::{Gather, Local, Use};
 use super::links::{Links, Moved, Route, neighbours, replicas};
+use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
+use crate::plain_vars::VarRecipe;
+use lowp_format::Recipe;
 use lowp_shard::{GradWire, LARGE_PIECE};
 use std::ops::AddAssign;
 
 /// All collectives of one kind in a step.
 #[derive(Clone, Debug)]
-pub(super) struct Operation {
+pub struct Operation {
     /// The name in JSON.
-    pub(super) key: &'static str,
-    pub(super) what: &'static str,
+    pub key: &'static str,
+    /// What it does, in words.
+    pub what: &'static str,
     /// The recipe or the dtype of what travels.
-    pub(super) code: String,
+    pub code: String,
     /// How often in a step.
-    pub(super) passes: usize,
+    pub passes: usize,
     /// Bytes that the ranks of a replica send, each counted once.
-    pub(super) sent: u128,
-    pub(super) moved: Moved,
+    pub sent: u128,
+    /// What it moves over links.
+    pub moved: Moved,
     /// Of gathers, at given rates.
-    pub(super) seconds: Option<f64>,
+    pub seconds: Option<f64>,
 }
 
 /// The collectives of one step.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Step {
-    pub(super) operations: Vec<Operation>,
+pub struct Step {
+    /// In the order of a step.
+    pub operations: Vec<Operation>,
     /// Bytes of the smallest and of the largest gather.
-    pub(super) sizes: Option<[u128; 2]>,
+    pub sizes: Option<[u128; 2]>,
     /// Whether ranks copy or transpose beside gathers.
-    pub(super) copies: bool,
+    pub copies: bool,
     /// Whether gathers of weights have several exchanges.
-    pub(super) several: bool,
+    pub several: bool,
     /// What gradients would move in f32 if all sums were made on the way.
-    pub(super) gradients_shared: Moved,
+    pub gradients_shared: Moved,
 }
 
 /// What gathers of weights are called, in the order of a step.
@@ -53,17 +58,17 @@ const USES: [(Use, &str, &str); 4] = [
 
 impl Step {
     /// The step of a model whose weights live in `recipe`.
-    pub(super) fn new(
-        [weights, vars]: [&Weights; 2],
+    pub(super) fn new<R: Recipe + PartialEq>(
+        (weights, vars): (&Weights<R>, &Weights<VarRecipe>),
         recipe: &str,
-        setup: &Setup,
+        config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
     ) -> Self {
         let mut step = Self::default();
         for (of, key, what) in USES {
             let passes = match of {
                 Use::Whole => 1,
-                Use::Forward | Use::Again | Use::Backward => setup.accumulate,
+                Use::Forward | Use::Again | Use::Backward => config.accumulate,
             };
             let mut sum = Operation {
                 key,
@@ -78,14 +83,18 @@ impl Step {
                 let mut gathers = kind.cost.gathers.iter();
                 if let Some(gather) = gathers.find(|gather| gather.of == of) {
                     let times = kind.count * passes as u128;
-                    step.gather(&mut sum, gather, times, setup, bandwidth);
+                    step.gather(&mut sum, gather, times, config, bandwidth);
                     step.several |= gather.exchanges > 1 && sum.moved.world != Links::default();
                 }
             }
             step.operations.push(sum);
         }
-        step.gradients([weights, vars], setup);
-        let ranks = setup.mesh.shard;
+        let by_rank = [
+            weights.by_rank(config.mesh.shard, |cost| &cost.elements),
+            vars.by_rank(config.mesh.shard, |cost| &cost.elements),
+        ];
+        step.gradients(by_rank, config);
+        let ranks = config.mesh.shard;
         // All together.
         let mut gather = Gather {
             of: Use::Forward,
@@ -117,7 +126,7 @@ impl Step {
             moved: Moved::default(),
             seconds: bandwidth.map(|_| 0.0),
         };
-        step.gather(&mut sum, &gather, 1, setup, bandwidth);
+        step.gather(&mut sum, &gather, 1, config, bandwidth);
         step.operations.push(sum);
         let takes_time = |operation: &Operation| operation.seconds.is_some_and(|s| s > 0.0);
         step.operations
@@ -131,14 +140,14 @@ impl Step {
         sum: &mut Operation,
         gather: &Gather,
         times: u128,
-        setup: &Setup,
+        config: &CostConfig,
         bandwidth: Option<&Bandwidth>,
     ) {
         let pieces = &gather.pieces;
         let bytes: u128 = pieces.iter().map(|&piece| u128::from(piece)).sum();
-        let groups = setup.mesh.world() / pieces.len();
-        let moved = neighbours(pieces, groups, setup.per_node, Route::Shared);
-        sum.sent += bytes * (setup.mesh.shard / pieces.len()) as u128 * times;
+        let groups = config.mesh.world() / pieces.len();
+        let moved = neighbours(pieces, groups, config.per_node, Route::Shared);
+        sum.sent += bytes * (config.mesh.shard / pieces.len()) as u128 * times;
         sum.moved += moved * times;
         if let (Some(seconds), Some(bandwidth)) = (&mut sum.seconds, bandwidth) {
             *seconds += times as f64 * bandwidth.seconds(moved.rank, bytes, gather);
@@ -150,24 +159,22 @@ impl Step {
         }
     }
 
-    /// Adds what becomes of gradients.
-    fn gradients(&mut self, all: [&Weights; 2], setup: &Setup) {
-        let ranks = setup.mesh.shard;
-        let [weights, vars] = all.map(|all| all.by_rank(ranks, |cost| &cost.elements));
+    /// Adds what becomes of gradients; each rank has these elements of weights and of variables.
+    fn gradients(&mut self, [weights, vars]: [Vec<u64>; 2], config: &CostConfig) {
         let of_bytes = |bytes: u64| -> Vec<u64> {
             let each = weights.iter().zip(&vars);
             each.map(|(weight, var)| bytes * (weight + var)).collect()
         };
-        let (bytes, code) = match setup.grad_wire {
+        let (bytes, code) = match config.grad_wire {
             GradWire::F32 => (4, "f32"),
             GradWire::Bf16 => (2, "bf16"),
         };
-        let (passes, replicate) = (setup.accumulate, setup.mesh.replicate);
+        let (passes, replicate) = (config.accumulate, config.mesh.replicate);
         let sent = |pieces: &[u64]| pieces.iter().map(|&piece| u128::from(piece)).sum::<u128>();
         let pieces = of_bytes(bytes);
-        let moves = |pieces: &[u64], route| neighbours(pieces, replicate, setup.per_node, route);
+        let moves = |pieces: &[u64], route| neighbours(pieces, replicate, config.per_node, route);
         // NCCL makes sums that replace what was there; whoever adds them to earlier ones, or adds bf16, gets all parts.
-        let shared = match setup.grad_wire {
+        let shared = match config.grad_wire {
             GradWire::F32 => 1,
             GradWire::Bf16 => 0,
         };
@@ -191,21 +198,21 @@ impl Step {
                 code: "f32".to_owned(),
                 passes: 1,
                 sent: sent(&sums),
-                moved: replicas(&sums, setup.mesh, setup.per_node),
+                moved: replicas(&sums, config.mesh, config.per_node),
                 seconds: None,
             });
         }
     }
 
-    /// Bytes of linear weights that a replica sends, as `lowp train` reports them.
-    pub(super) fn wire_bytes(&self) -> u128 {
+    /// Bytes of linear weights that a replica sends, as a run reports them.
+    pub fn wire_bytes(&self) -> u128 {
         let keys = USES.map(|(_, key, _)| key);
         let weights = self.operations.iter().filter(|op| keys.contains(&op.key));
         weights.map(|operation| operation.sent).sum()
     }
 
     /// All operations together.
-    pub(super) fn moved(&self) -> Moved {
+    pub fn moved(&self) -> Moved {
         let mut sum = Moved::default();
         for operation in &self.operations {
             sum.add_assign(operation.moved);
@@ -214,20 +221,20 @@ impl Step {
     }
 
     /// The reduce-scatters of gradients.
-    pub(super) fn gradients_moved(&self) -> Moved {
+    pub fn gradients_moved(&self) -> Moved {
         let mut all = self.operations.iter();
         let found = all.find(|operation| operation.key == "gradients");
         found.map_or_else(Moved::default, |operation| operation.moved)
     }
 
     /// The time of all gathers.
-    pub(super) fn seconds(&self) -> Option<f64> {
+    pub fn seconds(&self) -> Option<f64> {
         let times = self.operations.iter().filter_map(|op| op.seconds);
         times.reduce(|a, b| a + b)
     }
 
     /// Whether gathers go from one node to another.
-    pub(super) fn gathers_between_nodes(&self) -> bool {
+    pub fn gathers_between_nodes(&self) -> bool {
         let mut gathers = self.operations.iter().filter(|op| op.is_gather());
         gathers.any(|op| op.moved.world.between_nodes > 0)
     }

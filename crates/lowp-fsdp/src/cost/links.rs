@@ -6,18 +6,20 @@ use std::ops::{AddAssign, Mul};
 
 /// Bytes that arrive over each kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Links {
-    pub(super) within_node: u128,
-    pub(super) between_nodes: u128,
+pub struct Links {
+    /// Within nodes.
+    pub within_node: u128,
+    /// Between nodes.
+    pub between_nodes: u128,
 }
 
 /// What a collective of all its groups moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moved {
+pub struct Moved {
     /// A rank's part on the busiest node.
-    pub(super) rank: Links,
+    pub rank: Links,
     /// All ranks together.
-    pub(super) world: Links,
+    pub world: Links,
 }
 
 /// How pieces reach the ranks of another node.

@@ -1,35 +1,53 @@
-//! [`Memory`]: what the rank that holds most has in memory, by the account of `lowp train`.
+//! [`Memory`]: what the rank that holds most has in memory, by the account of a run.
 
-use super::Setup;
-use super::layers::Model;
+use super::shapes::ModelShapes;
 use super::weights::Weights;
-use crate::train::GRAD_BUCKET;
-use lowp_format::ReshardAfterForward;
+use super::{CostConfig, PARAMETER_STATE};
+use crate::plain_vars::VarRecipe;
+use lowp_format::{PhasePlans, Recipe, ReshardAfterForward};
 use serde::Serialize;
 
 const F32: u128 = 4;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Memory {
-    pub(super) rank: usize,
-    pub(super) weights: u128,
-    pub(super) masters: u128,
-    pub(super) moments: u128,
-    pub(super) gradients: u128,
-    pub(super) gathered: u128,
-    pub(super) parts: u128,
-    pub(super) decoded: u128,
-    pub(super) staged: u128,
-    pub(super) buckets: u128,
-    pub(super) variables: u128,
-    pub(super) variable_state: u128,
-    pub(super) total: u128,
+pub struct Memory {
+    /// The rank, of those of a replica.
+    pub rank: usize,
+    /// Its weights as they are stored.
+    pub weights: u128,
+    /// f32 masters of its elements.
+    pub masters: u128,
+    /// Both moments.
+    pub moments: u128,
+    /// Reduced gradients, f32.
+    pub gradients: u128,
+    /// Memory that weights are gathered in.
+    pub gathered: u128,
+    /// Parts that it keeps from forward to backward.
+    pub parts: u128,
+    /// Memory that weights are decoded in, on the device and on the host.
+    pub decoded: u128,
+    /// Beside full weights.
+    pub staged: u128,
+    /// Buckets of full gradients.
+    pub buckets: u128,
+    /// Full values of the variables.
+    pub variables: u128,
+    /// Masters, moments and reduced gradients of its part of the variables.
+    pub variable_state: u128,
+    /// All of it.
+    pub total: u128,
 }
 
 impl Memory {
     /// Of the first rank that holds most.
-    pub(super) fn new(model: &Model, weights: &Weights, vars: &Weights, setup: &Setup) -> Self {
+    pub(super) fn new<R: Recipe + PartialEq>(
+        model: &ModelShapes,
+        weights: &Weights<R>,
+        vars: &Weights<VarRecipe>,
+        config: &CostConfig,
+    ) -> Self {
         let [_, variables] = model.parameters();
         let mut elements: Vec<u128> = weights
             .shapes()
@@ -41,15 +59,15 @@ impl Memory {
         let longest = elements.last().copied().unwrap_or(0);
         let decoded = F32 * (elements.iter().sum::<u128>() + longest);
         let common = Self {
-            gathered: gathered(weights, setup.reshard),
+            gathered: gathered(weights, config.reshard),
             decoded,
             staged: weights.sum(|cost| u128::from(cost.staged)),
-            buckets: buckets(model, setup.mesh.world()),
+            buckets: buckets(model, config),
             variables: F32 * variables,
             ..Self::default()
         };
         let of = |rank: usize| {
-            let by_rank = |of: fn(&super::cost::Cost) -> &[u64]| {
+            let by_rank = |of: fn(&super::weight::WeightCost) -> &[u64]| {
                 weights.sum(|cost| u128::from(of(cost)[rank]))
             };
             let own = by_rank(|cost| &cost.elements);
@@ -61,12 +79,12 @@ impl Memory {
                 moments: 2 * F32 * own,
                 gradients: F32 * own,
                 parts: by_rank(|cost| &cost.parts),
-                variable_state: 4 * F32 * var,
+                variable_state: PARAMETER_STATE * var,
                 ..common
             }
             .summed()
         };
-        let all = (0..setup.mesh.shard).map(of);
+        let all = (0..config.mesh.shard).map(of);
         let most = all.reduce(|a, b| if b.total > a.total { b } else { a });
         most.unwrap_or(common)
     }
@@ -77,7 +95,7 @@ impl Memory {
     }
 
     /// The parts with what they are.
-    pub(super) fn rows(&self) -> [(&'static str, u128); 11] {
+    pub fn rows(&self) -> [(&'static str, u128); 11] {
         [
             ("weights, stored", self.weights),
             ("fp32 masters", self.masters),
@@ -95,11 +113,11 @@ impl Memory {
 }
 
 /// Memory that weights are gathered in: those with equal plans take turns, unless they are kept until backward.
-fn gathered(weights: &Weights, reshard: ReshardAfterForward) -> u128 {
+fn gathered<R: Recipe + PartialEq>(weights: &Weights<R>, reshard: ReshardAfterForward) -> u128 {
     if reshard == ReshardAfterForward::No {
         return weights.sum(|cost| u128::from(cost.gathered));
     }
-    let mut seen: Vec<&lowp_format::PhasePlans> = Vec::new();
+    let mut seen: Vec<&PhasePlans> = Vec::new();
     let mut bytes = 0;
     for cost in weights.costs() {
         if let Some(plans) = &cost.plans
@@ -114,8 +132,8 @@ fn gathered(weights: &Weights, reshard: ReshardAfterForward) -> u128 {
 
 /// Memory of full gradients (`GradBuckets`, in the order of backward): a slab of each length, and two of it where a single rank
 /// waits for nobody.
-fn buckets(model: &Model, world: usize) -> u128 {
-    let most = GRAD_BUCKET / 4;
+fn buckets(model: &ModelShapes, config: &CostConfig) -> u128 {
+    let most = config.grad_bucket / 4;
     let layers = model.layers.iter().rev().map(|layer| layer.shape);
     let mut lens: Vec<usize> = Vec::new();
     for shape in layers.chain(model.vars.iter().copied()) {
@@ -129,7 +147,7 @@ fn buckets(model: &Model, world: usize) -> u128 {
     let common = common.unwrap_or(0);
     let mut slabs: Vec<usize> = lens.into_iter().map(|len| len.max(common)).collect();
     slabs.sort_unstable();
-    let at_once = if world == 1 { 2 } else { 1 };
+    let at_once = if config.mesh.world() == 1 { 2 } else { 1 };
     let of_length = |same: &[usize]| same.len().min(at_once) as u128 * same[0] as u128;
     F32 * slabs.chunk_by(|a, b| a == b).map(of_length).sum::<u128>()
 }

@@ -1,18 +1,19 @@
-//! [`Cost`]: what one weight costs each rank, from its recipe's specs and gather plans.
+//! [`WeightCost`]: what one weight costs each rank, from its recipe's specs and gather plans.
 
-use super::Setup;
+use super::CostConfig;
+use crate::Sharding;
+use crate::builder::flat_shards;
 use lowp_format::{
     Axis, BufferKey, FormatError, GatherPlan, GatherStep, Part, PhasePlans, Recipe,
-    ReshardAfterForward, Role, RowCuts, Shape, Transport, Usage,
+    ReshardAfterForward, RowCuts, Shape, Transport, Usage,
 };
-use lowp_fsdp::Sharding;
 use lowp_shard::{FlatShard, ShardError, exchanges};
 use std::iter::Sum;
 use std::ops::{AddAssign, Mul};
 
 /// What a weight is gathered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     Forward,
     /// Forward once more, in backward.
     Again,
@@ -23,7 +24,7 @@ pub(super) enum Use {
 
 /// One gather of a weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Gather {
+pub(crate) struct Gather {
     pub(super) of: Use,
     /// Bytes of the ranks that gather among each other: the ranks of a replica, or a smaller group of them.
     pub(super) pieces: Vec<u64>,
@@ -35,7 +36,7 @@ pub(super) struct Gather {
 
 /// Work of a rank beside the exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Local {
+pub(crate) struct Local {
     /// Bytes read and written.
     pub(super) bytes: u64,
     /// Copies and transposes.
@@ -81,7 +82,7 @@ impl Sum for Local {
 
 /// One weight over the ranks of a replica.
 #[derive(Clone, Debug)]
-pub(super) struct Cost {
+pub(super) struct WeightCost {
     /// Bytes that each rank stores.
     pub(super) stored: Vec<u64>,
     /// Elements of which each rank has masters, moments and gradients.
@@ -98,7 +99,7 @@ pub(super) struct Cost {
     pub(super) staged: u64,
 }
 
-impl Cost {
+impl WeightCost {
     /// A weight of `shape` in `recipe`.
     ///
     /// # Errors
@@ -106,20 +107,24 @@ impl Cost {
     pub(super) fn new(
         recipe: &impl Recipe,
         shape: Shape,
-        setup: &Setup,
+        config: &CostConfig,
     ) -> Result<Self, ShardError> {
         recipe.check(shape)?;
-        match setup.sharding {
-            Sharding::Fsdp => Ok(Self::in_rows(recipe, shape, setup)?),
-            Sharding::Zero1 => Self::whole(recipe, shape, setup.mesh.shard),
+        match config.sharding {
+            Sharding::Fsdp => Ok(Self::in_rows(recipe, shape, config)?),
+            Sharding::Zero1 => Self::whole(recipe, shape, config.mesh.shard),
         }
     }
 
     /// Rows of everything (`ShardedTensor`, `GatherGroup`).
-    fn in_rows(recipe: &impl Recipe, shape: Shape, setup: &Setup) -> Result<Self, FormatError> {
-        let ranks = setup.mesh.shard;
+    fn in_rows(
+        recipe: &impl Recipe,
+        shape: Shape,
+        config: &CostConfig,
+    ) -> Result<Self, FormatError> {
+        let ranks = config.mesh.shard;
         let cuts = RowCuts::new(shape.rows, ranks, recipe.row_quantum(Usage::BOTH))?;
-        let plans = PhasePlans::new(recipe, shape, &cuts, setup.reshard)?;
+        let plans = PhasePlans::new(recipe, shape, &cuts, config.reshard)?;
         let stored = recipe.stored(Usage::BOTH);
         let rows = || cuts.ranges().map(|range| range.len());
         let forward = pieces(&plans.forward);
@@ -134,7 +139,7 @@ impl Cost {
             exchanges: together,
             local: within,
         });
-        if setup.recompute && setup.reshard != ReshardAfterForward::No {
+        if config.recompute && config.reshard != ReshardAfterForward::No {
             gathers.push(Gather {
                 of: Use::Again,
                 pieces: forward,
@@ -143,7 +148,7 @@ impl Cost {
             });
         }
         let parts = plans.parts.as_ref().map(pieces);
-        let backward = match (setup.reshard, &parts) {
+        let backward = match (config.reshard, &parts) {
             (ReshardAfterForward::Group(group), Some(parts)) => parts[..group].to_vec(),
             _ => pieces(&plans.backward),
         };
@@ -172,12 +177,7 @@ impl Cost {
 
     /// The full weight on every rank, with slices of the masters (`FlatParam`, `FlatGather`).
     fn whole(recipe: &impl Recipe, shape: Shape, ranks: usize) -> Result<Self, ShardError> {
-        // Cut where the narrowest codes may be, as the layers' builder does.
-        let codes = recipe.quantizers(Role::Weight).kernels();
-        let codes = codes.map(|key| key.element);
-        let [row, col] = codes;
-        let code = if col.bits() < row.bits() { col } else { row };
-        let slices = FlatShard::split(shape, code, ranks)?;
+        let slices = flat_shards(recipe, shape, ranks)?;
         let kept = recipe.buffers(Usage::BOTH);
         let cuts = RowCuts::new(shape.rows, 1, recipe.row_quantum(Usage::BOTH))?;
         let plan = GatherPlan::with_cuts(recipe, shape, &cuts, Usage::BOTH, Usage::BOTH, &[])?;

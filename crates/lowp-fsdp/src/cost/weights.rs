@@ -1,43 +1,42 @@
 //! [`Weights`]: the costs of many weights, made once for each shape and recipe.
 
-use super::Setup;
-use super::cost::Cost;
-use lowp_format::Shape;
-use lowp_format::spelling::Variant;
+use super::CostConfig;
+use super::weight::WeightCost;
+use lowp_format::{Recipe, Shape};
 use lowp_shard::ShardError;
 
 /// Weights that cost the same.
 #[derive(Clone, Debug)]
-pub(super) struct Kind {
-    recipe: Variant,
+pub(super) struct Kind<R> {
+    recipe: R,
     shape: Shape,
     pub(super) count: u128,
-    pub(super) cost: Cost,
+    pub(super) cost: WeightCost,
 }
 
 /// All weights, or all variables.
 #[derive(Clone, Debug)]
-pub(super) struct Weights {
-    pub(super) kinds: Vec<Kind>,
+pub(super) struct Weights<R> {
+    pub(super) kinds: Vec<Kind<R>>,
 }
 
-impl Weights {
+impl<R: Recipe + PartialEq> Weights<R> {
     /// The costs of weights of these recipes and shapes.
     ///
     /// # Errors
     /// A shape that its recipe cannot take, with the number of the weight.
     pub(super) fn new(
-        all: impl Iterator<Item = (Variant, Shape)>,
-        setup: &Setup,
+        all: impl Iterator<Item = (R, Shape)>,
+        config: &CostConfig,
     ) -> Result<Self, (usize, ShardError)> {
-        let mut kinds: Vec<Kind> = Vec::new();
+        let mut kinds: Vec<Kind<R>> = Vec::new();
         for (number, (recipe, shape)) in all.enumerate() {
-            let same = |kind: &&mut Kind| kind.shape == shape && kind.recipe == recipe;
+            let same = |kind: &&mut Kind<R>| kind.shape == shape && kind.recipe == recipe;
             if let Some(known) = kinds.iter_mut().find(same) {
                 known.count += 1;
                 continue;
             }
-            let cost = Cost::new(&recipe, shape, setup).map_err(|error| (number, error))?;
+            let cost = WeightCost::new(&recipe, shape, config).map_err(|error| (number, error))?;
             kinds.push(Kind {
                 recipe,
                 shape,
@@ -54,18 +53,18 @@ impl Weights {
     }
 
     /// One cost of each kind.
-    pub(super) fn costs(&self) -> impl Iterator<Item = &Cost> {
+    pub(super) fn costs(&self) -> impl Iterator<Item = &WeightCost> {
         self.kinds.iter().map(|kind| &kind.cost)
     }
 
     /// A number of all weights together.
-    pub(super) fn sum(&self, of: impl Fn(&Cost) -> u128) -> u128 {
+    pub(super) fn sum(&self, of: impl Fn(&WeightCost) -> u128) -> u128 {
         let each = self.kinds.iter();
         each.map(|kind| kind.count * of(&kind.cost)).sum()
     }
 
     /// Numbers by rank of all weights together.
-    pub(super) fn by_rank(&self, ranks: usize, of: impl Fn(&Cost) -> &[u64]) -> Vec<u64> {
+    pub(super) fn by_rank(&self, ranks: usize, of: impl Fn(&WeightCost) -> &[u64]) -> Vec<u64> {
         let mut sums = vec![0u64; ranks];
         for Kind { count, cost, .. } in &self.kinds {
             for (sum, each) in sums.iter_mut().zip(of(cost)) {

@@ -1,0 +1,180 @@
+//! What a model costs before anything is allocated: the memory of the rank that holds most ([`Memory`]), and the collectives of a step with
+//! their bytes and times ([`Step`]). The numbers are those of a run: they follow from the same plans of gathers.
+//!
+//! ```
+//! use lowp_format::{AnyRecipe, RecipeOptions};
+//! use lowp_fsdp::cost::{CostConfig, CostError, Costs, ModelShapes};
+//! use lowp_shard::Mesh;
+//!
+//! let mut model = ModelShapes::default();
+//! model.linear(0, "proj".to_owned(), 64, 32);
+//! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
+//! let config = CostConfig { mesh: Mesh::sharded(2), ..CostConfig::default() };
+//! let costs = Costs::new(&model, &[recipe], "mxfp8", &config, None)?;
+//! // Rank 1 sends rank 0 half of the codes and scales of either orientation.
+//! assert_eq!(costs.step.moved().rank.within_node, (64 * 32 + 64 + 4 * 64 * 32 / 2) as u128);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod bandwidth;
+mod links;
+mod memory;
+mod shapes;
+mod traffic;
+mod weight;
+mod weights;
+
+pub use bandwidth::{Bandwidth, Rate};
+pub use links::{Links, Moved};
+pub use memory::Memory;
+pub use shapes::{LayerShape, ModelShapes};
+pub use traffic::{Operation, Step};
+
+use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape};
+use lowp_shard::{GradWire, Mesh, ShardError};
+use thiserror::Error;
+
+use crate::Sharding;
+use crate::plain_vars::VarRecipe;
+use weight::WeightCost;
+use weights::Weights;
+
+/// Bytes of small gradients that travel together on a CPU: nothing overlaps there, so memory counts.
+pub const HOST_GRAD_BUCKET: usize = 1 << 16;
+
+/// Bytes of a parameter in its master, two moments and the reduced gradient.
+pub const PARAMETER_STATE: u128 = 16;
+
+/// How a model is trained.
+#[derive(Clone, Copy, Debug)]
+pub struct CostConfig {
+    /// The ranks.
+    pub mesh: Mesh,
+    /// Ranks of a node.
+    pub per_node: usize,
+    /// What a rank has of the linear layers.
+    pub sharding: Sharding,
+    /// What becomes of gathered weights, among the ranks of a replica.
+    pub reshard: ReshardAfterForward,
+    /// How gradients travel.
+    pub grad_wire: GradWire,
+    /// Bytes of small gradients that travel together.
+    pub grad_bucket: usize,
+    /// Micro-batches of a step.
+    pub accumulate: usize,
+    /// Whether backward runs the layers forward again.
+    pub recompute: bool,
+}
+
+impl Default for CostConfig {
+    /// One rank, on a node of eight.
+    fn default() -> Self {
+        Self {
+            mesh: Mesh::sharded(1),
+            per_node: 8,
+            sharding: Sharding::Fsdp,
+            reshard: ReshardAfterForward::Yes,
+            grad_wire: GradWire::F32,
+            grad_bucket: HOST_GRAD_BUCKET,
+            accumulate: 1,
+            recompute: false,
+        }
+    }
+}
+
+/// Why there is no account of a model.
+#[derive(Debug, Error)]
+pub enum CostError {
+    /// A weight that its recipe cannot take.
+    #[error("{source}")]
+    Layer {
+        /// Its number.
+        number: usize,
+        /// What is wrong.
+        source: ShardError,
+    },
+    /// Variables that cannot be sharded.
+    #[error("the variables: {0}")]
+    Vars(ShardError),
+    /// A shape that no matrix has.
+    #[error("{name} is {shape}: {source}")]
+    Shape {
+        /// The layer.
+        name: String,
+        /// Its shape.
+        shape: Shape,
+        /// What is wrong.
+        source: FormatError,
+    },
+    /// A model whose bytes are not counted.
+    #[error("{parameters} parameters; a plan is made for at most {most}")]
+    Parameters {
+        /// Its parameters.
+        parameters: u128,
+        /// The most.
+        most: u128,
+    },
+    /// Rates that are none, or a report without any.
+    #[error("{0}")]
+    Rates(String),
+}
+
+/// What a model costs in one recipe.
+#[derive(Debug)]
+pub struct Costs {
+    /// Of the rank that holds most.
+    pub memory: Memory,
+    /// Bytes of linear weights of all ranks of a replica.
+    pub resident: u128,
+    /// Bytes of their masters.
+    pub masters: u128,
+    /// Ranks of a replica that have no elements of linear layers.
+    pub idle: usize,
+    /// Bytes of variables, beside what the memory has: shards, and what they are gathered in.
+    pub outside: u128,
+    /// The collectives of a step.
+    pub step: Step,
+}
+
+impl Costs {
+    /// What `model` costs with its linear layers in these `recipes`, which `name` names, with the times of gathers at the rates of
+    /// `bandwidth`.
+    ///
+    /// # Errors
+    /// A shape that its recipe cannot take.
+    pub fn new<R: Recipe + PartialEq>(
+        model: &ModelShapes,
+        recipes: &[R],
+        name: &str,
+        config: &CostConfig,
+        bandwidth: Option<&Bandwidth>,
+    ) -> Result<Self, CostError> {
+        let shapes = model.layers.iter().map(|layer| layer.shape);
+        let weights = Weights::new(recipes.iter().copied().zip(shapes), config);
+        let weights = weights.map_err(|(number, source)| CostError::Layer { number, source })?;
+        // Variables are rows of f32, whatever the weights are, and gathered once per step.
+        let of_vars = CostConfig {
+            sharding: Sharding::Fsdp,
+            reshard: ReshardAfterForward::Yes,
+            recompute: false,
+            ..*config
+        };
+        let vars = model.vars.iter();
+        let vars = vars.map(|&shape| (VarRecipe::default(), shape));
+        let vars = Weights::new(vars, &of_vars).map_err(|(_, error)| CostError::Vars(error))?;
+        let memory = Memory::new(model, &weights, &vars, config);
+        let step = Step::new((&weights, &vars), name, config, bandwidth);
+        let all = |of: fn(&WeightCost) -> &[u64]| {
+            weights.sum(|cost| of(cost).iter().map(|&n| u128::from(n)).sum())
+        };
+        let elements = weights.by_rank(config.mesh.shard, |cost| &cost.elements);
+        Ok(Self {
+            idle: elements.iter().filter(|&&elements| elements == 0).count(),
+            resident: all(|cost| &cost.stored),
+            masters: 4 * all(|cost| &cost.elements),
+            outside: vars.sum(|cost| u128::from(cost.stored[memory.rank] + cost.gathered)),
+            memory,
+            step,
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! [`ModelShapes`]: the parameters of a model that is planned.
+
+use super::CostError;
+use crate::{LinearSpec, VarSpec};
+use lowp_format::Shape;
+
+/// Most parameters of a model: what follows from them fits into the numbers of a plan.
+const MAX_PARAMETERS: u128 = 1 << 48;
+
+/// A linear layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerShape {
+    /// Its name.
+    pub name: String,
+    /// The transformer block that it belongs to, from 0.
+    pub block: usize,
+    /// Output x input features.
+    pub shape: Shape,
+}
+
+/// The linear layers in the order of forward, and what stays in f32.
+#[derive(Clone, Debug, Default)]
+pub struct ModelShapes {
+    /// Linear layers.
+    pub layers: Vec<LayerShape>,
+    /// Embeddings, norms, biases, routers and the head; a vector is one row.
+    pub vars: Vec<Shape>,
+}
+
+impl ModelShapes {
+    /// Those of a [`crate::ShardedModel`] of these parameters.
+    pub fn of_specs(linears: &[LinearSpec], vars: &[VarSpec]) -> Self {
+        let layer = |spec: &LinearSpec| LayerShape {
+            name: spec.name.clone(),
+            block: spec.block,
+            shape: Shape::new(spec.rows, spec.cols),
+        };
+        let var = |spec: &VarSpec| match spec.shape[..] {
+            [rows, cols] => Shape::new(rows, cols),
+            _ => Shape::new(1, spec.shape.iter().product()),
+        };
+        Self {
+            layers: linears.iter().map(layer).collect(),
+            vars: vars.iter().map(var).collect(),
+        }
+    }
+
+    /// Adds a linear layer of `block`.
+    pub fn linear(&mut self, block: usize, name: String, rows: usize, cols: usize) {
+        let shape = Shape::new(rows, cols);
+        self.layers.push(LayerShape { name, block, shape });
+    }
+
+    /// Adds a vector that stays in f32.
+    pub fn vector(&mut self, len: usize) {
+        self.vars.push(Shape::new(1, len));
+    }
+
+    /// Parameters of the linear layers and of the variables.
+    pub fn parameters(&self) -> [u128; 2] {
+        let elements = |shape: &Shape| shape.rows as u128 * shape.cols as u128;
+        [
+            self.layers.iter().map(|layer| elements(&layer.shape)).sum(),
+            self.vars.iter().map(elements).sum(),
+        ]
+    }
+
+    /// Checks that bytes can be counted.
+    ///
+    /// # Errors
+    /// A layer or a model that is too large, with its numbers.
+    pub fn check(&self) -> Result<(), CostError> {
+        let named = self.layers.iter().map(|l| (l.name.as_str(), l.shape));
+        let vars = self.vars.iter().map(|&shape| ("a variable", shape));
+        for (name, shape) in named.chain(vars) {
+            shape.check().map_err(|source| CostError::Shape {
+                name: name.to_owned(),
+                shape,
+                source,
+            })?;
+        }
+        let parameters: u128 = self.parameters().iter().sum();
+        if parameters > MAX_PARAMETERS {
+            return Err(CostError::Parameters {
+                parameters,
+                most: MAX_PARAMETERS,
+            });
+        }
+        Ok(())
+    }
+}
