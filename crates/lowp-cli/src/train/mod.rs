@@ -32,7 +32,7 @@ pub(crate) use config::{
 pub(crate) use model::{GptConfig, Preset};
 pub(crate) use modifier::{Known, modifiers, options_of_files, problem};
 pub(crate) use rank::GRAD_BUCKET;
-pub(crate) use recipes::{Run, has_tensor_scale};
+pub(crate) use recipes::Run;
 pub(crate) use reference::plain_recipe;
 pub(crate) use shapes::{cause, check_layer};
 pub(crate) use variant::Variant;
