@@ -97,9 +97,6 @@ pub(crate) struct Bands<'a, B: Backend> {
 
 impl<'a, B: Backend> Bands<'a, B> {
     /// Cuts the matrix of `cast` into bands. Its amax is `shared` where it has one with others.
-    ///
-    /// # Errors
-    /// A shape that the recipe cannot take.
     pub(crate) fn new(
         cast: Cast<'a, B>,
         shared: Option<f32>,

@@ -24,9 +24,6 @@ pub(crate) trait Later: Send {
     fn len(&self) -> usize;
 
     /// Hands them to `take`, piece by piece.
-    ///
-    /// # Errors
-    /// They cannot be read, or whatever `take` returns.
     fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>;
 }
 
@@ -172,9 +169,6 @@ impl Behind {
     }
 
     /// Writes `bytes` to the place that begins at byte `at`.
-    ///
-    /// # Errors
-    /// These or earlier ones cannot be written.
     pub(crate) fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let follows = at == self.at + self.buffer.len() as u64;
         if follows || bytes.len() >= SCATTERED {
@@ -189,9 +183,6 @@ impl Behind {
     }
 
     /// Writes `bytes` to their `place` in what begins at byte `at`, beside whatever comes next.
-    ///
-    /// # Errors
-    /// As [`Behind::write_at`]; these cannot be read.
     pub(crate) fn write_later(
         &mut self,
         at: u64,
@@ -206,9 +197,6 @@ impl Behind {
 
     /// Waits until at most `most` bytes are left to be written, in the order in which they were given: the memory that all before them lie
     /// in is free.
-    ///
-    /// # Errors
-    /// Something cannot be read or written.
     pub(crate) fn settle(&mut self, most: usize) -> io::Result<()> {
         let most = Waiting {
             all: most,
@@ -218,9 +206,6 @@ impl Behind {
     }
 
     /// Waits until everything is on the disk.
-    ///
-    /// # Errors
-    /// Something cannot be written.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.gather()?;
         if let Some(writer) = self.writer.take() {

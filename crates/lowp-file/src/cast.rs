@@ -15,9 +15,6 @@ pub(crate) type Tensor<B = Cpu> = QuantizedTensor<<B as Backend>::Buffer<u8>>;
 
 /// Fills the buffers of `tensor` from `source`; every rank of `comm` calls it for the same tensor with its own rows. `shared` is the amax of
 /// other tensors that it has one amax with. Returns that amax, else that of the whole source, where the recipe observes it.
-///
-/// # Errors
-/// A source of another length, or the failure of another rank.
 pub(crate) fn cast<B: Backend>(
     backend: &B,
     comm: &dyn Communicator<B>,
@@ -57,9 +54,6 @@ pub(crate) fn cast<B: Backend>(
 }
 
 /// Fills the buffers of `tensor`, some or all rows of a tensor whose amax is `amax`, from `source`.
-///
-/// # Errors
-/// A source of another length.
 pub(crate) fn cast_known<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
@@ -96,9 +90,6 @@ impl SharedAmaxes {
     }
 
     /// Raises them to those of `source`, rows of `shape` of a tensor that is cast as `recipe` says for `usage`.
-    ///
-    /// # Errors
-    /// A source of another length.
     pub(crate) fn observe<B: Backend>(
         &mut self,
         backend: &B,
@@ -126,9 +117,6 @@ impl SharedAmaxes {
     }
 
     /// Fills the buffers of `tensor`, some rows of a tensor of these amaxes, from `source`. What depends on a row alone is observed here.
-    ///
-    /// # Errors
-    /// A source of another length.
     pub(crate) fn cast<B: Backend>(
         &self,
         backend: &B,
@@ -177,9 +165,6 @@ pub(crate) fn begin<B: Backend>(
 }
 
 /// Raises `amax`, one number, to that of `source`, which is rows of a tensor of `recipe`.
-///
-/// # Errors
-/// The backend failed.
 pub(crate) fn observe<B: Backend>(
     backend: &B,
     recipe: &impl Recipe,
@@ -246,9 +231,6 @@ pub fn is_scale(scale: f32) -> bool {
 }
 
 /// A tensor of zeros with the buffers `specs`.
-///
-/// # Errors
-/// A shape that the recipe cannot take.
 pub(crate) fn empty<B: Backend>(
     backend: &B,
     recipe: AnyRecipe,

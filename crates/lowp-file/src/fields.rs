@@ -117,9 +117,6 @@ impl Field {
 }
 
 /// The matrix that `dims` flatten to.
-///
-/// # Errors
-/// Fewer than two dimensions, or more elements than can be laid out.
 pub(crate) fn matrix(dims: &[usize]) -> Result<Shape, FormatError> {
     let shape = Shape::from_dims(dims)?;
     let most = shape.rows.max(1).checked_mul(shape.cols.max(1));
@@ -149,9 +146,6 @@ pub(crate) fn worked([shape, full]: [Shape; 2], specs: &[BufferSpec]) -> Shape {
 ///
 /// A buffer that serves both orientations is written for each of them, as their consumers expect; in the Compact form
 /// it is stored once, under the rowwise names. Scales and amaxes of lines are arrays, whatever the form.
-///
-/// # Errors
-/// Block scales that do not have that form.
 pub(crate) fn fields(
     recipe: &impl Recipe,
     specs: &[BufferSpec],

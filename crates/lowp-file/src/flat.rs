@@ -89,9 +89,6 @@ impl FlatCuts {
 
     /// Makes a tensor of `specs` whose elements `load` gives, each rank a range of them. Returns it as every rank
     /// has it, with the amax of the whole source, where the recipe observes it.
-    ///
-    /// # Errors
-    /// What `load` returns, or a shape that the recipe cannot take.
     pub(crate) fn cast<B: Backend>(
         &self,
         backend: &B,

@@ -51,9 +51,6 @@ pub(crate) struct Amaxes(RefCell<BTreeMap<usize, f32>>);
 
 impl Amaxes {
     /// That of `group`, of whose tensors `part` says which elements count.
-    ///
-    /// # Errors
-    /// The files cannot be read.
     pub(crate) fn of<B: Backend>(
         &self,
         backend: &B,

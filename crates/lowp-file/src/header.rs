@@ -17,9 +17,6 @@ const LENGTH: usize = 8;
 pub(crate) const MAX_HEADER: usize = 100_000_000;
 
 /// Checks the header of `bytes` and returns it with the position at which the tensors begin.
-///
-/// # Errors
-/// A file that is cut off, overlong, or whose tensors overlap, leave gaps, repeat, or have sizes that do not fit.
 pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(what) = foreign::explain(bytes) {
         return Err(file_error(path, what));

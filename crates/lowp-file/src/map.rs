@@ -23,9 +23,6 @@ pub(crate) enum Bytes {
 
 impl Bytes {
     /// Makes `place` of `file` readable.
-    ///
-    /// # Errors
-    /// The file ends before the place does, or the system cannot read or map it.
     pub(crate) fn of(file: &File, place: &Range<usize>) -> io::Result<Self> {
         // An empty range cannot be mapped, and needs no map.
         if place.is_empty() {
@@ -92,9 +89,6 @@ impl<'f> Reader<'f> {
     }
 
     /// The bytes of `place`.
-    ///
-    /// # Errors
-    /// The file ends before the place does, or the system cannot read it.
     #[cfg(unix)]
     pub(crate) fn bytes(&mut self, place: &Range<usize>) -> io::Result<&[u8]> {
         use std::os::unix::fs::FileExt;
@@ -107,9 +101,6 @@ impl<'f> Reader<'f> {
     }
 
     /// The bytes of `place`.
-    ///
-    /// # Errors
-    /// The file ends before the place does, or the system cannot map it.
     #[cfg(not(unix))]
     pub(crate) fn bytes(&mut self, place: &Range<usize>) -> io::Result<&[u8]> {
         self.buffer = Bytes::of(self.file, place)?.to_vec();

@@ -36,9 +36,6 @@ pub(crate) fn is_ours(key: &str) -> bool {
 
 /// Checks the keys of ours among those of one file: they say their version, and are those of it. A file without any is
 /// somebody else's.
-///
-/// # Errors
-/// Keys of ours without the version or of another one, and keys that the version does not have.
 pub(crate) fn check_keys(path: &Path, metadata: &HashMap<String, String>) -> Result<()> {
     if let Some(rank) = lowp_checkpoint::rank_of_file(metadata) {
         return Err(file_error(
@@ -177,9 +174,6 @@ impl Quantized {
     }
 
     /// What `text` says of tensor `name`.
-    ///
-    /// # Errors
-    /// It says nothing sensible.
     pub(crate) fn from_text(name: &str, mut text: Text) -> Result<Self, String> {
         let named = |what: &str, name: &str| format!("it has no {what} '{name}'");
         let usage = |name: &str| Usage::named(name).ok_or_else(|| named("usage", name));

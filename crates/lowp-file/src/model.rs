@@ -49,9 +49,6 @@ pub(crate) struct Stretch<'a> {
 
 impl Stretch<'_> {
     /// Bytes `range` of them. Memory is used only while they live.
-    ///
-    /// # Errors
-    /// The system cannot map them.
     fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
         Bytes::of(
             &self.file.file,
@@ -61,9 +58,6 @@ impl Stretch<'_> {
     }
 
     /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
-    ///
-    /// # Errors
-    /// The system cannot read them, or whatever `take` returns.
     fn pieces_of(
         &self,
         range: Range<usize>,
@@ -80,9 +74,6 @@ impl Stretch<'_> {
     }
 
     /// Hands all bytes to `take` in pieces of [`READ`], each with its distance from the start.
-    ///
-    /// # Errors
-    /// The system cannot map them, or whatever `take` returns.
     pub(crate) fn pieces(&self, take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         self.pieces_of(0..self.len, take)
     }
@@ -118,17 +109,11 @@ impl Tensor<'_> {
     }
 
     /// Bytes `range` of the tensor. Memory is used only while they live.
-    ///
-    /// # Errors
-    /// The system cannot map them.
     pub(crate) fn bytes_at(&self, range: Range<usize>) -> Result<Bytes> {
         self.place.bytes_at(range)
     }
 
     /// Hands bytes `range` to `take` in pieces of [`READ`], each with its distance from the start of the range.
-    ///
-    /// # Errors
-    /// The system cannot map them, or whatever `take` returns.
     pub(crate) fn pieces(
         &self,
         range: Range<usize>,
@@ -311,9 +296,6 @@ impl Model {
     }
 
     /// What was made of it, `made`, where no file was changed meanwhile.
-    ///
-    /// # Errors
-    /// The first file that was; or that of `made`.
     pub(crate) fn steady<T>(&self, made: Result<T>) -> Result<T> {
         for Opened { path, file, stamp } in &self.files {
             if Stamp::of(file).map_err(|e| cannot_read(path, e))? != *stamp {
@@ -335,9 +317,6 @@ impl Model {
     }
 
     /// The `len` bytes from `start` of the only file of this model.
-    ///
-    /// # Errors
-    /// The file ends before them.
     pub(crate) fn stretch(&self, start: usize, len: usize) -> Result<Stretch<'_>> {
         let file = self.files.first().context("a model of no file")?;
         let end = start.checked_add(len);
@@ -382,9 +361,6 @@ impl Model {
     }
 
     /// The tensor of that name and no other dtype or shape.
-    ///
-    /// # Errors
-    /// It is absent or something else.
     pub(crate) fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor<'_>> {
         let Some(tensor) = self.get(name) else {
             return Err(file_error(

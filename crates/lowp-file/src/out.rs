@@ -43,9 +43,6 @@ impl Out {
 
     /// Writes `weights`, which are made of `inputs`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of
     /// all files.
-    ///
-    /// # Errors
-    /// A tensor cannot be made, a file cannot be written, or an input was changed; nothing is left behind then.
     pub(crate) fn write<'m>(
         self,
         inputs: impl IntoIterator<Item = &'m Model>,

@@ -46,9 +46,6 @@ pub fn quantize<B: Backend>(
 }
 
 /// What `choices` of `model` become, cast through flat slices where there are `cuts`.
-///
-/// # Errors
-/// Block scales that do not have the form that is asked for.
 pub(crate) fn weights<'a, B: Backend>(
     backend: &'a B,
     model: &Model,

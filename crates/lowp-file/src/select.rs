@@ -70,9 +70,6 @@ pub struct Matrix {
 }
 
 /// Rejects a model that holds quantized tensors.
-///
-/// # Errors
-/// Names the first.
 pub(crate) fn reject_quantized(model: &Model) -> Result<()> {
     if model.metadata().keys().any(|key| key.starts_with(PREFIX)) {
         return Err(file_error(

@@ -66,9 +66,6 @@ pub(crate) fn own<T: Element, B: Backend>(buffer: CpuBuffer<T>) -> Option<B::Buf
 }
 
 /// Elements `range` of `tensor`, read under the eyes of `progress`. F16 is widened to F32, which is exact.
-///
-/// # Errors
-/// The file cannot be read, or the dtype is no float of 16 or 32 bits.
 pub(crate) fn load<B: Backend>(
     backend: &B,
     tensor: &Tensor<'_>,
@@ -81,9 +78,6 @@ pub(crate) fn load<B: Backend>(
 
 /// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given beside
 /// it, so that shorter ones need no other.
-///
-/// # Errors
-/// As [`load`].
 pub(crate) fn load_in<B: Backend>(
     backend: &B,
     (room, most): (&Room<B>, usize),
@@ -192,9 +186,6 @@ fn each_chunk<const N: usize, T>(
 }
 
 /// Hands elements `range` of `tensor` to `take` as f32 values, chunk by chunk.
-///
-/// # Errors
-/// As [`load`], or whatever `take` returns.
 pub(crate) fn each_value(
     tensor: &Tensor<'_>,
     range: Range<usize>,

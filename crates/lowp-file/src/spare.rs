@@ -16,9 +16,6 @@ impl<T> Default for Spare<T> {
 
 impl<T: Clone> Spare<T> {
     /// The buffer, if it is one that `fits`, else the one that `make` makes. Whoever had it before is done.
-    ///
-    /// # Errors
-    /// Whatever `make` returns.
     pub(crate) fn take<E>(
         &self,
         fits: impl Fn(&T) -> bool,
@@ -64,9 +61,6 @@ impl<T> Default for Turns<T> {
 
 impl<T> Turns<T> {
     /// The buffer that was not taken last, if it is one that `fits` and nobody holds it, else the one that `make` makes.
-    ///
-    /// # Errors
-    /// Whatever `make` returns.
     pub(crate) fn take<E>(
         &self,
         fits: impl Fn(&T) -> bool,
@@ -77,9 +71,6 @@ impl<T> Turns<T> {
     }
 
     /// As [`Turns::take`], always of one buffer, where there is no room for two.
-    ///
-    /// # Errors
-    /// Whatever `make` returns.
     pub(crate) fn take_one<E>(
         &self,
         fits: impl Fn(&T) -> bool,

@@ -16,9 +16,6 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     /// That of `file` now.
-    ///
-    /// # Errors
-    /// The system does not tell.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let data = file.metadata()?;
         Ok(Self {

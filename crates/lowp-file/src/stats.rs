@@ -38,9 +38,6 @@ pub struct Stats {
 
 impl Stats {
     /// Looks at what serves `orientation`.
-    ///
-    /// # Errors
-    /// The tensor cannot serve it.
     pub(crate) fn of(tensor: &Tensor, orientation: Orientation) -> Result<Self> {
         let data = tensor.data(orientation)?;
         let codes = histogram(&data.spec, tensor.shape(), &data.storage.read()?);
@@ -121,9 +118,6 @@ pub struct Distance {
 impl Distance {
     /// Decodes `orientation` and compares it with elements `from..` of `reference`; those that are not finite there are
     /// counted and left out.
-    ///
-    /// # Errors
-    /// The tensor cannot serve that orientation, or the reference cannot be read.
     pub(crate) fn of(
         tensor: &Tensor,
         orientation: Orientation,

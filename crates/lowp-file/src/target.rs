@@ -16,9 +16,6 @@ pub struct FileTarget(NewFile);
 
 impl FileTarget {
     /// Takes `path` as the output of a command that reads `inputs`.
-    ///
-    /// # Errors
-    /// It cannot be written, or is an input.
     pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         let file = NewFile::at(path).map_err(|e| output_error(path, e))?;
         let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
@@ -29,9 +26,6 @@ impl FileTarget {
     }
 
     /// Lets `write` fill a file under a temporary name, then gives it its own, unless `check` fails. Returns its length.
-    ///
-    /// # Errors
-    /// Whatever `write` or `check` returns, or the file cannot be written; nothing is left behind then.
     pub(crate) fn fill(
         self,
         write: impl FnOnce(&mut Draft) -> Result<()>,
@@ -56,9 +50,6 @@ pub struct FolderTarget(NewFolder);
 impl FolderTarget {
     /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
     /// what is read was listed before.
-    ///
-    /// # Errors
-    /// It cannot be written, or is the folder of an input.
     pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         if let Ok(folder) = fs::canonicalize(path) {
             let is_in = |input: &Path| {
@@ -78,27 +69,18 @@ impl FolderTarget {
     }
 
     /// Makes the file called `name` in it.
-    ///
-    /// # Errors
-    /// The system returns an error.
     pub(crate) fn create(&self, name: &str) -> Result<Draft> {
         let file = File::create(self.0.draft().join(name));
         Draft::new(file.map(Behind::new), &self.0.path().join(name))
     }
 
     /// The same for one of many files that are written at a time.
-    ///
-    /// # Errors
-    /// The system returns an error.
     pub(crate) fn create_small(&self, name: &str) -> Result<Draft> {
         let file = File::create(self.0.draft().join(name));
         Draft::new(file.map(Behind::small), &self.0.path().join(name))
     }
 
     /// Gives the folder its name.
-    ///
-    /// # Errors
-    /// It cannot be renamed; nothing is left behind then.
     pub(crate) fn publish(self) -> Result<()> {
         let path = self.0.path().to_owned();
         self.0.publish().with_context(|| cannot_write(&path))
@@ -125,9 +107,6 @@ impl Draft {
     }
 
     /// Makes sure that it is on the disk, and returns its length.
-    ///
-    /// # Errors
-    /// The system returns an error.
     pub(crate) fn finish(self) -> Result<u64> {
         self.out
             .finish()
@@ -136,9 +115,6 @@ impl Draft {
     }
 
     /// Writes `bytes` to the place that begins at byte `at`. Every place is written once, in any order.
-    ///
-    /// # Errors
-    /// These or earlier ones cannot be written, for lack of space most often.
     pub(crate) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
         self.out
@@ -147,9 +123,6 @@ impl Draft {
     }
 
     /// The same of bytes that are read when they are written, which may be later; `place` says where each lies from there.
-    ///
-    /// # Errors
-    /// As [`Draft::write_at`].
     pub(crate) fn write_later(
         &mut self,
         at: u64,
@@ -163,9 +136,6 @@ impl Draft {
     }
 
     /// Waits until at most `most` bytes of what was given by [`Draft::write_later`] are left.
-    ///
-    /// # Errors
-    /// As [`Draft::write_at`].
     pub(crate) fn settle(&mut self, most: usize) -> Result<()> {
         self.out
             .settle(most)
@@ -173,9 +143,6 @@ impl Draft {
     }
 
     /// Writes `bytes` behind as many as were written.
-    ///
-    /// # Errors
-    /// As [`Draft::write_at`].
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_at(self.written, bytes)
     }

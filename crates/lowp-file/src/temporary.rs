@@ -37,9 +37,6 @@ pub(crate) struct Temporary {
 
 impl Temporary {
     /// Makes a folder beside `output`, and removes those that killed processes left there.
-    ///
-    /// # Errors
-    /// `output` has no file name, or its folder is missing or cannot be written.
     pub(crate) fn beside(output: &Path) -> io::Result<Self> {
         let name = output
             .file_name()
@@ -86,9 +83,6 @@ impl Temporary {
 
     /// Gives `draft`, which is this folder or a file in it, the name `path`. Once the process is being told to end it
     /// does not: this waits for that end, so that nothing is removed under its new name.
-    ///
-    /// # Errors
-    /// It cannot be renamed.
     pub(crate) fn publish(&self, draft: &Path, path: &Path) -> io::Result<()> {
         let mut live = live();
         fs::rename(draft, path)?;
@@ -201,9 +195,6 @@ fn abandoned(_path: &Path) -> Option<File> {
 }
 
 /// Locks the folder, where the file system can.
-///
-/// # Errors
-/// It cannot be opened.
 #[cfg(unix)]
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let folder = File::open(path)?;

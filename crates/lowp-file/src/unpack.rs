@@ -52,9 +52,6 @@ pub(crate) fn served(tensor: &Quantized) -> Usage {
 }
 
 /// Reads what serves `orientation`, or every buffer if it is `None`.
-///
-/// # Errors
-/// The file cannot be read.
 pub(crate) fn unpack<B: Backend>(
     backend: &B,
     model: &Model,
@@ -71,9 +68,6 @@ pub(crate) fn unpack<B: Backend>(
 }
 
 /// The values of `tensor` as `orientation` serves them, in the buffer of `spare`.
-///
-/// # Errors
-/// The tensor cannot serve it.
 pub(crate) fn decode<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,
@@ -90,9 +84,6 @@ pub(crate) fn decode<B: Backend>(
 }
 
 /// Writes the values of `tensor` as `orientation` serves them to `out`.
-///
-/// # Errors
-/// The tensor cannot serve it.
 pub(crate) fn decode_into<B: Backend>(
     backend: &B,
     tensor: &Tensor<B>,

@@ -103,9 +103,6 @@ fn names_of(file: &Model, model: &Model) -> (String, String) {
 }
 
 /// The tensors of `model` with what `tensors` of `file` say was made of them.
-///
-/// # Errors
-/// A quantized tensor without a source, or with a source of another dtype or shape.
 fn choices<'a>(
     file: &Model,
     tensors: &BTreeMap<String, Quantized>,

@@ -57,9 +57,6 @@ const BESIDE: usize = HELD / 2;
 /// What a job made; its parts become bytes one at a time.
 pub(crate) trait Parts {
     /// Hands the bytes of one part to `sink`.
-    ///
-    /// # Errors
-    /// There is no such part, or whatever `sink` returns.
     fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
 
     /// The bytes of one part as another thread can read them while what comes next is made; `None` of parts that are handed over.
@@ -89,9 +86,6 @@ pub(crate) trait Parts {
 
     /// The parts of one band; `None` where this has them itself. Whoever takes a band is done with all but the one before it, and with
     /// that one, too, where they do not take turns.
-    ///
-    /// # Errors
-    /// It cannot be made.
     fn band(&self, _band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
         Ok(None)
     }
@@ -128,17 +122,11 @@ impl<'a> Outputs<'a> {
     }
 
     /// Rejects names that are there twice.
-    ///
-    /// # Errors
-    /// Names the first such tensor.
     pub(crate) fn check(&self) -> Result<()> {
         check_names(&self.items)
     }
 
     /// Writes the file.
-    ///
-    /// # Errors
-    /// A tensor cannot be made, or the file cannot be written.
     pub(crate) fn write(&self, draft: &mut Draft, progress: &dyn Progress) -> Result<()> {
         let items = sorted(&self.items);
         let header = header(&items, &self.metadata)?;
@@ -151,9 +139,6 @@ impl<'a> Outputs<'a> {
 }
 
 /// Rejects names that are there twice.
-///
-/// # Errors
-/// Names the first such tensor.
 pub(crate) fn check_names(items: &[Item<'_>]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match items.iter().find(|item| !seen.insert(item.name.as_str())) {
@@ -175,9 +160,6 @@ pub(crate) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
 
 /// Writes `items`, which are [`sorted`] and follow each other from byte `begin` on; `bytes` says how many each has in this file, or that
 /// it is in another one. Each job is made once, and its parts are written to their places.
-///
-/// # Errors
-/// A tensor cannot be made, or the file cannot be written.
 pub(crate) fn fill(
     draft: &mut Draft,
     begin: u64,

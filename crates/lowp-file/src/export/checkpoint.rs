@@ -180,9 +180,6 @@ impl Trained {
 
     /// The parameters that are written in f32, or as `float`: those that were never quantized, and `all` where the weights are
     /// decoded, too. Their jobs follow those of the weights.
-    ///
-    /// # Errors
-    /// A parameter of a quantized weight is missing.
     pub(crate) fn plain_items(
         &self,
         all: bool,
@@ -220,9 +217,6 @@ impl Trained {
     }
 
     /// What makes the parameter of a job.
-    ///
-    /// # Errors
-    /// There is no such job.
     pub(crate) fn parts<'p>(
         &'p self,
         job: usize,
@@ -242,9 +236,6 @@ impl Trained {
     }
 
     /// The bytes of a stored buffer of a weight.
-    ///
-    /// # Errors
-    /// They are missing or damaged.
     pub(crate) fn bytes_of(&self, weight: &TrainedWeight, spec: &BufferSpec) -> Result<Vec<u8>> {
         let full = weight.tensor.full;
         let shape = [spec.entries(full)[0], spec.row_bytes(full)];
@@ -265,9 +256,6 @@ impl Trained {
     }
 
     /// A weight with the buffers `specs`.
-    ///
-    /// # Errors
-    /// As [`Trained::bytes_of`].
     pub(crate) fn tensor(
         &self,
         weight: &TrainedWeight,
@@ -292,9 +280,6 @@ impl Trained {
     }
 
     /// The amax of a weight, where files keep one: the one that its scales were made of, or that of its values.
-    ///
-    /// # Errors
-    /// The checkpoint is damaged.
     pub(crate) fn amax(&self, weight: &TrainedWeight) -> Result<Option<f32>> {
         let Quantized { recipe, specs, .. } = &weight.tensor;
         let kept = specs
@@ -360,9 +345,6 @@ impl Trained {
     }
 
     /// What files say of a weight.
-    ///
-    /// # Errors
-    /// The checkpoint is damaged.
     pub(crate) fn quantized(&self, weight: &TrainedWeight) -> Result<Quantized> {
         let mut tensor = weight.tensor.clone();
         tensor.text.delayed_scale = self.delayed_scale(weight)?;
@@ -371,9 +353,6 @@ impl Trained {
 }
 
 /// The transpose of `from` as the buffer `spec` of a matrix of `shape`.
-///
-/// # Errors
-/// The system returns an error.
 pub(crate) fn transposed(
     (spec, shape): (&BufferSpec, Shape),
     from: CpuBuffer<u8>,

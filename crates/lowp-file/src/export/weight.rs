@@ -61,9 +61,6 @@ struct Entries {
 
 impl<'a> Weight<'a> {
     /// A weight of a file.
-    ///
-    /// # Errors
-    /// It has no form of the target, or no operand that the target stores.
     pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
         if tensor.shard.is_some() {
             return Err(file_error(
@@ -78,9 +75,6 @@ impl<'a> Weight<'a> {
     }
 
     /// A weight of a checkpoint.
-    ///
-    /// # Errors
-    /// It has no form of the target.
     pub(crate) fn of_checkpoint(
         trained: &'a Trained,
         weight: &'a TrainedWeight,
@@ -136,9 +130,6 @@ impl<'a> Weight<'a> {
     }
 
     /// The tensors that it becomes, by `job`.
-    ///
-    /// # Errors
-    /// A text that has no JSON form.
     pub(crate) fn group(&self, job: usize) -> Result<Group<'a>> {
         let Quantized {
             name, text, full, ..
@@ -199,9 +190,6 @@ impl<'a> Weight<'a> {
     }
 
     /// What makes them; values in bands, in `memory`.
-    ///
-    /// # Errors
-    /// The source cannot be read.
     pub(crate) fn parts<'p>(
         &'p self,
         overflows: &'p Overflows,
@@ -288,9 +276,6 @@ impl<'a> Weight<'a> {
     }
 
     /// What that tensor says; 1 where there is none.
-    ///
-    /// # Errors
-    /// The source cannot be read.
     pub(crate) fn stored_scale(&self) -> Result<f32> {
         let Some(stored) = self.scale_of_tensor() else {
             return Ok(1.0);
@@ -305,9 +290,6 @@ impl<'a> Weight<'a> {
     }
 
     /// The numbers of the whole tensor.
-    ///
-    /// # Errors
-    /// The source cannot be read.
     pub(crate) fn numbers(&self) -> Result<Numbers> {
         let mut specs = self.tensor.specs.iter();
         let scale = specs.find(|spec| {

@@ -32,9 +32,6 @@ const TELLING: [&str; 10] = [
 ];
 
 /// The weights of `hub`: those that it says it has, and those whose tensors are those of a form.
-///
-/// # Errors
-/// Weights that are not what the file says, or that have parts of a form and not all.
 pub(crate) fn weights(hub: &Hub) -> Result<Vec<Weight<'_>>> {
     let model = &hub.model;
     let mut weights = Vec::new();

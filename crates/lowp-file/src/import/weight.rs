@@ -53,9 +53,6 @@ impl<'a> Weight<'a> {
     }
 
     /// One of lowp's own.
-    ///
-    /// # Errors
-    /// It is a part of a tensor.
     pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
         if tensor.shard.is_some() {
             return Err(file_error(
@@ -118,9 +115,6 @@ impl<'a> Weight<'a> {
     }
 
     /// What makes its fields, or its values in bands, in `memory`.
-    ///
-    /// # Errors
-    /// The file cannot be read, or its tensors do not fit each other.
     pub(crate) fn parts<'p>(
         &'p self,
         float: Option<FloatName>,

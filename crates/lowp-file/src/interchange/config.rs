@@ -67,9 +67,6 @@ impl Modules {
     }
 
     /// What `config.json` says of them, in the words of `target`.
-    ///
-    /// # Errors
-    /// None that a table without mistakes has.
     fn quantization_config(&self, target: Target) -> Result<Option<Value>> {
         let names = |pick: fn(&Form) -> &'static str| {
             let mut names: Vec<&str> = self.groups.iter().map(|(form, _)| pick(form)).collect();
@@ -180,9 +177,6 @@ impl Modules {
     }
 
     /// The documents that `target` has beside the weights, by name; `config` is what `config.json` says besides.
-    ///
-    /// # Errors
-    /// None that a table without mistakes has.
     pub(crate) fn documents(
         &self,
         target: Target,
@@ -234,9 +228,6 @@ fn is_known(format: &str) -> bool {
 }
 
 /// Rejects configurations of weights that `lowp import` does not read, or whose meaning is more than their tensors.
-///
-/// # Errors
-/// Names the method or the format.
 pub(crate) fn check(hub: &Hub) -> Result<()> {
     let folder = hub.model.path().parent().unwrap_or(hub.model.path());
     let unknown = |name: &str, why: String| {

@@ -97,9 +97,6 @@ impl Hub {
 
 impl Beside {
     /// What lies in `folder` beside its `weights`.
-    ///
-    /// # Errors
-    /// The folder cannot be listed.
     pub(crate) fn in_folder(folder: &Path, weights: &[PathBuf]) -> Result<Self> {
         Ok(Self::of(folder, names(folder)?, weights))
     }
@@ -129,17 +126,11 @@ impl Beside {
     }
 
     /// Copies what is carried along but for what says how weights are stored. Returns the bytes.
-    ///
-    /// # Errors
-    /// A file cannot be read or written.
     pub(crate) fn copy_others(&self, target: &FolderTarget) -> Result<u64> {
         copy(&self.others, target)
     }
 
     /// Copies all that is carried along. Returns the bytes.
-    ///
-    /// # Errors
-    /// As [`Beside::copy_others`].
     pub(crate) fn copy_all(&self, target: &FolderTarget) -> Result<u64> {
         Ok(copy(&self.configs, target)? + copy(&self.others, target)?)
     }

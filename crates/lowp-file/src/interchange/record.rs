@@ -50,9 +50,6 @@ pub(crate) fn is_record(key: &str) -> bool {
 }
 
 /// The value for a tensor.
-///
-/// # Errors
-/// None that a text has.
 pub(crate) fn value(text: &Text, numbers: Numbers) -> Result<String> {
     let bits = |number: Option<f32>| number.map(|number| format!("{:08x}", number.to_bits()));
     let record = Record {
@@ -64,9 +61,6 @@ pub(crate) fn value(text: &Text, numbers: Numbers) -> Result<String> {
 }
 
 /// What the files of `model` say, by the names of tensors.
-///
-/// # Errors
-/// A key whose value says nothing sensible.
 pub(crate) fn records(model: &Model) -> Result<BTreeMap<String, Recorded>> {
     let mut records = BTreeMap::new();
     for (key, json) in model.metadata() {

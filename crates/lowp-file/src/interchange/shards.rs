@@ -61,9 +61,6 @@ impl<'a> Weights<'a> {
     }
 
     /// Rejects names that are there twice.
-    ///
-    /// # Errors
-    /// Names the first such tensor.
     pub(crate) fn check(&self) -> Result<()> {
         let items: Vec<Item<'_>> = self
             .groups
@@ -107,9 +104,6 @@ impl<'a> Weights<'a> {
     }
 
     /// Writes the files into `target`, each of at most `most` bytes of tensors unless one group has more. Returns the bytes.
-    ///
-    /// # Errors
-    /// A tensor cannot be made, or a file cannot be written.
     pub(crate) fn write(
         &self,
         target: &FolderTarget,
@@ -159,17 +153,11 @@ impl<'a> Weights<'a> {
 }
 
 /// A JSON document as text.
-///
-/// # Errors
-/// None for values of JSON.
 pub(crate) fn json_text(value: &Value) -> Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// Writes a text into `target`. Returns the bytes.
-///
-/// # Errors
-/// It cannot be written.
 pub(crate) fn write_text(target: &FolderTarget, name: &str, text: &str) -> Result<u64> {
     let mut draft = target.create(name)?;
     draft.write(text.as_bytes())?;
