@@ -2,31 +2,14 @@
 
 use crate::globs;
 use crate::usage::UsageError;
-use std::collections::BTreeMap;
+use lowp_file::export::run_as_one;
 
 /// The option that says which.
 pub(crate) const OPTION: &str = "--amax-group";
 
-/// What it takes for the layers of [`TOGETHER`], and for none. No pattern is one of these: a pattern of groups has braces.
+/// What it takes for the layers of [`run_as_one`], and for none. No pattern is one of these: a pattern of groups has braces.
 const AUTO: &str = "auto";
 const NONE: &str = "none";
-
-/// The last parts of the names of layers that vLLM and SGLang run as one where their names are the same before it.
-static TOGETHER: &[&[&str]] = &[
-    // Llama, Mistral, Qwen, DeepSeek, and their experts.
-    &["q_proj", "k_proj", "v_proj"],
-    &["gate_proj", "up_proj"],
-    // The experts of Mixtral, and Llama in Meta's names.
-    &["w1", "w3"],
-    &["wq", "wk", "wv"],
-    // Latent attention.
-    &["q_a_proj", "kv_a_proj_with_mqa"],
-    // Linear attention of Qwen3.5.
-    &["in_proj_qkv", "in_proj_z"],
-    &["in_proj_b", "in_proj_a"],
-    // BERT.
-    &["query", "key", "value"],
-];
 
 /// Whether patterns were given, which must find something.
 pub(crate) fn are_patterns(texts: &[String]) -> bool {
@@ -49,22 +32,6 @@ pub(crate) fn groups(
         true => Ok(Vec::new()),
         false => Ok(run_as_one(names)),
     }
-}
-
-/// The layers among `names` that engines run as one, as numbers of these.
-pub(crate) fn run_as_one(names: &[&str]) -> Vec<Vec<usize>> {
-    let mut found: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
-    for (number, name) in names.iter().enumerate() {
-        let layer = name.strip_suffix(globs::WEIGHT).unwrap_or(name);
-        let (before, last) = layer.rsplit_once('.').unwrap_or(("", layer));
-        if let Some(kind) = TOGETHER.iter().position(|kind| kind.contains(&last)) {
-            found.entry((before, kind)).or_default().push(number);
-        }
-    }
-    let mut groups: Vec<Vec<usize>> = found.into_values().collect();
-    groups.retain(|group| group.len() > 1);
-    groups.sort_unstable();
-    groups
 }
 
 #[cfg(test)]

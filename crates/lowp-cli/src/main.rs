@@ -13,8 +13,6 @@ mod freed;
 mod globs;
 #[cfg(feature = "cuda")]
 mod gpus;
-mod json_object;
-mod limits;
 mod losses;
 #[cfg(unix)]
 mod lost_pages;
@@ -24,11 +22,11 @@ mod recipes;
 #[cfg(unix)]
 mod reshard;
 mod signals;
-mod temporary;
 mod train;
 mod usage;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use lowp_file::process::Hooks;
 use std::process::ExitCode;
 
 /// A training step allocates and frees tens of megabytes of activations; the system allocator
@@ -78,6 +76,11 @@ enum Command {
 
 fn main() -> ExitCode {
     before_threads();
+    lowp_file::process::set_hooks(Hooks {
+        before_temporary: remove_temporaries_on_signals,
+        before_map: watch_maps,
+        after_free: freed::give_back,
+    });
     #[cfg(unix)]
     if let Err(error) = signals::survive_large_files() {
         output::note(&format!(
@@ -107,6 +110,19 @@ fn main() -> ExitCode {
             ExitCode::from(usage::exit_code(&error))
         }
     }
+}
+
+/// Has the temporaries removed when a signal ends the process.
+fn remove_temporaries_on_signals() -> std::io::Result<()> {
+    #[cfg(unix)]
+    signals::listen(lowp_file::temporary::remove_all)?;
+    Ok(())
+}
+
+/// Gives reads of a mapped file that became shorter an answer.
+fn watch_maps() {
+    #[cfg(unix)]
+    lost_pages::watch();
 }
 
 /// What candle reads from the environment, unless somebody has said something else there.

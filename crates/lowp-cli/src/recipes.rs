@@ -8,14 +8,14 @@ pub(crate) use name::RecipeName;
 pub(crate) use options::{RecipeOptionArgs, join_switches};
 
 use crate::columns::Columns;
-use crate::file::Options;
 use crate::output;
 use crate::usage::UsageError;
 use anyhow::Result;
+use lowp_file::options::Options;
 use lowp_format::spelling::{self, Variant};
 use lowp_format::{
-    AnyRecipe, BufferSpec, Code, Extent, Part, PhasePlans, Recipe, Role, RowCuts, ScaleRule, Shape,
-    Usage,
+    AnyRecipe, BufferSpec, Extent, Part, PhasePlans, Recipe, Role, RowCuts, ScaleRule, Shape,
+    Usage, elements_of,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -273,16 +273,6 @@ fn scales(recipe: &AnyRecipe) -> Option<String> {
         .map(|(code, extents)| format!("{code} per {extents}"))
         .collect();
     (!text.is_empty()).then(|| text.join(", "))
-}
-
-/// The element codes of a weight: `E4M3`, or `E2M1 and E4M3` where the orientations differ.
-pub(crate) fn elements_of(recipe: &impl Recipe) -> String {
-    let kernels = recipe.quantizers(Role::Weight).kernels();
-    let [row, col]: [Code; 2] = kernels.map(|key| key.element);
-    if row == col {
-        return row.to_string();
-    }
-    format!("{row} and {col}")
 }
 
 /// `tensor and block amaxes`: what the scales follow from.

@@ -1,6 +1,5 @@
 //! Signals that end the process: something is tidied up first, then they end it as they would have.
 
-use crate::limits::no_thread;
 use crate::lost_pages;
 use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
@@ -85,6 +84,16 @@ fn is_in(set: u64, signal: i32) -> bool {
         .ok()
         .and_then(|bit| set.checked_shr(bit))
         .is_some_and(|rest| rest & 1 == 1)
+}
+
+/// The error of threads that the system does not start.
+fn no_thread(what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!(
+            "{what} could not be started: {error}; raise the limit of processes (ulimit -u), or end others"
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Errors of the command line, told apart from failures of the work by exit code 2.
 
 use crate::output;
+use lowp_file::FileError;
 use std::fmt;
 use std::io::{ErrorKind, Write, stdout};
 use std::process::ExitCode;
@@ -32,7 +33,12 @@ impl From<lowp_format::FormatError> for UsageError {
 
 /// 2 for bad arguments, as clap does, 1 for everything else.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<UsageError>() { 2 } else { 1 }
+    let of_input = error.downcast_ref().is_some_and(FileError::is_input);
+    if error.is::<UsageError>() || of_input {
+        2
+    } else {
+        1
+    }
 }
 
 /// Prints what clap has to say, help and version included, and returns its exit code.

@@ -42,6 +42,7 @@ mod table;
 mod tensor;
 mod two_level;
 mod usage;
+mod weight_rules;
 
 pub use buffer::{Axis, BufferKey, BufferList, BufferSpec, Origin, PaddedForm, Part};
 pub use code::Code;
@@ -64,6 +65,7 @@ pub use table::Table;
 pub use tensor::{Buffer, QuantizedTensor};
 pub use two_level::*;
 pub use usage::{Orientation, Usage};
+pub use weight_rules::{elements_of, has_tensor_scale};
 
 /// `ceil(a / b)`.
 pub const fn cdiv(a: usize, b: usize) -> usize {

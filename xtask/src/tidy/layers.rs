@@ -12,6 +12,7 @@ const ORDER: &[&str] = &[
     "lowp-gemm",
     "lowp-shard",
     "lowp-checkpoint",
+    "lowp-file",
     "lowp-nccl",
     "lowp-optim",
     "lowp-fsdp",

@@ -43,27 +43,27 @@ const ALLOWED: &[Allowed] = &[
         reason: "the default of --recipe, and an example of its help",
     },
     Allowed {
-        path: "crates/lowp-cli/src/file/interchange/forms.rs",
+        path: "crates/lowp-file/src/interchange/forms.rs",
         word: "nvfp4-pack-quantized",
         reason: "what compressed-tensors calls a form",
     },
     Allowed {
-        path: "crates/lowp-cli/src/file/interchange/forms.rs",
+        path: "crates/lowp-file/src/interchange/forms.rs",
         word: "mxfp4-pack-quantized",
         reason: "what compressed-tensors calls a form",
     },
     Allowed {
-        path: "crates/lowp-cli/src/file/interchange/forms.rs",
+        path: "crates/lowp-file/src/interchange/forms.rs",
         word: "mxfp8-quantized",
         reason: "what compressed-tensors calls a form",
     },
     Allowed {
-        path: "crates/lowp-cli/src/file/interchange/forms.rs",
+        path: "crates/lowp-file/src/interchange/forms.rs",
         word: "W4A16_NVFP4",
         reason: "what ModelOpt calls a form",
     },
     Allowed {
-        path: "crates/lowp-cli/src/file/interchange/forms.rs",
+        path: "crates/lowp-file/src/interchange/forms.rs",
         word: "MXFP8",
         reason: "what ModelOpt calls a form",
     },

@@ -1,14 +1,15 @@
 //! The options that `quantize` and `shard` have in common.
 
-use super::cast::{has_delayed_scale, is_scale};
 use super::input_error::input_error;
-use super::names::{Dtypes, ScalesName, UsageName};
+use super::names::{ScalesName, UsageName};
 use super::select::{Pattern, Select};
 use crate::output::shown;
 use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::usage::UsageError;
 use anyhow::Result;
 use globset::Glob;
+use lowp_file::select::{has_delayed_scale, is_scale};
+use lowp_file::{Dtypes, Setup};
 use lowp_format::spelling::{options_of_files, problem};
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
 
@@ -55,17 +56,6 @@ pub(super) struct RecipeArgs {
 
 /// What files have of a recipe unless they are told otherwise: a file holds no gradients.
 const DEFAULTS: [(&str, &str); 1] = [("format", "e4m3")];
-
-/// How one tensor is quantized.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Setup {
-    pub(super) recipe: AnyRecipe,
-    pub(super) usage: Usage,
-    pub(super) form: Form,
-    pub(super) delayed_scale: Option<f32>,
-    /// What codes are called.
-    pub(super) dtypes: Dtypes,
-}
 
 impl RecipeArgs {
     /// The recipe and how it is written.

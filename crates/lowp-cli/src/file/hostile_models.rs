@@ -2,10 +2,9 @@
 //! looks at them, in this process. `LOWP_EXHAUSTIVE=1` tries a million headers.
 
 use super::hostile::{NUMBERS, Random, damaged, good, recipes, run, runs, text};
-use super::{import, meta};
 use crate::counted;
-use crate::file::interchange::hub::Hub;
 use clap::Parser;
+use lowp_file::{Hub, import, meta};
 use std::fs;
 use std::path::{Path, PathBuf};
 

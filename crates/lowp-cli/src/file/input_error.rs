@@ -13,3 +13,8 @@ pub(super) fn input_error(message: impl Into<String>) -> anyhow::Error {
 pub(super) fn file_error(path: &Path, why: impl Display) -> anyhow::Error {
     input_error(format!("{}: {why}", path.display()))
 }
+
+/// The error of an output that cannot be.
+pub(super) fn output_error(path: &Path, why: impl Display) -> anyhow::Error {
+    input_error(format!("-o: cannot write {}: {why}", path.display()))
+}

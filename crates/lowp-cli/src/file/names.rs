@@ -1,8 +1,9 @@
-//! The words that options and file metadata use for usages, forms and dtypes; recipes say those of their options.
+//! The words that options use for usages, forms and dtypes.
 
 use clap::ValueEnum;
+use lowp_file::Dtypes;
+use lowp_file::FloatName;
 use lowp_format::{Form, Orientation, Usage};
-use safetensors::Dtype;
 
 /// Orientations that are written.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -44,8 +45,8 @@ impl From<OrientationName> for Orientation {
 }
 
 /// Floats that decoded values are written as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum FloatName {
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum DtypeName {
     /// As decoded
     F32,
     /// Rounded to nearest even
@@ -54,19 +55,12 @@ pub(super) enum FloatName {
     F16,
 }
 
-impl FloatName {
-    /// Bytes of a value.
-    pub(super) fn size(self) -> usize {
-        Dtype::from(self).bitsize() / 8
-    }
-}
-
-impl From<FloatName> for Dtype {
-    fn from(name: FloatName) -> Self {
+impl From<DtypeName> for FloatName {
+    fn from(name: DtypeName) -> Self {
         match name {
-            FloatName::F32 => Dtype::F32,
-            FloatName::Bf16 => Dtype::BF16,
-            FloatName::F16 => Dtype::F16,
+            DtypeName::F32 => FloatName::F32,
+            DtypeName::Bf16 => FloatName::Bf16,
+            DtypeName::F16 => FloatName::F16,
         }
     }
 }
@@ -93,10 +87,9 @@ impl From<ScalesName> for Form {
 }
 
 /// What codes and 8-bit scales are called in a file. The bytes are the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Dtypes {
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum DtypesName {
     /// F8_E4M3, F8_E5M2, F8_E8M0 and F4, whose shapes count codes; U8 where a row ends within a byte
-    #[default]
     Native,
     /// U8, whose shapes count bytes, for readers that do not know the others
     U8,
@@ -107,52 +100,14 @@ pub(super) enum Dtypes {
 pub(super) struct DtypesArgs {
     /// Dtypes of codes and 8-bit scales in the header
     #[arg(long, value_name = "DTYPES", default_value = "native")]
-    pub(super) dtypes: Dtypes,
+    dtypes: DtypesName,
 }
 
-/// A value with a name in file metadata.
-pub(super) trait Named: Copy + 'static {
-    /// Every value.
-    const ALL: &'static [Self];
-
-    /// Its name.
-    fn label(self) -> &'static str;
-
-    /// The value of that name.
-    fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|value| value.label() == name)
-    }
-}
-
-impl Named for Usage {
-    const ALL: &'static [Self] = &[Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
-
-    fn label(self) -> &'static str {
-        Usage::label(self)
-    }
-}
-
-impl Named for Form {
-    const ALL: &'static [Self] = &Form::ALL;
-
-    fn label(self) -> &'static str {
-        self.name()
-    }
-}
-
-/// The dtypes that are quantized.
-impl Named for Dtype {
-    const ALL: &'static [Self] = &[Dtype::F32, Dtype::BF16, Dtype::F16];
-
-    fn label(self) -> &'static str {
-        match self {
-            Dtype::F32 => "F32",
-            Dtype::BF16 => "BF16",
-            Dtype::F16 => "F16",
-            _ => "another dtype",
+impl From<DtypesArgs> for Dtypes {
+    fn from(args: DtypesArgs) -> Self {
+        match args.dtypes {
+            DtypesName::Native => Dtypes::Native,
+            DtypesName::U8 => Dtypes::U8,
         }
     }
 }

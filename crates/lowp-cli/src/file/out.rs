@@ -1,12 +1,9 @@
-//! [`Out`]: where a command writes a model: one file, or a folder as Hugging Face keeps models.
+//! [`OutArgs`]: where a command writes a model: one file, or a folder as Hugging Face keeps models.
 
-use super::input_error::input_error;
-use super::interchange::shards::Weights;
-use super::interchange::size::Size;
-use super::model::Model;
-use super::progress::Progress;
-use super::target::{FileTarget, FolderTarget, output_error};
+use super::input_error::{input_error, output_error};
+use super::size::Size;
 use anyhow::Result;
+use lowp_file::Out;
 use std::path::{Path, PathBuf};
 
 /// The options of commands that write a model.
@@ -20,14 +17,6 @@ pub(super) struct OutArgs {
     /// Most bytes of tensors in a file of a folder; the parts of a tensor stay together [default: 5GB]
     #[arg(long, value_name = "SIZE")]
     max_shard_size: Option<Size>,
-}
-
-/// A place for a model.
-#[derive(Debug)]
-pub(super) enum Out {
-    File(FileTarget),
-    /// With most bytes of tensors in a file.
-    Folder(FolderTarget, u64),
 }
 
 impl OutArgs {
@@ -55,7 +44,7 @@ impl OutArgs {
                     output.display()
                 )));
             }
-            return Ok(Out::File(FileTarget::new(output, inputs)?));
+            return Ok(Out::file(output, inputs)?);
         }
         if output.is_file() {
             return Err(output_error(
@@ -63,45 +52,7 @@ impl OutArgs {
                 "it exists and is a file, and a name that does not end in .safetensors is that of a folder; give another name",
             ));
         }
-        let folder = FolderTarget::new(output, inputs)?;
-        Ok(Out::Folder(
-            folder,
-            self.max_shard_size.unwrap_or_default().0,
-        ))
-    }
-}
-
-impl Out {
-    /// Writes `weights`, which are made of `inputs`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of
-    /// all files.
-    ///
-    /// # Errors
-    /// A tensor cannot be made, a file cannot be written, or an input was changed; nothing is left behind then.
-    pub(super) fn write<'m>(
-        self,
-        inputs: impl IntoIterator<Item = &'m Model>,
-        weights: &Weights<'_>,
-        progress: &Progress,
-        beside: impl FnOnce(&FolderTarget) -> Result<u64>,
-    ) -> Result<u64> {
-        let mut inputs = inputs.into_iter();
-        let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
-        match self {
-            Self::File(target) => {
-                let outputs = weights.whole();
-                progress.begin(outputs.work());
-                target.fill(|draft| outputs.write(draft, progress), steady)
-            }
-            Self::Folder(target, most) => {
-                progress.begin(weights.work(most));
-                let written = weights.write(&target, most, progress);
-                let written = written.and_then(|bytes| Ok(bytes + beside(&target)?));
-                // What fails of an input that was changed is told as that.
-                steady()?;
-                let written = written?;
-                target.publish()?;
-                Ok(written)
-            }
-        }
+        let most = self.max_shard_size.unwrap_or_default().0;
+        Ok(Out::folder(output, inputs, most)?)
     }
 }

@@ -1,6 +1,7 @@
 //! A bar of bytes on a terminal, nothing elsewhere.
 
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use lowp_file::Progress;
 use std::fmt;
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -12,17 +13,16 @@ const LONG: usize = 64 << 20;
 /// The time that is left is not told before this much is known of it.
 const KNOWN: (f32, Duration) = (0.01, Duration::from_secs(1));
 
-/// Shows how much of the work is done, on standard error. Work is counted in bytes that are read to be cast and bytes
-/// that are written, so that a pass which writes little does not look like one that takes weeks.
+/// Shows how much of the work is done, on standard error.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct Bar {
     label: String,
     done: AtomicUsize,
     total: OnceLock<usize>,
     bar: OnceLock<ProgressBar>,
 }
 
-impl Progress {
+impl Bar {
     /// Work that has not begun.
     pub(super) fn new(label: &str) -> Self {
         Self {
@@ -33,8 +33,15 @@ impl Progress {
         }
     }
 
-    /// Begins work of `bytes` bytes.
-    pub(super) fn begin(&self, bytes: usize) {
+    /// All of the work is done, and was announced.
+    pub(super) fn finish(self) {
+        let announced = self.total.get().copied();
+        debug_assert_eq!(announced, Some(self.done.load(Relaxed)), "{}", self.label);
+    }
+}
+
+impl Progress for Bar {
+    fn begin(&self, bytes: usize) {
         let first = self.total.set(bytes).is_ok();
         if first && bytes >= LONG && std::io::stderr().is_terminal() {
             let template = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {left}";
@@ -49,22 +56,15 @@ impl Progress {
         }
     }
 
-    /// `bytes` more are done.
-    pub(super) fn add(&self, bytes: usize) {
+    fn add(&self, bytes: usize) {
         self.done.fetch_add(bytes, Relaxed);
         if let Some(bar) = self.bar.get() {
             bar.inc(bytes as u64);
         }
     }
-
-    /// All of the work is done, and was announced.
-    pub(super) fn finish(self) {
-        let announced = self.total.get().copied();
-        debug_assert_eq!(announced, Some(self.done.load(Relaxed)), "{}", self.label);
-    }
 }
 
-impl Drop for Progress {
+impl Drop for Bar {
     fn drop(&mut self) {
         if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();

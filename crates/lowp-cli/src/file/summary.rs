@@ -2,6 +2,9 @@
 
 use crate::output::{note, reason, shown};
 use indicatif::HumanBytes;
+use lowp_file::FloatName;
+use lowp_file::dequantize::Overflows;
+use lowp_file::hub::Beside;
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::Instant;
@@ -65,6 +68,37 @@ impl Summary {
                 note(&format!("  '{}' ({})", shown(name), reason(why)));
             }
         }
+    }
+}
+
+/// Says what of the folder of the input was left out, if anything was and people are watching.
+pub(super) fn left_out(summary: &Summary, beside: &Beside) {
+    let left_out = beside.left_out();
+    if left_out.is_empty() || !summary.is_told() {
+        return;
+    }
+    let names: Vec<String> = left_out
+        .iter()
+        .take(8)
+        .map(|name| format!("'{}'", shown(name)))
+        .collect();
+    note(&format!(
+        "note: {} files or folders are left out: {}",
+        left_out.len(),
+        names.join(", ")
+    ));
+}
+
+/// Says how many finite values became infinite as `float`, if any did; `keep` is the option that keeps them.
+pub(super) fn warn_of_overflows(overflows: &Overflows, float: FloatName, keep: &str) {
+    if let Some(name) = overflows.first() {
+        note(&format!(
+            "warning: {} values are beyond the range of {} and became infinite, the first in '{}'; {keep} \
+             keeps them",
+            overflows.count(),
+            float.name(),
+            shown(&name)
+        ));
     }
 }
 

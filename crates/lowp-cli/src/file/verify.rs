@@ -1,17 +1,14 @@
-//! `lowp verify`: whether two models hold the same bytes, and where they differ first.
+//! `lowp verify`: whether two models hold the same bytes, and where they differ first, by [`lowp_file::verify()`] and
+//! [`verify_source`].
 
-use super::difference::{Byte, Pair};
 use super::input_error::input_error;
-use super::interchange::hub::Hub;
-use super::meta::{self, Quantized};
-use super::model::{Model, PIECE, Tensor};
-use super::progress::Progress;
-use super::verify_source::SourceCheck;
-use super::{ranks, saved};
-use crate::device::Device;
-use crate::output::shown;
-use anyhow::{Result, anyhow, bail};
-use std::collections::{BTreeMap, BTreeSet};
+use super::progress::Bar;
+use crate::device::{Device, OnDevice};
+use crate::output;
+use anyhow::{Result, bail};
+use lowp_file::verify::{Equal, verify_source};
+use lowp_file::{Hub, checkpoint, ranks};
+use lowp_kernels::Backend;
 use std::path::{Path, PathBuf};
 
 /// Compare two models byte by byte, or a quantized model with its source
@@ -54,7 +51,7 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// The models differ, or cannot be read.
-pub(super) fn main(args: &Args) -> Result<()> {
+pub(crate) fn main(args: &Args) -> Result<()> {
     match (&args.b, &args.source, args.device) {
         (_, Some(source), device) => device.unwrap_or(Device::Cpu).run(SourceCheck {
             quantized: &args.a,
@@ -70,8 +67,8 @@ pub(super) fn main(args: &Args) -> Result<()> {
 }
 
 fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
-    match [path_a, path_b].map(saved::is_saved) {
-        [true, true] => return crate::output::print(&saved::verify(path_a, path_b)?),
+    match [path_a, path_b].map(checkpoint::is_checkpoint) {
+        [true, true] => return equal(checkpoint::verify(path_a, path_b)?),
         [false, false] => {}
         _ => {
             return Err(input_error(
@@ -99,90 +96,43 @@ fn verify(path_a: &Path, path_b: &Path) -> Result<()> {
     for (rank, (a, b)) in a.iter().zip(&b).enumerate() {
         let (x, y) = (Hub::open(a)?.model, Hub::open(b)?.model);
         let label = format!("verify rank {rank}");
-        let progress = Progress::new(if of_ranks { &label } else { "verify" });
-        let size: usize = x.tensors().map(|tensor| tensor.len()).sum();
-        progress.begin(size);
-        x.steady(y.steady(compare(&x, &y, &progress)))?;
-        progress.finish();
-        (tensors, bytes) = (tensors + x.tensors().count(), bytes + size);
+        let bar = Bar::new(if of_ranks { &label } else { "verify" });
+        let found = lowp_file::verify(&x, &y, &bar)?;
+        bar.finish();
+        (tensors, bytes) = (tensors + found.tensors, bytes + found.bytes);
     }
-    crate::output::print(&format!("equal: {tensors} tensors, {bytes} bytes\n"))
+    equal(Equal { tensors, bytes })
+}
+
+fn equal(Equal { tensors, bytes }: Equal) -> Result<()> {
+    output::print(&format!("equal: {tensors} tensors, {bytes} bytes\n"))
 }
 
 /// The files to compare, each with that of the other side.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if ranks::is_folder(path) {
-        ranks::paths(path)
+        Ok(ranks::paths(path)?)
     } else {
         Ok(vec![path.to_owned()])
     }
 }
 
-/// Stops at the first difference, in the order of names.
-fn compare(a: &Model, b: &Model, progress: &Progress) -> Result<()> {
-    // Also rejects quantized tensors that lack a part.
-    let quantized = [meta::quantized(a)?, meta::quantized(b)?];
-    let pair = Pair {
-        a: &a.path().display().to_string(),
-        b: &b.path().display().to_string(),
-        tensors: &quantized[0],
-    };
-    let names: BTreeSet<&str> = a
-        .tensors()
-        .chain(b.tensors())
-        .map(|tensor| tensor.name)
-        .collect();
-    for name in names {
-        let (x, y) = match (a.get(name), b.get(name)) {
-            (Some(x), Some(y)) => (x, y),
-            (Some(_), None) => return Err(pair.only_in_a(name)),
-            _ => return Err(pair.only_in_b(name)),
-        };
-        if (x.dtype, x.shape) != (y.dtype, y.shape) {
-            return Err(pair.kinds(name, (x.dtype, x.shape), (y.dtype, y.shape)));
-        }
-        if let Some(byte) = first_difference(&x, &y, progress)? {
-            return Err(pair.bytes(name, byte));
-        }
-    }
-    let names: BTreeSet<&String> = quantized.iter().flat_map(BTreeMap::keys).collect();
-    for name in names {
-        let text = |of: &BTreeMap<String, Quantized>| -> Result<Option<String>> {
-            let found = of
-                .get(name)
-                .map(|tensor| serde_json::to_string(&tensor.text));
-            Ok(found.transpose()?)
-        };
-        let shown = shown(name);
-        let lacks = |with: &str, without: &str| {
-            anyhow!(
-                "'{shown}' has the same bytes, but only {with} says what they mean: {without} lacks its metadata; \
-                 copy both, or write that file again"
-            )
-        };
-        match (text(&quantized[0])?, text(&quantized[1])?) {
-            (Some(x), Some(y)) if x != y => bail!(
-                "'{shown}' has the same bytes and another meaning: {x} in {}, {y} in {}",
-                pair.a,
-                pair.b
-            ),
-            (Some(_), None) => return Err(lacks(pair.a, pair.b)),
-            (None, Some(_)) => return Err(lacks(pair.b, pair.a)),
-            _ => {}
-        }
-    }
-    Ok(())
+/// The check of a quantized file against its source: the model is quantized as the file says, and compared.
+struct SourceCheck<'a> {
+    quantized: &'a Path,
+    source: &'a Path,
 }
 
-/// The first byte that differs.
-fn first_difference(a: &Tensor<'_>, b: &Tensor<'_>, progress: &Progress) -> Result<Option<Byte>> {
-    for start in (0..a.len()).step_by(PIECE) {
-        let range = start..a.len().min(start + PIECE);
-        let (x, y) = (a.bytes_at(range.clone())?, b.bytes_at(range)?);
-        if let Some(byte) = Byte::first(start, &x, &y) {
-            return Ok(Some(byte));
-        }
-        progress.add(x.len());
+impl OnDevice for SourceCheck<'_> {
+    type Out = ();
+
+    fn run<B: Backend>(self, backend: &B) -> Result<()> {
+        let bar = Bar::new("verify");
+        let (found, again) = verify_source(backend, self.quantized, self.source, &bar)?;
+        bar.finish();
+        output::print(&format!(
+            "equal: {} tensors, {} bytes; {again} quantized again\n",
+            found.tensors, found.bytes
+        ))
     }
-    Ok(None)
 }

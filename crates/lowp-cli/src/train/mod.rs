@@ -28,7 +28,7 @@ pub(crate) use config::{
     check_heads, check_model, check_ranges, check_sharding, grad_wire, reshard,
 };
 pub(crate) use model::{GptConfig, Preset};
-pub(crate) use recipes::{Run, has_tensor_scale};
+pub(crate) use recipes::Run;
 pub(crate) use shapes::{cause, check_layer};
 
 use crate::files::{check_distinct, check_writable, write_atomically};

@@ -2,7 +2,9 @@
 
 use crate::usage::UsageError;
 use lowp_format::spelling::Variant;
-use lowp_format::{AnyRecipe, Extent, KernelKey, PlainF32, Recipe, Role, ScaleRule};
+use lowp_format::{AnyRecipe, KernelKey, PlainF32, Recipe, Role, ScaleRule};
+
+pub(crate) use lowp_format::has_tensor_scale;
 
 /// The name of the run that every gap is measured against.
 pub(crate) const BASELINE: &str = PlainF32::NAME;
@@ -41,13 +43,6 @@ impl Run {
         }
         Ok(Self { name, recipe })
     }
-}
-
-/// Whether a scale of weights in `recipe` follows from the amax of the whole tensor.
-pub(crate) fn has_tensor_scale(recipe: &impl Recipe) -> bool {
-    let kernels = recipe.quantizers(Role::Weight).kernels();
-    let of_tensor = |key: &KernelKey| matches!(key.scale.outer(), Some((Extent::Tensor, _)));
-    kernels.iter().any(of_tensor)
 }
 
 /// The runs that `--recipe` and `--compare` ask for, the baseline first if it is asked for, each once.

@@ -1,14 +1,12 @@
 //! `lowp inspect`: what a file, a sharded model or a folder of rank files holds.
 
-mod report;
 mod table;
 
 use super::input_error::input_error;
-use super::interchange::hub::Hub;
-use super::{ranks, saved};
 use crate::output;
 use anyhow::Result;
-use report::{Report, report};
+use lowp_file::inspect::Report;
+use lowp_file::{Hub, checkpoint, ranks};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -57,14 +55,18 @@ struct Document {
 /// # Errors
 /// Input that cannot be read, or a reference that does not fit it.
 pub(super) fn main(args: &Args) -> Result<()> {
-    if saved::is_saved(&args.input) {
+    if checkpoint::is_checkpoint(&args.input) {
         if let Some(reference) = &args.reference {
             return Err(input_error(format!(
                 "--reference {}: the errors of a checkpoint's weights are those to its masters; leave it out",
                 reference.display()
             )));
         }
-        return output::print(&saved::inspect(&args.input, args.json)?);
+        let report = checkpoint::inspect(&args.input)?;
+        return output::print(&match args.json {
+            true => serde_json::to_string_pretty(&report)? + "\n",
+            false => table::render_checkpoint(&report),
+        });
     }
     let files = if ranks::is_folder(&args.input) {
         ranks::paths(&args.input)?
@@ -80,11 +82,7 @@ pub(super) fn main(args: &Args) -> Result<()> {
     for (i, file) in files.iter().enumerate() {
         let (model, reference) = (Hub::open(file)?.model, reference.as_ref());
         let reference = reference.map(|hub| &hub.model);
-        let made = model.steady(report(&model, reference));
-        let report = match reference {
-            Some(reference) => reference.steady(made)?,
-            None => made?,
-        };
+        let report = lowp_file::inspect(&model, reference)?;
         if args.json {
             document.files.push(report);
             continue;

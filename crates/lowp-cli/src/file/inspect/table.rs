@@ -1,8 +1,9 @@
 //! The tables of `lowp inspect`.
 
-use super::report::{QuantizedReport, Report, SideReport, TensorReport};
 use crate::columns::Columns;
-use crate::output::message;
+use crate::output::{message, shown};
+use lowp_file::checkpoint;
+use lowp_file::inspect::{QuantizedReport, Report, SideReport, TensorReport};
 
 /// The tables of one model; `errors` says whether there is a reference to have errors against.
 pub(super) fn render(report: &Report, errors: bool) -> String {
@@ -127,4 +128,30 @@ fn shape_text(shape: &[usize]) -> String {
 
 fn bits(bits_per_element: Option<f64>) -> String {
     bits_per_element.map_or_else(dash, |bits| format!("{bits:.3}"))
+}
+
+/// The table of a checkpoint.
+pub(super) fn render_checkpoint(report: &checkpoint::Report) -> String {
+    let mut table = Columns::new(&["tensor", "dtype", "shape", "bytes", "pieces"], &[0, 1]);
+    for tensor in &report.tensors {
+        let [rows, cols] = tensor.shape;
+        table.row([
+            tensor.name.clone(),
+            tensor.dtype.to_owned(),
+            format!("{rows}x{cols}"),
+            tensor.bytes.to_string(),
+            tensor.pieces.to_string(),
+        ]);
+    }
+    let recipe = report.recipe.as_str().unwrap_or("?");
+    format!(
+        "{}: step {} of {}, saved by {} ranks: {} bytes in {} tensors, all as their checksums say\n\n{}",
+        shown(&report.path),
+        report.step,
+        shown(recipe),
+        report.ranks,
+        report.bytes,
+        report.tensors.len(),
+        table.render()
+    )
 }

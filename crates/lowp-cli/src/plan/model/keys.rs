@@ -2,9 +2,9 @@
 
 use super::types::SYNONYMS;
 use crate::files::read_regular;
-use crate::json_object::without_words;
 use crate::output::shown;
 use crate::usage::UsageError;
+use lowp_file::json_object::without_words;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::fmt::Display;

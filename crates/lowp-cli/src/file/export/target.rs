@@ -1,0 +1,71 @@
+//! `--to` of `lowp export`, and the table of its help text.
+
+use crate::columns::Columns;
+use clap::ValueEnum;
+use lowp_file::export::{Target, stored_name};
+use lowp_format::{AnyRecipe, Recipe};
+
+/// What `lowp export` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum TargetName {
+    /// Decoded to F32
+    Fp32,
+    /// Decoded and rounded once to BF16, to nearest, ties to even
+    Bf16,
+    /// vLLM, SGLang and transformers read it
+    CompressedTensors,
+    /// NVIDIA's ModelOpt: TensorRT-LLM, vLLM and SGLang read it
+    Modelopt,
+    /// The files of DeepSeek-V3: scales of 128x128 blocks
+    Deepseek,
+    /// The names of TransformerEngine, scales padded; lowp reads it as it is
+    Te,
+}
+
+impl From<TargetName> for Target {
+    fn from(name: TargetName) -> Self {
+        match name {
+            TargetName::Fp32 => Self::Fp32,
+            TargetName::Bf16 => Self::Bf16,
+            TargetName::CompressedTensors => Self::CompressedTensors,
+            TargetName::Modelopt => Self::Modelopt,
+            TargetName::Deepseek => Self::Deepseek,
+            TargetName::Te => Self::Te,
+        }
+    }
+}
+
+/// The table of recipes and targets, for help texts.
+pub(super) fn table() -> String {
+    let with_forms = [
+        Target::CompressedTensors,
+        Target::Modelopt,
+        Target::Deepseek,
+    ];
+    let heads: Vec<&str> = with_forms.iter().map(|target| target.name()).collect();
+    let mut columns = Columns::new(&[&["recipe"], &heads[..]].concat(), &[0, 1, 2, 3]);
+    for recipe in AnyRecipe::all() {
+        let cells = with_forms
+            .iter()
+            .map(|target| stored_name(*target, &recipe).unwrap_or("-").to_owned());
+        columns.own_words([recipe.name().to_owned()].into_iter().chain(cells));
+    }
+    columns.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_file::export::targets;
+
+    #[test]
+    fn the_targets_of_a_recipe_are_those_of_the_table() {
+        let table = table();
+        for recipe in AnyRecipe::all() {
+            let mut lines = table.lines();
+            let line = lines.find(|line| line.split_whitespace().next() == Some(recipe.name()));
+            let forms = line.expect("a line").matches(" -").count();
+            assert_eq!(targets(&recipe).len(), 6 - forms, "{line:?}");
+        }
+    }
+}

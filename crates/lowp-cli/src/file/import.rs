@@ -1,0 +1,90 @@
+//! `lowp import`: quantized weights of other programs as lowp's own files, or decoded, by [`Import`].
+
+use super::names::DtypesArgs;
+use super::out::OutArgs;
+use super::progress::Bar;
+use super::summary::{Summary, Verbosity, warn_of_overflows};
+use crate::output::note;
+use anyhow::Result;
+use clap::ValueEnum;
+use lowp_file::{FloatName, Hub, Import};
+use std::path::PathBuf;
+
+/// Read a quantized model of another program
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  lowp import hub -o q.safetensors
+  lowp import hub -o folder --max-shard-size 2GB
+  lowp import DeepSeek-V3 -o decoded --to bf16
+
+IN is a folder as Hugging Face keeps models, a safetensors file or the index of a sharded model, in
+a form of compressed-tensors, ModelOpt or DeepSeek, or with the names of TransformerEngine. Where
+`lowp export` wrote it, the result is what was exported, byte for byte, but for what the target does
+not store: columnwise operands that do not follow from the rowwise ones, and of `te` the form of
+scales, which come back padded. Elsewhere the recipe is the first whose codes and scales these are,
+with its default options, and the amax of a tensor is the nearest of which the stored scale follows
+(docs/decisions/0017-interchange.md).
+
+Of a folder, config.json says nothing of quantization any more.")]
+pub(crate) struct Args {
+    /// A quantized model
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+
+    #[command(flatten)]
+    out: OutArgs,
+
+    #[command(flatten)]
+    dtypes: DtypesArgs,
+
+    /// Decode the weights instead
+    #[arg(long, value_name = "FLOAT")]
+    to: Option<Float>,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
+}
+
+/// What weights are decoded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Float {
+    /// F32
+    Fp32,
+    /// BF16, rounded to nearest even
+    Bf16,
+}
+
+impl From<Float> for FloatName {
+    fn from(float: Float) -> Self {
+        match float {
+            Float::Fp32 => FloatName::F32,
+            Float::Bf16 => FloatName::Bf16,
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Input that cannot be read or has none of the forms, or an output that cannot be written.
+pub(super) fn main(args: &Args) -> Result<()> {
+    let summary = Summary::begin(args.verbosity);
+    let hub = Hub::open(&args.input)?;
+    let import = Import::new(&hub, args.to.map(Into::into), args.dtypes.into())?;
+    let out = args.out.open(hub.model.files())?;
+    let bar = Bar::new("import");
+    let (written, overflows) = import.write(out, &bar)?;
+    bar.finish();
+    if let Some(float) = args.to {
+        warn_of_overflows(&overflows, float.into(), "--to fp32");
+    }
+    let foreign = import.foreign();
+    if summary.is_told() && foreign > 0 && args.to.is_none() {
+        note(&format!(
+            "note: {foreign} weights do not say how they were made; their recipe is the first that decodes them, with its default options"
+        ));
+    }
+    let what = format!("imported {} weights", import.weights());
+    summary.done(&what, hub.model.bytes(), written);
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! [`FileError`]: what can be wrong with a file, an argument or the work.
+
+use lowp_format::FormatError;
+use lowp_kernels::KernelError;
+use lowp_shard::ShardError;
+use std::error::Error as _;
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use thiserror::Error;
+
+/// What this crate returns.
+pub type Result<T, E = FileError> = std::result::Result<T, E>;
+
+/// What is wrong. Messages name the file and the tensor, and say what would be right.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// An input or an argument that cannot be taken. Nothing was written.
+    #[error("{0}")]
+    Input(String),
+    /// An output that cannot be written at that path. Nothing was written.
+    #[error("{0}")]
+    Output(String),
+    /// Two models are not the same; the message names the first difference.
+    #[error("{0}")]
+    Differ(String),
+    /// Work on something with a name failed.
+    #[error("{what}: {}", whole(.why))]
+    In {
+        /// The tensor, or what was tried.
+        what: String,
+        /// Why it failed.
+        why: Box<FileError>,
+    },
+    /// The system refused to read or write.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A text that is no JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// A shape or a recipe that does not fit.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The backend failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Ranks failed.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// Something is missing that was there before: a defect of this crate, or of another implementation of its traits.
+    #[error("{0}")]
+    Missing(String),
+}
+
+impl FileError {
+    /// Whether the input, an argument or the output path is to blame, and nothing was written; otherwise the work failed.
+    pub fn is_input(&self) -> bool {
+        match self {
+            Self::Input(_) | Self::Output(_) => true,
+            Self::In { why, .. } => why.is_input(),
+            _ => false,
+        }
+    }
+}
+
+/// An error with all that caused it.
+fn whole(error: &FileError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// An input that cannot be taken; the message says what is wrong and how to mend it.
+pub(crate) fn input_error(message: impl Into<String>) -> FileError {
+    FileError::Input(message.into())
+}
+
+/// The same, with the file that is to blame in front.
+pub(crate) fn file_error(path: &Path, why: impl Display) -> FileError {
+    input_error(format!("{}: {why}", path.display()))
+}
+
+/// Says what was tried when something failed, or what is missing.
+pub(crate) trait Context<T> {
+    fn context(self, what: impl Into<String>) -> Result<T>;
+
+    fn with_context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T>;
+}
+
+impl<T, E: Into<FileError>> Context<T> for Result<T, E> {
+    fn context(self, what: impl Into<String>) -> Result<T> {
+        self.with_context(|| what)
+    }
+
+    fn with_context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|why| FileError::In {
+            what: what().into(),
+            why: Box::new(why.into()),
+        })
+    }
+}
+
+impl<T> Context<T> for Option<T> {
+    fn context(self, what: impl Into<String>) -> Result<T> {
+        self.with_context(|| what)
+    }
+
+    fn with_context<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T> {
+        self.ok_or_else(|| FileError::Missing(what().into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_what_was_tried_and_all_causes() {
+        let failed: Result<(), _> = Err(input_error("it is empty"));
+        let error = failed.context("'w'").context("cannot write q").unwrap_err();
+        assert_eq!(error.to_string(), "cannot write q: 'w': it is empty");
+        assert!(error.is_input() && error.source().is_none());
+        let error = Err::<(), _>(io::Error::other("full"))
+            .context("'w'")
+            .unwrap_err();
+        assert_eq!(error.to_string(), "'w': full");
+        assert!(!error.is_input());
+    }
+}

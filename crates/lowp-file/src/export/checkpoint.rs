@@ -1,0 +1,476 @@
+//! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
+
+use crate::dequantize::Overflows;
+use crate::error::{Context, Result, file_error, input_error};
+use crate::fields::keeps_amax;
+use crate::interchange::amax::behind;
+use crate::json_object::JsonObject;
+use crate::meta::{Quantized, Text};
+use crate::names::{FloatName, Named};
+use crate::options::Options;
+use crate::round;
+use crate::text::{message, shown};
+use crate::write::{Item, ItemSource, Parts, Sink};
+use lowp_checkpoint::{Block, Checkpoint, Dtype as Kind};
+use lowp_format::has_tensor_scale;
+use lowp_format::{
+    AnyRecipe, BufferSpec, Form, Orientation, Origin, Part, QuantizedTensor, Recipe, RecipeOptions,
+    Role, Shape, Usage,
+};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, TransposeJob, Work};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What follows the name of a parameter in that of its f32 values.
+const MASTER: &str = ".master";
+/// What the index says of quantized weights and of no other parameter.
+const KERNELS: &str = "kernels";
+
+/// Values that are read at a time.
+const CHUNK: usize = 1 << 18;
+
+/// A quantized weight.
+#[derive(Debug)]
+pub(crate) struct TrainedWeight {
+    /// Its name in the checkpoint.
+    saved: String,
+    /// The weight under its name in files, which ends in `.weight`.
+    pub(crate) tensor: Quantized,
+}
+
+/// A parameter in f32.
+#[derive(Debug)]
+struct Master {
+    /// The tensor of the checkpoint, of one row.
+    saved: String,
+    len: usize,
+    /// Its name in files, and its dimensions.
+    name: String,
+    dims: Vec<usize>,
+    /// Whether it is the master of a quantized weight.
+    of_weight: bool,
+}
+
+/// A checkpoint.
+#[derive(Debug)]
+pub struct Trained {
+    checkpoint: Checkpoint,
+    weights: Vec<TrainedWeight>,
+    masters: Vec<Master>,
+}
+
+impl Trained {
+    /// The latest checkpoint of `folder`, which may be one itself; for `values` of weights alone, whatever their codes are.
+    ///
+    /// # Errors
+    /// There is none, it is damaged, it was saved by another program, or codes are asked for that no recipe makes.
+    pub fn open(folder: &Path, values: bool) -> Result<Self> {
+        let checkpoint = Checkpoint::latest(folder).map_err(|e| input_error(e.to_string()))?;
+        let path = checkpoint.folder().to_owned();
+        let about = checkpoint.about();
+        let said = about["weights"].as_object().ok_or_else(|| {
+            file_error(
+                &path,
+                "it does not say what its weights are; give a checkpoint of `lowp train --save`",
+            )
+        })?;
+        let mut weights = Vec::new();
+        let (of_weights, mut of_others): (Vec<_>, Vec<_>) = said
+            .iter()
+            .partition(|(_, about)| about.get(KERNELS).is_some());
+        for (saved, about) in of_weights {
+            let wrong = |why: String| {
+                let name = shown(saved);
+                file_error(
+                    &path,
+                    format!("what it says of '{name}' makes no sense: {why}"),
+                )
+            };
+            let tensor = weight(saved, about)
+                .map_err(|why| wrong(format!("{}; use the lowp that saved it", message(&why))))?;
+            match tensor {
+                Some(tensor) => weights.push(TrainedWeight {
+                    saved: saved.clone(),
+                    tensor,
+                }),
+                // Its values are there all the same.
+                None if values && checkpoint.has(&format!("{saved}{MASTER}")) => {
+                    of_others.push((saved, about));
+                }
+                None => {
+                    return Err(file_error(
+                        &path,
+                        format!(
+                            "the codes of '{}' are of no recipe as it stands: of a modified one, of --precision-tail, or of another lowp; \
+                             export the values by --to bf16 or --to fp32, or an earlier step",
+                            shown(saved)
+                        ),
+                    ));
+                }
+            }
+        }
+        group(&mut weights, &about["config"]["amax_groups"]);
+        let mut masters = Vec::new();
+        for tensor in checkpoint
+            .tensors()
+            .filter(|tensor| tensor.dtype == Kind::F32)
+        {
+            let (Some(name), [1, len]) = (tensor.name.strip_suffix(MASTER), tensor.shape) else {
+                continue;
+            };
+            let weight = weights.iter().find(|weight| weight.saved == name);
+            let dims = match weight {
+                Some(weight) => Some(weight.tensor.text.shape.clone()),
+                None => {
+                    let about = of_others.iter().find(|(other, _)| *other == name);
+                    about.and_then(|(_, about)| {
+                        serde_json::from_value::<Vec<usize>>(about["shape"].clone()).ok()
+                    })
+                }
+            };
+            let elements = |dims: &[usize]| {
+                dims.iter()
+                    .try_fold(1usize, |product, dim| product.checked_mul(*dim))
+            };
+            let dims = dims.filter(|dims| elements(dims) == Some(len));
+            let of_codes = |(other, about): &&(&String, &Value)| {
+                *other == name && about.get(KERNELS).is_some()
+            };
+            let name = match weight {
+                Some(weight) => weight.tensor.name.clone(),
+                None if of_others.iter().any(|other| of_codes(&other)) => file_name(name),
+                None => name.to_owned(),
+            };
+            masters.push(Master {
+                saved: tensor.name.to_owned(),
+                len,
+                name,
+                dims: dims.unwrap_or_else(|| vec![len]),
+                of_weight: weight.is_some(),
+            });
+        }
+        Ok(Self {
+            checkpoint,
+            weights,
+            masters,
+        })
+    }
+
+    /// The quantized weights, by name.
+    pub(crate) fn weights(&self) -> &[TrainedWeight] {
+        &self.weights
+    }
+
+    /// The model as transformers configures it, where they have it.
+    pub(crate) fn config(&self) -> Option<JsonObject> {
+        self.checkpoint.about()["transformers"]
+            .as_object()
+            .map(JsonObject::from)
+    }
+
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |tensor: lowp_checkpoint::TensorInfo<'_>| {
+            let [rows, cols] = tensor.shape;
+            (rows * cols * tensor.dtype.bytes()) as u64
+        };
+        self.checkpoint.tensors().map(bytes).sum()
+    }
+
+    /// The parameters that are written in f32, or as `float`: those that were never quantized, and `all` where the weights are
+    /// decoded, too. Their jobs follow those of the weights.
+    pub(crate) fn plain_items(
+        &self,
+        all: bool,
+        float: Option<FloatName>,
+    ) -> Result<Vec<Item<'static>>> {
+        for weight in self.weights.iter().filter(|_| all) {
+            let name = format!("{}{MASTER}", weight.saved);
+            if !self.checkpoint.has(&name) {
+                return Err(file_error(
+                    self.checkpoint.folder(),
+                    format!(
+                        "it has no '{}', the values of a weight; give a whole checkpoint",
+                        shown(&name)
+                    ),
+                ));
+            }
+        }
+        let dtype = float.map_or(Dtype::F32, Dtype::from);
+        let items = self
+            .masters
+            .iter()
+            .enumerate()
+            .filter(|(_, master)| all || !master.of_weight);
+        let item = |(number, master): (usize, &Master)| Item {
+            name: master.name.clone(),
+            dtype,
+            shape: master.dims.clone(),
+            bytes: master.len * dtype.bitsize() / 8,
+            source: ItemSource::Made {
+                job: self.weights.len() + number,
+                part: 0,
+            },
+        };
+        Ok(items.map(item).collect())
+    }
+
+    /// What makes the parameter of a job.
+    pub(crate) fn parts<'p>(
+        &'p self,
+        job: usize,
+        float: FloatName,
+        overflows: &'p Overflows,
+    ) -> Result<Box<dyn Parts + 'p>> {
+        let master = job
+            .checked_sub(self.weights.len())
+            .and_then(|number| self.masters.get(number));
+        let master = master.context("there is no such parameter")?;
+        Ok(Box::new(Values {
+            trained: self,
+            master,
+            float,
+            overflows,
+        }))
+    }
+
+    /// The bytes of a stored buffer of a weight.
+    pub(crate) fn bytes_of(&self, weight: &TrainedWeight, spec: &BufferSpec) -> Result<Vec<u8>> {
+        let full = weight.tensor.full;
+        let shape = [spec.entries(full)[0], spec.row_bytes(full)];
+        let name = format!("{}.{}", weight.saved, spec.key);
+        let read = self
+            .checkpoint
+            .read(&name, Kind::U8, shape, Block::whole(shape));
+        let mut bytes = read.map_err(|e| input_error(e.to_string()))?;
+        if spec.key.part == Part::Amax {
+            // One that was consumed has its sign set.
+            bytes
+                .iter_mut()
+                .skip(3)
+                .step_by(4)
+                .for_each(|byte| *byte &= 0x7F);
+        }
+        Ok(bytes)
+    }
+
+    /// A weight with the buffers `specs`.
+    pub(crate) fn tensor(
+        &self,
+        weight: &TrainedWeight,
+        specs: &[BufferSpec],
+    ) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
+        let Quantized { recipe, full, .. } = weight.tensor;
+        let all = recipe.buffers(Usage::BOTH);
+        QuantizedTensor::with_buffers(recipe, full, specs.iter().copied(), |spec, bytes| {
+            let Origin::TransposeOf(key) = spec.origin else {
+                return Ok(Cpu.upload(&self.bytes_of(weight, spec)?)?);
+            };
+            let from = all
+                .iter()
+                .find(|spec| spec.key == key)
+                .context("there is nothing to transpose")?;
+            transposed(
+                (spec, full),
+                Cpu.upload(&self.bytes_of(weight, from)?)?,
+                bytes,
+            )
+        })
+    }
+
+    /// The amax of a weight, where files keep one: the one that its scales were made of, or that of its values.
+    pub(crate) fn amax(&self, weight: &TrainedWeight) -> Result<Option<f32>> {
+        let Quantized { recipe, specs, .. } = &weight.tensor;
+        let kept = specs
+            .iter()
+            .find(|spec| spec.key.serves(Orientation::Rowwise, Part::Amax) && spec.is_scalar());
+        if let Some(spec) = kept {
+            let bytes = self.bytes_of(weight, spec)?;
+            return Ok(bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)));
+        }
+        if !keeps_amax(recipe) {
+            return Ok(None);
+        }
+        let group = weight.tensor.text.amax_group.as_deref().unwrap_or_default();
+        let in_group = |other: &&TrainedWeight| group.contains(&other.tensor.name);
+        let others = self.weights.iter().filter(in_group);
+        let mut amax = 0f32;
+        for member in others
+            .filter(|other| other.saved != weight.saved)
+            .chain([weight])
+        {
+            let name = format!("{}{MASTER}", member.saved);
+            let rounding = recipe.source_rounding();
+            self.each_value(&name, member.tensor.full.elements(), |values| {
+                let magnitudes = values.iter().map(|value| rounding.apply(*value).abs());
+                amax = magnitudes.fold(amax, f32::max);
+                Ok(())
+            })?;
+        }
+        Ok(Some(amax))
+    }
+
+    /// Hands the `len` values of a tensor of one row to `take`, some at a time: besides them one rank's piece is held.
+    fn each_value(
+        &self,
+        name: &str,
+        len: usize,
+        mut take: impl FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for start in (0..len).step_by(CHUNK) {
+            let block = Block::of_row(start, CHUNK.min(len - start));
+            let values = self.checkpoint.read_f32(name, [1, len], block);
+            take(&values.map_err(|e| input_error(e.to_string()))?)?;
+        }
+        Ok(())
+    }
+
+    /// The encode scale that a weight's codes were made with, where it is not that of its amax.
+    fn delayed_scale(&self, weight: &TrainedWeight) -> Result<Option<f32>> {
+        let Quantized { recipe, specs, .. } = &weight.tensor;
+        let spec = specs
+            .iter()
+            .find(|spec| spec.key.serves(Orientation::Rowwise, Part::DecodeScale));
+        let delayed = recipe.kernel(Orientation::Rowwise).scale.is_delayed();
+        let Some(spec) = spec.filter(|_| delayed) else {
+            return Ok(None);
+        };
+        let bytes = self.bytes_of(weight, spec)?;
+        let Some(decode) = bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) else {
+            return Ok(None);
+        };
+        let scale = behind(decode, 1.0 / decode, |scale| 1.0 / scale);
+        Ok(Some(scale).filter(|scale| crate::cast::is_scale(*scale)))
+    }
+
+    /// What files say of a weight.
+    pub(crate) fn quantized(&self, weight: &TrainedWeight) -> Result<Quantized> {
+        let mut tensor = weight.tensor.clone();
+        tensor.text.delayed_scale = self.delayed_scale(weight)?;
+        Ok(tensor)
+    }
+}
+
+/// The transpose of `from` as the buffer `spec` of a matrix of `shape`.
+pub(crate) fn transposed(
+    (spec, shape): (&BufferSpec, Shape),
+    from: CpuBuffer<u8>,
+    bytes: usize,
+) -> Result<CpuBuffer<u8>> {
+    let to = Cpu.alloc::<u8>(bytes)?;
+    let [inner, outer] = spec.entries(shape);
+    if inner * outer > 0 {
+        Cpu.once(Work::Transpose(vec![TransposeJob {
+            code: spec.code,
+            entries: [outer, inner],
+            from,
+            to: to.clone(),
+        }]))?;
+    }
+    Ok(to)
+}
+
+/// What the index says of weight `saved`.
+fn weight(saved: &str, about: &Value) -> Result<Option<Quantized>, String> {
+    let recipe_name = about["recipe"].as_str().ok_or("it names no recipe")?;
+    let mut options = RecipeOptions::default();
+    for (name, value) in about["options"].as_object().into_iter().flatten() {
+        options.set(
+            name,
+            value
+                .as_str()
+                .ok_or_else(|| format!("its option {name} is no text"))?,
+        );
+    }
+    let recipe = AnyRecipe::from_name(recipe_name, &options).map_err(|e| e.to_string())?;
+    let shape: [usize; 2] =
+        serde_json::from_value(about["shape"].clone()).map_err(|e| e.to_string())?;
+    let text = Text {
+        recipe: recipe_name.to_owned(),
+        options: Options::of(&recipe),
+        shape: shape.to_vec(),
+        dtype: Named::label(Dtype::F32).to_owned(),
+        usage: Usage::BOTH.label().to_owned(),
+        scales: Named::label(Form::Padded).to_owned(),
+        delayed_scale: None,
+        amax_group: None,
+        shard: None,
+    };
+    let tensor = Quantized::from_text(&file_name(saved), text)?;
+    Ok((said_of(&recipe, tensor.full) == *about).then_some(tensor))
+}
+
+/// What the index of a checkpoint says of a weight of `shape` in `recipe`.
+fn said_of(recipe: &impl Recipe, shape: Shape) -> Value {
+    let options = recipe.options();
+    let options: serde_json::Map<String, Value> = options
+        .iter()
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
+    json!({
+        "recipe": recipe.name(),
+        "options": options,
+        "shape": [shape.rows, shape.cols],
+        // Also what changes a recipe without being one of its options.
+        KERNELS: format!("{:?} {:?}", recipe.quantizers(Role::Weight), recipe.source_rounding()),
+    })
+}
+
+/// The name in files of the weight that a checkpoint calls `saved`.
+fn file_name(saved: &str) -> String {
+    match saved.ends_with(".weight") {
+        true => saved.to_owned(),
+        false => format!("{saved}.weight"),
+    }
+}
+
+/// Notes which weights had one amax while they were trained, by the names of the `groups` that the index has.
+fn group(weights: &mut [TrainedWeight], groups: &Value) {
+    for group in groups.as_array().into_iter().flatten() {
+        let saved: Vec<&str> = group
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let member = |weight: &TrainedWeight| {
+            saved.contains(&&*weight.saved) && has_tensor_scale(&weight.tensor.recipe)
+        };
+        let members: Vec<(AnyRecipe, String)> = weights
+            .iter()
+            .filter(|weight| member(weight))
+            .map(|weight| (weight.tensor.recipe, weight.tensor.name.clone()))
+            .collect();
+        for weight in weights.iter_mut().filter(|weight| member(weight)) {
+            // Those in other recipes have other scales.
+            let same = members
+                .iter()
+                .filter(|(recipe, _)| *recipe == weight.tensor.recipe);
+            let mut names: Vec<String> = same.map(|(_, name)| name.clone()).collect();
+            names.sort();
+            weight.tensor.text.amax_group = Some(names).filter(|names| names.len() > 1);
+        }
+    }
+}
+
+/// The values of a parameter, its only part.
+struct Values<'a> {
+    trained: &'a Trained,
+    master: &'a Master,
+    float: FloatName,
+    overflows: &'a Overflows,
+}
+
+impl Parts for Values<'_> {
+    fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let (master, mut bytes) = (self.master, Vec::new());
+        self.trained
+            .each_value(&master.saved, master.len, |values| {
+                bytes.clear();
+                let overflowed = round::append(self.float, values, &mut bytes);
+                self.overflows.add(&master.name, overflowed);
+                sink(&bytes)
+            })
+    }
+}

@@ -1,0 +1,250 @@
+//! [`Export`]: a quantized model in the files of other programs.
+
+mod checkpoint;
+mod fused;
+mod weight;
+
+use crate::dequantize::Overflows;
+use crate::error::{Result, file_error, input_error};
+use crate::interchange::config::Modules;
+use crate::interchange::hub::Hub;
+use crate::interchange::record;
+use crate::interchange::shards::{Group, Weights, write_text};
+use crate::json_object::JsonObject;
+use crate::meta;
+use crate::names::FloatName;
+use crate::progress::Progress;
+use crate::quantize::copied_metadata;
+use crate::spare::Turns;
+use crate::target::FolderTarget;
+use crate::write::{Item, Parts};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use weight::{Weight, Work};
+
+pub use crate::interchange::forms::{Target, stored_name, targets};
+pub use checkpoint::Trained;
+pub(crate) use checkpoint::transposed;
+pub use fused::{Fused, run_as_one};
+pub(crate) use weight::{base, choice, outer};
+
+/// A model or a checkpoint that is to be exported.
+#[derive(Debug)]
+pub struct Export<'a> {
+    to: Target,
+    hub: Option<&'a Hub>,
+    weights: Vec<Weight<'a>>,
+    /// Tensors that were not quantized.
+    plain: Vec<Item<'a>>,
+    /// Makes those of them that are no tensors of a file.
+    masters: Option<&'a Trained>,
+    metadata: BTreeMap<String, String>,
+    config: Option<JsonObject>,
+}
+
+impl<'a> Export<'a> {
+    /// The model in `hub`, for the target `to`.
+    ///
+    /// # Errors
+    /// It holds no quantized tensor, or one that has no form of the target.
+    pub fn of_model(hub: &'a Hub, to: Target) -> Result<Self> {
+        let model = &hub.model;
+        let tensors = meta::quantized(model)?;
+        if tensors.is_empty() {
+            return Err(file_error(
+                model.path(),
+                "it holds no tensor that lowp quantized; quantize the model first (lowp quantize), or read that of another \
+                 program (lowp import)",
+            ));
+        }
+        let fields: BTreeSet<String> = tensors
+            .values()
+            .flat_map(|tensor| tensor.fields.iter().map(|field| field.name(&tensor.name)))
+            .collect();
+        let passed = model
+            .tensors()
+            .filter(|tensor| !fields.contains(tensor.name));
+        let plain = passed.map(Item::input).collect();
+        let weights = tensors.into_values();
+        let weights = weights.map(|tensor| Weight::of_file(model, tensor, to));
+        let mut metadata = copied_metadata(model);
+        metadata.remove(meta::FORMAT_KEY);
+        metadata.retain(|key, _| !record::is_record(key));
+        Ok(Self {
+            to,
+            hub: Some(hub),
+            weights: weights.collect::<Result<_>>()?,
+            plain,
+            masters: None,
+            metadata,
+            config: hub.config.clone(),
+        })
+    }
+
+    /// A checkpoint, for the target `to`.
+    ///
+    /// # Errors
+    /// A weight has no form of the target, or the checkpoint is damaged.
+    pub fn of_checkpoint(trained: &'a Trained, to: Target) -> Result<Self> {
+        let decoded = matches!(to, Target::Fp32 | Target::Bf16);
+        let mut input = Self {
+            to,
+            hub: None,
+            weights: Vec::new(),
+            plain: trained.plain_items(decoded, float(to))?,
+            masters: Some(trained),
+            metadata: BTreeMap::new(),
+            config: trained.config(),
+        };
+        if !decoded {
+            let weights = trained.weights().iter();
+            let weights = weights.map(|weight| Weight::of_checkpoint(trained, weight, to));
+            input.weights = weights.collect::<Result<_>>()?;
+        }
+        Ok(input)
+    }
+
+    /// The names of the weights that are written with a scale which follows from the amax of the tensor.
+    pub fn scaled(&self) -> Vec<&str> {
+        self.with_tensor_scale().map(Weight::name).collect()
+    }
+
+    fn with_tensor_scale(&self) -> impl Iterator<Item = &Weight<'a>> {
+        let weights = self.weights.iter();
+        weights.filter(|weight| weight.has_tensor_scale())
+    }
+
+    /// The first two weights of one of the `groups` that do not have one amax and one scale; members are numbers of [`Export::scaled`].
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub fn first_unlike(&self, groups: &[Vec<usize>]) -> Result<Option<[&str; 2]>> {
+        let weights: Vec<&Weight<'_>> = self.with_tensor_scale().collect();
+        for group in groups {
+            let first = weights[group[0]];
+            let numbers = first.numbers()?;
+            for other in group[1..].iter().map(|&member| weights[member]) {
+                if other.numbers()? != numbers {
+                    return Ok(Some([first.name(), other.name()]));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Layers that engines run as one with one scale of the tensor, and that have others each in what is written.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub fn fused(&self) -> Result<Vec<Fused<'_>>> {
+        fused::find(&self.weights)
+    }
+
+    /// Writes the folder `output`, absent or empty, with at most `most` bytes of tensors in a file; a tensor and its scales stay together.
+    ///
+    /// # Errors
+    /// A weight cannot be read, or the folder cannot be written.
+    pub fn write(mut self, output: &Path, most: u64, progress: &dyn Progress) -> Result<Exported> {
+        let (to, hub) = (self.to, self.hub);
+        let (mut modules, mut groups, mut lost) = (Modules::default(), Vec::new(), 0);
+        if !self.metadata.contains_key("format") {
+            // What transformers look for.
+            self.metadata.insert("format".to_owned(), "pt".to_owned());
+        }
+        if to == Target::Te {
+            self.metadata
+                .insert(meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+        }
+        for (job, weight) in self.weights.iter().enumerate() {
+            groups.push((weight.name(), weight.group(job)?));
+            if let Work::Stored(form) = weight.work {
+                modules.add(form, weight.name());
+                lost += usize::from(weight.loses_columnwise());
+            }
+        }
+        for item in &self.plain {
+            if item.shape.len() >= 2 {
+                modules.add_plain(&item.name);
+            }
+        }
+        let plain = self
+            .plain
+            .iter()
+            .map(|item| (item.name.as_str(), Group::of(item.clone())));
+        groups.extend(plain);
+        groups.sort_by(|a, b| a.0.cmp(b.0));
+        let (overflows, memory) = (Overflows::default(), Turns::default());
+        let weights = Weights {
+            groups: groups.into_iter().map(|(_, group)| group).collect(),
+            metadata: std::mem::take(&mut self.metadata),
+            make: Box::new(|job| match self.weights.get(job) {
+                Some(weight) => weight.parts(&overflows, &memory),
+                None => self.plain_parts(job, to, &overflows),
+            }),
+            sources: Vec::new(),
+        };
+        weights.check()?;
+        let documents = modules.documents(to, self.config.as_ref())?;
+        let files = hub.into_iter().flat_map(|hub| hub.model.files());
+        let target = FolderTarget::new(output, files)?;
+        progress.begin(weights.work(most));
+        let mut written = weights.write(&target, most, progress)?;
+        for (name, document) in &documents {
+            written += write_text(&target, name, document)?;
+        }
+        if let Some(hub) = hub {
+            written += hub.beside.copy_others(&target)?;
+            hub.model.steady(Ok(()))?;
+        }
+        target.publish()?;
+        drop(weights);
+        let decoded = |weight: &&Weight<'_>| matches!(weight.work, Work::Decoded(_));
+        Ok(Exported {
+            tensors: self.weights.len() + self.plain.len(),
+            quantized: self.weights.len() - self.weights.iter().filter(decoded).count(),
+            bytes: written,
+            lost,
+            embedding: modules.embedding().map(ToOwned::to_owned),
+            overflows,
+        })
+    }
+
+    /// The values of a tensor that a checkpoint has as masters; its job follows those of the weights.
+    fn plain_parts<'p>(
+        &'p self,
+        job: usize,
+        to: Target,
+        overflows: &'p Overflows,
+    ) -> Result<Box<dyn Parts + 'p>> {
+        let trained = self
+            .masters
+            .ok_or_else(|| input_error("there is no such tensor"))?;
+        trained.parts(job, float(to).unwrap_or(FloatName::F32), overflows)
+    }
+}
+
+/// What was exported.
+#[derive(Debug)]
+pub struct Exported {
+    /// Tensors of the source, each with its scales.
+    pub tensors: usize,
+    /// Those that were written quantized.
+    pub quantized: usize,
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// Weights with a columnwise operand of their own, which the target has no place for.
+    pub lost: usize,
+    /// A quantized module that is called as embeddings are, which readers of most targets do not quantize.
+    pub embedding: Option<String>,
+    /// Values that became infinite.
+    pub overflows: Overflows,
+}
+
+/// What values are decoded to, where they are.
+pub fn float(to: Target) -> Option<FloatName> {
+    match to {
+        Target::Fp32 => Some(FloatName::F32),
+        Target::Bf16 => Some(FloatName::Bf16),
+        _ => None,
+    }
+}

@@ -1,0 +1,503 @@
+//! [`Weight`]: a quantized weight of a file or of a checkpoint, and the tensors that it becomes.
+
+use super::checkpoint::{Trained, TrainedWeight};
+use crate::decoding::Decoding;
+use crate::dequantize::{Overflows, dims};
+use crate::error::{Context, FileError, Result, file_error, input_error};
+use crate::fields::{self, Content as Kind, Field, holding};
+use crate::interchange::forms::{self, Axes, Content, Form, Operand, Stored, Target};
+use crate::interchange::record::{self, Numbers};
+use crate::interchange::shards::Group;
+use crate::meta::{self, Quantized, Text};
+use crate::model::Model;
+use crate::names::{FloatName, Named};
+use crate::pack::Packed;
+use crate::quantize::made_items;
+use crate::spare::Turns;
+use crate::text::shown;
+use crate::unpack::{orientation, unpack};
+use crate::write::{Item, ItemSource, Parts, Sink};
+use lowp_format::has_tensor_scale;
+use lowp_format::{
+    FourOverSix, Orientation, Part, Recipe, ScaleLayout, ScaleRule, Usage, two_level_encode_scale,
+};
+use lowp_kernels::{Cpu, CpuBuffer};
+use safetensors::Dtype;
+use std::sync::Arc;
+
+/// What becomes of a weight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    /// Its values.
+    Decoded(FloatName),
+    /// Its own fields, scales padded.
+    Fields,
+    /// The tensors of a form.
+    Stored(&'static Form),
+}
+
+/// Where the bytes of a weight are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    File(&'a Model),
+    Checkpoint(&'a Trained, &'a TrainedWeight),
+}
+
+/// A weight and what becomes of it.
+#[derive(Debug)]
+pub(crate) struct Weight<'a> {
+    tensor: Quantized,
+    place: Place<'a>,
+    pub(crate) work: Work,
+    /// What is written of the weight itself where its fields are, all of them or rowwise.
+    fields: Vec<Field>,
+}
+
+/// Entries of a scale array: their bytes, and where each lies.
+struct Entries {
+    bytes: Vec<u8>,
+    layout: Option<ScaleLayout>,
+}
+
+impl<'a> Weight<'a> {
+    /// A weight of a file.
+    pub(crate) fn of_file(model: &'a Model, tensor: Quantized, to: Target) -> Result<Self> {
+        if tensor.shard.is_some() {
+            return Err(file_error(
+                model.path(),
+                format!(
+                    "'{}' is a part of a tensor; gather the folder of rank files first (lowp unshard)",
+                    shown(&tensor.name)
+                ),
+            ));
+        }
+        Self::new(tensor, Place::File(model), to)
+    }
+
+    /// A weight of a checkpoint.
+    pub(crate) fn of_checkpoint(
+        trained: &'a Trained,
+        weight: &'a TrainedWeight,
+        to: Target,
+    ) -> Result<Self> {
+        Self::new(
+            trained.quantized(weight)?,
+            Place::Checkpoint(trained, weight),
+            to,
+        )
+    }
+
+    fn new(tensor: Quantized, place: Place<'a>, to: Target) -> Result<Self> {
+        let (name, recipe) = (&tensor.name, &tensor.recipe);
+        let work = match to {
+            Target::Fp32 => Work::Decoded(FloatName::F32),
+            Target::Bf16 => Work::Decoded(FloatName::Bf16),
+            Target::Te => Work::Fields,
+            _ => Work::Stored(forms::form(to, recipe).ok_or_else(|| no_form(name, recipe, to))?),
+        };
+        let mut fields = Vec::new();
+        match work {
+            Work::Decoded(_) => {}
+            Work::Fields => {
+                let specs = recipe.buffers(tensor.usage);
+                fields = fields::fields(
+                    recipe,
+                    &specs,
+                    tensor.full,
+                    tensor.usage,
+                    lowp_format::Form::Padded,
+                )
+                .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
+            }
+            Work::Stored(form) => check(&tensor, form, to)?,
+        }
+        Ok(Self {
+            tensor,
+            place,
+            work,
+            fields,
+        })
+    }
+
+    /// Its name in the source.
+    pub(crate) fn name(&self) -> &str {
+        &self.tensor.name
+    }
+
+    /// Whether it has a columnwise operand that cannot be made of the rowwise one.
+    pub(crate) fn loses_columnwise(&self) -> bool {
+        restorable(&self.tensor.recipe, self.tensor.usage) != self.tensor.usage
+    }
+
+    /// The tensors that it becomes, by `job`.
+    pub(crate) fn group(&self, job: usize) -> Result<Group<'a>> {
+        let Quantized {
+            name, text, full, ..
+        } = &self.tensor;
+        let made = |name: String, dtype: Dtype, shape: Vec<usize>, part: usize| {
+            let elements: usize = shape.iter().product();
+            Item {
+                name,
+                dtype,
+                bytes: elements * dtype.bitsize() / 8,
+                shape,
+                source: ItemSource::Made { job, part },
+            }
+        };
+        let mut group = Group::default();
+        match self.work {
+            Work::Decoded(float) => {
+                group
+                    .items
+                    .push(made(name.clone(), float.into(), dims(&self.tensor), 0));
+            }
+            Work::Fields => {
+                group.items = made_items(job, name, &self.fields);
+                let scales = Named::label(lowp_format::Form::Padded).to_owned();
+                let text = Text {
+                    scales,
+                    ..text.clone()
+                };
+                group
+                    .metadata
+                    .insert(meta::key(name), serde_json::to_string(&text)?);
+            }
+            Work::Stored(form) => {
+                let base = base(name).unwrap_or_default();
+                for (part, stored) in form.tensors.iter().enumerate() {
+                    let name = match form.tensors.len() {
+                        1 => name.clone(),
+                        _ => format!("{base}{}", stored.suffix),
+                    };
+                    group.items.push(made(
+                        name,
+                        stored.dtype,
+                        stored.dims(&form.operand, *full),
+                        part,
+                    ));
+                }
+                let usage = restorable(&self.tensor.recipe, self.tensor.usage);
+                let text = Text {
+                    usage: usage.label().to_owned(),
+                    ..text.clone()
+                };
+                group
+                    .metadata
+                    .insert(record::key(name), record::value(&text, self.numbers()?)?);
+            }
+        }
+        Ok(group)
+    }
+
+    /// What makes them; values in bands, in `memory`.
+    pub(crate) fn parts<'p>(
+        &'p self,
+        overflows: &'p Overflows,
+        memory: &'p Turns<CpuBuffer<f32>>,
+    ) -> Result<Box<dyn Parts + 'p>> {
+        match (self.work, self.place) {
+            (Work::Stored(form), _) => Ok(Box::new(Rewrapped { weight: self, form })),
+            (Work::Decoded(float), Place::File(model)) => {
+                let orientation = orientation(model, &self.tensor, None)?;
+                Ok(Box::new(Decoding {
+                    backend: &Cpu,
+                    codes: unpack(&Cpu, model, &self.tensor, Some(orientation))?,
+                    orientation,
+                    float,
+                    name: &self.tensor.name,
+                    overflows,
+                    memory,
+                }))
+            }
+            (Work::Decoded(_), Place::Checkpoint(..)) => {
+                Err(input_error("a checkpoint is decoded from its masters"))
+            }
+            (Work::Fields, place) => {
+                let specs = self.tensor.recipe.buffers(self.tensor.usage);
+                let tensor = match place {
+                    Place::File(model) => unpack(
+                        &Cpu,
+                        model,
+                        &Quantized {
+                            specs,
+                            ..self.tensor.clone()
+                        },
+                        None,
+                    )?,
+                    Place::Checkpoint(trained, weight) => trained.tensor(weight, &specs)?,
+                };
+                let amax = self.amax()?;
+                Ok(Box::new(Packed {
+                    backend: Cpu,
+                    tensor: Arc::new(tensor),
+                    amax,
+                    fields: self.fields.clone(),
+                }))
+            }
+        }
+    }
+
+    /// The amax of the source, where the file keeps one of the whole tensor.
+    fn amax(&self) -> Result<Option<f32>> {
+        if let Place::Checkpoint(trained, weight) = self.place {
+            return trained.amax(weight);
+        }
+        let mut fields = self.tensor.fields.iter();
+        let number = fields.find(|field| {
+            let is_amax = match field.content {
+                Kind::Amax => true,
+                Kind::Buffer { key, .. } => {
+                    key.part == Part::Amax && key.usage.contains(Usage::ROWWISE)
+                }
+            };
+            is_amax && field.layout.is_none()
+        });
+        let (Some(field), Place::File(model)) = (number, self.place) else {
+            return Ok(None);
+        };
+        let bytes = read(model, &self.tensor, field)?;
+        Ok(bytes
+            .first_chunk()
+            .map(|bytes| f32::from_le_bytes(*bytes).abs()))
+    }
+
+    /// Whether a scale of what is written follows from the amax of the tensor.
+    pub(crate) fn has_tensor_scale(&self) -> bool {
+        has_tensor_scale(&self.tensor.recipe) && !matches!(self.work, Work::Decoded(_))
+    }
+
+    /// The tensor of its form that holds one scale for all of it.
+    pub(crate) fn scale_of_tensor(&self) -> Option<&'static Stored> {
+        let Work::Stored(form) = self.work else {
+            return None;
+        };
+        let mut stored = form.tensors.iter();
+        stored.find(|stored| matches!(stored.axes, Axes::One | Axes::Scalar))
+    }
+
+    /// What that tensor says; 1 where there is none.
+    pub(crate) fn stored_scale(&self) -> Result<f32> {
+        let Some(stored) = self.scale_of_tensor() else {
+            return Ok(1.0);
+        };
+        if stored.content == Content::Scales {
+            let bytes = self.entries(Part::DecodeScale)?.bytes;
+            let scale = bytes.first_chunk().context("there is no scale")?;
+            return Ok(f32::from_le_bytes(*scale));
+        }
+        let amax = self.amax()?.context("there is no amax")?;
+        Ok(outer(stored, amax, choice(&self.tensor.recipe)))
+    }
+
+    /// The numbers of the whole tensor.
+    pub(crate) fn numbers(&self) -> Result<Numbers> {
+        let mut specs = self.tensor.specs.iter();
+        let scale = specs.find(|spec| {
+            spec.key.serves(Orientation::Rowwise, Part::DecodeScale) && spec.is_scalar()
+        });
+        let scale = scale.map(|_| self.entries(Part::DecodeScale)).transpose()?;
+        let scale = scale.and_then(|entries| entries.bytes.first_chunk().copied());
+        Ok(Numbers {
+            amax: self.amax()?,
+            scale: scale.map(f32::from_le_bytes),
+        })
+    }
+
+    /// The entries of `part` of the rowwise operand.
+    fn entries(&self, part: Part) -> Result<Entries> {
+        let tensor = &self.tensor;
+        let mut specs = tensor.specs.iter();
+        let spec = specs.find(|spec| spec.key.serves(Orientation::Rowwise, part));
+        let spec = spec.with_context(|| format!("'{}' has no {part:?}", shown(&tensor.name)))?;
+        match self.place {
+            Place::File(model) => {
+                let field =
+                    holding(&tensor.fields, spec.key, Orientation::Rowwise).with_context(|| {
+                        format!("'{}' has no field for {}", shown(&tensor.name), spec.key)
+                    })?;
+                Ok(Entries {
+                    bytes: read(model, tensor, field)?,
+                    layout: field.layout,
+                })
+            }
+            Place::Checkpoint(trained, weight) => {
+                let layout = ScaleLayout::new(
+                    spec,
+                    tensor.full,
+                    Orientation::Rowwise,
+                    lowp_format::Form::Compact,
+                )?;
+                Ok(Entries {
+                    bytes: trained.bytes_of(weight, spec)?,
+                    layout: Some(layout),
+                })
+            }
+        }
+    }
+
+    /// Hands the codes to `sink`, piece by piece where they lie in a file.
+    fn codes(&self, sink: &mut Sink<'_>) -> Result<()> {
+        let Place::File(model) = self.place else {
+            return sink(&self.entries(Part::Data)?.bytes);
+        };
+        let tensor = &self.tensor;
+        let is_codes = |field: &&Field| match field.content {
+            Kind::Buffer { key, orientation } => {
+                key.part == Part::Data && orientation == Orientation::Rowwise
+            }
+            Kind::Amax => false,
+        };
+        let field = tensor
+            .fields
+            .iter()
+            .find(is_codes)
+            .context("there are no codes")?;
+        let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
+        found.pieces(0..found.len(), |_, bytes| sink(bytes))
+    }
+}
+
+/// The bytes of a field.
+fn read(model: &Model, tensor: &Quantized, field: &Field) -> Result<Vec<u8>> {
+    let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
+    Ok(found.bytes_at(0..found.len())?.to_vec())
+}
+
+/// The error of a weight that `to` has no form for.
+fn no_form(name: &str, recipe: &impl Recipe, to: Target) -> FileError {
+    let kernel = recipe.kernel(Orientation::Rowwise);
+    input_error(format!(
+        "'{}' is {} with {} codes, which {} has no form for; give --to {} (`lowp export --help` has a table)",
+        shown(name),
+        recipe.name(),
+        kernel.element,
+        to.name(),
+        forms::targets(recipe).join(", ")
+    ))
+}
+
+/// The orientations that can be made of the buffers that serve the rowwise one.
+fn restorable(recipe: &impl Recipe, usage: Usage) -> Usage {
+    let stored = recipe.stored(Usage::BOTH);
+    let rowwise = stored
+        .iter()
+        .all(|spec| spec.key.usage.contains(Usage::ROWWISE));
+    if rowwise {
+        usage | Usage::ROWWISE
+    } else {
+        Usage::ROWWISE
+    }
+}
+
+/// What the name of a weight has before `weight`.
+pub(crate) fn base(name: &str) -> Option<&str> {
+    let base = name.strip_suffix("weight")?;
+    (base.is_empty() || base.ends_with('.')).then_some(base)
+}
+
+/// Most rows of a tensor without elements whose scales are written: a file states any number of them.
+const MAX_EMPTY_LINES: usize = 1 << 20;
+
+/// Rejects a weight that `form` has no place for.
+fn check(tensor: &Quantized, form: &Form, to: Target) -> Result<()> {
+    let name = shown(&tensor.name);
+    if !tensor.usage.contains(Usage::ROWWISE) {
+        return Err(input_error(format!(
+            "'{name}' was quantized for {}, and {} stores the rowwise operand; quantize it for both, or give --to te",
+            tensor.usage,
+            to.name()
+        )));
+    }
+    let [rows, cols] = form.operand.scales(tensor.full);
+    if tensor.full.elements() == 0 && rows.saturating_mul(cols) > MAX_EMPTY_LINES {
+        return Err(input_error(format!(
+            "'{name}' is {} and has no elements, and {} keeps a scale of each line; at most {MAX_EMPTY_LINES} are written of \
+             such a tensor; leave it out when you quantize (--ignore)",
+            tensor.full,
+            to.name()
+        )));
+    }
+    if form.tensors.len() > 1 && base(&tensor.name).is_none() {
+        return Err(input_error(format!(
+            "'{name}' does not end in .weight, in whose place {} puts other names; give --to te, fp32 or bf16, or leave it \
+             out when you quantize (--ignore)",
+            to.name()
+        )));
+    }
+    if form.tensors.len() > 1 && tensor.text.shape.len() != 2 {
+        return Err(input_error(format!(
+            "'{name}' has {} axes, and {} stores weights of two; give --to te, fp32 or bf16, or leave it out when you \
+             quantize (--ignore)",
+            tensor.text.shape.len(),
+            to.name()
+        )));
+    }
+    Ok(())
+}
+
+/// A weight as the tensors of a form: each is read when it is written.
+struct Rewrapped<'a> {
+    weight: &'a Weight<'a>,
+    form: &'static Form,
+}
+
+impl Parts for Rewrapped<'_> {
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()> {
+        let stored = self
+            .form
+            .tensors
+            .get(part)
+            .context("there is no such tensor")?;
+        match stored.content {
+            Content::Codes => self.weight.codes(sink),
+            Content::Scales => self.scales(sink),
+            Content::EncodeScale | Content::AmaxShare => {
+                sink(&self.weight.stored_scale()?.to_le_bytes())
+            }
+        }
+    }
+}
+
+impl Rewrapped<'_> {
+    /// The scale of every block of the form, by the scale that covers its first element.
+    fn scales(&self, sink: &mut Sink<'_>) -> Result<()> {
+        let weight = self.weight;
+        let block = weight.tensor.recipe.kernel(Orientation::Rowwise).block;
+        let part = if block.is_some() {
+            Part::BlockScale
+        } else {
+            Part::DecodeScale
+        };
+        let Entries { bytes, layout } = weight.entries(part)?;
+        let width = layout.map_or(size_of::<f32>(), |layout| layout.code().bits() / 8);
+        let operand: &Operand = &self.form.operand;
+        let ([rows, cols], tile) = (operand.scales(weight.tensor.full), operand.tile());
+        let mut line = Vec::with_capacity(cols * width);
+        for row in 0..rows * usize::from(cols > 0) {
+            line.clear();
+            for col in 0..cols {
+                let element = [row.saturating_mul(tile[0]), col.saturating_mul(tile[1])];
+                let at = layout.map_or(0, |layout| layout.offset_of(element)) * width;
+                line.extend_from_slice(bytes.get(at..at + width).context("a scale lies outside")?);
+            }
+            sink(&line)?;
+        }
+        Ok(())
+    }
+}
+
+/// What stands above the block scales of a form, of `amax`.
+pub(crate) fn outer(stored: &Stored, amax: f32, choice: FourOverSix) -> f32 {
+    match stored.content {
+        Content::AmaxShare => amax / choice.largest(),
+        _ => two_level_encode_scale(amax, choice),
+    }
+}
+
+/// Whether blocks of `recipe` may aim at 4, which changes what the amax is mapped to.
+pub(crate) fn choice(recipe: &impl Recipe) -> FourOverSix {
+    match recipe.kernel(Orientation::Rowwise).scale {
+        ScaleRule::TwoLevel { four_over_six, .. } => four_over_six,
+        _ => FourOverSix::Off,
+    }
+}

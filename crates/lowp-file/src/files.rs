@@ -1,0 +1,486 @@
+//! Result files that are either whole or absent, and known to be writable before hours of work.
+//!
+//! What replaces a file has the permissions of that file. Its owner is who runs the command.
+
+use crate::limits::{hinted, is_descriptors, no_room};
+use crate::process;
+use crate::temporary::Temporary;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes `contents` to a temporary name beside `path`, syncs it and renames it into place.
+///
+/// # Errors
+/// If the file cannot be created, written or renamed; nothing is left behind then.
+pub fn write_atomically(path: &Path, contents: &str) -> io::Result<()> {
+    let new = NewFile::at(path)?;
+    let mut out = new.create()?;
+    let written = out.write_all(contents.as_bytes());
+    written.map_err(|error| no_room(error, &out))?;
+    out.sync_all()?;
+    new.publish()
+}
+
+/// A file that does not have its name yet.
+#[derive(Debug)]
+pub struct NewFile {
+    path: PathBuf,
+    temporary: Temporary,
+    /// Of the file that it replaces.
+    permissions: Option<Permissions>,
+}
+
+impl NewFile {
+    /// A file that will be at `path`, or replace the one that is there.
+    ///
+    /// # Errors
+    /// `path` is no file name, or `-`; it exists as something else than a regular file, or lies in a folder that is
+    /// missing or cannot be written.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Err(io::Error::other(
+                "standard output is no place for it; give the name of a file, ./- if it is to be called so",
+            ));
+        }
+        if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(io::Error::other(
+                "it ends as a folder does; give the name of a file",
+            ));
+        }
+        let path = resolve(path)?;
+        let existing = fs::metadata(&path).ok();
+        // A rename would replace a device or a pipe by a file.
+        if existing.as_ref().is_some_and(|data| !data.is_file()) {
+            return Err(io::Error::other(
+                "it exists and is no regular file; give another name",
+            ));
+        }
+        let temporary = beside(&path)?;
+        Ok(Self {
+            path,
+            temporary,
+            permissions: existing.map(|data| data.permissions()),
+        })
+    }
+
+    /// Where it will be, links followed.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the draft, which is nobody's to read who could not read the file that it replaces.
+    ///
+    /// # Errors
+    /// The system returns an error.
+    pub fn create(&self) -> io::Result<File> {
+        let Some(permissions) = &self.permissions else {
+            return File::create(self.draft());
+        };
+        let file = private(&self.draft())?;
+        file.set_permissions(plain(permissions))?;
+        Ok(file)
+    }
+
+    fn draft(&self) -> PathBuf {
+        self.temporary.path().join("draft")
+    }
+
+    /// Gives the draft, which its writer has synced, its name.
+    ///
+    /// # Errors
+    /// There is no draft, or it cannot be renamed.
+    pub fn publish(self) -> io::Result<()> {
+        self.temporary.publish(&self.draft(), &self.path)?;
+        sync_names_beside(&self.path)
+    }
+}
+
+/// A folder that does not have its name yet.
+#[derive(Debug)]
+pub struct NewFolder {
+    path: PathBuf,
+    temporary: Temporary,
+    /// Of the empty folder that it replaces.
+    permissions: Option<Permissions>,
+}
+
+impl NewFolder {
+    /// A folder that will be at `path`, where there is none or an empty one now.
+    ///
+    /// # Errors
+    /// `path` is no folder name, is a folder with something in it or no folder, or lies in a folder that is missing or
+    /// cannot be written.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Err(io::Error::other(
+                "standard output is no place for it; give the name of a folder, ./- if it is to be called so",
+            ));
+        }
+        let path = resolve(path)?;
+        match fs::read_dir(&path).map(|entries| entries.count()) {
+            Ok(0) if is_mount(&path) => {
+                return Err(io::Error::other(
+                    "another file system is mounted there, whose folder cannot be replaced; give the name of a folder in it",
+                ));
+            }
+            Ok(0) => {}
+            Ok(_) => {
+                return Err(io::Error::other(
+                    "the folder is not empty; give another name or empty it",
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                return Err(io::Error::other(
+                    "it exists and is no folder; give another name",
+                ));
+            }
+            Err(error) => return Err(error),
+        }
+        let permissions = fs::metadata(&path).ok().map(|data| data.permissions());
+        let temporary = beside(&path)?;
+        if let Some(permissions) = &permissions {
+            // Its files are hidden from whom the folder will hide them; its owner must be able to write them.
+            fs::set_permissions(temporary.path(), writable(permissions))?;
+        }
+        Ok(Self {
+            path,
+            temporary,
+            permissions,
+        })
+    }
+
+    /// Where it will be, links followed.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its files must be written.
+    pub fn draft(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Gives the draft, whose files their writers have synced, its name.
+    ///
+    /// # Errors
+    /// It cannot be renamed.
+    pub fn publish(self) -> io::Result<()> {
+        sync_names_in(self.draft())?;
+        if let Some(permissions) = &self.permissions {
+            fs::set_permissions(self.draft(), permissions.clone())?;
+        }
+        self.temporary.publish(self.draft(), &self.path)?;
+        sync_names_beside(&self.path)
+    }
+}
+
+/// Opens a regular file for reading and tells its length. A pipe, whose writer may never come, or a device, which may
+/// never end, is an error and is not waited for.
+///
+/// # Errors
+/// There is no such file, it cannot be read, or it is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+    let regular = |data: &fs::Metadata| match data.file_type() {
+        kind if kind.is_file() => Ok(()),
+        kind if kind.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
+        _ => Err(io::Error::other(
+            "a pipe or a device and no regular file; write what it gives to a file first",
+        )),
+    };
+    // Opening alone does something to some devices, such as a tape.
+    regular(&fs::metadata(path)?)?;
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(libc::O_NONBLOCK);
+    }
+    let file = options.open(path)?;
+    // It may be another one by now.
+    let data = file.metadata()?;
+    regular(&data)?;
+    Ok((file, data.len()))
+}
+
+/// Reads a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`open_regular`]; the file is longer, or there is no memory for it.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let (file, length) = open_regular(path)?;
+    if length > limit {
+        return Err(io::Error::other(format!(
+            "{length} bytes, and at most {limit} are read into memory; give a shorter file"
+        )));
+    }
+    let mut bytes = Vec::new();
+    let room = usize::try_from(length).unwrap_or(usize::MAX);
+    bytes
+        .try_reserve_exact(room)
+        .map_err(|_| io::Error::other(format!("there is no memory for its {length} bytes")))?;
+    // One that grows meanwhile is read as far as it was.
+    file.take(length).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Permissions for a file with other contents and perhaps another owner: those to read, write and run it.
+#[cfg(unix)]
+fn plain(permissions: &Permissions) -> Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    Permissions::from_mode(permissions.mode() & 0o777)
+}
+
+#[cfg(not(unix))]
+fn plain(permissions: &Permissions) -> Permissions {
+    permissions.clone()
+}
+
+/// A new file that only its owner may open.
+#[cfg(unix)]
+fn private(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
+}
+
+#[cfg(not(unix))]
+fn private(path: &Path) -> io::Result<File> {
+    File::create(path)
+}
+
+/// The same permissions for a folder that its owner must fill first.
+#[cfg(unix)]
+fn writable(permissions: &Permissions) -> Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    Permissions::from_mode(permissions.mode() | 0o700)
+}
+
+#[cfg(not(unix))]
+fn writable(permissions: &Permissions) -> Permissions {
+    permissions.clone()
+}
+
+/// A temporary beside `path`, whose folder exists.
+fn beside(path: &Path) -> io::Result<Temporary> {
+    process::before_temporary().map_err(hinted)?;
+    Temporary::beside(path).map_err(|error| {
+        if is_descriptors(&error) {
+            return hinted(error);
+        }
+        let folder = path.parent().unwrap_or(path).display();
+        io::Error::other(format!(
+            "the folder {folder} takes no new file ({error}); give a name in another one, or free it"
+        ))
+    })
+}
+
+/// Whether the folder `path` is where a file system begins.
+#[cfg(unix)]
+fn is_mount(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| fs::metadata(path).map(|data| data.dev()).ok();
+    path.parent()
+        .is_some_and(|parent| device(parent) != device(path))
+}
+
+#[cfg(not(unix))]
+fn is_mount(_path: &Path) -> bool {
+    false
+}
+
+/// The path after links are followed; its parent must exist.
+///
+/// # Errors
+/// There is no such folder, or a link names nothing.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
+    // Another process may make it or remove it in between.
+    for _ in 0..100 {
+        let found = fs::canonicalize(path);
+        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        if !found.as_ref().is_err_and(gone) {
+            return resolved(path, found);
+        }
+        match fs::symlink_metadata(path) {
+            // A rename would replace the link and not what it names.
+            Ok(data) if data.is_symlink() && fs::metadata(path).as_ref().is_err_and(gone) => {
+                return Err(io::Error::other(
+                    "it is a link to something that is not there; make that, or give another name",
+                ));
+            }
+            Ok(_) => {}
+            Err(_) => return resolved(path, found),
+        }
+    }
+    Err(io::Error::other(
+        "other processes make it and remove it all the time; give another name",
+    ))
+}
+
+/// The path of [`resolve`], where the system says `found` of it.
+fn resolved(path: &Path, found: io::Result<PathBuf>) -> io::Result<PathBuf> {
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let name = path
+                .file_name()
+                .ok_or_else(|| io::Error::other("it is no file name"))?;
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new("."));
+            let folder = fs::canonicalize(parent).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => io::Error::other(format!(
+                    "there is no folder {}; make it, or give a name in another one",
+                    parent.display()
+                )),
+                _ => error,
+            })?;
+            Ok(folder.join(name))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Err(io::Error::other(
+            "a part of it before its name is no folder; give a name in another one",
+        )),
+        other => other,
+    }
+}
+
+/// Makes the names in `folder` durable.
+fn sync_names_in(folder: &Path) -> io::Result<()> {
+    // Elsewhere a folder cannot be opened.
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder)?.sync_all() {
+        // Some network file systems cannot sync a folder.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        done => done,
+    }
+}
+
+/// Makes the names in the folder of `path` durable.
+fn sync_names_beside(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), sync_names_in)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaces_a_file_and_leaves_nothing_else() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("out.json");
+        drop(NewFile::at(&path)?);
+        assert_eq!(fs::read_dir(dir.path())?.count(), 0);
+        write_atomically(&path, "one")?;
+        drop(NewFile::at(&path)?);
+        write_atomically(&path, "two")?;
+        assert_eq!(fs::read_to_string(&path)?, "two");
+        assert_eq!(fs::read_dir(dir.path())?.count(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_told_with_the_remedy() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let missing = dir.path().join("nodir");
+        fs::write(dir.path().join("file"), "")?;
+        for (path, expected) in [
+            (
+                missing.join("x"),
+                format!("there is no folder {}; make it, or", missing.display()),
+            ),
+            (
+                dir.path().join("file/x"),
+                "is no folder; give a name in another one".to_owned(),
+            ),
+        ] {
+            let file = NewFile::at(&path).unwrap_err().to_string();
+            let folder = NewFolder::at(&path).unwrap_err().to_string();
+            for error in [file, folder] {
+                assert!(error.contains(&expected), "{error}");
+                assert!(!error.contains("os error"), "{error}");
+            }
+        }
+        let error = NewFolder::at(&dir.path().join("file")).unwrap_err();
+        assert!(error.to_string().contains("is no folder; give"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn only_regular_files_are_replaced() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let error = NewFile::at(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("no regular file"), "{error}");
+        assert!(write_atomically(dir.path(), "").is_err());
+        assert!(NewFile::at(&dir.path().join("..")).is_err());
+        let error = NewFile::at(&dir.path().join("new/")).unwrap_err();
+        assert!(error.to_string().contains("name of a file"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_folder_takes_the_place_of_an_empty_one_only() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("ranks");
+        for _ in 0..2 {
+            let new = NewFolder::at(&path)?;
+            fs::write(new.draft().join("file"), "whole")?;
+            new.publish()?;
+            assert!(NewFolder::at(&path).is_err());
+            fs::remove_file(path.join("file"))?;
+        }
+        assert_eq!(fs::read_dir(dir.path())?.count(), 1);
+        Ok(())
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn where_a_file_system_begins() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        fs::create_dir(dir.path().join("folder"))?;
+        assert!(!is_mount(&dir.path().join("folder")));
+        assert!(is_mount(Path::new("/proc")));
+        Ok(())
+    }
+
+    /// A link to nothing is told, and whatever another process makes or removes at the moment is not taken for one.
+    #[cfg(unix)]
+    #[test]
+    fn names_that_come_and_go() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("nothing"), &link)?;
+        let error = NewFile::at(&link).unwrap_err();
+        assert!(error.to_string().contains("a link to something"), "{error}");
+        let path = dir.path().join("file");
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                for _ in 0..2000 {
+                    fs::write(&path, "").and_then(|()| fs::remove_file(&path))?;
+                }
+                io::Result::Ok(())
+            });
+            while !other.is_finished() {
+                assert_eq!(resolve(&path)?.file_name(), path.file_name());
+            }
+            other.join().expect("no panic")
+        })?;
+        Ok(())
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "old")?;
+        std::os::unix::fs::symlink(&file, &link)?;
+        write_atomically(&link, "new")?;
+        assert!(fs::symlink_metadata(&link)?.is_symlink());
+        assert_eq!(fs::read_to_string(&file)?, "new");
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! The header of a safetensors file, checked before any tensor is touched.
+
+use crate::error::{Result, file_error};
+use crate::foreign;
+use crate::text::shown;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Metadata, SafeTensorError};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+
+/// The length field in front of the header.
+const LENGTH: usize = 8;
+/// Longest header that the safetensors format allows.
+pub(crate) const MAX_HEADER: usize = 100_000_000;
+
+/// Checks the header of `bytes` and returns it with the position at which the tensors begin.
+pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
+    if let Some(what) = foreign::explain(bytes) {
+        return Err(file_error(path, what));
+    }
+    let begin = begin(bytes).map_err(|why| file_error(path, why))?;
+    check_entries(&bytes[LENGTH..begin], bytes.len() - begin)
+        .map_err(|why| file_error(path, why))?;
+    // The entries tile the file; what is left are dtypes, shapes and the metadata.
+    let (_, metadata) =
+        SafeTensors::read_metadata(bytes).map_err(|e| file_error(path, explain(&e)))?;
+    Ok((begin, metadata))
+}
+
+/// Where the tensors begin.
+fn begin(bytes: &[u8]) -> Result<usize, String> {
+    let Some(length) = bytes.first_chunk::<LENGTH>() else {
+        return Err(format!(
+            "{} bytes are too few for a safetensors file; it is cut off or something else (copy it again)",
+            bytes.len()
+        ));
+    };
+    let length = u64::from_le_bytes(*length);
+    let header = usize::try_from(length).ok().filter(|&n| n <= MAX_HEADER);
+    let Some(header) = header else {
+        return Err(format!(
+            "a header of {length} bytes is longer than the format allows; this is no safetensors file"
+        ));
+    };
+    if LENGTH + header > bytes.len() {
+        return Err(format!(
+            "the header has {header} bytes and the file only {}; it is cut off or no safetensors file (copy it again)",
+            bytes.len()
+        ));
+    }
+    Ok(LENGTH + header)
+}
+
+/// One tensor of the header, as far as its bytes go.
+#[derive(serde::Deserialize)]
+struct Place {
+    data_offsets: (u64, u64),
+}
+
+/// The value of a key: a tensor, or the metadata.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Entry {
+    Tensor(Place),
+    Object(Keys),
+    Other(IgnoredAny),
+}
+
+/// The keys of a JSON object, in the order of the text, with those that are there twice.
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+/// Finds repeated names, overlaps, gaps and a file that is cut off; the crate's own errors name none of these.
+fn check_entries(header: &[u8], data: usize) -> Result<(), String> {
+    let Unique(entries) = serde_json::from_slice::<Unique<Entry>>(header)
+        .map_err(|e| json_problem("the header is no valid JSON object", &e))?;
+    for (name, entry) in &entries {
+        if let Entry::Object(Keys(keys)) = entry {
+            let mut seen = BTreeSet::new();
+            if let Some(key) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+                return Err(format!(
+                    "the key '{}' of '{}' is there twice; write the file again",
+                    shown(key),
+                    shown(name)
+                ));
+            }
+        }
+    }
+    let mut places: Vec<(u64, u64, String)> = entries
+        .into_iter()
+        .filter_map(|(name, entry)| match entry {
+            Entry::Tensor(Place {
+                data_offsets: (start, end),
+            }) => Some((start, end, name)),
+            Entry::Object(_) | Entry::Other(_) => None,
+        })
+        .collect();
+    places.sort();
+    let (mut reached, mut before) = (0, String::new());
+    for (start, end, name) in places {
+        if end < start {
+            return Err(format!(
+                "'{}' ends at byte {end}, before it begins at {start}; write the file again",
+                shown(&name)
+            ));
+        }
+        if start < reached {
+            return Err(format!(
+                "'{}' and '{}' overlap; write the file again",
+                shown(&before),
+                shown(&name)
+            ));
+        }
+        if start > reached {
+            return Err(format!(
+                "bytes {reached}..{start} in front of '{}' belong to no tensor; write the file again",
+                shown(&name)
+            ));
+        }
+        (reached, before) = (end, name);
+    }
+    let data = data as u64;
+    if reached > data {
+        return Err(format!(
+            "{} bytes are missing at the end, '{}' among them; the file is cut off (copy it again)",
+            reached - data,
+            shown(&before)
+        ));
+    }
+    if reached < data {
+        return Err(format!(
+            "{} bytes after the last tensor belong to nothing; write the file again",
+            data - reached
+        ));
+    }
+    Ok(())
+}
+
+/// What serde says repeats parts of the file.
+fn json_problem(what: &str, error: &serde_json::Error) -> String {
+    let error = error.to_string();
+    format!("{what}: {}; write the file again", shown(&error))
+}
+
+fn explain(error: &SafeTensorError) -> String {
+    match error {
+        SafeTensorError::InvalidHeaderDeserialization(e) => {
+            json_problem("the header is no safetensors header", e)
+        }
+        SafeTensorError::TensorInvalidInfo => {
+            "a tensor has more or fewer bytes than its shape and dtype need; write the file again"
+                .to_owned()
+        }
+        SafeTensorError::ValidationOverflow => {
+            "a shape has more elements than this machine can address; write the file again"
+                .to_owned()
+        }
+        other => format!("{other}; write the file again"),
+    }
+}
+
+/// A JSON object whose keys are all different, in the order of the text.
+pub(crate) struct Unique<V>(pub(crate) Vec<(String, V)>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Keys<V> {
+            type Value = Unique<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
+                while let Some((key, value)) = map.next_entry::<String, V>()? {
+                    if !seen.insert(key.clone()) {
+                        return Err(A::Error::custom(format!(
+                            "'{}' is there twice",
+                            shown(&key)
+                        )));
+                    }
+                    entries.push((key, value));
+                }
+                Ok(Unique(entries))
+            }
+        }
+        deserializer.deserialize_map(Keys(PhantomData))
+    }
+}

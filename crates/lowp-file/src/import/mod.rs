@@ -1,0 +1,198 @@
+//! [`Import`]: quantized weights of other programs as lowp's own files, or decoded.
+
+mod find;
+mod weight;
+
+use crate::dequantize::Overflows;
+use crate::error::{Result, file_error, input_error};
+use crate::fields;
+use crate::interchange::config::{self, Modules};
+use crate::interchange::forms::Target;
+use crate::interchange::hub::Hub;
+use crate::interchange::record;
+use crate::interchange::shards::{Group, Weights, write_text};
+use crate::meta;
+use crate::names::{Dtypes, FloatName};
+use crate::out::Out;
+use crate::progress::Progress;
+use crate::quantize::{copied_metadata, made_items};
+use crate::spare::Turns;
+use crate::write::{Item, ItemSource, check_names};
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+use weight::Weight;
+
+/// How many weights a model has in forms of other programs.
+///
+/// # Errors
+/// They are in no form that is read.
+pub fn count(hub: &Hub) -> Result<usize> {
+    config::check(hub)?;
+    Ok(find::weights(hub)?.len())
+}
+
+/// Quantized weights of another program, and everything else that lies in their model.
+#[derive(Debug)]
+pub struct Import<'a> {
+    hub: &'a Hub,
+    /// The weights in a form of another program, and those of lowp's own files that are decoded.
+    weights: Vec<Weight<'a>>,
+    /// Those of lowp's own files that stay as they are.
+    kept: usize,
+    groups: Vec<Group<'a>>,
+    metadata: BTreeMap<String, String>,
+    float: Option<FloatName>,
+}
+
+/// The weights of `hub`, and everything else in it.
+fn collect<'a>(
+    hub: &'a Hub,
+    found: Vec<Weight<'a>>,
+    own: BTreeMap<String, meta::Quantized>,
+    (float, dtypes): (Option<FloatName>, Dtypes),
+) -> Result<Import<'a>> {
+    let model = &hub.model;
+    let mut weights = found;
+    let mut taken: BTreeSet<String> = weights.iter().flat_map(Weight::names).collect();
+    let mut groups: Vec<(String, Group<'a>)> = Vec::new();
+    for (name, tensor) in own {
+        let names: Vec<String> = tensor
+            .fields
+            .iter()
+            .map(|field| field.name(&name))
+            .collect();
+        if float.is_some() {
+            taken.extend(names);
+            weights.push(Weight::own(model, tensor)?);
+            continue;
+        }
+        let items = names
+            .iter()
+            .zip(&tensor.fields)
+            .filter_map(|(name, field)| {
+                let field = field.called(dtypes);
+                Some(Item {
+                    dtype: field.dtype,
+                    shape: field.shape,
+                    ..Item::input(model.get(name)?)
+                })
+            });
+        let mut group = Group {
+            items: items.collect(),
+            metadata: BTreeMap::new(),
+        };
+        let key = meta::key(&name);
+        let text = model.metadata().get(&key).cloned();
+        group.metadata.extend(text.map(|text| (key, text)));
+        taken.extend(names);
+        groups.push((name, group));
+    }
+    for (job, weight) in weights.iter().enumerate() {
+        let (name, tensor) = (weight.name().to_owned(), weight.tensor());
+        let mut group = Group::default();
+        match float {
+            None => {
+                group.items = made_items(job, &name, &fields::called(&tensor.fields, dtypes));
+                group
+                    .metadata
+                    .insert(meta::key(&name), serde_json::to_string(&tensor.text)?);
+            }
+            Some(float) => group.items.push(Item {
+                name: name.clone(),
+                dtype: float.into(),
+                shape: tensor.text.shape.clone(),
+                bytes: tensor.full.elements() * Dtype::from(float).bitsize() / 8,
+                source: ItemSource::Made { job, part: 0 },
+            }),
+        }
+        groups.push((name, group));
+    }
+    let passed = model
+        .tensors()
+        .filter(|tensor| !taken.contains(tensor.name));
+    groups.extend(passed.map(|tensor| (tensor.name.to_owned(), Group::of(Item::input(tensor)))));
+    groups.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut metadata = copied_metadata(model);
+    metadata.retain(|key, _| !record::is_record(key));
+    if float.is_some() {
+        metadata.remove(meta::FORMAT_KEY);
+    }
+    let groups = groups.into_iter().map(|(_, group)| group).collect();
+    Ok(Import {
+        hub,
+        weights,
+        kept: 0,
+        groups,
+        metadata,
+        float,
+    })
+}
+
+impl<'a> Import<'a> {
+    /// The weights of the model in `hub`, in the forms that their tensors and its configuration say. They are decoded to `float` if there is
+    /// one; else their codes are called as `dtypes` says.
+    ///
+    /// # Errors
+    /// There are none, or they are in no form that is read.
+    pub fn new(hub: &'a Hub, float: Option<FloatName>, dtypes: Dtypes) -> Result<Self> {
+        config::check(hub)?;
+        let model = &hub.model;
+        let found = find::weights(hub)?;
+        let own = meta::quantized(model)?;
+        if found.is_empty() && own.is_empty() {
+            return Err(file_error(
+                model.path(),
+                "it holds no quantized weight in a form that lowp reads: compressed-tensors, modelopt, deepseek or te",
+            ));
+        }
+        let kept = if float.is_some() { 0 } else { own.len() };
+        let import = collect(hub, found, own, (float, dtypes))?;
+        let items = import.groups.iter().flat_map(|group| group.items.clone());
+        check_names(&items.collect::<Vec<_>>())?;
+        Ok(Self { kept, ..import })
+    }
+
+    /// Number of weights.
+    pub fn weights(&self) -> usize {
+        self.weights.len() + self.kept
+    }
+
+    /// Number of weights that do not say how they were made: their recipe is the first that decodes them, with its default options.
+    pub fn foreign(&self) -> usize {
+        let weights = self.weights.iter();
+        weights.filter(|weight| !weight.is_recorded()).count()
+    }
+
+    /// Writes lowp's own file or folder. Returns the bytes that were written, and values that became infinite.
+    ///
+    /// # Errors
+    /// A weight cannot be read, its parts do not fit each other, or the output cannot be written.
+    pub fn write(&self, out: Out, progress: &dyn Progress) -> Result<(u64, Overflows)> {
+        let (hub, memory, overflows) = (self.hub, Turns::default(), Overflows::default());
+        let weights = Weights {
+            groups: self
+                .groups
+                .iter()
+                .map(|group| Group {
+                    items: group.items.clone(),
+                    metadata: group.metadata.clone(),
+                })
+                .collect(),
+            metadata: self.metadata.clone(),
+            make: Box::new(|job| match self.weights.get(job) {
+                Some(weight) => weight.parts(self.float, &overflows, &memory),
+                None => Err(input_error("there is no such weight")),
+            }),
+            sources: Vec::new(),
+        };
+        let written = out.write([&hub.model], &weights, progress, |target| {
+            let mut written = 0;
+            for (name, document) in Modules::default().documents(Target::Te, hub.config.as_ref())? {
+                written += write_text(target, name, &document)?;
+            }
+            Ok(written + hub.beside.copy_others(target)?)
+        })?;
+        drop(weights);
+        Ok((written, overflows))
+    }
+}

@@ -1,0 +1,328 @@
+//! [`Weight`]: a weight in the form of another program, as the buffers of a recipe.
+
+use crate::decoding::Decoding;
+use crate::dequantize::Overflows;
+use crate::error::{Context, Result, file_error};
+use crate::export::{base, choice, outer, transposed};
+use crate::fields::{keeps_amax, worked};
+use crate::interchange::amax::behind;
+use crate::interchange::forms::{Content, Form, Stored};
+use crate::interchange::record::Numbers;
+use crate::meta::Quantized;
+use crate::model::{Model, Tensor};
+use crate::names::FloatName;
+use crate::pack::Packed;
+use crate::spare::Turns;
+use crate::text::shown;
+use crate::unpack::{orientation, unpack};
+use crate::write::Parts;
+use half::{bf16, f16};
+use lowp_format::{
+    BufferSpec, Form as ScaleForm, Orientation, Origin, Part, QuantizedTensor, Recipe, ScaleLayout,
+    Shape, Usage,
+};
+use lowp_kernels::{Backend, Cpu, CpuBuffer};
+use safetensors::Dtype;
+use std::sync::Arc;
+
+/// A weight.
+#[derive(Debug)]
+pub(crate) struct Weight<'a> {
+    model: &'a Model,
+    tensor: Quantized,
+    /// How it is stored; `None` where its tensors are lowp's own.
+    form: Option<&'static Form>,
+    /// What the file says of its numbers, where it says how it was made.
+    recorded: Option<Numbers>,
+}
+
+impl<'a> Weight<'a> {
+    /// One whose tensors are those of `form`.
+    pub(crate) fn stored(
+        model: &'a Model,
+        form: &'static Form,
+        tensor: Quantized,
+        recorded: Option<Numbers>,
+    ) -> Self {
+        Self {
+            model,
+            tensor,
+            form: Some(form),
+            recorded,
+        }
+    }
+
+    /// One of lowp's own.
+    pub(crate) fn own(model: &'a Model, tensor: Quantized) -> Result<Self> {
+        if tensor.shard.is_some() {
+            return Err(file_error(
+                model.path(),
+                format!(
+                    "'{}' is a part of a tensor; gather the folder of rank files first (lowp unshard)",
+                    shown(&tensor.name)
+                ),
+            ));
+        }
+        Ok(Self {
+            model,
+            tensor,
+            form: None,
+            recorded: Some(Numbers::default()),
+        })
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.tensor.name
+    }
+
+    /// What it is.
+    pub(crate) fn tensor(&self) -> &Quantized {
+        &self.tensor
+    }
+
+    /// Whether the file says how it was made.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.recorded.is_some()
+    }
+
+    /// The tensors of the file that it is made of.
+    pub(crate) fn names(&self) -> Vec<String> {
+        match self.form {
+            Some(form) => form
+                .tensors
+                .iter()
+                .map(|stored| self.name_of(form, stored))
+                .collect(),
+            None => self
+                .tensor
+                .fields
+                .iter()
+                .map(|field| field.name(&self.tensor.name))
+                .collect(),
+        }
+    }
+
+    fn name_of(&self, form: &Form, stored: &Stored) -> String {
+        match form.tensors.len() {
+            1 => self.tensor.name.clone(),
+            _ => format!(
+                "{}{}",
+                base(&self.tensor.name).unwrap_or_default(),
+                stored.suffix
+            ),
+        }
+    }
+
+    /// What makes its fields, or its values in bands, in `memory`.
+    pub(crate) fn parts<'p>(
+        &'p self,
+        float: Option<FloatName>,
+        overflows: &'p Overflows,
+        memory: &'p Turns<CpuBuffer<f32>>,
+    ) -> Result<Box<dyn Parts + 'p>> {
+        if let Some(float) = float {
+            let (codes, orientation) = match self.form {
+                Some(_) => {
+                    let rowwise = self.tensor.recipe.buffers(Usage::ROWWISE);
+                    (self.quantized(&rowwise)?, Orientation::Rowwise)
+                }
+                None => {
+                    let orientation = orientation(self.model, &self.tensor, None)?;
+                    (
+                        unpack(&Cpu, self.model, &self.tensor, Some(orientation))?,
+                        orientation,
+                    )
+                }
+            };
+            return Ok(Box::new(Decoding {
+                backend: &Cpu,
+                codes,
+                orientation,
+                float,
+                name: &self.tensor.name,
+                overflows,
+                memory,
+            }));
+        }
+        let amax = match keeps_amax(&self.tensor.recipe) {
+            true => Some(self.amax()?),
+            false => None,
+        };
+        let tensor = self.quantized(&self.tensor.specs)?;
+        Ok(Box::new(Packed {
+            backend: Cpu,
+            tensor: Arc::new(tensor),
+            amax,
+            fields: self.tensor.fields.clone(),
+        }))
+    }
+
+    /// The weight with the buffers `specs`.
+    fn quantized(&self, specs: &[BufferSpec]) -> Result<QuantizedTensor<CpuBuffer<u8>>> {
+        let Quantized { recipe, full, .. } = self.tensor;
+        let all = recipe.buffers(Usage::BOTH);
+        let shape = worked([full; 2], specs);
+        QuantizedTensor::with_buffers(recipe, shape, specs.iter().copied(), |spec, bytes| {
+            if shape.elements() == 0 && bytes == 0 {
+                return Ok(Cpu.alloc::<u8>(0)?);
+            }
+            let Origin::TransposeOf(key) = spec.origin else {
+                return self.buffer(spec, shape);
+            };
+            let from = all
+                .iter()
+                .find(|spec| spec.key == key)
+                .context("there is nothing to transpose")?;
+            transposed((spec, shape), self.buffer(from, shape)?, bytes)
+        })
+    }
+
+    /// The tensor of the file that holds `content`.
+    fn find(&self, content: impl Fn(Content) -> bool) -> Result<(&'static Stored, Tensor<'a>)> {
+        let form = self.form.context("its tensors are lowp's own")?;
+        let stored = form.tensors.iter().find(|stored| content(stored.content));
+        let stored = stored.with_context(|| format!("{} has no such tensor", form.name))?;
+        let found = self.model.get(&self.name_of(form, stored));
+        Ok((stored, found.context("it was there")?))
+    }
+
+    /// A buffer of the rowwise operand; codes lie where the file has them.
+    fn buffer(&self, spec: &BufferSpec, shape: Shape) -> Result<CpuBuffer<u8>> {
+        let bytes = match spec.key.part {
+            Part::Data => {
+                let (_, found) = self.find(|content| content == Content::Codes)?;
+                if let Some(mapped) = found.values() {
+                    return Ok(mapped);
+                }
+                found.bytes_at(0..found.len())?.to_vec()
+            }
+            Part::Amax => self.amax()?.to_le_bytes().to_vec(),
+            Part::BlockScale | Part::DecodeScale => self.scales(spec, shape)?,
+        };
+        Ok(CpuBuffer::from_vec(bytes))
+    }
+
+    /// The scales of a buffer, from those of the form, of which several may be one of its.
+    fn scales(&self, spec: &BufferSpec, shape: Shape) -> Result<Vec<u8>> {
+        let (stored, found) = self.find(|content| content == Content::Scales)?;
+        let form = self.form.context("its tensors are lowp's own")?;
+        let mut raw = found.bytes_at(0..found.len())?.to_vec();
+        if stored.dtype == Dtype::F32 {
+            raw = widened(found.dtype, raw);
+        }
+        if spec.is_scalar()
+            && let Some(Numbers {
+                scale: Some(scale), ..
+            }) = self.recorded
+        {
+            let scale = scale.to_le_bytes();
+            if raw.chunks_exact(scale.len()).any(|stored| stored != scale) {
+                return Err(file_error(
+                    self.model.path(),
+                    format!(
+                        "'{}' is not the one scale that its metadata say '{}' has; export the model again",
+                        shown(found.name),
+                        shown(&self.tensor.name)
+                    ),
+                ));
+            }
+            return Ok(scale.to_vec());
+        }
+        let width = stored.dtype.bitsize() / 8;
+        let layout = ScaleLayout::new(spec, shape, Orientation::Rowwise, ScaleForm::Compact)?;
+        let mut out = vec![0; layout.bytes()];
+        let mut filled = vec![false; out.len() / width];
+        let ([rows, cols], tile) = (form.operand.scales(shape), form.operand.tile());
+        for (number, scale) in raw.chunks_exact(width).enumerate().take(rows * cols) {
+            let (row, col) = (number / cols, number % cols);
+            let at = layout.offset_of([row.saturating_mul(tile[0]), col.saturating_mul(tile[1])]);
+            let room = out
+                .get_mut(at * width..(at + 1) * width)
+                .context("a scale lies outside")?;
+            let first = !std::mem::replace(&mut filled[at], true);
+            if !first && *room != *scale {
+                return Err(file_error(
+                    self.model.path(),
+                    format!(
+                        "'{}' has another scale at row {row}, column {col} than before in the same block of {}, of which {} says it \
+                         is made; export the model again",
+                        shown(found.name),
+                        self.tensor.recipe.name(),
+                        shown(&self.tensor.name)
+                    ),
+                ));
+            }
+            room.copy_from_slice(scale);
+        }
+        Ok(out)
+    }
+
+    /// The amax of the source: the one that the file says, or the nearest of which its scale follows.
+    fn amax(&self) -> Result<f32> {
+        let recipe = &self.tensor.recipe;
+        let choice = choice(recipe);
+        let number = |content| -> Result<f32> {
+            let (_, found) = self.find(|other| other == content)?;
+            let bytes = widened(found.dtype, found.bytes_at(0..found.len())?.to_vec());
+            bytes
+                .first_chunk()
+                .map(|bytes| f32::from_le_bytes(*bytes))
+                .context("it is empty")
+        };
+        let stored =
+            self.find(|content| matches!(content, Content::EncodeScale | Content::AmaxShare));
+        if let Ok((stored, found)) = stored {
+            let value = number(stored.content)?;
+            if let Some(Numbers {
+                amax: Some(amax), ..
+            }) = self.recorded
+            {
+                if outer(stored, amax, choice).to_bits() != value.to_bits() {
+                    return Err(file_error(
+                        self.model.path(),
+                        format!(
+                            "'{}' is {value:?}, and its metadata say that the amax is {amax:?}, which gives {:?}; export the model again",
+                            shown(found.name),
+                            outer(stored, amax, choice)
+                        ),
+                    ));
+                }
+                return Ok(amax);
+            }
+            let guess = match stored.content {
+                Content::AmaxShare => value * choice.largest(),
+                _ => choice.largest() / value,
+            };
+            return Ok(behind(value, guess, |amax| outer(stored, amax, choice)));
+        }
+        if let Some(Numbers {
+            amax: Some(amax), ..
+        }) = self.recorded
+        {
+            return Ok(amax);
+        }
+        let kernel = recipe.kernel(Orientation::Rowwise);
+        let decode = number(Content::Scales)?;
+        let largest = kernel.element.max_finite();
+        Ok(behind(decode, decode * largest, |amax| {
+            1.0 / (largest / amax)
+        }))
+    }
+}
+
+/// Floats of 16 or 32 bits as f32.
+fn widened(dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
+    let each = |value: fn([u8; 2]) -> f32| -> Vec<u8> {
+        let (pairs, _) = bytes.as_chunks::<2>();
+        pairs
+            .iter()
+            .flat_map(|pair| value(*pair).to_le_bytes())
+            .collect()
+    };
+    match dtype {
+        Dtype::BF16 => each(|pair| bf16::from_le_bytes(pair).to_f32()),
+        Dtype::F16 => each(|pair| f16::from_le_bytes(pair).to_f32()),
+        _ => bytes,
+    }
+}

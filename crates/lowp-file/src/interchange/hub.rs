@@ -1,0 +1,231 @@
+//! [`Hub`]: a model as Hugging Face keeps it: a folder of weights in one file or several with an index, `config.json`, and
+//! whatever else lies beside them.
+
+use crate::error::{Context, Result, file_error};
+use crate::files::{open_regular, read_regular};
+use crate::json_object::JsonObject;
+use crate::limits::hinted;
+use crate::model::Model;
+use crate::target::FolderTarget;
+use crate::text::shown;
+use crate::{checkpoint, ranks};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The configuration of a model.
+pub(crate) const CONFIG: &str = "config.json";
+/// What ModelOpt says of a quantized model.
+pub(crate) const MODELOPT_CONFIG: &str = "hf_quant_config.json";
+/// The weights in one file.
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+/// The index of weights in several.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// Longest configuration that is read.
+const MAX_CONFIG: u64 = 64 << 20;
+/// Ends of names of weights of other kinds, which are not those of the output.
+const OTHER_WEIGHTS: [&str; 10] = [
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".gguf",
+];
+
+/// A model in a folder, or a file alone.
+#[derive(Debug)]
+pub struct Hub {
+    /// The weights.
+    pub model: Model,
+    /// `config.json`, where there is one.
+    pub config: Option<JsonObject>,
+    /// What lies beside the weights; nothing, where a file is given.
+    pub beside: Beside,
+}
+
+/// What lies beside the weights of a folder.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// Files that say how the weights are stored, and their names.
+    configs: Vec<(String, PathBuf)>,
+    /// Others that are carried along.
+    others: Vec<(String, PathBuf)>,
+    /// What is left out.
+    left_out: Vec<String>,
+}
+
+impl Hub {
+    /// Opens a folder, a safetensors file, or the index of a sharded model.
+    ///
+    /// # Errors
+    /// A folder without weights or with several, or what [`Model::open`] returns; a configuration that is none.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            return Ok(Self {
+                model: Model::open(path)?,
+                config: None,
+                beside: Beside::default(),
+            });
+        }
+        if checkpoint::is_checkpoint(path) {
+            return Err(file_error(
+                path,
+                "a checkpoint of `lowp train`; `lowp export FOLDER -o DIR --to bf16` makes a model of it",
+            ));
+        }
+        let names = names(path)?;
+        if ranks::are_in(&names) {
+            return Err(file_error(
+                path,
+                "a folder of rank files; gather the folder with `lowp unshard` first",
+            ));
+        }
+        let model = Model::open(&path.join(weights(path, &names)?))?;
+        let own: Vec<PathBuf> = model.files().map(Path::to_owned).collect();
+        Ok(Self {
+            config: object(path, &names, CONFIG)?,
+            beside: Beside::of(path, names, &own),
+            model,
+        })
+    }
+}
+
+impl Beside {
+    /// What lies in `folder` beside its `weights`.
+    pub(crate) fn in_folder(folder: &Path, weights: &[PathBuf]) -> Result<Self> {
+        Ok(Self::of(folder, names(folder)?, weights))
+    }
+
+    fn of(folder: &Path, names: Vec<String>, weights: &[PathBuf]) -> Self {
+        let mut beside = Self::default();
+        for name in names {
+            let full = folder.join(&name);
+            if weights.contains(&full) {
+                continue;
+            }
+            let carried = full.is_file()
+                && !name.starts_with('.')
+                && !OTHER_WEIGHTS.iter().any(|end| name.ends_with(end));
+            match (carried, [CONFIG, MODELOPT_CONFIG].contains(&&*name)) {
+                (true, true) => beside.configs.push((name, full)),
+                (true, false) => beside.others.push((name, full)),
+                (false, _) => beside.left_out.push(name),
+            }
+        }
+        beside
+    }
+
+    /// The names of what is left out.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// Copies what is carried along but for what says how weights are stored. Returns the bytes.
+    pub(crate) fn copy_others(&self, target: &FolderTarget) -> Result<u64> {
+        copy(&self.others, target)
+    }
+
+    /// Copies all that is carried along. Returns the bytes.
+    pub(crate) fn copy_all(&self, target: &FolderTarget) -> Result<u64> {
+        Ok(copy(&self.configs, target)? + copy(&self.others, target)?)
+    }
+}
+
+/// Copies `files` under their names. Returns the bytes.
+fn copy(files: &[(String, PathBuf)], target: &FolderTarget) -> Result<u64> {
+    let mut written = 0;
+    let mut buffer = vec![0; 1 << 20];
+    for (name, path) in files {
+        let cannot = || format!("cannot read {}", path.display());
+        let (mut file, _) = open_regular(path).map_err(hinted).with_context(cannot)?;
+        let mut draft = target.create(name)?;
+        loop {
+            let count = file.read(&mut buffer).with_context(cannot)?;
+            if count == 0 {
+                break;
+            }
+            draft.write(&buffer[..count])?;
+        }
+        written += draft.finish()?;
+    }
+    Ok(written)
+}
+
+/// The names in a folder, sorted.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let cannot =
+        |e: &dyn std::fmt::Display| file_error(folder, format!("cannot read this folder: {e}"));
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|e| cannot(&hinted(e)))? {
+        let name = entry.map_err(|e| cannot(&e))?.file_name();
+        let name = name.into_string().map_err(|name| {
+            file_error(
+                folder,
+                format!(
+                    "the name '{}' in it is no Unicode text; rename that file",
+                    shown(&name.to_string_lossy())
+                ),
+            )
+        })?;
+        names.push(name);
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The file or the index of the weights in `folder`.
+fn weights(folder: &Path, names: &[String]) -> Result<String> {
+    let of = |end: &str| -> Vec<&String> {
+        let has = |name: &&String| name.ends_with(end) && !name.starts_with('.');
+        names.iter().filter(has).collect()
+    };
+    let has = |name: &str| names.iter().any(|known| known == name);
+    match (has(WEIGHTS), has(INDEX)) {
+        (true, true) => {
+            return Err(file_error(
+                folder,
+                format!(
+                    "it holds {WEIGHTS} and {INDEX}, which are two models; give one of them, or move the other away"
+                ),
+            ));
+        }
+        (true, false) => return Ok(WEIGHTS.to_owned()),
+        (false, true) => return Ok(INDEX.to_owned()),
+        (false, false) => {}
+    }
+    let (indices, files) = (of(".safetensors.index.json"), of(".safetensors"));
+    match (&indices[..], &files[..]) {
+        ([index], _) => Ok((*index).clone()),
+        ([], [file]) => Ok((*file).clone()),
+        ([], []) => Err(file_error(
+            folder,
+            "it holds no .safetensors file and no checkpoint of `lowp train --save`; give a folder that does",
+        )),
+        (indices, files) => Err(file_error(
+            folder,
+            format!(
+                "it holds {} .safetensors files and {} indices of sharded models; give the index or the file that is meant",
+                files.len(),
+                indices.len()
+            ),
+        )),
+    }
+}
+
+/// The JSON object in file `name` of `folder`, if it is there.
+fn object(folder: &Path, names: &[String], name: &str) -> Result<Option<JsonObject>> {
+    if !names.iter().any(|known| known == name) {
+        return Ok(None);
+    }
+    let path = folder.join(name);
+    let bytes = read_regular(&path, MAX_CONFIG)
+        .map_err(|e| file_error(&path, format!("cannot read it: {}", hinted(e))))?;
+    let object = JsonObject::parse(bytes)
+        .map_err(|why| file_error(&path, format!("{}; write it again", shown(&why))))?;
+    Ok(Some(object))
+}

@@ -1,0 +1,93 @@
+//! Quantized safetensors files: open, decode, write, verify, shard, import and export them.
+//!
+//! A quantized tensor is several tensors of a file, and what the metadata of the file say of them (docs/decisions/0005-files.md): any reader
+//! of safetensors finds the bytes, and this crate what they mean. [`Model`] opens a file or an index, [`Hub`] a folder as Hugging Face keeps
+//! models. Files are written under another name and get their own when they are complete ([`files`]). Values are cast and decoded in bands of
+//! rows, so that memory does not grow with the model.
+//!
+//! ```
+//! use lowp_file::{Model, NewModel, Setup};
+//! use lowp_format::{AnyRecipe, RecipeOptions};
+//! # let folder = std::env::temp_dir().join(format!("lowp-file-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! # let (path, other) = (folder.join("q.safetensors"), folder.join("other.safetensors"));
+//! let setup = Setup::new(AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?);
+//! # NewModel::default().quantize("w.weight", &[64, 128], &[1.5; 64 * 128], setup)?.write(&path)?;
+//!
+//! // What `lowp quantize` wrote, or another program with this crate.
+//! let model = Model::open(&path)?;
+//! let values = model.decode("w.weight")?;
+//!
+//! let halves: Vec<f32> = values.iter().map(|value| value / 2.0).collect();
+//! let mut new = NewModel::default();
+//! new.quantize("v.weight", &[64, 128], &halves, setup)?;
+//! new.write(&other)?;
+//! assert_eq!(Model::open(&other)?.decode("v.weight")?, [0.75; 64 * 128]);
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod checkpoint;
+pub mod dequantize;
+pub mod export;
+pub mod files;
+pub mod flat;
+pub mod import;
+pub mod inspect;
+pub mod json_object;
+pub mod meta;
+pub mod model;
+pub mod options;
+pub mod out;
+pub mod process;
+pub mod quantize;
+pub mod ranks;
+pub mod select;
+pub mod temporary;
+pub mod text;
+pub mod unshard;
+pub mod verify;
+
+mod bands;
+mod behind;
+mod cast;
+mod decoding;
+mod difference;
+mod error;
+mod fields;
+mod foreign;
+mod groups;
+mod header;
+mod interchange;
+mod limits;
+mod map;
+mod names;
+mod new_model;
+mod pack;
+mod place;
+mod progress;
+mod round;
+mod shard;
+mod source;
+mod spare;
+mod stamp;
+mod stats;
+mod target;
+mod unpack;
+mod verify_source;
+mod write;
+
+pub use error::{FileError, Result};
+pub use export::Export;
+pub use import::Import;
+pub use inspect::inspect;
+pub use interchange::hub::{self, Hub};
+pub use model::Model;
+pub use names::{Dtypes, FloatName};
+pub use new_model::NewModel;
+pub use out::Out;
+pub use progress::Progress;
+pub use quantize::quantize;
+pub use select::Setup;
+pub use shard::shard;
+pub use verify::verify;

@@ -1,0 +1,94 @@
+//! The words that file metadata use for usages, forms and dtypes, and the dtypes that are written; recipes say those of their options.
+
+use lowp_format::{Form, Usage};
+use safetensors::Dtype;
+
+/// Floats that decoded values are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatName {
+    /// As decoded.
+    F32,
+    /// Rounded to nearest even.
+    Bf16,
+    /// Rounded to nearest even; above 65504 infinite.
+    F16,
+}
+
+impl FloatName {
+    /// Its name in the header of a file.
+    pub fn name(self) -> &'static str {
+        Named::label(Dtype::from(self))
+    }
+
+    /// Bytes of a value.
+    pub fn size(self) -> usize {
+        Dtype::from(self).bitsize() / 8
+    }
+}
+
+impl From<FloatName> for Dtype {
+    fn from(name: FloatName) -> Self {
+        match name {
+            FloatName::F32 => Dtype::F32,
+            FloatName::Bf16 => Dtype::BF16,
+            FloatName::F16 => Dtype::F16,
+        }
+    }
+}
+
+/// What codes and 8-bit scales are called in a file. The bytes are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dtypes {
+    /// F8_E4M3, F8_E5M2, F8_E8M0 and F4, whose shapes count codes; U8 where a row ends within a byte.
+    #[default]
+    Native,
+    /// U8, whose shapes count bytes, for readers that do not know the others.
+    U8,
+}
+
+/// A value with a name in file metadata.
+pub(crate) trait Named: Copy + 'static {
+    /// Every value.
+    const ALL: &'static [Self];
+
+    /// Its name.
+    fn label(self) -> &'static str;
+
+    /// The value of that name.
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|value| value.label() == name)
+    }
+}
+
+impl Named for Usage {
+    const ALL: &'static [Self] = &[Usage::ROWWISE, Usage::COLUMNWISE, Usage::BOTH];
+
+    fn label(self) -> &'static str {
+        Usage::label(self)
+    }
+}
+
+impl Named for Form {
+    const ALL: &'static [Self] = &Form::ALL;
+
+    fn label(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// The dtypes that are quantized.
+impl Named for Dtype {
+    const ALL: &'static [Self] = &[Dtype::F32, Dtype::BF16, Dtype::F16];
+
+    fn label(self) -> &'static str {
+        match self {
+            Dtype::F32 => "F32",
+            Dtype::BF16 => "BF16",
+            Dtype::F16 => "F16",
+            _ => "another dtype",
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! [`Out`]: where a model is written: one file, or a folder as Hugging Face keeps models.
+
+use crate::error::Result;
+use crate::interchange::shards::Weights;
+use crate::model::Model;
+use crate::progress::Progress;
+use crate::target::{FileTarget, FolderTarget};
+use std::path::Path;
+
+/// Most bytes of tensors in a file of a folder, unless something else is asked for.
+pub const MOST_BYTES: u64 = 5_000_000_000;
+
+/// A place for a model, which appears there when it is complete.
+#[derive(Debug)]
+pub enum Out {
+    /// One file.
+    File(FileTarget),
+    /// A folder, with most bytes of tensors in a file of it.
+    Folder(FolderTarget, u64),
+}
+
+impl Out {
+    /// The file `path`, made of `inputs`.
+    ///
+    /// # Errors
+    /// It cannot be written, or is an input.
+    pub fn file<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        FileTarget::new(path, inputs).map(Self::File)
+    }
+
+    /// The folder `path`, absent or empty, made of `inputs`, with at most `most` bytes of tensors in a file; the parts of a tensor stay
+    /// together.
+    ///
+    /// # Errors
+    /// It cannot be written, or is the folder of an input.
+    pub fn folder<'a>(
+        path: &Path,
+        inputs: impl IntoIterator<Item = &'a Path>,
+        most: u64,
+    ) -> Result<Self> {
+        FolderTarget::new(path, inputs).map(|folder| Self::Folder(folder, most))
+    }
+
+    /// Writes `weights`, which are made of `inputs`, and in a folder what `beside` puts there, which returns its bytes. Returns the bytes of
+    /// all files.
+    pub(crate) fn write<'m>(
+        self,
+        inputs: impl IntoIterator<Item = &'m Model>,
+        weights: &Weights<'_>,
+        progress: &dyn Progress,
+        beside: impl FnOnce(&FolderTarget) -> Result<u64>,
+    ) -> Result<u64> {
+        let mut inputs = inputs.into_iter();
+        let mut steady = || inputs.try_for_each(|model| model.steady(Ok(())));
+        match self {
+            Self::File(target) => {
+                let outputs = weights.whole();
+                progress.begin(outputs.work());
+                target.fill(|draft| outputs.write(draft, progress), steady)
+            }
+            Self::Folder(target, most) => {
+                progress.begin(weights.work(most));
+                let written = weights.write(&target, most, progress);
+                let written = written.and_then(|bytes| Ok(bytes + beside(&target)?));
+                // What fails of an input that was changed is told as that.
+                steady()?;
+                let written = written?;
+                target.publish()?;
+                Ok(written)
+            }
+        }
+    }
+}

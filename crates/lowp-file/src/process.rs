@@ -1,0 +1,44 @@
+//! What this crate needs of the program that it runs in: answers to signals, and its allocator.
+
+use std::io;
+use std::sync::OnceLock;
+
+/// What a program does at some points of the work. Without hooks temporary files of a process that a signal ends are removed by the next
+/// run for the same output.
+#[derive(Clone, Copy, Debug)]
+pub struct Hooks {
+    /// Called before each temporary is made: it may install a handler of signals that end the process, which calls
+    /// [`crate::temporary::remove_all`].
+    pub before_temporary: fn() -> io::Result<()>,
+    /// Called before an input is mapped: it may install a handler of SIGBUS, by which the system answers a read of a file that another
+    /// process made shorter.
+    pub before_map: fn(),
+    /// Called when large buffers were freed and others of another size come next: it may have the allocator give them to the system.
+    pub after_free: fn(),
+}
+
+static HOOKS: OnceLock<Hooks> = OnceLock::new();
+
+/// Sets the hooks of this process. Only the first call has an effect.
+pub fn set_hooks(hooks: Hooks) {
+    // A second program in one process has nothing to say.
+    let _ = HOOKS.set(hooks);
+}
+
+pub(crate) fn before_temporary() -> io::Result<()> {
+    HOOKS
+        .get()
+        .map_or(Ok(()), |hooks| (hooks.before_temporary)())
+}
+
+pub(crate) fn before_map() {
+    if let Some(hooks) = HOOKS.get() {
+        (hooks.before_map)();
+    }
+}
+
+pub(crate) fn after_free() {
+    if let Some(hooks) = HOOKS.get() {
+        (hooks.after_free)();
+    }
+}

@@ -1,0 +1,166 @@
+//! A model with its matrices in a low-precision recipe.
+
+use crate::bands::{Bands, Cast};
+use crate::error::{Result, file_error};
+use crate::fields::{self, Field, worked};
+use crate::flat::{Flat, FlatCuts};
+use crate::groups::{Amaxes, Groups};
+use crate::interchange::hub::Hub;
+use crate::interchange::shards::{Group, Weights};
+use crate::meta::{self, Text};
+use crate::model::{Model, Tensor};
+use crate::names::Named;
+use crate::options::Options;
+use crate::out::Out;
+use crate::pack::Packed;
+use crate::progress::Progress;
+use crate::select::{Choice, Choices, Matrix, Setup};
+use crate::source::load;
+use crate::text::shown;
+use crate::write::{Item, ItemSource, Parts};
+use lowp_format::{Recipe, Usage};
+use lowp_kernels::Backend;
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Writes what `choices` of the model in `hub` become to `out`: cast on `backend`, as ranks do that cut the flattened elements where there
+/// are `cuts`, which is the same. Returns the bytes that were written.
+///
+/// # Errors
+/// A tensor cannot be read or cast, two would have one name, or the output cannot be written.
+pub fn quantize<B: Backend>(
+    backend: &B,
+    hub: &Hub,
+    choices: &Choices<'_>,
+    cuts: Option<FlatCuts>,
+    out: Out,
+    progress: &dyn Progress,
+) -> Result<u64> {
+    let weights = weights(backend, &hub.model, &choices.all, cuts, progress)?;
+    weights.check()?;
+    out.write([&hub.model], &weights, progress, |target| {
+        hub.beside.copy_all(target)
+    })
+}
+
+/// What `choices` of `model` become, cast through flat slices where there are `cuts`.
+pub(crate) fn weights<'a, B: Backend>(
+    backend: &'a B,
+    model: &Model,
+    choices: &[Choice<'a>],
+    cuts: Option<FlatCuts>,
+    progress: &'a dyn Progress,
+) -> Result<Weights<'a>> {
+    let (mut groups, mut sources) = (Vec::new(), Vec::new());
+    let members = Groups::of(choices);
+    let mut jobs: Vec<(Choice<'a>, Matrix, Vec<Field>)> = Vec::new();
+    for &choice in choices {
+        let Choice {
+            tensor,
+            matrix,
+            group,
+        } = choice;
+        let Some(matrix) = matrix else {
+            groups.push(Group::of(Item::input(tensor)));
+            continue;
+        };
+        let Matrix { shape, setup } = matrix;
+        let specs = setup.recipe.buffers(setup.usage);
+        let fields = fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+            .map_err(|e| file_error(model.path(), format!("'{}': {e}", shown(tensor.name))))?;
+        let fields = fields::called(&fields, setup.dtypes);
+        sources.push(tensor.len());
+        let mut text = text(&setup, (tensor.dtype, tensor.shape), setup.usage);
+        text.amax_group = members.names(group);
+        let text = (meta::key(tensor.name), serde_json::to_string(&text)?);
+        groups.push(Group {
+            items: made_items(jobs.len(), tensor.name, &fields),
+            metadata: BTreeMap::from([text]),
+        });
+        jobs.push((choice, matrix, fields));
+    }
+    let (amaxes, memory) = (Amaxes::default(), Rc::default());
+    let make = Box::new(move |job: usize| {
+        let (Choice { tensor, group, .. }, matrix, fields) = &jobs[job];
+        let Matrix { shape, setup } = *matrix;
+        let recipe = setup.recipe;
+        let whole = |tensor: &Tensor<'_>| Ok(0..tensor.shape.iter().product());
+        let shared = amaxes.of(backend, &recipe, (&members, *group), whole)?;
+        let fields = fields.clone();
+        let Some(cuts) = &cuts else {
+            let cast = Cast {
+                backend,
+                tensor: *tensor,
+                matrix: *matrix,
+                fields,
+                progress,
+            };
+            let bands = Bands::new(cast, shared, &memory)?;
+            return Ok(Box::new(bands) as Box<dyn Parts>);
+        };
+        let specs = setup.recipe.buffers(setup.usage);
+        let flat = Flat {
+            recipe,
+            shape: worked([shape; 2], &specs),
+            specs: &specs,
+            delayed_scale: setup.delayed_scale,
+            shared,
+        };
+        let load = |range| load(backend, tensor, range, progress);
+        let (tensor, amax) = cuts.cast(backend, &flat, load)?;
+        Ok(Box::new(Packed {
+            backend: backend.clone(),
+            tensor: Arc::new(tensor),
+            amax,
+            fields,
+        }) as Box<dyn Parts>)
+    });
+    Ok(Weights {
+        groups,
+        metadata: copied_metadata(model),
+        make,
+        sources,
+    })
+}
+
+/// The items of one job's fields.
+pub(crate) fn made_items<'a>(job: usize, name: &str, fields: &[Field]) -> Vec<Item<'a>> {
+    let item = |(part, field): (usize, &Field)| Item {
+        name: field.name(name),
+        dtype: field.dtype,
+        shape: field.shape.clone(),
+        bytes: field.bytes(),
+        source: ItemSource::Made { job, part },
+    };
+    fields.iter().enumerate().map(item).collect()
+}
+
+/// The metadata of the input that are not about quantized tensors, and the version of ours.
+pub(crate) fn copied_metadata(model: &Model) -> BTreeMap<String, String> {
+    let foreign = model
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !meta::is_ours(key));
+    let ours = (meta::FORMAT_KEY.to_owned(), meta::FORMAT.to_owned());
+    foreign
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .chain([ours])
+        .collect()
+}
+
+/// What the metadata say of a tensor that was `dtype` and `shape`, stored for `usage`.
+pub(crate) fn text(setup: &Setup, (dtype, shape): (Dtype, &[usize]), usage: Usage) -> Text {
+    Text {
+        recipe: setup.recipe.name().to_owned(),
+        options: Options::of(&setup.recipe),
+        shape: shape.to_vec(),
+        dtype: Named::label(dtype).to_owned(),
+        usage: usage.label().to_owned(),
+        scales: Named::label(setup.form).to_owned(),
+        delayed_scale: setup.delayed_scale,
+        amax_group: None,
+        shard: None,
+    }
+}

@@ -1,0 +1,115 @@
+//! A folder of rank files, as `lowp shard` writes it.
+
+use crate::checkpoint::is_checkpoint;
+use crate::error::{Result, file_error};
+use crate::limits::hinted;
+use crate::meta::MAX_WORLD;
+use crate::text::dims;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The file of `rank` in a world of `world`.
+pub(crate) fn file_name(rank: usize, world: usize) -> String {
+    format!("rank-{rank:05}-of-{world:05}.safetensors")
+}
+
+/// Rank and world of a file name.
+fn parse(name: &str) -> Option<(usize, usize)> {
+    let (rank, world) = name
+        .strip_prefix("rank-")?
+        .strip_suffix(".safetensors")?
+        .split_once("-of-")?;
+    let number = |text: &str| {
+        text.parse()
+            .ok()
+            .filter(|_| text.bytes().all(|b| b.is_ascii_digit()))
+    };
+    Some((number(rank)?, number(world)?))
+}
+
+/// Whether a folder with these `names` is one of rank files.
+pub(crate) fn are_in(names: &[String]) -> bool {
+    names.iter().any(|name| parse(name).is_some())
+}
+
+/// Whether `path` is a folder that has rank files.
+pub fn is_folder(path: &Path) -> bool {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.any(|name| parse(&name).is_some())
+}
+
+/// The files of all ranks, in rank order. Each is to be opened only when it is read: what one says of its tensors is as
+/// much as the whole model says.
+///
+/// # Errors
+/// A folder without rank files, of more than one world, or in which a rank is missing.
+pub fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder)
+        .map_err(|e| file_error(folder, format!("cannot read this folder: {}", hinted(e))))?;
+    let mut found: BTreeMap<usize, (usize, PathBuf)> = BTreeMap::new();
+    let mut worlds = Vec::new();
+    for entry in entries {
+        let entry =
+            entry.map_err(|e| file_error(folder, format!("cannot read this folder: {e}")))?;
+        let Some((rank, world)) = entry.file_name().to_str().and_then(parse) else {
+            continue;
+        };
+        found.insert(rank, (world, entry.path()));
+        worlds.push(world);
+    }
+    worlds.sort_unstable();
+    worlds.dedup();
+    let world = match worlds[..] {
+        [] if is_checkpoint(folder) => {
+            return Err(file_error(
+                folder,
+                "a checkpoint of `lowp train` and no folder of rank files; `lowp export FOLDER -o DIR --to bf16` makes a model of it",
+            ));
+        }
+        [] => {
+            return Err(file_error(
+                folder,
+                format!(
+                    "no rank files; give a folder that `lowp shard` wrote ({}, ..)",
+                    file_name(0, 2)
+                ),
+            ));
+        }
+        [world] if (1..=MAX_WORLD).contains(&world) => world,
+        [world] => {
+            return Err(file_error(
+                folder,
+                format!("rank files of {world} ranks; 1 to {MAX_WORLD} are possible"),
+            ));
+        }
+        _ => {
+            return Err(file_error(
+                folder,
+                format!(
+                    "rank files of different worlds ({} ranks); keep those of one `lowp shard`",
+                    dims(&worlds)
+                ),
+            ));
+        }
+    };
+    if let Some((rank, _)) = found.last_key_value().filter(|(rank, _)| **rank >= world) {
+        return Err(file_error(
+            folder,
+            format!("rank {rank} is outside a world of {world}; remove its file"),
+        ));
+    }
+    (0..world)
+        .map(|rank| match found.get(&rank) {
+            Some((_, path)) => Ok(path.clone()),
+            None => Err(file_error(
+                folder,
+                format!(
+                    "{} is missing; put it back, or shard the model again",
+                    file_name(rank, world)
+                ),
+            )),
+        })
+        .collect()
+}

@@ -1,0 +1,230 @@
+//! One file per rank, each with its own rows, quantized by itself with agreed scales.
+
+use crate::cast::{cast, empty};
+use crate::error::{Context, Result, input_error};
+use crate::fields::{self, Field, worked};
+use crate::groups::{Amaxes, Groups};
+use crate::interchange::hub::Hub;
+use crate::meta::{self, ShardText};
+use crate::model::{Model, Tensor};
+use crate::names::Named;
+use crate::pack::Packed;
+use crate::progress::Progress;
+use crate::quantize::{copied_metadata, made_items, text};
+use crate::ranks::file_name;
+use crate::select::{Choice, Choices, Matrix, Setup};
+use crate::source::load;
+use crate::target::{Draft, FolderTarget};
+use crate::text::shown;
+use crate::write::{Item, ItemSource, Make, Parts, check_names, fill, header, sorted};
+use lowp_format::{BufferList, Form, Part as BufferPart, Recipe, Shape, Usage};
+use lowp_kernels::Cpu;
+use lowp_shard::{Communicator, ShardSpec, run_ranks};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Longest that a rank waits for the others to finish a tensor.
+const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Writes what `choices` of the model in `hub` become to the folder `output`, absent or empty: a file for each of `world` ranks, from 1 to
+/// [`meta::MAX_WORLD`]. Returns the bytes that were written.
+///
+/// # Errors
+/// A tensor cannot be read or cast, or the folder cannot be written.
+pub fn shard(
+    hub: &Hub,
+    choices: &Choices<'_>,
+    (setup, world): (Setup, usize),
+    output: &Path,
+    progress: &dyn Progress,
+) -> Result<u64> {
+    let Hub { model, beside, .. } = hub;
+    let plan = Plan::new(model, &choices.all, setup, world)?;
+    let target = FolderTarget::new(output, model.files())?;
+    // One header at a time: each is as long as that of the whole model.
+    let (mut drafts, mut work, mut items) = (Vec::new(), 0, Vec::new());
+    for rank in 0..world {
+        let (draft, of_rank) = plan.begin(rank, &target)?;
+        work += of_rank.iter().map(|item| item.bytes).sum::<usize>();
+        drafts.push(Mutex::new(Some(draft)));
+        if rank == 0 {
+            items = of_rank;
+        }
+    }
+    let items = sorted(&items);
+    // The rows of all ranks are the tensors.
+    let sources: Vec<usize> = plan.jobs.iter().map(|(tensor, _)| tensor.len()).collect();
+    progress.begin(work + sources.iter().sum::<usize>());
+    let ranks = run_ranks(&Cpu, world, PATIENCE, |rank, comm| {
+        let draft = drafts[rank]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let mut draft = draft.context("a rank runs once")?;
+        plan.fill(&mut draft, &items, rank, &comm, progress)?;
+        draft.finish()
+    });
+    let written = ranks.map_err(|failed| failed.cause)?;
+    let written = written.iter().sum::<u64>() + beside.copy_all(&target)?;
+    model.steady(Ok(()))?;
+    target.publish()?;
+    Ok(written)
+}
+
+/// What all ranks do, held once whatever their number.
+struct Plan<'a> {
+    model: &'a Model,
+    /// Those that pass through.
+    passed: Vec<Tensor<'a>>,
+    /// Those that are quantized, each a job, and the groups that have one amax.
+    jobs: Vec<(Tensor<'a>, Shape)>,
+    groups: Groups<'a>,
+    group_of: Vec<Option<usize>>,
+    setup: Setup,
+    world: usize,
+    /// The buffers that ranks store, and what their data serve.
+    stored: BufferList,
+    held: Usage,
+}
+
+/// The part of one job that a rank does.
+struct Part {
+    spec: ShardSpec,
+    fields: Vec<Field>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(model: &'a Model, choices: &[Choice<'a>], setup: Setup, world: usize) -> Result<Self> {
+        let stored = setup.recipe.stored(setup.usage);
+        let data = stored
+            .iter()
+            .filter(|spec| spec.key.part == BufferPart::Data);
+        let held = data.fold(Usage::empty(), |usage, spec| usage | spec.key.usage);
+        let mut plan = Self {
+            model,
+            passed: Vec::new(),
+            jobs: Vec::new(),
+            groups: Groups::of(choices),
+            group_of: Vec::new(),
+            setup,
+            world,
+            stored,
+            held,
+        };
+        let specs = setup.recipe.buffers(setup.usage);
+        for &Choice {
+            tensor,
+            matrix,
+            group,
+        } in choices
+        {
+            let Some(Matrix { shape, .. }) = matrix else {
+                plan.passed.push(tensor);
+                continue;
+            };
+            // What unshard will write must be possible, too.
+            fields::fields(&setup.recipe, &specs, shape, setup.usage, setup.form)
+                .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
+            plan.jobs.push((tensor, shape));
+            plan.group_of.push(group);
+        }
+        Ok(plan)
+    }
+
+    /// What `rank` does of a job.
+    fn part(&self, job: usize, rank: usize) -> Result<Part> {
+        let (tensor, full) = self.jobs[job];
+        let Setup { recipe, usage, .. } = self.setup;
+        let spec = ShardSpec::for_usage(&recipe, full, self.world, rank, usage)?;
+        let shape = spec.local_shape();
+        let fields = fields::fields(&recipe, &self.stored, shape, self.held, Form::Compact)
+            .map_err(|e| input_error(format!("'{}': {e}", shown(tensor.name))))?;
+        Ok(Part { spec, fields })
+    }
+
+    /// Makes the file of `rank` and writes its header. Returns what is to follow.
+    fn begin(&self, rank: usize, target: &FolderTarget) -> Result<(Draft, Vec<Item<'a>>)> {
+        let mut metadata = copied_metadata(self.model);
+        let mut items = Vec::new();
+        if rank == 0 {
+            items.extend(self.passed.iter().copied().map(Item::input));
+        }
+        let compact = Setup {
+            form: Form::Compact,
+            ..self.setup
+        };
+        for (job, (tensor, _)) in self.jobs.iter().enumerate() {
+            let Part { spec, fields } = self.part(job, rank)?;
+            items.extend(made_items(job, tensor.name, &fields));
+            let rows = spec.rows();
+            let mut text = text(&compact, (tensor.dtype, tensor.shape), self.held);
+            text.amax_group = self.groups.names(self.group_of[job]);
+            text.shard = Some(ShardText {
+                rank,
+                world: self.world,
+                rows: [rows.start, rows.end],
+                usage: self.setup.usage.label().to_owned(),
+                scales: Named::label(self.setup.form).to_owned(),
+            });
+            metadata.insert(meta::key(tensor.name), serde_json::to_string(&text)?);
+        }
+        if rank == 0 {
+            check_names(&items)?;
+        }
+        let mut draft = target.create_small(&file_name(rank, self.world))?;
+        draft.write_at(0, &header(&sorted(&items), &metadata)?)?;
+        Ok((draft, items))
+    }
+
+    /// Writes the tensors of `rank`, which are `items` of rank 0 with the rows of this one.
+    fn fill(
+        &self,
+        draft: &mut Draft,
+        items: &[&Item<'a>],
+        rank: usize,
+        comm: &Arc<dyn Communicator<Cpu>>,
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let amaxes = Amaxes::default();
+        // Ranks agree on the amaxes of their rows.
+        let own = |tensor: &Tensor<'_>| -> Result<Range<usize>> {
+            // In the order of names.
+            let job = self
+                .jobs
+                .binary_search_by(|(job, _)| job.name.cmp(tensor.name));
+            let part = self.part(job.ok().context("it is quantized")?, rank)?;
+            Ok(part.spec.elements())
+        };
+        let make: Make<'_> = Box::new(|job| {
+            let Part { spec, fields } = self.part(job, rank)?;
+            let source = load(&Cpu, &self.jobs[job].0, spec.elements(), progress)?;
+            let Setup {
+                recipe,
+                delayed_scale,
+                ..
+            } = self.setup;
+            let shape = worked([spec.local_shape(), self.jobs[job].1], &self.stored);
+            let local = empty(&Cpu, recipe, shape, &self.stored)?;
+            let group = (&self.groups, self.group_of[job]);
+            let shared = amaxes.of(&Cpu, &recipe, group, own)?;
+            let amax = cast(&Cpu, &**comm, &local, source, (delayed_scale, shared))?;
+            Ok(Box::new(Packed {
+                backend: Cpu,
+                tensor: Arc::new(local),
+                amax,
+                fields,
+            }) as Box<dyn Parts>)
+        });
+        let bytes = |item: &Item<'_>| -> Result<Option<usize>> {
+            Ok(match item.source {
+                ItemSource::Input(_) if rank > 0 => None,
+                ItemSource::Input(_) => Some(item.bytes),
+                ItemSource::Made { job, part } => Some(self.part(job, rank)?.fields[part].bytes()),
+            })
+        };
+        let begin = draft.len();
+        fill(draft, begin, items, &make, progress, bytes)
+    }
+}

@@ -1,0 +1,271 @@
+//! Values of a file as the input of a cast.
+
+use crate::error::{FileError, Result, input_error};
+use crate::model::Tensor;
+use crate::progress::Progress;
+use crate::spare::Spare;
+use crate::text::shown;
+use half::{bf16, f16};
+use lowp_kernels::{Backend, CpuBuffer, Element, Source};
+use safetensors::Dtype;
+use std::any::Any;
+use std::ops::Range;
+use std::thread;
+
+/// Values that are converted at a time.
+const CHUNK: usize = 1 << 16;
+
+/// Bytes from which several threads read.
+const LARGE: usize = 8 << 20;
+/// Most of them.
+const MOST_THREADS: usize = 4;
+
+/// Where sources lie one after the other.
+pub(crate) struct Room<B: Backend> {
+    f32: Spare<B::Buffer<f32>>,
+    bf16: Spare<B::Buffer<bf16>>,
+}
+
+impl<B: Backend> Default for Room<B> {
+    fn default() -> Self {
+        Self {
+            f32: Spare::default(),
+            bf16: Spare::default(),
+        }
+    }
+}
+
+impl<B: Backend> Room<B> {
+    /// Lets go of the source that lies there, unless it has room for `most` values of `dtype`; `None` is for none. Whether there was one.
+    pub(crate) fn keep(&self, backend: &B, room: Option<(Dtype, usize)>) -> bool {
+        let [wide, narrow] = match room {
+            None => [None; 2],
+            Some((Dtype::BF16, most)) => [None, Some(most)],
+            Some((_, most)) => [Some(most), None],
+        };
+        let wide = wide.is_none_or(|most| !self.f32.has(|kept| backend.len::<f32>(kept) == most));
+        let narrow =
+            narrow.is_none_or(|most| !self.bf16.has(|kept| backend.len::<bf16>(kept) == most));
+        (wide && self.f32.release()) | (narrow && self.bf16.release())
+    }
+}
+
+/// The values of `tensor` where they lie in its file, where the kernels of `B` can read them there.
+pub(crate) fn mapped<B: Backend>(tensor: &Tensor<'_>) -> Option<Source<B>> {
+    Some(match tensor.dtype {
+        Dtype::F32 => Source::F32(own::<f32, B>(tensor.values()?)?),
+        Dtype::BF16 => Source::Bf16(own::<bf16, B>(tensor.values()?)?),
+        _ => return None,
+    })
+}
+
+/// `buffer` as one of `B`, which it is on the CPU.
+pub(crate) fn own<T: Element, B: Backend>(buffer: CpuBuffer<T>) -> Option<B::Buffer<T>> {
+    let buffer: Box<dyn Any> = Box::new(buffer);
+    buffer.downcast().ok().map(|buffer| *buffer)
+}
+
+/// Elements `range` of `tensor`, read under the eyes of `progress`. F16 is widened to F32, which is exact.
+pub(crate) fn load<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    progress: &dyn Progress,
+) -> Result<Source<B>> {
+    let room = (&Room::default(), range.len());
+    load_in(backend, room, tensor, range, progress)
+}
+
+/// [`load`] into `room`, which has the values of one source, and is done with the one before it. It is made for as many as are given beside
+/// it, so that shorter ones need no other.
+pub(crate) fn load_in<B: Backend>(
+    backend: &B,
+    (room, most): (&Room<B>, usize),
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    progress: &dyn Progress,
+) -> Result<Source<B>> {
+    let most = most.max(range.len());
+    let from = (tensor, range, progress);
+    let Room {
+        f32: wide,
+        bf16: narrow,
+    } = room;
+    room.keep(backend, Some((tensor.dtype, most)));
+    Ok(match tensor.dtype {
+        Dtype::F32 => Source::F32(convert::<4, _, _>(
+            (backend, wide, most),
+            from,
+            f32::from_le_bytes,
+        )?),
+        Dtype::F16 => Source::F32(convert::<2, _, _>((backend, wide, most), from, f32_of_f16)?),
+        Dtype::BF16 => Source::Bf16(convert::<2, _, _>(
+            (backend, narrow, most),
+            from,
+            bf16::from_le_bytes,
+        )?),
+        _ => return Err(no_values(tensor)),
+    })
+}
+
+/// Reads values of `N` bytes each.
+fn convert<const N: usize, T: Element, B: Backend>(
+    (backend, spare, most): (&B, &Spare<B::Buffer<T>>, usize),
+    (tensor, range, progress): (&Tensor<'_>, Range<usize>, &dyn Progress),
+    value: impl Fn([u8; N]) -> T + Sync,
+) -> Result<B::Buffer<T>> {
+    let buffer = spare.take(
+        |buffer| backend.len::<T>(buffer) == most,
+        || backend.alloc::<T>(most),
+    )?;
+    let buffer = backend.view::<T>(&buffer, 0..range.len())?;
+    let fill = |part: Range<usize>| {
+        let from = range.start + part.start..range.start + part.end;
+        each_chunk::<N, T>(tensor, from, &value, |start, values| {
+            progress.add(values.len() * N);
+            Ok(backend.write(&buffer, part.start + start, values)?)
+        })
+    };
+    // Most of the time is the system's, which copies for several threads at once.
+    let parts = match range.len() * N {
+        0..LARGE => 1,
+        _ => thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(MOST_THREADS),
+    };
+    let each = range.len().div_ceil(parts).max(1);
+    let parts = (0..parts).map(|part| {
+        let end = |part: usize| (part * each).min(range.len());
+        end(part)..end(part + 1)
+    });
+    thread::scope(|scope| -> Result<()> {
+        let mut parts = parts;
+        let own = parts.next().unwrap_or(0..0);
+        let fill = &fill;
+        let start = |part: Range<usize>| {
+            let (start, end) = (part.start, part.end);
+            let thread = thread::Builder::new().spawn_scoped(scope, move || fill(start..end));
+            thread.map_err(|_| part)
+        };
+        let others: Vec<_> = parts.map(start).collect();
+        let mut filled = fill(own);
+        for other in others {
+            filled = filled.and(match other {
+                Ok(thread) => {
+                    let ended = thread
+                        .join()
+                        .map_err(|_| FileError::Missing("a reader panicked".to_owned()));
+                    ended.and_then(|result| result)
+                }
+                // The system has no thread for it.
+                Err(part) => fill(part),
+            });
+        }
+        filled
+    })?;
+    Ok(buffer)
+}
+
+/// Hands values of `N` bytes each to `take`, each chunk with its distance from the start of the range.
+fn each_chunk<const N: usize, T>(
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    value: impl Fn([u8; N]) -> T,
+    mut take: impl FnMut(usize, &[T]) -> Result<()>,
+) -> Result<()> {
+    let mut values = Vec::with_capacity(CHUNK.min(range.len()));
+    tensor.pieces(range.start * N..range.end * N, |start, bytes| {
+        for (chunk, bytes) in bytes.chunks(CHUNK * N).enumerate() {
+            values.clear();
+            let (all, _) = bytes.as_chunks::<N>();
+            values.extend(all.iter().map(|bytes| value(*bytes)));
+            take(start / N + chunk * CHUNK, &values)?;
+        }
+        Ok(())
+    })
+}
+
+/// Hands elements `range` of `tensor` to `take` as f32 values, chunk by chunk.
+pub(crate) fn each_value(
+    tensor: &Tensor<'_>,
+    range: Range<usize>,
+    take: impl FnMut(usize, &[f32]) -> Result<()>,
+) -> Result<()> {
+    match tensor.dtype {
+        Dtype::F32 => each_chunk::<4, _>(tensor, range, f32::from_le_bytes, take),
+        Dtype::F16 => each_chunk::<2, _>(tensor, range, f32_of_f16, take),
+        Dtype::BF16 => each_chunk::<2, _>(tensor, range, f32_of_bf16, take),
+        _ => Err(no_values(tensor)),
+    }
+}
+
+fn f32_of_f16(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
+
+fn f32_of_bf16(bytes: [u8; 2]) -> f32 {
+    bf16::from_le_bytes(bytes).to_f32()
+}
+
+fn no_values(tensor: &Tensor<'_>) -> FileError {
+    input_error(format!(
+        "'{}' has dtype {} and only F32, BF16 and F16 hold values to quantize; convert it first",
+        shown(tensor.name),
+        tensor.dtype
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use lowp_kernels::Cpu;
+    use std::fs;
+
+    /// A source that several threads read is the one that one thread reads, and a second one takes its place.
+    #[test]
+    fn large_sources_are_read_in_parts() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("in.safetensors");
+        for (dtype, width) in [("F32", 4), ("BF16", 2), ("F16", 2)] {
+            let len = LARGE / width + 12_345;
+            let bytes = len * width;
+            let entry = |name: &str, at: usize| {
+                format!(
+                    "\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":[{len}],\"data_offsets\":[{},{}]}}",
+                    at * bytes,
+                    (at + 1) * bytes
+                )
+            };
+            let header = format!("{{{},{}}}", entry("a", 0), entry("b", 1));
+            let mut file = (header.len() as u64).to_le_bytes().to_vec();
+            file.extend(header.bytes());
+            // Finite numbers, and no two parts alike.
+            file.extend(
+                (0..2 * bytes as u64)
+                    .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8 & 0x3b),
+            );
+            fs::write(&path, file)?;
+            let model = Model::open(&path)?;
+            let (room, progress) = (Room::default(), ());
+            for tensor in model.tensors() {
+                let whole = 0..len - 7;
+                let mut expected = Vec::new();
+                each_value(&tensor, whole.clone(), |start, values| {
+                    assert_eq!(start, expected.len());
+                    expected.extend_from_slice(values);
+                    Ok(())
+                })?;
+                let found: Vec<f32> = match load_in(&Cpu, (&room, len), &tensor, whole, &progress)?
+                {
+                    Source::F32(values) => Cpu.download(&values)?,
+                    Source::Bf16(values) => {
+                        Cpu.download(&values)?.iter().map(|x| x.to_f32()).collect()
+                    }
+                };
+                assert!(found == expected, "{dtype}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Output paths: known to be writable before work begins, and whole or absent after it.
+
+use crate::behind::{Behind, Later};
+use crate::error::{Context, FileError, Result};
+use crate::files::{NewFile, NewFolder};
+use crate::limits::hinted;
+use crate::place::Place;
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file that will appear under its name when it is complete.
+#[derive(Debug)]
+pub struct FileTarget(NewFile);
+
+impl FileTarget {
+    /// Takes `path` as the output of a command that reads `inputs`.
+    pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        let file = NewFile::at(path).map_err(|e| output_error(path, e))?;
+        let same = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == file.path());
+        if inputs.into_iter().any(same) {
+            return Err(output_error(path, "it is the input; give another name"));
+        }
+        Ok(Self(file))
+    }
+
+    /// Lets `write` fill a file under a temporary name, then gives it its own, unless `check` fails. Returns its length.
+    pub(crate) fn fill(
+        self,
+        write: impl FnOnce(&mut Draft) -> Result<()>,
+        check: impl FnOnce() -> Result<()>,
+    ) -> Result<u64> {
+        let Self(file) = self;
+        let path = file.path().to_owned();
+        let mut draft = Draft::new(file.create().map(Behind::new), &path)?;
+        let made = write(&mut draft).and_then(|()| draft.finish());
+        // What fails of an input that was changed is told as that.
+        check()?;
+        let written = made?;
+        file.publish().with_context(|| cannot_write(&path))?;
+        Ok(written)
+    }
+}
+
+/// A folder that will appear under its name when all of its files are complete.
+#[derive(Debug)]
+pub struct FolderTarget(NewFolder);
+
+impl FolderTarget {
+    /// Takes `path` as the folder to write, absent or empty, of a command that reads `inputs`. It may lie in a folder of an input:
+    /// what is read was listed before.
+    pub(crate) fn new<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        if let Ok(folder) = fs::canonicalize(path) {
+            let is_in = |input: &Path| {
+                let input = fs::canonicalize(input);
+                input.is_ok_and(|input| input.parent() == Some(&*folder))
+            };
+            if inputs.into_iter().any(is_in) {
+                return Err(output_error(
+                    path,
+                    "it is the folder of the input; give another name",
+                ));
+            }
+        }
+        NewFolder::at(path)
+            .map(Self)
+            .map_err(|e| output_error(path, e))
+    }
+
+    /// Makes the file called `name` in it.
+    pub(crate) fn create(&self, name: &str) -> Result<Draft> {
+        let file = File::create(self.0.draft().join(name));
+        Draft::new(file.map(Behind::new), &self.0.path().join(name))
+    }
+
+    /// The same for one of many files that are written at a time.
+    pub(crate) fn create_small(&self, name: &str) -> Result<Draft> {
+        let file = File::create(self.0.draft().join(name));
+        Draft::new(file.map(Behind::small), &self.0.path().join(name))
+    }
+
+    /// Gives the folder its name.
+    pub(crate) fn publish(self) -> Result<()> {
+        let path = self.0.path().to_owned();
+        self.0.publish().with_context(|| cannot_write(&path))
+    }
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    out: Behind,
+    /// What it will be called.
+    name: PathBuf,
+    written: u64,
+}
+
+impl Draft {
+    /// The file that was made for what will be called `name`.
+    fn new(out: io::Result<Behind>, name: &Path) -> Result<Self> {
+        Ok(Self {
+            out: out.map_err(hinted).with_context(|| cannot_write(name))?,
+            name: name.to_owned(),
+            written: 0,
+        })
+    }
+
+    /// Makes sure that it is on the disk, and returns its length.
+    pub(crate) fn finish(self) -> Result<u64> {
+        self.out
+            .finish()
+            .with_context(|| cannot_write(&self.name))?;
+        Ok(self.written)
+    }
+
+    /// Writes `bytes` to the place that begins at byte `at`. Every place is written once, in any order.
+    pub(crate) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.written += bytes.len() as u64;
+        self.out
+            .write_at(at, bytes)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// The same of bytes that are read when they are written, which may be later; `place` says where each lies from there.
+    pub(crate) fn write_later(
+        &mut self,
+        at: u64,
+        place: Place,
+        bytes: Box<dyn Later>,
+    ) -> Result<()> {
+        self.written += place.placed(bytes.len()) as u64;
+        self.out
+            .write_later(at, place, bytes)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// Waits until at most `most` bytes of what was given by [`Draft::write_later`] are left.
+    pub(crate) fn settle(&mut self, most: usize) -> Result<()> {
+        self.out
+            .settle(most)
+            .with_context(|| cannot_write(&self.name))
+    }
+
+    /// Writes `bytes` behind as many as were written.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_at(self.written, bytes)
+    }
+
+    /// Bytes that were written.
+    pub(crate) fn len(&self) -> u64 {
+        self.written
+    }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+/// The error of an output that cannot be.
+fn output_error(path: &Path, why: impl Display) -> FileError {
+    FileError::Output(format!("{}: {why}", cannot_write(path)))
+}

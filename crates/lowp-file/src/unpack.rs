@@ -1,0 +1,174 @@
+//! A quantized tensor from its fields in a file.
+
+use crate::cast::Tensor;
+use crate::error::{Context, Result, file_error};
+use crate::fields::{holding, worked};
+use crate::meta::{self, Quantized};
+use crate::model::Model;
+use crate::source::{each_value, own};
+use crate::spare::Spare;
+use crate::text::shown;
+use lowp_format::{
+    BufferList, BufferSpec, Form, Orientation, Part, QuantizedTensor, ScaleLayout, Usage,
+};
+use lowp_kernels::{Backend, Cpu, DecodeJob, RepackJob, Source, Work};
+
+impl Model {
+    /// The values of a tensor, in the order of its elements: those of a quantized one decoded as its metadata say, rowwise where that is
+    /// there.
+    ///
+    /// # Errors
+    /// There is no such tensor, it holds no floats, or the file cannot be read.
+    pub fn decode(&self, name: &str) -> Result<Vec<f32>> {
+        if let Some(tensor) = meta::find(self, name)? {
+            let orientation = orientation(self, &tensor, None)?;
+            let codes = unpack(&Cpu, self, &tensor, Some(orientation))?;
+            let values = decode(&Cpu, &codes, orientation, &Spare::default())?;
+            return Ok(Cpu.download(&values)?);
+        }
+        let Some(tensor) = self.get(name) else {
+            let why = format!(
+                "it has no tensor '{}'; `lowp inspect` lists their names",
+                shown(name)
+            );
+            return Err(file_error(self.path(), why));
+        };
+        let mut all = Vec::new();
+        each_value(&tensor, 0..tensor.shape.iter().product(), |_, values| {
+            all.extend_from_slice(values);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+}
+
+/// The orientations that `tensor` can be decoded for.
+pub(crate) fn served(tensor: &Quantized) -> Usage {
+    tensor
+        .specs
+        .iter()
+        .filter(|spec| spec.key.part == Part::Data)
+        .fold(Usage::empty(), |usage, spec| usage | spec.key.usage)
+}
+
+/// Reads what serves `orientation`, or every buffer if it is `None`.
+pub(crate) fn unpack<B: Backend>(
+    backend: &B,
+    model: &Model,
+    tensor: &Quantized,
+    orientation: Option<Orientation>,
+) -> Result<Tensor<B>> {
+    let serves =
+        |spec: &&BufferSpec| orientation.is_none_or(|o| spec.key.usage.contains(o.usage()));
+    let specs: BufferList = tensor.specs.iter().filter(serves).copied().collect();
+    let shape = worked([tensor.shape, tensor.full], &specs);
+    QuantizedTensor::with_buffers(tensor.recipe, shape, specs, |spec, _| {
+        read(backend, model, tensor, spec, orientation)
+    })
+}
+
+/// The values of `tensor` as `orientation` serves them, in the buffer of `spare`.
+pub(crate) fn decode<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    orientation: Orientation,
+    spare: &Spare<B::Buffer<f32>>,
+) -> Result<B::Buffer<f32>> {
+    let len = tensor.shape().elements();
+    let out = spare.take(
+        |out| backend.len::<f32>(out) == len,
+        || backend.alloc::<f32>(len),
+    )?;
+    decode_into(backend, tensor, orientation, &out)?;
+    Ok(out)
+}
+
+/// Writes the values of `tensor` as `orientation` serves them to `out`.
+pub(crate) fn decode_into<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B>,
+    orientation: Orientation,
+    out: &B::Buffer<f32>,
+) -> Result<()> {
+    let job = DecodeJob::new(tensor, orientation, Source::F32(out.clone()))?;
+    Ok(backend.once(Work::Decode(vec![job]))?)
+}
+
+/// One buffer in its Compact form.
+fn read<B: Backend>(
+    backend: &B,
+    model: &Model,
+    tensor: &Quantized,
+    spec: &BufferSpec,
+    orientation: Option<Orientation>,
+) -> Result<B::Buffer<u8>> {
+    let orientation = orientation
+        .or_else(|| (spec.key.usage & tensor.usage).orientations().next())
+        .unwrap_or(Orientation::Rowwise);
+    let field = holding(&tensor.fields, spec.key, orientation)
+        .with_context(|| format!("'{}' has no field for {}", shown(&tensor.name), spec.key))?;
+    let found = model.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
+    let bytes = match found.values().and_then(own::<u8, B>) {
+        Some(mapped) => mapped,
+        None => {
+            let bytes = backend.alloc::<u8>(found.len())?;
+            found.pieces(0..found.len(), |start, piece| {
+                Ok(backend.write(&bytes, start, piece)?)
+            })?;
+            bytes
+        }
+    };
+    let Some(from_layout) = field.layout.filter(|layout| layout.form() != Form::Compact) else {
+        return Ok(bytes);
+    };
+    if found.len() == 0 {
+        return Ok(bytes);
+    }
+    let to_layout = ScaleLayout::new(spec, tensor.shape, orientation, Form::Compact)?;
+    let to = backend.alloc::<u8>(to_layout.bytes())?;
+    backend.once(Work::Repack(vec![RepackJob {
+        from_layout,
+        to_layout,
+        from: bytes,
+        to: to.clone(),
+    }]))?;
+    Ok(to)
+}
+
+/// The orientation to decode: the one that is requested, or the first there is.
+pub(crate) fn orientation(
+    model: &Model,
+    tensor: &Quantized,
+    requested: Option<Orientation>,
+) -> Result<Orientation> {
+    // A buffer for both orientations may have been asked for and written for one of them only.
+    let there = |o: &Orientation| {
+        let serving = tensor
+            .specs
+            .iter()
+            .filter(|spec| spec.key.usage.contains(o.usage()));
+        served(tensor).contains(o.usage())
+            && serving
+                .into_iter()
+                .all(|spec| holding(&tensor.fields, spec.key, *o).is_some())
+    };
+    match requested {
+        Some(requested) if !there(&requested) => {
+            let name = shown(&tensor.name);
+            let usage = served(tensor) & tensor.usage;
+            Err(file_error(
+                model.path(),
+                format!(
+                    "'{name}' was quantized for {usage} and cannot be decoded {requested}; leave out --usage, or quantize it for both"
+                ),
+            ))
+        }
+        Some(requested) => Ok(requested),
+        None => Orientation::ALL.into_iter().find(there).ok_or_else(|| {
+            file_error(
+                model.path(),
+                format!("'{}' has no usage {}", shown(&tensor.name), Usage::BOTH),
+            )
+        }),
+    }
+}

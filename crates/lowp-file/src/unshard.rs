@@ -1,0 +1,428 @@
+//! [`World`]: rank files, gathered into the file that quantizing the whole model would have written.
+
+use crate::cast::Tensor;
+use crate::error::{Context, FileError, Result, file_error, input_error};
+use crate::fields::{self, Content, Field, holding, worked};
+use crate::interchange::hub::Beside;
+use crate::interchange::shards::{Group, Weights};
+use crate::meta::{self, Quantized, Shard, Text};
+use crate::model::Model;
+use crate::names::Dtypes;
+use crate::out::Out;
+use crate::pack::Packed;
+use crate::progress::Progress;
+use crate::quantize::{copied_metadata, made_items};
+use crate::ranks;
+use crate::text::shown;
+use crate::write::{Item, Parts};
+use lowp_format::{
+    BufferKey, BufferSpec, Form, GatherPlan, Orientation, QuantizedTensor, Recipe, RowCuts,
+    ScaleLayout,
+};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, InterleaveJob, TransposeJob, Work};
+use lowp_shard::{GatherTarget, run_steps};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The rank files of one `lowp shard`. What they say of each tensor is the same but for the rows, so it is kept once; of
+/// each file only where its tensors begin.
+#[derive(Debug)]
+pub struct World {
+    folder: PathBuf,
+    /// What the metadata of rank 0 say besides.
+    metadata: BTreeMap<String, String>,
+    /// The quantized tensors as rank 0 has them, each with the number of its first field.
+    tensors: BTreeMap<String, (Quantized, usize)>,
+    ranks: Vec<Rank>,
+}
+
+/// The file of one rank.
+#[derive(Debug)]
+struct Rank {
+    /// Only those of its tensors that passed through.
+    model: Model,
+    /// Where the fields of all quantized tensors begin, in their order.
+    starts: Vec<usize>,
+    bytes: u64,
+}
+
+/// The shard of a tensor of a rank file.
+fn shard(tensor: &Quantized) -> Result<&Shard> {
+    tensor
+        .shard
+        .as_ref()
+        .with_context(|| format!("'{}' is no shard", shown(&tensor.name)))
+}
+
+impl World {
+    /// Opens the rank files of a folder, one after the other.
+    ///
+    /// # Errors
+    /// Rank files that are missing, cannot be read or do not belong together.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let paths = ranks::paths(folder)?;
+        let mut world = Self {
+            folder: folder.to_owned(),
+            metadata: BTreeMap::new(),
+            tensors: BTreeMap::new(),
+            ranks: Vec::new(),
+        };
+        for (rank, path) in paths.iter().enumerate() {
+            let model = Model::open(path)?;
+            let tensors = meta::quantized(&model)?;
+            if rank == 0 {
+                world.metadata = copied_metadata(&model);
+                let mut first = 0;
+                for (name, tensor) in &tensors {
+                    world.tensors.insert(name.clone(), (tensor.clone(), first));
+                    first += tensor.fields.len();
+                }
+            }
+            world.check(&model, &tensors, rank, paths.len())?;
+            world.ranks.push(Rank::new(model, &tensors)?);
+        }
+        Ok(world)
+    }
+
+    /// The files of all ranks.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.ranks.iter().flat_map(|rank| rank.model.files())
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.bytes).sum()
+    }
+
+    /// Number of quantized tensors.
+    pub fn tensors(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Gathers all tensors into `out`, whose codes are called as `dtypes` says. Returns the bytes that were written, and what lies next to
+    /// the rank files.
+    ///
+    /// # Errors
+    /// Rank files that cannot be read or do not belong together; the output cannot be written.
+    pub fn write(
+        &self,
+        dtypes: Dtypes,
+        out: Out,
+        progress: &dyn Progress,
+    ) -> Result<(u64, Beside)> {
+        let beside = Beside::in_folder(&self.folder, &ranks::paths(&self.folder)?)?;
+        let weights = weights(self, dtypes)?;
+        weights.check()?;
+        let inputs = self.ranks.iter().map(|rank| &rank.model);
+        let written = out.write(inputs, &weights, progress, |target| beside.copy_all(target))?;
+        Ok((written, beside))
+    }
+
+    /// Rejects a rank file that is not of the same `lowp shard` as that of rank 0.
+    fn check(
+        &self,
+        model: &Model,
+        tensors: &BTreeMap<String, Quantized>,
+        rank: usize,
+        world: usize,
+    ) -> Result<()> {
+        let expected: BTreeSet<&String> = self.tensors.keys().collect();
+        if let Some(name) = tensors
+            .keys()
+            .collect::<BTreeSet<_>>()
+            .symmetric_difference(&expected)
+            .next()
+        {
+            return Err(file_error(
+                model.path(),
+                format!(
+                    "'{}' is not in the files of all ranks; shard the model again",
+                    shown(name)
+                ),
+            ));
+        }
+        for (name, tensor) in tensors {
+            let Some(shard) = &tensor.shard else {
+                return Err(file_error(
+                    model.path(),
+                    format!(
+                        "'{}' is a whole tensor; give the files that `lowp shard` wrote",
+                        shown(name)
+                    ),
+                ));
+            };
+            if (shard.rank, shard.cuts.world()) != (rank, world) {
+                return Err(file_error(
+                    model.path(),
+                    format!(
+                        "'{}' belongs to rank {} of {}; give the file its own name back",
+                        shown(name),
+                        shard.rank,
+                        shard.cuts.world()
+                    ),
+                ));
+            }
+            let (first, _) = &self.tensors[name];
+            if common(&tensor.text) != common(&first.text) || tensor.usage != first.usage {
+                return Err(file_error(
+                    model.path(),
+                    format!(
+                        "'{}' was sharded with other options than on rank 0; shard the model again",
+                        shown(name)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of a field of tensor `name`: that of a buffer, or of the amax that is in none.
+    fn field(&self, name: &str, key: Option<BufferKey>) -> Result<(&Field, usize)> {
+        let (tensor, first) = &self.tensors[name];
+        let found = match key {
+            Some(key) => holding(&tensor.fields, key, Orientation::Rowwise),
+            None => amax_field(tensor),
+        };
+        let position = found.and_then(|found| {
+            let mut fields = tensor.fields.iter();
+            fields.position(|field| std::ptr::eq(field, found))
+        });
+        let (found, position) = found
+            .zip(position)
+            .with_context(|| format!("'{}' lacks a field", shown(name)))?;
+        Ok((found, first + position))
+    }
+
+    /// A number that must be the same in every rank file: a buffer, or the amax that is in none.
+    fn agreed(&self, name: &str, key: Option<BufferKey>) -> Result<Vec<u8>> {
+        let (field, number) = self.field(name, key)?;
+        let mut agreed: Option<Vec<u8>> = None;
+        for Rank { model, starts, .. } in &self.ranks {
+            let mut bytes = Vec::new();
+            // A number has the same size everywhere.
+            model
+                .stretch(starts[number], field.bytes())?
+                .pieces(|_, piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                })?;
+            if agreed.as_ref().is_some_and(|agreed| *agreed != bytes) {
+                return Err(file_error(
+                    model.path(),
+                    format!(
+                        "'{}' differs from rank 0's; shard the model again",
+                        shown(&field.name(name))
+                    ),
+                ));
+            }
+            agreed = Some(bytes);
+        }
+        agreed.context("no ranks")
+    }
+
+    /// Reads each rank's piece of a buffer to its range of `dest`.
+    fn fetch(
+        &self,
+        name: &str,
+        spec: &BufferSpec,
+        dest: &CpuBuffer<u8>,
+        ranges: &[Range<usize>],
+    ) -> Result<()> {
+        let (field, number) = self.field(name, Some(spec.key))?;
+        let (tensor, _) = &self.tensors[name];
+        let Shard { cuts, .. } = shard(tensor)?;
+        for (rank, (Rank { model, starts, .. }, range)) in self.ranks.iter().zip(ranges).enumerate()
+        {
+            // The length that the file was found to have when it was opened.
+            let rows = tensor.full.with_rows(cuts.range(rank).len());
+            let found = match field.content {
+                Content::Buffer { orientation, .. } => {
+                    ScaleLayout::new(spec, rows, orientation, Form::Compact)?.bytes()
+                }
+                Content::Amax => field.bytes(),
+            };
+            let piece = range.len();
+            if found != piece {
+                return Err(file_error(
+                    model.path(),
+                    format!(
+                        "'{}' has {found} bytes, not {piece}; shard the model again",
+                        shown(&field.name(name))
+                    ),
+                ));
+            }
+            model
+                .stretch(starts[number], piece)?
+                .pieces(|at, bytes| Ok(Cpu.write(dest, range.start + at, bytes)?))?;
+        }
+        Ok(())
+    }
+
+    /// Runs the gather plan of one tensor.
+    fn gather(&self, name: &str) -> Result<Tensor> {
+        let (tensor, _) = &self.tensors[name];
+        let Shard { cuts, usage, .. } = shard(tensor)?;
+        let recipe = tensor.recipe;
+        let specs = recipe.buffers(*usage);
+        let full = worked([tensor.full; 2], &specs);
+        let cuts = match full.rows {
+            0 => &RowCuts::new(0, cuts.world(), 1)?,
+            _ => cuts,
+        };
+        let plan = GatherPlan::with_cuts(&recipe, full, cuts, *usage, *usage, &[])?;
+        let mut gathered = Gathered {
+            world: self,
+            name,
+            buffers: Vec::new(),
+        };
+        run_steps(&plan, &mut gathered)?;
+        QuantizedTensor::with_buffers(recipe, full, specs, |spec, _| gathered.filled(spec.key))
+    }
+}
+
+/// The buffers of one tensor, gathered from the rank files step by step.
+struct Gathered<'a> {
+    world: &'a World,
+    name: &'a str,
+    buffers: Vec<(BufferKey, CpuBuffer<u8>)>,
+}
+
+impl GatherTarget<Cpu> for Gathered<'_> {
+    type Error = FileError;
+
+    fn full(&mut self, spec: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
+        let buffer = Cpu.alloc::<u8>(bytes)?;
+        self.buffers.push((spec.key, buffer.clone()));
+        Ok(buffer)
+    }
+
+    fn filled(&self, key: BufferKey) -> Result<CpuBuffer<u8>> {
+        let found = self.buffers.iter().find(|(known, _)| *known == key);
+        let (_, buffer) = found.with_context(|| format!("{key} was not gathered"))?;
+        Ok(buffer.clone())
+    }
+
+    fn arrivals(&mut self, _: &BufferSpec, bytes: usize) -> Result<CpuBuffer<u8>> {
+        Ok(Cpu.alloc(bytes)?)
+    }
+
+    fn fetch(
+        &mut self,
+        spec: &BufferSpec,
+        dest: CpuBuffer<u8>,
+        ranges: Vec<Range<usize>>,
+    ) -> Result<()> {
+        self.world.fetch(self.name, spec, &dest, &ranges)
+    }
+
+    fn interleave(&mut self, job: InterleaveJob<Cpu>) -> Result<()> {
+        Ok(Cpu.once(Work::Interleave(vec![job]))?)
+    }
+
+    fn transpose(&mut self, job: TransposeJob<Cpu>) -> Result<()> {
+        Ok(Cpu.once(Work::Transpose(vec![job]))?)
+    }
+
+    fn replicated(&mut self, spec: &BufferSpec) -> Result<()> {
+        let agreed = self.world.agreed(self.name, Some(spec.key))?;
+        self.buffers.push((spec.key, Cpu.upload(&agreed)?));
+        Ok(())
+    }
+}
+
+/// What the texts of all ranks have in common, with what the whole tensor serves in the place of what a rank holds.
+fn common(text: &Text) -> Text {
+    let mut whole = text.clone();
+    if let Some(shard) = whole.shard.take() {
+        (whole.usage, whole.scales) = (shard.usage, shard.scales);
+    }
+    whole
+}
+
+/// What is written.
+fn weights(world: &World, dtypes: Dtypes) -> Result<Weights<'_>> {
+    let mut groups = Vec::new();
+    let mut jobs: Vec<(&Quantized, Vec<Field>)> = Vec::new();
+    for rank in &world.ranks {
+        groups.extend(
+            rank.model
+                .tensors()
+                .map(|tensor| Group::of(Item::input(tensor))),
+        );
+    }
+    for (name, (tensor, _)) in &world.tensors {
+        let Shard { usage, form, .. } = *shard(tensor)?;
+        let specs = tensor.recipe.buffers(usage);
+        let fields = fields::fields(&tensor.recipe, &specs, tensor.full, usage, form)
+            .map_err(|e| input_error(format!("'{}': {e}", shown(name))))?;
+        let fields = fields::called(&fields, dtypes);
+        let text = serde_json::to_string(&common(&tensor.text))?;
+        groups.push(Group {
+            items: made_items(jobs.len(), name, &fields),
+            metadata: BTreeMap::from([(meta::key(name), text)]),
+        });
+        jobs.push((tensor, fields));
+    }
+    groups.sort_by(|a, b| a.name().cmp(b.name()));
+    let make = Box::new(move |job: usize| {
+        let (tensor, fields) = &jobs[job];
+        let amax = match amax_field(tensor) {
+            Some(_) => {
+                let bytes = world.agreed(&tensor.name, None)?;
+                bytes.first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
+            }
+            None => None,
+        };
+        let (tensor, fields) = (world.gather(&tensor.name)?, fields.clone());
+        Ok(Box::new(Packed {
+            backend: Cpu,
+            tensor: Arc::new(tensor),
+            amax,
+            fields,
+        }) as Box<dyn Parts>)
+    });
+    Ok(Weights {
+        groups,
+        metadata: world.metadata.clone(),
+        make,
+        sources: Vec::new(),
+    })
+}
+
+impl Rank {
+    /// Notes where the fields of `tensors`, which are all in `model`, begin; the rest of what it says of them is rank 0's.
+    fn new(mut model: Model, tensors: &BTreeMap<String, Quantized>) -> Result<Self> {
+        let mut starts = Vec::new();
+        let mut fields = BTreeSet::new();
+        for (name, tensor) in tensors {
+            for field in &tensor.fields {
+                let full = field.name(name);
+                starts.push(model.expect(&full, field.dtype, &field.shape)?.start());
+                fields.insert(full);
+            }
+        }
+        model.retain(|name| !fields.contains(name));
+        starts.shrink_to_fit();
+        let bytes = model.bytes();
+        Ok(Self {
+            model,
+            starts,
+            bytes,
+        })
+    }
+}
+
+/// The field of an amax that is in no buffer.
+fn amax_field(tensor: &Quantized) -> Option<&Field> {
+    tensor
+        .fields
+        .iter()
+        .find(|field| field.content == Content::Amax)
+}

@@ -1,0 +1,478 @@
+//! Writes safetensors files whose tensors are made one after the other.
+
+use crate::behind::Later;
+use crate::error::{Context, FileError, Result, input_error};
+use crate::header::MAX_HEADER;
+use crate::model::Tensor;
+use crate::place::Place;
+use crate::progress::Progress;
+use crate::target::Draft;
+use crate::text::shown;
+use safetensors::Dtype;
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where the bytes of an output tensor come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ItemSource<'a> {
+    /// A tensor of the input, unchanged.
+    Input(Tensor<'a>),
+    /// Part `part` of what [`Outputs::make`] returns for `job`.
+    Made { job: usize, part: usize },
+}
+
+/// One output tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Item<'a> {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: usize,
+    pub(crate) source: ItemSource<'a>,
+}
+
+impl<'a> Item<'a> {
+    /// A tensor of the input, unchanged.
+    pub(crate) fn input(tensor: Tensor<'a>) -> Self {
+        Self {
+            name: tensor.name.to_owned(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.to_vec(),
+            bytes: tensor.len(),
+            source: ItemSource::Input(tensor),
+        }
+    }
+}
+
+/// Takes bytes, piece by piece.
+pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
+
+/// Bytes that bands take at most, but for the rows that blocks need: the values of one, unless they are read where they are mapped, what it
+/// becomes, and what the band before became. With what else a command holds they are fewer than 256 MB. Tests have many bands.
+pub(crate) const HELD: usize = if cfg!(test) { 1 << 20 } else { 192 << 20 };
+/// Bytes of a band that may wait to be written while the next one is made.
+const BESIDE: usize = HELD / 2;
+
+/// What a job made; its parts become bytes one at a time.
+pub(crate) trait Parts {
+    /// Hands the bytes of one part to `sink`.
+    fn write(&self, part: usize, sink: &mut Sink<'_>) -> Result<()>;
+
+    /// The bytes of one part as another thread can read them while what comes next is made; `None` of parts that are handed over.
+    fn later(&self, _part: usize) -> Option<Box<dyn Later>> {
+        None
+    }
+
+    /// Where the bytes of one part lie in the whole part; `None` where this has none of them.
+    fn place(&self, _part: usize) -> Option<Place> {
+        Some(Place::FIRST)
+    }
+
+    /// Number of bands of rows that this is made in, one after the other.
+    fn bands(&self) -> usize {
+        1
+    }
+
+    /// Whether a band lies in other memory than the one before it, which may still be written while this one is made.
+    fn bands_take_turns(&self) -> bool {
+        true
+    }
+
+    /// Bytes that a band takes while it is made and until it is written.
+    fn held(&self) -> usize {
+        0
+    }
+
+    /// The parts of one band; `None` where this has them itself. Whoever takes a band is done with all but the one before it, and with
+    /// that one, too, where they do not take turns.
+    fn band(&self, _band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
+        Ok(None)
+    }
+}
+
+/// Makes the parts of a job.
+pub(crate) type Make<'a> = Box<dyn Fn(usize) -> Result<Box<dyn Parts + 'a>> + 'a>;
+
+/// Everything that goes into one file.
+pub(crate) struct Outputs<'a> {
+    pub(crate) items: Vec<Item<'a>>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    /// Makes tensors. The order of the calls follows from names and dtypes alone, never from sizes.
+    pub(crate) make: Make<'a>,
+    /// Bytes of the input that `make` reads, and tells its progress, each time it makes a job.
+    pub(crate) sources: Vec<usize>,
+}
+
+impl<'a> Outputs<'a> {
+    /// Bytes of all tensors.
+    pub(crate) fn bytes(&self) -> usize {
+        self.items.iter().map(|item| item.bytes).sum()
+    }
+
+    /// What the progress of writing everything adds up to: each job that has a tensor here is made once.
+    pub(crate) fn work(&self) -> usize {
+        let job = |item: &Item<'_>| match item.source {
+            ItemSource::Made { job, .. } => Some(job),
+            ItemSource::Input(_) => None,
+        };
+        let jobs: BTreeSet<usize> = self.items.iter().filter_map(job).collect();
+        let read = |job: usize| self.sources.get(job).copied().unwrap_or(0);
+        self.bytes() + jobs.into_iter().map(read).sum::<usize>()
+    }
+
+    /// Rejects names that are there twice.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_names(&self.items)
+    }
+
+    /// Writes the file.
+    pub(crate) fn write(&self, draft: &mut Draft, progress: &dyn Progress) -> Result<()> {
+        let items = sorted(&self.items);
+        let header = header(&items, &self.metadata)?;
+        draft.write_at(0, &header)?;
+        let begin = header.len() as u64;
+        fill(draft, begin, &items, &self.make, progress, |item| {
+            Ok(Some(item.bytes))
+        })
+    }
+}
+
+/// Rejects names that are there twice.
+pub(crate) fn check_names(items: &[Item<'_>]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    match items.iter().find(|item| !seen.insert(item.name.as_str())) {
+        None => Ok(()),
+        Some(item) => Err(input_error(format!(
+            "two output tensors would be called '{}'; rename one in the input, or leave it out",
+            shown(&item.name)
+        ))),
+    }
+}
+
+/// The items in the order in which they are written, which is that of the safetensors package: wide dtypes first, so
+/// that every tensor is aligned.
+pub(crate) fn sorted<'i, 'a>(items: &'i [Item<'a>]) -> Vec<&'i Item<'a>> {
+    let mut items: Vec<&Item<'_>> = items.iter().collect();
+    items.sort_by_key(|item| (Reverse(item.dtype), item.name.as_str()));
+    items
+}
+
+/// Writes `items`, which are [`sorted`] and follow each other from byte `begin` on; `bytes` says how many each has in this file, or that
+/// it is in another one. Each job is made once, and its parts are written to their places.
+pub(crate) fn fill(
+    draft: &mut Draft,
+    begin: u64,
+    items: &[&Item<'_>],
+    make: &Make<'_>,
+    progress: &dyn Progress,
+    bytes: impl Fn(&Item<'_>) -> Result<Option<usize>>,
+) -> Result<()> {
+    let (mut at, mut places) = (begin, Vec::with_capacity(items.len()));
+    let mut of_job: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (number, item) in items.iter().enumerate() {
+        let bytes = bytes(item)?;
+        places.push((at, bytes));
+        at += bytes.unwrap_or(0) as u64;
+        if let ItemSource::Made { job, .. } = item.source {
+            of_job.entry(job).or_default().push(number);
+        }
+    }
+    // Bytes of the band before that are written from where they lie, and may still be while the next one is made.
+    let mut beside = 0;
+    for (number, item) in items.iter().enumerate() {
+        let ItemSource::Made { job, .. } = item.source else {
+            if let (at, Some(bytes)) = places[number] {
+                let mut sink = |written: usize, piece: &[u8]| {
+                    draft.write_at(at + written as u64, piece)?;
+                    progress.add(piece.len());
+                    Ok(())
+                };
+                check(item, hand(item, None, &mut sink)?, bytes)?;
+            }
+            continue;
+        };
+        let Some(numbers) = of_job.remove(&job) else {
+            continue;
+        };
+        let named = || format!("'{}'", shown(&item.name));
+        draft.settle(beside)?;
+        let parts = make(job).with_context(named)?;
+        let mut written = vec![0; numbers.len()];
+        let turns = parts.bands_take_turns();
+        if parts.held().saturating_add(beside) > HELD {
+            // The band before is of another job, and may be larger than those of this one.
+            beside = 0;
+        }
+        for band in 0..parts.bands() {
+            draft.settle(if turns { beside } else { 0 })?;
+            let band = parts.band(band).with_context(named)?;
+            let (band, mut given) = (band.as_deref().unwrap_or(&*parts), 0);
+            for (&number, written) in numbers.iter().zip(&mut written) {
+                if let (at, Some(_)) = places[number] {
+                    let (bytes, later) = put(draft, at, items[number], band, progress)?;
+                    *written += bytes;
+                    given += later;
+                }
+            }
+            beside = if turns && given <= BESIDE { given } else { 0 };
+        }
+        for (number, written) in numbers.into_iter().zip(written) {
+            if let (_, Some(bytes)) = places[number] {
+                check(items[number], written, bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes what `parts` have of `item`, which begins at byte `at`. Returns how many bytes that are, and how many of them are written later.
+fn put(
+    draft: &mut Draft,
+    at: u64,
+    item: &Item<'_>,
+    parts: &dyn Parts,
+    progress: &dyn Progress,
+) -> Result<(usize, usize)> {
+    let ItemSource::Made { part, .. } = item.source else {
+        return Ok((0, 0));
+    };
+    let Some(place) = parts.place(part) else {
+        return Ok((0, 0));
+    };
+    let mut later = parts.later(part);
+    if later.is_none() && !place.is_one_run() {
+        // Many short runs are written from one place in memory, too.
+        let mut bytes = Vec::new();
+        hand(item, Some(parts), &mut |_, piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        later = Some(Box::new(bytes));
+    }
+    if let Some(later) = later {
+        let bytes = later.len();
+        let placed = place.placed(bytes);
+        draft.write_later(at, place, later)?;
+        progress.add(placed);
+        return Ok((placed, bytes));
+    }
+    let bytes = hand(item, Some(parts), &mut |written, piece| {
+        for (range, to) in place.pieces(written, piece.len()) {
+            progress.add(range.len());
+            draft.write_at(at + to as u64, &piece[range])?;
+        }
+        Ok(())
+    })?;
+    Ok((place.placed(bytes), 0))
+}
+
+/// Hands the bytes of `item`, a tensor of the input or one of `parts`, to `sink`, each piece with the number of those before it. Returns
+/// their number.
+fn hand(
+    item: &Item<'_>,
+    parts: Option<&dyn Parts>,
+    sink: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
+) -> Result<usize> {
+    let mut written = 0;
+    let mut counted = |piece: &[u8]| {
+        sink(written, piece)?;
+        written += piece.len();
+        Ok(())
+    };
+    let handed = match (item.source, parts) {
+        (ItemSource::Input(tensor), _) => tensor.pieces(0..tensor.len(), |_, piece| counted(piece)),
+        (ItemSource::Made { part, .. }, Some(parts)) => parts.write(part, &mut counted),
+        (ItemSource::Made { .. }, None) => Err(input_error("nothing was made")),
+    };
+    handed.with_context(|| format!("'{}'", shown(&item.name)))?;
+    Ok(written)
+}
+
+/// Checks that as many bytes were made of `item` as were announced.
+fn check(item: &Item<'_>, written: usize, bytes: usize) -> Result<()> {
+    match written == bytes {
+        true => Ok(()),
+        false => Err(FileError::Missing(format!(
+            "'{}': {written} bytes were made where {bytes} were announced",
+            shown(&item.name)
+        ))),
+    }
+}
+
+/// The name that the format keeps for the metadata.
+const METADATA: &str = "__metadata__";
+/// The header ends at a multiple of this.
+const ALIGNMENT: usize = 8;
+
+/// What the header holds under one key.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry<'a> {
+    Tensor {
+        data_offsets: [usize; 2],
+        dtype: Dtype,
+        shape: &'a [usize],
+    },
+    Metadata(&'a BTreeMap<String, String>),
+}
+
+/// The bytes before the first tensor, of items that are [`sorted`]. Keys are sorted, so that equal contents give equal
+/// files.
+pub(crate) fn header(items: &[&Item<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+    let mut entries: BTreeMap<&str, Entry<'_>> = BTreeMap::new();
+    if !metadata.is_empty() {
+        entries.insert(METADATA, Entry::Metadata(metadata));
+    }
+    let mut start = 0;
+    for item in items {
+        let end = start + item.bytes;
+        let entry = Entry::Tensor {
+            data_offsets: [start, end],
+            dtype: item.dtype,
+            shape: &item.shape,
+        };
+        entries.insert(&item.name, entry);
+        start = end;
+    }
+    let mut text = serde_json::to_vec(&entries)?;
+    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
+    if text.len() > MAX_HEADER {
+        return Err(input_error(format!(
+            "the header of the output would have {} bytes and the format allows {MAX_HEADER}; quantize fewer tensors \
+             (--tensors, --ignore)",
+            text.len()
+        )));
+    }
+    let length = text.len() as u64;
+    text.splice(0..0, length.to_le_bytes());
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::FileTarget;
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    const LEN: usize = 1 << 10;
+    const BANDS: usize = 3;
+
+    /// Bands of one memory, or of two in turn: none may be made before those that were there before it are written.
+    struct Bands {
+        written: Arc<AtomicUsize>,
+        job: usize,
+        turns: bool,
+        held: usize,
+    }
+
+    /// One of them.
+    struct Band(Arc<AtomicUsize>, usize);
+
+    /// What is written slowly, and counted.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Later for Slow {
+        fn len(&self) -> usize {
+            LEN
+        }
+
+        fn each(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+            sleep(Duration::from_millis(20));
+            take(&[1; LEN])?;
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    impl Parts for Band {
+        fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
+            Err(FileError::Missing("it is written later".to_owned()))
+        }
+
+        fn later(&self, _: usize) -> Option<Box<dyn Later>> {
+            Some(Box::new(Slow(Arc::clone(&self.0))))
+        }
+
+        fn place(&self, _: usize) -> Option<Place> {
+            Some(Place::from(self.1 * LEN))
+        }
+    }
+
+    impl Parts for Bands {
+        fn write(&self, _: usize, _: &mut Sink<'_>) -> Result<()> {
+            Err(FileError::Missing("its bands are written".to_owned()))
+        }
+
+        fn bands(&self) -> usize {
+            BANDS
+        }
+
+        fn bands_take_turns(&self) -> bool {
+            self.turns
+        }
+
+        fn held(&self) -> usize {
+            self.held
+        }
+
+        fn band(&self, band: usize) -> Result<Option<Box<dyn Parts + '_>>> {
+            let written = self.written.load(Ordering::SeqCst);
+            let before = self.job * BANDS + band;
+            let is_alone = !self.turns || band == 0 && self.held + LEN > HELD;
+            let least = before.saturating_sub(usize::from(!is_alone));
+            assert!(
+                written >= least,
+                "band {before} where {written} are written"
+            );
+            Ok(Some(Box::new(Band(Arc::clone(&self.written), band))))
+        }
+    }
+
+    /// Writes two jobs whose bands check that those before them are written.
+    fn write(turns: bool, held: usize) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let target = FileTarget::new(&folder.path().join("out"), [])?;
+        let written = Arc::new(AtomicUsize::new(0));
+        let item = |job: usize| Item {
+            name: job.to_string(),
+            dtype: Dtype::U8,
+            shape: vec![BANDS * LEN],
+            bytes: BANDS * LEN,
+            source: ItemSource::Made { job, part: 0 },
+        };
+        let to = Arc::clone(&written);
+        let bands = move |job| Bands {
+            written: Arc::clone(&to),
+            job,
+            turns,
+            held,
+        };
+        let outputs = Outputs {
+            items: (0..2).map(item).collect(),
+            metadata: BTreeMap::new(),
+            make: Box::new(move |job| Ok(Box::new(bands(job)))),
+            sources: vec![0; 2],
+        };
+        let progress = ();
+        target.fill(|draft| outputs.write(draft, &progress), || Ok(()))?;
+        assert_eq!(written.load(Ordering::SeqCst), 2 * BANDS);
+        Ok(())
+    }
+
+    #[test]
+    fn bands_of_one_memory_are_written_first() -> Result<()> {
+        write(false, 0)
+    }
+
+    /// All but the band before are written where bands take turns, and that one, too, where there is no room for the first of another job.
+    #[test]
+    fn bands_that_take_turns_wait_for_all_but_one() -> Result<()> {
+        write(true, 0)?;
+        write(true, HELD)
+    }
+}
