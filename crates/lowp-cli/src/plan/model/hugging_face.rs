@@ -286,7 +286,13 @@ fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     }
     let positions = keys.number("n_positions", 1..=MAX_VOCABULARY)?;
     let vocabulary = keys.number("vocab_size", 1..=MAX_VOCABULARY)?;
-    let inner = keys.find("n_inner", 1..=MAX_WIDTH)?.unwrap_or(4 * width);
+    let inner = match keys.find("n_inner", 1..=MAX_WIDTH)? {
+        Some(inner) => inner,
+        None => {
+            keys.assume("n_inner", 4 * width);
+            4 * width
+        }
+    };
     model.blocks = blocks;
     for rows in [vocabulary, positions] {
         model.matrix(rows, width);
@@ -431,12 +437,52 @@ mod tests {
                     .notes
                     .iter()
                     .any(|note| note.contains(&format!("{key} ")));
-                // Not what follows from others, and not what no layer of the model has.
-                let is_used = !(known.experts.is_some() && key == "intermediate_size");
-                let used = is_used || known.name == "mixtral";
-                assert_eq!(named, config[key].is_u64() && used, "{}: {key}", known.name);
+                // Not what no layer of the model has. The experts of Mixtral have the width of an MLP.
+                let no_dense = known.experts.is_some() && known.name != "mixtral";
+                let used = !(no_dense && key == "intermediate_size");
+                assert_eq!(named, used, "{}: {key}", known.name);
             }
         }
+    }
+
+    /// Also what follows from other keys is named.
+    #[test]
+    fn what_follows_from_other_keys_is_named() {
+        let llama = json!({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4});
+        for (config, named) in [
+            (llama, "num_key_value_heads 4, head_dim 16,"),
+            (json!({"model_type": "gpt2", "n_embd": 96}), "n_inner 384,"),
+            (json!({"model_type": "qwen2_moe"}), "qkv_bias true,"),
+        ] {
+            let notes = planned(config).expect("a model").notes;
+            assert!(notes.iter().any(|note| note.contains(named)), "{notes:?}");
+        }
+    }
+
+    /// A name that another type has for a key is none.
+    #[test]
+    fn synonyms_belong_to_their_types() {
+        for (model_type, key) in [
+            ("llama", "n_embd"),
+            ("llama", "n_layer"),
+            ("mistral", "n_head"),
+        ] {
+            let plain = parameters(json!({"model_type": model_type}));
+            let with = parameters(json!({"model_type": model_type, key: 8}));
+            assert_eq!(plain, with, "{model_type}: {key}");
+        }
+    }
+
+    /// Qwen2 has a bias in queries, keys and values, and no key that says so.
+    #[test]
+    fn a_bias_of_the_type_is_there_whatever_the_file_says() {
+        let plain = parameters(json!({"model_type": "qwen2"}));
+        for said in [true, false] {
+            let config = json!({"model_type": "qwen2", "qkv_bias": said, "attention_bias": said});
+            assert_eq!(parameters(config), plain);
+        }
+        let sparse = |said: bool| parameters(json!({"model_type": "qwen2_moe", "qkv_bias": said}));
+        assert_eq!(sparse(true) - sparse(false), 24 * 3 * 2048);
     }
 
     /// Where the type is not known, keys that models differ in must be there.
