@@ -175,10 +175,7 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
     }
     let head = match keys.find("head_dim", 1..=MAX_WIDTH)? {
         Some(head) => head,
-        None if hidden.is_multiple_of(heads) => {
-            keys.assume("head_dim", hidden / heads);
-            hidden / heads
-        }
+        None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             return Err(keys.error(format!(
                 "hidden_size is {hidden}, which {heads} num_attention_heads do not divide; add head_dim"
@@ -196,8 +193,17 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
         ["attention_bias", "qkv_bias", "mlp_bias"].map(|key| keys.flag(key));
     let [attention_bias, qkv_bias, mlp_bias] =
         [attention_bias?, qkv_bias?, mlp_bias?].map(|bias| bias.unwrap_or(false));
+    for (key, bias) in [
+        ("attention_bias", attention_bias),
+        ("qkv_bias", qkv_bias),
+        ("mlp_bias", mlp_bias),
+    ] {
+        if bias && keys.get(key).is_none() {
+            keys.assume(key, bias);
+        }
+    }
     let qkv_bias = qkv_bias || found.is_some_and(|found| found.qkv_bias);
-    let tied = keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))?;
+    let tied = tied(keys)?;
     let each = 7 + 3 * experts.map_or(0, |experts| experts.count);
     if blocks * each > MAX_LAYERS {
         return Err(keys.error(format!(
@@ -274,6 +280,15 @@ fn llama(keys: &Keys, found: Option<&Type>, model: &mut Model) -> Result<(), Usa
     Ok(())
 }
 
+/// Whether the head is the embedding; said where the file does not say it.
+fn tied(keys: &Keys) -> Result<bool, UsageError> {
+    let tied = keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))?;
+    if keys.get(TIED).is_none() {
+        keys.assume(TIED, tied);
+    }
+    Ok(tied)
+}
+
 /// GPT-2: fused query-key-value, biases everywhere, learned positions.
 fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     let width = keys.number("n_embd", 1..=MAX_WIDTH)?;
@@ -286,13 +301,7 @@ fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     }
     let positions = keys.number("n_positions", 1..=MAX_VOCABULARY)?;
     let vocabulary = keys.number("vocab_size", 1..=MAX_VOCABULARY)?;
-    let inner = match keys.find("n_inner", 1..=MAX_WIDTH)? {
-        Some(inner) => inner,
-        None => {
-            keys.assume("n_inner", 4 * width);
-            4 * width
-        }
-    };
+    let inner = keys.find("n_inner", 1..=MAX_WIDTH)?.unwrap_or(4 * width);
     model.blocks = blocks;
     for rows in [vocabulary, positions] {
         model.matrix(rows, width);
@@ -312,7 +321,7 @@ fn gpt2(keys: &Keys, model: &mut Model) -> Result<(), UsageError> {
     }
     model.vector(width);
     model.vector(width);
-    if !keys.flag(TIED)?.ok_or_else(|| keys.missing(TIED))? {
+    if !tied(keys)? {
         model.matrix(vocabulary, width);
     }
     Ok(())
@@ -440,18 +449,24 @@ mod tests {
                 // Not what no layer of the model has. The experts of Mixtral have the width of an MLP.
                 let no_dense = known.experts.is_some() && known.name != "mixtral";
                 let used = !(no_dense && key == "intermediate_size");
-                assert_eq!(named, used, "{}: {key}", known.name);
+                // Nor what adds nothing, or follows from others by definition.
+                let said = match &config[key] {
+                    Value::Null => key == "num_key_value_heads",
+                    Value::Bool(flag) => *flag || key == TIED,
+                    _ => used,
+                };
+                assert_eq!(named, said, "{}: {key}", known.name);
             }
         }
     }
 
-    /// Also what follows from other keys is named.
+    /// Also what adds layers without a key of the file is named.
     #[test]
-    fn what_follows_from_other_keys_is_named() {
+    fn what_adds_layers_is_named() {
         let llama = json!({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4});
         for (config, named) in [
-            (llama, "num_key_value_heads 4, head_dim 16,"),
-            (json!({"model_type": "gpt2", "n_embd": 96}), "n_inner 384,"),
+            (llama, "num_key_value_heads 4,"),
+            (json!({"model_type": "gpt2"}), "tie_word_embeddings true,"),
             (json!({"model_type": "qwen2_moe"}), "qkv_bias true,"),
         ] {
             let notes = planned(config).expect("a model").notes;

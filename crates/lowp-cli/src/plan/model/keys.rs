@@ -165,12 +165,7 @@ impl Keys {
         let own = self.get(key).filter(|_| self.is_read(key));
         match own.or_else(|| self.default(key)) {
             None => Ok(None),
-            Some(Value::Bool(flag)) => {
-                if own.is_none() {
-                    self.assume(key, flag);
-                }
-                Ok(Some(*flag))
-            }
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
             Some(value) => Err(self.error(format!(
                 "{key} is {}; a plan needs true or false",
                 shown(&value.to_string())
