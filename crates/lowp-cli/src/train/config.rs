@@ -490,40 +490,27 @@ pub(crate) fn check_heads(model: GptConfig) -> Result<(), UsageError> {
 fn other_heads(model: GptConfig) -> String {
     let GptConfig { dim, heads, .. } = model;
     // Rotary positions turn pairs.
-    let unit = match model.arch {
-        Arch::Gpt => heads,
-        Arch::Llama { .. } => 2 * heads,
+    let each = match model.arch {
+        Arch::Gpt => 1,
+        Arch::Llama { .. } => 2,
     };
-    let wider = dim.next_multiple_of(lcm(unit, BLOCK));
-    let wider = (wider <= MAX_DIM).then(|| format!("--dim {wider}"));
-    let fits = |fewer: &usize| {
-        let arch = match model.arch {
+    let fits = |fewer: usize| {
+        let kv_heads = match model.arch {
             // As many as heads, unless it is given.
-            Arch::Llama { kv_heads } if kv_heads == heads => Arch::Llama { kv_heads: *fewer },
-            arch => arch,
+            Arch::Llama { kv_heads } if kv_heads != heads => kv_heads,
+            _ => fewer,
         };
-        let heads = *fewer;
-        check_heads(GptConfig {
-            heads,
-            arch,
-            ..model
-        })
-        .is_ok()
+        dim.is_multiple_of(each * fewer) && fewer.is_multiple_of(kv_heads)
     };
-    let fewer = (1..heads)
-        .rev()
-        .find(|fewer| dim.is_multiple_of(BLOCK) && fits(fewer));
+    let wider = dim.next_multiple_of(lcm(each * heads, BLOCK));
+    let wider = (wider <= MAX_DIM).then(|| format!("--dim {wider}"));
+    let blocks = dim.is_multiple_of(BLOCK);
+    let fewer = (1..heads).rev().find(|&fewer| blocks && fits(fewer));
     let fewer = fewer.map(|fewer| format!("--heads {fewer}"));
-    match [wider, fewer] {
-        [None, None] => "choose fewer heads".to_owned(),
-        choices => format!(
-            "choose {}",
-            choices
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join(" or ")
-        ),
+    let choices: Vec<String> = wider.into_iter().chain(fewer).collect();
+    match choices.is_empty() {
+        true => "choose fewer heads".to_owned(),
+        false => format!("choose {}", choices.join(" or ")),
     }
 }
 

@@ -110,7 +110,15 @@ mod tests {
     /// A width that is advised fits the heads, and the blocks of every recipe.
     #[test]
     fn every_recipe_takes_a_width_that_is_advised() {
-        for (dim, heads) in [(128, 5), (128, 3), (100, 7), (384, 9), (96, 40), (96, 64)] {
+        for (dim, heads) in [
+            (128, 5),
+            (128, 3),
+            (100, 3),
+            (100, 7),
+            (384, 9),
+            (96, 40),
+            (96, 64),
+        ] {
             for arch in [Arch::Gpt, Arch::Llama { kv_heads: heads }] {
                 let model = GptConfig {
                     dim,
@@ -139,7 +147,7 @@ mod tests {
                     };
                     assert!(check_shapes(&run, wide, &[]).is_ok(), "{recipe:?}: {error}");
                 }
-                // Behind the number of heads that was given.
+                // After the number of heads that was given.
                 let Some(fewer) = error.rsplit_once("or --heads ") else {
                     assert!(!dim.is_multiple_of(32), "{error}");
                     continue;
@@ -156,6 +164,41 @@ mod tests {
                 };
                 assert!(fewer.heads < heads && check_heads(fewer).is_ok(), "{error}");
             }
+        }
+    }
+
+    /// The number of heads of keys and values that was given stays, and divides the heads that are advised.
+    #[test]
+    fn heads_that_are_advised_fit_the_heads_of_keys() {
+        let model = |heads| GptConfig {
+            dim: 96,
+            heads,
+            arch: Arch::Llama { kv_heads: 8 },
+            layers: 1,
+            ..GptConfig::default()
+        };
+        let error = check_heads(model(40))
+            .expect_err("40 heads of 96")
+            .to_string();
+        assert!(error.ends_with("or --heads 24"), "{error}");
+        assert!(check_heads(model(24)).is_ok());
+        // These would be heads of odd length.
+        assert!(check_heads(model(32)).is_err());
+    }
+
+    /// Also where few numbers of heads divide the width: the nearest one may be far.
+    #[test]
+    fn advice_takes_no_time() {
+        for arch in [Arch::Gpt, Arch::Llama { kv_heads: 16_383 }] {
+            let model = GptConfig {
+                dim: 16_384,
+                heads: 16_383,
+                arch,
+                layers: 1,
+                ..GptConfig::default()
+            };
+            let error = check_heads(model).expect_err("16383 heads").to_string();
+            assert!(error.ends_with("choose --heads 8192"), "{error}");
         }
     }
 }
