@@ -47,7 +47,7 @@ pub(crate) fn test_stages(options: &Options, stages: &mut Stages) -> Result<()> 
     let left_out = (!options.filter.is_empty()).then_some(FILTERED);
     let left_out = left_out.or(options.no_python.then_some("--no-python was given"));
     let python = match left_out {
-        None => Ok(python::Tests::prepare()?),
+        None => Ok(python::Tests::prepare()),
         Some(why) => Err(why),
     };
     stages.run("fmt", || run(cargo(&["fmt", "--all", "--check"])?))?;

@@ -1,12 +1,13 @@
-//! Environments of Python packages for tests and builds: installed once for each list of packages and interpreter, and kept.
+//! Environments of Python packages for tests and builds: installed once for each list of packages and interpreter, and kept while they
+//! are used.
 
 use std::env;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{self, Command};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 
@@ -18,6 +19,10 @@ const FOLDER: &str = "LOWP_ENVIRONMENTS";
 const OLDEST: &str = "(3, 11)";
 /// What every remedy ends with.
 const OR_LEAVE_OUT: &str = "or leave these tests out with `cargo xtask test --no-python`";
+/// What the folder of an environment is called before its list.
+const PREFIX: &str = "python-";
+/// Environments that were not used for so long are removed: their list has changed, or their checkout is gone.
+const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The index that has torch without CUDA's libraries: 200 MB in place of 2.9 GB.
 const SMALL_TORCH: &str = "https://download.pytorch.org/whl/cpu";
 const SMALL_TORCH_HOST: &str = "download.pytorch.org:443";
@@ -36,7 +41,7 @@ impl Environment {
         let list = workspace_root()?.join(list);
         let mut hasher = DefaultHasher::new();
         (packages(&list)?, interpreter()?).hash(&mut hasher);
-        let folder = kept.join(format!("python-{name}-{:016x}", hasher.finish()));
+        let folder = kept.join(format!("{PREFIX}{name}-{:016x}", hasher.finish()));
         Ok(Self { folder, list })
     }
 
@@ -47,52 +52,122 @@ impl Environment {
 
     /// Its interpreter, after everything is installed.
     pub(crate) fn python(&self) -> Result<PathBuf> {
-        let python = self.folder.join(if cfg!(windows) {
-            "Scripts/python.exe"
-        } else {
-            "bin/python"
-        });
-        if let Some(parent) = self.folder.parent() {
-            fs::create_dir_all(parent)
-                .with_context(|| format!("cannot make {}", parent.display()))?;
+        if let Some(kept) = self.folder.parent() {
+            fs::create_dir_all(kept).with_context(|| format!("cannot make {}", kept.display()))?;
         }
         // Of two runs that share the folder, one installs and the other waits.
-        let lock = File::create(self.folder.with_extension("lock"))?;
+        let lock = File::create(lock_of(&self.folder))?;
         lock.lock()?;
         if !self.is_ready() {
-            self.install(&python)?;
-            fs::write(self.stamp(), "")?;
+            self.install(|folder| install(folder, &self.list))?;
         }
-        Ok(python)
+        let stamp = File::options().write(true).open(self.stamp())?;
+        stamp.set_modified(SystemTime::now())?;
+        if let Some(kept) = self.folder.parent() {
+            remove_unused(kept, SystemTime::now())?;
+        }
+        Ok(interpreter_of(&self.folder))
     }
 
-    fn install(&self, python: &Path) -> Result<()> {
-        let folder = self.folder.display();
-        if self.folder.exists() {
-            fs::remove_dir_all(&self.folder).with_context(|| format!("cannot remove {folder}"))?;
+    /// Has `fill` install into a folder that is renamed when it is whole. An installer that outlives a run which was killed writes there,
+    /// and disturbs nobody. The scripts in it have that name in their first line; modules (`python -m`) do not care.
+    fn install(&self, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        let unfinished = format!("{}.{UNFINISHED}", process::id());
+        let unfinished = self.folder.with_extension(unfinished);
+        remove(&unfinished)?;
+        let filled = fill(&unfinished);
+        if filled.is_err() {
+            remove(&unfinished)?;
+            return filled;
         }
-        let mut make = Command::new(SYSTEM);
-        make.args(["-m", "venv"]).arg(&self.folder);
-        run(make).with_context(|| {
-            format!("no environment can be made; install venv (Debian: `apt-get install python3-venv`), {OR_LEAVE_OUT}")
-        })?;
-        let mut install = pip_install(python);
-        // Compiling numpy would take longer than every test together.
-        install.args(["--retries", "2", "--only-binary", ":all:", "--requirement"]);
-        install.arg(&self.list);
-        if packages(&self.list)?.contains("torch==") && has_small_torch() {
-            install.args(["--extra-index-url", SMALL_TORCH]);
-        }
-        run(install).with_context(|| {
-            let list = self.list.display();
-            format!("the packages of {list} cannot be installed; connect to a package index, {OR_LEAVE_OUT}")
-        })
+        fs::write(unfinished.join(STAMP), "")?;
+        remove(&self.folder)?;
+        fs::rename(&unfinished, &self.folder)
+            .with_context(|| format!("cannot rename {}", unfinished.display()))
     }
 
-    /// Written last of all.
+    /// Written last of all, and again at every use.
     fn stamp(&self) -> PathBuf {
-        self.folder.join("installed")
+        self.folder.join(STAMP)
     }
+}
+
+/// The file in an environment that says that it is whole, and when it was used.
+const STAMP: &str = "installed";
+/// What the name of a folder ends with while it is filled.
+const UNFINISHED: &str = "unfinished";
+
+/// Makes an environment in `folder`, with the packages of `list`.
+fn install(folder: &Path, list: &Path) -> Result<()> {
+    let mut make = Command::new(SYSTEM);
+    make.args(["-m", "venv"]).arg(folder);
+    run(make).with_context(|| {
+        format!("no environment can be made; install venv (Debian: `apt-get install python3-venv`), {OR_LEAVE_OUT}")
+    })?;
+    let mut install = pip_install(&interpreter_of(folder));
+    // Compiling numpy would take longer than every test together.
+    install.args(["--retries", "2", "--only-binary", ":all:", "--requirement"]);
+    install.arg(list);
+    if packages(list)?.contains("torch==") && has_small_torch() {
+        install.args(["--extra-index-url", SMALL_TORCH]);
+    }
+    run(install).with_context(|| {
+        let list = list.display();
+        format!(
+            "the packages of {list} cannot be installed; connect to a package index, {OR_LEAVE_OUT}"
+        )
+    })
+}
+
+/// Removes environments below `kept` that were not used for long, and what installations that were killed left.
+fn remove_unused(kept: &Path, now: SystemTime) -> Result<()> {
+    for entry in fs::read_dir(kept)? {
+        let folder = entry?.path();
+        let name = folder.file_name().and_then(|name| name.to_str());
+        if !name.is_some_and(|name| name.starts_with(PREFIX)) || !is_unused(&folder, now) {
+            continue;
+        }
+        // Another run may be about to use it.
+        let lock = File::create(lock_of(&folder))?;
+        if lock.try_lock().is_ok() && is_unused(&folder, now) {
+            eprintln!("xtask: removing {}, unused for 30 days", folder.display());
+            remove(&folder)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether `folder` is an environment, or was to become one, that was last used long before `now`.
+fn is_unused(folder: &Path, now: SystemTime) -> bool {
+    let is_unfinished = folder.extension().is_some_and(|e| e == UNFINISHED);
+    let used = match fs::metadata(folder.join(STAMP)) {
+        Err(_) if is_unfinished => fs::metadata(folder),
+        used => used,
+    };
+    let used = used.and_then(|used| used.modified());
+    used.is_ok_and(|used| now.duration_since(used).is_ok_and(|time| time > UNUSED))
+}
+
+/// Removes a folder, if it is there.
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// What is locked while an environment is installed. It stays when the environment goes: another run may wait for it.
+fn lock_of(folder: &Path) -> PathBuf {
+    folder.with_extension("lock")
+}
+
+fn interpreter_of(folder: &Path) -> PathBuf {
+    folder.join(if cfg!(windows) {
+        "Scripts/python.exe"
+    } else {
+        "bin/python"
+    })
 }
 
 #[cfg(windows)]
@@ -154,32 +229,92 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_environment_is_ready_when_the_last_of_it_is_written() {
-        let folder = env::temp_dir().join(format!("lowp-xtask-python-{}", std::process::id()));
-        let list = folder.join("list.txt");
+    fn an_environment_is_there_when_it_is_whole() {
+        let kept = tempfile("whole");
         let environment = Environment {
-            folder: folder.clone(),
-            list,
+            folder: kept.join("python-a-1"),
+            list: kept.join("list.txt"),
         };
+        let names = || {
+            let entries = fs::read_dir(&kept).unwrap();
+            let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        let failed = environment.install(|folder| {
+            fs::create_dir(folder)?;
+            anyhow::bail!("no index")
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "no index");
+        assert!(names().is_empty());
+        // Left by a version that installed in place, and by an installer of a run that was killed, which goes on.
+        let orphan = kept.join("python-a-1.0.unfinished");
+        for folder in [&environment.folder, &orphan] {
+            fs::create_dir(folder).unwrap();
+        }
         assert!(!environment.is_ready());
-        fs::create_dir_all(&folder).unwrap();
-        assert!(!environment.is_ready());
-        fs::write(environment.stamp(), "").unwrap();
-        assert!(environment.is_ready());
-        fs::remove_dir_all(&folder).unwrap();
+        environment
+            .install(|folder| {
+                assert!(!environment.is_ready());
+                fs::create_dir(folder)?;
+                fs::write(folder.join("package"), "")?;
+                Ok(())
+            })
+            .unwrap();
+        assert!(environment.is_ready() && environment.folder.join("package").is_file());
+        assert_eq!(names(), ["python-a-1", "python-a-1.0.unfinished"]);
+        fs::remove_dir_all(&kept).unwrap();
+    }
+
+    #[test]
+    fn environments_that_nobody_uses_are_removed() {
+        let kept = tempfile("unused");
+        for name in ["python-old-1", "python-used-2", "python-busy-3", "others-4"] {
+            fs::create_dir(kept.join(name)).unwrap();
+            fs::write(kept.join(name).join(STAMP), "").unwrap();
+        }
+        // Nothing of these (`wheel::install`).
+        fs::create_dir(kept.join("python-package")).unwrap();
+        fs::create_dir(kept.join("python-old-1.7.unfinished")).unwrap();
+        let busy = File::create(lock_of(&kept.join("python-busy-3"))).unwrap();
+        busy.lock().unwrap();
+        let later = SystemTime::now() + UNUSED + Duration::from_secs(60);
+        let used = File::options()
+            .write(true)
+            .open(kept.join("python-used-2").join(STAMP));
+        used.unwrap().set_modified(later).unwrap();
+        let left = |now: SystemTime| {
+            remove_unused(&kept, now).unwrap();
+            let entries = fs::read_dir(&kept).unwrap().map(|e| e.unwrap().path());
+            let mut left: Vec<_> = entries
+                .filter(|path| path.is_dir())
+                .map(|path| path.file_name().unwrap().to_owned())
+                .collect();
+            left.sort();
+            left
+        };
+        assert_eq!(left(SystemTime::now()).len(), 6);
+        let kept_names = [
+            "others-4",
+            "python-busy-3",
+            "python-package",
+            "python-used-2",
+        ];
+        assert_eq!(left(later), kept_names);
+        fs::remove_dir_all(&kept).unwrap();
     }
 
     #[test]
     fn lists_include_others() {
-        let folder = tempfile();
+        let folder = tempfile("lists");
         fs::write(folder.join("a.txt"), "x==1\n-r b.txt\n").unwrap();
         fs::write(folder.join("b.txt"), "y==2\n").unwrap();
         assert_eq!(packages(&folder.join("a.txt")).unwrap(), "x==1\ny==2\n");
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    fn tempfile() -> PathBuf {
-        let folder = env::temp_dir().join(format!("lowp-xtask-lists-{}", std::process::id()));
+    fn tempfile(name: &str) -> PathBuf {
+        let folder = env::temp_dir().join(format!("lowp-xtask-{name}-{}", process::id()));
         fs::create_dir_all(&folder).unwrap();
         folder
     }

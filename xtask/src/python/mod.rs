@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::{self, JoinHandle};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Error, Result, anyhow, ensure};
 
 use crate::command::{run, target_dir, workspace_root};
 use crate::wheel;
@@ -32,42 +32,60 @@ const NO_TORCH: &str = "torch is not installed, and its small build cannot be re
 /// Both stages, whose packages are installed while others compile.
 pub(crate) struct Tests {
     /// Taken when it is waited for.
-    python: Option<JoinHandle<Result<PathBuf>>>,
-    has_torch: bool,
+    installation: Option<JoinHandle<Installed>>,
+}
+
+/// What could be installed.
+struct Installed {
+    /// The interpreter of both stages.
+    python: Result<PathBuf>,
+    torch: Torch,
+}
+
+enum Torch {
+    There,
+    /// Nobody asked for it, and it would be large.
+    LeftOut,
+    Failed(Error),
 }
 
 impl Tests {
-    /// Begins to install what is missing.
-    pub(crate) fn prepare() -> Result<Self> {
-        let torch = Environment::new("torch", TORCH_PACKAGES)?;
-        let has_torch = torch.is_ready()
-            || std::env::var_os(ANY_TORCH).is_some_and(|value| value == "1")
-            || environment::has_small_torch();
-        let environment = if has_torch {
-            torch
-        } else {
-            Environment::new("files", FILES_PACKAGES)?
-        };
-        let python = Some(thread::spawn(move || environment.python()));
-        Ok(Self { python, has_torch })
+    /// Begins to install what is missing. What is wrong with that belongs to the stage that needs it.
+    pub(crate) fn prepare() -> Self {
+        let small = || Environment::new("files", FILES_PACKAGES)?.python();
+        Self::installing(move || installed(with_torch(), small))
+    }
+
+    fn installing(install: impl FnOnce() -> Installed + Send + 'static) -> Self {
+        Self {
+            installation: Some(thread::spawn(install)),
+        }
     }
 
     /// Runs both stages, or says what is left out.
     pub(crate) fn run(mut self, stages: &mut crate::stages::Stages) -> Result<()> {
         let mut python = PathBuf::new();
+        let mut torch = Torch::LeftOut;
         stages.run("python", || {
-            let installation = self.python.take().context("it was waited for before")?;
-            let installed = installation.join();
-            python = installed.map_err(|_| anyhow!("the installation of packages panicked"))??;
+            let installation = self.installation.take();
+            let installation = installation.context("it was waited for before")?;
+            let installed = installation
+                .join()
+                .map_err(|_| anyhow!("the installation of packages panicked"))?;
+            python = installed.python?;
+            torch = installed.torch;
             FILES
                 .iter()
                 .try_for_each(|folder| unittest(&python, folder, None))
         })?;
-        if !self.has_torch {
+        if matches!(torch, Torch::LeftOut) {
             stages.skip("torch", NO_TORCH);
             return Ok(());
         }
         stages.run("torch", || {
+            if let Torch::Failed(why) = torch {
+                return Err(why);
+            }
             let package = wheel::install(&python)?;
             TORCH
                 .iter()
@@ -76,11 +94,32 @@ impl Tests {
     }
 }
 
+/// The interpreter of an environment with torch, where torch is there, small or asked for.
+fn with_torch() -> Result<Option<PathBuf>> {
+    let environment = Environment::new("torch", TORCH_PACKAGES)?;
+    let wanted = environment.is_ready()
+        || std::env::var_os(ANY_TORCH).is_some_and(|value| value == "1")
+        || environment::has_small_torch();
+    wanted.then(|| environment.python()).transpose()
+}
+
+/// The environment with torch serves both stages; without it, `small` the first one.
+fn installed(
+    with_torch: Result<Option<PathBuf>>,
+    small: impl FnOnce() -> Result<PathBuf>,
+) -> Installed {
+    let (python, torch) = match with_torch {
+        Ok(Some(python)) => (Ok(python), Torch::There),
+        Ok(None) => (small(), Torch::LeftOut),
+        Err(why) => (small(), Torch::Failed(why)),
+    };
+    Installed { python, torch }
+}
+
 impl Drop for Tests {
-    /// Waits for an installation that goes on: `pip` would outlive this program and its lock, and the next run would remove the folder
-    /// below it.
+    /// Waits for an installation that goes on: `pip` would outlive this program.
     fn drop(&mut self) {
-        if let Some(installation) = self.python.take() {
+        if let Some(installation) = self.installation.take() {
             if !installation.is_finished() {
                 eprintln!("xtask: waiting for the installation of Python packages to finish");
             }
@@ -114,6 +153,44 @@ fn unittest(python: &Path, folder: &str, package: Option<&Path>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn torch_that_cannot_be_had_fails_its_own_stage_alone() {
+        let small = || Ok(PathBuf::from("small"));
+        let no_torch = || Err(anyhow!("no index"));
+        let found = installed(no_torch(), small);
+        assert_eq!(found.python.unwrap(), PathBuf::from("small"));
+        assert!(matches!(found.torch, Torch::Failed(why) if why.to_string() == "no index"));
+        let found = installed(Ok(None), small);
+        assert!(found.python.is_ok() && matches!(found.torch, Torch::LeftOut));
+        let found = installed(Ok(Some(PathBuf::from("large"))), || unreachable!());
+        assert_eq!(found.python.unwrap(), PathBuf::from("large"));
+        assert!(matches!(found.torch, Torch::There));
+    }
+
+    #[test]
+    fn what_fails_while_packages_are_installed_belongs_to_the_stage() {
+        let tests = Tests::installing(|| installed(Ok(None), || Err(anyhow!("no index"))));
+        let error = tests.run(&mut crate::stages::Stages::default());
+        let error = format!("{:#}", error.unwrap_err());
+        assert_eq!(error, "stage `python` failed: no index");
+    }
+
+    #[test]
+    fn no_installation_outlives_the_run() {
+        let over = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&over);
+        let tests = Tests::installing(move || {
+            thread::sleep(Duration::from_millis(100));
+            ended.store(true, Ordering::SeqCst);
+            installed(Ok(None), || Err(anyhow!("no index")))
+        });
+        drop(tests);
+        assert!(over.load(Ordering::SeqCst));
+    }
 
     #[test]
     fn every_package_has_a_fixed_version() {
