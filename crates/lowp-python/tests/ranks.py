@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import pickle
 import queue
 import tempfile
 import time
@@ -35,7 +36,7 @@ def run(world, function, *args, backend="gloo"):
         failures = [f"rank {rank}: {value}" for rank, (failed, value) in enumerate(found) if failed]
         if failures:
             raise AssertionError("\n".join(failures))
-        return [value for _, value in found]
+        return [pickle.loads(value) for _, value in found]
 
 
 def _results(processes, results):
@@ -64,7 +65,8 @@ def _rank(rank, world, folder, backend, results, function, args):
         if backend == "nccl":
             torch.cuda.set_device(rank)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-        results.put((rank, False, function(rank, world, *args)))
+        # As bytes: tensors would be shared by a process that may have ended when they are fetched.
+        results.put((rank, False, pickle.dumps(function(rank, world, *args))))
     except BaseException:
         results.put((rank, True, traceback.format_exc()))
     finally:
