@@ -119,8 +119,12 @@ class Interchange(unittest.TestCase):
             weights = folder / "model.safetensors"
             lowp("quantize", self.source / "model.safetensors", "-o", weights, "--recipe", recipe, *IGNORED, *options)
             shutil.copy(self.source / "config.json", folder)
-            lowp("dequantize", weights, "-o", folder / "values.safetensors")
-        return folder, load_file(folder / "values.safetensors")
+            lowp("dequantize", weights, "-o", self.values_of(folder))
+        return folder, load_file(self.values_of(folder))
+
+    def values_of(self, folder):
+        """The file beside a folder that has its values."""
+        return folder.with_name(f"{folder.name}-values.safetensors")
 
     def exported(self, recipe, target):
         quantized, values = self.quantized(recipe)
@@ -210,7 +214,7 @@ class Interchange(unittest.TestCase):
         metadata = {}
         for layer, part in enumerate(parts):
             found, said = tensors(part)
-            decoded = load_file(part / "values.safetensors")
+            decoded = load_file(self.values_of(part))
             mine = lambda name: f"layers.{1 - layer}." not in name  # noqa: E731
             held |= {name: tensor for name, tensor in found.items() if mine(name)}
             metadata |= {key: value for key, value in said.items() if mine(key)}
