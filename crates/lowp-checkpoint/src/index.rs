@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use lowp_shard::MAX_EXCHANGE;
+use lowp_comm::MAX_ALL_GATHER;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -19,7 +19,7 @@ pub(crate) const MAX_INDEX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 pub(crate) const MAX_TOLD: u64 = if cfg!(test) {
     MAX_INDEX
 } else {
-    MAX_EXCHANGE as u64
+    MAX_ALL_GATHER as u64
 };
 /// Its name in the folder.
 pub(crate) const INDEX: &str = "index.json";

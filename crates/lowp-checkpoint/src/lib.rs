@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};
-//! use lowp_shard::threads;
+//! use lowp_comm::threads;
 //! use std::time::Duration;
 //!
 //! let folder = std::env::temp_dir().join(format!("lowp-checkpoint-{}", std::process::id()));

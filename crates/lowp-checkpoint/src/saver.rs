@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lowp_shard::Control;
+use lowp_comm::Control;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -214,7 +214,7 @@ impl Saver {
             return Ok(None);
         };
         let done = vec![u8::from(writing.file.is_finished())];
-        let done = self.control.exchange("is the checkpoint written", done)?;
+        let done = self.control.all_gather("is the checkpoint written", done)?;
         Ok(Some(done.iter().all(|done| done == &[1])))
     }
 
@@ -249,7 +249,7 @@ impl Saver {
         agreed
             .inspect_err(|_| self.give_up(&folder))
             .map_err(|error| match error {
-                CheckpointError::NotSaved { .. } | CheckpointError::Shard(_) => error,
+                CheckpointError::NotSaved { .. } | CheckpointError::Comm(_) => error,
                 own => CheckpointError::NotSaved {
                     step,
                     rank: self.control.world_rank(),
@@ -285,7 +285,7 @@ impl Saver {
         let own = own.and_then(|written| Ok((written.pieces.len(), encode(&written)?)));
         let told = own.as_ref().map(|(pieces, bytes)| (*pieces, bytes.len()));
         let told = encode(&told).unwrap_or_default();
-        let all = self.control.exchange("how much was written", told)?;
+        let all = self.control.all_gather("how much was written", told)?;
         let (mut pieces, mut bytes) = (0, 0);
         for (rank, told) in all.iter().enumerate() {
             match decode::<Result<(usize, usize), String>>(told).flatten() {
@@ -304,7 +304,7 @@ impl Saver {
             return Ok(Err((0, error.to_string())));
         }
         let own = own.map(|(_, bytes)| bytes).unwrap_or_default();
-        let all = self.control.exchange("what was written", own)?;
+        let all = self.control.all_gather("what was written", own)?;
         let ranks = all.iter().enumerate();
         let ranks = ranks.map(|(rank, bytes)| decode(bytes).map_err(|why| (rank, why)));
         Ok(ranks.collect())
@@ -378,7 +378,7 @@ impl Saver {
     ) -> Result<(), CheckpointError> {
         let told = own.as_ref().err().map(ToString::to_string);
         let told = told.unwrap_or_default().into_bytes();
-        let all = self.control.exchange(what, told)?;
+        let all = self.control.all_gather(what, told)?;
         own?;
         let failed = all.iter().position(|text| !text.is_empty());
         failed.map_or(Ok(()), |rank| {

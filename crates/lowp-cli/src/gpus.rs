@@ -2,9 +2,10 @@
 
 use crate::usage::UsageError;
 use anyhow::{Result, anyhow};
+use lowp_comm::{CommError, Control, threads};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
-use lowp_shard::{Control, ShardError, threads};
+use lowp_shard::ShardError;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -44,7 +45,7 @@ pub(crate) fn join(
         let start = |rank| scope.spawn(move || join(rank));
         let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
         let joined = joining.into_iter().map(|rank| rank.join());
-        let lost = |_| ShardError::Failed {
+        let lost = |_| CommError::Failed {
             rank: 0,
             message: "a thread that joins NCCL panicked".to_owned(),
         };

@@ -105,7 +105,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // One line, also where `RUST_BACKTRACE` has candle put a backtrace into its errors.
-            let error_text = lowp_shard::without_backtraces(&format!("{error:#}"));
+            let error_text = lowp_comm::without_backtraces(&format!("{error:#}"));
             output::note(&format!("error: {error_text}"));
             ExitCode::from(usage::exit_code(&error))
         }

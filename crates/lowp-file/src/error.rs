@@ -1,5 +1,6 @@
 //! [`FileError`]: what can be wrong with a file, an argument or the work.
 
+use lowp_comm::CommError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
 use lowp_shard::ShardError;
@@ -50,6 +51,12 @@ pub enum FileError {
     /// Something is missing that was there before: a defect of this crate, or of another implementation of its traits.
     #[error("{0}")]
     Missing(String),
+}
+
+impl From<CommError> for FileError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
 }
 
 impl FileError {

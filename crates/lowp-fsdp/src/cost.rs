@@ -4,7 +4,7 @@
 //! ```
 //! use lowp_format::{AnyRecipe, RecipeOptions};
 //! use lowp_fsdp::cost::{CostConfig, CostError, Costs, ModelShapes};
-//! use lowp_shard::Mesh;
+//! use lowp_comm::Mesh;
 //!
 //! let mut model = ModelShapes::default();
 //! model.linear(0, "proj".to_owned(), 64, 32);
@@ -30,8 +30,9 @@ pub use memory::Memory;
 pub use shapes::{LayerShape, ModelShapes};
 pub use traffic::{Operation, Step};
 
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::{FormatError, Recipe, ReshardAfterForward, Shape};
-use lowp_shard::{GradWire, Mesh, ShardError};
+use lowp_shard::ShardError;
 use thiserror::Error;
 
 use crate::Sharding;

@@ -1,6 +1,7 @@
 //! [`ModelError`]: what can be wrong with a sharded model.
 
 use lowp_checkpoint::CheckpointError;
+use lowp_comm::CommError;
 use lowp_format::{FormatError, Shape};
 use lowp_kernels::KernelError;
 use lowp_optim::OptimError;
@@ -88,4 +89,10 @@ pub enum ModelError {
     /// A shape is wrong.
     #[error(transparent)]
     Format(#[from] FormatError),
+}
+
+impl From<CommError> for ModelError {
+    fn from(error: CommError) -> Self {
+        ShardError::from(error).into()
+    }
 }

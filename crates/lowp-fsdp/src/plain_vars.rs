@@ -5,11 +5,10 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{Orientation, Phase, PlainF32, Recipe, Shape};
 use lowp_kernels::{Backend, DecodeJob, Source, StepScalars, Work};
-use lowp_shard::{
-    GatherGroup, GatherPool, MeshComm, ShardError, ShardedTensor, dequantize, or_abort,
-};
+use lowp_shard::{GatherGroup, GatherPool, ShardError, ShardedTensor, dequantize};
 use serde_json::{Value, json};
 
 use crate::error::ModelError;

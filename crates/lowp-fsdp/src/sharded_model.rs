@@ -7,13 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lowp_comm::{GatherItem, MeshComm, or_abort, ordered};
 use lowp_format::{Phase, Recipe, ReshardAfterForward};
 use lowp_kernels::{Backend, Source};
 use lowp_optim::{AdamW, Group, ParamId, StepOptions, StepReport};
-use lowp_shard::{
-    Divergence, FlatGather, GatherItem, GradBucketOptions, MeshComm, ScaleBook, ScaleSlot,
-    or_abort, ordered,
-};
+use lowp_shard::{Divergence, FlatGather, GradBucketOptions, ScaleBook, ScaleSlot};
 
 use crate::builder::{Begun, Builder};
 use crate::error::ModelError;
@@ -262,7 +260,7 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
         self.mesh
             .world
             .control()
-            .agree("discarded gradients", &finished)?;
+            .all_equal("discarded gradients", &finished)?;
         let done = self.forget();
         or_abort(&*self.mesh.world, done)
     }

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lowp_checkpoint::{Checkpoint, Late, Piece};
+use lowp_comm::{MeshComm, or_abort};
 use lowp_format::{
     Orientation, Phase, QuantizedTensor, Recipe, RowCuts, Shape, SourceRounding, Usage,
 };
 use lowp_kernels::{Backend, DecodeJob, KernelError, Source, StepScalars, Work};
 use lowp_shard::{
-    Divergence, GatherAccount, GatherGroup, GatherWatch, MeshComm, Reshard, Scratches, ShardError,
-    ShardedTensor, audit_in_group, or_abort,
+    Divergence, GatherAccount, GatherGroup, GatherWatch, Reshard, Scratches, ShardError,
+    ShardedTensor, audit_in_group,
 };
 use serde_json::Value;
 

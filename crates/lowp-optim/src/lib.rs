@@ -15,7 +15,7 @@
 //! use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
 //! use lowp_kernels::{Backend, Cpu};
 //! use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
-//! use lowp_shard::LocalComm;
+//! use lowp_comm::LocalComm;
 //!
 //! let recipe = AnyRecipe::from_name("mxfp8", &RecipeOptions::default())?;
 //! let shape = Shape::new(32, 64);

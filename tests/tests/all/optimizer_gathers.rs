@@ -1,10 +1,11 @@
 //! Gathers between the steps of an optimizer: what a step changed is gathered again, what it left
 //! alone is not, and the ordinary loop sends what its plans say and nothing more.
 
+use lowp_comm::run_ranks;
 use lowp_format::{AnyRecipe, Phase, Shape};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, OptimError, StepOptions};
-use lowp_shard::{GatherGroup, GatherPool, run_ranks};
+use lowp_shard::{GatherGroup, GatherPool};
 use lowp_tests::model::{Case, Rank};
 use lowp_tests::spy::{Call, Spy};
 use lowp_tests::values::Family;

@@ -6,7 +6,7 @@ use crate::folder::{names, steps};
 use crate::index::FileRecord;
 use crate::writer::MAX_HEADER;
 use crate::{Block, Checkpoint, Dtype, folder_of, latest};
-use lowp_shard::{ShardError, threads};
+use lowp_comm::{CommError, threads};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -67,25 +67,25 @@ impl Control for Narrow {
         self.0.members()
     }
 
-    fn exchange(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ShardError> {
-        let all = self.0.exchange(tag, bytes)?;
+    fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
+        let all = self.0.all_gather(tag, bytes)?;
         let sum: usize = all.iter().map(Vec::len).sum();
         if sum as u64 > MAX_INDEX {
             let message = format!("{sum} bytes would travel at once");
-            return Err(self.fail(ShardError::Failed { rank: 0, message }));
+            return Err(self.fail(CommError::Failed { rank: 0, message }));
         }
         Ok(all)
     }
 
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, ShardError> {
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Control>, CommError> {
         self.0.split(color, key)
     }
 
-    fn fail(&self, cause: ShardError) -> ShardError {
+    fn fail(&self, cause: CommError) -> CommError {
         self.0.fail(cause)
     }
 
-    fn failure(&self) -> Option<ShardError> {
+    fn failure(&self) -> Option<CommError> {
         self.0.failure()
     }
 }

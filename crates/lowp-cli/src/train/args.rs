@@ -6,9 +6,9 @@ use crate::recipes::{self, RecipeName};
 use crate::usage::UsageError;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
+use lowp_comm::Mesh;
 use lowp_format::ReshardAfterForward;
 use lowp_fsdp::Sharding;
-use lowp_shard::Mesh;
 use std::path::{Path, PathBuf};
 
 /// The recipe that commands use unless told otherwise: no amax to agree on, and half the bytes of bf16 on the wire.

@@ -10,11 +10,12 @@ use crate::amax_groups;
 use crate::device::Device;
 use crate::globs;
 use crate::usage::UsageError;
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{ReshardAfterForward, Usage, lcm};
 use lowp_fsdp::{LinearSpec, Passes, Sharding};
 use lowp_optim::{Group, Schedule};
-use lowp_shard::{GradWire, Mesh, check_flat};
+use lowp_shard::check_flat;
 
 /// Most ranks that one process is asked to play.
 pub(crate) const MAX_RANKS: usize = 64;

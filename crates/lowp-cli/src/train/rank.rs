@@ -9,12 +9,13 @@ use super::recipes::Run;
 use crate::output;
 use anyhow::{Result, bail};
 use lowp_checkpoint::{Block, Dtype, Late, Piece, Saver};
+use lowp_comm::{Communicator, Control, MeshComm};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::cost::HOST_GRAD_BUCKET;
 use lowp_fsdp::{LinearSpec, ModelOptions, ShardedModel, VarPlace, VarSpec};
 use lowp_kernels::Backend;
 use lowp_optim::StepOptions;
-use lowp_shard::{Communicator, Control, GradBucketOptions, MeshComm};
+use lowp_shard::GradBucketOptions;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ pub(super) struct Part {
 impl Outcome {
     /// Those of all ranks, of which this one has its own.
     pub(super) fn of_all(own: &Self, control: &dyn Control) -> Result<Vec<Self>> {
-        let all = control.exchange("what training left", postcard::to_stdvec(own)?)?;
+        let all = control.all_gather("what training left", postcard::to_stdvec(own)?)?;
         all.iter()
             .map(|bytes| Ok(postcard::from_bytes(bytes)?))
             .collect()
@@ -139,7 +140,7 @@ impl<B: Backend> Rank<'_, B> {
             .as_ref()
             .map_or("none", |resumed| resumed.checkpoint().id());
         comm.control()
-            .agree("the checkpoint to go on behind", behind)?;
+            .all_equal("the checkpoint to go on behind", behind)?;
         let first_step = resumed.as_ref().map_or(0, Resumed::step);
         let last_step = config.last_step();
         let tail_step = config.steps - config.tail_steps;
@@ -152,7 +153,7 @@ impl<B: Backend> Rank<'_, B> {
             self.make(run.recipe, in_tail, (&mesh, &specs), resumed.as_ref())?;
         drop(resumed);
         let ways = trained.network.ways();
-        comm.control().agree("how attention runs", &ways)?;
+        comm.control().all_equal("how attention runs", &ways)?;
         let recast = trained.sharded.recast();
         if recast > 0 && self.progress.is_some() {
             let all = specs.0.len();

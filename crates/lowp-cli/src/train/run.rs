@@ -10,8 +10,8 @@ use super::result::RunResult;
 use super::world::World;
 use crate::device::Device;
 use anyhow::{Context, Result, anyhow, bail};
+use lowp_comm::{Communicator, HostComm, LocalComm, run_comms};
 use lowp_kernels::{Backend, Cpu};
-use lowp_shard::{Communicator, HostComm, LocalComm, run_comms};
 use std::sync::Arc;
 use std::thread;
 

@@ -4,7 +4,7 @@ use super::config::{Config, MAX_RANKS};
 use super::corpus::Corpus;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
-use lowp_shard::{Control, Launch, join};
+use lowp_comm::{Control, Launch, join};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,9 +78,9 @@ impl World {
             return Ok(());
         };
         for (option, text) in config.options()? {
-            control.agree(&format!("{option} of lowp train"), &text)?;
+            control.all_equal(&format!("{option} of lowp train"), &text)?;
         }
-        Ok(control.agree("the text to train on", corpus.digest())?)
+        Ok(control.all_equal("the text to train on", corpus.digest())?)
     }
 
     /// This process as the only rank of it, for one run: its control, and its number among the ranks of this machine. `None` where ranks

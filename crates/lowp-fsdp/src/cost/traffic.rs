@@ -6,8 +6,8 @@ use super::links::{Links, Moved, Route, neighbours, replicas};
 use super::weight::{Gather, Local, Use};
 use super::weights::Weights;
 use crate::plain_vars::VarRecipe;
+use lowp_comm::{GradWire, LARGE_PIECE};
 use lowp_format::Recipe;
-use lowp_shard::{GradWire, LARGE_PIECE};
 use std::ops::AddAssign;
 
 /// All collectives of one kind in a step.

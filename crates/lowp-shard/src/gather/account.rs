@@ -5,7 +5,8 @@ use lowp_kernels::Backend;
 
 use super::pool::{Exchange, ParamPlans};
 use super::pooled;
-use crate::{Communicator, ShardedTensor};
+use crate::ShardedTensor;
+use lowp_comm::Communicator;
 
 /// What one parameter costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use lowp_kernels::{Backend, KernelError, StepScalars};
 
 use super::pool::{Exchange, Lease, Move};
 use super::{GatherGroup, GatherPoint};
-use crate::{Collective, Communicator, GatherItem, ShardError, Traffic};
+use crate::ShardError;
+use lowp_comm::{Collective, Communicator, GatherItem, Traffic};
 
 impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     /// The ranks that make an exchange.
@@ -147,7 +148,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let comm = self.comm_of(exchange);
         if comm.is_enqueued() && comm.world_size() > 1 && !self.compared[exchange as usize] {
             let label = label(self.number, exchange);
-            comm.control().agree("what is gathered next", &label)?;
+            comm.control().all_equal("what is gathered next", &label)?;
             self.compared[exchange as usize] = true;
         }
         Ok(())

@@ -8,12 +8,14 @@ use lowp_format::{
 };
 use lowp_kernels::Backend;
 
-use crate::{Communicator, ShardError, ShardedTensor, or_abort, ordered};
+use crate::{ShardError, ShardedTensor};
+use lowp_comm::{Communicator, or_abort, ordered};
 
 mod account;
 mod exchange;
 mod meter;
 mod plan;
+pub use plan::exchanges;
 mod pool;
 mod reshard;
 mod scratch;
@@ -87,7 +89,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
     ///
     /// # Errors
     /// Shards for another world or rank than the communicator's, cuts off the recipe's quantum, or
-    /// ranks that disagree ([`ShardError::Mismatch`] on every rank).
+    /// ranks that disagree ([`CommError::Mismatch`] on every rank).
     pub fn new(
         backend: &B,
         comm: Arc<dyn Communicator<B>>,
@@ -103,7 +105,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         let parts = Parts::new(&reshard, pool, &plans, comm.backend());
         let parts = or_abort(&*comm, parts)?;
         comm.control()
-            .agree("the gather plan", &describe(&params, &plans, policy))?;
+            .all_equal("the gather plan", &describe(&params, &plans, policy))?;
         let plans: Arc<[ParamPlans]> = plans.into();
         let geometry = pool.geometry(&plans);
         let number = pool.next_group();
@@ -208,7 +210,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
             written.collect::<Vec<_>>()
         );
         let control = self.comm.control();
-        control.agree("which gathered tensors are stale", &text)
+        Ok(control.all_equal("which gathered tensors are stale", &text)?)
     }
 
     fn try_unshard(&mut self, phase: Phase) -> Result<(), ShardError> {

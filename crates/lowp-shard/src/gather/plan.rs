@@ -4,7 +4,8 @@ use lowp_format::{GatherPlan, Phase, PhasePlans, Recipe, ReshardAfterForward, Us
 use lowp_kernels::Backend;
 
 use super::pool::{ParamPlans, check_derived};
-use crate::{Communicator, ShardError, ShardedTensor};
+use crate::{ShardError, ShardedTensor};
+use lowp_comm::{CommError, Communicator, LARGE_PIECE};
 
 /// The plans of all parameters.
 pub(super) fn plan_params<B: Backend, R: Recipe>(
@@ -21,11 +22,8 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
                 spec.full(),
                 spec.rank()
             );
-            return Err(ShardError::World {
-                what,
-                found: spec.world(),
-                world,
-            });
+            let found = spec.world();
+            return Err(ShardError::from(CommError::World { what, found, world }));
         }
         let exchanges = if spec.usage() == Usage::BOTH {
             let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), policy)?;
@@ -82,4 +80,14 @@ pub(super) fn describe<B: Backend, R: Recipe>(
         }
     }
     text
+}
+
+/// Batches in which GPUs exchange the pieces of a plan: large ones, and small ones.
+pub fn exchanges(plan: &GatherPlan) -> usize {
+    let largest = plan.steps.iter().filter_map(|step| {
+        let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
+        pieces.max().filter(|&bytes| bytes > 0)
+    });
+    let (large, small): (Vec<_>, Vec<_>) = largest.partition(|&bytes| bytes >= LARGE_PIECE);
+    usize::from(!large.is_empty()) + usize::from(!small.is_empty())
 }

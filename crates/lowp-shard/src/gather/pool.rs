@@ -11,8 +11,8 @@ use super::exchange::label;
 use super::meter::{Meter, Metered};
 use super::scratch::Scratches;
 use super::steps::{GatherTarget, run_steps};
-use crate::done::{Among, Done, Names, Order};
-use crate::{Communicator, ShardError};
+use crate::ShardError;
+use lowp_comm::{Among, Communicator, Done, Names, Order};
 
 /// What a group gathers, and from where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use lowp_kernels::Backend;
 use super::GatherPool;
 use super::meter::Metered;
 use super::pool::{DestinationSet, Exchange, ParamPlans};
-use crate::{Communicator, GatherItem, ShardError, or_abort};
+use crate::ShardError;
+use lowp_comm::{Communicator, GatherItem, or_abort};
 
 /// What becomes of gathered weights between forward and backward: a [`ReshardAfterForward`] with the ranks that it needs.
 #[derive(Clone, Debug)]

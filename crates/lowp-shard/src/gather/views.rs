@@ -5,7 +5,8 @@ use lowp_kernels::Backend;
 
 use super::pool::Lease;
 use super::{Full, GatherGroup};
-use crate::{ShardError, Traffic};
+use crate::ShardError;
+use lowp_comm::Traffic;
 
 /// The full tensors of one destination set, per phase and parameter, and the gathers into it.
 #[derive(Debug)]

@@ -16,11 +16,11 @@ use anyhow::Result;
 use clap::ValueEnum;
 use keys::{Keys, read_json};
 use layers::Model;
+use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Code};
 use lowp_fsdp::Sharding;
 use lowp_fsdp::cost::{Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape};
-use lowp_shard::{GradWire, Mesh};
 use std::path::Path;
 
 /// Most ranks that a plan is made for.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use lowp_comm::{Communicator, Control, RanksFailed, run_comms, threads};
 use lowp_kernels::{Backend, Cuda, KernelError};
 use lowp_nccl::{NcclComm, NcclOptions, Sums};
-use lowp_shard::{Communicator, Control, RanksFailed, ShardError, run_comms, threads};
+use lowp_shard::ShardError;
 
 /// One rank: its stream, and its communicator, on a stream of its own.
 pub(crate) struct Rank {

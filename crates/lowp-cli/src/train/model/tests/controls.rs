@@ -2,12 +2,13 @@
 
 use candle_core::{Device, Tensor, Var};
 use lowp_candle::layers;
+use lowp_comm::{LocalComm, Mesh, MeshComm};
 use lowp_format::ReshardAfterForward;
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::{Backend, Cpu};
 use lowp_optim::Group;
-use lowp_shard::{GradBucketOptions, GradParam, Init, LocalComm, Mesh, MeshComm};
+use lowp_shard::{GradBucketOptions, GradParam, Init};
 use std::sync::Arc;
 
 /// `y`, `dx` and `dW` of one layer under `text`, as bits.
