@@ -5,7 +5,6 @@ use anyhow::{Result, anyhow};
 use lowp_comm::{CommError, Control, threads};
 use lowp_kernels::{Backend, Cuda};
 use lowp_nccl::{NcclComm, NcclOptions};
-use lowp_shard::ShardError;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -41,7 +40,7 @@ pub(crate) fn join(
     let controls = threads(devices.len(), limit);
     let join =
         |(cuda, control): (&Cuda, Arc<dyn Control>)| NcclComm::new(control, &cuda.fork()?, options);
-    let comms: Result<Vec<NcclComm>, ShardError> = thread::scope(|scope| {
+    let comms: Result<Vec<NcclComm>, CommError> = thread::scope(|scope| {
         let start = |rank| scope.spawn(move || join(rank));
         let joining: Vec<_> = devices.iter().zip(controls).map(start).collect();
         let joined = joining.into_iter().map(|rank| rank.join());

@@ -14,8 +14,7 @@ use lowp_kernels::{Backend, Cuda, CudaMark, FloatDtype, Source};
 use lowp_nccl::{NcclOptions, Sums};
 use lowp_optim::{AdamWBuilder, Group, ParamSpec, StepOptions};
 use lowp_shard::{
-    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardError, ShardSpec,
-    ShardedTensor,
+    GatherGroup, GatherPool, GradBucketOptions, GradBuckets, GradParam, ShardSpec, ShardedTensor,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};

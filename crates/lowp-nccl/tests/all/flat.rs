@@ -71,9 +71,12 @@ fn run<B: Backend>(
 fn cuda_nccl_flat_slices_give_the_weights_of_one_cpu_rank() {
     let expected = run(&Cpu, &LocalComm::solo(&Cpu).into()).expect("one CPU rank");
     let ranks = world(2, LIMIT, Sums::Nccl, |rank| {
-        run(&rank.cuda, &rank.comm).map_err(|error| CommError::Failed {
-            rank: rank.comm.rank(),
-            message: error.to_string(),
+        run(&rank.cuda, &rank.comm).map_err(|error| {
+            CommError::Failed {
+                rank: rank.comm.rank(),
+                message: error.to_string(),
+            }
+            .into()
         })
     });
     for (rank, weights) in ranks.iter().enumerate() {

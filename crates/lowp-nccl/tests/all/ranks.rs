@@ -328,7 +328,8 @@ fn cuda_nccl_ends_everywhere_when_a_rank_fails() {
                     "error" => {
                         return Err(CommError::BadMesh {
                             text: "planted".into(),
-                        });
+                        }
+                        .into());
                     }
                     "panic" => panic!("planted"),
                     _ => thread::sleep(Duration::from_secs(8)),
@@ -336,7 +337,7 @@ fn cuda_nccl_ends_everywhere_when_a_rank_fails() {
             }
             gather()?;
             cuda.synchronize()?;
-            gather()
+            Ok(gather()?)
         });
         let Some(failed) = failed else { return };
         let text = failed.to_string();

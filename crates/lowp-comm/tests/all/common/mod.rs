@@ -43,7 +43,6 @@ impl Engine {
     }
 
     /// Runs `f` as every rank.
-    #[expect(clippy::result_large_err, reason = "what the library returns")]
     pub(crate) fn run<T: Send>(
         self,
         world: usize,
