@@ -18,7 +18,7 @@ pub enum Call {
     /// Number of entries.
     AllReduceSum(usize),
     /// The ranks tell each other something on the host.
-    Exchange(String),
+    HostGather(String),
     /// A split.
     Split,
 }
@@ -76,7 +76,7 @@ impl Control for SpyControl {
     }
 
     fn all_gather(&self, tag: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-        note(&self.calls, Call::Exchange(tag.to_owned()));
+        note(&self.calls, Call::HostGather(tag.to_owned()));
         self.inner.control().all_gather(tag, bytes)
     }
 

@@ -74,7 +74,7 @@ pub struct NcclComm {
     watchdog: Option<Arc<Watchdog>>,
     control: Arc<dyn Control>,
     cuda: Cuda,
-    /// None of a group of one, which has nobody to exchange with.
+    /// None of a group of one, which has nobody to send to.
     raw: Option<Arc<Raw>>,
     options: NcclOptions,
     ordered: Mutex<RankOrder>,
@@ -257,7 +257,7 @@ impl NcclComm {
         let mut ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let work = ordered.reduce(&self.cuda, items, wire, self.rank(), self.world_size())?;
         work.convert(&self.cuda)?;
-        self.batch(|| work.memory(), |calls| work.exchange(calls))?;
+        self.batch(|| work.memory(), |calls| work.send_parts(calls))?;
         work.add(&self.cuda)
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct RankOrder {
     staging: Staging,
 }
 
-/// Memory between the exchange and the sums. Graphs keep what it was when they were captured.
+/// Memory between what arrives and the sums. Graphs keep what it was when they were captured.
 #[derive(Debug, Default)]
 struct Staging {
     /// Parts that arrive, by dtype.
@@ -174,7 +174,7 @@ impl Reduction {
         run(cuda, &self.convert)
     }
 
-    /// What the exchange uses.
+    /// What sending uses.
     pub(crate) fn memory(&self) -> Vec<Source<Cuda>> {
         let parts = self
             .items
@@ -184,7 +184,7 @@ impl Reduction {
     }
 
     /// Sends and receives all parts but the rank's own.
-    pub(crate) fn exchange(&self, calls: &Calls) -> Result<(), KernelError> {
+    pub(crate) fn send_parts(&self, calls: &Calls) -> Result<(), KernelError> {
         for item in &self.items {
             for (peer, (to, from)) in item.to.iter().zip(&item.from).enumerate() {
                 if peer != self.rank {

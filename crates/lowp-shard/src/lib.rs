@@ -67,7 +67,7 @@ pub use flat_shard::FlatShard;
 pub use fsdp2::{FullTensor, GatherHooks, HookInput, HookOutput, HookSource, Outgoing, Sent};
 pub use gather::{
     GatherAccount, GatherGroup, GatherPoint, GatherPool, GatherTarget, GatherWatch, ParamAccount,
-    Reshard, Scratch, Scratches, Unsharded, exchanges, run_steps,
+    Reshard, Scratch, Scratches, Unsharded, batches, run_steps,
 };
 pub use grad_buckets::{GradBucketOptions, GradBuckets, GradParam, Reduced};
 pub use init::Init;

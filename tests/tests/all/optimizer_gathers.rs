@@ -72,7 +72,7 @@ fn an_evaluation_does_not_leave_old_weights_to_the_next_forward() {
                     assert!(after[param] != before[param], "parameter {param}");
                 }
                 let calls = spy.take();
-                assert!(matches!(calls[0], Call::Exchange(_)), "{:?}", calls[0]);
+                assert!(matches!(calls[0], Call::HostGather(_)), "{:?}", calls[0]);
                 let gathers = |call: &Call| matches!(call, Call::AllGather(_));
                 assert!(calls[1..].iter().all(gathers) && calls.len() > 1);
                 group.release();

@@ -10,6 +10,7 @@ const ORDER: &[&str] = &[
     "lowp-nvcc",
     "lowp-kernels",
     "lowp-gemm",
+    "lowp-comm",
     "lowp-shard",
     "lowp-checkpoint",
     "lowp-file",

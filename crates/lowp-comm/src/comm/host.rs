@@ -30,7 +30,7 @@ impl<B: Backend> HostComm<B> {
     }
 
     /// Gives the content of this rank's pieces to all ranks, and returns theirs.
-    fn exchange(
+    fn round(
         &self,
         label: &str,
         batch: Collective<'_, B>,
@@ -48,7 +48,7 @@ impl<B: Backend> HostComm<B> {
         for item in items {
             own.extend(self.backend.download(item.source)?);
         }
-        let all = self.exchange(label, Collective::AllGather(items), own)?;
+        let all = self.round(label, Collective::AllGather(items), own)?;
         for (rank, bytes) in all.iter().enumerate() {
             let mut rest = bytes.as_slice();
             for item in items {
@@ -70,7 +70,7 @@ impl<B: Backend> HostComm<B> {
         fold: impl Fn(f32, f32) -> f32,
     ) -> Result<Vec<f32>, CommError> {
         let bytes = own.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let all = self.exchange(label, batch, bytes)?;
+        let all = self.round(label, batch, bytes)?;
         let mut sum = Vec::new();
         for (rank, bytes) in all.iter().enumerate() {
             let (bytes, _) = self.cut(rank, bytes, 4 * own.len())?;

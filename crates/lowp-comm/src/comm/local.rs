@@ -93,7 +93,7 @@ impl<B: Backend> LocalComm<B> {
     }
 
     /// One collective: brings `payload`, runs `work` on what all ranks brought, and waits for all to be done.
-    fn exchange(
+    fn round(
         &self,
         call: Call,
         payload: Brought<B>,
@@ -140,7 +140,7 @@ impl<B: Backend> LocalComm<B> {
         let (rank, world) = (self.rank(), self.world_size());
         let sources = items.iter().map(|i| i.source.clone()).collect();
         let brought = Brought::Bytes(sources, self.backend.clone());
-        self.exchange(call, brought, |posts| {
+        self.round(call, brought, |posts| {
             for (i, item) in items.iter().enumerate() {
                 // Starting at the own rank spreads the ranks over the sources.
                 for from in (rank..world).chain(0..rank) {

@@ -64,7 +64,7 @@ enum Kind {
         source: String,
         ranks: u64,
         rates: Vec<(u64, f64)>,
-        /// Seconds that a gather in two exchanges takes longer than one of as many bytes, where that was measured.
+        /// Seconds that a gather in two batches takes longer than one of as many bytes, where that was measured.
         another: Option<f64>,
         /// What copies take, where the same file says so.
         copy: Option<Copies>,
@@ -93,13 +93,11 @@ impl Bandwidth {
     /// Seconds of one gather of `bytes`, of which these arrive at a rank: both kinds of links are busy at once. The rank's own work behind it
     /// takes no time where the rate of copies is not known.
     pub(crate) fn seconds(&self, rank: Links, bytes: u128, gather: &Gather) -> f64 {
-        let Gather {
-            exchanges, local, ..
-        } = gather;
+        let Gather { batches, local, .. } = gather;
         let time = |rate: &Rate, arrives: u128| match arrives {
             0 => 0.0,
             arrives => {
-                let others = exchanges.saturating_sub(1) as f64 * rate.another().unwrap_or(0.0);
+                let others = batches.saturating_sub(1) as f64 * rate.another().unwrap_or(0.0);
                 arrives as f64 / (rate.at(bytes) * 1e9) + others
             }
         };
@@ -133,8 +131,8 @@ impl Bandwidth {
         self.copy.is_some()
     }
 
-    /// Whether exchanges behind the first of a gather take time.
-    pub fn knows_exchanges(&self) -> bool {
+    /// Whether batches after the first of a gather take time.
+    pub fn knows_batches(&self) -> bool {
         let mut rates = std::iter::once(&self.within_node).chain(&self.between_nodes);
         rates.all(|rate| rate.another().is_some())
     }
@@ -369,7 +367,7 @@ impl Rate {
         }
     }
 
-    /// Seconds of each exchange behind the first of the same gather.
+    /// Seconds of each batch after the first of the same gather.
     fn another(&self) -> Option<f64> {
         match &self.0 {
             Kind::Given(_) => None,
@@ -392,12 +390,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A gather in `exchanges`, and `count` copies of `bytes` read and written beside.
-    fn gather(exchanges: usize, bytes: u64, count: u64) -> Gather {
+    /// A gather in `batches`, and `count` copies of `bytes` read and written beside.
+    fn gather(batches: usize, bytes: u64, count: u64) -> Gather {
         Gather {
             of: Use::Forward,
             pieces: Vec::new(),
-            exchanges,
+            batches,
             local: Local { bytes, count },
         }
     }
@@ -467,9 +465,9 @@ mod tests {
         Ok(())
     }
 
-    /// Large and small pieces are exchanges of their own, and the second takes what it was measured to.
+    /// Large and small pieces are batches of their own, and the second takes what it was measured to.
     #[test]
-    fn another_exchange_takes_longer() -> Result<(), Box<dyn std::error::Error>> {
+    fn another_batch_takes_longer() -> Result<(), Box<dyn std::error::Error>> {
         // Half of 8 * 10^6 bytes arrive, at 40 GB/s: 100 us.
         let one = json!({"operation": ONE, "bytes": 8_000_000, "gb_per_s": 40.0});
         let scaled = |bytes: u64, us: f64| json!({"operation": SCALED, "bytes": bytes, "milliseconds": us / 1e3});
@@ -485,9 +483,9 @@ mod tests {
             within_node: 4_000_000,
             between_nodes: 0,
         };
-        for (exchanges, us) in [(1, 100.0), (2, 107.0)] {
-            let seconds = bandwidth.seconds(links, 8_000_000, &gather(exchanges, 0, 0));
-            assert!((seconds * 1e6 - us).abs() < 1e-6, "{exchanges}: {seconds}");
+        for (batches, us) in [(1, 100.0), (2, 107.0)] {
+            let seconds = bandwidth.seconds(links, 8_000_000, &gather(batches, 0, 0));
+            assert!((seconds * 1e6 - us).abs() < 1e-6, "{batches}: {seconds}");
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
             let found = spec.world();
             return Err(ShardError::from(CommError::World { what, found, world }));
         }
-        let exchanges = if spec.usage() == Usage::BOTH {
+        let plans = if spec.usage() == Usage::BOTH {
             let p = PhasePlans::new(&recipe, spec.full(), spec.cuts(), policy)?;
             [Some(p.forward), Some(p.backward), p.parts]
         } else {
@@ -38,14 +38,14 @@ pub(super) fn plan_params<B: Backend, R: Recipe>(
             };
             [make(Phase::Forward)?, make(Phase::Backward)?, None]
         };
-        for plan in exchanges.iter().flatten() {
+        for plan in plans.iter().flatten() {
             check_derived(&recipe, plan)?;
         }
         let group = match policy {
             ReshardAfterForward::Group(ranks) => ranks,
             ReshardAfterForward::Yes | ReshardAfterForward::No => 0,
         };
-        Ok(ParamPlans { exchanges, group })
+        Ok(ParamPlans { plans, group })
     };
     params.iter().enumerate().map(plan).collect()
 }
@@ -70,12 +70,7 @@ pub(super) fn describe<B: Backend, R: Recipe>(
             spec.usage()
         );
         let _ = write!(text, " cut at {ends:?}, {recipe:?}, sends");
-        for step in plans
-            .exchanges
-            .iter()
-            .flatten()
-            .flat_map(|plan| &plan.steps)
-        {
+        for step in plans.plans.iter().flatten().flat_map(|plan| &plan.steps) {
             let _ = write!(text, " {}={}", step.spec().key, step.wire_bytes());
         }
     }
@@ -83,7 +78,7 @@ pub(super) fn describe<B: Backend, R: Recipe>(
 }
 
 /// Batches in which GPUs exchange the pieces of a plan: large ones, and small ones.
-pub fn exchanges(plan: &GatherPlan) -> usize {
+pub fn batches(plan: &GatherPlan) -> usize {
     let largest = plan.steps.iter().filter_map(|step| {
         let pieces = (0..plan.cuts.world()).filter_map(|rank| step.piece(rank));
         pieces.max().filter(|&bytes| bytes > 0)

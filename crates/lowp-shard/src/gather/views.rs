@@ -13,11 +13,11 @@ use lowp_comm::Traffic;
 pub(super) struct Views<B: Backend, R: Recipe> {
     pub(super) set: u64,
     pub(super) phases: [Vec<Option<Full<B, R>>>; 2],
-    /// Per exchange.
+    /// By kind.
     pub(super) gathers: [Repeated<B>; 3],
 }
 
-/// One exchange, as a graph from the second time on.
+/// One kind, as a graph from the second time on.
 #[derive(Debug)]
 pub(super) struct Repeated<B: Backend> {
     /// Whether it ran: before that ranks are not connected, and memory is not there.

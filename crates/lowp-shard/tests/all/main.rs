@@ -2,10 +2,10 @@
 
 mod accounts;
 mod audits;
+mod batches;
 mod buckets;
 mod common;
 mod cuda_handles;
-mod exchanges;
 mod first_use;
 mod flat_places;
 mod flat_shards;

@@ -87,9 +87,9 @@ pub(super) fn plan(args: &Args, recipe: Variant) -> Result<String> {
         if let Some(sizes) = sizes {
             notes.extend(bandwidth.notes(sizes, shard.min(setup.per_node)));
         }
-        if !bandwidth.knows_exchanges() && costs.step.several {
+        if !bandwidth.knows_batches() && costs.step.several {
             notes.push(
-                "scales that are exchanged behind their codes take no time of their own here: a file of `lowp bench --ranks` has it"
+                "scales that are sent after their codes take no time of their own here: a file of `lowp bench --ranks` has it"
                     .to_owned(),
             );
         }

@@ -30,7 +30,7 @@ impl<B: Backend> LocalComm<B> {
         let sources = buffers.iter().map(|&values| Source::F32(values.clone()));
         let brought = Brought::Floats(sources.collect(), self.backend.clone());
         let lens: Vec<usize> = buffers.iter().map(|b| self.backend.len(b)).collect();
-        self.exchange(call, brought, |posts| {
+        self.round(call, brought, |posts| {
             // The vector of one rank is its own sum and maximum.
             if posts.len() == 1 {
                 return Ok(());
@@ -76,7 +76,7 @@ impl<B: Backend> LocalComm<B> {
     ) -> Result<(), CommError> {
         let grads = items.iter().map(|i| i.grad.clone()).collect();
         let brought = Brought::Floats(grads, self.backend.clone());
-        self.exchange(call, brought, |posts| {
+        self.round(call, brought, |posts| {
             for (i, item) in items.iter().enumerate() {
                 self.sum_range(posts, i, item, wire, scratch)?;
             }

@@ -1,19 +1,19 @@
-//! In how many batches the pieces of a gather are exchanged between GPUs.
+//! In how many batches the pieces of a gather are sent between GPUs.
 
 use lowp_format::{
     AnyRecipe, FormatError, Fp8Current, Mxfp8, PhasePlans, Recipe, ReshardAfterForward, RowCuts,
     Shape, Usage,
 };
-use lowp_shard::exchanges;
+use lowp_shard::batches;
 
 /// Scales go apart from codes where these are large on the largest of the ranks.
 #[test]
-fn large_and_small_pieces_are_two_exchanges() -> Result<(), Box<dyn std::error::Error>> {
+fn large_and_small_pieces_are_two_batches() -> Result<(), Box<dyn std::error::Error>> {
     let of = |recipe: AnyRecipe, size: usize, ranks: usize| -> Result<usize, FormatError> {
         let cuts = RowCuts::new(size, ranks, recipe.row_quantum(Usage::BOTH))?;
         let shape = Shape::new(size, size);
         let plans = PhasePlans::new(&recipe, shape, &cuts, ReshardAfterForward::Yes)?;
-        Ok(exchanges(&plans.forward))
+        Ok(batches(&plans.forward))
     };
     let mxfp8 = AnyRecipe::from(Mxfp8::default());
     let per_tensor = AnyRecipe::from(Fp8Current::default());
