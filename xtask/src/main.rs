@@ -11,6 +11,7 @@ mod miri;
 mod mutants;
 mod package;
 mod packages;
+mod plots;
 mod python;
 mod snapshots;
 mod stages;
@@ -66,6 +67,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Draw the plots of docs/results.md from docs/results.toml.
+    Plots,
     /// Time the file commands in memory-backed files, as multiples of `cp`; a bar that is missed fails.
     BenchFiles(bench_files::Options),
 }
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Task::Package { build } => package::package(build),
         Task::Tidy => tidy::tidy(),
         Task::Wheel(options) => wheel::wheel(&options),
+        Task::Plots => plots::plots(),
         Task::BenchFiles(options) => bench_files::bench_files(&options),
         Task::Bench { against, args } => bench::bench(&args, against.as_deref()),
     };
