@@ -52,7 +52,8 @@ pub(crate) fn plots() -> Result<()> {
 
 /// The plots with their paths from the workspace root.
 fn drawn(root: &Path) -> Result<Vec<(String, String)>> {
-    let text = fs::read_to_string(root.join(DATA)).with_context(|| format!("cannot read {DATA}"))?;
+    let text =
+        fs::read_to_string(root.join(DATA)).with_context(|| format!("cannot read {DATA}"))?;
     let data: Data = toml::from_str(&text).with_context(|| format!("{DATA} is not as expected"))?;
     let plots = data.plot.iter();
     Ok(plots
@@ -77,7 +78,10 @@ fn svg(plot: &Plot) -> String {
     );
     let mut text = |x: usize, y: usize, style: &str, text: &str| {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
-        let _ = writeln!(out, "<text x=\"{x}\" y=\"{y}\" fill=\"#222\" {style}>{text}</text>");
+        let _ = writeln!(
+            out,
+            "<text x=\"{x}\" y=\"{y}\" fill=\"#222\" {style}>{text}</text>"
+        );
     };
     let mut bars = String::new();
     text(12, 24, "font-size=\"15\" font-weight=\"bold\"", &plot.title);
@@ -134,14 +138,21 @@ mod tests {
         for plot in data.plot {
             assert!(page.contains(&format!("({})", plot.file)), "{}", plot.file);
             for bar in plot.group.iter().flat_map(|group| &group.bars) {
-                assert!(page.contains(&value(bar.value)), "{bar:?} is not in docs/results.md");
+                assert!(
+                    page.contains(&value(bar.value)),
+                    "{bar:?} is not in docs/results.md"
+                );
             }
         }
     }
 
     #[test]
     fn bars_are_as_long_as_their_values() {
-        let bar = |name: &str, value, lowp| Bar { name: name.into(), value, lowp };
+        let bar = |name: &str, value, lowp| Bar {
+            name: name.into(),
+            value,
+            lowp,
+        };
         let plot = Plot {
             file: "a.svg".into(),
             title: "A & B".into(),
@@ -151,7 +162,14 @@ mod tests {
             }],
         };
         let svg = svg(&plot);
-        for part in ["A &amp; B", "&lt;y>", "width=\"430.0\"", "width=\"107.5\"", ">20.0<", ">5.000<"] {
+        for part in [
+            "A &amp; B",
+            "&lt;y>",
+            "width=\"430.0\"",
+            "width=\"107.5\"",
+            ">20.0<",
+            ">5.000<",
+        ] {
             assert!(svg.contains(part), "{part}: {svg}");
         }
     }

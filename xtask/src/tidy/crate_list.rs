@@ -29,8 +29,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
         if let (Some(first), Some(second)) = (level(before), level(name))
             && first > second
         {
-            let message =
-                format!("`{name}` comes before `{before}`, which may not be used by it");
+            let message = format!("`{name}` comes before `{before}`, which may not be used by it");
             violations.push(Violation::new(PAGE, *line, message));
         }
     }
@@ -58,7 +57,8 @@ mod tests {
     use crate::packages::Package;
 
     fn found(rows: &str) -> Vec<String> {
-        let page = format!("# A\n## Crates\n| crate | what |\n{rows}## Else\n| `lowp-cli` | no |\n");
+        let page =
+            format!("# A\n## Crates\n| crate | what |\n{rows}## Else\n| `lowp-cli` | no |\n");
         let package = |name: &str| Package {
             name: name.into(),
             manifest: format!("crates/{name}/Cargo.toml"),

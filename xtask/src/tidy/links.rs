@@ -50,13 +50,18 @@ fn broken(tree: &Tree, page: &SourceFile, link: &str) -> Option<String> {
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     let top = target.split('/').next().unwrap_or_default();
-    let known = target == top || tree.files.iter().any(|file| file.path.starts_with(&format!("{top}/")));
+    let known = target == top
+        || tree
+            .files
+            .iter()
+            .any(|file| file.path.starts_with(&format!("{top}/")));
     match tree.files.iter().find(inside) {
         // A folder that the tree does not read.
         None if !known => None,
         None => Some(format!("`{link}` leads to {target}, which is not there")),
-        Some(file) if !anchor.is_empty() && is_page(&file.path) => (!anchors(&file.text).contains(anchor))
-            .then(|| format!("{} has no heading #{anchor}", file.path)),
+        Some(file) if !anchor.is_empty() && is_page(&file.path) => (!anchors(&file.text)
+            .contains(anchor))
+        .then(|| format!("{} has no heading #{anchor}", file.path)),
         Some(_) => None,
     }
 }
@@ -81,7 +86,9 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings
         .map(|line| {
             let title = line.trim_start_matches('#').trim().to_lowercase();
-            let kept = title.chars().filter(|&c| c.is_alphanumeric() || " -_".contains(c));
+            let kept = title
+                .chars()
+                .filter(|&c| c.is_alphanumeric() || " -_".contains(c));
             kept.map(|c| if c == ' ' { '-' } else { c }).collect()
         })
         .collect()
@@ -118,7 +125,13 @@ mod tests {
 
     #[test]
     fn links_that_lead_nowhere_are_caught() {
-        for link in ["b.md", "sub/c.md", "../LICENCE.md", "sub/b.md#what-it-was", "#pages"] {
+        for link in [
+            "b.md",
+            "sub/c.md",
+            "../LICENCE.md",
+            "sub/b.md#what-it-was",
+            "#pages",
+        ] {
             assert_eq!(found(link), ["docs/a.md:3"], "{link}");
         }
     }
