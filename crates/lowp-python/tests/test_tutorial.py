@@ -18,7 +18,7 @@ class Tutorial(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder) / "tutorial.py"
             program.write_text("\n".join(blocks))
-            # One thread: several that share busy cores wait for each other in every operation.
+            # One thread: several on busy cores wait for each other in every operation.
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             ran = subprocess.run([sys.executable, program], cwd=folder, env=environment, capture_output=True, text=True, timeout=170)
         self.assertEqual(ran.returncode, 0, ran.stderr)
