@@ -1,7 +1,7 @@
-//! The list of crates in ARCHITECTURE.md has every crate, in the order in which they may use each other.
+//! The list of crates in ARCHITECTURE.md has every crate, after those that it uses.
 
 use super::Violation;
-use super::layers;
+use crate::packages::Kind;
 use crate::tree::Tree;
 
 const PAGE: &str = "ARCHITECTURE.md";
@@ -10,27 +10,25 @@ const HEADING: &str = "## Crates";
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     let text = tree.file(PAGE).map_or("", |file| &file.text);
     let listed = listed(text);
-    let crates = tree
-        .packages
-        .iter()
-        .filter(|package| package.manifest.starts_with("crates/"));
-    let mut violations: Vec<Violation> = crates
-        .filter(|package| listed.iter().all(|(_, name)| *name != package.name))
-        .map(|package| {
-            let message = format!("the list under `{HEADING}` is without `{}`", package.name);
-            Violation::new(PAGE, 1, message)
-        })
-        .collect();
-    for pair in listed.windows(2) {
-        let [(_, before), (line, name)] = pair else {
+    let line_of = |name: &str| {
+        let row = listed.iter().find(|(_, listed)| *listed == name);
+        row.map(|&(line, _)| line)
+    };
+    let mut violations = Vec::new();
+    let crates = tree.packages.iter();
+    for package in crates.filter(|package| package.manifest.starts_with("crates/")) {
+        let name = &package.name;
+        let Some(line) = line_of(name) else {
+            let message = format!("the list under `{HEADING}` is without `{name}`");
+            violations.push(Violation::new(PAGE, 1, message));
             continue;
         };
-        let level = |name| layers::level(name);
-        if let (Some(first), Some(second)) = (level(before), level(name))
-            && first > second
-        {
-            let message = format!("`{name}` comes before `{before}`, which may not be used by it");
-            violations.push(Violation::new(PAGE, *line, message));
+        let used = package.dependencies.iter();
+        for other in used.filter(|other| other.kind != Some(Kind::Dev)) {
+            if line_of(&other.name).is_some_and(|used| used > line) {
+                let message = format!("`{name}` uses `{}`, which must come first", other.name);
+                violations.push(Violation::new(PAGE, line, message));
+            }
         }
     }
     violations
@@ -54,19 +52,28 @@ fn listed(text: &str) -> Vec<(usize, &str)> {
 mod tests {
     use super::super::testing::places;
     use super::*;
-    use crate::packages::Package;
+    use crate::packages::{Dependency, Package};
 
     fn found(rows: &str) -> Vec<String> {
         let page =
             format!("# A\n## Crates\n| crate | what |\n{rows}## Else\n| `lowp-cli` | no |\n");
-        let package = |name: &str| Package {
+        let package = |name: &str, uses: &[&str]| Package {
             name: name.into(),
             manifest: format!("crates/{name}/Cargo.toml"),
-            dependencies: Vec::new(),
+            dependencies: uses
+                .iter()
+                .map(|&name| Dependency {
+                    name: name.into(),
+                    kind: None,
+                })
+                .collect(),
             publish: None,
         };
         let mut tree = Tree::of(&[(PAGE, &page)]);
-        tree.packages = ["lowp-format", "lowp-cli"].map(package).into();
+        tree.packages = vec![
+            package("lowp-cli", &["lowp-format", "half"]),
+            package("lowp-format", &[]),
+        ];
         places(&check(&tree))
     }
 
@@ -78,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_caught() {
+    fn a_crate_before_those_that_it_uses_is_caught() {
         let found = found("| `lowp-cli` | b |\n| `lowp-format` | a |\n");
-        assert_eq!(found, ["ARCHITECTURE.md:5"]);
+        assert_eq!(found, ["ARCHITECTURE.md:4"]);
     }
 }

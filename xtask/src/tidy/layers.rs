@@ -54,7 +54,7 @@ fn check_package(package: &Package) -> Vec<Violation> {
         .collect()
 }
 
-pub(super) fn level(name: &str) -> Option<usize> {
+fn level(name: &str) -> Option<usize> {
     ORDER.iter().position(|&known| known == name)
 }
 
