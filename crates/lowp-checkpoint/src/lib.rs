@@ -1,12 +1,12 @@
 //! Checkpoints of training whose tensors are shared out over ranks.
 //!
 //! A checkpoint is a folder: one safetensors file per rank with the [`Piece`]s of tensors that the rank has, and
-//! `index.json`, which says of every tensor where its pieces lie, their checksums, and what the trainer wrote down beside
-//! them. Ranks of any number load any blocks of tensors ([`Checkpoint::read`]); pieces are bytes, and no arithmetic touches
+//! `index.json`, which says of every tensor where its pieces lie, their checksums, and what the trainer adds.
+//! Any number of ranks loads any blocks of tensors ([`Checkpoint::read`]); pieces are bytes, and no arithmetic touches
 //! them.
 //!
 //! [`Saver`] writes in the background and as a whole: into a folder of another name, which gets its own once every rank's file and
-//! the index are on the disk. What stops in between leaves the checkpoint before as the latest one.
+//! the index are on the disk. A run that stops in between leaves the checkpoint before as the latest one.
 //!
 //! ```
 //! use lowp_checkpoint::{Block, Checkpoint, Dtype, Piece, Saver};

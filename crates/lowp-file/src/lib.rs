@@ -1,6 +1,6 @@
 //! Quantized safetensors files: open, decode, write, verify, shard, import and export them.
 //!
-//! A quantized tensor is several tensors of a file, and what the metadata of the file say of them (docs/decisions/0005-files.md): any reader
+//! A quantized tensor is several tensors of a file, and an entry in its metadata (docs/decisions/0005-files.md): any reader
 //! of safetensors finds the bytes, and this crate what they mean. [`Model`] opens a file or an index, [`Hub`] a folder as Hugging Face keeps
 //! models. Files are written under another name and get their own when they are complete ([`files`]). Values are cast and decoded in bands of
 //! rows, so that memory does not grow with the model.
