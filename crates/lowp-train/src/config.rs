@@ -1,74 +1,230 @@
-//! [`ConfigRecord`]: what result files say of a configuration.
+//! [`Config`]: how a network is trained. Its JSON is what result files and checkpoints say of a run.
 
-use super::config::Config;
-use lowp_fsdp::Sharding;
-use serde::Serialize;
-use serde_json::Value;
+use lowp_format::ReshardAfterForward;
+use lowp_format::spelling::Variant;
+use lowp_fsdp::{LinearSpec, Passes, Sharding};
+use lowp_optim::{Group, Schedule};
+use lowp_shard::{GradWire, Mesh};
+use serde::{Deserialize, Serialize};
 
-/// The configuration as it stands in the JSON file and the report.
-#[derive(Debug, Serialize)]
-pub(crate) struct ConfigRecord {
-    dim: usize,
-    layers: usize,
-    heads: usize,
-    seq: usize,
-    vocab: usize,
-    arch: &'static str,
-    kv_heads: Option<usize>,
-    batch: usize,
-    accumulate: usize,
-    recompute: bool,
-    kept_in_bf16: Vec<String>,
-    amax_groups: Vec<Vec<String>>,
-    tail_steps: usize,
-    steps: usize,
-    seed: u64,
-    seeds: usize,
-    mesh: [usize; 2],
-    sharding: &'static str,
-    reshard_after_forward: Value,
-    grad_wire: &'static str,
-    lr: f32,
-    warmup: u64,
-    final_lr: f32,
-    weight_decay: f32,
-    clip: f32,
-    eval_batches: usize,
+use crate::error::TrainError;
+use crate::forms::{self, GradWireForm, ShardingForm};
+use crate::network::Model;
+use crate::run::Run;
+
+/// Most steps of one run.
+pub(crate) const MAX_STEPS: usize = 10_000_000;
+/// Most sequences of a batch, micro-batches of a step and batches of an evaluation.
+const MAX_BATCH: usize = 1 << 16;
+/// Most seeds of one configuration.
+const MAX_SEEDS: usize = 1000;
+
+/// How a network is trained; the same on all ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config<M> {
+    /// The network.
+    #[serde(flatten)]
+    pub model: M,
+    /// Sequences per step over all ranks, or examples where the data are no text.
+    pub batch: usize,
+    /// Micro-batches that the sequences of a step are cut into; their gradients add up.
+    pub accumulate: usize,
+    /// Whether blocks run forward again in backward. The network does it; byte counts depend on it.
+    pub recompute: bool,
+    /// Names of the linear layers that stay in bf16, whatever the recipe.
+    pub kept_in_bf16: Vec<String>,
+    /// Names of linear layers that have one amax, by group.
+    pub amax_groups: Vec<Vec<String>>,
+    /// Steps at the end whose forward products run in bf16: the precision tail.
+    pub tail_steps: usize,
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Seed of initial weights, batches and stochastic rounding.
+    pub seed: u64,
+    /// Number of seeds that runs are repeated for, from `seed` up ([`Config::each_seed`]).
+    pub seeds: usize,
+    /// Replicas x shards. JSON: `[replicas, shards]`.
+    #[serde(with = "forms::mesh")]
+    pub mesh: Mesh,
+    /// What each rank has of the linear layers between steps. JSON: `"fsdp"` or `"zero1"`.
+    #[serde(with = "ShardingForm")]
+    pub sharding: Sharding,
+    /// What becomes of gathered weights behind the forward pass. JSON: a boolean or a number of ranks.
+    #[serde(with = "forms::reshard")]
+    pub reshard_after_forward: ReshardAfterForward,
+    /// How gradients travel. JSON: `"f32"` or `"bf16"`.
+    #[serde(with = "GradWireForm")]
+    pub grad_wire: GradWire,
+    /// Highest learning rate.
+    pub lr: f32,
+    /// Steps of linear warm-up; a cosine follows.
+    pub warmup: u64,
+    /// Learning rate of the last step, as a fraction of the highest.
+    pub final_lr: f32,
+    /// Decoupled weight decay of all matrices.
+    pub weight_decay: f32,
+    /// Global gradient norm above which gradients are scaled down.
+    pub clip: f32,
+    /// Batches of the validation split that the final loss is averaged over.
+    pub eval_batches: usize,
 }
 
-impl Config {
-    /// The part of it that goes into result files.
-    pub(crate) fn record(&self) -> ConfigRecord {
-        ConfigRecord {
-            dim: self.model.dim,
-            layers: self.model.layers,
-            heads: self.model.heads,
-            seq: self.model.seq,
-            vocab: self.model.vocab,
-            arch: self.model.arch.name(),
-            kv_heads: self.model.arch.kv_heads(),
-            batch: self.batch,
-            accumulate: self.accumulate,
-            recompute: self.recompute,
-            kept_in_bf16: self.kept_in_bf16.clone(),
-            amax_groups: self.amax_groups.clone(),
-            tail_steps: self.tail_steps,
-            steps: self.steps,
-            seed: self.seed,
-            seeds: self.seeds,
-            mesh: [self.mesh.replicate, self.mesh.shard],
-            sharding: match self.sharding {
-                Sharding::Fsdp => "fsdp",
-                Sharding::Zero1 => "zero1",
-            },
-            reshard_after_forward: crate::reshard::value(self.reshard_after_forward),
-            grad_wire: self.grad_wire_name(),
-            lr: self.group.lr,
-            warmup: self.schedule.warmup,
-            final_lr: self.schedule.floor,
-            weight_decay: self.group.weight_decay,
-            clip: self.clip,
-            eval_batches: self.eval_batches,
+impl<M> Config<M> {
+    /// 200 steps of 16 sequences on one rank, with AdamW: `lr` 3e-3 after 20 steps of warm-up, then a cosine down to a tenth.
+    pub fn new(model: M) -> Self {
+        Self {
+            model,
+            batch: 16,
+            accumulate: 1,
+            recompute: false,
+            kept_in_bf16: Vec::new(),
+            amax_groups: Vec::new(),
+            tail_steps: 0,
+            steps: 200,
+            seed: 0,
+            seeds: 1,
+            mesh: Mesh::sharded(1),
+            sharding: Sharding::Fsdp,
+            reshard_after_forward: ReshardAfterForward::Yes,
+            grad_wire: GradWire::F32,
+            lr: 3e-3,
+            warmup: 20,
+            final_lr: 0.1,
+            weight_decay: 0.1,
+            clip: 1.0,
+            eval_batches: 8,
         }
     }
+
+    /// Checks the numbers by themselves and against each other.
+    ///
+    /// # Errors
+    /// An input error ([`TrainError::is_input`]) with the field, and a value that would work.
+    pub fn check(&self) -> Result<(), TrainError> {
+        let counts = [
+            ("steps", self.steps, MAX_STEPS),
+            ("accumulate", self.accumulate, MAX_BATCH),
+            ("seeds", self.seeds, MAX_SEEDS),
+            ("batch", self.batch, MAX_BATCH),
+            ("eval_batches", self.eval_batches, MAX_BATCH),
+        ];
+        for (field, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return Err(TrainError::Range { field, value, most });
+            }
+        }
+        let (batch, ranks, accumulate) = (self.batch, self.mesh.world(), self.accumulate);
+        if batch < ranks {
+            return Err(TrainError::FewSequences { batch, ranks });
+        }
+        if batch / ranks < accumulate {
+            return Err(TrainError::ManyMicroBatches {
+                batch,
+                ranks,
+                accumulate,
+            });
+        }
+        if self.warmup > self.steps as u64 {
+            let (warmup, steps) = (self.warmup, self.steps);
+            return Err(TrainError::LongWarmup { warmup, steps });
+        }
+        if self.tail_steps > self.steps {
+            let (tail_steps, steps) = (self.tail_steps, self.steps);
+            return Err(TrainError::LongTail { tail_steps, steps });
+        }
+        let others = (self.seeds as u64).saturating_sub(1);
+        if self.seed.checked_add(others).is_none() {
+            let (seed, seeds) = (self.seed, self.seeds);
+            return Err(TrainError::Seeds { seed, seeds });
+        }
+        self.reshard_after_forward.among(self.mesh.shard)?;
+        for (field, value, zero) in [
+            ("final_lr", self.final_lr, true),
+            ("lr", self.lr, false),
+            ("weight_decay", self.weight_decay, true),
+            ("clip", self.clip, false),
+        ] {
+            if !value.is_finite() || value < 0.0 || (value == 0.0 && !zero) {
+                let value = f64::from(value);
+                return Err(TrainError::Number { field, value, zero });
+            }
+        }
+        match self.final_lr > 1.0 {
+            true => Err(TrainError::RisingRate {
+                final_lr: self.final_lr,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// The last of the seeds.
+    pub fn last_seed(&self) -> u64 {
+        self.seed + (self.seeds as u64).saturating_sub(1)
+    }
+
+    /// How often layers run in a step.
+    pub fn passes(&self) -> Passes {
+        Passes {
+            micro_batches: self.accumulate,
+            recompute: self.recompute,
+        }
+    }
+
+    /// The learning rate of each step, as a factor of `lr`.
+    pub fn schedule(&self) -> Schedule {
+        Schedule {
+            warmup: self.warmup,
+            total: self.steps as u64,
+            floor: self.final_lr,
+        }
+    }
+
+    /// The hyperparameters of AdamW.
+    pub fn group(&self) -> Group {
+        Group {
+            lr: self.lr,
+            weight_decay: self.weight_decay,
+            ..Group::default()
+        }
+    }
+}
+
+impl<M: Model> Config<M> {
+    /// The configuration of each seed, in order.
+    pub fn each_seed(&self) -> impl Iterator<Item = Self> {
+        (self.seed..=self.last_seed()).map(|seed| Self {
+            seed,
+            ..self.clone()
+        })
+    }
+
+    /// The linear layers, with the groups that have one amax.
+    pub fn linears(&self) -> Vec<LinearSpec> {
+        let mut linears = self.model.linears();
+        for linear in &mut linears {
+            let mut groups = self.amax_groups.iter();
+            linear.amax_group = groups.position(|group| group.contains(&linear.name));
+        }
+        linears
+    }
+
+    /// The recipe of `linear` in a run, of a model of so many `blocks`; in the `tail`, with forward products in bf16.
+    pub fn recipe_of(
+        &self,
+        run: &Run,
+        linear: &LinearSpec,
+        (blocks, tail): (usize, bool),
+    ) -> Variant {
+        let own = match self.kept_in_bf16.contains(&linear.name) {
+            true => run.recipe.in_bf16(),
+            false => run.recipe.of_block(linear.block, blocks),
+        };
+        if tail { own.with_bf16_forward() } else { own }
+    }
+}
+
+/// The number of blocks that `linears` are in.
+pub(crate) fn blocks(linears: &[LinearSpec]) -> usize {
+    let blocks = linears.iter().map(|linear| linear.block + 1);
+    blocks.max().unwrap_or(0)
 }

@@ -1,168 +1,184 @@
-//! [`Network`]: what runs a model's passes: candle on the CPU ([`Candle`]), kernels on a GPU ([`super::gpu::Gpu`]).
+//! [`Model`]: the parameters of a network. [`Network`]: its passes on one rank.
 
-use super::config::Config;
-use super::model::{Batch, Gpt};
-use anyhow::Result;
-use lowp_candle::{CandleVars, layers};
+use std::error::Error;
+
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{ShardedModel, VarPlace};
-use lowp_kernels::{Backend, Cpu};
+use lowp_fsdp::{LinearSpec, ShardedModel, VarPlace, VarSpec};
+use lowp_kernels::Backend;
 use lowp_optim::{StepOptions, StepReport};
+use serde::Serialize;
+use serde_json::Value;
 
-/// What a network is made for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
-    pub(super) config: &'a Config,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs read it"))]
-    pub(super) rank: usize,
-    /// Threads that its products may use.
-    pub(super) threads: usize,
+/// What a network returns: its own error, whatever that is.
+pub type NetworkResult<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The sizes of a network, and the parameters that follow from them. Checkpoints keep what it serializes to, a struct: a run resumes
+/// only with the same.
+pub trait Model: Clone + Serialize + Sync {
+    /// The linear layers in the order in which they run: sharded, and in the recipe of the run.
+    fn linears(&self) -> Vec<LinearSpec>;
+
+    /// The parameters that stay in f32.
+    fn vars(&self) -> Vec<VarSpec> {
+        Vec::new()
+    }
+
+    /// Floating-point operations of one token in forward and backward: six per weight of a linear layer, unless the network has others.
+    fn flops_per_token(&self) -> f64 {
+        let weights = self
+            .linears()
+            .iter()
+            .map(|l| l.rows * l.cols)
+            .sum::<usize>();
+        6.0 * weights as f64
+    }
+
+    /// The `config.json` that the transformers package has for this network, for exports of checkpoints.
+    fn transformers(&self) -> Option<Value> {
+        None
+    }
+
+    /// The number of parameters, in linear layers and variables.
+    fn parameters(&self) -> usize {
+        let vars = self.vars();
+        let vars = vars.iter().map(|var| var.shape.iter().product::<usize>());
+        let linears = self.linears();
+        linears.iter().map(|l| l.rows * l.cols).chain(vars).sum()
+    }
 }
 
-/// What the device spent a step on.
-#[derive(Clone, Debug)]
-pub(super) struct Profile {
-    /// By work.
-    pub(super) table: String,
-    /// Seconds in which it waited for gathered weights.
-    pub(super) waited: f64,
-    /// Seconds of gathers from begin to end, and those of them in which it computed, where they were timed.
-    pub(super) gathered: Option<[f64; 2]>,
-}
+/// The passes of one rank over the parameters of a [`ShardedModel`].
+///
+/// A step is one micro-batch or several ([`Network::train`]), then [`Network::finish_step`], then [`Network::take_loss`]. All calls are
+/// collective.
+pub trait Network<B: Backend>: Sized {
+    /// What it trains on.
+    type Batch;
 
-/// Bytes on a device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DeviceMemory {
-    /// Of the network, beside parameters, as its layers count them.
-    pub(super) network: u64,
-    /// The most that was allocated at once.
-    pub(super) peak: u64,
-}
-
-/// The passes of a model whose parameters are those of a [`ShardedModel`].
-pub(super) trait Network<B: Backend>: Sized {
-    /// Where it reads variables.
-    const VARS: VarPlace;
-
-    /// The network over `sharded`.
-    fn new(backend: &B, sharded: &mut ShardedModel<B, Variant>, place: Place<'_>) -> Result<Self>;
-
-    /// The number that tells apart the random numbers of micro-batch `micro` of a step.
-    fn random_step(step: usize, micro: usize, accumulate: usize) -> u64;
-
-    /// Trains on a micro-batch whose loss is the sum over its tokens divided by `divisor`, and finishes it.
-    fn train(
-        &mut self,
-        sharded: &mut ShardedModel<B, Variant>,
-        batch: &Batch,
-        divisor: usize,
-    ) -> Result<()>;
-
-    /// Ends a step.
-    fn finish_step(
-        &mut self,
-        sharded: &mut ShardedModel<B, Variant>,
-        options: &StepOptions,
-    ) -> Result<StepReport>;
-
-    /// Adds the loss of a batch.
-    fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()>;
-
-    /// The sum of losses since the last call.
-    fn take_loss(&mut self) -> Result<f64>;
-
-    /// Has `backend` measure its memory from now on.
-    fn measure_memory(backend: &B) -> Result<()>;
-
-    /// What it has of the memory of `backend`; `None` where nothing measures that.
-    fn memory(&self, backend: &B) -> Result<Option<DeviceMemory>>;
-
-    /// How it runs what may run in several ways, the same on all ranks.
-    fn ways(&self) -> String;
-
-    /// Begins to measure a step.
-    fn start_profile(&self) -> Result<()>;
-
-    /// Ends it: what took how long; `None` where nothing measures that.
-    fn take_profile(&self) -> Result<Option<Profile>>;
-}
-
-/// The model as candle runs it.
-#[derive(Debug)]
-pub(super) struct Candle {
-    model: Gpt,
-    vars: CandleVars,
-    loss: f64,
-}
-
-impl Network<Cpu> for Candle {
+    /// Where it reads the parameters that stay in f32.
     const VARS: VarPlace = VarPlace::Host;
 
-    fn new(_: &Cpu, sharded: &mut ShardedModel<Cpu, Variant>, place: Place<'_>) -> Result<Self> {
-        let Place {
-            config, threads, ..
-        } = place;
-        let vars = CandleVars::new(sharded)?;
-        let (layers, own) = (layers(sharded, threads), vars.vars().to_vec());
-        let model = Gpt::new(config.model, layers, own, (threads, config.recompute))?;
-        Ok(Self {
-            model,
-            vars,
-            loss: 0.0,
-        })
+    /// Trains on a micro-batch: adds all gradients of its loss, which is the sum over its tokens divided by `divisor`, the tokens of the
+    /// whole batch; adds the loss to what [`Network::take_loss`] returns; ends with [`ShardedModel::finish_micro_batch`].
+    ///
+    /// # Errors
+    /// The network's own, or those of the model.
+    fn train(
+        &mut self,
+        model: &mut ShardedModel<B, Variant>,
+        batch: &Self::Batch,
+        divisor: usize,
+    ) -> NetworkResult;
+
+    /// Adds the loss of a batch to what [`Network::take_loss`] returns, without gradients.
+    ///
+    /// # Errors
+    /// The network's own, or those of the model.
+    fn evaluate(
+        &mut self,
+        model: &mut ShardedModel<B, Variant>,
+        batch: &Self::Batch,
+        divisor: usize,
+    ) -> NetworkResult;
+
+    /// This rank's losses since the last call, added up.
+    ///
+    /// # Errors
+    /// The network's own.
+    fn take_loss(&mut self) -> NetworkResult<f64>;
+
+    /// Ends a step.
+    ///
+    /// # Errors
+    /// Those of [`ShardedModel::finish_step`].
+    fn finish_step(
+        &mut self,
+        model: &mut ShardedModel<B, Variant>,
+        options: &StepOptions,
+    ) -> NetworkResult<StepReport> {
+        Ok(model.finish_step(options)?)
     }
 
-    fn measure_memory(_: &Cpu) -> Result<()> {
-        Ok(())
-    }
-
-    fn memory(&self, _: &Cpu) -> Result<Option<DeviceMemory>> {
-        Ok(None)
-    }
-
-    /// Micro-batches have tokens of their own.
-    fn random_step(step: usize, _: usize, _: usize) -> u64 {
+    /// The number that tells apart the random numbers of micro-batch `micro` of a step. Those of one step need no other where micro-batches
+    /// have tokens of their own.
+    fn random_step(step: usize, _micro: usize, _accumulate: usize) -> u64 {
         step as u64
     }
 
-    fn train(
-        &mut self,
-        sharded: &mut ShardedModel<Cpu, Variant>,
-        batch: &Batch,
-        divisor: usize,
-    ) -> Result<()> {
-        let own = self.model.loss(batch, divisor)?;
-        self.vars.add_gradients(sharded, &own.backward()?)?;
-        self.loss += f64::from(own.value()?);
-        Ok(())
-    }
-
-    fn finish_step(
-        &mut self,
-        sharded: &mut ShardedModel<Cpu, Variant>,
-        options: &StepOptions,
-    ) -> Result<StepReport> {
-        Ok(self.vars.finish_step(sharded, options)?)
-    }
-
-    fn evaluate(&mut self, batch: &Batch, divisor: usize) -> Result<()> {
-        self.loss += f64::from(self.model.loss(batch, divisor)?.value()?);
-        Ok(())
-    }
-
-    fn take_loss(&mut self) -> Result<f64> {
-        Ok(std::mem::take(&mut self.loss))
-    }
-
+    /// How it runs what may run in several ways; ranks must say the same.
     fn ways(&self) -> String {
         String::new()
     }
 
-    fn start_profile(&self) -> Result<()> {
+    /// Has `backend` measure its memory from now on.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn measure_memory(_backend: &B) -> NetworkResult {
         Ok(())
     }
 
-    fn take_profile(&self) -> Result<Option<Profile>> {
+    /// What it has of the memory of `backend`; `None` where nothing measures that.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn memory(&self, _backend: &B) -> NetworkResult<Option<DeviceMemory>> {
         Ok(None)
     }
+
+    /// Begins to measure a step.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn start_profile(&self) -> NetworkResult {
+        Ok(())
+    }
+
+    /// Ends it: what took how long; `None` where nothing measures that.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn take_profile(&self) -> NetworkResult<Option<Profile>> {
+        Ok(None)
+    }
+}
+
+/// The rank that a network is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its number.
+    pub rank: usize,
+    /// Threads that its products may use, so that all ranks together use the machine once.
+    pub threads: usize,
+}
+
+/// Bytes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Of the network, without parameters, as its layers count them.
+    pub network: u64,
+    /// The most that was allocated at once.
+    pub peak: u64,
+}
+
+/// What a device spent a step on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// By work, the most first.
+    pub spent: Vec<Spent>,
+    /// Seconds in which it waited for gathered weights.
+    pub waited: f64,
+    /// Seconds of gathers from begin to end, and those of them in which it computed, where they were timed.
+    pub gathered: Option<[f64; 2]>,
+}
+
+/// What a device spent on one kind of work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spent {
+    /// The work.
+    pub what: String,
+    /// How often it ran.
+    pub count: usize,
+    /// Milliseconds.
+    pub milliseconds: f64,
 }

@@ -1,24 +1,32 @@
-//! The text, and the batches as a function of seed, step and sequence number.
+//! [`Text`]: bytes of text, cut into sequences.
 
-use super::model::Batch;
-use crate::files::read_regular;
-use crate::usage::UsageError;
-use lowp_format::Philox;
 use std::fmt::Display;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// See data/README.md for source and licence.
-static BUNDLED: &[u8] = include_bytes!("../../data/moby-dick.txt");
+use lowp_file::files::read_regular;
+use lowp_format::Philox;
+
+use crate::data::Data;
+use crate::error::TrainError;
 
 /// Longest text that is read.
 const MAX_BYTES: u64 = 1 << 32;
 
-/// A text cut into training and validation split.
-#[derive(Debug)]
-pub(crate) struct Corpus {
+/// Whole sequences of bytes with their next-byte targets.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// `sequences * seq` bytes.
+    pub inputs: Arc<[u8]>,
+    /// The byte that follows each.
+    pub targets: Arc<[u8]>,
+}
+
+/// A text whose last tenth is the validation split.
+#[derive(Clone, Debug)]
+pub struct Text {
     text: Vec<u8>,
     /// Where the validation split begins.
     split: usize,
@@ -26,64 +34,46 @@ pub(crate) struct Corpus {
     digest: String,
 }
 
-impl Corpus {
-    /// The bundled book, or the text at `path`, for sequences of `seq` bytes.
+impl Text {
+    /// `text`, for sequences of `seq` bytes.
     ///
     /// # Errors
-    /// A file that cannot be read, is no regular file or longer than [`MAX_BYTES`], a folder without files or with more bytes in them,
-    /// or a text that is too short for one sequence in its last tenth.
-    pub(crate) fn load(path: Option<&Path>, seq: usize) -> Result<Self, UsageError> {
-        let text = match path {
-            Some(path) if path.is_dir() => read_folder(path, MAX_BYTES)?,
-            Some(path) => read(path, MAX_BYTES)?,
-            None => BUNDLED.to_vec(),
+    /// A text that is too short for one sequence in its last tenth.
+    pub fn new(text: Vec<u8>, seq: usize) -> Result<Self, TrainError> {
+        Self::named(text, seq, "the text")
+    }
+
+    /// The file at `path`, or all files of the folder at `path` and its folders, in the order of their paths and without links; at most
+    /// 4 GiB in all.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no regular file or too long, a folder without files or with too much in it, or a text that is too
+    /// short.
+    pub fn read(path: &Path, seq: usize) -> Result<Self, TrainError> {
+        let text = match path.is_dir() {
+            true => read_folder(path, MAX_BYTES)?,
+            false => read(path, MAX_BYTES)?,
         };
+        Self::named(text, seq, &format!("`data` {}", path.display()))
+    }
+
+    fn named(text: Vec<u8>, seq: usize, name: &str) -> Result<Self, TrainError> {
         let split = text.len() - text.len() / 10;
         if text.len() - split < seq + 1 || split < seq + 1 {
-            let message = format!(
-                "{} of {} bytes is too short for --seq {seq}: at least {} bytes are needed, or shorter sequences",
-                path.map_or_else(
-                    || "the text".to_owned(),
-                    |path| format!("--data {}", path.display())
-                ),
+            return Err(TrainError::Data(format!(
+                "{name} of {} bytes is too short for `seq` {seq}: at least {} bytes are needed, or shorter sequences",
                 text.len(),
                 10 * (seq + 1)
-            );
-            return Err(UsageError::new(message));
+            )));
         }
-        let digest = format!(
-            "{} bytes, digest {}",
-            text.len(),
-            lowp_checkpoint::checksum(&text)
-        );
+        let checksum = lowp_checkpoint::checksum(&text);
+        let digest = format!("{} bytes, digest {checksum}", text.len());
         Ok(Self {
             text,
             split,
             seq,
             digest,
         })
-    }
-
-    /// The length of the text and a checksum of it.
-    pub(crate) fn digest(&self) -> &str {
-        &self.digest
-    }
-
-    /// Sequences `range` of the global batch of `step`: every split of a batch over ranks sees the same sequences.
-    pub(crate) fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Batch {
-        let starts = (self.split - self.seq) as u64;
-        // Bit 63 keeps batches apart from every other use of the seed.
-        let random = Philox::new(seed, (1 << 63) | step as u64);
-        self.batch(range.map(|i| {
-            let start = random.below(i as u64, starts);
-            usize::try_from(start).unwrap_or(0) // below the length of the text
-        }))
-    }
-
-    /// Sequences `range` out of `total` spread evenly over the validation split.
-    pub(crate) fn validation(&self, total: usize, range: Range<usize>) -> Batch {
-        let last = self.text.len() - self.split - self.seq - 1;
-        self.batch(range.map(|i| self.split + last * i / total.max(1)))
     }
 
     fn batch(&self, starts: impl Iterator<Item = usize>) -> Batch {
@@ -99,24 +89,51 @@ impl Corpus {
     }
 }
 
-fn read(path: &Path, most: u64) -> Result<Vec<u8>, UsageError> {
+impl Data for Text {
+    type Batch = Batch;
+
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Batch {
+        let starts = (self.split - self.seq) as u64;
+        // Bit 63 keeps batches apart from every other use of the seed.
+        let random = Philox::new(seed, (1 << 63) | step as u64);
+        self.batch(range.map(|i| {
+            let start = random.below(i as u64, starts);
+            usize::try_from(start).unwrap_or(0) // below the length of the text
+        }))
+    }
+
+    fn validation(&self, total: usize, range: Range<usize>) -> Batch {
+        let last = self.text.len() - self.split - self.seq - 1;
+        self.batch(range.map(|i| self.split + last * i / total.max(1)))
+    }
+
+    fn tokens(&self) -> usize {
+        self.seq
+    }
+
+    fn digest(&self) -> String {
+        self.digest.clone()
+    }
+}
+
+fn read(path: &Path, most: u64) -> Result<Vec<u8>, TrainError> {
     read_regular(path, most).map_err(|e| cannot_read(path, e))
 }
 
-fn cannot_read(path: &Path, error: impl Display) -> UsageError {
-    UsageError::new(format!("--data: cannot read {}: {error}", path.display()))
+fn cannot_read(path: &Path, error: impl Display) -> TrainError {
+    TrainError::Data(format!("`data`: cannot read {}: {error}", path.display()))
 }
 
 /// The files of `folder` and its folders, one after the other in the order of their paths. Links are not followed.
-fn read_folder(folder: &Path, most: u64) -> Result<Vec<u8>, UsageError> {
+fn read_folder(folder: &Path, most: u64) -> Result<Vec<u8>, TrainError> {
     let mut found = Files {
         paths: Vec::new(),
         left: most,
     };
     let too_long = || {
         let folder = folder.display();
-        UsageError::new(format!(
-            "--data: the files of {folder} and its folders have more than {most} bytes, which is the most that is read; name a \
+        TrainError::Data(format!(
+            "`data`: the files of {folder} and its folders have more than {most} bytes, which is the most that is read; name a \
              smaller folder"
         ))
     };
@@ -125,8 +142,8 @@ fn read_folder(folder: &Path, most: u64) -> Result<Vec<u8>, UsageError> {
     }
     if found.paths.is_empty() {
         let folder = folder.display();
-        return Err(UsageError::new(format!(
-            "--data: {folder} and its folders have no files; name a folder with text in it"
+        return Err(TrainError::Data(format!(
+            "`data`: {folder} and its folders have no files; name a folder with text in it"
         )));
     }
     found.paths.sort();
@@ -150,7 +167,7 @@ struct Files {
 
 impl Files {
     /// Adds those of `folder` and its folders, unless they are too long.
-    fn add(&mut self, folder: &Path) -> Result<bool, UsageError> {
+    fn add(&mut self, folder: &Path) -> Result<bool, TrainError> {
         for entry in fs::read_dir(folder).map_err(|e| cannot_read(folder, e))? {
             let entry = entry.map_err(|e| cannot_read(folder, e))?;
             let path = entry.path();
@@ -172,28 +189,15 @@ impl Files {
     }
 }
 
-/// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
-pub(crate) fn share(total: usize, ranks: usize, rank: usize) -> Range<usize> {
-    let (each, extra) = (total / ranks, total % ranks);
-    let start = rank * each + rank.min(extra);
-    start..start + each + usize::from(rank < extra)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_the_batch() {
-        let sizes: Vec<_> = (0..3).map(|r| share(16, 3, r)).collect();
-        assert_eq!(sizes, [0..6, 6..11, 11..16]);
-    }
-
-    #[test]
     fn a_folder_is_its_files_in_order() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path();
-        let error = Corpus::load(Some(path), 4).unwrap_err().to_string();
+        let error = Text::read(path, 4).unwrap_err().to_string();
         assert!(error.contains("have no files"), "{error}");
         fs::create_dir(path.join("b")).expect("a folder");
         for (name, text) in [("c", "third "), ("a", "first "), ("b/x", "second ")] {
@@ -201,7 +205,7 @@ mod tests {
         }
         #[cfg(unix)]
         std::os::unix::fs::symlink(path.join("a"), path.join("z")).expect("a link");
-        let corpus = Corpus::load(Some(path), 4).expect("a text");
+        let corpus = Text::read(path, 4).expect("a text");
         let expected = ["first ", "second ", "third "].map(|text| text.repeat(9));
         assert_eq!(corpus.text, expected.concat().into_bytes());
         let error = read_folder(path, 60).unwrap_err().to_string();
@@ -209,24 +213,19 @@ mod tests {
     }
 
     #[test]
-    fn a_split_batch_is_the_whole_batch() -> Result<(), UsageError> {
-        let corpus = Corpus::load(None, 32)?;
+    fn a_split_batch_is_the_whole_batch() -> Result<(), TrainError> {
+        let corpus = Text::new((0..=255).cycle().take(5000).collect(), 32)?;
         let whole = corpus.train(1, 7, 0..16);
         let parts: Vec<u8> = (0..3)
-            .flat_map(|r| corpus.train(1, 7, share(16, 3, r)).inputs.to_vec())
+            .flat_map(|r| {
+                corpus
+                    .train(1, 7, crate::data::share(16, 3, r))
+                    .inputs
+                    .to_vec()
+            })
             .collect();
         assert_eq!(*whole.inputs, *parts);
         assert_eq!(whole.inputs[1..32], whole.targets[..31]);
         Ok(())
-    }
-
-    #[test]
-    fn the_bundled_text_is_clean_and_long_enough() {
-        assert!(BUNDLED.len() > 1_000_000);
-        assert!(
-            BUNDLED
-                .iter()
-                .all(|&b| b == b'\n' || (32..127).contains(&b))
-        );
     }
 }

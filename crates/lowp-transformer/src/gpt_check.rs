@@ -1,111 +1,241 @@
-//! Linear layers against what recipes can block.
+//! [`GptConfig::check`]: sizes by themselves, against each other, and against what recipes can block.
 
-use super::model::GptConfig;
-use super::recipes::Run;
-use crate::usage::UsageError;
 use lowp_format::spelling::Variant;
-use lowp_format::{FormatError, Recipe, Role, Shape, lcm};
+use lowp_format::{Shape, check_layer, layer_error, lcm};
 use lowp_fsdp::LinearSpec;
+use lowp_train::Model;
+use thiserror::Error;
 
-/// The shape of a linear layer against the blocks of its weight, of its input, whose columns are those of the weight, and of the gradient of
-/// its output, whose columns are the weight's rows.
-///
-/// # Errors
-/// The columns of one of them.
-pub(crate) fn check_layer(recipe: &Variant, shape: Shape) -> Result<(), FormatError> {
-    recipe.check(shape)?;
-    for (role, cols) in [(Role::Activation, shape.cols), (Role::Gradient, shape.rows)] {
-        let operand = recipe.operand(role);
-        for orientation in operand.quantized.orientations() {
-            let buffers = operand.quantizers.buffers(orientation.usage());
-            let quanta = buffers.iter().map(|buffer| buffer.col_quantum());
-            let multiple = quanta.fold(1, lcm);
-            if !cols.is_multiple_of(multiple) {
-                return Err(FormatError::Columns {
-                    recipe: recipe.name(),
-                    shape: Shape::new(shape.cols, shape.rows),
-                    multiple,
-                });
+use crate::gpt_config::{Arch, BYTES, GptConfig};
+
+/// Most parameters of a model; each takes over 16 bytes in masters, moments and gradients.
+const MAX_PARAMETERS: usize = 1 << 31;
+/// Largest width of a model.
+const MAX_DIM: usize = 1 << 14;
+/// Most tokens of a vocabulary.
+const MAX_VOCABULARY: usize = 1 << 20;
+/// The longest block of any recipe, of whose length widths are multiples.
+const BLOCK: usize = 32;
+
+/// What is wrong with the sizes of a [`GptConfig`]. Messages name its fields in backticks, so that a program may put its own names there.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SizeError {
+    /// A size out of its range.
+    #[error("`{field}` must be from 1 to {most}, not {value}")]
+    Range {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest that is possible.
+        most: usize,
+    },
+    /// Too few tokens, or too many.
+    #[error("`vocab` must be from {BYTES}, one for each byte, to {MAX_VOCABULARY}, not {vocab}")]
+    Vocabulary {
+        /// Tokens.
+        vocab: usize,
+    },
+    /// Heads of no whole width.
+    #[error("`dim` {dim} is not divisible by `heads` {heads}; {remedy}")]
+    Heads {
+        /// The width.
+        dim: usize,
+        /// Its heads.
+        heads: usize,
+        /// Others that would work.
+        remedy: String,
+    },
+    /// Heads of keys and values that serve no whole number of heads of queries.
+    #[error(
+        "`kv_heads` {kv_heads} does not divide `heads` {heads}; choose `kv_heads` 1, {heads} or another divisor"
+    )]
+    KvHeads {
+        /// Heads of keys and values.
+        kv_heads: usize,
+        /// Heads of queries.
+        heads: usize,
+    },
+    /// Heads that rotary positions cannot turn.
+    #[error(
+        "`arch` llama: `dim` {dim} over `heads` {heads} are heads of odd length, which rotary positions cannot turn; {remedy}"
+    )]
+    OddHeads {
+        /// The width.
+        dim: usize,
+        /// Its heads.
+        heads: usize,
+        /// Others that would work.
+        remedy: String,
+    },
+    /// More parameters than are possible.
+    #[error(
+        "`dim` {dim} and `layers` {layers} make {parameters} parameters; at most {MAX_PARAMETERS} are possible"
+    )]
+    Parameters {
+        /// The width.
+        dim: usize,
+        /// Blocks.
+        layers: usize,
+        /// Parameters.
+        parameters: usize,
+    },
+    /// A layer that a recipe cannot block.
+    #[error("`dim` {dim}: {cause}; {remedy}")]
+    Layer {
+        /// The width.
+        dim: usize,
+        /// The layer, and why.
+        cause: String,
+        /// A width that would work, where there is one.
+        remedy: String,
+    },
+}
+
+impl GptConfig {
+    /// Checks every size by itself and against the others.
+    ///
+    /// # Errors
+    /// A size out of its range, or heads that do not divide the width, with others that would.
+    pub fn check(&self) -> Result<(), SizeError> {
+        for (field, value, most) in [
+            ("dim", self.dim, MAX_DIM),
+            ("layers", self.layers, 1 << 10),
+            ("heads", self.heads, 1 << 14),
+            ("seq", self.seq, 1 << 16),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(SizeError::Range { field, value, most });
             }
         }
-    }
-    Ok(())
-}
-
-/// What [`check_layer`] found of the layer of this name.
-pub(crate) fn cause(name: &str, shape: Shape, recipe: &str, error: &FormatError) -> String {
-    match error {
-        FormatError::Columns {
-            shape: wrong,
-            multiple,
-            ..
-        } => {
-            let what = if *wrong == shape { "columns" } else { "rows" };
-            format!(
-                "layer {name} is {shape}, and {recipe} needs {what} at a multiple of {multiple}"
-            )
+        let Self {
+            dim, heads, vocab, ..
+        } = *self;
+        if !(BYTES..=MAX_VOCABULARY).contains(&vocab) {
+            return Err(SizeError::Vocabulary { vocab });
         }
-        other => format!("layer {name}: {other}"),
-    }
-}
-
-/// Every linear layer against what its recipe can block; those that are `kept` in bf16 take any shape.
-///
-/// # Errors
-/// A [`UsageError`] with a width that fits.
-pub(super) fn check_shapes(run: &Run, model: GptConfig, kept: &[String]) -> Result<(), UsageError> {
-    let shape = |linear: &LinearSpec| Shape::new(linear.rows, linear.cols);
-    let recipe = |linear: &LinearSpec| match kept.contains(&linear.name) {
-        true => run.recipe.in_bf16(),
-        false => run.recipe.of_block(linear.block, model.layers),
-    };
-    let linears = model.linears();
-    for linear in &linears {
-        let Err(error) = check_layer(&recipe(linear), shape(linear)) else {
-            continue;
+        if !dim.is_multiple_of(heads) {
+            let remedy = other_heads(*self);
+            return Err(SizeError::Heads { dim, heads, remedy });
+        }
+        let Arch::Llama { kv_heads } = self.arch else {
+            return Ok(());
         };
-        // Each layer of a block in each recipe that it has in one.
-        let in_block = linears.len() / model.layers;
-        let mut kinds: Vec<(Variant, usize)> = Vec::new();
-        for (at, linear) in linears.iter().enumerate() {
-            let kind = (recipe(linear), at % in_block);
-            if !kinds.contains(&kind) {
-                kinds.push(kind);
-            }
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(SizeError::KvHeads { kv_heads, heads });
         }
-        let fits = |dim: usize| {
-            let layers = 1;
-            let wide = GptConfig {
+        if !(dim / heads).is_multiple_of(2) {
+            let remedy = other_heads(*self);
+            return Err(SizeError::OddHeads { dim, heads, remedy });
+        }
+        Ok(())
+    }
+
+    /// Checks that there are not too many parameters to train.
+    ///
+    /// # Errors
+    /// There are.
+    pub fn check_parameters(&self) -> Result<(), SizeError> {
+        let (dim, layers, parameters) = (self.dim, self.layers, self.parameters());
+        match parameters > MAX_PARAMETERS {
+            true => Err(SizeError::Parameters {
                 dim,
                 layers,
-                ..model
-            }
-            .linears();
-            let mut kinds = kinds.iter();
-            kinds.all(|(recipe, at)| check_layer(recipe, shape(&wide[*at])).is_ok())
-        };
-        let next = (1..)
-            .map(|n| n * model.heads)
-            .skip_while(|&dim| dim <= model.dim);
-        let remedy = next.take(1 << 10).find(|&dim| fits(dim)).map_or_else(
-            || "choose another recipe".to_owned(),
-            |dim| format!("choose --dim {dim}, or another recipe"),
-        );
-        return Err(UsageError::new(format!(
-            "--dim {}: {}; {remedy}",
-            model.dim,
-            cause(&linear.name, shape(linear), &run.name, &error)
-        )));
+                parameters,
+            }),
+            false => Ok(()),
+        }
     }
-    Ok(())
+
+    /// Checks every linear layer against what `recipe`, called `name`, can block; those that are `kept` in bf16 take any shape.
+    ///
+    /// # Errors
+    /// A layer that does not fit, with a width that would.
+    pub fn check_recipe(
+        &self,
+        (name, recipe): (&str, Variant),
+        kept: &[String],
+    ) -> Result<(), SizeError> {
+        let model = *self;
+        let shape = |linear: &LinearSpec| Shape::new(linear.rows, linear.cols);
+        let recipe_of = |linear: &LinearSpec| match kept.contains(&linear.name) {
+            true => recipe.in_bf16(),
+            false => recipe.of_block(linear.block, model.layers),
+        };
+        let linears = model.linears();
+        for linear in &linears {
+            let Err(error) = check_layer(&recipe_of(linear), shape(linear)) else {
+                continue;
+            };
+            // Each layer of a block in each recipe that it has in one.
+            let in_block = linears.len() / model.layers;
+            let mut kinds: Vec<(Variant, usize)> = Vec::new();
+            for (at, linear) in linears.iter().enumerate() {
+                let kind = (recipe_of(linear), at % in_block);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+            }
+            let fits = |dim: usize| {
+                let layers = 1;
+                let wide = GptConfig {
+                    dim,
+                    layers,
+                    ..model
+                }
+                .linears();
+                let mut kinds = kinds.iter();
+                kinds.all(|(recipe, at)| check_layer(recipe, shape(&wide[*at])).is_ok())
+            };
+            let next = (1..)
+                .map(|n| n * model.heads)
+                .skip_while(|&dim| dim <= model.dim);
+            let remedy = next.take(1 << 10).find(|&dim| fits(dim)).map_or_else(
+                || "choose another recipe".to_owned(),
+                |dim| format!("choose `dim` {dim}, or another recipe"),
+            );
+            return Err(SizeError::Layer {
+                dim: model.dim,
+                cause: layer_error(&linear.name, shape(linear), name, &error),
+                remedy,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The next width that the heads of `model` divide, and the next smaller number of heads for its width, where every recipe can block them.
+fn other_heads(model: GptConfig) -> String {
+    let GptConfig { dim, heads, .. } = model;
+    // Rotary positions turn pairs.
+    let each = match model.arch {
+        Arch::Gpt => 1,
+        Arch::Llama { .. } => 2,
+    };
+    let fits = |fewer: usize| {
+        let kv_heads = match model.arch {
+            // As many as heads, unless it is given.
+            Arch::Llama { kv_heads } if kv_heads != heads => kv_heads,
+            _ => fewer,
+        };
+        dim.is_multiple_of(each * fewer) && fewer.is_multiple_of(kv_heads)
+    };
+    let wider = dim.next_multiple_of(lcm(each * heads, BLOCK));
+    let wider = (wider <= MAX_DIM).then(|| format!("`dim` {wider}"));
+    let blocks = dim.is_multiple_of(BLOCK);
+    let fewer = (1..heads).rev().find(|&fewer| blocks && fits(fewer));
+    let fewer = fewer.map(|fewer| format!("`heads` {fewer}"));
+    let choices: Vec<String> = wider.into_iter().chain(fewer).collect();
+    match choices.is_empty() {
+        true => "choose fewer heads".to_owned(),
+        false => format!("choose {}", choices.join(" or ")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::check_heads;
-    use super::super::model::Arch;
     use super::*;
-    use lowp_format::AnyRecipe;
+    use lowp_format::{AnyRecipe, Recipe};
 
     /// A width that is advised fits the heads, and the blocks of every recipe.
     #[test]
@@ -127,7 +257,7 @@ mod tests {
                     layers: 1,
                     ..GptConfig::default()
                 };
-                let error = check_heads(model).expect_err("odd").to_string();
+                let error = model.check().expect_err("odd").to_string();
                 let number = |option: &str| -> Option<usize> {
                     let rest = error.split(&format!("{option} ")).last()?;
                     rest.split(|c: char| !c.is_ascii_digit())
@@ -136,19 +266,16 @@ mod tests {
                         .ok()
                 };
                 let wide = GptConfig {
-                    dim: number("--dim").expect("a width"),
+                    dim: number("`dim`").expect("a width"),
                     ..model
                 };
-                assert!(wide.dim > dim && check_heads(wide).is_ok(), "{error}");
+                assert!(wide.dim > dim && wide.check().is_ok(), "{error}");
                 for recipe in AnyRecipe::all() {
-                    let run = Run {
-                        name: recipe.name().to_owned(),
-                        recipe: recipe.into(),
-                    };
-                    assert!(check_shapes(&run, wide, &[]).is_ok(), "{recipe:?}: {error}");
+                    let named = (recipe.name(), recipe.into());
+                    assert!(wide.check_recipe(named, &[]).is_ok(), "{recipe:?}: {error}");
                 }
                 // After the number of heads that was given.
-                let Some(fewer) = error.rsplit_once("or --heads ") else {
+                let Some(fewer) = error.rsplit_once("or `heads` ") else {
                     assert!(!dim.is_multiple_of(32), "{error}");
                     continue;
                 };
@@ -162,7 +289,7 @@ mod tests {
                     },
                     ..model
                 };
-                assert!(fewer.heads < heads && check_heads(fewer).is_ok(), "{error}");
+                assert!(fewer.heads < heads && fewer.check().is_ok(), "{error}");
             }
         }
     }
@@ -177,13 +304,11 @@ mod tests {
             layers: 1,
             ..GptConfig::default()
         };
-        let error = check_heads(model(40))
-            .expect_err("40 heads of 96")
-            .to_string();
-        assert!(error.ends_with("or --heads 24"), "{error}");
-        assert!(check_heads(model(24)).is_ok());
+        let error = model(40).check().expect_err("40 heads of 96").to_string();
+        assert!(error.ends_with("or `heads` 24"), "{error}");
+        assert!(model(24).check().is_ok());
         // These would be heads of odd length.
-        assert!(check_heads(model(32)).is_err());
+        assert!(model(32).check().is_err());
     }
 
     /// Also where few numbers of heads divide the width: the nearest one may be far.
@@ -197,8 +322,8 @@ mod tests {
                 layers: 1,
                 ..GptConfig::default()
             };
-            let error = check_heads(model).expect_err("16383 heads").to_string();
-            assert!(error.ends_with("choose --heads 8192"), "{error}");
+            let error = model.check().expect_err("16383 heads").to_string();
+            assert!(error.ends_with("choose `heads` 8192"), "{error}");
         }
     }
 }

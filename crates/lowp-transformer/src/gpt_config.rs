@@ -1,9 +1,12 @@
-//! [`GptConfig`]: the sizes of a model and the parameters that follow, and [`Preset`], sizes by name.
+//! [`GptConfig`]: a decoder-only byte-level transformer with pre-norm blocks and an untied head, and the parameters that follow.
 
-use clap::ValueEnum;
 use lowp_fsdp::{LinearSpec, VarSpec};
 use lowp_shard::Init;
+use lowp_train::Model;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::{Block, Sizes};
 
 /// Bytes are the tokens: a vocabulary has at least as many.
 pub(crate) const BYTES: usize = 256;
@@ -14,26 +17,27 @@ fn init_std(dim: usize) -> f32 {
     0.05 * (128.0 / dim.max(128) as f32).sqrt()
 }
 
-/// Sizes of a [`Gpt`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GptConfig {
+/// The sizes of a transformer, as they are configured; [`Sizes`] are those that follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Record", try_from = "Record")]
+pub struct GptConfig {
     /// Width of the residual stream; a multiple of `heads`.
-    pub(crate) dim: usize,
+    pub dim: usize,
     /// Number of blocks.
-    pub(crate) layers: usize,
+    pub layers: usize,
     /// Attention heads per block.
-    pub(crate) heads: usize,
+    pub heads: usize,
     /// Tokens per sequence.
-    pub(crate) seq: usize,
-    /// Tokens that there are, at least [`BYTES`].
-    pub(crate) vocab: usize,
+    pub seq: usize,
+    /// Tokens that there are: 256 bytes at least.
+    pub vocab: usize,
     /// What its blocks are.
-    pub(crate) arch: Arch,
+    pub arch: Arch,
 }
 
 /// What the blocks of a model are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Arch {
+pub enum Arch {
     /// As in GPT-2: layer norms, learned positions, a fused projection of queries, keys and values, GELU.
     #[default]
     Gpt,
@@ -44,18 +48,9 @@ pub(crate) enum Arch {
     },
 }
 
-/// An [`Arch`] by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ArchName {
-    /// Layer norms, learned positions, a fused projection of queries, keys and values, GELU
-    Gpt,
-    /// Norms by the root mean square, rotary positions, separate projections, a gated MLP
-    Llama,
-}
-
 impl Arch {
     /// The name, as `--arch` has it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Gpt => "gpt",
             Self::Llama { .. } => "llama",
@@ -63,47 +58,10 @@ impl Arch {
     }
 
     /// Heads of keys and values, where they may be fewer than those of queries.
-    pub(crate) fn kv_heads(self) -> Option<usize> {
+    pub fn kv_heads(self) -> Option<usize> {
         match self {
             Self::Gpt => None,
             Self::Llama { kv_heads } => Some(kv_heads),
-        }
-    }
-}
-
-/// Sizes by the customary name of a model's parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Preset {
-    /// Width 384, 6 blocks of 6 heads, sequences of 256
-    #[value(name = "10m")]
-    P10m,
-    /// Width 768, 12 blocks of 12 heads, sequences of 512
-    #[value(name = "125m")]
-    P125m,
-    /// Width 1024, 24 blocks of 16 heads, sequences of 512
-    #[value(name = "350m")]
-    P350m,
-    /// Width 2048, 24 blocks of 16 heads, sequences of 512
-    #[value(name = "1b")]
-    P1b,
-}
-
-impl Preset {
-    /// The sizes; the vocabulary is that of bytes.
-    pub(crate) fn config(self) -> GptConfig {
-        let [dim, layers, heads, seq] = match self {
-            Self::P10m => [384, 6, 6, 256],
-            Self::P125m => [768, 12, 12, 512],
-            Self::P350m => [1024, 24, 16, 512],
-            Self::P1b => [2048, 24, 16, 512],
-        };
-        GptConfig {
-            dim,
-            layers,
-            heads,
-            seq,
-            vocab: BYTES,
-            arch: Arch::Gpt,
         }
     }
 }
@@ -124,13 +82,42 @@ impl Default for GptConfig {
 
 impl GptConfig {
     /// Width of the gated MLP: 8/3 of the model's, rounded up to a multiple of 128.
-    pub(crate) fn gated(&self) -> usize {
+    pub fn gated(&self) -> usize {
         (8 * self.dim).div_ceil(3).next_multiple_of(128)
     }
 
+    /// The same with what follows: the width of the gated MLP and the base of rotary positions.
+    pub fn sizes(&self) -> Sizes {
+        let Self {
+            dim,
+            layers,
+            heads,
+            seq,
+            vocab,
+            arch,
+        } = *self;
+        Sizes {
+            dim,
+            layers,
+            heads,
+            seq,
+            vocab,
+            block: match arch {
+                Arch::Gpt => Block::Gpt,
+                Arch::Llama { kv_heads } => Block::Llama {
+                    kv_heads,
+                    gated: self.gated(),
+                    theta: 10_000.0,
+                },
+            },
+        }
+    }
+}
+
+impl Model for GptConfig {
     /// The linear layers of all blocks, in the order in which they run. Those of Llama have the names that transformers gives
     /// their weights.
-    pub(crate) fn linears(&self) -> Vec<LinearSpec> {
+    fn linears(&self) -> Vec<LinearSpec> {
         let d = self.dim;
         // Residual branches add up over 2 * layers outputs; their last weight starts smaller by that root.
         let residual = Init::Normal(init_std(d) / (2.0 * self.layers as f32).sqrt());
@@ -174,7 +161,7 @@ impl GptConfig {
     }
 
     /// The parameters that stay in f32: embeddings, norms and the head.
-    pub(crate) fn vars(&self) -> Vec<VarSpec> {
+    fn vars(&self) -> Vec<VarSpec> {
         let matrix = |name: &str, rows: usize| VarSpec {
             name: name.to_owned(),
             shape: vec![rows, self.dim],
@@ -209,7 +196,7 @@ impl GptConfig {
     }
 
     /// The model as transformers configures it (`config.json`), where it has it.
-    pub(crate) fn transformers(&self) -> Option<Value> {
+    fn transformers(&self) -> Option<Value> {
         let kv_heads = self.arch.kv_heads()?;
         Some(json!({
             "architectures": ["LlamaForCausalLM"],
@@ -232,23 +219,62 @@ impl GptConfig {
         }))
     }
 
-    /// Parameters in all, linear layers and variables.
-    pub(crate) fn parameters(&self) -> usize {
-        let linears: usize = self.linears().iter().map(|l| l.rows * l.cols).sum();
-        let vars: usize = self
-            .vars()
-            .iter()
-            .map(|v| v.shape.iter().product::<usize>())
-            .sum();
-        linears + vars
-    }
-
     /// Floating-point operations of one token in forward and backward: two per weight of a product forward and four backward, and the
     /// same of attention's two products, of which causal masks leave half. What is computed again in backward does not count.
-    pub(crate) fn flops_per_token(&self) -> f64 {
+    fn flops_per_token(&self) -> f64 {
         let linears: usize = self.linears().iter().map(|l| l.rows * l.cols).sum();
         let head = self.vocab * self.dim;
         let attention = self.layers * self.seq * self.dim;
         6.0 * (linears + head + attention) as f64
+    }
+}
+
+/// The sizes as JSON has them.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    dim: usize,
+    layers: usize,
+    heads: usize,
+    seq: usize,
+    vocab: usize,
+    arch: String,
+    kv_heads: Option<usize>,
+}
+
+impl From<GptConfig> for Record {
+    fn from(config: GptConfig) -> Self {
+        Self {
+            dim: config.dim,
+            layers: config.layers,
+            heads: config.heads,
+            seq: config.seq,
+            vocab: config.vocab,
+            arch: config.arch.name().to_owned(),
+            kv_heads: config.arch.kv_heads(),
+        }
+    }
+}
+
+impl TryFrom<Record> for GptConfig {
+    type Error = String;
+
+    fn try_from(record: Record) -> Result<Self, String> {
+        let arch = match (record.arch.as_str(), record.kv_heads) {
+            ("gpt", None) => Arch::Gpt,
+            ("llama", Some(kv_heads)) => Arch::Llama { kv_heads },
+            (arch, kv_heads) => {
+                return Err(format!(
+                    "arch {arch:?} with kv_heads {kv_heads:?}: there are gpt, without, and llama, with a number"
+                ));
+            }
+        };
+        Ok(Self {
+            dim: record.dim,
+            layers: record.layers,
+            heads: record.heads,
+            seq: record.seq,
+            vocab: record.vocab,
+            arch,
+        })
     }
 }

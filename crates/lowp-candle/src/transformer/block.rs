@@ -1,9 +1,10 @@
 //! [`Block`]: one transformer block, and [`GptBlock`], that of GPT-2.
 
-use super::config::GptConfig;
 use super::ops::{CausalAttention, Gelu, LayerNorm};
 use candle_core::{Result, Tensor, Var};
-use lowp_candle::Linear;
+use lowp_transformer::GptConfig;
+
+use crate::Linear;
 use std::fmt::Debug;
 
 /// A block over the residual stream.

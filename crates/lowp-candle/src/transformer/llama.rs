@@ -1,10 +1,11 @@
 //! [`LlamaBlock`]: a transformer block as Llama has it.
 
 use super::block::Block;
-use super::config::GptConfig;
 use super::ops::{CausalAttention, RmsNorm, Rotary, SwiGlu};
 use candle_core::{Result, Tensor, Var};
-use lowp_candle::Linear;
+use lowp_transformer::GptConfig;
+
+use crate::Linear;
 
 /// Attention with rotary positions, whose keys and values may serve several heads each, and a gated MLP; each behind a norm by the root
 /// mean square and added to the residual stream.

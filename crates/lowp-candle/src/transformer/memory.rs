@@ -1,20 +1,41 @@
 //! The memory that a run cannot do without, known before it begins: what does not fit is an error with its bytes instead
 //! of ending in the allocator.
 
-use super::model::GptConfig;
-use crate::usage::UsageError;
-use lowp_fsdp::cost::PARAMETER_STATE;
 use std::fs;
 use std::path::Path;
+
+use lowp_fsdp::cost::PARAMETER_STATE;
+use lowp_train::Model;
+use lowp_transformer::GptConfig;
+use thiserror::Error;
 
 /// Values per token and unit of width that one block saves for its backward pass: two norms, the residual stream twice,
 /// queries, keys and values, attention and its projection, four of `fc`, four of its GELU, `out`.
 const PER_BLOCK: u128 = 19;
 const F32: u128 = 4;
 
+/// A machine with less memory than a run needs. The message names fields of configurations in backticks, so that a program may put its own
+/// names there.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error(
+    "training needs at least {total} bytes of memory, {bytes} of them for {what}, and this machine has {machine}; choose a smaller {remedy}"
+)]
+pub struct NoMemory {
+    /// Bytes of all.
+    pub total: u128,
+    /// Bytes of what needs most.
+    pub bytes: u128,
+    /// What that is.
+    pub what: &'static str,
+    /// Bytes of the machine.
+    pub machine: u128,
+    /// What would help.
+    pub remedy: &'static str,
+}
+
 /// Bytes that a step of `batch` sequences over `replicas` copies of the weights holds at one time, at the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Needed {
+pub struct Needed {
     parameters: u128,
     attention: u128,
     activations: u128,
@@ -23,12 +44,7 @@ pub(crate) struct Needed {
 impl Needed {
     /// All ranks are threads of this process, so `sequences` are those of all ranks' micro-batches. With `recompute`, one block at a
     /// time has its values, and of the others only the input is kept.
-    pub(crate) fn new(
-        model: GptConfig,
-        sequences: usize,
-        replicas: usize,
-        recompute: bool,
-    ) -> Self {
+    pub fn new(model: GptConfig, sequences: usize, replicas: usize, recompute: bool) -> Self {
         let [dim, layers, heads, seq, vocab] =
             [model.dim, model.layers, model.heads, model.seq, model.vocab].map(|n| n as u128);
         let tokens = sequences as u128 * seq;
@@ -47,8 +63,8 @@ impl Needed {
     /// Rejects what `machine` bytes cannot hold.
     ///
     /// # Errors
-    /// A [`UsageError`] with the bytes needed, what needs most of them, and the option that would help.
-    pub(crate) fn check(&self, machine: u128) -> Result<(), UsageError> {
+    /// A [`NoMemory`] with the bytes needed, what needs most of them, and what would help.
+    pub fn check(&self, machine: u128) -> Result<(), NoMemory> {
         let Self {
             parameters,
             attention,
@@ -58,31 +74,33 @@ impl Needed {
             return Ok(());
         }
         let (bytes, what, remedy) = [
-            (parameters, "the parameters", "--dim or --layers"),
+            (parameters, "the parameters", "`dim` or `layers`"),
             (
                 attention,
                 "attention",
-                "--seq, which counts squared, or --batch, or add --recompute or --accumulate",
+                "`seq`, which counts squared, or `batch`, or add `recompute` or `accumulate`",
             ),
             (
                 activations,
                 "activations",
-                "--batch or --seq, or add --recompute or --accumulate",
+                "`batch` or `seq`, or add `recompute` or `accumulate`",
             ),
         ]
         .into_iter()
         .max_by_key(|(bytes, ..)| *bytes)
         .unwrap_or_default();
-        Err(UsageError::new(format!(
-            "training needs at least {} bytes of memory, {bytes} of them for {what}, and this machine has {machine}; \
-             choose a smaller {remedy}",
-            self.total()
-        )))
+        Err(NoMemory {
+            total: self.total(),
+            bytes,
+            what,
+            machine,
+            remedy,
+        })
     }
 }
 
 /// Bytes of memory that this process can get at most, where the system tells.
-pub(crate) fn machine() -> Option<u128> {
+pub fn machine() -> Option<u128> {
     let all = fs::read_to_string("/proc/meminfo").ok();
     let all = all.as_deref().and_then(total_of);
     // The limit of a container.
@@ -111,8 +129,8 @@ fn total_of(meminfo: &str) -> Option<u128> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Arch;
     use super::*;
+    use lowp_transformer::Arch;
 
     const MODEL: GptConfig = GptConfig {
         dim: 128,
@@ -143,12 +161,12 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("--seq") && text.contains("this machine has 1099511627776"),
+            text.contains("`seq`") && text.contains("this machine has 1099511627776"),
             "{text}"
         );
         let wide = Needed::new(MODEL, 65_536, 1, false);
         let text = wide.check(1 << 36).unwrap_err().to_string();
-        assert!(text.contains("--batch"), "{text}");
+        assert!(text.contains("`batch`"), "{text}");
         let largest = GptConfig {
             dim: 1 << 14,
             layers: 1 << 10,

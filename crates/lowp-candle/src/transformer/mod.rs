@@ -1,8 +1,9 @@
-//! The models that `lowp train` trains: decoder-only byte-level transformers with pre-norm blocks and an untied head.
+//! [`Transformer`]: GPT and Llama on a CPU, as [`GptConfig`](lowp_transformer::GptConfig) has them.
 
 mod block;
-mod config;
 mod llama;
+mod memory;
+mod network;
 mod ops;
 mod recompute;
 #[cfg(test)]
@@ -11,21 +12,18 @@ mod tests;
 use block::{Block, GptBlock};
 use candle_core::backprop::GradStore;
 use candle_core::{Error, Result, Tensor, Var, bail};
-pub(crate) use config::{Arch, ArchName, BYTES, GptConfig, Preset};
 use llama::LlamaBlock;
-use lowp_candle::Linear;
+use lowp_train::Model;
+use lowp_train::text::Batch;
+use lowp_transformer::{Arch, GptConfig};
 use ops::{CrossEntropy, Dense, Embedding, LayerNorm, RmsNorm};
 use recompute::Recomputed;
 use std::sync::Arc;
 
-/// Whole sequences with their next-token targets.
-#[derive(Clone, Debug)]
-pub(crate) struct Batch {
-    /// `sequences * seq` input bytes.
-    pub(crate) inputs: Arc<[u8]>,
-    /// The byte that follows each input.
-    pub(crate) targets: Arc<[u8]>,
-}
+use crate::Linear;
+
+pub use memory::{Needed, NoMemory, machine};
+pub use network::Transformer;
 
 /// The model: candle variables, and linear layers that fetch their weights.
 #[derive(Debug)]
@@ -43,8 +41,8 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// Builds the model over `linears`, one per entry of [`GptConfig::linears`], and `vars`, one per
-    /// entry of [`GptConfig::vars`]. Products of the head use at most `threads` threads. Where the model is to `recompute`, only the
+    /// Builds the model over `linears`, one per entry of [`Model::linears`], and `vars`, one per
+    /// entry of [`Model::vars`]. Products of the head use at most `threads` threads. Where the model is to `recompute`, only the
     /// inputs of blocks are saved, and backward runs the blocks again.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
 //! [`Recomputed`]: blocks of which only the input is saved; backward runs them forward again.
 
 use super::block::Block;
+use crate::custom_op::{output, with_values};
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, Var, bail};
-use lowp_candle::custom_op::{output, with_values};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The gradients of one backward pass: those of variables inside of blocks, which candle does not see.

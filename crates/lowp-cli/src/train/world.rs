@@ -1,10 +1,12 @@
 //! [`World`]: where the ranks of a command are: threads of this process, or processes that a launcher started.
 
-use super::config::{Config, MAX_RANKS};
-use super::corpus::Corpus;
+use super::args::Args;
+use super::config::{MAX_RANKS, Setup};
+use super::options::alike;
 use crate::usage::UsageError;
 use anyhow::{Context, Result};
 use lowp_shard::{Control, Launch, join};
+use lowp_train::{Data, Text};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,14 +75,14 @@ impl World {
     ///
     /// # Errors
     /// The ranks that were not.
-    pub(crate) fn agree(&self, config: &Config, corpus: &Corpus) -> Result<()> {
+    pub(crate) fn agree(&self, args: &Args, setup: &Setup, text: &Text) -> Result<()> {
         let Some(Process { control, .. }) = &self.process else {
             return Ok(());
         };
-        for (option, text) in config.options()? {
-            control.agree(&format!("{option} of lowp train"), &text)?;
+        for (option, value) in alike(args, setup)? {
+            control.agree(&format!("{option} of lowp train"), &value)?;
         }
-        Ok(control.agree("the text to train on", corpus.digest())?)
+        Ok(control.agree("the text to train on", &text.digest())?)
     }
 
     /// This process as the only rank of it, for one run: its control, and its number among the ranks of this machine. `None` where ranks

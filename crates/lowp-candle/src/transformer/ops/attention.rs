@@ -2,9 +2,9 @@
 
 use super::math::{exp, max8, sum8};
 use super::{Saved, saved};
+use crate::custom_op::{output, values, with_values};
+use crate::{MatMut, MatRef, matmul};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
-use lowp_candle::{MatMut, MatRef, matmul};
 
 /// Query rows handled at once; keys beyond the last of them are masked and never computed.
 const QUERY_BLOCK: usize = 64;

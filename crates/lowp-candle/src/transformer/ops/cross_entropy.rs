@@ -2,8 +2,8 @@
 
 use super::math::{exp, max8, sum8};
 use super::{Saved, saved};
+use crate::custom_op::{output, values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values};
 use std::sync::Arc;
 
 /// Operand: logits `[tokens, vocab]`; result: the scalar `sum_t(-log softmax(logits[t])[target[t]]) / divisor`.

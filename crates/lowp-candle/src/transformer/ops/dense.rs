@@ -1,8 +1,8 @@
 //! A linear layer whose weight is an ordinary candle variable: the model's head.
 
+use crate::custom_op::{output, values, with_values};
+use crate::{MatRef, product};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
-use lowp_candle::{MatRef, product};
 
 /// `y = x w^T`; operands: `x [tokens, in]` and `w [out, in]`.
 #[derive(Clone, Copy, Debug)]

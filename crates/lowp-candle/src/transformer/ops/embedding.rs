@@ -1,7 +1,7 @@
 //! Token plus position embedding in one pass.
 
+use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
 use std::sync::Arc;
 
 /// `y[t] = tokens[id[t]] + positions[t mod seq]`; operands: the token table and the position table.

@@ -1,8 +1,8 @@
 //! GELU in its tanh form, `x * sigmoid(2u)` with `u = sqrt(2/pi) * (x + 0.044715 x^3)`.
 
 use super::math::sigmoid;
+use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
 
 /// `2 * sqrt(2/pi)`.
 const SLOPE: f32 = 1.595_769;

@@ -2,8 +2,8 @@
 
 use super::math::sum8;
 use super::{Saved, saved};
+use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
 
 /// `y = (x - mean) / sqrt(var + 1e-5) * gamma + beta` per row; operands: `x`, `gamma`, `beta`.
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 
 use super::math::sum8;
 use super::{Saved, saved};
+use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
 
 /// `y = x / sqrt(mean(x^2) + 1e-5) * gamma` per row; operands: `x`, `gamma`.
 #[derive(Debug, Default)]

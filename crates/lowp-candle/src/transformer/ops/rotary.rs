@@ -1,7 +1,7 @@
 //! Rotary position embedding, with the two halves of a head as the parts of complex numbers.
 
+use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
-use lowp_candle::custom_op::{output, values, with_values};
 
 /// Operand: `[sequences * seq, heads * head_dim]`. Of each head the elements `i` and `i + head_dim / 2` turn by the angle
 /// `position * theta^(-2 i / head_dim)`.

@@ -1,8 +1,8 @@
 //! The gated activation `silu(gate) * up`, with `silu(x) = x * sigmoid(x)`.
 
 use super::math::sigmoid;
+use crate::custom_op::{output, values, with_values};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
-use lowp_candle::custom_op::{output, values, with_values};
 
 /// Element-wise over two operands of equal shape: `gate` and `up`.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Controls of [`Variant`] reach the products that they name, and no other.
 
+use crate::layers;
 use candle_core::{Device, Tensor, Var};
-use lowp_candle::layers;
 use lowp_format::ReshardAfterForward;
 use lowp_format::spelling::Variant;
 use lowp_fsdp::{Gradients, LinearSpec, ModelOptions, ShardedModel, Sharding, VarPlace};

@@ -1,12 +1,15 @@
 //! Every custom operation's analytic gradient against central differences, and the whole model against itself split.
 
+use super::super::Gpt;
 use super::super::ops::{
     CausalAttention, CrossEntropy, Dense, Embedding, Gelu, LayerNorm, RmsNorm, Rotary, SwiGlu,
 };
-use super::super::{Arch, Batch, Gpt, GptConfig};
+use crate::{Linear, MemoryWeight, QuantLinear};
 use candle_core::{Device, Result, Tensor, Var};
-use lowp_candle::{Linear, MemoryWeight, QuantLinear};
 use lowp_shard::Init;
+use lowp_train::Model;
+use lowp_train::text::Batch;
+use lowp_transformer::{Arch, GptConfig};
 use std::sync::Arc;
 
 fn var(shape: &[usize], number: u64) -> Result<Var> {

@@ -1,14 +1,17 @@
 //! [`Setup`]: a small model, trained as a test says.
 
-use super::super::{Arch, Batch, Gpt, GptConfig};
+use super::super::Gpt;
+use crate::{CandleVars, layers};
 use anyhow::Error;
-use lowp_candle::{CandleVars, layers};
 use lowp_checkpoint::{Checkpoint, Saver};
 use lowp_format::{AnyRecipe, Phase, Recipe, ReshardAfterForward};
 use lowp_fsdp::{ModelError, ModelOptions, Passes, ShardedModel, Sharding, VarPlace};
 use lowp_kernels::Cpu;
 use lowp_optim::{Group, StepOptions};
 use lowp_shard::{GradBucketOptions, Mesh, MeshComm, run_ranks};
+use lowp_train::Model;
+use lowp_train::text::Batch;
+use lowp_transformer::{Arch, GptConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

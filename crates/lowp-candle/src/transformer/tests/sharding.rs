@@ -1,9 +1,9 @@
 //! The model over sharded weights: bits that depend on no policy, losses that depend on neither ranks nor micro-batches.
 
-use super::super::Arch;
 use super::setup::Setup;
 use lowp_format::{AnyRecipe, Orientation, Recipe, ReshardAfterForward, Role, Usage};
 use lowp_fsdp::{Passes, Sharding};
+use lowp_transformer::Arch;
 
 /// The losses of rows.
 fn train(

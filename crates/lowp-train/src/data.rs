@@ -1,0 +1,42 @@
+//! [`Data`]: the batches of a run, as a function of seed, step and sequence number.
+
+use std::ops::Range;
+
+/// What a network trains on, the same on all ranks: ranks take the sequences of a batch in turn, and any number of ranks sees the same
+/// ones.
+pub trait Data: Sync {
+    /// What the network takes of it.
+    type Batch;
+
+    /// Sequences `range` of the batch of `step`, over all ranks.
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> Self::Batch;
+
+    /// Sequences `range` of `total` that are spread evenly over the validation split.
+    fn validation(&self, total: usize, range: Range<usize>) -> Self::Batch;
+
+    /// Tokens of a sequence; 1 where the data are no text.
+    fn tokens(&self) -> usize {
+        1
+    }
+
+    /// What says that data are the same, for example a checksum: runs go on with the same data alone.
+    fn digest(&self) -> String;
+}
+
+/// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
+pub(crate) fn share(total: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let (each, extra) = (total / ranks, total % ranks);
+    let start = rank * each + rank.min(extra);
+    start..start + each + usize::from(rank < extra)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_batch() {
+        let sizes: Vec<_> = (0..3).map(|r| share(16, 3, r)).collect();
+        assert_eq!(sizes, [0..6, 6..11, 11..16]);
+    }
+}
