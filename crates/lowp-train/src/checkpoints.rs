@@ -48,6 +48,24 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
+    /// Saves to `folder` behind the last step, and goes on behind what was saved there before.
+    pub fn in_folder(folder: &Path) -> Self {
+        Self {
+            save: Some(folder.to_owned()),
+            resume: Some(folder.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The same for runs that end behind step `last`.
+    #[must_use]
+    pub fn stop_after(self, last: usize) -> Self {
+        Self {
+            stop_after: Some(last),
+            ..self
+        }
+    }
+
     /// Checks the numbers, of runs with `steps` steps.
     ///
     /// # Errors

@@ -23,6 +23,36 @@ pub trait Data: Sync {
     fn digest(&self) -> String;
 }
 
+/// Data that a function makes of seed, step and sequence numbers. The validation split is a batch of the seed [`u64::MAX`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sampler<'a, F> {
+    name: &'a str,
+    sample: F,
+}
+
+impl<'a, T, F: Fn(u64, usize, Range<usize>) -> T + Sync> Sampler<'a, F> {
+    /// Data with a name that says that they are the same.
+    pub fn new(name: &'a str, sample: F) -> Self {
+        Self { name, sample }
+    }
+}
+
+impl<T, F: Fn(u64, usize, Range<usize>) -> T + Sync> Data for Sampler<'_, F> {
+    type Batch = T;
+
+    fn train(&self, seed: u64, step: usize, range: Range<usize>) -> T {
+        (self.sample)(seed, step, range)
+    }
+
+    fn validation(&self, _total: usize, range: Range<usize>) -> T {
+        (self.sample)(u64::MAX, 0, range)
+    }
+
+    fn digest(&self) -> String {
+        self.name.to_owned()
+    }
+}
+
 /// The sequences of `total` that rank `rank` of `ranks` handles: consecutive, and at most one more than any other.
 pub(crate) fn share(total: usize, ranks: usize, rank: usize) -> Range<usize> {
     let (each, extra) = (total / ranks, total % ranks);

@@ -26,7 +26,7 @@
 
 mod checkpoints;
 mod config;
-mod data;
+pub mod data;
 mod error;
 mod forms;
 pub mod network;
@@ -39,9 +39,9 @@ pub mod training;
 
 pub use checkpoints::Checkpoints;
 pub use config::Config;
-pub use data::Data;
+pub use data::{Data, Sampler};
 pub use error::TrainError;
-pub use network::{Model, Network, NetworkResult};
+pub use network::{Model, Network};
 pub use run::Run;
 pub use text::Text;
-pub use training::{Event, Training};
+pub use training::Training;

@@ -12,6 +12,9 @@ use serde_json::Value;
 /// What a network returns: its own error, whatever that is.
 pub type NetworkResult<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
+/// The parameters of one rank, in the recipe of a run.
+pub type Sharded<B> = ShardedModel<B, Variant>;
+
 /// The sizes of a network, and the parameters that follow from them. Checkpoints keep what it serializes to, a struct: a run resumes
 /// only with the same.
 pub trait Model: Clone + Serialize + Sync {
@@ -49,7 +52,7 @@ pub trait Model: Clone + Serialize + Sync {
 
 /// The passes of one rank over the parameters of a [`ShardedModel`].
 ///
-/// A step is one micro-batch or several ([`Network::train`]), then [`Network::finish_step`], then [`Network::take_loss`]. All calls are
+/// A step is one micro-batch or several ([`Network::train`]), then [`Network::finish_step`], and [`Network::take_loss`]. All calls are
 /// collective.
 pub trait Network<B: Backend>: Sized {
     /// What it trains on.
@@ -59,33 +62,35 @@ pub trait Network<B: Backend>: Sized {
     const VARS: VarPlace = VarPlace::Host;
 
     /// Trains on a micro-batch: adds all gradients of its loss, which is the sum over its tokens divided by `divisor`, the tokens of the
-    /// whole batch; adds the loss to what [`Network::take_loss`] returns; ends with [`ShardedModel::finish_micro_batch`].
+    /// whole batch; ends with [`ShardedModel::finish_micro_batch`]. Returns the loss, or 0 where [`Network::take_loss`] does.
     ///
     /// # Errors
     /// The network's own, or those of the model.
     fn train(
         &mut self,
-        model: &mut ShardedModel<B, Variant>,
+        model: &mut Sharded<B>,
         batch: &Self::Batch,
         divisor: usize,
-    ) -> NetworkResult;
+    ) -> NetworkResult<f64>;
 
-    /// Adds the loss of a batch to what [`Network::take_loss`] returns, without gradients.
+    /// The loss of a batch, without gradients, or 0 where [`Network::take_loss`] returns it.
     ///
     /// # Errors
     /// The network's own, or those of the model.
     fn evaluate(
         &mut self,
-        model: &mut ShardedModel<B, Variant>,
+        model: &mut Sharded<B>,
         batch: &Self::Batch,
         divisor: usize,
-    ) -> NetworkResult;
+    ) -> NetworkResult<f64>;
 
-    /// This rank's losses since the last call, added up.
+    /// The losses since the last call, added up, of a network that keeps them on its device until the end of a step.
     ///
     /// # Errors
     /// The network's own.
-    fn take_loss(&mut self) -> NetworkResult<f64>;
+    fn take_loss(&mut self) -> NetworkResult<f64> {
+        Ok(0.0)
+    }
 
     /// Ends a step.
     ///
@@ -93,7 +98,7 @@ pub trait Network<B: Backend>: Sized {
     /// Those of [`ShardedModel::finish_step`].
     fn finish_step(
         &mut self,
-        model: &mut ShardedModel<B, Variant>,
+        model: &mut Sharded<B>,
         options: &StepOptions,
     ) -> NetworkResult<StepReport> {
         Ok(model.finish_step(options)?)

@@ -243,13 +243,14 @@ where
         } = trained;
         let mine = share(config.batch, config.mesh.world(), self.rank);
         let tokens = config.batch * data.tokens();
+        let mut loss = 0.0;
         for micro in 0..config.accumulate {
             let part = share(mine.len(), config.accumulate, micro);
             let part = mine.start + part.start..mine.start + part.end;
             let random_step = N::random_step(step, micro, config.accumulate);
             sharded.begin(random_step, self.first_token(&part), true)?;
             let batch = data.train(config.seed, step, part);
-            network.train(sharded, &batch, tokens)?;
+            loss += network.train(sharded, &batch, tokens)?;
         }
         let options = StepOptions {
             lr_factor: config.schedule().factor(step as u64 + 1),
@@ -258,7 +259,7 @@ where
         };
         network.finish_step(sharded, &options)?;
         trained.steps += 1;
-        Ok(trained.network.take_loss()?)
+        Ok(loss + trained.network.take_loss()?)
     }
 
     /// The number of the first token of `sequences` in the batch.
@@ -348,12 +349,14 @@ where
         let mine = share(config.batch, config.mesh.world(), self.rank);
         let tokens = config.batch * data.tokens();
         let total = config.eval_batches * config.batch;
+        let mut loss = 0.0;
         for index in 0..config.eval_batches {
             let first = index * config.batch;
             let range = first + mine.start..first + mine.end;
-            network.evaluate(sharded, &data.validation(total, range), tokens)?;
+            loss += network.evaluate(sharded, &data.validation(total, range), tokens)?;
         }
-        Ok(sum(comm, network.take_loss()?)? / config.eval_batches as f64)
+        loss += network.take_loss()?;
+        Ok(sum(comm, loss)? / config.eval_batches as f64)
     }
 }
 

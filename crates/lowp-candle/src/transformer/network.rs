@@ -1,22 +1,20 @@
 //! [`Transformer`]: the model over this rank's parameters.
 
-use lowp_format::spelling::Variant;
-use lowp_fsdp::ShardedModel;
 use lowp_kernels::Cpu;
 use lowp_optim::{StepOptions, StepReport};
+use lowp_train::Network;
+use lowp_train::network::{NetworkResult, Sharded};
 use lowp_train::text::Batch;
-use lowp_train::{Network, NetworkResult};
 use lowp_transformer::GptConfig;
 
 use super::Gpt;
 use crate::{CandleError, CandleVars, layers};
 
-/// A transformer on a CPU, over the parameters of a [`ShardedModel`].
+/// A transformer on a CPU, over the parameters of a [`Sharded`] model.
 #[derive(Debug)]
 pub struct Transformer {
     model: Gpt,
     vars: CandleVars,
-    loss: f64,
 }
 
 impl Transformer {
@@ -27,18 +25,14 @@ impl Transformer {
     /// Parameters of another transformer, or a rank that failed.
     pub fn new(
         config: GptConfig,
-        sharded: &mut ShardedModel<Cpu, Variant>,
+        sharded: &mut Sharded<Cpu>,
         threads: usize,
         recompute: bool,
     ) -> Result<Self, CandleError> {
         let vars = CandleVars::new(sharded)?;
         let (layers, own) = (layers(sharded, threads), vars.vars().to_vec());
         let model = Gpt::new(config, layers, own, (threads, recompute))?;
-        Ok(Self {
-            model,
-            vars,
-            loss: 0.0,
-        })
+        Ok(Self { model, vars })
     }
 }
 
@@ -47,33 +41,27 @@ impl Network<Cpu> for Transformer {
 
     fn train(
         &mut self,
-        sharded: &mut ShardedModel<Cpu, Variant>,
+        sharded: &mut Sharded<Cpu>,
         batch: &Batch,
         divisor: usize,
-    ) -> NetworkResult {
-        let own = self.model.loss(batch, divisor)?;
-        self.vars.add_gradients(sharded, &own.backward()?)?;
-        self.loss += f64::from(own.value()?);
-        Ok(())
+    ) -> NetworkResult<f64> {
+        let loss = self.model.loss(batch, divisor)?;
+        self.vars.add_gradients(sharded, &loss.backward()?)?;
+        Ok(loss.value()?.into())
     }
 
     fn evaluate(
         &mut self,
-        _: &mut ShardedModel<Cpu, Variant>,
+        _: &mut Sharded<Cpu>,
         batch: &Batch,
         divisor: usize,
-    ) -> NetworkResult {
-        self.loss += f64::from(self.model.loss(batch, divisor)?.value()?);
-        Ok(())
-    }
-
-    fn take_loss(&mut self) -> NetworkResult<f64> {
-        Ok(std::mem::take(&mut self.loss))
+    ) -> NetworkResult<f64> {
+        Ok(self.model.loss(batch, divisor)?.value()?.into())
     }
 
     fn finish_step(
         &mut self,
-        sharded: &mut ShardedModel<Cpu, Variant>,
+        sharded: &mut Sharded<Cpu>,
         options: &StepOptions,
     ) -> NetworkResult<StepReport> {
         Ok(self.vars.finish_step(sharded, options)?)

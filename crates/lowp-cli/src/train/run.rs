@@ -14,8 +14,8 @@ use lowp_kernels::{Backend, Cpu};
 use lowp_shard::{Communicator, HostComm, LocalComm, run_comms};
 use lowp_train::network::{Profile, Spent};
 use lowp_train::result::RunResult;
-use lowp_train::training::threads_per_rank;
-use lowp_train::{Config, Event, Run, Text, TrainError, Training};
+use lowp_train::training::{Event, threads_per_rank};
+use lowp_train::{Config, Run, Text, TrainError, Training};
 use lowp_transformer::GptConfig;
 use std::sync::Arc;
 

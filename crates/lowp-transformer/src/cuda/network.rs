@@ -1,11 +1,11 @@
 //! [`Transformer`] as a [`Network`] of bytes.
 
 use lowp_format::spelling::Variant;
-use lowp_fsdp::{ShardedModel, VarPlace};
+use lowp_fsdp::VarPlace;
 use lowp_kernels::{Backend, Cuda};
-use lowp_train::network::{DeviceMemory, Profile};
+use lowp_train::Network;
+use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
 use lowp_train::text::Batch;
-use lowp_train::{Network, NetworkResult};
 
 use super::model::{Tokens, Transformer};
 use super::trace::GATHERS;
@@ -17,31 +17,32 @@ impl Network<Cuda> for Transformer<Variant> {
 
     fn train(
         &mut self,
-        sharded: &mut ShardedModel<Cuda, Variant>,
+        sharded: &mut Sharded<Cuda>,
         batch: &Batch,
         divisor: usize,
-    ) -> NetworkResult {
+    ) -> NetworkResult<f64> {
         let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
         let tokens = Tokens {
             inputs: &inputs,
             targets: &targets,
         };
         Transformer::train(self, sharded, tokens, divisor)?;
-        Ok(sharded.finish_micro_batch()?)
+        sharded.finish_micro_batch()?;
+        Ok(0.0)
     }
 
     fn evaluate(
         &mut self,
-        _: &mut ShardedModel<Cuda, Variant>,
+        _: &mut Sharded<Cuda>,
         batch: &Batch,
         divisor: usize,
-    ) -> NetworkResult {
+    ) -> NetworkResult<f64> {
         let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
         let at_once = self.tokens();
         for (inputs, targets) in inputs.chunks(at_once).zip(targets.chunks(at_once)) {
             Transformer::evaluate(self, Tokens { inputs, targets }, divisor)?;
         }
-        Ok(())
+        Ok(0.0)
     }
 
     fn take_loss(&mut self) -> NetworkResult<f64> {
