@@ -1,4 +1,4 @@
-//! [`Checkpoints`]: where checkpoints of runs go, when they are saved, and which one a run goes on behind.
+//! [`Checkpoints`]: where checkpoints of runs go, when they are saved, and which one a run resumes from.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::run::Run;
 /// The tensor of the losses of all steps.
 pub(crate) const LOSSES: &str = "train.losses";
 
-/// The fields of [`Config`] that must be the same for a run to go on, behind those of the model.
+/// The fields of [`Config`] that must be the same for a run to resume, after those of the model.
 const OF_THE_RUN: [&str; 13] = [
     "accumulate",
     "grad_wire",
@@ -32,23 +32,23 @@ const OF_THE_RUN: [&str; 13] = [
     "amax_groups",
 ];
 
-/// What a run saves, and what it goes on behind; the default is nothing.
+/// What a run saves, and what it resumes from; the default is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoints {
     /// The folder that each run has one of its own in, `NAME-seedN`, with its checkpoints.
     pub save: Option<PathBuf>,
-    /// Save after every so many steps, too, not behind the last one alone.
+    /// Also save after every so many steps, not only after the last.
     pub save_every: Option<usize>,
     /// Keep so many checkpoints of a run, the latest ones, instead of all.
     pub keep: Option<usize>,
-    /// A folder that was one to `save` to, or a checkpoint: go on behind the latest.
+    /// Resume from the latest checkpoint of this run here: a folder that was `save`, or a checkpoint.
     pub resume: Option<PathBuf>,
-    /// End behind this step; the schedule stays that of all steps.
+    /// End after this step; the schedule stays that of all steps.
     pub stop_after: Option<usize>,
 }
 
 impl Checkpoints {
-    /// Saves to `folder` behind the last step, and goes on behind what was saved there before.
+    /// Saves to `folder` after the last step, and resumes from what was saved there before.
     pub fn in_folder(folder: &Path) -> Self {
         Self {
             save: Some(folder.to_owned()),
@@ -57,7 +57,7 @@ impl Checkpoints {
         }
     }
 
-    /// The same for runs that end behind step `last`.
+    /// The same, for runs that end after step `last`.
     #[must_use]
     pub fn stop_after(self, last: usize) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Checkpoints {
         }
     }
 
-    /// The step that a run ends behind, of `steps` steps.
+    /// The step that a run ends after, of `steps` steps.
     pub(crate) fn last_step(&self, steps: usize) -> usize {
         self.stop_after.unwrap_or(steps).min(steps)
     }
@@ -102,7 +102,7 @@ impl Checkpoints {
         regular || done == last
     }
 
-    /// The folder that `run` goes on from; `None` if it begins anew.
+    /// The folder that `run` resumes from; `None` if it starts at step 0.
     ///
     /// # Errors
     /// A folder that cannot be read.
@@ -118,7 +118,7 @@ impl Checkpoints {
         Ok(any.then_some(own))
     }
 
-    /// Whether all runs would go on behind one checkpoint, or those of one run.
+    /// Whether `resume` is one checkpoint, or has those of one run.
     pub fn resumes_one_run(&self) -> bool {
         self.resume.as_deref().is_some_and(is_one_run)
     }
@@ -176,7 +176,7 @@ fn is_one_run(folder: &Path) -> bool {
     is_checkpoint(folder) || folder.join("latest").is_file()
 }
 
-/// The checkpoint that a run goes on behind.
+/// The checkpoint that a run resumes from.
 pub(crate) struct Resumed {
     checkpoint: Checkpoint,
 }

@@ -49,7 +49,7 @@ pub struct Config<M> {
     /// What each rank has of the linear layers between steps. JSON: `"fsdp"` or `"zero1"`.
     #[serde(with = "ShardingForm")]
     pub sharding: Sharding,
-    /// What becomes of gathered weights behind the forward pass. JSON: a boolean or a number of ranks.
+    /// What happens to gathered weights after the forward pass. JSON: a boolean, or a number of ranks.
     #[serde(with = "forms::reshard")]
     pub reshard_after_forward: ReshardAfterForward,
     /// How gradients travel. JSON: `"f32"` or `"bf16"`.
@@ -227,4 +227,80 @@ impl<M: Model> Config<M> {
 pub(crate) fn blocks(linears: &[LinearSpec]) -> usize {
     let blocks = linears.iter().map(|linear| linear.block + 1);
     blocks.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowp_transformer::{Arch, GptConfig};
+
+    /// What result files and checkpoints say of a run is its configuration again.
+    #[test]
+    fn json_is_the_configuration() {
+        let arch = Arch::Llama { kv_heads: 2 };
+        for policy in ["true", "false", "2"] {
+            let config = Config {
+                mesh: Mesh {
+                    replicate: 3,
+                    shard: 4,
+                },
+                sharding: Sharding::Zero1,
+                reshard_after_forward: policy.parse().expect("a policy"),
+                grad_wire: GradWire::Bf16,
+                kept_in_bf16: vec!["a".to_owned()],
+                amax_groups: vec![vec!["b".to_owned(), "c".to_owned()]],
+                lr: 0.1,
+                ..Config::new(GptConfig {
+                    arch,
+                    ..GptConfig::default()
+                })
+            };
+            let json = serde_json::to_string(&config).expect("JSON");
+            for part in [
+                "\"arch\":\"llama\",\"kv_heads\":2,",
+                "\"mesh\":[3,4],\"sharding\":\"zero1\",",
+                &format!("\"reshard_after_forward\":{policy},\"grad_wire\":\"bf16\",\"lr\":0.1,"),
+            ] {
+                assert!(json.contains(part), "{json}");
+            }
+            let again: Config<GptConfig> = serde_json::from_str(&json).expect("a configuration");
+            assert_eq!(again, config);
+        }
+        let wrong = serde_json::from_str::<GptConfig>(
+            "{\"dim\":1,\"layers\":1,\"heads\":1,\"seq\":1,\"vocab\":256,\"arch\":\"gpt\",\"kv_heads\":1}",
+        );
+        assert!(wrong.is_err());
+    }
+
+    /// Errors name the field, and are of the input.
+    #[test]
+    fn what_cannot_be_is_named() {
+        type Change = fn(&mut Config<GptConfig>);
+        let changes: [(Change, &str); 12] = [
+            (|c| c.steps = 0, "`steps` must be from 1 to 10000000, not 0"),
+            (|c| c.batch = 1, "choose `batch` 4 or more, or fewer ranks"),
+            (|c| c.accumulate = 9, "choose `batch` 36 or more"),
+            (|c| c.warmup = 201, "`warmup` 201 is longer than the 200"),
+            (|c| c.tail_steps = 201, "`tail_steps` 201 are more"),
+            (|c| c.final_lr = 1.5, "`final_lr` 1.5 is above 1"),
+            (|c| c.lr = 0.0, "`lr` 0.0: expected a positive number"),
+            (|c| c.clip = f32::NAN, "`clip` NaN: expected a positive"),
+            (|c| c.weight_decay = -1.0, "`weight_decay` -1.0: expected 0"),
+            (|c| (c.seed, c.seeds) = (u64::MAX, 2), "beyond 64 bits"),
+            (|c| c.eval_batches = 0, "`eval_batches` must be from 1"),
+            (
+                |c| c.reshard_after_forward = ReshardAfterForward::Group(3),
+                "4 ranks cannot be split into groups of 3",
+            ),
+        ];
+        for (change, expected) in changes {
+            let mut config = Config::new(GptConfig::default());
+            config.mesh = Mesh::sharded(4);
+            config.check().expect("a configuration");
+            change(&mut config);
+            let error = config.check().expect_err(expected);
+            assert!(error.is_input(), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
 }

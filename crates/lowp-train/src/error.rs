@@ -163,7 +163,7 @@ pub enum TrainError {
         /// The last step there.
         last: u64,
     },
-    /// A checkpoint that a run cannot go on behind, as it would be another run.
+    /// A checkpoint of a run with another configuration.
     #[error(
         "`resume`: the run in {} was saved with `{field}`{} {saved}, and this one has {given}; give the same, or begin a new run",
         folder.display(), if *left_out { " none:" } else { "" }
@@ -180,7 +180,7 @@ pub enum TrainError {
         /// Whether it is a list that was left empty there.
         left_out: bool,
     },
-    /// A checkpoint behind the end of this run.
+    /// A checkpoint later than the end of this run.
     #[error(
         "`resume`: {} is behind step {step}, and this run ends behind step {last}; give a larger `stop_after` or `steps`, or name an \
          earlier checkpoint", folder.display()

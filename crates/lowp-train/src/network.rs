@@ -104,8 +104,7 @@ pub trait Network<B: Backend>: Sized {
         Ok(model.finish_step(options)?)
     }
 
-    /// The number that tells apart the random numbers of micro-batch `micro` of a step. Those of one step need no other where micro-batches
-    /// have tokens of their own.
+    /// The stream of random numbers for micro-batch `micro` of a step: the step, where each micro-batch has token numbers of its own.
     fn random_step(step: usize, _micro: usize, _accumulate: usize) -> u64 {
         step as u64
     }

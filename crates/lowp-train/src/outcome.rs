@@ -18,7 +18,7 @@ pub(crate) struct Outcome {
     /// Of all steps, also those before a checkpoint.
     pub(crate) train_loss: Vec<f32>,
     pub(crate) val_loss: f64,
-    /// The step behind which it went on.
+    /// The step that it resumed after.
     pub(crate) resumed_at: u64,
     /// The steps of the recipe, and those of the tail.
     pub(crate) parts: Vec<Part>,
@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
     pub(crate) device: Option<[u64; 2]>,
 }
 
-/// Steps in one recipe, and the bytes of this rank's weights behind them.
+/// Steps in one recipe, and the bytes of this rank's weights after them.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub(crate) tail: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Trained<B: Backend, N> {
 }
 
 impl Outcome {
-    /// Of a rank that goes on behind step `resumed_at`.
+    /// Of a rank that resumes after step `resumed_at`.
     pub(crate) fn new(resumed_at: usize) -> Self {
         Self {
             train_loss: Vec::new(),
@@ -108,7 +108,7 @@ impl Outcome {
         Ok(())
     }
 
-    /// What this rank and all others leave behind. Collective.
+    /// The result of this rank and all others. Collective.
     pub(crate) fn result<M: Model>(
         &self,
         run: &Run,
@@ -149,7 +149,7 @@ fn result<M: Model>(
         let formula = total(number, |part| part.sent_per_step);
         wire.push([sent.checked_div(steps).unwrap_or(formula), formula]);
     }
-    // The steps of the tail are told apart from those before it, unless there are no others.
+    // The steps of the tail are reported apart from those before it, unless there are no others.
     let of = |tail: bool| {
         first
             .parts

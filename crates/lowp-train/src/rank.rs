@@ -132,7 +132,7 @@ where
             // Of a run that is done: where it is to be saved it may not be yet.
             self.save(saver, (last_step, &mut trained.sharded, &train_loss))?;
         }
-        // As if all steps had taken what those behind the first ones took.
+        // As if all steps had taken as long as those after the first ones.
         let (elapsed, measured) = match unmeasured {
             Some(before) if last_step > begun_at + 1 && outcome.waited.is_some() => {
                 (before, last_step - 1 - begun_at)
@@ -282,7 +282,7 @@ where
         Ok(Some(Saver::new(control, &folder, checkpoints.keep)?))
     }
 
-    /// Begins to save the checkpoint behind `step`, once that before it is done.
+    /// Begins to save the checkpoint of `step`, once the one before is written.
     fn save(
         &self,
         saver: &mut Saver,

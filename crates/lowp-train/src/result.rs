@@ -1,4 +1,4 @@
-//! [`RunResult`]: what a run leaves behind.
+//! [`RunResult`]: the losses, bytes and times of a run.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ pub struct RunResult {
     pub ranks: usize,
     /// Steps that are done.
     pub steps: usize,
-    /// Those of the checkpoint that the run went on behind.
+    /// Those of the checkpoint that the run resumed from.
     pub resumed_at: u64,
     /// Loss of each step's batch before its update, nats per byte.
     pub train_loss: Vec<f32>,
@@ -55,7 +55,7 @@ pub struct RunResult {
     pub gather_seconds_exposed: f64,
     /// Seconds of gathers from begin to end, where a device timed them.
     pub gather_seconds: Option<f64>,
-    /// Seconds of gathers that ran beside other work, where that is known.
+    /// Seconds of gathers that ran during other work, where that is known.
     pub gather_seconds_hidden: Option<f64>,
 }
 
@@ -104,5 +104,75 @@ impl RunResult {
             seed: self.seed,
             what,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result() -> RunResult {
+        RunResult {
+            recipe: "x".to_owned(),
+            seed: 7,
+            ranks: 2,
+            steps: 3,
+            resumed_at: 0,
+            train_loss: vec![5.5, 4.0, 3.0],
+            val_loss: 2.0,
+            wire_bytes_per_step: 2000,
+            wire_bytes_formula: 2000,
+            wire_bytes_tail: None,
+            resident_weight_bytes: 1000,
+            master_weight_bytes: 4000,
+            peak_weight_bytes: 7000,
+            parameters: 1000,
+            model_parameters: 1500,
+            skipped_steps: 0,
+            seconds_per_step: 0.25,
+            tokens_per_second: 8000.0,
+            flops_per_second: 2.5e12,
+            parameter_bytes_per_rank: 12_000,
+            device_bytes_per_rank: None,
+            gather_seconds_exposed: 0.025,
+            gather_seconds: None,
+            gather_seconds_hidden: Some(0.0),
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_an_error() {
+        let mut result = result();
+        result.check_finite().expect("finite losses");
+        result.val_loss = f64::INFINITY;
+        let error = result.check_finite().unwrap_err().to_string();
+        assert!(
+            error.starts_with("x, seed 7: the validation loss"),
+            "{error}"
+        );
+        result.train_loss[1] = f32::NAN;
+        let error = result.check_finite().unwrap_err().to_string();
+        assert!(
+            error.starts_with("x, seed 7: the loss of step 2 of 3"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn bytes_that_differ_from_the_plan_are_an_error() {
+        let mut result = result();
+        result.check_wire().expect("equal");
+        result.wire_bytes_tail = Some([1500, 1500]);
+        result.check_wire().expect("equal");
+        result.wire_bytes_tail = Some([1500, 1501]);
+        let error = result.check_wire().unwrap_err().to_string();
+        assert!(error.contains("sent 1500 bytes"), "{error}");
+        result.wire_bytes_per_step += 1;
+        let error = result.check_wire().unwrap_err().to_string();
+        assert!(
+            error.starts_with("x, seed 7: the ranks sent 2001 bytes"),
+            "{error}"
+        );
+        assert!(error.contains("say 2000"), "{error}");
     }
 }

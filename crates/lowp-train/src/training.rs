@@ -18,7 +18,7 @@ use crate::rank::Rank;
 use crate::result::RunResult;
 use crate::run::Run;
 
-/// What becomes of a run, as rank 0 sees it.
+/// What happens in a run, as rank 0 sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
     /// A step is done.
@@ -32,7 +32,7 @@ pub enum Event<'a> {
         /// Of the network's products, as its model counts them.
         flops_per_second: f64,
     },
-    /// The run goes on behind a checkpoint that has linear weights in other formats; they were cast from their masters.
+    /// The checkpoint to resume from has linear weights in other formats; they were cast from their masters.
     Recast {
         /// How many.
         layers: usize,
@@ -58,7 +58,7 @@ pub struct Training<'a, M, D> {
     pub audit: bool,
     /// Threads that the products of one rank may use.
     pub threads: usize,
-    /// Is told what happens on rank 0.
+    /// Called with what happens on rank 0.
     pub watch: &'a (dyn Fn(Event<'_>) + Sync),
 }
 
@@ -88,7 +88,7 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         }
     }
 
-    /// Checks the configuration, and the checkpoint that the run would go on behind: its step, or `None` if it begins anew.
+    /// Checks the configuration, and the checkpoint that the run would resume from: its step, or `None` if it starts at step 0.
     ///
     /// # Errors
     /// What is wrong with them ([`TrainError::is_input`]).

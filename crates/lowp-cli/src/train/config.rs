@@ -1,7 +1,6 @@
 //! [`Setup`]: the arguments of `lowp train` as a [`Config`] of lowp-train, with its runs and checkpoints; checked before anything is read.
 
 use super::args::Args;
-use super::options;
 use super::recipes;
 use crate::amax_groups;
 use crate::device::Device;
@@ -90,7 +89,8 @@ impl Setup {
         let amax_groups = amax_groups(&args.amax_group, model, &runs, &config.kept_in_bf16)?;
         let checkpoints = args.checkpoints();
         checkpoints.check(steps)?;
-        let setup = Self {
+        check_device(args)?;
+        Ok(Self {
             config: Config {
                 amax_groups,
                 ..config
@@ -98,13 +98,26 @@ impl Setup {
             runs,
             checkpoints,
             device: args.device,
-        };
-        options::check_device(args)?;
-        #[cfg(feature = "cuda")]
-        if let Device::Cuda(_) = setup.device {
-            super::gpu::check(&setup)?;
-        }
-        Ok(setup)
+        })
+    }
+}
+
+/// Checks that options of GPUs are given where there are some.
+///
+/// # Errors
+/// A [`UsageError`] with the option.
+fn check_device(args: &Args) -> Result<(), UsageError> {
+    let of_gpus = [
+        ("--profile", args.profile),
+        ("--no-cudnn", args.no_cudnn),
+        ("--agree-amaxes", args.agree_amaxes),
+        ("--no-prefetch", args.no_prefetch),
+    ];
+    match (of_gpus.iter().find(|(_, given)| *given), args.device) {
+        (Some((option, _)), Device::Cpu) => Err(UsageError::new(format!(
+            "{option} is of GPUs: add --device cuda, or leave it out"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) use args::{Args, DEFAULT_RECIPE, ShardingName};
 pub(crate) use config::{check_ranges, grad_wire, reshard};
 pub(crate) use sizes::{Preset, SizeArgs};
 
+use crate::device::Device;
 use crate::files::{check_distinct, check_writable, write_atomically};
 use crate::output;
 use crate::usage::UsageError;
@@ -52,8 +53,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 fn train(args: &Args, world: &World) -> Result<()> {
     let setup = Setup::new(args, world.started())?;
-    #[cfg(not(feature = "cuda"))]
-    if let crate::device::Device::Cuda(_) = setup.device {
+    if let Device::Cuda(_) = setup.device {
+        #[cfg(feature = "cuda")]
+        gpu::check(&setup)?;
+        #[cfg(not(feature = "cuda"))]
         return crate::device::without_cuda();
     }
     check_files(args)?;

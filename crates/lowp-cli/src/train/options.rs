@@ -1,14 +1,10 @@
-//! The options of `lowp train` behind the fields of lowp-train: in messages of errors, and in what ranks must have been given alike.
+//! The options of `lowp train` that set the fields of lowp-train, for messages of its errors.
 
-use super::args::Args;
-use super::config::Setup;
-use crate::device::Device;
 use crate::usage::UsageError;
 use anyhow::anyhow;
 use lowp_candle::transformer::NoMemory;
-use lowp_train::{Checkpoints, TrainError};
+use lowp_train::TrainError;
 use lowp_transformer::SizeError;
-use serde_json::{Map, Value};
 
 /// Fields of configurations and checkpoints, and the options that set them.
 const OPTIONS: [(&str, &str); 32] = [
@@ -79,75 +75,13 @@ impl From<NoMemory> for UsageError {
     }
 }
 
-/// Checks that options of GPUs are given where there are some.
-///
-/// # Errors
-/// A [`UsageError`] with the option.
-pub(crate) fn check_device(args: &Args) -> Result<(), UsageError> {
-    let of_gpus = [
-        ("--profile", args.profile),
-        ("--no-cudnn", args.no_cudnn),
-        ("--agree-amaxes", args.agree_amaxes),
-        ("--no-prefetch", args.no_prefetch),
-    ];
-    match (of_gpus.iter().find(|(_, given)| *given), args.device) {
-        (Some((option, _)), Device::Cpu) => Err(UsageError::new(format!(
-            "{option} is of GPUs: add --device cuda, or leave it out"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-/// What ranks must have been started with alike: options, and their values as text.
-///
-/// # Errors
-/// A value that has no JSON form.
-pub(crate) fn alike(args: &Args, setup: &Setup) -> Result<Vec<(String, String)>, UsageError> {
-    let told = |error: serde_json::Error| UsageError::new(error.to_string());
-    let text = serde_json::to_string(&setup.config).map_err(told)?;
-    let record: Map<String, Value> = serde_json::from_str(&text).map_err(told)?;
-    let field = |(field, value): (&String, &Value)| {
-        let option = named(&format!("`{field}`"));
-        (option, value.to_string())
-    };
-    let mut options: Vec<(String, String)> = record.iter().map(field).collect();
-    let runs: Vec<&str> = setup.runs.iter().map(|run| run.name.as_str()).collect();
-    let Checkpoints {
-        save,
-        save_every,
-        keep,
-        resume,
-        stop_after,
-    } = &setup.checkpoints;
-    let number = |number: &Option<usize>| number.map(|number| number.to_string());
-    let [save, resume] = [save, resume].map(|path| {
-        let path = path.as_ref();
-        path.map(|path| path.display().to_string())
-    });
-    let flag = |given: bool| given.then(|| "given".to_owned());
-    let others = [
-        ("--device", Some(args.device.kind().to_owned())),
-        ("--no-audit", flag(args.no_audit)),
-        ("--no-cudnn", flag(args.no_cudnn)),
-        ("--agree-amaxes", flag(args.agree_amaxes)),
-        ("--no-prefetch", flag(args.no_prefetch)),
-        ("--recipe or --compare", Some(runs.join(","))),
-        ("--save", save),
-        ("--save-every", number(save_every)),
-        ("--keep", number(keep)),
-        ("--resume", resume),
-        ("--stop-after", number(stop_after)),
-    ];
-    let text = |text: Option<String>| text.unwrap_or_else(|| "left out".to_owned());
-    options.extend(others.map(|(option, value)| (option.to_owned(), text(value))));
-    Ok(options)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cli, Command};
-    use clap::{CommandFactory, Parser};
+    use crate::Cli;
+    use clap::CommandFactory;
+    use lowp_train::Config;
+    use lowp_transformer::GptConfig;
 
     /// Each field has an option that there is, and each field of a configuration is here.
     #[test]
@@ -159,12 +93,9 @@ mod tests {
             let mut words = option.split(' ').filter_map(|word| word.strip_prefix("--"));
             assert!(words.all(|word| known.contains(&word)), "{field}");
         }
-        let cli = Cli::try_parse_from(["lowp", "train"]).expect("a command line");
-        let Command::Train(args) = cli.command else {
-            panic!("another command")
-        };
-        let setup = Setup::new(&args, None).expect("a setup");
-        for (option, _) in alike(&args, &setup).expect("options") {
+        let config = serde_json::to_value(Config::new(GptConfig::default())).expect("JSON");
+        for field in config.as_object().expect("fields").keys() {
+            let option = named(&format!("`{field}`"));
             assert!(option.starts_with("--"), "{option}");
         }
     }
