@@ -17,8 +17,9 @@ const ORDER: &[&str] = &[
     "lowp-nccl",
     "lowp-optim",
     "lowp-fsdp",
-    "lowp-candle",
+    "lowp-train",
     "lowp-transformer",
+    "lowp-candle",
     "lowp-python",
     "lowp-cli",
 ];

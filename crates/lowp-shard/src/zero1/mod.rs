@@ -115,7 +115,8 @@ pub struct FlatMaster<'a, B: Backend, R: Recipe = AnyRecipe> {
 ///
 /// use lowp_format::{AnyRecipe, QuantizedTensor, RecipeOptions, Shape, Usage};
 /// use lowp_kernels::{Backend, Cpu, Source};
-/// use lowp_shard::{FlatMaster, ShardError, cast_master_weights, quantize, run_ranks};
+/// use lowp_comm::run_ranks;
+/// use lowp_shard::{FlatMaster, ShardError, cast_master_weights, quantize};
 ///
 /// let recipe = AnyRecipe::from_name("nvfp4-2d", &RecipeOptions::default())?;
 /// let shape = Shape::new(16, 32);

@@ -2,10 +2,11 @@
 
 use crate::globs::{self, weight_of};
 use crate::output::shown;
-use crate::train::GptConfig;
 use crate::usage::UsageError;
 use lowp_format::Shape;
 use lowp_fsdp::cost::{CostError, ModelShapes};
+use lowp_train::Model as _;
+use lowp_transformer::GptConfig;
 
 /// The linear layers in the order of forward, and what stays in f32.
 #[derive(Clone, Debug, Default)]
