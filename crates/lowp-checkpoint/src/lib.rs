@@ -44,7 +44,7 @@ mod writer;
 
 pub use block::{Block, Dtype, Late, Piece};
 pub use error::CheckpointError;
-pub use folder::{check_writable, folder_of, is_checkpoint, latest, steps};
+pub use folder::{check_writable, folder_of, is_checkpoint, is_of_checkpoints, latest, steps};
 pub use index::checksum;
 pub use reader::{Checkpoint, TensorInfo};
 pub use saver::Saver;

@@ -3,15 +3,15 @@
 use crate::difference::Equal;
 use crate::error::{FileError, Result, file_error};
 use crate::text::shown;
-use lowp_checkpoint::{Block, Checkpoint, Dtype, TensorInfo, latest};
+use lowp_checkpoint::{Block, Checkpoint, Dtype, TensorInfo};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Whether `path` is a checkpoint, or a folder of such with a latest one.
+/// Whether `path` is a checkpoint or a folder of such, be it damaged.
 pub fn is_checkpoint(path: &Path) -> bool {
-    path.is_dir() && (lowp_checkpoint::is_checkpoint(path) || latest(path).is_ok())
+    lowp_checkpoint::is_of_checkpoints(path)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {

@@ -16,7 +16,7 @@ struct Launcher {
 }
 
 /// `torchrun` and its like first: a job of theirs may run inside one of the others'.
-const LAUNCHERS: [Launcher; 3] = [
+const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         rank: "RANK",
         world: "WORLD_SIZE",
@@ -28,6 +28,13 @@ const LAUNCHERS: [Launcher; 3] = [
         world: "OMPI_COMM_WORLD_SIZE",
         local: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_world: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    // Hydra starts its ranks within a step of Slurm, which may have one task for each node.
+    Launcher {
+        rank: "PMI_RANK",
+        world: "PMI_SIZE",
+        local: "MPI_LOCALRANKID",
+        local_world: "MPI_LOCALNRANKS",
     },
     // Those of a step: a batch script alone is no rank.
     Launcher {
@@ -68,7 +75,7 @@ pub struct Launch {
 impl Launch {
     /// What the environment says, or `None` where it names no rank. Read are, in this order:
     /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun); `OMPI_COMM_WORLD_RANK`, `.._SIZE`, `.._LOCAL_RANK`, `.._LOCAL_SIZE`
-    /// (mpirun); `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_NTASKS_PER_NODE` (srun). Rank 0 is found by
+    /// (mpirun of Open MPI); `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` (mpirun of MPICH and Intel MPI); `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_NTASKS_PER_NODE` (srun). Rank 0 is found by
     /// `MASTER_ADDR` and `MASTER_PORT`; else by the first node of `SLURM_STEP_NODELIST`, or on this machine if all ranks
     /// are there; the port is 29500 then. An agent of torchrun that listens on
     /// `MASTER_PORT` itself (`TORCHELASTIC_USE_AGENT_STORE=True`) leaves the next port to the ranks.
@@ -86,9 +93,14 @@ impl Launch {
         build: &str,
     ) -> Result<Option<Self>, CommError> {
         let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
-        // Slurm numbers batch scripts, too, which are no step.
+        // Slurm numbers batch scripts, too, which are no step; its own PMI has no local ranks.
         let names = |l: &&Launcher| {
-            get(l.rank).is_some() && (l.rank != "SLURM_PROCID" || get(l.world).is_some())
+            let also = match l.rank {
+                "PMI_RANK" => get(l.local).is_some(),
+                "SLURM_PROCID" => get(l.world).is_some(),
+                _ => true,
+            };
+            get(l.rank).is_some() && also
         };
         let Some(launcher) = LAUNCHERS.iter().find(names) else {
             return Ok(None);
@@ -219,7 +231,7 @@ mod tests {
 
     #[test]
     fn launchers_are_understood() {
-        let cases: [(&[(&str, &str)], _); 5] = [
+        let cases: [(&[(&str, &str)], _); 7] = [
             (
                 &[
                     ("RANK", "3"),
@@ -247,6 +259,31 @@ mod tests {
                     ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
                 ],
                 (1, 2, 1, "127.0.0.1:29500"),
+            ),
+            // Hydra, whose proxies are one task of Slurm for each node.
+            (
+                &[
+                    ("PMI_RANK", "3"),
+                    ("PMI_SIZE", "4"),
+                    ("MPI_LOCALRANKID", "1"),
+                    ("MPI_LOCALNRANKS", "2"),
+                    ("SLURM_PROCID", "1"),
+                    ("SLURM_STEP_NUM_TASKS", "2"),
+                    ("MASTER_ADDR", "n0"),
+                ],
+                (3, 4, 1, "n0:29500"),
+            ),
+            // srun with a PMI of its own.
+            (
+                &[
+                    ("PMI_RANK", "3"),
+                    ("PMI_SIZE", "4"),
+                    ("SLURM_PROCID", "3"),
+                    ("SLURM_STEP_NUM_TASKS", "4"),
+                    ("SLURM_LOCALID", "1"),
+                    ("MASTER_ADDR", "n0"),
+                ],
+                (3, 4, 1, "n0:29500"),
             ),
             (
                 &[
