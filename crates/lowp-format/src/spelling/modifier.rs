@@ -119,7 +119,7 @@ pub(crate) fn parse<'t>(
             if others.any(|other| Modifier::of(other, modifier).is_some()) {
                 return Err(changes_nothing(text, name, modifier));
             }
-            return Err(unknown(name, modifier));
+            return Err(unknown(text, modifier));
         };
         if let Some(other) = found.iter().find(|known| known.target() == new.target()) {
             return Err(FormatError::spelling(format!(
@@ -221,15 +221,12 @@ pub fn problem(name: &str, error: &FormatError) -> FormatError {
     }
 }
 
-fn unknown(name: &str, modifier: &str) -> FormatError {
+fn unknown(text: &str, modifier: &str) -> FormatError {
     let known: Vec<String> = modifiers().into_iter().map(|known| known.name).collect();
-    FormatError::UnknownRecipe {
-        name: format!("{name}+{modifier}"),
-        known: format!(
-            "NAME+MODIFIER with modifiers {}, OPTION=VALUE",
-            known.join(", ")
-        ),
-    }
+    FormatError::spelling(format!(
+        "{text}: no modifier is called '{modifier}'; the modifiers are {}, OPTION=VALUE",
+        known.join(", ")
+    ))
 }
 
 /// A modifier as lists tell it.
