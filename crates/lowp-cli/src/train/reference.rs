@@ -15,7 +15,7 @@ pub(crate) struct Reference {
 pub(crate) fn bf16(config: &Config) -> Option<Reference> {
     let recipe = AnyRecipe::plain(Code::Bf16)?;
     let linears = config.model.linears();
-    let shapes = ModelShapes::of_specs(&linears, &[]);
+    let shapes = ModelShapes::of_specs(&linears, &[]).ok()?;
     let cost = CostConfig {
         mesh: config.mesh,
         sharding: config.sharding,
