@@ -12,12 +12,32 @@ use thiserror::Error;
 /// What this crate returns.
 pub type Result<T, E = FileError> = std::result::Result<T, E>;
 
+/// What is wrong with a [`Setup`](crate::Setup).
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum SetupError {
+    /// A delayed scale for a recipe that has none.
+    #[error("{recipe} has no delayed scale; leave it out, or choose a recipe with delayed scaling")]
+    NoDelayedScale {
+        /// The recipe.
+        recipe: &'static str,
+    },
+    /// A delayed scale that values cannot be encoded and decoded with.
+    #[error("{scale:e} is no scale; give a positive finite number from 3e-39 to 3.4e38")]
+    NotAScale {
+        /// The number.
+        scale: f32,
+    },
+}
+
 /// What is wrong. Messages name the file and the tensor, and say what would be right.
 #[derive(Debug, Error)]
 pub enum FileError {
     /// An input or an argument that cannot be taken. Nothing was written.
     #[error("{0}")]
     Input(String),
+    /// A setup that no cast has. Nothing was written.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// An output that cannot be written at that path. Nothing was written.
     #[error("{0}")]
     Output(String),
@@ -56,7 +76,7 @@ impl FileError {
     /// Whether the input, an argument or the output path is to blame, and nothing was written; otherwise the work failed.
     pub fn is_input(&self) -> bool {
         match self {
-            Self::Input(_) | Self::Output(_) => true,
+            Self::Input(_) | Self::Setup(_) | Self::Output(_) => true,
             Self::In { why, .. } => why.is_input(),
             _ => false,
         }

@@ -4,8 +4,7 @@ use crate::cast::{Tensor, begin, delayed_slot, empty};
 use crate::error::{Context, Result, file_error, input_error};
 use crate::fields::keeps_amax;
 use crate::meta::MAX_WORLD;
-use crate::model::Model;
-use crate::select::{Choice, Matrix};
+use crate::select::{Choices, Matrix};
 use crate::text::shown;
 use lowp_format::{AnyRecipe, BufferSpec, Shape};
 use lowp_kernels::{AmaxJob, Backend, Source, Work};
@@ -48,17 +47,18 @@ impl FlatCuts {
         Ok(Some(Self(cuts.to_vec())))
     }
 
-    /// Checks that every cut lies in one of the matrices of `model` that are quantized, at least, and that their
-    /// recipes can be cast in slices.
+    /// Checks that every cut lies in one of the matrices that are quantized, at least, and that their recipes can be
+    /// cast in slices.
     ///
     /// # Errors
     /// A cut beyond the longest, or scales that whole blocks choose.
-    pub fn check(&self, model: &Model, choices: &[Choice<'_>]) -> Result<()> {
-        for Matrix { setup, .. } in choices.iter().filter_map(|choice| choice.matrix) {
+    pub fn check(&self, choices: &Choices<'_>) -> Result<()> {
+        let Choices { model, all, .. } = choices;
+        for Matrix { setup, .. } in all.iter().filter_map(|choice| choice.matrix) {
             check_flat(&setup.recipe, setup.usage)
                 .map_err(|error| input_error(format!("--flat-cuts: {error}")))?;
         }
-        let matrices = choices.iter().filter_map(|choice| {
+        let matrices = all.iter().filter_map(|choice| {
             let Matrix { shape, .. } = choice.matrix?;
             Some((choice.tensor.name, shape))
         });

@@ -2,8 +2,9 @@
 //!
 //! A quantized tensor is several tensors of a file, and what the metadata of the file say of them (docs/decisions/0005-files.md): any reader
 //! of safetensors finds the bytes, and this crate what they mean. [`Model`] opens a file or an index, [`Hub`] a folder as Hugging Face keeps
-//! models. Files are written under another name and get their own when they are complete ([`files`]). Values are cast and decoded in bands of
-//! rows, so that memory does not grow with the model.
+//! models. Files are written under another name and get their own when they are complete. [`quantize()`], [`dequantize`], [`Export`] and
+//! [`Import`] cast and decode in bands of rows, so that their memory does not grow with the model. [`NewModel`] casts whole tensors, one
+//! after the other, of values that its caller holds, and [`Model::decode`] returns all values of a tensor.
 //!
 //! ```
 //! use lowp_file::{Model, NewModel, Setup};
@@ -77,7 +78,7 @@ mod unpack;
 mod verify_source;
 mod write;
 
-pub use error::{FileError, Result};
+pub use error::{FileError, Result, SetupError};
 pub use export::Export;
 pub use import::Import;
 pub use inspect::inspect;

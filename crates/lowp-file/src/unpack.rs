@@ -15,11 +15,18 @@ use lowp_kernels::{Backend, Cpu, DecodeJob, RepackJob, Source, Work};
 
 impl Model {
     /// The values of a tensor, in the order of its elements: those of a quantized one decoded as its metadata say, rowwise where that is
-    /// there.
+    /// there. A rank file has some rows of a quantized tensor, whose values are returned.
+    ///
+    /// A file that another process makes shorter meanwhile may end this one by SIGBUS, as of every file that is mapped, unless
+    /// [`Hooks::before_map`](crate::process::Hooks::before_map) installs a handler.
     ///
     /// # Errors
-    /// There is no such tensor, it holds no floats, or the file cannot be read.
+    /// There is no such tensor, it holds no floats, or the file cannot be read or was changed since it was opened.
     pub fn decode(&self, name: &str) -> Result<Vec<f32>> {
+        self.steady(self.try_decode(name))
+    }
+
+    fn try_decode(&self, name: &str) -> Result<Vec<f32>> {
         if let Some(tensor) = meta::find(self, name)? {
             let orientation = orientation(self, &tensor, None)?;
             let codes = unpack(&Cpu, self, &tensor, Some(orientation))?;

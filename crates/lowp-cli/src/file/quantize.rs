@@ -76,7 +76,7 @@ impl OnDevice for &Args {
         let hub = Hub::open(&self.input)?;
         let chosen = select.choose(&hub.model, &setup)?;
         if let Some(cuts) = &cuts {
-            cuts.check(&hub.model, &chosen.choices.all)?;
+            cuts.check(&chosen.choices)?;
         }
         let out = self.out.open(hub.model.files())?;
         let bar = Bar::new("quantize");
