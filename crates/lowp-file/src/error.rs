@@ -1,5 +1,6 @@
 //! [`FileError`]: what can be wrong with a file, an argument or the work.
 
+use crate::remedy::Remedy;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
 use lowp_shard::ShardError;
@@ -35,6 +36,14 @@ pub enum FileError {
     /// An input or an argument that cannot be taken. Nothing was written.
     #[error("{0}")]
     Input(String),
+    /// An input that cannot be taken, and what to do about it. Nothing was written.
+    #[error("{what}; {remedy}")]
+    Mend {
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        remedy: Remedy,
+    },
     /// A setup that no cast has. Nothing was written.
     #[error(transparent)]
     Setup(#[from] SetupError),
@@ -76,7 +85,7 @@ impl FileError {
     /// Whether the input, an argument or the output path is to blame, and nothing was written; otherwise the work failed.
     pub fn is_input(&self) -> bool {
         match self {
-            Self::Input(_) | Self::Setup(_) | Self::Output(_) => true,
+            Self::Input(_) | Self::Mend { .. } | Self::Setup(_) | Self::Output(_) => true,
             Self::In { why, .. } => why.is_input(),
             _ => false,
         }
@@ -102,6 +111,17 @@ pub(crate) fn input_error(message: impl Into<String>) -> FileError {
 /// The same, with the file that is to blame in front.
 pub(crate) fn file_error(path: &Path, why: impl Display) -> FileError {
     input_error(format!("{}: {why}", path.display()))
+}
+
+/// An input that cannot be taken, and what to do about it.
+pub(crate) fn mend(what: impl Into<String>, remedy: Remedy) -> FileError {
+    let what = what.into();
+    FileError::Mend { what, remedy }
+}
+
+/// The same, with the file that is to blame in front.
+pub(crate) fn mend_file(path: &Path, what: impl Display, remedy: Remedy) -> FileError {
+    mend(format!("{}: {what}", path.display()), remedy)
 }
 
 /// Says what was tried when something failed, or what is missing.

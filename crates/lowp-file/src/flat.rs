@@ -31,7 +31,7 @@ impl FlatCuts {
         }
         if let Some(at) = cuts.windows(2).position(|pair| pair[0] > pair[1]) {
             return Err(input_error(format!(
-                "--flat-cuts: {} comes after {}; give element offsets in ascending order",
+                "cut {} comes after {}; give element offsets in ascending order",
                 cuts[at + 1],
                 cuts[at]
             )));
@@ -39,7 +39,7 @@ impl FlatCuts {
         let world = cuts.len() + 1;
         if world > MAX_WORLD {
             return Err(input_error(format!(
-                "--flat-cuts: {} cuts make {world} ranks; give at most {}",
+                "{} cuts make {world} ranks; give at most {}",
                 cuts.len(),
                 MAX_WORLD - 1
             )));
@@ -56,7 +56,7 @@ impl FlatCuts {
         let Choices { model, all, .. } = choices;
         for Matrix { setup, .. } in all.iter().filter_map(|choice| choice.matrix) {
             check_flat(&setup.recipe, setup.usage)
-                .map_err(|error| input_error(format!("--flat-cuts: {error}")))?;
+                .map_err(|error| input_error(error.to_string()))?;
         }
         let matrices = all.iter().filter_map(|choice| {
             let Matrix { shape, .. } = choice.matrix?;
@@ -69,7 +69,7 @@ impl FlatCuts {
             Some(&cut) if cut > shape.elements() => Err(file_error(
                 model.path(),
                 format!(
-                    "--flat-cuts: element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
+                    "a cut at element {cut} is in none of its tensors; the longest that is quantized is '{}', {shape} with {} elements",
                     shown(name),
                     shape.elements()
                 ),

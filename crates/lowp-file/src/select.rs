@@ -2,13 +2,14 @@
 
 pub use crate::cast::{has_delayed_scale, is_scale};
 
-use crate::error::{Result, SetupError, file_error, input_error};
+use crate::error::{Result, SetupError, file_error, input_error, mend_file};
 use crate::fields;
 use crate::groups;
 use crate::interchange::record::PREFIX;
 use crate::meta;
 use crate::model::{Model, Tensor};
 use crate::names::{Dtypes, Named};
+use crate::remedy::Remedy;
 use crate::text::shown;
 use lowp_format::{AnyRecipe, Form, Recipe, Shape, Usage, has_tensor_scale};
 use safetensors::Dtype;
@@ -91,19 +92,18 @@ pub struct Matrix {
 /// Rejects a model that holds quantized tensors.
 pub(crate) fn reject_quantized(model: &Model) -> Result<()> {
     if model.metadata().keys().any(|key| key.starts_with(PREFIX)) {
-        return Err(file_error(
+        return Err(mend_file(
             model.path(),
-            "it was written by lowp export and is quantized already; give the model before it was, or `lowp import` it first",
+            "it was exported, and is quantized already",
+            Remedy::Import,
         ));
     }
     match meta::quantized(model)?.keys().next() {
         None => Ok(()),
-        Some(name) => Err(file_error(
+        Some(name) => Err(mend_file(
             model.path(),
-            format!(
-                "'{}' is quantized already; give the model before it was, or decode it first (lowp dequantize)",
-                shown(name)
-            ),
+            format!("'{}' is quantized already", shown(name)),
+            Remedy::Dequantize,
         )),
     }
 }

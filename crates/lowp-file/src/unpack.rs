@@ -1,10 +1,11 @@
 //! A quantized tensor from its fields in a file.
 
 use crate::cast::Tensor;
-use crate::error::{Context, Result, file_error};
+use crate::error::{Context, Result, file_error, mend_file};
 use crate::fields::{holding, worked};
 use crate::meta::{self, Quantized};
 use crate::model::Model;
+use crate::remedy::Remedy;
 use crate::source::{each_value, own};
 use crate::spare::Spare;
 use crate::text::shown;
@@ -35,7 +36,7 @@ impl Model {
         }
         let Some(tensor) = self.get(name) else {
             let why = format!(
-                "it has no tensor '{}'; `lowp inspect` lists their names",
+                "it has no tensor '{}'; `Model::tensors` has their names",
                 shown(name)
             );
             return Err(file_error(self.path(), why));
@@ -163,11 +164,10 @@ pub(crate) fn orientation(
         Some(requested) if !there(&requested) => {
             let name = shown(&tensor.name);
             let usage = served(tensor) & tensor.usage;
-            Err(file_error(
+            Err(mend_file(
                 model.path(),
-                format!(
-                    "'{name}' was quantized for {usage} and cannot be decoded {requested}; leave out --usage, or quantize it for both"
-                ),
+                format!("'{name}' was quantized for {usage} and cannot be decoded {requested}"),
+                Remedy::QuantizeForBoth,
             ))
         }
         Some(requested) => Ok(requested),

@@ -168,9 +168,24 @@ pub enum CostError {
         /// The mesh.
         mesh: Mesh,
     },
-    /// Rates that are none, or a report without any.
-    #[error("{0}")]
-    Rates(String),
+    /// A rate of no link.
+    #[error("{rate:?} GB/s; a rate is a number from {least} to {most}")]
+    Rate {
+        /// 10^9 bytes in a second.
+        rate: f64,
+        /// The least.
+        least: f64,
+        /// The most.
+        most: f64,
+    },
+    /// A report whose rates cannot be taken.
+    #[error("{file} {what}")]
+    Report {
+        /// What it is called.
+        file: String,
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
 /// What a model costs in one recipe.

@@ -27,7 +27,7 @@ pub enum GemmError {
     /// cuBLASLt has no kernel for a product.
     #[error(
         "cuBLASLt has no kernel for {product} at addresses that are multiples of {alignment} bytes ({why}); codes need multiples of 16, and \
-         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe (`lowp recipes --device cuda`)"
+         scales per row or per 128 need cuBLASLt 12.9 or later: install it, or take another recipe"
     )]
     NoKernel {
         /// The product.

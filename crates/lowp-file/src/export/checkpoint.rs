@@ -1,13 +1,14 @@
 //! [`Trained`]: the weights of a checkpoint of `lowp train --save`.
 
 use crate::dequantize::Overflows;
-use crate::error::{Context, Result, file_error, input_error};
+use crate::error::{Context, Result, file_error, input_error, mend_file};
 use crate::fields::keeps_amax;
 use crate::interchange::amax::behind;
 use crate::json_object::JsonObject;
 use crate::meta::{Quantized, Text};
 use crate::names::{FloatName, Named};
 use crate::options::Options;
+use crate::remedy::Remedy;
 use crate::round;
 use crate::text::{message, shown};
 use crate::write::{Item, ItemSource, Parts, Sink};
@@ -73,9 +74,10 @@ impl Trained {
         let path = checkpoint.folder().to_owned();
         let about = checkpoint.about();
         let said = about["weights"].as_object().ok_or_else(|| {
-            file_error(
+            mend_file(
                 &path,
-                "it does not say what its weights are; give a checkpoint of `lowp train --save`",
+                "it does not say what its weights are",
+                Remedy::GiveTrained,
             )
         })?;
         let mut weights = Vec::new();
@@ -102,13 +104,13 @@ impl Trained {
                     of_others.push((saved, about));
                 }
                 None => {
-                    return Err(file_error(
+                    return Err(mend_file(
                         &path,
                         format!(
-                            "the codes of '{}' are of no recipe as it stands: of a modified one, of --precision-tail, or of another lowp; \
-                             export the values by --to bf16 or --to fp32, or an earlier step",
+                            "the codes of '{}' are of no recipe as it stands: of a modified one, of a precision tail, or of another lowp",
                             shown(saved)
                         ),
+                        Remedy::ExportValues,
                     ));
                 }
             }

@@ -5,7 +5,7 @@ mod fused;
 mod weight;
 
 use crate::dequantize::Overflows;
-use crate::error::{Result, file_error, input_error};
+use crate::error::{Result, input_error, mend_file};
 use crate::groups;
 use crate::interchange::config::Modules;
 use crate::interchange::hub::Hub;
@@ -16,6 +16,7 @@ use crate::meta;
 use crate::names::FloatName;
 use crate::progress::Progress;
 use crate::quantize::copied_metadata;
+use crate::remedy::Remedy;
 use crate::spare::Turns;
 use crate::target::FolderTarget;
 use crate::write::{Item, Parts};
@@ -52,10 +53,10 @@ impl<'a> Export<'a> {
         let model = &hub.model;
         let tensors = meta::quantized(model)?;
         if tensors.is_empty() {
-            return Err(file_error(
+            return Err(mend_file(
                 model.path(),
-                "it holds no tensor that lowp quantized; quantize the model first (lowp quantize), or read that of another \
-                 program (lowp import)",
+                "it holds no tensor that lowp quantized",
+                Remedy::Quantize,
             ));
         }
         let fields: BTreeSet<String> = tensors
