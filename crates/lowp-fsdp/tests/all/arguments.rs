@@ -187,7 +187,8 @@ fn a_weight_without_an_optimizer_says_so() {
     });
     let tensor = tensor.expect("a tensor");
     let memory = LayerMemory::new(&Cpu);
-    let weight = ShardedWeight::whole(&Cpu, &mesh, &memory, tensor, vec![0..shape.elements()]);
+    let ranges = std::iter::once(0..shape.elements()).collect();
+    let weight = ShardedWeight::whole(&Cpu, &mesh, &memory, tensor, ranges);
     let message = "no optimizer is connected to this weight";
     let errors = [
         weight.gradient().map(drop).expect_err(message).to_string(),

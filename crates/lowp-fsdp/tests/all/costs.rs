@@ -1,7 +1,7 @@
 //! Wrong arguments of a plan: an error with the numbers, and no panic.
 
 use lowp_format::{AnyRecipe, RecipeOptions, ReshardAfterForward};
-use lowp_fsdp::cost::{CostConfig, CostError, Costs, ModelShapes};
+use lowp_fsdp::cost::{CostConfig, Costs, ModelShapes};
 use lowp_fsdp::{LinearSpec, VarSpec};
 use lowp_shard::{Init, Mesh};
 
@@ -105,24 +105,22 @@ fn shapes_that_no_model_has_are_refused() {
 /// The plan of a model and the model itself take the same variables.
 #[test]
 fn variables_are_those_of_a_model() {
-    let of = |shape: &[usize]| -> Result<ModelShapes, CostError> {
+    let of = |shape: &[usize]| -> Result<ModelShapes, String> {
         let var = VarSpec {
             name: "odd".to_owned(),
             shape: shape.to_vec(),
             init: Init::Constant(0.0),
             decay: false,
         };
-        ModelShapes::of_specs(
-            &[LinearSpec::new("layer", 64, 32, Init::Normal(0.1))],
-            &[var],
-        )
+        let linears = [LinearSpec::new("layer", 64, 32, Init::Normal(0.1))];
+        ModelShapes::of_specs(&linears, &[var]).map_err(|error| error.to_string())
     };
     let shapes = of(&[3, 4]).expect("shapes");
     assert_eq!((shapes.vars[0].rows, shapes.vars[0].cols), (3, 4));
     let shapes = of(&[3]).expect("shapes");
     assert_eq!((shapes.vars[0].rows, shapes.vars[0].cols), (1, 3));
     for shape in [&[2, 3, 4][..], &[], &[usize::MAX, usize::MAX]] {
-        let error = of(shape).expect_err("no variable").to_string();
+        let error = of(shape).expect_err("no variable");
         assert!(error.starts_with("variable 'odd'"), "{error}");
     }
 }
