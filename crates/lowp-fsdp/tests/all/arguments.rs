@@ -197,26 +197,3 @@ fn a_weight_without_an_optimizer_says_so() {
     ];
     assert_eq!(errors, [message; 3]);
 }
-
-/// What `set` refuses leaves nothing gathered: the next call gathers the values of all ranks again.
-#[test]
-fn variables_that_were_not_read_are_gathered_again() {
-    let mut model = model(&solo(), VarPlace::Host);
-    let refused = model.read_vars(|_, _| Err(ModelError::NotConnected));
-    refused.expect_err("it was refused");
-    model.begin(0, 0, true).expect("a pass");
-    let weight = model.weight(0).expect("a layer");
-    weight.add_gradient(&[1.0; 32 * 32]).expect("a gradient");
-    model.add_var_gradient(0, &[1.0; 8]).expect("a gradient");
-    model.add_var_gradient(1, &[1.0; 24]).expect("a gradient");
-    model.finish_micro_batch().expect("a micro-batch");
-    model.finish_step(&StepOptions::default()).expect("a step");
-    let mut read = Vec::new();
-    let all = model.read_vars(|_, values| -> Result<(), ModelError> {
-        read.extend(values);
-        Ok(())
-    });
-    all.expect("values");
-    assert_eq!(read.len(), 32);
-    assert!(read.iter().all(|value| *value < 1.0), "{read:?}");
-}
