@@ -38,6 +38,7 @@ mod block;
 mod error;
 mod folder;
 mod index;
+mod list;
 mod reader;
 mod saver;
 mod writer;

@@ -13,7 +13,7 @@ use crate::select::Setup;
 use crate::text::shown;
 use crate::write::{Item, ItemSource, Parts, Sink};
 use lowp_comm::LocalComm;
-use lowp_format::{Recipe, Shape};
+use lowp_format::{FormatError, Recipe, Shape};
 use lowp_kernels::{Backend, Cpu, Source};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ impl<'a> NewModel<'a> {
     /// Adds a tensor that is quantized as `setup` says; leading dimensions of `shape` flatten to rows.
     ///
     /// # Errors
-    /// A shape that the recipe cannot take, or that has another number of elements.
+    /// A shape that the recipe cannot take, or that has another number of elements; a setup that no cast has.
     pub fn quantize(
         &mut self,
         name: &str,
@@ -47,11 +47,10 @@ impl<'a> NewModel<'a> {
         values: &'a [f32],
         setup: Setup,
     ) -> Result<&mut Self> {
-        let matrix = fields::matrix(shape)?;
-        setup.recipe.check(matrix)?;
-        let specs = setup.recipe.buffers(setup.usage);
-        let fields = fields::fields(&setup.recipe, &specs, matrix, setup.usage, setup.form)?;
-        let fields = fields::called(&fields, setup.dtypes);
+        setup.check()?;
+        let fitted = fit(shape, &setup);
+        let (matrix, fields) =
+            fitted.map_err(|why| input_error(format!("'{}': {why}", shown(name))))?;
         self.add(name, shape, values, Some((setup, matrix, fields)))
     }
 
@@ -124,6 +123,15 @@ impl<'a> NewModel<'a> {
         weights.check()?;
         Out::file(path, [])?.write([], &weights, &(), |_| Ok(0))
     }
+}
+
+/// The matrix of a tensor of `shape`, and what it becomes.
+fn fit(shape: &[usize], setup: &Setup) -> Result<(Shape, Vec<Field>), FormatError> {
+    let matrix = fields::matrix(shape)?;
+    setup.recipe.check(matrix)?;
+    let specs = setup.recipe.buffers(setup.usage);
+    let fields = fields::fields(&setup.recipe, &specs, matrix, setup.usage, setup.form)?;
+    Ok((matrix, fields::called(&fields, setup.dtypes)))
 }
 
 impl Tensor<'_> {

@@ -40,7 +40,7 @@ mod spec;
 mod switch;
 
 pub use checkpoint::about_recipe;
-pub use error::ModelError;
+pub use error::{ModelError, VarShapeError};
 pub use formats::{FormatMismatch, check_formats};
 pub use gradients::Gradients;
 pub use memory::LayerMemory;

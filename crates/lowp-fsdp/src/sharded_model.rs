@@ -181,7 +181,8 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, values of another length, variables on the backend, or a rank that failed.
     pub fn add_var_gradient(&self, index: usize, values: &[f32]) -> Result<(), ModelError> {
-        self.vars.add_gradient(&self.gradients, index, values)
+        let added = self.vars.add_gradient(&self.gradients, index, values);
+        or_abort(&*self.mesh.world, added)
     }
 
     /// The ranks that share the model.
@@ -201,7 +202,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, no room, or a rank that failed.
     pub fn var_gradient(&self, index: usize) -> Result<Source<B>, ModelError> {
-        Ok(self.gradients.memory(self.vars.grad(index))?)
+        let grad = self.vars.grad(index);
+        let memory = grad.and_then(|grad| Ok(self.gradients.memory(grad)?));
+        or_abort(&*self.mesh.world, memory)
     }
 
     /// Says that the backend was given the work that writes the gradient of variable `index`. Collective.
@@ -209,7 +212,9 @@ impl<B: Backend, R: Recipe> ShardedModel<B, R> {
     /// # Errors
     /// No such variable, no memory was taken for it, or a rank that failed.
     pub fn push_var_gradient(&self, index: usize) -> Result<(), ModelError> {
-        Ok(self.gradients.push(self.vars.grad(index))?)
+        let grad = self.vars.grad(index);
+        let pushed = grad.and_then(|grad| Ok(self.gradients.push(grad)?));
+        or_abort(&*self.mesh.world, pushed)
     }
 
     /// How the operands of each layer's products are quantized.

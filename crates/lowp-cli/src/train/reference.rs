@@ -17,7 +17,7 @@ pub(crate) fn bf16(setup: &Setup) -> Option<Reference> {
     let config = &setup.config;
     let recipe = AnyRecipe::plain(Code::Bf16)?;
     let linears = config.model.linears();
-    let shapes = ModelShapes::of_specs(&linears, &[]);
+    let shapes = ModelShapes::of_specs(&linears, &[]).ok()?;
     let cost = CostConfig {
         mesh: config.mesh,
         sharding: config.sharding,

@@ -160,7 +160,7 @@ pub fn options_of_files(text: &str) -> Result<(&str, RecipeOptions), FormatError
             Modifier::Option { option, value, .. } => options.set(option, &value),
             Modifier::Control(control) => {
                 return Err(FormatError::spelling(format!(
-                    "{text}: +{} is a control of `lowp train` and `lowp plan`, which no file has; leave it out",
+                    "{text}: +{} is a control of training, which no file has; leave it out",
                     control.name()
                 )));
             }
@@ -202,7 +202,7 @@ fn default_of(name: &str, option: &str) -> Option<String> {
 /// The error of a modifier that leaves a recipe as it is.
 pub(crate) fn changes_nothing(text: &str, name: &str, modifier: &str) -> FormatError {
     FormatError::spelling(format!(
-        "{text}: +{modifier} changes nothing of {name}; leave it out (`lowp recipes` lists the recipes that it changes)"
+        "{text}: +{modifier} changes nothing of {name}; leave it out, or modify another recipe"
     ))
 }
 

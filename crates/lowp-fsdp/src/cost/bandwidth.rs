@@ -13,9 +13,6 @@ const PLAIN: &str = Bandwidth::ALL_GATHER;
 /// Rates that links and memory may have, in 10^9 bytes per second.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
-/// What to do about a file that cannot be read.
-const REMEDY: &str = "write it with `lowp bench --device cuda --ranks N --json FILE`";
-
 /// Milliseconds, or microseconds, that a gather may take.
 const TIMES: RangeInclusive<f64> = 0.0..=1e6;
 
@@ -172,12 +169,14 @@ impl Copies {
             value => {
                 let number = value.as_f64().filter(|number| range.contains(number));
                 let error = || {
-                    CostError::Rates(format!(
-                        "{}: {key} is {value}; expected a number from {} to {}, or none; {REMEDY}",
+                    report_error(
                         file,
-                        range.start(),
-                        range.end()
-                    ))
+                        format!(
+                            "has {key} {value}, which is no number from {} to {}",
+                            range.start(),
+                            range.end()
+                        ),
+                    )
                 };
                 number.map(Some).ok_or_else(error)
             }
@@ -212,6 +211,14 @@ impl Copies {
     }
 }
 
+/// A report whose rates cannot be taken.
+fn report_error(file: &str, what: impl Into<String>) -> CostError {
+    CostError::Report {
+        file: file.to_owned(),
+        what: what.into(),
+    }
+}
+
 /// Seconds that an operation on `least` bytes or more takes longer than `expected` for its bytes: the median of the rows of a report, `None`
 /// where it has none.
 fn longer(
@@ -226,12 +233,14 @@ fn longer(
         let time = row["milliseconds"].as_f64();
         let (Some(bytes), Some(time)) = (row["bytes"].as_u64(), time.filter(|t| TIMES.contains(t)))
         else {
-            return Err(CostError::Rates(format!(
-                "{} has a row '{operation}' whose bytes are none, or whose milliseconds are no number from {} to {}; {REMEDY}",
+            return Err(report_error(
                 file,
-                TIMES.start(),
-                TIMES.end()
-            )));
+                format!(
+                    "has a row '{operation}' whose bytes are none, or whose milliseconds are no number from {} to {}",
+                    TIMES.start(),
+                    TIMES.end()
+                ),
+            ));
         };
         if bytes as f64 >= least {
             all.push((time / 1e3 - expected(bytes as f64)).max(0.0));
@@ -249,11 +258,11 @@ impl Rate {
     pub fn given(rate: f64) -> Result<Self, CostError> {
         match RATES.contains(&rate) {
             true => Ok(Self(Kind::Given(rate))),
-            false => Err(CostError::Rates(format!(
-                "{rate:?}: expected a number of GB/s from {} to {}, or a file of `lowp bench --ranks`",
-                RATES.start(),
-                RATES.end()
-            ))),
+            false => Err(CostError::Rate {
+                rate,
+                least: *RATES.start(),
+                most: *RATES.end(),
+            }),
         }
     }
 
@@ -277,7 +286,7 @@ impl Rate {
     }
 
     fn measured(file: &str, report: &Value) -> Result<Self, CostError> {
-        let error = |what: &str| CostError::Rates(format!("{file} {what}; {REMEDY}"));
+        let error = |what: &str| report_error(file, what);
         let (Some(ranks @ 1..), Some(rows)) = (report["ranks"].as_u64(), report["rows"].as_array())
         else {
             return Err(error("is no report of ranks"));

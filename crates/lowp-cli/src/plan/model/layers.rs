@@ -20,13 +20,18 @@ pub(super) struct Model {
 
 impl Model {
     /// The model of `lowp train` with these sizes.
-    pub(super) fn of_sizes(name: &str, sizes: GptConfig) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// A variable that no model has.
+    pub(super) fn of_sizes(name: &str, sizes: GptConfig) -> Result<Self, UsageError> {
+        let shapes = ModelShapes::of_specs(&sizes.linears(), &sizes.vars());
+        let shapes = shapes.map_err(|e| UsageError::new(format!("{}: {e}", shown(name))))?;
+        Ok(Self {
             name: name.to_owned(),
             blocks: sizes.layers,
-            shapes: ModelShapes::of_specs(&sizes.linears(), &sizes.vars()),
+            shapes,
             notes: Vec::new(),
-        }
+        })
     }
 
     /// Adds a linear layer of `block`.

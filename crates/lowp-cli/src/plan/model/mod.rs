@@ -20,12 +20,12 @@ use lowp_comm::{GradWire, Mesh};
 use lowp_format::spelling::Variant;
 use lowp_format::{AnyRecipe, Code, check_layer, layer_error};
 use lowp_fsdp::Sharding;
-use lowp_fsdp::cost::{Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape};
+use lowp_fsdp::cost::{
+    Bandwidth, CostConfig, CostError, Costs, HOST_GRAD_BUCKET, LayerShape, MAX_MICRO_BATCHES,
+    MAX_RANKS,
+};
 use lowp_train::Run;
 use std::path::Path;
-
-/// Most ranks that a plan is made for.
-const MAX_RANKS: usize = 1 << 17;
 
 /// A plan.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ fn setup(args: &Args) -> Result<CostConfig, UsageError> {
     train::check_ranges(&[
         (ranks, mesh.world(), MAX_RANKS),
         ("--ranks-per-node", args.ranks_per_node, MAX_RANKS),
-        ("--accumulate", args.accumulate, 1 << 16),
+        ("--accumulate", args.accumulate, MAX_MICRO_BATCHES),
     ])?;
     let sharding = Sharding::from(args.sharding);
     let reshard = train::reshard(args.reshard_after_forward, sharding, mesh.shard)?;
@@ -167,7 +167,7 @@ fn model(args: &Args) -> Result<Model, UsageError> {
         args.sizes.check()?;
         let sizes = args.sizes.of(preset.config());
         sizes.check()?;
-        return Ok(Model::of_sizes(source, sizes));
+        return Model::of_sizes(source, sizes);
     }
     if !Path::new(source).exists() {
         let presets = Preset::value_variants().iter();
