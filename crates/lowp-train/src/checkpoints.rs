@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lowp_checkpoint::{Block, Checkpoint, check_writable, is_checkpoint, steps};
+use lowp_checkpoint::{Block, Checkpoint, CheckpointError, check_writable, is_checkpoint, steps};
 use lowp_format::has_tensor_scale;
 use lowp_format::spelling::Variant;
 use serde_json::{Map, Value, json};
@@ -114,7 +114,7 @@ impl Checkpoints {
             return Ok(Some(folder.clone()));
         }
         let own = folder.join(label(run, seed));
-        let any = is_one_run(&own) || !steps(&own).map_err(TrainError::Resume)?.is_empty();
+        let any = is_one_run(&own) || !steps(&own).map_err(unreadable)?.is_empty();
         Ok(any.then_some(own))
     }
 
@@ -137,7 +137,7 @@ impl Checkpoints {
             return Ok(());
         };
         check_writable(&folder).map_err(|why| {
-            let save = save.clone();
+            let (save, why) = (save.clone(), Box::new(why));
             TrainError::CannotSave { save, why }
         })
     }
@@ -147,7 +147,7 @@ impl Checkpoints {
         let (Some(save), Some(folder)) = (&self.save, self.folder_of(run, seed)) else {
             return Ok(());
         };
-        let there = steps(&folder).map_err(TrainError::Resume)?;
+        let there = steps(&folder).map_err(unreadable)?;
         let Some(&last) = there.last() else {
             return Ok(());
         };
@@ -164,6 +164,11 @@ impl Checkpoints {
             last,
         })
     }
+}
+
+/// Checkpoints that cannot be read, found before the run.
+fn unreadable(why: CheckpointError) -> TrainError {
+    TrainError::Resume(Box::new(why))
 }
 
 /// The name of a run's folder, the same for every spelling of its recipe.
@@ -197,7 +202,7 @@ impl Resumed {
         let Some(folder) = source else {
             return Ok(None);
         };
-        let checkpoint = Checkpoint::latest(&folder).map_err(TrainError::Resume)?;
+        let checkpoint = Checkpoint::latest(&folder).map_err(unreadable)?;
         let about = checkpoint.about();
         let now = about_run(config, run, digest, [Value::Null, Value::Null])?;
         let recipe = about["recipe"].as_str().unwrap_or_default();
@@ -213,8 +218,8 @@ impl Resumed {
         let differs = |field: &str, saved: &Value, given: &Value| TrainError::Differs {
             folder: checkpoint.folder().to_owned(),
             field: field.to_owned(),
-            saved: saved.clone(),
-            given: given.clone(),
+            saved: saved.to_string(),
+            given: given.to_string(),
             // Older programs grouped no layers of their own accord.
             left_out: field == "amax_groups" && saved.as_array().is_some_and(Vec::is_empty),
         };

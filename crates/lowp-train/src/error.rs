@@ -9,7 +9,6 @@ use lowp_comm::CommError;
 use lowp_format::{Code, FormatError};
 use lowp_fsdp::ModelError;
 use lowp_shard::ShardError;
-use serde_json::Value;
 use thiserror::Error;
 
 /// What is wrong. Messages name fields of [`Config`](crate::Config) and [`Checkpoints`](crate::Checkpoints) in backticks, so that a
@@ -149,7 +148,7 @@ pub enum TrainError {
         /// The folder.
         save: PathBuf,
         /// Why.
-        why: CheckpointError,
+        why: Box<CheckpointError>,
     },
     /// Checkpoints of another run where this one would save.
     #[error(
@@ -174,10 +173,10 @@ pub enum TrainError {
         folder: PathBuf,
         /// The first field that differs.
         field: String,
-        /// Its value there.
-        saved: Value,
+        /// Its value there, as JSON.
+        saved: String,
         /// Its value here.
-        given: Value,
+        given: String,
         /// Whether it is a list that was left empty there.
         left_out: bool,
     },
@@ -196,7 +195,7 @@ pub enum TrainError {
     },
     /// Checkpoints to resume from cannot be read.
     #[error("{0}")]
-    Resume(CheckpointError),
+    Resume(Box<CheckpointError>),
     /// Data that cannot be read, or not be trained on.
     #[error("{0}")]
     Data(String),
@@ -261,13 +260,13 @@ pub enum TrainError {
     Network(#[from] Box<dyn Error + Send + Sync>),
     /// The sharded model failed.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Model(Box<ModelError>),
     /// A checkpoint could not be written, or is damaged.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(Box<CheckpointError>),
     /// A collective failed.
     #[error(transparent)]
-    Shard(#[from] ShardError),
+    Shard(Box<ShardError>),
 }
 
 impl From<CommError> for TrainError {
@@ -302,5 +301,23 @@ impl TrainError {
             cause = error.source();
         }
         text
+    }
+}
+
+impl From<ModelError> for TrainError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}
+
+impl From<CheckpointError> for TrainError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
+}
+
+impl From<ShardError> for TrainError {
+    fn from(error: ShardError) -> Self {
+        Self::Shard(Box::new(error))
     }
 }
