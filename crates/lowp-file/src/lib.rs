@@ -28,6 +28,7 @@
 //! ```
 
 pub mod checkpoint;
+pub mod codes;
 pub mod dequantize;
 pub mod export;
 pub mod files;
@@ -77,6 +78,7 @@ mod unpack;
 mod verify_source;
 mod write;
 
+pub use codes::Codes;
 pub use error::{FileError, Result};
 pub use export::Export;
 pub use import::Import;
@@ -88,6 +90,7 @@ pub use new_model::NewModel;
 pub use out::Out;
 pub use progress::Progress;
 pub use quantize::quantize;
+pub use safetensors::Dtype;
 pub use select::Setup;
 pub use shard::shard;
 pub use verify::verify;

@@ -8,7 +8,7 @@ use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::usage::UsageError;
 use anyhow::Result;
 use globset::Glob;
-use lowp_file::select::{has_delayed_scale, is_scale};
+use lowp_file::select::{DEFAULTS, has_delayed_scale, is_scale};
 use lowp_file::{Dtypes, Setup};
 use lowp_format::spelling::{options_of_files, problem};
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
@@ -53,9 +53,6 @@ pub(super) struct RecipeArgs {
     #[command(flatten)]
     options: RecipeOptionArgs,
 }
-
-/// What files have of a recipe unless they are told otherwise: a file holds no gradients.
-const DEFAULTS: [(&str, &str); 1] = [("format", "e4m3")];
 
 impl RecipeArgs {
     /// The recipe and how it is written.
