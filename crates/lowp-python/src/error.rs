@@ -1,5 +1,6 @@
 //! [`Error`]: errors of the crates below as exceptions of Python, with their text.
 
+use lowp_file::FileError;
 use lowp_format::FormatError;
 use lowp_kernels::KernelError;
 use lowp_optim::OptimError;
@@ -68,7 +69,7 @@ macro_rules! from {
     };
 }
 
-from!(FormatError, KernelError, OptimError, ShardError);
+from!(FileError, FormatError, KernelError, OptimError, ShardError);
 
 #[cfg(feature = "cuda")]
 from!(lowp_gemm::GemmError);
