@@ -32,7 +32,7 @@ impl Quantized {
     }
 
     /// The matrix that it is, leading dimensions flattened to rows.
-    pub fn shape(&self) -> Shape {
+    pub fn matrix(&self) -> Shape {
         self.full
     }
 
@@ -69,13 +69,13 @@ impl Model {
         }
         let amax = tensor.fields.iter();
         let amax = amax.filter(|field| field.content == Content::Amax);
-        let amax = amax.map(|field| -> Result<f32> {
+        let mut amax = amax.map(|field| -> Result<f32> {
             let found = self.expect(&field.name(&tensor.name), field.dtype, &field.shape)?;
             let mut bytes = [0; size_of::<f32>()];
             found.read(&mut bytes)?;
             Ok(f32::from_le_bytes(bytes))
         });
-        let amax = amax.last().transpose()?;
+        let amax = amax.next().transpose()?;
         let codes = unpack(&Cpu, self, tensor, None);
         Ok(Codes {
             tensor: self.steady(codes)?,

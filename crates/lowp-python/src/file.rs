@@ -54,7 +54,7 @@ impl File {
             )
         });
         let quantized = self.quantized.iter().map(|(name, tensor)| {
-            let Shape { rows, cols } = tensor.shape();
+            let Shape { rows, cols } = tensor.matrix();
             let recipe = Recipe {
                 recipe: tensor.recipe(),
             };
