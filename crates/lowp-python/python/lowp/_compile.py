@@ -190,7 +190,7 @@ def _as_arguments(recipe):
 
 
 def _no_such_weight(*_):
-    raise LowpError("lowp::linear and lowp::dequantize are of a weight that is a lowp.Tensor")
+    raise LowpError("an operator (lowp::linear, lowp::dequantize) is of a weight that is a lowp.Tensor")
 
 
 # The one that a graph is first made of. With a weight that is a lowp.Tensor PyTorch calls ``linear_forward``, so that graphs for execution

@@ -70,10 +70,11 @@ def load(path, *, device="cpu"):
 def save(path, tensors, recipe=None, *, ignore=(), **options):
     """Writes tensors by name to the safetensors file ``path``, which is there when it is complete.
 
-    Each ``lowp.Tensor`` is written as the codes that it holds; masters are not. With ``recipe`` other tensors of two or more axes are
-    quantized, as ``lowp quantize`` does, whose FP8 codes are E4M3 unless ``format`` says otherwise; not where they are integers, or ``ignore`` has a pattern of their name: the rest keeps its bytes.
-    ``lowp inspect``, ``verify``, ``dequantize`` and ``export`` take the file. Raises ``lowp.LowpError`` where a tensor does not fit, and for
-    shards.
+    Each ``lowp.Tensor`` is written as the codes that it holds; masters are not. With ``recipe`` other tensors of two or more axes are quantized as
+    ``lowp quantize`` does, with FP8 codes of E4M3 unless ``format`` says otherwise. Integers, and names that a pattern of ``ignore`` matches, keep
+    their bytes, as the rest does. ``lowp inspect``, ``verify``, ``dequantize`` and ``export`` take the file.
+
+    Raises ``lowp.LowpError`` where a tensor does not fit, and for shards.
     """
     if isinstance(recipe, str):
         known = as_recipe(recipe, options).options
@@ -82,7 +83,7 @@ def save(path, tensors, recipe=None, *, ignore=(), **options):
         raise LowpError(f"options {sorted(options)} without a recipe; give the name of the recipe that has them")
     recipe = None if recipe is None else as_recipe(recipe, options)
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
-    unused = [pattern for pattern in ignore if not fnmatch.filter(tensors, pattern)]
+    unused = [pattern for pattern in ignore if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
     if unused:
         raise LowpError(f"ignore={unused!r} names no tensor; give names as they are in the dictionary, or patterns")
     saved = []
@@ -90,7 +91,7 @@ def save(path, tensors, recipe=None, *, ignore=(), **options):
         if not isinstance(value, torch.Tensor):
             raise LowpError(f"'{name}' is a {type(value).__name__}; a file holds tensors: leave it out")
         if local_of(value) is not value:
-            raise LowpError(f"'{name}' is a shard; gather it first (.full_tensor(), or the full state dictionary), on every rank, and save on one")
+            raise LowpError(f"'{name}' is a shard; gather it on every rank (.full_tensor(), or the full state dictionary), and save on one")
         ignored = any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
         saved.append(_saved_codes(name, value) if isinstance(value, Tensor) else _saved(name, value.detach(), None if ignored else recipe))
     _lowp.save(os.fspath(path), saved)
@@ -111,7 +112,8 @@ def _saved_codes(name, tensor):
     store = tensor._store
     store.derive()
     store.check_whole()
-    usages = [usage for usage in (store.usage, "both", "rowwise", "columnwise") if usage and {b.name for b in store.recipe.buffers(*store.shape, usage)} == store.buffers.keys()]
+    named = lambda usage: {spec.name for spec in store.recipe.buffers(*store.shape, usage)}
+    usages = [usage for usage in (store.usage, "both", "rowwise", "columnwise") if usage and named(usage) == store.buffers.keys()]
     if not usages:
         raise LowpError(f"'{name}' has {', '.join(store.buffers)} alone, which serve no direction of a product; save the whole tensor")
     # The master is what the last step made codes of; without it the codes are those that were made or loaded with this amax.

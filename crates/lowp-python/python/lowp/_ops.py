@@ -112,8 +112,8 @@ _REMEDIES = {
 #: What reads the memory that other tensors have, by what to do in its place.
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
-    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save values (lowp.plain_state_dict(model)), and codes with dcp.save, not dcp.async_save, which copies "
-    "memory; FSDP2 by accelerate asks for it, too: call fully_shard in a loop of your own (docs/pytorch.md)",
+    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
+    "dcp.async_save, which copies memory; FSDP2 by accelerate asks for it, too: call fully_shard in a loop of your own (docs/pytorch.md)",
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,
