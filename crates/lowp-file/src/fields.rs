@@ -218,7 +218,7 @@ pub(crate) fn called(fields: &[Field], dtypes: Dtypes) -> Vec<Field> {
 const AMAX: &str = "amax";
 
 /// Whether a scale of the whole tensor follows from its amax, which the file keeps beside it.
-pub(crate) fn keeps_amax(recipe: &impl Recipe) -> bool {
+pub fn keeps_amax(recipe: &impl Recipe) -> bool {
     Orientation::ALL.into_iter().any(|orientation| {
         let of_tensor = Some((Extent::Tensor, Part::DecodeScale));
         recipe.kernel(orientation).scale.outer() == of_tensor

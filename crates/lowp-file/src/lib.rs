@@ -29,6 +29,7 @@
 //! ```
 
 pub mod checkpoint;
+pub mod codes;
 pub mod dequantize;
 pub mod export;
 pub mod files;
@@ -79,6 +80,7 @@ mod unpack;
 mod verify_source;
 mod write;
 
+pub use codes::Codes;
 pub use error::{FileError, Result, SetupError};
 pub use export::Export;
 pub use import::Import;
@@ -91,6 +93,7 @@ pub use out::Out;
 pub use progress::Progress;
 pub use quantize::quantize;
 pub use remedy::Remedy;
+pub use safetensors::Dtype;
 pub use select::Setup;
 pub use shard::shard;
 pub use verify::verify;

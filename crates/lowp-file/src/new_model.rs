@@ -1,7 +1,8 @@
 //! [`NewModel`]: a safetensors file of tensors in memory, quantized or not.
 
-use crate::cast::{cast, empty};
-use crate::error::{Context, Result, input_error};
+use crate::cast::{cast, empty, observe};
+use crate::codes::{Codes, amax_of, check_dtype};
+use crate::error::{Context, FileError, Result, input_error};
 use crate::fields::{self, Field, worked};
 use crate::interchange::shards::{Group, Weights};
 use crate::meta;
@@ -12,27 +13,39 @@ use crate::round;
 use crate::select::Setup;
 use crate::text::shown;
 use crate::write::{Item, ItemSource, Parts, Sink};
+use half::{bf16, f16};
 use lowp_comm::LocalComm;
-use lowp_format::{FormatError, Recipe, Shape};
-use lowp_kernels::{Backend, Cpu, Source};
+use lowp_format::{QuantizedTensor, Recipe};
+use lowp_kernels::{Backend, Cpu, CpuBuffer, Source};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Tensors of f32 values that become a file.
+/// Tensors that become a file: values, bytes, and codes.
 #[derive(Debug, Default)]
 pub struct NewModel<'a> {
     tensors: Vec<Tensor<'a>>,
+    /// The names of tensors that have one amax, sorted.
+    groups: Vec<Vec<String>>,
 }
 
 #[derive(Debug)]
 struct Tensor<'a> {
     name: String,
+    dtype: Dtype,
     shape: Vec<usize>,
-    values: &'a [f32],
-    /// How it is quantized, the matrix, and what it becomes; `None` keeps the values.
-    quantized: Option<(Setup, Shape, Vec<Field>)>,
+    data: Data<'a>,
+    /// How it is quantized, and what it becomes; `None` keeps the bytes.
+    quantized: Option<(Setup, Vec<Field>)>,
+}
+
+#[derive(Debug)]
+enum Data<'a> {
+    Values(&'a [f32]),
+    /// Bytes of its dtype.
+    Bytes(&'a [u8]),
+    Codes(Arc<QuantizedTensor<CpuBuffer<u8>>>, Option<f32>),
 }
 
 impl<'a> NewModel<'a> {
@@ -47,11 +60,43 @@ impl<'a> NewModel<'a> {
         values: &'a [f32],
         setup: Setup,
     ) -> Result<&mut Self> {
-        setup.check()?;
-        let fitted = fit(shape, &setup);
-        let (matrix, fields) =
-            fitted.map_err(|why| input_error(format!("'{}': {why}", shown(name))))?;
-        self.add(name, shape, values, Some((setup, matrix, fields)))
+        self.add((name, Dtype::F32, shape), Data::Values(values), Some(setup))
+    }
+
+    /// [`NewModel::quantize`] of values as the `bytes` of their dtype: F32, BF16 or F16.
+    ///
+    /// # Errors
+    /// The same, and another dtype.
+    pub fn quantize_bytes(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        (dtype, bytes): (Dtype, &'a [u8]),
+        setup: Setup,
+    ) -> Result<&mut Self> {
+        check_dtype(name, dtype)?;
+        self.add((name, dtype, shape), Data::Bytes(bytes), Some(setup))
+    }
+
+    /// Adds a tensor that is quantized already, scales as TransformerEngine keeps them. An amax that is not known becomes one that has the
+    /// same scale.
+    ///
+    /// # Errors
+    /// A dtype that is not quantized.
+    pub fn codes(&mut self, name: &str, codes: Codes) -> Result<&mut Self> {
+        check_dtype(name, codes.dtype)?;
+        let shape = codes.tensor.shape();
+        let setup = Setup {
+            usage: codes.usage,
+            ..Setup::new(codes.tensor.recipe())
+        };
+        let amax = amax_of(&codes)?;
+        let data = Data::Codes(Arc::new(codes.tensor), amax);
+        self.add(
+            (name, codes.dtype, &[shape.rows, shape.cols]),
+            data,
+            Some(setup),
+        )
     }
 
     /// Adds a tensor that keeps its values.
@@ -59,30 +104,71 @@ impl<'a> NewModel<'a> {
     /// # Errors
     /// A shape with another number of elements.
     pub fn keep(&mut self, name: &str, shape: &[usize], values: &'a [f32]) -> Result<&mut Self> {
-        self.add(name, shape, values, None)
+        self.add((name, Dtype::F32, shape), Data::Values(values), None)
+    }
+
+    /// Adds a tensor that keeps the `bytes` of its dtype.
+    ///
+    /// # Errors
+    /// A shape with another number of bytes.
+    pub fn keep_bytes(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        (dtype, bytes): (Dtype, &'a [u8]),
+    ) -> Result<&mut Self> {
+        self.add((name, dtype, shape), Data::Bytes(bytes), None)
+    }
+
+    /// Gives the tensors of each group one amax, that of them all. They are named, and quantized by this model from values, by one recipe
+    /// whose scale follows from the amax of a tensor.
+    pub fn share_amax(&mut self, groups: impl IntoIterator<Item = Vec<String>>) -> &mut Self {
+        self.groups.extend(groups.into_iter().map(|mut group| {
+            group.sort();
+            group
+        }));
+        self
     }
 
     fn add(
         &mut self,
-        name: &str,
-        shape: &[usize],
-        values: &'a [f32],
-        quantized: Option<(Setup, Shape, Vec<Field>)>,
+        (name, dtype, shape): (&str, Dtype, &[usize]),
+        data: Data<'a>,
+        setup: Option<Setup>,
     ) -> Result<&mut Self> {
         let elements = shape
             .iter()
             .try_fold(1usize, |all, dim| all.checked_mul(*dim));
-        if elements != Some(values.len()) {
+        let (found, expected, what) = match &data {
+            Data::Values(values) => (values.len(), elements, "values"),
+            Data::Bytes(bytes) => {
+                let bits = elements.and_then(|all| all.checked_mul(dtype.bitsize()));
+                (bytes.len(), bits.map(|bits| bits.div_ceil(8)), "bytes")
+            }
+            Data::Codes(..) => (0, Some(0), "codes"),
+        };
+        if expected != Some(found) {
             return Err(input_error(format!(
-                "'{}': {} values for a tensor of shape {shape:?}; give as many as it has elements",
+                "'{}': {found} {what} for a tensor of shape {shape:?}; give as many as it has elements",
                 shown(name),
-                values.len()
             )));
         }
+        let quantized = match setup {
+            None => None,
+            Some(setup) => {
+                let fields = setup.check().map_err(FileError::from);
+                let fields = fields.and_then(|()| fields_of(&setup, shape));
+                Some((
+                    setup,
+                    fields.map_err(|why| input_error(format!("'{}': {why}", shown(name))))?,
+                ))
+            }
+        };
         self.tensors.push(Tensor {
             name: name.to_owned(),
+            dtype,
             shape: shape.to_vec(),
-            values,
+            data,
             quantized,
         });
         Ok(self)
@@ -98,13 +184,14 @@ impl<'a> NewModel<'a> {
             groups.push(match &tensor.quantized {
                 None => Group::of(Item {
                     name: tensor.name.clone(),
-                    dtype: Dtype::F32,
+                    dtype: tensor.dtype,
                     shape: tensor.shape.clone(),
-                    bytes: size_of_val(tensor.values),
+                    bytes: tensor.bytes(),
                     source: ItemSource::Made { job, part: 0 },
                 }),
-                Some((setup, _, fields)) => {
-                    let text = text(setup, (Dtype::F32, &tensor.shape[..]), setup.usage);
+                Some((setup, fields)) => {
+                    let mut text = text(setup, (tensor.dtype, &tensor.shape[..]), setup.usage);
+                    text.amax_group = self.group_of(&tensor.name).cloned();
                     let said = (meta::key(&tensor.name), serde_json::to_string(&text)?);
                     Group {
                         items: made_items(job, &tensor.name, fields),
@@ -117,54 +204,122 @@ impl<'a> NewModel<'a> {
         let weights = Weights {
             groups,
             metadata: BTreeMap::from([version]),
-            make: Box::new(|job| self.tensors.get(job).context("no such tensor")?.parts()),
+            make: Box::new(|job| self.parts(self.tensors.get(job).context("no such tensor")?)),
             sources: Vec::new(),
         };
         weights.check()?;
         Out::file(path, [])?.write([], &weights, &(), |_| Ok(0))
     }
+
+    /// The names that a tensor has one amax with.
+    fn group_of(&self, name: &str) -> Option<&Vec<String>> {
+        let mut groups = self.groups.iter();
+        groups.find(|group| group.iter().any(|member| member == name))
+    }
+
+    fn parts<'s>(&'s self, tensor: &'s Tensor<'a>) -> Result<Box<dyn Parts + 's>> {
+        let Some((setup, fields)) = &tensor.quantized else {
+            return Ok(Box::new(Kept(&tensor.data)));
+        };
+        let packed = |codes, amax| Packed {
+            backend: Cpu,
+            tensor: codes,
+            amax,
+            fields: fields.clone(),
+        };
+        if let Data::Codes(codes, amax) = &tensor.data {
+            return Ok(Box::new(packed(Arc::clone(codes), *amax)));
+        }
+        let specs = setup.recipe.buffers(setup.usage);
+        let shape = fields::matrix(&tensor.shape)?;
+        let codes = empty(&Cpu, setup.recipe, worked([shape; 2], &specs), &specs)?;
+        let scale = (setup.delayed_scale, self.shared_amax(setup, &tensor.name)?);
+        let amax = cast(
+            &Cpu,
+            &LocalComm::solo(&Cpu),
+            &codes,
+            tensor.source()?,
+            scale,
+        )?;
+        Ok(Box::new(packed(Arc::new(codes), amax)))
+    }
+
+    /// The amax of the group that a tensor is in.
+    fn shared_amax(&self, setup: &Setup, name: &str) -> Result<Option<f32>> {
+        let Some(group) = self.group_of(name) else {
+            return Ok(None);
+        };
+        let amax = Cpu.alloc::<f32>(1)?;
+        let is_member = |tensor: &&Tensor<'_>| group.contains(&tensor.name);
+        for member in self.tensors.iter().filter(is_member) {
+            observe(&Cpu, &setup.recipe, member.source()?, &amax)?;
+        }
+        Ok(Some(Cpu.download::<f32>(&amax)?[0]))
+    }
 }
 
-/// The matrix of a tensor of `shape`, and what it becomes.
-fn fit(shape: &[usize], setup: &Setup) -> Result<(Shape, Vec<Field>), FormatError> {
+/// What a tensor of `shape` becomes.
+fn fields_of(setup: &Setup, shape: &[usize]) -> Result<Vec<Field>> {
     let matrix = fields::matrix(shape)?;
     setup.recipe.check(matrix)?;
     let specs = setup.recipe.buffers(setup.usage);
     let fields = fields::fields(&setup.recipe, &specs, matrix, setup.usage, setup.form)?;
-    Ok((matrix, fields::called(&fields, setup.dtypes)))
+    Ok(fields::called(&fields, setup.dtypes))
 }
 
 impl Tensor<'_> {
-    fn parts(&self) -> Result<Box<dyn Parts + '_>> {
-        let Some((setup, shape, fields)) = &self.quantized else {
-            return Ok(Box::new(Values(self.values)));
+    fn bytes(&self) -> usize {
+        match &self.data {
+            Data::Values(values) => size_of_val(*values),
+            Data::Bytes(bytes) => bytes.len(),
+            Data::Codes(..) => 0,
+        }
+    }
+
+    /// Its values.
+    fn source(&self) -> Result<Source<Cpu>> {
+        let bytes = match &self.data {
+            Data::Values(values) => return Ok(Source::F32(Cpu.upload(values)?)),
+            Data::Bytes(bytes) => *bytes,
+            Data::Codes(..) => return Err(input_error("codes have no values to quantize")),
         };
-        let specs = setup.recipe.buffers(setup.usage);
-        let codes = empty(&Cpu, setup.recipe, worked([*shape; 2], &specs), &specs)?;
-        let source = Source::F32(Cpu.upload(self.values)?);
-        let scale = (setup.delayed_scale, None);
-        let amax = cast(&Cpu, &LocalComm::solo(&Cpu), &codes, source, scale)?;
-        Ok(Box::new(Packed {
-            backend: Cpu,
-            tensor: Arc::new(codes),
-            amax,
-            fields: fields.clone(),
-        }))
+        let (pairs, _) = bytes.as_chunks::<2>();
+        Ok(match self.dtype {
+            Dtype::BF16 => {
+                let values: Vec<bf16> = pairs.iter().copied().map(bf16::from_le_bytes).collect();
+                Source::Bf16(Cpu.upload(&values)?)
+            }
+            Dtype::F16 => {
+                let values = pairs.iter().map(|pair| f16::from_le_bytes(*pair).to_f32());
+                Source::F32(Cpu.upload(&values.collect::<Vec<f32>>())?)
+            }
+            _ => {
+                let (values, _) = bytes.as_chunks::<4>();
+                let values = values.iter().map(|value| f32::from_le_bytes(*value));
+                Source::F32(Cpu.upload(&values.collect::<Vec<f32>>())?)
+            }
+        })
     }
 }
 
-/// Values as they are.
-struct Values<'a>(&'a [f32]);
+/// Values and bytes as they are.
+struct Kept<'a>(&'a Data<'a>);
 
-impl Parts for Values<'_> {
+impl Parts for Kept<'_> {
     fn write(&self, _: usize, sink: &mut Sink<'_>) -> Result<()> {
-        let mut bytes = Vec::new();
-        for values in self.0.chunks(1 << 18) {
-            bytes.clear();
-            round::append(crate::names::FloatName::F32, values, &mut bytes);
-            sink(&bytes)?;
+        match self.0 {
+            Data::Bytes(bytes) => sink(bytes),
+            Data::Codes(..) => Ok(()),
+            Data::Values(values) => {
+                let mut bytes = Vec::new();
+                for values in values.chunks(1 << 18) {
+                    bytes.clear();
+                    round::append(crate::names::FloatName::F32, values, &mut bytes);
+                    sink(&bytes)?;
+                }
+                Ok(())
+            }
         }
-        Ok(())
     }
 }
 
@@ -197,12 +352,70 @@ mod tests {
             let mut new = NewModel::default();
             new.quantize("w", &shape, &values, setup)?.write(&made)?;
             assert!(fs::read(&made)? == fs::read(&expected)?, "{recipe:?}");
-            let decoded = crate::Model::open(&made)?.decode("w")?;
+            let model = crate::Model::open(&made)?;
+            let decoded = model.decode("w")?;
             let error = decoded.iter().zip(&values).map(|(a, b)| (a - b).abs());
             assert!(error.fold(0.0, f32::max) < 512.0, "{recipe:?}");
         }
         assert_eq!(crate::Model::open(&plain)?.decode("w")?, values);
         assert!(NewModel::default().keep("w", &[3], &values).is_err());
+        Ok(())
+    }
+
+    /// Codes of a file become the same file again, and an amax that is not known one of the same scale.
+    #[test]
+    fn codes_become_the_file_that_they_are_of() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let [from, made] = ["from", "made"].map(|n| folder.path().join(format!("{n}.safetensors")));
+        let values: Vec<f32> = (0..64 * 96)
+            .map(|i| (i * 7919 % 4099) as f32 - 2000.0)
+            .collect();
+        let bits: Vec<u8> = values
+            .iter()
+            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+            .collect();
+        for recipe in AnyRecipe::low_precision() {
+            let setup = Setup::new(recipe);
+            let mut new = NewModel::default();
+            let names = ["a.q_proj", "a.k_proj"];
+            new.quantize_bytes(names[0], &[64, 96], (Dtype::BF16, &bits), setup)?;
+            new.quantize_bytes(
+                names[1],
+                &[32, 96],
+                (Dtype::BF16, &bits[..2 * 32 * 96]),
+                setup,
+            )?;
+            new.keep_bytes("ids", &[4], (Dtype::I32, &bits[..16]))?;
+            new.write(&from)?;
+            let model = crate::Model::open(&from)?;
+            for forget in [false, true] {
+                let mut again = NewModel::default();
+                let mut ids = [0; 16];
+                model.get("ids").context("it is there")?.read(&mut ids)?;
+                again.keep_bytes("ids", &[4], (Dtype::I32, &ids))?;
+                for (name, tensor) in &meta::quantized(&model)? {
+                    let mut codes = model.codes(tensor)?;
+                    codes.amax = codes.amax.filter(|_| !forget);
+                    again.codes(name, codes)?;
+                }
+                again.write(&made)?;
+                let same = fs::read(&made)? == fs::read(&from)?;
+                assert!(same || forget && fields::keeps_amax(&recipe), "{recipe:?}");
+            }
+        }
+        let mut new = NewModel::default();
+        let error = new
+            .keep_bytes("w", &[3], (Dtype::F32, &bits[..8]))
+            .unwrap_err();
+        assert!(error.to_string().contains("8 bytes"), "{error}");
+        let setup = Setup::new(AnyRecipe::low_precision()[0]);
+        let error = new.quantize_bytes("w", &[4, 4], (Dtype::F64, &bits[..128]), setup);
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("only F32, BF16 and F16")
+        );
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Which tensors of a model are quantized, and which pass through.
 
 pub use crate::cast::{has_delayed_scale, is_scale};
+pub use crate::fields::keeps_amax;
 
 use crate::error::{Result, SetupError, file_error, input_error, mend_file};
 use crate::fields;
@@ -59,6 +60,9 @@ impl Setup {
         }
     }
 }
+
+/// What files have of a recipe unless they are told otherwise: a file holds no gradients.
+pub const DEFAULTS: [(&str, &str); 1] = [("format", "e4m3")];
 
 /// A tensor and what becomes of it.
 #[derive(Clone, Copy, Debug)]

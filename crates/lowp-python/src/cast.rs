@@ -2,6 +2,7 @@
 
 use lowp_comm::LocalComm;
 use lowp_format::{KernelKey, Orientation, Shape};
+use lowp_kernels::{AmaxJob, Backend as _, Work};
 use lowp_shard::{CastItem, Requantize, ScaleBookBuilder};
 use pyo3::prelude::*;
 
@@ -11,9 +12,9 @@ use crate::recipe::Recipe;
 use crate::tensor::{Named, tensor};
 
 /// Quantizes the `rows` x `cols` values of `source` into `buffers`. Every scale follows from the values, unless `encode_scale`
-/// gives the delayed one.
+/// gives the delayed one. `amax` is raised to that of the source, where a scale follows from the amax of a tensor.
 #[pyfunction]
-#[pyo3(signature = (device, recipe, shape, source, dtype, buffers, encode_scale = None))]
+#[pyo3(signature = (device, recipe, shape, source, dtype, buffers, encode_scale = None, amax = None))]
 #[expect(clippy::too_many_arguments, reason = "one for each argument of Python")]
 pub(crate) fn quantize(
     py: Python<'_>,
@@ -24,6 +25,7 @@ pub(crate) fn quantize(
     dtype: &str,
     buffers: Named,
     encode_scale: Option<f32>,
+    amax: Option<MemoryArg>,
 ) -> Result<(), Error> {
     encode_scale.map_or(Ok(()), |scale| recipe.check_encode_scale(scale))?;
     let recipe = recipe.recipe;
@@ -38,6 +40,15 @@ pub(crate) fn quantize(
             let slots = item.kernels.iter().zip(item.slots);
             let slot = slots.filter(|(k, _)| delayed(k)).find_map(|(_, slot)| slot);
             let book = book.build(backend)?;
+            if let (Some(amax), Some(job)) = (amax, item.amax_job(&book)?) {
+                let (out, tensor, blocks) = (backend.wrap(amax.into())?, Some(0), Vec::new());
+                backend.once(Work::Amax(vec![AmaxJob {
+                    out,
+                    tensor,
+                    blocks,
+                    ..job
+                }]))?;
+            }
             let cast = Requantize::new(backend, &book, &[item])?;
             let comm = LocalComm::solo(backend);
             match (encode_scale, slot) {

@@ -24,6 +24,7 @@ mod adamw;
 mod cast;
 mod casts;
 mod error;
+mod file;
 mod flat;
 mod gather;
 mod place;
@@ -41,6 +42,7 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("LowpError", module.py().get_type::<error::LowpError>())?;
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("HAS_CUDA", cfg!(feature = "cuda"))?;
+    module.add("FILE_DEFAULTS", lowp_file::select::DEFAULTS.to_vec())?;
     module.add_class::<recipe::Recipe>()?;
     module.add_class::<gather::Shard>()?;
     module.add_class::<gather::Gather>()?;
@@ -49,11 +51,13 @@ fn _lowp(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<recipe::Buffer>()?;
     module.add_class::<adamw::AdamW>()?;
     module.add_class::<casts::Casts>()?;
+    module.add_class::<file::File>()?;
     #[cfg(feature = "cuda")]
     module.add_class::<products::Products>()?;
     module.add_function(wrap_pyfunction!(recipe::recipes, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     module.add_function(wrap_pyfunction!(cast::quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(file::save, module)?)?;
     module.add_function(wrap_pyfunction!(flat::cast_master_weights, module)?)?;
     Ok(())
 }

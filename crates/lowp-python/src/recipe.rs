@@ -86,6 +86,12 @@ impl Recipe {
         Ok(dict)
     }
 
+    /// Whether weights of `other` have the same codes and scales: it may quantize gradients otherwise.
+    fn has_weights_of(&self, other: &Self) -> bool {
+        let weights = |recipe: &AnyRecipe| recipe.quantizers(Role::Weight);
+        self.recipe.name() == other.recipe.name() && weights(&self.recipe) == weights(&other.recipe)
+    }
+
     /// Raises where a tensor of `rows` x `cols` cannot have the recipe.
     fn check(&self, rows: usize, cols: usize) -> Result<(), Error> {
         let shape = Shape::new(rows, cols);
@@ -122,6 +128,12 @@ impl Recipe {
     #[getter]
     fn is_low_precision(&self) -> bool {
         self.recipe.quantizers(Role::Weight).is_low_precision()
+    }
+
+    /// Whether a file says the amax of the values, which is in no buffer.
+    #[getter]
+    fn keeps_amax(&self) -> bool {
+        lowp_file::select::keeps_amax(&self.recipe)
     }
 
     /// The buffers of a tensor of `rows` x `cols`; with `stored`, those that a shard stores.

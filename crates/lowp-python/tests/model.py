@@ -66,6 +66,12 @@ def shard(net, policy=False, mesh=None, reshard=True):
     fully_shard(net, **kwargs)
 
 
+def fully_shard(module, **kwargs):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(module, **kwargs)
+
+
 def loss_of(net, step, rank=0, world=1):
     ids, next_ids = (tensor.to(next(net.parameters()).device) for tensor in batch(step))
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)

@@ -336,7 +336,43 @@ def replaced_too_late(rank, world):
     return found
 
 
+def before_the_plan(rank, world):
+    """What is wrong on one rank before the ranks have told each other anything."""
+    found = []
+    for case in ("frozen", "whole", "betas", "dtype"):
+        net = sharded()
+        opt = lowp.AdamW(net.parameters())
+        net(torch.ones(4, 64)).sum().backward()
+        params = opt.param_groups[0]["params"]
+        if rank == 1 and case == "frozen":
+            net.requires_grad_(False)
+        elif rank == 1 and case == "whole":
+            params[1] = nn.Parameter(torch.zeros(3))
+            params[1].grad = torch.zeros(3)
+        elif rank == 1 and case == "betas":
+            opt.param_groups[0]["betas"] = (0.9,)
+        elif rank == 1:
+            params[1]._local_tensor.data = params[1]._local_tensor.data.double()
+        before = time.monotonic()
+        try:
+            opt.step()
+            error = "no error"
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        found.append((error, time.monotonic() - before))
+    return found
+
+
 class OneOfTwo(unittest.TestCase):
+    def test_what_fails_before_the_plan_reaches_the_others(self):
+        expected = ("none of 2 parameters requires gradients", "whole on every rank beside sharded ones", "ValueError", "float64")
+        for text, (own, _), (of_other, seconds) in zip(expected, *reversed(ranks.run(2, before_the_plan))):
+            with self.subTest(text=text):
+                self.assertIn(text, own)
+                self.assertIn("rank 1 failed", of_other)
+                self.assertIn(text, of_other)
+                self.assertLess(seconds, 20)
+
     def test_hyperparameters_that_differ_in_any_step(self):
         for key, max_norm in (("lr", 1.0), ("lr", None), ("betas", None), ("eps", None), ("weight_decay", None)):
             with self.subTest(key=key, max_norm=max_norm):
@@ -443,7 +479,8 @@ class OneOfTwo(unittest.TestCase):
         param = nn.Parameter(torch.ones(8, 8))
         param.grad = torch.ones(8, 8)
         opt = lowp.AdamW([param])
-        with mock.patch.object(_optim, "_ranks_of", lambda *_: (Failing(), (2, 1))):
+        patched = (mock.patch.object(_optim, "_ranks_of", lambda *_: Failing()), mock.patch.object(_optim, "_mesh_of", lambda *_: (2, 1)))
+        with patched[0], patched[1]:
             with self.assertRaisesRegex(lowp.LowpError, "the network is gone"):
                 opt.step()
         (failure,) = Failing.failures

@@ -97,6 +97,200 @@ def norms(rank, world):
         assert type(found) is torch.Tensor
 
 
+FINITE = {
+    "isfinite": (torch.isfinite, torch.Tensor.isfinite),
+    "isinf": (torch.isinf, torch.Tensor.isinf),
+    "isnan": (torch.isnan, torch.Tensor.isnan),
+    "isposinf": (torch.isposinf, torch.Tensor.isposinf),
+    "isneginf": (torch.isneginf, torch.Tensor.isneginf),
+}
+
+
+class Finite(unittest.TestCase):
+    def test_a_value_that_its_dtype_cannot_hold_is_finite(self):
+        values = torch.full((32, 32), 1.0, dtype=torch.float16)
+        values[3, 4] = -65504.0
+        weight = lowp.quantize(values, "mxfp8")
+        self.assertTrue(torch.isinf(weight.dequantize()[3, 4]))  # 65536 as float16
+        for dtype in (torch.float16, torch.float32):
+            for holder in (weight.to(dtype), nn.Parameter(weight.to(dtype)), weight.to(dtype).view(-1)):
+                with self.subTest(dtype=dtype, holder=type(holder), dim=holder.dim()):
+                    self.assertTrue(torch.isfinite(holder).all() and holder.isfinite().all())
+                    for name in ("isinf", "isnan", "isposinf", "isneginf"):
+                        self.assertFalse(any(ask(holder).any() for ask in FINITE[name]), name)
+
+    def test_answers_are_those_of_the_decoded_float32(self):
+        for name in ("fp8-current", "mxfp8", "nvfp4-2d", "mxfp4-mxfp8"):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                values = torch.randn(64, 64).to(dtype)
+                values[1, 2], values[40, 3] = float("nan"), float("-inf")
+                weight = lowp.quantize(values, name)
+                decoded = weight.dequantize(dtype=torch.float32)
+                for what, ways in FINITE.items():
+                    for ask in ways:
+                        with self.subTest(name=name, dtype=dtype, what=what):
+                            found = ask(weight)
+                            self.assertIs(type(found), torch.Tensor)
+                            self.assertTrue(torch.equal(found, ask(decoded)))
+
+    def test_shards_never_answer_for_another_value(self):
+        for found in ranks.run(2, finite_shards):
+            self.assertEqual(found["bfloat16"], "True")
+            self.assertIn("65504", found["float16"])
+            self.assertIn("dtype=torch.float32", found["float16"])
+
+
+def finite_shards(rank, world):
+    found = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        net = nn.Sequential(nn.Linear(64, 64, bias=False, dtype=dtype))
+        net[0].weight.data.fill_(65504.0)
+        lowp.quantize_model_(net, "mxfp8")
+        model.fully_shard(net)
+        try:
+            answer = str(torch.isfinite(net[0].weight.detach()).to_local().all().item())
+        except lowp.UnsupportedOp as error:
+            answer = str(error)
+        found[str(dtype).removeprefix("torch.")] = answer
+    return found
+
+
+PENALTIES = {
+    "norm": lambda w: w.norm(),
+    "norm of rows": lambda w: torch.linalg.vector_norm(w, dim=1).sum(),
+    "squares": lambda w: (w**2).sum(),
+    "square": lambda w: w.square().sum(),
+    "mean of floats": lambda w: w.float().mean(),
+    "norm of floats": lambda w: w.float().norm(),
+    "largest": lambda w: w.abs().max(),
+    "magnitudes": lambda w: w.abs().sum(),
+    "deviation": lambda w: w.std() + w.var(dim=0).sum(),
+    "maximum of rows": lambda w: w.amax(dim=1).sum() - w.min(dim=0).values.sum(),
+    "foreach": lambda w: torch.stack(torch._foreach_norm([w, w])).sum(),
+    "lerp": lambda w: torch.lerp(torch.ones(w.shape, dtype=w.dtype), w, 0.25).square().sum(),
+    "added": lambda w: torch.zeros(w.shape).add_(w, alpha=0.5).square().sum(),
+    "decoded": lambda w: values(w).square().sum(),
+    "decoded and floats": lambda w: (values(w).float() * 3).norm(),
+    "flat": lambda w: w.view(-1).norm(),
+}
+
+
+def values(w):
+    return w.dequantize() if isinstance(w, lowp.Tensor) else w.clone()
+
+
+class Gradients(unittest.TestCase):
+    def test_gradients_of_reads_are_those_of_the_decoded_values(self):
+        torch.manual_seed(5)
+        # Whose values bfloat16 holds: w.float() has those of float32.
+        powers = lowp.Recipe("fp8-current", pow2=True)
+        for name, dtype in (("mxfp8", torch.float32), ("nvfp4-2d", torch.float32), (powers, torch.bfloat16)):
+            weight = nn.Parameter(lowp.quantize(torch.randn(64, 96).to(dtype), name))
+            plain = nn.Parameter(weight.detach().dequantize())
+            for what, penalty in PENALTIES.items():
+                with self.subTest(name=name, what=what):
+                    weight.grad = plain.grad = None
+                    found, expected = penalty(weight), penalty(plain)
+                    self.assertTrue(torch.equal(found, expected))
+                    found.backward()
+                    expected.backward()
+                    self.assertIs(type(weight.grad), torch.Tensor)
+                    self.assertEqual(weight.grad.dtype, dtype)
+                    self.assertTrue(torch.equal(weight.grad, plain.grad))
+
+    def test_a_penalty_trains(self):
+        torch.manual_seed(1)
+        nets = [nn.Sequential(nn.Linear(64, 64, bias=False)) for _ in range(2)]
+        nets[1].load_state_dict(nets[0].state_dict())
+        x = torch.randn(4, 64)
+        for net, strength in zip(nets, (0.0, 1.0)):
+            lowp.quantize_model_(net, "mxfp8-2d")
+            opt = lowp.AdamW(net.parameters(), lr=1e-2, weight_decay=0)
+            for _ in range(5):
+                (net(x).square().mean() + strength * sum(p.norm() + p.dequantize().square().sum() for p in net.parameters())).backward()
+                opt.step()
+                opt.zero_grad()
+        self.assertLess(nets[1][0].weight.detach().norm(), nets[0][0].weight.detach().norm())
+
+    def test_a_step_between_forward_and_backward_is_an_error(self):
+        weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8-2d"))
+        opt = lowp.AdamW([weight])
+        penalty = weight.norm()
+        weight.grad = torch.ones(64, 64)
+        opt.step()
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            penalty.backward()
+
+    def test_without_gradients_nothing_is_recorded(self):
+        weight = nn.Parameter(lowp.quantize(torch.randn(64, 64), "mxfp8-2d"))
+        with torch.no_grad():
+            self.assertFalse(weight.dequantize().requires_grad)
+        self.assertFalse(weight.detach().dequantize().requires_grad)
+        self.assertFalse(weight.detach().norm().requires_grad)
+
+    def test_gradients_of_shards_are_those_of_one_process(self):
+        for recipe in ("fp8-current", "mxfp8", "mxfp8-2d"):
+            expected = ranks.run(1, penalties, recipe)[0]
+            for found in ranks.run(2, penalties, recipe):
+                for name, grad in expected.items():
+                    with self.subTest(recipe=recipe, name=name):
+                        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)
+
+    def test_weights_that_fsdp2_gathered_for_forward_alone_are_refused_there(self):
+        for found in ranks.run(2, inside):
+            self.assertIn(".dequantize()", found["mxfp8"])
+            self.assertIn(".detach()", found["mxfp8"])
+            self.assertEqual(found["mxfp8-2d"], "")
+
+
+def penalties(rank, world, recipe):
+    """Gradients of shards that a penalty adds to, outside of the modules, and one inside of each linear layer."""
+    torch.manual_seed(2)
+    net = nn.Sequential(*(Penalized(128, 128, bias=False) for _ in range(2)))
+    lowp.quantize_model_(net, recipe)
+    for layer in net:
+        model.fully_shard(layer)
+    model.fully_shard(net)
+    x = torch.randn(4, 128)
+    loss = net(x).square().mean() + sum(layer.penalty for layer in net)
+    # Norms are sums over ranks; gradients of what every rank computes of its batch are means.
+    outside = sum((p.norm() + (p**2).sum()) for p in net.parameters())
+    outside = outside.full_tensor() if hasattr(outside, "full_tensor") else outside
+    (loss + outside).backward()
+    return {name: param.grad.full_tensor() for name, param in net.named_parameters()}
+
+
+class Penalized(nn.Linear):
+    def forward(self, x):
+        self.penalty = self.weight.dequantize().square().mean()
+        return super().forward(x)
+
+
+class Read(nn.Linear):
+    def forward(self, x):
+        self.penalty = self.weight.norm()
+        return super().forward(x)
+
+
+def inside(rank, world):
+    found = {}
+    for recipe in ("mxfp8", "mxfp8-2d"):
+        net = nn.Sequential(Read(128, 128, bias=False), nn.Linear(128, 128))
+        lowp.quantize_model_(net, recipe)
+        for layer in net:
+            model.fully_shard(layer)
+        model.fully_shard(net)
+        try:
+            out = net(torch.randn(4, 128)).sum()
+            found[recipe] = ""
+        except lowp.UnsupportedOp as error:
+            found[recipe] = str(error)
+            continue
+        (out + net[0].penalty).backward()
+        assert net[0].weight.grad is not None
+    return found
+
+
 class Writes(unittest.TestCase):
     def refused(self, call, *messages):
         with self.assertRaises(lowp.UnsupportedOp) as caught:

@@ -104,6 +104,27 @@ def replicas(rank, world, remedy):
     return {name: value.cpu() for name, value in lowp.plain_state_dict(net).items()}
 
 
+def fsdp2_by_accelerate(rank, world):
+    """What FSDP2 by accelerate says, and what it leaves. On CPUs accelerate makes replicas whatever it is told, so its state is set."""
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    found = {}
+    for recipe in (None, "fp8-current"):
+        net = llama(recipe)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["LlamaDecoderLayer"])
+        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+        found["made"] = str(accelerator.distributed_type)
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+        opt = (torch.optim.AdamW if recipe is None else lowp.AdamW)(net.parameters(), lr=1e-2)
+        try:
+            net, opt = accelerator.prepare(net, opt)
+            found[recipe] = type(net).__name__
+        except lowp.UnsupportedOp as error:
+            found[recipe] = str(error)
+    return found
+
+
 class Trains(unittest.TestCase):
     def test_training_saves_and_goes_on_to_the_bit(self):
         for recipe, ways in ((RECIPE, (given, by_class, overriding)), ("fp8-current", (by_class,)), ("nvfp4-1d", (by_class,))):
@@ -174,6 +195,12 @@ class Remedies(unittest.TestCase):
         first, second = ranks.run(2, replicas, True)
         for name, value in first.items():
             self.assertTrue(torch.equal(value, second[name]), name)
+
+    def test_fsdp2_by_accelerate_names_fully_shard(self):
+        for found in ranks.run(2, fsdp2_by_accelerate):
+            self.assertEqual(found["made"], "DistributedType.MULTI_CPU")
+            self.assertIn("FSDP", found[None])
+            self.assertIn("call fully_shard in a loop of your own", found["fp8-current"])
 
     def test_files_of_safetensors_are_of_values(self):
         net = llama()

@@ -8,6 +8,7 @@ use crate::recipes::{RecipeName, RecipeOptionArgs};
 use crate::usage::UsageError;
 use anyhow::Result;
 use globset::Glob;
+use lowp_file::select::DEFAULTS;
 use lowp_file::{Dtypes, Setup, SetupError};
 use lowp_format::spelling::{options_of_files, problem};
 use lowp_format::{AnyRecipe, Form, Part, Recipe, ScaleLayout, Shape, Usage};
@@ -52,9 +53,6 @@ pub(super) struct RecipeArgs {
     #[command(flatten)]
     options: RecipeOptionArgs,
 }
-
-/// What files have of a recipe unless they are told otherwise: a file holds no gradients.
-const DEFAULTS: [(&str, &str); 1] = [("format", "e4m3")];
 
 impl RecipeArgs {
     /// The recipe and how it is written.

@@ -11,7 +11,7 @@ from ._lowp import HAS_CUDA, Recipe, recipes
 from ._lowp import VERSION as __version__
 from ._optim import AdamW
 from ._model import quantize_model_
-from ._files import plain_state_dict
+from ._files import load, plain_state_dict, save
 from ._flat import cast_master_weights
 from ._tensor import Tensor, quantize
 from ._plan import Plan, plan
@@ -27,9 +27,11 @@ __all__ = [
     "UnsupportedOp",
     "__version__",
     "cast_master_weights",
+    "load",
     "plain_state_dict",
     "plan",
     "quantize",
     "quantize_model_",
     "recipes",
+    "save",
 ]

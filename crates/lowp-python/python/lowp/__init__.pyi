@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -37,6 +38,9 @@ class Recipe:
     def row_quantum(self) -> int: ...
     @property
     def is_low_precision(self) -> bool: ...
+    @property
+    def keeps_amax(self) -> bool: ...
+    def has_weights_of(self, other: Recipe) -> bool: ...
     def check(self, rows: int, cols: int) -> None: ...
     def buffers(
         self, rows: int, cols: int, usage: Usage = "both", stored: bool = False
@@ -88,6 +92,15 @@ def quantize_model_(
     keep_master: bool = True,
     **options: str | int | float | bool,
 ) -> list[str]: ...
+def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]: ...
+def save(
+    path: str | PathLike[str],
+    tensors: Mapping[str, torch.Tensor],
+    recipe: str | Recipe | None = None,
+    *,
+    ignore: str | Iterable[str] = (),
+    **options: str | int | float | bool,
+) -> None: ...
 def plain_state_dict(model: torch.nn.Module | Mapping[str, Any]) -> dict[str, Any]: ...
 def cast_master_weights(
     model_weights: Sequence[Tensor],

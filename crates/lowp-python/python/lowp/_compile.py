@@ -9,12 +9,12 @@ import itertools
 import weakref
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _scaled
 from ._errors import LowpError, UnsupportedOp
 from ._lowp import VERSION
 from ._plan import as_recipe
+from ._torch_compat import skip_frame, without_modes
 
 Tensor = None  # set by _tensor.py, which uses this file
 layer_forward = layer_gradients = None  # set by _linear.py, which uses this file
@@ -26,7 +26,7 @@ def token_of(store):
     """The number of a store, as a tensor on the CPU: the same each time."""
     if store.token is None:
         number = next(_NUMBERS)
-        with _disable_current_modes():
+        with without_modes():
             store.token = torch.tensor([number])
         _STORES[number] = store
     return store.token
@@ -81,11 +81,7 @@ def note_writes(tensors):
 def _skip_frames():
     """Has Dynamo make no graphs that begin in ``__torch_function__``, whose guards do not tell one attribute from another; it follows calls into it
     as before. Not when lowp is imported, as Dynamo takes a second to be."""
-    from torch._dynamo import eval_frame
-
-    skip = getattr(eval_frame, "skip_code", None)
-    if skip is not None:
-        skip(Tensor.__torch_function__.__func__.__code__)
+    skip_frame(Tensor.__torch_function__.__func__)
 
 
 _INNER = ["_token"]
@@ -194,7 +190,7 @@ def _as_arguments(recipe):
 
 
 def _no_such_weight(*_):
-    raise LowpError("lowp::linear is of a weight that is a lowp.Tensor")
+    raise LowpError("an operator (lowp::linear, lowp::dequantize) is of a weight that is a lowp.Tensor")
 
 
 # The one that a graph is first made of. With a weight that is a lowp.Tensor PyTorch calls ``linear_forward``, so that graphs for execution
@@ -207,6 +203,24 @@ def linear_forward(func, input, weight, bias=None):
     """The product, and codes of the input and their scale, which its gradients need; both are empty where values are multiplied."""
     out, *saved = layer_forward(input, weight, bias)
     return out, *(input.new_empty(0) if tensor is None else tensor for tensor in saved)
+
+
+# The values of a weight, as a copy that its gradient flows through. Graphs for execution have lowp::decode in its place.
+_LIBRARY.define("dequantize(Tensor weight, str orientation, ScalarType dtype) -> Tensor")
+_LIBRARY.impl("dequantize", _no_such_weight, "CompositeExplicitAutograd")
+
+
+def dequantize(func, weight, orientation, dtype):
+    return weight._store.decode(orientation, dtype).view(weight.shape)
+
+
+def _note_dtype(ctx, inputs, output):
+    ctx.dtype = inputs[0].dtype
+
+
+torch.library.register_autograd(
+    "lowp::dequantize", lambda ctx, grad: (grad.to(ctx.dtype), None, None), setup_context=_note_dtype, lib=_LIBRARY
+)
 
 
 def _save(ctx, inputs, output):

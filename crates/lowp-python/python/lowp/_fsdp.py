@@ -9,6 +9,7 @@ from ._errors import LowpError, UnsupportedOp
 from ._memory import device_of, empty, memory
 from ._ranks import Ranks, between_gathers, together
 from ._store import Store
+from . import _torch_compat as compat
 
 
 class Exchange:
@@ -76,7 +77,7 @@ class _Gather:
 
     def buffers(self, arrived, shard):
         """The buffers of the full tensor. FSDP2 frees storages and fills them again: views of them stay."""
-        storages = [piece.untyped_storage()._cdata for piece in arrived]
+        storages = [compat.storage_id(piece) for piece in arrived]
         if self.views is None or self.views[0] != storages:
             flat = [piece.reshape(-1) for piece in arrived]
             views = {name: flat[input][start:end] for name, input, start, end in self.parts}
@@ -142,7 +143,7 @@ class _Piece(torch.Tensor):
     def size(self, *dim):
         return _AnySize(super().size()) if not dim else super().size(*dim)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = compat.plain_torch_function
 
 
 def pre_all_gather(store, mesh, outer_size, module):
@@ -156,7 +157,7 @@ def _pre_all_gather(store, mesh, outer_size, module):
     group = _group_of(module)
     exchange = store.exchange
     # Codes of both directions at once, wherever the full tensor may serve both.
-    kept = group is None or not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
+    kept = group is None or compat.keeps_whole(group)
     if exchange is None or exchange.module() is not module:
         exchange = store.exchange = _exchange_of(store, full, mesh, kept, module)
     if kept and not exchange.kept:
@@ -189,9 +190,9 @@ _AGREED = weakref.WeakKeyDictionary()
 
 def _exchange_of(store, full, mesh, kept, module):
     """The gathers of a parameter of ``module``. Collective when that is gathered for the first time, whose shard soever."""
-    of = lambda param: getattr(getattr(param, "_local_tensor", None), "_store", None)
+    of = lambda param: getattr(compat.local_of(param), "_store", None)
     # A shard that comes from the host for each gather is none of the module's.
-    name = next((name for name, param in module._parameters.items() if of(param) is store), (store.recipe, full))
+    name = next((name for name, param in compat.own_parameters(module).items() if of(param) is store), (store.recipe, full))
     known = _AGREED.setdefault(module, {})
     text, kept = known.get(name, (None, kept))
     exchange = Exchange(store, full, mesh.size(), mesh.get_local_rank(), kept, mesh.get_group(), text)
@@ -235,7 +236,7 @@ def _group_of(module):
         group = _find_group(module)
         if group is not None:
             _GROUPS[module] = weakref.ref(group)
-    if group is not None and getattr(group, "_use_post_forward_mesh", False):
+    if group is not None and compat.reshards_to_some(group):
         raise UnsupportedOp(
             "reshard_after_forward is a number of ranks, which FSDP2 supports for plain parameters only; give True or False"
         )
@@ -243,30 +244,18 @@ def _group_of(module):
 
 
 def _find_group(module):
-    for group in _all_groups():
-        for param in getattr(group, "fsdp_params", ()):
-            info = param._module_info
-            if info.module is module or module in info.shared_modules:
-                return group
+    for group in compat.fsdp_groups():
+        if any(any(user is module for user in users) for users, *_ in compat.fsdp_params(group)):
+            return group
     return None
-
-
-def _all_groups():
-    """The groups of parameters of every module that fully_shard was called for."""
-    from torch.distributed._composable_state import _module_state_mapping
-
-    for state in list(_module_state_mapping.values()):
-        state = state() if isinstance(state, weakref.ReferenceType) else state
-        yield from getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
 
 
 def known_params():
     """What FSDP2 says of each of its parameters: the sharded one, the whole one (``None`` before the first gather), and the name."""
-    for group in _all_groups():
-        for param in getattr(group, "fsdp_params", ()):
-            info = param._module_info
-            yield param.sharded_param, getattr(param, "_unsharded_param", None), getattr(param, "_param_fqn", None) or info.param_name
+    for group in compat.fsdp_groups():
+        for _, sharded, whole, name in compat.fsdp_params(group):
+            yield sharded, whole, name
 
 
 def _is_backward(group):
-    return group is not None and group._training_state.name == "PRE_BACKWARD"
+    return group is not None and compat.is_before_backward(group)

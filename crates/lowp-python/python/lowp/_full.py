@@ -13,6 +13,7 @@ from ._memory import device_of, empty
 from ._ops import aten, handles
 from ._ranks import Ranks, between_gathers, together
 from ._store import Store
+from ._torch_compat import group_named
 
 
 def _claiming(store, rows):
@@ -36,7 +37,7 @@ def _pad(func, tensor, pad, value=0):
 @handles("_c10d_functional::all_gather_into_tensor")
 def _all_gather(func, tensor, group_size, group_name):
     store = tensor._store
-    group = group_name if isinstance(group_name, dist.ProcessGroup) else dist.distributed_c10d._resolve_process_group(group_name)
+    group = group_name if isinstance(group_name, dist.ProcessGroup) else group_named(group_name)
     full, rows = gather_rows(store.unpadded or store, group), store.rows * group_size
     return _ops.Tensor(full if full.rows == rows else _claiming(full, rows), tensor.dtype)
 

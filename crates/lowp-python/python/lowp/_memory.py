@@ -3,22 +3,15 @@
 import torch
 
 from ._errors import LowpError
+from ._torch_compat import raw_stream
 
 
 def device_of(device):
     """A device with its current stream, as Rust takes it."""
     if device.type == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
-        return ("cuda", index, _raw_stream(index))
+        return ("cuda", index, raw_stream(index))
     return (device.type, 0, 0)
-
-
-def _raw_stream(index):
-    return torch.cuda.current_stream(index).cuda_stream
-
-
-# The same without an object for it, where PyTorch has that: each call of lowp asks.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
 
 def memory(tensor, keep=False):

@@ -9,6 +9,7 @@ from ._files import save_values
 from ._linear import Linear
 from ._plan import as_recipe
 from ._tensor import Tensor, quantize
+from ._torch_compat import local_of, own_parameters
 
 
 #: The output projection of torch.nn.MultiheadAttention, which is a linear layer by class alone: attention reads its weight.
@@ -47,7 +48,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
     modules = {id(module) for _, module in chosen}
     for name, module in chosen:
         weight = module.weight
-        if "weight" not in module._parameters:
+        if "weight" not in own_parameters(module):
             raise LowpError(
                 f"{name} is computed by a parametrization; remove it (torch.nn.utils.parametrize.remove_parametrizations), or leave the layer "
                 f"out: ignore=[{name!r}]"
@@ -65,7 +66,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
                 f"{name} is {', '.join(others)}, too, which is not quantized, so they would be tied no longer; leave it out: "
                 f"ignore=[{name!r}], or give the layer a weight of its own"
             )
-        if hasattr(weight, "_local_tensor"):
+        if local_of(weight) is not weight:
             raise LowpError(
                 f"{name} is a DTensor; call quantize_model_ before fully_shard, and where parallelize_module cut it, leave it out: "
                 f"ignore=[{name!r}]"
@@ -90,8 +91,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
 
 def _has_codes(name, module, recipe):
     """Whether a layer holds codes of the recipe already. Raises where they are of another one."""
-    held = module._parameters.get("weight")
-    held = getattr(held, "_local_tensor", held)
+    held = local_of(own_parameters(module).get("weight"))
     if isinstance(held, Tensor) and held.recipe != recipe:
         raise LowpError(
             f"{name} holds codes of {held.recipe!r} already, and not of {recipe!r}; make the model again to quantize it otherwise, or leave it "
@@ -104,7 +104,7 @@ def _users(model):
     """The modules that use each parameter, by its id, with its name in them."""
     users = {}
     for module_name, module in model.named_modules():
-        for name, param in module._parameters.items():
+        for name, param in own_parameters(module).items():
             if param is not None:
                 users.setdefault(id(param), []).append((module, f"{module_name}.{name}" if module_name else name))
     return users

@@ -1,10 +1,10 @@
 """What each operation of PyTorch does to a quantized tensor: exactly that, or ``lowp.UnsupportedOp``."""
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
+from ._torch_compat import in_backward, schema_of, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 Tensor = None  # set by _tensor.py, which uses this file
@@ -28,29 +28,65 @@ def dispatch(cls, func, args, kwargs):
         handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.name())
     if handler is not None:
         return handler(func, *args, **kwargs)
-    name, writes = func._schema.name, _written(func, args, kwargs)
+    name, writes = schema_of(func).name, _written(func, args, kwargs)
     if any(isinstance(tensor, Tensor) for tensor in writes):
         raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes nothing changes in place; {_WRITE}")
-    if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)):
-        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.dequantize(), (args, kwargs))
+    if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
+        _check_phases(func, args, kwargs)
+        read = _magnitudes if name == "aten::abs" else _values
+        args, kwargs = tree_map_only(Tensor, read, (args, kwargs))
         return func(*args, **kwargs)
     raise UnsupportedOp(f"{func} of a lowp.Tensor, which holds codes; {_REMEDIES.get(name) or _REMEDIES.get(func.namespace, _DECODE)}")
+
+
+def _values(tensor):
+    return tensor._store.decode("rowwise", tensor.dtype).view(tensor.shape)
+
+
+def _magnitudes(tensor):
+    """Values for ``abs``, which isfinite and isinf of shards are made of. Raises where the dtype takes a finite one for infinite."""
+    found = _values(tensor)
+    if tensor.dtype == torch.float16 and bool(found.isinf().any()):
+        whole = tensor._store.decode("rowwise").view(tensor.shape)
+        lost = int((whole.isfinite() & found.isinf()).sum())
+        if lost:
+            raise UnsupportedOp(
+                f"abs of a lowp.Tensor of float16 with {lost} finite values above 65504, which float16 has as inf; read "
+                ".dequantize(dtype=torch.float32), of a DTensor of its .to_local()"
+            )
+    return found
+
+
+def _check_phases(func, args, kwargs):
+    """Raises where a gradient would need the codes of forward in backward, for which FSDP2 gathers others."""
+    if not torch.is_grad_enabled() or in_backward():
+        return
+    for tensor in tree_leaves((args, kwargs)):
+        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor._store.is_of_one_phase:
+            raise UnsupportedOp(
+                f"{func} of a lowp.Tensor that requires gradients, whose codes FSDP2 gathered for forward alone; read .dequantize(), which gradients "
+                "flow through, or .detach() without them"
+            )
 
 
 def _written(func, args, kwargs):
     """The tensors that an operation of PyTorch writes to. A collective says that of all that it takes."""
     if func.namespace != "aten":
         return []
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     given = {**dict(zip((argument.name for argument in arguments), args)), **kwargs}
     written = [given.get(argument.name) for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write]
     return [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
 
 
 # The decoded values answer what only reads: norms, sums and the like, comparisons, and what is written to a plain tensor, such as an average of weights.
-# Arithmetic that returns a tensor is refused: its result, copied back, would lose what is smaller than a step of the codes.
+# Arithmetic that returns a tensor is refused: its result, copied back, would lose what is smaller than a step of the codes. Gradients of reads
+# are arithmetic of them in backward.
 _REDUCTION = getattr(torch.Tag, "reduction", None)  # newer versions of PyTorch say it of each operation
-_READS = {f"aten::{name}" for name in "abs isfinite isnan isinf eq ne lt le gt ge linalg_vector_norm _foreach_norm _foreach_max".split()}
+_READS = {f"aten::{name}" for name in "abs eq ne lt le gt ge pow linalg_vector_norm _foreach_norm _foreach_max".split()}
+
+#: What asks whether values are finite.
+FINITE = frozenset(getattr(of, name) for name in "isfinite isinf isnan isposinf isneginf".split() for of in (torch, torch.Tensor))
 
 _DECODE = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
 _WRITE = (
@@ -76,8 +112,8 @@ _REMEDIES = {
 #: What reads the memory that other tensors have, by what to do in its place.
 _BYTES = "decode it first (.dequantize()), or take the bytes of its .buffers"
 _MEMORY = {
-    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save values (lowp.plain_state_dict(model)), and codes with dcp.save, not dcp.async_save, which copies "
-    "memory; FSDP2 by accelerate asks for it, too: call fully_shard in a loop of your own (docs/pytorch.md)",
+    torch.Tensor.data_ptr: f"{_BYTES}; for safetensors save codes (lowp.save) or values (lowp.plain_state_dict(model)), and shards with dcp.save, not "
+    "dcp.async_save, which copies memory; FSDP2 by accelerate asks for it, too: call fully_shard in a loop of your own (docs/pytorch.md)",
     torch.Tensor.numpy: _BYTES,
     torch.Tensor.tolist: _BYTES,
     torch.Tensor.storage: _BYTES,

@@ -13,6 +13,8 @@ from ._memory import device_of, dtype_name, memory
 from ._plan import as_recipe
 from ._ranks import Known, Ranks, together
 from ._tensor import Tensor
+from ._torch_compat import local_of
+from ._torch_compat import outside_of_graphs, version_of, whole_group, without_torch_function
 
 _F32, _BF16 = torch.float32, torch.bfloat16
 _Parameter = torch.nn.Parameter
@@ -69,7 +71,7 @@ class AdamW(torch.optim.Optimizer):
 
     # A step.
 
-    @torch._disable_dynamo
+    @outside_of_graphs
     @torch.no_grad()
     def step(self, closure=None, *, grad_scale=1.0):
         """Updates every parameter. ``grad_scale`` multiplies gradients first: the inverse of a loss scale, or of the number of batches that
@@ -123,7 +125,7 @@ class AdamW(torch.optim.Optimizer):
         state = self.state[param]
         if "exp_avg" in state:
             return state
-        local = _local(param)
+        local = local_of(param)
         if not isinstance(local, Tensor) and local.dtype in (_F32, _BF16) and not local.is_contiguous():
             raise LowpError(
                 f"a parameter of shape {tuple(local.shape)} with strides {tuple(local.stride())} is not contiguous; call .contiguous() before "
@@ -170,15 +172,15 @@ class AdamW(torch.optim.Optimizer):
         may wait for another rank. Masters of codes follow them; those of bfloat16 keep what still rounds to the parameter."""
         old = self._built
         for param, place in zip(old.params, old.places):
-            local = _local(param)
+            local = local_of(param)
             if not isinstance(local, Tensor):
                 master = self.state[param].get("master")
-                if master is not None and _local(master).device == local.device:
-                    _follow(_local(master), local.detach())
+                if master is not None and local_of(master).device == local.device:
+                    _follow(local_of(master), local.detach())
                 continue
             if local._store is place:
                 continue
-            master = _local(self.state[param]["master"])
+            master = local_of(self.state[param]["master"])
             if master.shape != tuple(local._store.shape) or master.device != local.device:
                 continue  # what is planned says so
             store = local._store
@@ -239,8 +241,8 @@ class AdamW(torch.optim.Optimizer):
     def _forget(self):
         """Begins anew, as a new optimizer over the same masters: what the state of one without steps says."""
         for state in self.state.values():
-            _local(state["exp_avg"]).zero_()
-            _local(state["exp_avg_sq"]).zero_()
+            local_of(state["exp_avg"]).zero_()
+            local_of(state["exp_avg_sq"]).zero_()
             state["step"] = torch.tensor(0.0)
             state.pop("skipped", None)
             state.pop("scales", None)
@@ -257,7 +259,7 @@ class AdamW(torch.optim.Optimizer):
                     f"the state of a parameter of shape {tuple(param.shape)} has no {key}; load the state of a lowp.AdamW over parameters of "
                     "the same dtype"
                 )
-            own, new = _local(state[key]), _local(values[key])
+            own, new = local_of(state[key]), local_of(values[key])
             if own.shape != new.shape:
                 raise LowpError(
                     f"the state has a {key} of shape {tuple(new.shape)} where {tuple(own.shape)} belongs; load the state of the same model and "
@@ -280,27 +282,33 @@ class _Built:
 
     def __init__(self, optimizer, old=None):
         self.all = [param for group in optimizer.param_groups for param in group["params"]]
+        # First of all: whatever fails on this rank alone, the others hear of. What ranks have in common stays as it was.
+        self.ranks = _ranks_of(self.all) if old is None else old.ranks
+        with together(self.ranks if old is None else None):
+            device, groups, args = self._collect(optimizer, old)
+        if self.mesh is None:  # what is sharded is frozen
+            self.ranks = None
+        if old is None:
+            self.rust = _lowp.AdamW(device, groups, args, self.ranks, self.mesh)
+        else:
+            # Where memory lies is a matter of one rank.
+            self.rust = old.rust.moved(device, groups, args)
+        del self.alive
+
+    def _collect(self, optimizer, old):
+        """Parameters, device and hyperparameters as Rust takes them."""
         self.names = [name for group in optimizer.param_groups for name in group.get("param_names") or [None] * len(group["params"])]
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             self.trained = [param.requires_grad for param in self.all]
         self.params = [param for param, trained in zip(self.all, self.trained) if trained]
         if not self.params:
             raise LowpError(f"none of {len(self.all)} parameters requires gradients; call requires_grad_() on those that train")
-        self.device = _local(self.params[0]).device
-        others = {str(_local(p).device) for p in self.params} - {str(self.device)}
+        self.device = local_of(self.params[0]).device
+        others = {str(local_of(p).device) for p in self.params} - {str(self.device)}
         if others:
             raise LowpError(f"the parameters are on {self.device} and {', '.join(sorted(others))}; make an optimizer for each device")
-        device, groups = device_of(self.device), optimizer._groups()
-        if old is not None:
-            # What ranks have in common is as it was, and where memory lies is a matter of one rank.
-            self.ranks, self.mesh = old.ranks, old.mesh
-            self.rust = old.rust.moved(device, groups, self._args(optimizer))
-        else:
-            self.ranks, self.mesh = _ranks_of(self.params, self.device)
-            with together(self.ranks):
-                args = self._args(optimizer)
-            self.rust = _lowp.AdamW(device, groups, args, self.ranks, self.mesh)
-        del self.alive
+        self.mesh = _mesh_of(self.params) if old is None else old.mesh
+        return device_of(self.device), optimizer._groups(), self._args(optimizer)
 
     def _args(self, optimizer):
         """The parameters as Rust takes them."""
@@ -318,17 +326,17 @@ class _Built:
         numbers = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
         for index, (param, state, grad) in enumerate(zip(self.params, states, grads)):
             for key in ("master", "exp_avg", "exp_avg_sq"):
-                if key in state and _local(state[key]).device != self.device:
+                if key in state and local_of(state[key]).device != self.device:
                     raise LowpError(
-                        f"{key} of parameter {index} on {_local(state[key]).device}, and the parameter on {self.device}; make the optimizer "
+                        f"{key} of parameter {index} on {local_of(state[key]).device}, and the parameter on {self.device}; make the optimizer "
                         "after the model was moved, and load its state then"
                     )
             args.append(_arg(f"parameter {index}", numbers[id(param)], param, state, grad, self.mesh))
-        halves = [(param, _local(param)) for param in self.params if _local(param).dtype is _BF16]
+        halves = [(param, local_of(param)) for param in self.params if local_of(param).dtype is _BF16]
         halves = [(param, local) for param, local in halves if not isinstance(local, Tensor)]
         self.steps = 0  # each counts as one write of every parameter
-        self.halves = [(local, _local(optimizer.state[param]["master"]), local._version) for param, local in halves]
-        self.written = self.params + [_local(param) for param, _ in self.shards]
+        self.halves = [(local, local_of(optimizer.state[param]["master"]), version_of(local)) for param, local in halves]
+        self.written = self.params + [local_of(param) for param, _ in self.shards]
         self.alive = alive  # until Rust has them
         return args
 
@@ -354,7 +362,7 @@ class _Built:
     def check_trained(self):
         """Raises where other parameters require gradients than in the step that was planned."""
         # Else each look at a lowp.Tensor is a call of __torch_function__.
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             now = [param.requires_grad for param in self.all]
         if now == self.trained:
             return
@@ -379,7 +387,7 @@ class _Built:
             if param._store is not place:
                 return True
         for param, place in self.shards:
-            local = _local(param)
+            local = local_of(param)
             now = local._store if isinstance(local, Tensor) else local.data_ptr()
             if now is not place and now != place:
                 return True
@@ -392,20 +400,20 @@ class _Built:
 
     def note_writes(self):
         """Takes bfloat16 parameters for what their masters say."""
-        self.halves = [(local, _local(master), local._version - self.steps) for local, master, _ in self.halves]
+        self.halves = [(local, local_of(master), version_of(local) - self.steps) for local, master, _ in self.halves]
 
     def follow_writes(self):
         """Brings masters of bfloat16 parameters that PyTorch wrote up to date. Those that round to the parameter stay."""
         for index, (local, master, version) in enumerate(self.halves):
-            if local._version - self.steps != version:
+            if version_of(local) - self.steps != version:
                 _follow(master, local)
-                self.halves[index] = (local, master, local._version - self.steps)
+                self.halves[index] = (local, master, version_of(local) - self.steps)
 
     def grads(self):
         """Where gradients lie, and those that were converted, to be kept for as long as they are read."""
         alive = []
         # Else each look at the gradient of a lowp.Tensor is a call of __torch_function__.
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             grads = [param.grad for param in self.params]
         if any([type(grad) is not torch.Tensor for grad in grads]):
             grads = [g if type(g) is torch.Tensor else self._local_grad(index, g) for index, g in enumerate(grads)]
@@ -433,19 +441,19 @@ class _Built:
         """The gradient of the rows of a parameter that is sharded."""
         if grad is None:
             param, replaced = self.params[index], ""
-            if param is _local(param) and next(known_params(), None) is not None:
+            if param is local_of(param) and next(known_params(), None) is not None:
                 replaced = "; fully_shard replaces parameters: if it was called after the optimizer was made, make the optimizer after it"
             raise LowpError(
                 f"{self.title(param)} has no gradient; take it out of the optimizer, or give it zeros: a step updates every parameter "
                 f"once{replaced}"
             )
-        local = _local(grad)
+        local = local_of(grad)
         return local.wait() if type(local) is not torch.Tensor and hasattr(local, "wait") else local
 
 
 def _arg(name, group, param, state, grad, mesh):
     """A parameter as Rust takes it."""
-    local = _local(param)
+    local = local_of(param)
     shard = None
     if isinstance(local, Tensor):
         store = local._store
@@ -459,8 +467,8 @@ def _arg(name, group, param, state, grad, mesh):
         # A float32 parameter is its own master, and nothing is cast.
         names = [spec.name for spec in recipe.buffers(*shape)] if local.dtype == _BF16 else []
         buffers = [(name, memory(local.detach(), keep=True)) for name in names]
-    master = _local(state["master"]) if "master" in state else local.detach()
-    exp_avg, exp_avg_sq = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+    master = local_of(state["master"]) if "master" in state else local.detach()
+    exp_avg, exp_avg_sq = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
     return SimpleNamespace(
         name=name,
         group=group,
@@ -496,17 +504,13 @@ def _follow(master, values):
 
 def _place(param):
     """Where a parameter lies: its codes, or the address of its values."""
-    local = _local(param)
+    local = local_of(param)
     return local._store if isinstance(local, Tensor) else local.data_ptr()
-
-
-def _local(tensor):
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _like(param, local):
     """``local`` as a tensor that is sharded as a parameter is."""
-    if _local(param) is param:
+    if local_of(param) is param:
         return local
     from torch.distributed.tensor import DTensor
 
@@ -515,8 +519,14 @@ def _like(param, local):
     )
 
 
-def _ranks_of(params, device):
-    """The ranks that share out the rows, and how: replicas x shards. ``None`` for parameters that every rank has whole."""
+def _ranks_of(params):
+    """The ranks that share out the rows; ``None`` for parameters that every rank has whole."""
+    first = next((param for param in params if local_of(param) is not param), None)
+    return None if first is None else Ranks.of(whole_group(first.device_mesh), local_of(first).device)
+
+
+def _mesh_of(params):
+    """How ranks share out the rows: replicas x shards. ``None`` for parameters that every rank has whole."""
     whole = {id(whole): name for _, whole, name in known_params() if whole is not None}
     for param in params:
         if id(param) in whole:
@@ -524,9 +534,9 @@ def _ranks_of(params, device):
                 f"{whole[id(param)]} of shape {tuple(param.shape)} is unsharded now, as FSDP2 leaves what the root gathers after a forward without a "
                 "backward; call reshard() on the model before its parameters go to the optimizer"
             )
-    sharded = [p for p in params if _local(p) is not p]
+    sharded = [p for p in params if local_of(p) is not p]
     if not sharded:
-        return None, None
+        return None
     first = sharded[0]
     mesh, placements = first.device_mesh, tuple(first.placements)
     for param in sharded:
@@ -543,10 +553,9 @@ def _ranks_of(params, device):
         )
     replicate, shard = mesh.size() // mesh.size(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
     if len(sharded) != len(params) and mesh.size() > 1:
-        plain = next(tuple(p.shape) for p in params if _local(p) is p)
+        plain = next(tuple(p.shape) for p in params if local_of(p) is p)
         raise LowpError(f"a parameter of shape {plain} is whole on every rank beside sharded ones; call fully_shard on the root, too")
-    group = mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
-    return Ranks.of(group, device), (replicate, shard)
+    return replicate, shard
 
 
 __all__ = ["AdamW"]

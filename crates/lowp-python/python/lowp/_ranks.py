@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ._errors import LowpError
+from ._torch_compat import coalesced, coalesces, default_store, post_all_gather, serves_cpu
 
 #: Whether the rank failed, the number of the round, bytes of the call's name, bytes of the content; those follow, as far as there is room.
 _HEAD = struct.Struct("<?QBQ")
@@ -48,7 +49,7 @@ class Ranks:
         self.on_device = device.type == "cuda"
         self.host = _host_group(self.group, make)
         # Where its tensors lie.
-        self.place = torch.device("cpu") if _has_cpu(self.host) else device
+        self.place = torch.device("cpu") if serves_cpu(self.host) else device
 
     @classmethod
     def of(cls, group, device):
@@ -115,7 +116,7 @@ class Ranks:
         """Tells the others that this rank failed. Waits for none of them. With ``gathers`` they may be in a collective of PyTorch, which takes
         no frame."""
         print(f"lowp: rank {self.rank} of {self.world} failed: {message}", file=sys.stderr, flush=True)
-        store, key = dist.distributed_c10d._get_default_store(), self._key()
+        store, key = default_store(), self._key()
         _within(_PATIENCE, lambda: store.set(key, f"{self.rank}:{message}"))
         if self.place.type == "cpu" and not (gathers and self.host is self.group):
             frame = self._frame(True, "failure", message.encode())
@@ -124,12 +125,8 @@ class Ranks:
 
     def _post(self, frame):
         """Its part of the next round, which nobody waits for here."""
-        from torch._C._distributed_c10d import AllgatherOptions
-
         sent, all = self._frames(frame)
-        options = AllgatherOptions()
-        options.timeout = _LINGER
-        self.host.allgather([all], [sent], options)
+        post_all_gather(self.host, all, sent, _LINGER)
 
     def _heard(self, rank, content, length):
         """The error of a rank that said in its frame that it failed."""
@@ -149,7 +146,7 @@ class Ranks:
 
     def _stored(self):
         """Who failed since the last round, and its message, where the store knows: the last one of a rank that went on and failed again."""
-        store, ahead, found = dist.distributed_c10d._get_default_store(), 0, None
+        store, ahead, found = default_store(), 0, None
         while (more := _within(_PATIENCE, lambda: store.get(self._key(ahead)) if store.check([self._key(ahead)]) else None)) is not None:
             ahead, found = ahead + 1, more
         if found is None:
@@ -208,8 +205,8 @@ class Ranks:
             dist.all_gather_into_tensor(whole, of_ranks[self.rank][1], group=self.group)
             return
         send = lambda: [dist.broadcast(part, group=self.group, group_src=rank, async_op=True) for rank, part in of_ranks]
-        if self.group._get_backend(self.device).supports_coalescing:
-            with dist.distributed_c10d._coalescing_manager(self.group, self.device, async_ops=True) as sent:
+        if coalesces(self.group, self.device):
+            with coalesced(self.group, self.device) as sent:
                 send()
             sent.wait()
         else:
@@ -267,17 +264,13 @@ def _tell(ranks, error, **how):
 def _host_group(group, make):
     """The group for rounds on the host: the same, or one of gloo beside a group that has collectives of GPUs alone, whose rounds
     would wait behind the work of the device. To ``make`` it is collective."""
-    if _has_cpu(group) or not dist.is_gloo_available():
+    if serves_cpu(group) or not dist.is_gloo_available():
         return group
     if group not in _HOST:
         if not make:
             return group
         _HOST[group] = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
     return _HOST[group]
-
-
-def _has_cpu(group):
-    return torch.device("cpu") in getattr(group, "_device_types", [torch.device("cpu")])
 
 
 def _parts(frame):

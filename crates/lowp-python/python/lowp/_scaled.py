@@ -7,6 +7,7 @@ import torch
 from . import _lowp
 from ._memory import device_of, dtype_name, empty, memory
 from ._plan import as_recipe
+from ._torch_compat import scaled_mm
 
 #: Multiple of every side of a product of FP8 codes.
 SIDE = 16
@@ -120,7 +121,7 @@ def product(a, b, dtype, bias=None, fast=False):
         products, workspace = _products_of(a.device), empty(_WORKSPACE, a.device)
         products.multiply((rows, cols, depth), left, right, memory(out), dtype_name(dtype), added, fast, memory(workspace))
     else:
-        out = torch._scaled_mm(a, b.t(), of_a, of_b, bias=fused, out_dtype=dtype, use_fast_accum=fast)
+        out = scaled_mm(a, b.t(), of_a, of_b, bias=fused, out_dtype=dtype, use_fast_accum=fast)
     if bias is not None and not fits:
         out += bias  # the product adds no bias to float32
     return out

@@ -26,6 +26,8 @@ class Store:
         self.unpadded = None  # the rows behind a number of rows that DTensor padded
         self.views = {}  # its codes and their scale as products take them, by orientation
         self.held = False  # whether Rust holds the memory of the buffers
+        self.usage = None  # the directions that it was made for, where buffers of several may be the same
+        self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
@@ -37,7 +39,9 @@ class Store:
         make = torch.zeros if zeros else torch.empty
         specs = recipe.buffers(rows, cols, usage, stored)
         buffers = {spec.name: make(spec.bytes, dtype=torch.uint8, device=device) for spec in specs}
-        return cls(recipe, rows, cols, buffers, device)
+        made = cls(recipe, rows, cols, buffers, device)
+        made.usage = usage
+        return made
 
     @classmethod
     def of(cls, recipe, shape, buffers, master=None):
@@ -145,7 +149,7 @@ class Store:
 
     def copy_(self, other):
         """Takes the content of another store of the same recipe and shape."""
-        if (self.recipe, self.shape) != (other.recipe, other.shape):
+        if self.shape != other.shape or not (self.recipe == other.recipe or self.recipe.has_weights_of(other.recipe)):
             raise LowpError(
                 f"a copy of {other.recipe!r} {other.rows}x{other.cols} into {self.recipe!r} {self.rows}x{self.cols}; dequantize and "
                 "quantize again to change either"
@@ -158,6 +162,7 @@ class Store:
         self._check_window()
         self.begin_write()
         self.blank = False
+        self.amax = other.amax
         self._stale = None if other._stale is None else other._stale.clone()
         for name, buffer in self.buffers.items():
             buffer.copy_(other.buffers[name])
@@ -218,6 +223,7 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
+        self.amax = None
         if self.token is not None:
             torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
@@ -246,6 +252,7 @@ class Store:
         master = None if self.master is None else change(self.master)
         device = next(iter(buffers.values())).device if buffers else self.device
         made = Store(self.recipe, self.rows, self.cols, buffers, device, master)
+        made.amax, made.usage = self.amax, self.usage
         made._stale = None if self._stale is None else self._stale.clone()
         return made
 
@@ -255,9 +262,10 @@ class Store:
         if encode_scale is not None:
             self.recipe.check_encode_scale(encode_scale)
         self.begin_rewrite()
-        _lowp.quantize(
-            device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), encode_scale
-        )
+        amax = torch.zeros(1, dtype=torch.float32, device=self.device) if self.recipe.keeps_amax else None
+        args = (encode_scale, None if amax is None else memory(amax))
+        _lowp.quantize(device_of(self.device), self.recipe, self.shape, memory(values), dtype, self.named(), *args)
+        self.amax = amax
         if self._window is not None:
             self._write_back()
 
@@ -306,6 +314,11 @@ class Store:
             )
         if orientation == "columnwise":
             self.full.derive()
+
+    @property
+    def is_of_one_phase(self):
+        """Whether FSDP2 gathered codes that serve one direction alone."""
+        return self.full is not None and not (self.serves("rowwise") and self.serves("columnwise"))
 
     def serves(self, orientation):
         """Whether the codes of an orientation are there."""

@@ -10,6 +10,7 @@ from ._errors import LowpError, UnsupportedOp
 from ._memory import dtype_name, values
 from ._plan import as_recipe
 from ._store import Store
+from ._torch_compat import is_parameter, make_wrapper, without_torch_function
 
 
 class _PreAllGather:
@@ -40,9 +41,7 @@ class Tensor(torch.Tensor):
     @staticmethod
     def __new__(cls, store, dtype, flat=False, requires_grad=False):
         shape = (store.rows * store.cols,) if flat else (store.rows, store.cols)
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad
-        )
+        tensor = make_wrapper(cls, shape, dtype=dtype, device=store.device, requires_grad=requires_grad)
         tensor._store, tensor._dtype, tensor._flat = store, dtype, flat
         return tensor
 
@@ -74,9 +73,12 @@ class Tensor(torch.Tensor):
         """The values of the codes, in the order of rows.
 
         ``orientation`` chooses the codes of ``"rowwise"`` or ``"columnwise"`` blocks, which hold other values where blocks are no
-        squares; ``dtype`` is the tensor's own unless it is given.
+        squares; ``dtype`` is the tensor's own unless it is given. The gradient of the values is that of the tensor.
         """
-        return self._store.decode(orientation, self.dtype if dtype is None else dtype).view(self.shape)
+        dtype = self.dtype if dtype is None else dtype
+        if self.requires_grad and torch.is_grad_enabled():
+            return torch.ops.lowp.dequantize(self, orientation, dtype)
+        return _compile.dequantize(None, self, orientation, dtype)
 
     @torch.no_grad()
     def quantize_(self, source, *, encode_scale=None):
@@ -111,10 +113,13 @@ class Tensor(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is torch.nn.functional.linear:
             return _linear.linear(*args, **(kwargs or {}))
+        if func in _ops.FINITE:
+            # Of the values themselves: PyTorch asks for magnitudes, which the dtype may not hold.
+            return func(args[0].dequantize(dtype=torch.float32))
         if not torch.compiler.is_compiling():
             _ops.check_memory(func)
         # What comes of it is what __torch_dispatch__ returns: plain tensors stay plain.
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -167,14 +172,14 @@ class Tensor(torch.Tensor):
             raise LowpError("a tensor that FSDP2 gathered cannot be saved, since its memory is freed; save the state_dict of the sharded model")
         store.check_whole()
         recipe = (store.recipe.name, dict(store.recipe.options))
-        flat, is_param = self.dim() == 1, getattr(self, "_is_param", False)
+        flat, is_param = self.dim() == 1, is_parameter(self)
         return (_rebuild, (recipe, store.shape, self.dtype, flat, dict(store.buffers), store.master, self.requires_grad, is_param))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             copy = Tensor(self._store.map(torch.clone), self.dtype, self.dim() == 1)
             copy.requires_grad_(self.requires_grad)
-            memo[id(self)] = _as_parameter(copy) if getattr(self, "_is_param", False) else copy
+            memo[id(self)] = _as_parameter(copy) if is_parameter(self) else copy
         return memo[id(self)]
 
 
@@ -245,3 +250,4 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
 
 _ops.Tensor = _compile.Tensor = Tensor
 _ops.handles(torch.ops.lowp.linear)(_compile.linear_forward)
+_ops.handles(torch.ops.lowp.dequantize)(_compile.dequantize)

@@ -1,0 +1,179 @@
+"""What the package uses of PyTorch that PyTorch promises nobody, and the versions that it was tested with.
+
+Everything private of PyTorch is here, each under a name that says what it is for: where another version has it otherwise, this file changes.
+"""
+
+import warnings
+import weakref
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+#: The first and the last version.
+TESTED = ((2, 11), (2, 15))
+
+
+def is_tested(version):
+    """Whether a version of torch is one of those."""
+    parts = version.split(".")[:2]
+    return all(part.isdecimal() for part in parts) and TESTED[0] <= tuple(map(int, parts)) <= TESTED[1]
+
+
+if not is_tested(torch.__version__):
+    warnings.warn(
+        f"torch {torch.__version__} beside a lowp that was tested with {' to '.join('.'.join(map(str, version)) for version in TESTED)}; what it uses "
+        "of PyTorch may be otherwise there: take one of these, or run the tests of lowp (crates/lowp-python/tests)",
+        stacklevel=2,
+    )
+
+# Tensors.
+
+tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only
+#: A context in which operators work on plain tensors, whatever follows the calls of PyTorch.
+without_modes = _disable_current_modes
+#: A context in which functions of PyTorch come to no ``__torch_function__``.
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+#: A ``__torch_function__`` that leaves everything to PyTorch.
+plain_torch_function = torch._C._disabled_torch_function_impl
+make_wrapper = torch.Tensor._make_wrapper_subclass
+scaled_mm = torch._scaled_mm
+
+
+def local_of(tensor):
+    """The rows of this rank, of a DTensor; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def version_of(tensor):
+    """How often a tensor was written, as autograd counts."""
+    return tensor._version
+
+
+def storage_id(tensor):
+    """What a tensor's storage is known by."""
+    return tensor.untyped_storage()._cdata
+
+
+def is_parameter(tensor):
+    """Whether a tensor of a class of its own is a parameter."""
+    return getattr(tensor, "_is_param", False)
+
+
+def schema_of(operator):
+    """The schema of an operator."""
+    return operator._schema
+
+
+def own_parameters(module):
+    """The parameters of a module alone, by name."""
+    return module._parameters
+
+
+def in_backward():
+    """Whether autograd walks a graph, on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def raw_stream(index):
+    """The current stream of a GPU, as CUDA has it."""
+    return torch.cuda.current_stream(index).cuda_stream
+
+
+# The same without an object for it, where PyTorch has that: each call of lowp asks.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
+
+# Graphs.
+
+#: A decorator of functions that graphs call as they are.
+outside_of_graphs = torch._disable_dynamo
+
+
+def skip_frame(function):
+    """Has Dynamo make no graphs that begin in ``function``."""
+    from torch._dynamo import eval_frame
+
+    skip = getattr(eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)
+
+
+# Process groups.
+
+
+def default_store():
+    """The store of the default process group."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def group_named(name):
+    """The process group of a name."""
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def post_all_gather(group, all, sent, timeout):
+    """An all-gather that nobody waits for here."""
+    from torch._C._distributed_c10d import AllgatherOptions
+
+    options = AllgatherOptions()
+    options.timeout = timeout
+    group.allgather([all], [sent], options)
+
+
+def serves_cpu(group):
+    """Whether a group has collectives of tensors on the CPU."""
+    return torch.device("cpu") in getattr(group, "_device_types", [torch.device("cpu")])
+
+
+def coalesces(group, device):
+    """Whether a group can run several collectives as one."""
+    return group._get_backend(device).supports_coalescing
+
+
+def coalesced(group, device):
+    """A context whose collectives run as one."""
+    return dist.distributed_c10d._coalescing_manager(group, device, async_ops=True)
+
+
+def whole_group(mesh):
+    """The group of all ranks of a mesh."""
+    return mesh.get_group() if mesh.ndim == 1 else mesh._flatten().get_group()
+
+
+# FSDP2.
+
+
+def fsdp_groups():
+    """The groups of parameters of every module that fully_shard was called for."""
+    from torch.distributed._composable_state import _module_state_mapping
+
+    for state in list(_module_state_mapping.values()):
+        state = state() if isinstance(state, weakref.ReferenceType) else state
+        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]:
+            if group is not None:
+                yield group
+
+
+def fsdp_params(group):
+    """What FSDP2 says of each parameter of a group: the modules that use it, the sharded one, the whole one (``None`` before the first gather),
+    and the name."""
+    for param in getattr(group, "fsdp_params", ()):
+        info = param._module_info
+        name = getattr(param, "_param_fqn", None) or info.param_name
+        yield [info.module, *info.shared_modules], param.sharded_param, getattr(param, "_unsharded_param", None), name
+
+
+def keeps_whole(group):
+    """Whether full parameters of a group stay from forward to backward, or behind it."""
+    return not group._reshard_after_forward or not getattr(group, "reshard_after_backward", True)
+
+
+def reshards_to_some(group):
+    """Whether a group reshards to a number of ranks after forward."""
+    return getattr(group, "_use_post_forward_mesh", False)
+
+
+def is_before_backward(group):
+    """Whether what a group gathers now is for backward."""
+    return group._training_state.name == "PRE_BACKWARD"
