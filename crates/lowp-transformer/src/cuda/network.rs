@@ -2,7 +2,7 @@
 
 use lowp_format::spelling::Variant;
 use lowp_fsdp::VarPlace;
-use lowp_kernels::{Backend, Cuda};
+use lowp_kernels::Cuda;
 use lowp_train::Network;
 use lowp_train::network::{DeviceMemory, NetworkResult, Profile, Sharded};
 use lowp_train::text::Batch;
