@@ -93,7 +93,15 @@ class Ranks:
 
     def collect(self, what, text):
         """The texts of all ranks. Raises on every rank where one failed."""
-        return [text.decode() for text in self.exchange(f"agree on {what}", text.encode())]
+        tag = f"agree on {what}"
+        try:
+            return [text.decode() for text in self.exchange(tag, text.encode())]
+        except LowpError:
+            raise
+        except Exception as error:
+            raise LowpError(
+                f"{tag} failed on rank {self.rank}: {error} (if another rank is gone, the cause is with that rank: see what each printed)"
+            ) from error
 
     def _gather(self, tag, own):
         sent, all = self._frames(own)
