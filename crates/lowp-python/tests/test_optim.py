@@ -581,7 +581,7 @@ class Shards(unittest.TestCase):
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            ranks.run(2, optimizer_checkpoint, folder, ("mxfp8-2d", "fp8-current"))
+            ranks.run(2, optimizer_checkpoint, folder, ("mxfp8-2d", "fp8-current", "fp8-delayed"))
 
 
 if __name__ == "__main__":
