@@ -219,6 +219,20 @@ class Steps(unittest.TestCase):
             half = nn.Linear(8, 8).half()
             half.weight.grad, half.bias.grad = torch.zeros_like(half.weight), torch.zeros_like(half.bias)
             lowp.AdamW(half.parameters()).step()
+        with self.assertRaisesRegex(lowp.LowpError, r"group 0 are .*betas=\(0.9,\).*two of them"):
+            lowp.AdamW(net.parameters(), betas=(0.9,))
+        with self.assertRaisesRegex(lowp.LowpError, "parameter 1 of shape .8, 8. is parameter 0, too"):
+            lowp.AdamW([net.weight, net.weight])
+        with self.assertRaisesRegex(lowp.LowpError, r"parameter 2 \(c\) of shape .8, 8. is parameter 0, too"):
+            lowp.AdamW([{"params": [("a", net.weight), ("b", net.bias)]}, {"params": [("c", net.weight)]}])
+        with self.assertRaisesRegex(lowp.LowpError, "parameter 1 of shape .8, 8. lies in the memory of parameter 0"):
+            alias = nn.Parameter(net.weight.data)
+            alias.grad = net.weight.grad = torch.zeros(8, 8)
+            lowp.AdamW([net.weight, alias]).step()
+        with self.assertRaisesRegex(lowp.LowpError, "gradient of parameter 0 of shape .8, 4. has the layout .*sparse=False"):
+            words = nn.Embedding(8, 4, sparse=True)
+            words(torch.tensor([1])).sum().backward()
+            lowp.AdamW(words.parameters()).step()
         with self.assertRaisesRegex(lowp.LowpError, "lr of group 0"):
             bad = lowp.AdamW(net.parameters(), lr=-1.0)
             net(torch.zeros(1, 8)).sum().backward()
@@ -408,6 +422,35 @@ class States(unittest.TestCase):
             with self.subTest(name=name):
                 self.resume(name)
 
+    def test_delayed_scales_go_on_with_a_model_of_values(self):
+        # As save_pretrained writes them; the state of the optimizer has the scale of the codes.
+        for seed in range(6):
+            net = quantized("fp8-delayed", seed)
+            opt = lowp.AdamW(net.parameters(), lr=0.3)
+            steps(net, opt, range(3))
+            of_net, of_opt, codes = (copy.deepcopy(of) for of in (lowp.plain_state_dict(net), opt.state_dict(), net[0].weight))
+            scale = float(of_opt["state"][0]["encode_scale"])
+            self.assertTrue(torch.equal(codes, lowp.quantize(codes.master, "fp8-delayed", encode_scale=scale)))
+            self.assertFalse(torch.equal(codes, lowp.quantize(codes.master, "fp8-delayed")))
+            steps(net, opt, range(3, 6))
+            for values_first in (True, False):
+                for used in (False, True):
+                    with self.subTest(seed=seed, values_first=values_first, used=used):
+                        again = quantized("fp8-delayed", seed)
+                        other = lowp.AdamW(again.parameters(), lr=0.3)
+                        steps(again, other, range(20, 21) if used else ())
+                        calls = [lambda: again.load_state_dict(of_net), lambda: other.load_state_dict(of_opt)]
+                        for call in calls if values_first else calls[::-1]:
+                            call()
+                        self.assertTrue(torch.equal(again[0].weight, codes))
+                        steps(again, other, range(3, 6))
+                        for a, b in zip(net.parameters(), again.parameters()):
+                            self.assertTrue(torch.equal(a, b))
+        # Values that are copied in later have the scale that follows from them.
+        with torch.no_grad():
+            again[0].weight.copy_(again[0].weight.master.clone())
+        self.assertTrue(torch.equal(again[0].weight, lowp.quantize(again[0].weight.master, "fp8-delayed")))
+
     def test_a_state_of_another_model_is_an_error(self):
         small, large = nn.Linear(8, 8), nn.Linear(8, 16)
         opts = []
@@ -490,7 +533,43 @@ def _optimizer_checkpoint(rank, folder, name):
     assert found == expected, (found, expected)
 
 
+def delayed_values(rank, world):
+    """Masters and the optimizer's state in another model."""
+    def make():
+        torch.manual_seed(2)
+        net = nn.Sequential(nn.Linear(64, 50), nn.Linear(50, 40))
+        lowp.quantize_model_(net, "fp8-delayed")
+        model.fully_shard(net)
+        return net, lowp.AdamW(net.parameters(), lr=0.1)
+
+    def step(net, opt, number):
+        loss = (net(torch.randn(4, 64, generator=torch.Generator().manual_seed(number))) ** 2).mean()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss.item()
+
+    net, opt = make()
+    for number in range(3):
+        step(net, opt, number)
+    of_net, of_opt = (copy.deepcopy(state) for state in (lowp.plain_state_dict(net), opt.state_dict()))
+    expected = [step(net, opt, number) for number in range(3, 5)]
+    found = []
+    for used in (False, True):
+        net, opt = make()
+        for number in range(used):
+            step(net, opt, number)
+        net.load_state_dict(of_net)
+        opt.load_state_dict(of_opt)
+        found.append([step(net, opt, number) for number in range(3, 5)])
+    return [expected] * 2, found
+
+
 class Shards(unittest.TestCase):
+    def test_delayed_scales_go_on_with_a_model_of_values(self):
+        for expected, found in ranks.run(3, delayed_values):
+            self.assertEqual(expected, found)
+
     def test_shards_are_rows_of_what_whole_tensors_become(self):
         names = ("mxfp8-2d", "mxfp8", "fp8-current", "nvfp4-2d", "fp8-rowwise", None)
         for world in (2, 3):
@@ -502,7 +581,7 @@ class Shards(unittest.TestCase):
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            ranks.run(2, optimizer_checkpoint, folder, ("mxfp8-2d", "fp8-current"))
+            ranks.run(2, optimizer_checkpoint, folder, ("mxfp8-2d", "fp8-current", "fp8-delayed"))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,21 @@ def other_gathers(rank, world):
     return message(lambda: net(torch.ones(4, 64)))
 
 
+def leaves_plain(rank, world, layer):
+    """A layer that one rank ignores."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    lowp.quantize_model_(net, "fp8-current", ignore=[layer] if rank else [])
+    for of in net:
+        fully_shard(of)
+    fully_shard(net)
+    try:
+        opt = lowp.AdamW(net.parameters())
+    except Exception as error:
+        return str(error), type(error).__name__
+    net(torch.ones(4, 64)).sum().backward()
+    opt.step()
+
+
 def other_rates(rank, world, key, max_norm):
     """Hyperparameters that one rank changes after the second step, which is skipped on both."""
     net = sharded()
@@ -95,9 +110,7 @@ def other_rates(rank, world, key, max_norm):
 def first_steps(rank, world):
     """Recipes, rates and states that are loaded, each others on one rank."""
     net = sharded("fp8-current", pow2=bool(rank))
-    for param in net.parameters():
-        param.grad = torch.zeros_like(param)
-    found = [message(lowp.AdamW(net.parameters()).step)]
+    found = [message(lambda: lowp.AdamW(net.parameters()))]
     for state in (False, True):
         net = sharded()
         opt = lowp.AdamW(net.parameters(), lr=0.25 if rank and not state else 0.5)
@@ -365,7 +378,7 @@ def before_the_plan(rank, world):
 
 class OneOfTwo(unittest.TestCase):
     def test_what_fails_before_the_plan_reaches_the_others(self):
-        expected = ("none of 2 parameters requires gradients", "whole on every rank beside sharded ones", "ValueError", "float64")
+        expected = ("none of 2 parameters requires gradients", "whole on every rank beside sharded ones", "LowpError: the hyperparameters of group 0", "float64")
         for text, (own, _), (of_other, seconds) in zip(expected, *reversed(ranks.run(2, before_the_plan))):
             with self.subTest(text=text):
                 self.assertIn(text, own)
@@ -398,10 +411,22 @@ class OneOfTwo(unittest.TestCase):
     def test_gathers_that_differ(self):
         for message in ranks.run(2, other_gathers):
             self.assertIn("ranks disagree on the gathers of a parameter", message)
+            self.assertIn("fp8-current format=hybrid pow2=false", message)
+            self.assertIn("fp8-current format=hybrid pow2=true", message)
+            self.assertNotIn("{", message)
+
+    def test_layers_that_one_rank_leaves_plain(self):
+        for layer in ("0", "1"):
+            for found, kind in ranks.run(2, leaves_plain, layer):
+                self.assertEqual(kind, "LowpError")
+                self.assertIn("ranks disagree on the parameters of the optimizer", found)
+                self.assertRegex(found, rf"parameter {2 * int(layer)} \(.*weight\) of shape \(64, 64\) in group 0: torch.float32")
 
     def test_what_differs_in_the_first_step(self):
         for recipes, rates, states in ranks.run(2, first_steps):
-            self.assertIn("the ranks disagree on the parameters of the optimizer", recipes)
+            self.assertIn("ranks disagree on the parameters of the optimizer", recipes)
+            for pow2 in ("false", "true"):
+                self.assertRegex(recipes, f'parameter 0 .weight. of shape .64, 64. in group 0: codes of lowp.Recipe."fp8-current", .*pow2="{pow2}"')
             self.assertIn("the ranks disagree on the hyperparameters", rates)
             self.assertIn("lr 0.5, betas 0.9 and 0.999", rates)
             self.assertIn("lr 0.25, betas 0.9 and 0.999", rates)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 
 import torch
 from torch import nn
@@ -20,6 +21,10 @@ SHAPE = (256, 384)
 def values(shape=SHAPE):
     torch.manual_seed(5)
     return torch.randn(shape)
+
+
+#: Dtypes whose values would be rounded, cut or counted.
+REFUSED = (torch.complex64, torch.float64, torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn)
 
 
 def low():
@@ -217,6 +222,23 @@ class Operations(unittest.TestCase):
         self.assertTrue(torch.equal(layer.weight, lowp.quantize(expected, "mxfp8-2d")))
         self.assertTrue(torch.equal(layer.weight.master, expected))
 
+    def test_values_that_are_written_in_place(self):
+        layer = nn.Linear(384, 256, bias=False)
+        lowp.quantize_model_(layer, "mxfp8-2d")
+        weight, plain = layer.weight.detach(), torch.ones(SHAPE)
+        for write in (torch.Tensor.zero_, lambda w: w.fill_(3.0), lambda w: w[:32].fill_(5.0), lambda w: w.__setitem__(slice(64, 128), 7.0)):
+            write(weight)
+            write(plain)
+            same = lowp.quantize(plain, "mxfp8-2d")
+            rows = slice(0, 32) if plain.unique().numel() > 1 else slice(None)
+            self.assertTrue(torch.equal(weight.dequantize()[rows], same.dequantize()[rows]))
+        # Operations whose first part is written before another one is refused.
+        for make in (nn.init.trunc_normal_, lambda w: nn.init.trunc_normal_(w, a=1, b=2), nn.init.orthogonal_):
+            with self.assertRaisesRegex(lowp.UnsupportedOp, r"in a plain tensor, and write them by .copy_\(values\): what such a call wrote .* stays"):
+                make(layer.weight)
+            weight.copy_(make(torch.empty(SHAPE)))
+            self.assertTrue(torch.equal(weight, lowp.quantize(layer.weight.master, "mxfp8-2d")))
+
     def test_plain_tensors_come_of_zeros_like(self):
         weight = lowp.quantize(values(), "mxfp8")
         for made in (torch.zeros_like(weight), weight.new_empty(3), torch.ones_like(weight, dtype=torch.float64)):
@@ -275,6 +297,14 @@ class Operations(unittest.TestCase):
             ("colour", lambda: lowp.quantize(values(), "mxfp8", colour="red")),
             ("1 axes", lambda: lowp.quantize(torch.ones(4), "mxfp8")),
             ("meta", lambda: lowp.quantize(torch.ones(32, 32, device="meta"), "mxfp8")),
+            *((f"values of {dtype}; .*float16", lambda dtype=dtype: lowp.quantize(torch.ones(32, 32).to(dtype), "mxfp8")) for dtype in REFUSED),
+            ("values of torch.float64", lambda: lowp.quantize(values(), "mxfp8").quantize_(values().double())),
+            ("^weight: values of torch.float64.*ignore=", lambda: lowp.quantize_model_(nn.Linear(32, 32).double(), "mxfp8")),
+            ("layout torch.sparse_coo; give dense", lambda: lowp.quantize(torch.ones(32, 32).to_sparse(), "mxfp8")),
+            ("a list in the place of values", lambda: lowp.quantize([[1.0]], "mxfp8")),
+            ("None in the place of a recipe", lambda: lowp.quantize(values(), None)),
+            ("world_size=-1", lambda: lowp.plan("mxfp8", 64, 64, -1)),
+            ("rows='a'", lambda: lowp.plan("mxfp8", "a", 64, 1)),
             ("holds codes already; give .*master", lambda: lowp.quantize(lowp.quantize(values(), "mxfp8"), "fp8-current")),
             ("holds codes already; give .*master", lambda: lowp.quantize(values(), "mxfp8").quantize_(lowp.quantize(values(), "mxfp8"))),
         ):
@@ -480,6 +510,13 @@ class Models(unittest.TestCase):
         self.assertNotIsInstance(net[0].weight, lowp.Tensor)
         with self.assertRaisesRegex(lowp.LowpError, "names no module"):
             lowp.quantize_model_(net, "mxfp8", ignore=["lm_haed"])
+
+    def test_a_model_without_linear_layers_is_warned_of(self):
+        with self.assertWarnsRegex(UserWarning, "no torch.nn.Linear in Sequential, and quantized nothing"):
+            self.assertEqual(lowp.quantize_model_(nn.Sequential(nn.Conv1d(2, 2, 1)), "mxfp8"), [])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            lowp.quantize_model_(nn.Linear(32, 32), "mxfp8", ignore=["*"])
 
 
 class StoredAndSent(unittest.TestCase):

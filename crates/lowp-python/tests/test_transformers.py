@@ -127,7 +127,7 @@ def fsdp2_by_accelerate(rank, world):
 
 class Trains(unittest.TestCase):
     def test_training_saves_and_goes_on_to_the_bit(self):
-        for recipe, ways in ((RECIPE, (given, by_class, overriding)), ("fp8-current", (by_class,)), ("nvfp4-1d", (by_class,))):
+        for recipe, ways in ((RECIPE, (given, by_class, overriding)), ("fp8-current", (by_class,)), ("nvfp4-1d", (by_class,)), ("fp8-delayed", (by_class,))):
             for way in ways:
                 with self.subTest(recipe=recipe, way=way.__name__), tempfile.TemporaryDirectory() as folder:
                     net = llama(recipe)

@@ -144,7 +144,7 @@ def plain_state_dict(model):
     """The state dictionary of a model with values in the place of codes: the float32 masters, and decoded values of weights without one.
 
     ``model`` may be a state dictionary, too. Shards stay shards, as DTensors of plain rows. Masters are not copied. A model that is quantized
-    by the same recipe loads it to the bit (``load_state_dict``), where the scale is not a delayed one.
+    by the same recipe loads it to the bit (``load_state_dict``), codes of delayed scales with the state of the optimizer behind it.
     """
     state, made = model.state_dict() if isinstance(model, torch.nn.Module) else model, {}
     return {name: _plain(value, made) for name, value in state.items()}

@@ -8,6 +8,7 @@ from ._compile import note_writes
 from ._errors import LowpError
 from ._memory import device_of, dtype_name, memory, values
 from ._ranks import Ranks, together
+from ._tensor import check_values
 
 
 def cast_master_weights(model_weights, master_weights, start_offsets, group=None):
@@ -42,6 +43,8 @@ def _args(model_weights, master_weights, start_offsets):
     args, alive = [], []
     for weight, master, start in zip(model_weights, master_weights, start_offsets):
         store = weight._store
+        if master is not None:
+            check_values(master)
         store.begin_rewrite()
         read = values(weight.new_empty(0).float() if master is None else master.to(store.device).reshape(-1))
         alive.append(read)

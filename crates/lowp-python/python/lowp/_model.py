@@ -1,6 +1,7 @@
 """``quantize_model_``: linear weights of a model as quantized tensors."""
 
 import fnmatch
+import warnings
 
 import torch
 
@@ -8,7 +9,7 @@ from ._errors import LowpError
 from ._files import save_values
 from ._linear import Linear
 from ._plan import as_recipe
-from ._tensor import Tensor, quantize
+from ._tensor import Tensor, check_values, quantize
 from ._torch_compat import local_of, own_parameters
 
 
@@ -26,7 +27,8 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
     ``save_pretrained`` of a model of transformers writes values from then on: ``lowp.plain_state_dict``.
 
     Raises ``lowp.LowpError``, before anything is changed, where a weight does not fit the recipe, where a module that is not a linear
-    layer uses it, too, such as a tied embedding, and for the projection of ``torch.nn.MultiheadAttention``: name it in ``ignore``.
+    layer uses it, too, such as a tied embedding, and for the projection of ``torch.nn.MultiheadAttention``: name it in ``ignore``. Warns of a
+    model without linear layers.
     """
     recipe = as_recipe(recipe, options)
     ignore = [ignore] if isinstance(ignore, str) else list(ignore)
@@ -43,6 +45,12 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
             chosen.append((name, module))
     if unused:
         raise LowpError(f"ignore={sorted(unused)!r} names no module of the model; give names as model.named_modules() has them, or patterns")
+    if not any(isinstance(module, torch.nn.Linear) for module in model.modules()):
+        warnings.warn(
+            f"quantize_model_ found no torch.nn.Linear in {type(model).__name__}, and quantized nothing; its layers may be of a class of their own, "
+            "as the Conv1D of GPT-2 in transformers is",
+            stacklevel=2,
+        )
     chosen = [(name, module) for name, module in chosen if not _has_codes(name, module, recipe)]
     users = _users(model)
     modules = {id(module) for _, module in chosen}
@@ -72,6 +80,7 @@ def quantize_model_(model, recipe, *, ignore=(), keep_master=True, **options):
                 f"ignore=[{name!r}]"
             )
         try:
+            check_values(weight)
             recipe.check(*weight.shape)
         except LowpError as error:
             raise LowpError(f"{name}: {error}; or leave it out: ignore=[{name!r}]") from None

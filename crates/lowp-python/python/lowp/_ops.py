@@ -30,7 +30,7 @@ def dispatch(cls, func, args, kwargs):
         return handler(func, *args, **kwargs)
     name, writes = schema_of(func).name, _written(func, args, kwargs)
     if any(isinstance(tensor, Tensor) for tensor in writes):
-        raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes nothing changes in place; {_WRITE}")
+        raise UnsupportedOp(f"{func} of a lowp.Tensor, whose codes no such operation changes in place; {_WRITE}")
     if writes or _REDUCTION in func.tags or name in _READS or (name == "aten::lerp" and not isinstance(args[0], Tensor)) or in_backward():
         _check_phases(func, args, kwargs)
         read = _magnitudes if name == "aten::abs" else _values
@@ -91,7 +91,8 @@ FINITE = frozenset(getattr(of, name) for name in "isfinite isinf isnan isposinf 
 _DECODE = "decode it first (.dequantize()), or leave the parameter out of quantize_model_ (ignore=[..])"
 _WRITE = (
     "update weights by lowp.AdamW in the place of an optimizer of torch.optim, write other values by .quantize_(values), and keep averages of weights in "
-    "plain tensors (AveragedModel of the model before quantize_model_)"
+    "plain tensors (AveragedModel of the model before quantize_model_); make initial values of several operations (nn.init.trunc_normal_, "
+    "orthogonal_) in a plain tensor, and write them by .copy_(values): what such a call wrote before this error stays"
 )
 _REPLICAS = "give DistributedDataParallel init_sync=False, and make the model from the same seed on every rank"
 _STATES = "load a full state dictionary before fully_shard, or sharded states after it"
@@ -102,6 +103,8 @@ _SHARDS = (
 #: By the name of an operation or of its namespace.
 _REMEDIES = {
     "aten::cat": f"{_DECODE}; {_REPLICAS}; {_STATES}",
+    "aten::where": f"{_DECODE}; make initial values of several operations (nn.init.trunc_normal_) in a plain tensor, and write them by .copy_(values): what such a "
+    "call wrote before this error stays",
     **dict.fromkeys((f"aten::{name}" for name in "add sub mul div lerp _foreach_add _foreach_sub _foreach_mul _foreach_div".split()), f"{_DECODE}; {_WRITE}"),
     "c10d::broadcast_": f"{_REPLICAS}; {_STATES}",
     "c10d": f"{_SHARDS}; {_STATES}",
@@ -188,7 +191,12 @@ def _store_values(tensor, source):
     """Casts plain values into a tensor, and its master."""
     store = tensor._store
     read = values(source.to(store.device))
-    store.quantize_(read, dtype_name(read.dtype))
+    # A state that was loaded before the values of its model knows the scale that its codes had.
+    scale = store.saved_scale
+    is_saved = scale is not None and torch.equal(read.float(), store.master)
+    store.quantize_(read, dtype_name(read.dtype), scale if is_saved else None)
+    if is_saved:
+        store.saved_scale = scale
     if store.master is not None:
         store.master.copy_(read)
 

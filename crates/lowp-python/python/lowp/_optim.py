@@ -10,8 +10,9 @@ from ._compile import note_writes
 from ._errors import LowpError
 from ._fsdp import known_params
 from ._memory import device_of, dtype_name, memory
+from ._params import agree, all_of, check_once, named, numbers, sharded_names, title
 from ._plan import as_recipe
-from ._ranks import Known, Ranks, together
+from ._ranks import Ranks, is_told, together
 from ._tensor import Tensor
 from ._torch_compat import local_of
 from ._torch_compat import outside_of_graphs, version_of, whole_group, without_torch_function
@@ -56,12 +57,19 @@ class AdamW(torch.optim.Optimizer):
         self._captured = []  # what graphs of PyTorch launch, also behind another plan
         # What was loaded, for the plan: (applied, skipped), and the delayed scales of parameters.
         self._counts, self._delayed = None, {}
+        self._saved = []  # stores that know the scale of a state that was loaded
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        agree(self.param_groups, _ranks_of(all_of(self.param_groups)))
 
     def add_param_group(self, param_group):
         if getattr(self, "_built", None) is not None:
             raise LowpError("add_param_group after the first step, which planned all groups; make a new optimizer")
+        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), (set, type(None))):
+            params = param_group["params"]
+            param_group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+            check_once([*named(self.param_groups), *named([param_group])])
         super().add_param_group(param_group)
+        self._groups()
 
     def __getstate__(self):
         raise LowpError(
@@ -97,10 +105,13 @@ class AdamW(torch.optim.Optimizer):
             built.rust.again(device_of(built.device), grads)
         else:
             same, built.known = grads is built.known, None
-            args = (None if same else grads, self._groups(), float(grad_scale), self.max_norm, self.skip_nonfinite)
+            with built.alone():
+                args = (None if same else grads, self._groups(), float(grad_scale), self.max_norm, self.skip_nonfinite)
             built.rust.step(device_of(built.device), *args)
             built.known = grads
         built.note_step()
+        while self._saved:
+            self._saved.pop().saved_scale = None
         del alive
         return loss
 
@@ -112,11 +123,7 @@ class AdamW(torch.optim.Optimizer):
         return self._built.rust.report()
 
     def _groups(self):
-        def numbers(group):
-            beta1, beta2 = group["betas"]
-            return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
-
-        return [numbers(group) for group in self.param_groups]
+        return [numbers(index, group) for index, group in enumerate(self.param_groups)]
 
     # State.
 
@@ -211,6 +218,8 @@ class AdamW(torch.optim.Optimizer):
                 delayed = self._built.rust.delayed(index)
                 if delayed:
                     state["scales"] = torch.tensor([[scale, *history] for scale, history in delayed])
+                    scale = local_of(param)._store.encode_scale(local_of(state["master"]))
+                    state["encode_scale"] = torch.tensor(torch.nan if scale is None else scale)
         return super().state_dict()
 
     @torch.no_grad()
@@ -244,8 +253,8 @@ class AdamW(torch.optim.Optimizer):
             local_of(state["exp_avg"]).zero_()
             local_of(state["exp_avg_sq"]).zero_()
             state["step"] = torch.tensor(0.0)
-            state.pop("skipped", None)
-            state.pop("scales", None)
+            for key in ("skipped", "scales", "encode_scale"):
+                state.pop(key, None)
         if self._built is not None:
             self._counts = (0, 0)
 
@@ -271,7 +280,16 @@ class AdamW(torch.optim.Optimizer):
         scales = values.get("scales")
         # Also for a state_dict before the first step.
         state["step"], state["skipped"] = (torch.tensor(float(count)) for count in self._counts)
+        scale, local = values.get("encode_scale"), local_of(param)
         state.pop("scales", None)
+        state.pop("encode_scale", None)
+        if scale is not None:
+            state["encode_scale"] = scale.clone()
+        if scale is not None and scale.isfinite() and isinstance(local, Tensor) and local._store.is_delayed:
+            # A model of values alone, as save_pretrained writes, was cast by another scale.
+            local._store.follow_master(local_of(state["master"]), float(scale))
+            self._saved.append(local._store)
+            note_writes([param, local])
         if scales is not None:
             state["scales"] = scales.clone()
             self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
@@ -281,7 +299,7 @@ class _Built:
     """The planned step, with the tensors that it works on."""
 
     def __init__(self, optimizer, old=None):
-        self.all = [param for group in optimizer.param_groups for param in group["params"]]
+        self.all = all_of(optimizer.param_groups)
         # First of all: whatever fails on this rank alone, the others hear of. What ranks have in common stays as it was.
         self.ranks = _ranks_of(self.all) if old is None else old.ranks
         with together(self.ranks if old is None else None):
@@ -289,6 +307,7 @@ class _Built:
         if self.mesh is None:  # what is sharded is frozen
             self.ranks = None
         if old is None:
+            agree(optimizer.param_groups, self.ranks)
             self.rust = _lowp.AdamW(device, groups, args, self.ranks, self.mesh)
         else:
             # Where memory lies is a matter of one rank.
@@ -297,7 +316,7 @@ class _Built:
 
     def _collect(self, optimizer, old):
         """Parameters, device and hyperparameters as Rust takes them."""
-        self.names = [name for group in optimizer.param_groups for name in group.get("param_names") or [None] * len(group["params"])]
+        self.names = [name for name, _ in named(optimizer.param_groups)]
         with without_torch_function():
             self.trained = [param.requires_grad for param in self.all]
         self.params = [param for param, trained in zip(self.all, self.trained) if trained]
@@ -315,6 +334,11 @@ class _Built:
         args = []
         states = [optimizer._param_state(param) for param in self.params]
         self.places = [_place(param) for param in self.params]
+        seen = {}
+        for param, place in zip(self.params, self.places):
+            first = seen.setdefault(place, param)
+            if first is not param and local_of(param).numel():
+                raise LowpError(f"{self.title(param)} lies in the memory of {self.title(first)}; give the optimizer one of them")
         self.spans = None  # addresses and dtypes of gradients, and the list that Rust takes
         self.known = None  # where the gradients of the last step lay
         places = [(param, place) for param, place in zip(self.params, self.places) if type(param) is not _Parameter]
@@ -352,10 +376,8 @@ class _Built:
         """What may fail on this rank alone: the others get its message."""
         try:
             yield
-        except Known:
-            raise
         except Exception as error:
-            if self.ranks is not None:
+            if self.ranks is not None and not is_told(error):
                 self.rust.abort(f"{type(error).__name__}: {error}")
             raise
 
@@ -376,8 +398,7 @@ class _Built:
     def title(self, param):
         """A parameter by its number, its name where somebody knows it, and its shape."""
         index = next(index for index, other in enumerate(self.all) if other is param)
-        name = self.names[index] or next((name for sharded, _, name in known_params() if sharded is param), None)
-        return f"parameter {index}{f' ({name})' if name else ''} of shape {tuple(param.shape)}"
+        return title(index, self.names[index] or sharded_names().get(id(param)), param)
 
     def moved(self):
         """Whether a parameter lies elsewhere than planned."""
@@ -419,6 +440,7 @@ class _Built:
             grads = [g if type(g) is torch.Tensor else self._local_grad(index, g) for index, g in enumerate(grads)]
         dtypes = [grad.dtype for grad in grads]
         if not all([grad.is_contiguous() for grad in grads]) or not {*dtypes} <= {_F32, _BF16}:
+            self._check_dense(grads)
             plain = []
             for grad, dtype in zip(grads, dtypes):
                 kept = grad.to(_BF16 if dtype is _BF16 else _F32).contiguous()
@@ -436,6 +458,14 @@ class _Built:
         ]
         self.spans = (pointers, dtypes, found)
         return found, alive
+
+    def _check_dense(self, grads):
+        for param, grad in zip(self.params, grads):
+            if grad.layout != torch.strided:
+                raise LowpError(
+                    f"the gradient of {self.title(param)} has the layout {grad.layout}; lowp.AdamW updates every value of a parameter: make the "
+                    "embedding with sparse=False, or give that parameter an optimizer of its own"
+                )
 
     def _local_grad(self, index, grad):
         """The gradient of the rows of a parameter that is sharded."""

@@ -15,6 +15,9 @@ class Plan(dict):
 def plan(recipe, rows, cols, world_size, *, reshard_after_forward=True, **options):
     """What a weight of ``rows`` x ``cols`` over ``world_size`` ranks stores and sends in a step, as ``lowp plan`` says it."""
     recipe = as_recipe(recipe, options)
+    for name, number in (("rows", rows), ("cols", cols), ("world_size", world_size)):
+        if not isinstance(number, int) or number < 0:
+            raise _lowp.LowpError(f"{name}={number!r}; give a number that is not negative")
     return Plan(_lowp.plan(recipe, rows, cols, world_size, reshard_after_forward))
 
 
@@ -24,4 +27,6 @@ def as_recipe(recipe, options):
         if options:
             raise _lowp.LowpError(f"options {sorted(options)} beside {recipe!r}, which has its own; give the name of the recipe with options")
         return recipe
+    if not isinstance(recipe, str):
+        raise _lowp.LowpError(f"{recipe!r} in the place of a recipe; give a name of lowp.recipes(), or a lowp.Recipe")
     return Recipe(recipe, **options)

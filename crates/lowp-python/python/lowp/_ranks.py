@@ -33,11 +33,17 @@ _HOST = weakref.WeakKeyDictionary()
 _ROUNDS = weakref.WeakKeyDictionary()
 
 
-class Known(LowpError):
-    """What every rank of the group hears of: nobody is told again. ``failed`` is the rank that failed and its message, ``calls`` what each
-    rank is at."""
+def known(message, **found):
+    """The error of what every rank of the group hears of: nobody is told again. ``failed`` is the rank that failed and its message, ``calls`` what
+    each rank is at."""
+    error = LowpError(message)
+    error.__dict__.update(found, _lowp_told=True)
+    return error
 
-    failed = calls = None
+
+def is_told(error):
+    """Whether every rank hears of an error already."""
+    return getattr(error, "_lowp_told", False)
 
 
 class Ranks:
@@ -61,7 +67,7 @@ class Ranks:
     # Rounds.
 
     def exchange(self, tag, own):
-        """The bytes of all ranks. ``tag`` says what they are. Raises ``Known`` where a rank failed, or is at something else."""
+        """The bytes of all ranks. ``tag`` says what they are. Raises where a rank failed, or is at something else."""
         frames = [_parts(frame) for frame in self._gather(tag, self._frame(False, tag, own))]
         failures = [(rank, *frame[3:]) for rank, frame in enumerate(frames) if frame[0]]
         error = self._heard(*failures[0]) if failures else None
@@ -70,9 +76,7 @@ class Ranks:
             raise error
         calls = [call for _, _, call, _, _ in frames]
         if any(call != calls[0] for call in calls):
-            error = Known("; ".join(f"rank {rank} is at '{call}'" for rank, call in enumerate(calls)))
-            error.calls = calls
-            raise error
+            raise known("; ".join(f"rank {rank} is at '{call}'" for rank, call in enumerate(calls)), calls=calls)
         contents, lengths = ([frame[part] for frame in frames] for part in (3, 4))
         if max(lengths) > _ROOM:
             wholes = self._gather(tag, own.ljust(max(lengths), b"\0"))
@@ -80,14 +84,24 @@ class Ranks:
         return contents
 
     def agree(self, what, text):
-        """Raises on every rank unless all give the same text."""
+        """Raises on every rank unless all give the same text. Of many lines it names the first that differ."""
         for rank, other in enumerate(self.collect(what, text)):
             if other != text:
-                raise Known(f"ranks disagree on {what}: rank {self.rank} has {text}; rank {rank} has {other}")
+                lines = itertools.zip_longest(text.split("\n"), other.split("\n"), fillvalue="nothing more")
+                own, other = next((own, of_other) for own, of_other in lines if own != of_other)
+                raise known(f"ranks disagree on {what}: rank {self.rank} has {own}; rank {rank} has {other}; make the same on every rank")
 
     def collect(self, what, text):
         """The texts of all ranks. Raises on every rank where one failed."""
-        return [text.decode() for text in self.exchange(f"agree on {what}", text.encode())]
+        tag = f"agree on {what}"
+        try:
+            return [text.decode() for text in self.exchange(tag, text.encode())]
+        except LowpError:
+            raise
+        except Exception as error:
+            raise LowpError(
+                f"{tag} failed on rank {self.rank}: {error} (if another rank is gone, the cause is with that rank: see what each printed)"
+            ) from error
 
     def _gather(self, tag, own):
         sent, all = self._frames(own)
@@ -137,9 +151,7 @@ class Ranks:
         return self._failed(rank, message)
 
     def _failed(self, rank, message):
-        error = Known(f"rank {rank} failed: {message}")
-        error.failed = (rank, message)
-        return error
+        return known(f"rank {rank} failed: {message}", failed=(rank, message))
 
     def _key(self, ahead=0):
         return f"lowp/{self.host.group_name}/{self._round() + ahead}"
@@ -256,7 +268,7 @@ def between_gathers(group, device):
 
 def _tell(ranks, error, **how):
     """Once for each error, and not what others said."""
-    if not isinstance(error, Known) and not getattr(error, "_lowp_told", False):
+    if not is_told(error):
         error._lowp_told = True
         ranks.fail(f"{type(error).__name__}: {error}", **how)
 

@@ -29,6 +29,7 @@ class Store:
         self.usage = None  # the directions that it was made for, where buffers of several may be the same
         self.amax = None  # of the values that the codes were made of, where a file says it and no buffer does
         self.decodes = None  # of its codes, planned for addresses that come again; they end with it
+        self.saved_scale = None  # the delayed scale of an optimizer's state, for values that are its master
         self._prefixes = {}
         self._stale = None  # rows whose codes are of another scale, while a checkpoint comes part by part
         self._window = None  # the store and the rows that it was cut out of
@@ -223,7 +224,7 @@ class Store:
                 whole._stale = None
 
     def begin_write(self):
-        self.amax = None
+        self.amax = self.saved_scale = None
         if self.token is not None:
             torch.autograd.graph.increment_version(self.token)  # graphs save it in the place of the weight
         if self.shard is not None:
@@ -268,6 +269,40 @@ class Store:
         self.amax = amax
         if self._window is not None:
             self._write_back()
+
+    @property
+    def is_delayed(self):
+        """Whether the scale follows from casts before this one."""
+        try:
+            self.recipe.check_encode_scale(1.0)
+        except LowpError:
+            return False
+        return True
+
+    def encode_scale(self, master):
+        """The delayed scale that the codes were made of a master with; ``None`` where there is none. The codes keep its inverse, which may be that
+        of two: it is the one that makes these codes."""
+        inverse = self._decode_scale()
+        guess = 1 / inverse
+        near = (guess, guess.nextafter(torch.tensor(0.0)), guess.nextafter(torch.tensor(torch.inf)))
+        scales = [float(scale) for scale in near if 1 / scale == inverse]
+        for scale in scales if len(scales) > 1 else ():
+            buffers = {name: torch.empty_like(buffer) for name, buffer in self.buffers.items()}
+            trial = Store(self.recipe, self.rows, self.cols, buffers, self.device)
+            trial.quantize_(master, "float32", scale)
+            if all(torch.equal(buffer, self.buffers[name]) for name, buffer in buffers.items()):
+                return scale
+        return scales[0] if scales else None
+
+    def _decode_scale(self):
+        return self.buffers["tensor_scale"].view(torch.float32).cpu()[0]
+
+    def follow_master(self, master, encode_scale):
+        """Casts a master with the delayed scale that its codes were saved with. Codes of that scale came with the model, and stay."""
+        self.master = master
+        if 1 / torch.tensor(encode_scale) != self._decode_scale():
+            self.quantize_(master, "float32", encode_scale)
+        self.saved_scale = encode_scale
 
     def decode(self, orientation, dtype=torch.float32):
         """Values of ``dtype`` in the order of rows: those of float32, rounded."""

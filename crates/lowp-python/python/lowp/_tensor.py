@@ -83,7 +83,7 @@ class Tensor(torch.Tensor):
     @torch.no_grad()
     def quantize_(self, source, *, encode_scale=None):
         """Casts ``source``, of the same shape, into the buffers."""
-        _check_plain(source)
+        check_values(source)
         if source.shape != self.shape:
             raise LowpError(f"values of shape {tuple(source.shape)} for a lowp.Tensor of {tuple(self.shape)}; give values of the same shape")
         source = values(source.to(self._store.device))
@@ -214,19 +214,26 @@ def _send(tensor):
 ForkingPickler.register(Tensor, _send)
 
 
-def _check_plain(source):
+def check_values(source):
+    """Raises for what holds no values that lowp quantizes."""
+    if not isinstance(source, torch.Tensor):
+        raise LowpError(f"a {type(source).__name__} in the place of values; give a torch.Tensor")
     if isinstance(source, Tensor):
         raise LowpError(
             f"a lowp.Tensor of {source.recipe!r}, which holds codes already; give the values that they were made of (.master), or those of the codes "
             "(.dequantize()), which are rounded twice then"
         )
+    if source.layout != torch.strided:
+        raise LowpError(f"values of the layout {source.layout}; give dense ones (.to_dense())")
+    if source.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise LowpError(f"values of {source.dtype}; lowp quantizes float32, bfloat16 and float16 as they are: convert them first")
 
 
 @torch.no_grad()
 def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=None, **options):
     """Quantizes a matrix.
 
-    ``source`` is a tensor of two axes on the CPU or a GPU, whose values are read as float32 or bfloat16. ``recipe`` is a name of
+    ``source`` is a tensor of two axes on the CPU or a GPU, of float32, bfloat16 or float16; other dtypes are an error. ``recipe`` is a name of
     ``lowp.recipes()``, with its options as keywords, or a ``lowp.Recipe``. ``usage`` is ``"both"``, ``"rowwise"`` (forward alone) or
     ``"columnwise"``. The bytes are those of ``lowp quantize``, on every device. ``encode_scale`` gives the scale of a delayed recipe;
     every other scale follows from the values. ``keep_master`` keeps the values in float32 beside the codes, for ``lowp.AdamW``.
@@ -234,18 +241,17 @@ def quantize(source, recipe, *, usage="both", keep_master=False, encode_scale=No
     Raises ``lowp.LowpError`` for what the recipe cannot take.
     """
     recipe = as_recipe(recipe, options)
-    _check_plain(source)
+    check_values(source)
     if source.dim() != 2:
         raise LowpError(f"a tensor of {source.dim()} axes, {tuple(source.shape)}; lowp quantizes matrices: reshape it to two axes")
     if source.device.type == "meta":
         raise LowpError("a tensor on meta has no values to quantize; materialize it first (to_empty, then its initial values)")
-    dtype = source.dtype if source.dtype.is_floating_point else torch.float32
     read = values(source)
     store = Store.empty(recipe, *source.shape, source.device, usage)
     store.quantize_(read, dtype_name(read.dtype), encode_scale)
     if keep_master:
         store.master = read.to(torch.float32, copy=True)
-    return Tensor(store, dtype)
+    return Tensor(store, source.dtype)
 
 
 _ops.Tensor = _compile.Tensor = Tensor

@@ -342,5 +342,9 @@ fn outputs<R: Recipe>(
 fn describe<R: Recipe>(recipe: &R, spec: &ShardSpec) -> String {
     let ends: Vec<usize> = spec.cuts().ranges().map(|range| range.end).collect();
     let (name, full, usage) = (recipe.name(), spec.full(), spec.usage());
-    format!("{name} {full}, shards for {usage} cut at {ends:?}, {recipe:?}")
+    let mut text = name.to_owned();
+    for (option, value) in recipe.options().iter() {
+        text += &format!(" {option}={value}");
+    }
+    text + &format!(" {full}, shards for {usage} cut at {ends:?}")
 }

@@ -1,0 +1,67 @@
+"""The parameters of an optimizer, as messages and other ranks know them."""
+
+import torch
+
+from ._errors import LowpError
+from ._fsdp import known_params
+from ._ranks import together
+from ._tensor import Tensor
+from ._torch_compat import local_of
+
+
+def all_of(groups):
+    return [param for group in groups for param in group["params"]]
+
+
+def named(groups):
+    """The parameters of groups with their names; ``None`` for those that have none. PyTorch takes pairs of both, too."""
+    for group in groups:
+        names = group.get("param_names") or [None] * len(group["params"])
+        for name, param in zip(names, group["params"]):
+            yield param if isinstance(param, tuple) else (name, param)
+
+
+def sharded_names():
+    """What FSDP2 calls its parameters, by id."""
+    return {id(sharded): name for sharded, _, name in known_params()}
+
+
+def title(index, name, param):
+    """A parameter by its number, its name where somebody knows it, and its shape."""
+    return f"parameter {index}{f' ({name})' if name else ''} of shape {tuple(param.shape)}"
+
+
+def check_once(named):
+    """Raises where a parameter is there twice."""
+    seen = {}
+    for index, (name, param) in enumerate(named):
+        first = seen.setdefault(id(param), index)
+        if first != index and isinstance(param, torch.Tensor):
+            raise LowpError(f"{title(index, name, param)} is parameter {first}, too; give the optimizer each parameter once")
+
+
+def numbers(index, group):
+    """The hyperparameters of a group as Rust takes them."""
+    try:
+        beta1, beta2 = group["betas"]
+        return (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={group[key]!r}" for key in ("lr", "betas", "eps", "weight_decay"))
+        raise LowpError(f"the hyperparameters of group {index} are {given}; give numbers, and two of them as betas ({error})") from None
+
+
+def agree(groups, ranks):
+    """Raises on every rank where ranks have other parameters, or codes of other recipes. Else gathers of FSDP2 would wait for others, or abort."""
+    if ranks is None:
+        return
+    names = sharded_names()
+    groups_of = {id(param): number for number, group in enumerate(groups) for param in group["params"]}
+
+    def line(index, name, param):
+        local = local_of(param)
+        kind = f"codes of {local._store.recipe!r}" if isinstance(local, Tensor) else str(local.dtype)
+        return f"{title(index, name or names.get(id(param)), param)} in group {groups_of[id(param)]}: {kind}"
+
+    with together(ranks):
+        text = "\n".join(line(index, *of) for index, of in enumerate(named(groups)))
+    ranks.agree("the parameters of the optimizer", text)
