@@ -13,8 +13,8 @@ pub enum Among {
     Shards,
 }
 
-/// What a rank did since the last step, in its order: which gradients it sent , or which
-/// gathers it made . Where collectives are only enqueued no rank sees at the call what the
+/// What a rank did since the last step, in its order: which gradients it sent, or which
+/// gathers it made. Where collectives are only enqueued no rank sees at the call what the
 /// others do; the digest travels with something that a step exchanges anyway, and the rest only where digests differ.
 #[derive(Clone, Debug)]
 #[must_use = "ranks that did different things are found where it is compared: give it to the optimizer's step"]

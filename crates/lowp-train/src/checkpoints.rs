@@ -271,6 +271,30 @@ impl Resumed {
     }
 }
 
+/// Checks that the JSON of a configuration says all of its model.
+///
+/// # Errors
+/// The model is no JSON object, or has a field of [`Config`].
+pub(crate) fn check_model<M: Model>(config: &Config<M>) -> Result<(), TrainError> {
+    #[derive(serde::Serialize)]
+    struct NoModel {}
+    let own = written(&Config::new(NoModel {}))?;
+    let model = written(&config.model)?;
+    let Some(fields) = model.as_object() else {
+        let why = format!("is {model}, and its JSON must be an object with named fields");
+        return Err(TrainError::ModelForm(why));
+    };
+    match fields
+        .keys()
+        .find(|field| own.get(field.as_str()).is_some())
+    {
+        Some(field) => Err(TrainError::ModelForm(format!(
+            "has a field `{field}`, as `Config` has; give it another name"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// `value` as JSON, by way of text, so that f32 numbers are those that were given.
 fn written(value: &impl serde::Serialize) -> Result<Value, TrainError> {
     Ok(serde_json::from_str(&serde_json::to_string(value)?)?)
@@ -286,8 +310,13 @@ pub(crate) fn about_run<M: Model>(
     digest: &str,
     [weights, scales]: [Value; 2],
 ) -> Result<Value, TrainError> {
+    // Any name of a run is possible, and only a spelling says its recipe.
+    let recipe = match run.name.parse::<Variant>() {
+        Ok(recipe) if recipe == run.recipe => run.name.clone(),
+        _ => run.recipe.to_string(),
+    };
     Ok(json!({
-        "recipe": run.name,
+        "recipe": recipe,
         "config": written(config)?,
         "data": digest,
         "weights": weights,

@@ -6,7 +6,9 @@ use lowp_format::spelling::Variant;
 use lowp_fsdp::{LinearSpec, Passes, Sharding};
 use lowp_optim::{Group, Schedule};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
+use crate::checkpoints;
 use crate::error::TrainError;
 use crate::forms::{self, GradWireForm, ShardingForm};
 use crate::network::Model;
@@ -16,6 +18,8 @@ use crate::run::Run;
 pub(crate) const MAX_STEPS: usize = 10_000_000;
 /// Most sequences of a batch, micro-batches of a step and batches of an evaluation.
 const MAX_BATCH: usize = 1 << 16;
+/// Most ranks of a mesh.
+const MAX_RANKS: usize = 1 << 20;
 /// Most seeds of one configuration.
 const MAX_SEEDS: usize = 1000;
 
@@ -113,7 +117,18 @@ impl<M> Config<M> {
                 return Err(TrainError::Range { field, value, most });
             }
         }
-        let (batch, ranks, accumulate) = (self.batch, self.mesh.world(), self.accumulate);
+        let Mesh { replicate, shard } = self.mesh;
+        let (batch, accumulate) = (self.batch, self.accumulate);
+        let Some(ranks) = replicate
+            .checked_mul(shard)
+            .filter(|ranks| (1..=MAX_RANKS).contains(ranks))
+        else {
+            return Err(TrainError::Mesh {
+                replicate,
+                shard,
+                most: MAX_RANKS,
+            });
+        };
         if batch < ranks {
             return Err(TrainError::FewSequences { batch, ranks });
         }
@@ -198,6 +213,40 @@ impl<M: Model> Config<M> {
         })
     }
 
+    /// Checks the names of layers, and that the model has a form in JSON.
+    ///
+    /// # Errors
+    /// A name that is none, or is there twice; a group of one; a model that is no object of fields of its own.
+    pub(crate) fn check_model(&self) -> Result<(), TrainError> {
+        let linears = self.model.linears();
+        let kept = [("kept_in_bf16", self.kept_in_bf16.iter().collect::<Vec<_>>())];
+        let grouped = [("amax_groups", self.amax_groups.iter().flatten().collect())];
+        for (field, names) in kept.into_iter().chain(grouped) {
+            let wrong = |name: &str, why| TrainError::LayerName {
+                field,
+                name: name.to_owned(),
+                why,
+            };
+            let mut seen = BTreeSet::new();
+            for name in names {
+                if !linears.iter().any(|linear| linear.name == *name) {
+                    return Err(wrong(name, "is no linear layer of the model"));
+                }
+                if !seen.insert(name) {
+                    return Err(wrong(name, "is there twice; leave one of them out"));
+                }
+            }
+        }
+        match self.amax_groups.iter().find(|group| group.len() < 2) {
+            Some(group) => Err(TrainError::LayerName {
+                field: "amax_groups",
+                name: group.concat(),
+                why: "is a group by itself; a group has two layers or more",
+            }),
+            None => checkpoints::check_model(self),
+        }
+    }
+
     /// The linear layers, with the groups that have one amax.
     pub fn linears(&self) -> Vec<LinearSpec> {
         let mut linears = self.model.linears();
@@ -233,6 +282,7 @@ pub(crate) fn blocks(linears: &[LinearSpec]) -> usize {
 mod tests {
     use super::*;
     use lowp_transformer::{Arch, GptConfig};
+    use std::collections::BTreeMap;
 
     /// What result files and checkpoints say of a run is its configuration again.
     #[test]
@@ -276,7 +326,12 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         type Change = fn(&mut Config<GptConfig>);
-        let changes: [(Change, &str); 12] = [
+        let changes: [(Change, &str); 14] = [
+            (|c| c.mesh = Mesh::sharded(0), "`mesh` 1x0: from 1 to"),
+            (
+                |c| c.mesh.replicate = usize::MAX,
+                "ranks are possible, and at least 1 in either",
+            ),
             (|c| c.steps = 0, "`steps` must be from 1 to 10000000, not 0"),
             (|c| c.batch = 1, "choose `batch` 4 or more, or fewer ranks"),
             (|c| c.accumulate = 9, "choose `batch` 36 or more"),
@@ -302,5 +357,60 @@ mod tests {
             assert!(error.is_input(), "{error}");
             assert!(error.to_string().contains(expected), "{error}");
         }
+    }
+
+    /// A model of one layer, of which `self.0` is written.
+    #[derive(Clone, Debug, Serialize)]
+    #[serde(transparent)]
+    struct Written<T>(T);
+
+    impl<T: Clone + std::fmt::Debug + Serialize + Send + Sync> Model for Written<T> {
+        fn linears(&self) -> Vec<LinearSpec> {
+            vec![LinearSpec::new("up", 4, 4, lowp_shard::Init::Constant(0.0))]
+        }
+    }
+
+    /// Layers that are not there, and models whose fields are not all in the configuration's JSON.
+    #[test]
+    fn what_a_model_cannot_have_is_named() {
+        let sizes = || Written(BTreeMap::from([("width", 4)]));
+        type Change = fn(&mut Config<Written<BTreeMap<&'static str, i32>>>);
+        Config::new(sizes()).check_model().expect("a model");
+        let changes: [(Change, &str); 5] = [
+            (
+                |c| c.kept_in_bf16 = vec!["no".into()],
+                "`kept_in_bf16`: 'no' is no linear",
+            ),
+            (
+                |c| c.kept_in_bf16 = vec!["up".into(); 2],
+                "'up' is there twice",
+            ),
+            (
+                |c| c.amax_groups = vec![vec!["up".into()]],
+                "'up' is a group by itself",
+            ),
+            (|c| c.amax_groups = vec![vec![]], "is a group by itself"),
+            (
+                |c| c.model.0 = BTreeMap::from([("seed", 1)]),
+                "the model has a field `seed`",
+            ),
+        ];
+        for (change, expected) in changes {
+            let mut config = Config::new(sizes());
+            change(&mut config);
+            let error = config.check_model().expect_err(expected);
+            assert!(
+                error.is_input() && error.to_string().contains(expected),
+                "{error}"
+            );
+        }
+        let error = Config::new(Written(3))
+            .check_model()
+            .expect_err("no object");
+        assert!(
+            error
+                .to_string()
+                .starts_with("the model is 3, and its JSON")
+        );
     }
 }

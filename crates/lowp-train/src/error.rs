@@ -38,6 +38,31 @@ pub enum TrainError {
         /// Whether 0 is possible.
         zero: bool,
     },
+    /// A mesh without ranks, or with too many.
+    #[error(
+        "`mesh` {replicate}x{shard}: from 1 to {most} ranks are possible, and at least 1 in either direction"
+    )]
+    Mesh {
+        /// Replicas.
+        replicate: usize,
+        /// Shards of each.
+        shard: usize,
+        /// Most ranks.
+        most: usize,
+    },
+    /// A model that the JSON of its configuration cannot say.
+    #[error("the model {0}")]
+    ModelForm(String),
+    /// The name of a linear layer that the model does not have, or that stands there twice.
+    #[error("`{field}`: '{name}' {why}")]
+    LayerName {
+        /// The field.
+        field: &'static str,
+        /// The name.
+        name: String,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// Ranks without a sequence.
     #[error(
         "`batch` {batch} over {ranks} ranks: every rank needs at least one sequence; choose `batch` {ranks} or more, or fewer ranks"

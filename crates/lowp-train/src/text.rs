@@ -59,6 +59,12 @@ impl Text {
 
     fn named(text: Vec<u8>, seq: usize, name: &str) -> Result<Self, TrainError> {
         let split = text.len() - text.len() / 10;
+        if !(1..MAX_BYTES as usize).contains(&seq) {
+            return Err(TrainError::Data(format!(
+                "`seq` must be from 1 to {}, not {seq}",
+                MAX_BYTES - 1
+            )));
+        }
         if text.len() - split < seq + 1 || split < seq + 1 {
             return Err(TrainError::Data(format!(
                 "{name} of {} bytes is too short for `seq` {seq}: at least {} bytes are needed, or shorter sequences",

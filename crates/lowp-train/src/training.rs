@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread;
 
-use lowp_comm::Communicator;
+use lowp_comm::{Communicator, Control, or_abort};
 use lowp_format::spelling::Variant;
 use lowp_fsdp::ShardedModel;
 use lowp_kernels::Backend;
+use serde_json::Value;
 
-use crate::checkpoints::{Checkpoints, Resumed};
+use crate::checkpoints::{Checkpoints, Resumed, about_run};
 use crate::config::Config;
 use crate::data::Data;
 use crate::error::TrainError;
@@ -94,6 +95,7 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
     /// What is wrong with them ([`TrainError::is_input`]).
     pub fn check(&self) -> Result<Option<usize>, TrainError> {
         self.config.check()?;
+        self.config.check_model()?;
         self.run.check_sharding(self.config.sharding)?;
         self.checkpoints.check(self.config.steps)?;
         let saved = (self.config, &self.checkpoints);
@@ -113,16 +115,28 @@ impl<'a, M: Model, D: Data> Training<'a, M, D> {
         comm: Arc<dyn Communicator<B>>,
         network: impl Fn(&mut ShardedModel<B, Variant>, Place) -> NetworkResult<N>,
     ) -> Result<RunResult, TrainError> {
-        self.check()?;
         let rank = Rank {
             training: self,
             backend,
             rank: comm.rank(),
             network: &network,
         };
-        let outcome = rank.train(&comm)?;
-        let data = (self.config, self.data.tokens());
-        outcome.result(self.run, data, comm.control())
+        let trained = self.compare(comm.control()).and_then(|()| {
+            let outcome = rank.train(&comm)?;
+            let data = (self.config, self.data.tokens());
+            outcome.result(self.run, data, comm.control())
+        });
+        or_abort(&*comm, trained)
+    }
+}
+
+impl<M: Model, D: Data> Training<'_, M, D> {
+    /// Checks the run, and that all ranks make it with the same data.
+    fn compare(&self, control: &dyn Control) -> Result<(), TrainError> {
+        self.check()?;
+        let none = [Value::Null, Value::Null];
+        let about = about_run(self.config, self.run, &self.data.digest(), none)?;
+        Ok(control.all_equal("the run", &about.to_string())?)
     }
 }
 

@@ -31,6 +31,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
             }
         }
     }
+    let known = |name: &str| tree.packages.iter().any(|package| package.name == name);
+    let gone = listed.iter().filter(|(_, name)| !known(name));
+    violations.extend(
+        gone.map(|(line, name)| Violation::new(PAGE, *line, format!("there is no crate `{name}`"))),
+    );
     violations
 }
 
@@ -82,6 +87,12 @@ mod tests {
         assert!(found("| `lowp-format` | a |\n| `lowp-cli` | b |\n").is_empty());
         assert_eq!(found("| `lowp-format` | a |\n"), ["ARCHITECTURE.md:1"]);
         assert_eq!(found("").len(), 2);
+    }
+
+    #[test]
+    fn a_crate_that_is_not_there_is_caught() {
+        let rows = "| `lowp-format` | a |\n| `lowp-gone` | c |\n| `lowp-cli` | b |\n";
+        assert_eq!(found(rows), ["ARCHITECTURE.md:5"]);
     }
 
     #[test]

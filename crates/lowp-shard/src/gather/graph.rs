@@ -17,7 +17,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         }
     }
 
-    /// Gives the communicator's stream an kind, behind that for forward where it builds on it.
+    /// Gives the communicator's stream a gather, after that for forward where it builds on it.
     pub(super) fn gather(
         &mut self,
         kind: GatherKind,
@@ -105,7 +105,7 @@ impl<B: Backend, R: Recipe> GatherGroup<B, R> {
         Ok(())
     }
 
-    /// Runs `give`, which gives the communicator's stream an kind, and tells the watch.
+    /// Runs `give`, which gives the communicator's stream a gather, and tells the watch.
     fn watched(
         &self,
         kind: GatherKind,
