@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,10 +35,16 @@ impl Place {
     }
 }
 
-/// A port that nobody has.
+/// A port that nobody has: of this process's own, below those that the system gives to connections.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("its number").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let tried = std::iter::repeat_with(|| {
+        let own = std::process::id().wrapping_mul(41);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        10_000 + (own.wrapping_add(next) % 20_000) as u16
+    });
+    let mut free = tried.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.next().expect("a free port")
 }
 
 /// The program of a rank: `LOWP_RANK_LOOP`, or where it is packed or built with this one.

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Who says which rank a process is.
@@ -16,10 +17,16 @@ enum Launcher {
     Srun,
 }
 
-/// A port that nobody has.
+/// A port that nobody has: of this process's own, below those that the system gives to connections.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("its number").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let tried = std::iter::repeat_with(|| {
+        let own = std::process::id().wrapping_mul(41);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        10_000 + (own.wrapping_add(next) % 20_000) as u16
+    });
+    let mut free = tried.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.next().expect("a free port")
 }
 
 /// Makes `command` rank `rank` of `world` of `lowp train ARGS`.

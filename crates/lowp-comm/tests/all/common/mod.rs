@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -52,10 +53,21 @@ impl Engine {
     }
 }
 
+/// A port that nobody has: of this process's own, below those that the system gives to connections.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let tried = std::iter::repeat_with(|| {
+        let own = std::process::id().wrapping_mul(41);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        10_000 + (own.wrapping_add(next) % 20_000) as u16
+    });
+    let mut free = tried.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.next().expect("a free port")
+}
+
 /// The launches of a world of `n` processes of this machine, at a port that nobody has.
 pub(crate) fn launches(n: usize, limit: Duration) -> Vec<Launch> {
-    let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    let port = free.local_addr().expect("its number").port();
+    let port = free_port();
     let launch = |rank| Launch {
         rank,
         world: n,

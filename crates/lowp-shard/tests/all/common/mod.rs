@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -92,10 +93,21 @@ impl Engine {
     }
 }
 
+/// A port that nobody has: of this process's own, below those that the system gives to connections.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let tried = std::iter::repeat_with(|| {
+        let own = std::process::id().wrapping_mul(41);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        10_000 + (own.wrapping_add(next) % 20_000) as u16
+    });
+    let mut free = tried.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.next().expect("a free port")
+}
+
 /// A world of ranks that speak TCP, at a port that nobody has.
 fn joined(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
-    let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    let port = free.local_addr().expect("its number").port();
+    let port = free_port();
     let rank = |rank| Launch {
         rank,
         world: n,
@@ -107,7 +119,6 @@ fn joined(n: usize, limit: Duration) -> Vec<Arc<dyn Control>> {
         build: "tests".to_owned(),
     };
     let launches: Vec<_> = (0..n).map(rank).collect();
-    drop(free);
     thread::scope(|scope| {
         let join = |launch: Launch| scope.spawn(move || join(&launch).expect("a world"));
         let ranks: Vec<_> = launches.into_iter().map(join).collect();
