@@ -283,6 +283,9 @@ class AdamW(torch.optim.Optimizer):
         scale, local = values.get("encode_scale"), local_of(param)
         state.pop("scales", None)
         state.pop("encode_scale", None)
+        if scales is not None:
+            state["scales"] = scales.clone()
+            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
         if scale is not None:
             state["encode_scale"] = scale.clone()
         if scale is not None and scale.isfinite() and isinstance(local, Tensor) and local._store.is_delayed:
@@ -290,9 +293,6 @@ class AdamW(torch.optim.Optimizer):
             local._store.follow_master(local_of(state["master"]), float(scale))
             self._saved.append(local._store)
             note_writes([param, local])
-        if scales is not None:
-            state["scales"] = scales.clone()
-            self._delayed[param] = [(scale, history) for scale, *history in scales.tolist()]
 
 
 class _Built:
